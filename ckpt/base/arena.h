@@ -1,0 +1,52 @@
+/* All memory of a run, counted by category before any of it exists.
+ *
+ * A recipe is code that takes everything it needs from an arena. Run on a dry arena it only counts, and what it counted
+ * is the plan; run on a real one it gets the addresses. The same recipe serves both, so the plan is exact by construction.
+ *
+ *   invariants  1. a real arena hands out at most the bytes of the plan it was made from, per category
+ *               2. every address is aligned to PD_ARENA_ALIGN and every size is rounded up to it
+ *               3. after pd_arena_freeze a take is a PD_CHECK failure
+ *   threads     one
+ */
+#ifndef PD_BASE_ARENA_H
+#define PD_BASE_ARENA_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_ARENA_ALIGN 4096u
+
+enum pd_memory_category {
+    PD_MEMORY_PARAMETERS,  /* gathered and owned compute copies */
+    PD_MEMORY_GRADIENTS,
+    PD_MEMORY_OPTIMIZER,   /* fp32 master and moments */
+    PD_MEMORY_ACTIVATIONS,
+    PD_MEMORY_BUFFERS,     /* communication, I/O, data, workspaces */
+    PD_MEMORY_CATEGORY_COUNT
+};
+
+struct pd_memory_plan {
+    uint64_t bytes[PD_MEMORY_CATEGORY_COUNT];
+};
+
+const char *pd_memory_category_name(enum pd_memory_category category);
+uint64_t pd_memory_plan_total(const struct pd_memory_plan *plan);
+
+struct pd_arena;
+
+/* Counts only: every take returns a non-NULL address that must not be touched. */
+PD_MUST_USE pd_status pd_arena_new_dry(struct pd_arena **ret_arena, struct pd_error *err);
+/* Maps exactly `plan` bytes per category (anonymous, zero pages, not touched).  PD_NO_MEMORY names the category. */
+PD_MUST_USE pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_arena, struct pd_error *err);
+void pd_arena_free(struct pd_arena *arena);
+
+bool pd_arena_is_dry(const struct pd_arena *arena);
+/* `bytes` of zeroed memory, owned by the arena until it is freed. Never NULL: exceeding the plan is a bug (PD_CHECK). */
+void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
+/* Counts memory that a component must get elsewhere (shared windows, driver-pinned pages). */
+void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
+void pd_arena_freeze(struct pd_arena *arena);
+void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage);
+
+#endif

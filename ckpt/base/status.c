@@ -1,0 +1,106 @@
+#include "ckpt/base/status.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int exit_code;
+} status_table[PD_STATUS_COUNT] = {
+    [PD_OK] = {"PD_OK", 0},
+    [PD_USAGE] = {"PD_USAGE", 64},
+    [PD_INVALID] = {"PD_INVALID", 78},
+    [PD_NOT_FOUND] = {"PD_NOT_FOUND", 78},
+    [PD_EXISTS] = {"PD_EXISTS", 74},
+    [PD_BUSY] = {"PD_BUSY", 74},
+    [PD_NO_SPACE] = {"PD_NO_SPACE", 74},
+    [PD_IO] = {"PD_IO", 74},
+    [PD_CORRUPT] = {"PD_CORRUPT", 65},
+    [PD_NO_MEMORY] = {"PD_NO_MEMORY", 70},
+    [PD_DEVICE_LOST] = {"PD_DEVICE_LOST", 70},
+    [PD_PEER_LOST] = {"PD_PEER_LOST", 75},
+    [PD_STOPPED] = {"PD_STOPPED", 75},
+    [PD_STUCK] = {"PD_STUCK", 93},
+    [PD_UNSUPPORTED] = {"PD_UNSUPPORTED", 78},
+    [PD_BUG] = {"PD_BUG", 70},
+};
+
+const char *pd_status_name(pd_status status)
+{
+    PD_CHECK((unsigned)status < PD_STATUS_COUNT);
+    return status_table[status].name;
+}
+
+int pd_status_exit_code(pd_status status)
+{
+    PD_CHECK((unsigned)status < PD_STATUS_COUNT);
+    return status_table[status].exit_code;
+}
+
+pd_status pd_status_from_errno(int sys_errno)
+{
+    switch (sys_errno) {
+    case 0: return PD_OK;
+    case ENOENT: return PD_NOT_FOUND;
+    case EEXIST:
+    case ENOTEMPTY: return PD_EXISTS;
+    case EAGAIN:
+    case EBUSY: return PD_BUSY;
+    case ENOSPC:
+    case EDQUOT: return PD_NO_SPACE;
+    case ENOMEM: return PD_NO_MEMORY;
+    case EOPNOTSUPP:
+    case ENOSYS:
+    case EXDEV:
+    case EINVAL: return PD_UNSUPPORTED;
+    default: return PD_IO;
+    }
+}
+
+pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where, int sys_errno, const char *format, ...)
+{
+    if (!err) return status;
+    err->status = status;
+    err->sys_errno = sys_errno;
+    snprintf(err->where, sizeof err->where, "%s", where);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(err->message, sizeof err->message, format, arguments);
+    va_end(arguments);
+    if (sys_errno) {
+        char text[128];
+        size_t used = strlen(err->message);
+        snprintf(err->message + used, sizeof err->message - used, ": %s", strerror_r(sys_errno, text, sizeof text));
+    }
+    return status;
+}
+
+pd_status pd_error_context(struct pd_error *err, pd_status status, const char *format, ...)
+{
+    if (!err || status == PD_OK) return status;
+    char prefix[sizeof err->message];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(prefix, sizeof prefix, format, arguments);
+    va_end(arguments);
+    size_t prefix_length = (size_t)length < sizeof prefix ? (size_t)length : sizeof prefix - 1;
+    size_t room = sizeof err->message - 1;
+    if (prefix_length + 2 > room) return status;
+    size_t kept = strnlen(err->message, room);
+    if (kept > room - prefix_length - 2) kept = room - prefix_length - 2;
+    memmove(err->message + prefix_length + 2, err->message, kept);
+    memcpy(err->message, prefix, prefix_length);
+    memcpy(err->message + prefix_length, ": ", 2);
+    err->message[prefix_length + 2 + kept] = '\0';
+    return status;
+}
+
+_Noreturn void pd_check_failed(const char *where, const char *condition)
+{
+    fprintf(stderr, "perdure: internal error at %s: %s does not hold; please report this\n", where, condition);
+    fflush(stderr);
+    abort();
+}

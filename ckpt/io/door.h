@@ -1,0 +1,127 @@
+/* The one door to the disk. Every byte of a checkpoint, of its HDF5 metadata and of offloaded state goes through a
+ * pd_door, so that one place is fast and one place can be made to fail.
+ *
+ * Paths are absolute or relative to the process; the simulated disk has a root of its own per host.
+ * Statuses: PD_NO_SPACE (ENOSPC, EDQUOT), PD_NOT_FOUND, PD_EXISTS (EEXIST, ENOTEMPTY), PD_BUSY (a held lock), PD_UNSUPPORTED
+ * (EOPNOTSUPP, EXDEV, EINVAL of O_DIRECT), PD_IO for the rest. Messages name the path and the operation.
+ *
+ *   contract  1. a failed sync is final: the file must never be believed nor synced again
+ *             2. direct files take only offsets, lengths and addresses that are multiples of PD_DOOR_ALIGN
+ *             3. rename and link are durable only after pd_door_sync_dir of the directories they changed
+ *   threads   a door may be used from any thread; a pd_queue belongs to one thread
+ */
+#ifndef PD_IO_DOOR_H
+#define PD_IO_DOOR_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_DOOR_ALIGN 4096u
+
+struct pd_door;
+struct pd_file;
+struct pd_queue;
+struct pd_lock;
+struct pd_mapping;
+
+enum pd_open_flags {
+    PD_OPEN_READ = 1,
+    PD_OPEN_WRITE = 2,      /* implies nothing about reading */
+    PD_OPEN_CREATE = 4,     /* create when absent */
+    PD_OPEN_EXCLUSIVE = 8,  /* with CREATE: PD_EXISTS when present */
+    PD_OPEN_DIRECT = 16,    /* O_DIRECT; falls back to buffered, said once per file system, where it is refused */
+    PD_OPEN_TRUNCATE = 32,
+};
+
+enum pd_entry_type { PD_ENTRY_FILE, PD_ENTRY_DIRECTORY, PD_ENTRY_OTHER };
+struct pd_stat {
+    enum pd_entry_type type;
+    uint64_t bytes, allocated_bytes, inode, device, link_count;
+};
+struct pd_space {
+    uint64_t total_bytes, available_bytes; /* for an unprivileged user */
+    uint64_t total_inodes, available_inodes; /* both 0 where the file system does not count */
+    bool in_memory;                        /* tmpfs, ramfs */
+    char type_name[16];                    /* "ext4", "xfs", "tmpfs", "nfs", "lustre", "overlay", ... or hexadecimal */
+};
+struct pd_listing {
+    char **names; /* (count), sorted bytewise, without "." and ".." */
+    uint32_t count;
+};
+
+/* One asynchronous transfer. The caller fills the first part and keeps the struct and the buffer untouched until reaped. */
+struct pd_transfer {
+    struct pd_file *file;
+    void *data;
+    uint64_t offset, bytes;
+    bool is_write;
+    void *user;           /* the caller's */
+    pd_status status;     /* result; PD_OK means all bytes moved (short transfers are continued inside) */
+    int sys_errno;
+};
+
+struct pd_door_ops; /* ckpt/io/door_ops.h: the table, every slot filled */
+
+/* Constructors. `queue_depth` requests in flight per queue. The io_uring door comes down its ladder by itself and ends as a
+ * thread-pool door where io_uring is forbidden; pd_door_describe says which rung and why. */
+PD_MUST_USE pd_status pd_door_new_uring(uint32_t queue_depth, struct pd_door **ret_door, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_door **ret_door,
+                                          struct pd_error *err);
+/* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
+PD_MUST_USE pd_status pd_door_new_auto(struct pd_door **ret_door, struct pd_error *err);
+void pd_door_free(struct pd_door *door);
+/* One line for doctor and logs: "io_uring, registered buffers, fixed files" or "threads (io_uring: Operation not permitted)". */
+const char *pd_door_describe(const struct pd_door *door);
+
+/* Files. A file that was written is closed with pd_file_close and its result used. */
+PD_MUST_USE pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, struct pd_file **ret_file,
+                                   struct pd_error *err);
+PD_MUST_USE pd_status pd_file_close(struct pd_file *file, struct pd_error *err);
+void pd_file_close_readonly(struct pd_file *file); /* NULL is fine */
+const char *pd_file_path(const struct pd_file *file);
+bool pd_file_is_direct(const struct pd_file *file);
+/* Whole transfers: short results are continued; end of file before `bytes` is PD_CORRUPT ("ends at ..."). */
+PD_MUST_USE pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes,
+                                    struct pd_error *err);
+PD_MUST_USE pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_error *err); /* never emulated */
+PD_MUST_USE pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_file_sync(struct pd_file *file, struct pd_error *err); /* fdatasync */
+PD_MUST_USE pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err);
+PD_MUST_USE pd_status pd_file_map(struct pd_file *file, struct pd_mapping **ret_mapping, const void **ret_data,
+                                  uint64_t *ret_bytes, struct pd_error *err); /* whole file, read-only, shared */
+void pd_file_unmap(struct pd_mapping *mapping);
+
+/* Names. */
+PD_MUST_USE pd_status pd_door_rename(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_link(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_mkdir(struct pd_door *door, const char *path, struct pd_error *err); /* under the umask */
+PD_MUST_USE pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_sync_dir(struct pd_door *door, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_space(struct pd_door *door, const char *path, struct pd_space *ret_space, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing,
+                                   struct pd_error *err);
+void pd_listing_deinit(struct pd_listing *listing);
+/* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it. Dies with the process. */
+PD_MUST_USE pd_status pd_door_lock(struct pd_door *door, const char *path, struct pd_lock **ret_lock, struct pd_error *err);
+void pd_door_unlock(struct pd_lock *lock);
+
+/* Bulk transfers of one thread. `buffers` (bytes buffer_bytes) is registered with the kernel where that works; transfers may
+ * use any address, those inside it are faster. */
+PD_MUST_USE pd_status pd_queue_open(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
+                                    struct pd_error *err);
+/* Waits for nothing; everything must have been reaped. */
+void pd_queue_close(struct pd_queue *queue);
+/* Takes ownership of the transfers until reaped. Blocks only while the queue is at its depth. */
+PD_MUST_USE pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count,
+                                      struct pd_error *err);
+/* Waits for at least one completion when anything is in flight; returns up to `capacity` finished transfers, each with its own
+ * status. 0 finished: nothing was in flight. */
+PD_MUST_USE pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity,
+                                    uint32_t *ret_count, struct pd_error *err);
+uint32_t pd_queue_depth(const struct pd_queue *queue);
+
+#endif

@@ -1,0 +1,86 @@
+/* Shard files: an HDF5 file with the boxes that one rank owns, readable by any HDF5 tool, checksummed block by block.
+ *
+ * Layout of the file, its tables and digests: ckpt/FORMAT.md. Bulk bytes go straight to the datasets' offsets with direct
+ * I/O; HDF5 only ever produces metadata pages in memory through our own file driver (ckpt/h5_driver.h).
+ */
+#ifndef PD_CKPT_SHARD_H
+#define PD_CKPT_SHARD_H
+
+#include "ckpt/io/door.h"
+#include "ckpt/tensor.h"
+
+#define PD_SHARD_BLOCK_BYTES 65536u /* one XXH3-64 per block of a box */
+
+/* What seeds every checksum, so that bytes of another run, lineage or step do not verify. */
+struct pd_identity {
+    uint64_t run_id[2];
+    uint64_t lineage;
+    uint64_t step;
+};
+
+struct pd_shard_box {
+    uint32_t tensor; /* index into the tensor table */
+    enum pd_kind kind;
+    struct pd_box box;
+};
+
+/* One row of a commit record: enough to open and check a shard without trusting it. */
+struct pd_shard_summary {
+    uint64_t file_bytes;
+    uint64_t table_offset, table_bytes; /* the table of boxes and checksums inside the file */
+    uint64_t digest;                    /* over metadata pages, padding and table; the table covers the data */
+    uint64_t data_bytes;                /* payload, without padding */
+    uint32_t box_count;
+    uint32_t writer_rank, host;
+};
+
+/* ---- writing ---- */
+
+struct pd_shard_writer; /* plan of one shard: file offsets of every box; reusable for every save of a launch */
+
+/* Computes the file once (metadata pages, offsets). `tensors` and `boxes` are borrowed for the writer's life.
+ * `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN) stages data on its way to the disk: at least 4 MiB, 32 MiB is fast.
+ *   memory   beyond `buffers` only metadata pages and 8 bytes per block, reported by pd_shard_writer_bytes */
+PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors,
+                                          const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
+                                          uint64_t buffer_bytes, struct pd_shard_writer **ret_writer, struct pd_error *err);
+void pd_shard_writer_free(struct pd_shard_writer *writer);
+uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
+uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* size of the file it will write */
+
+/* data[i]: dense elements of box i, host memory, borrowed, unchanged until return. Writes data, then tables, then fdatasync.
+ * The file at `path` is created, or overwritten in place when it exists (a recycled file of any size).
+ *   errors   PD_NO_SPACE, PD_IO: the file is worthless and must be unlinked, never reused */
+PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
+                                     uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
+                                     struct pd_error *err);
+
+/* ---- reading ---- */
+
+struct pd_shard; /* an open shard whose table has been verified */
+
+/* `expect` from the commit record: identity, size, table place and digest must match; PD_CORRUPT names the file and what
+ * differs. NULL `expect`: places are read from the file itself (offline inspection), checksums still hold it together. */
+PD_MUST_USE pd_status pd_shard_open(struct pd_door *door, const char *path, const struct pd_identity *identity,
+                                    const struct pd_shard_summary *expect, struct pd_shard **ret_shard, struct pd_error *err);
+void pd_shard_close(struct pd_shard *shard);
+uint32_t pd_shard_box_count(const struct pd_shard *shard);
+/* Tensors as this shard describes them (name, shape, tp_dim, ...), borrowed; box.tensor indexes it. */
+const struct pd_tensor_table *pd_shard_tensors(const struct pd_shard *shard);
+const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard); /* (box_count), borrowed */
+/* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. */
+uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);
+uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box);
+uint64_t pd_shard_block_count(const struct pd_shard *shard, uint32_t box);
+struct pd_file *pd_shard_file(const struct pd_shard *shard); /* for bulk reads through a pd_queue */
+/* Checks bytes already in memory. PD_CORRUPT names file, tensor, kind and block. */
+PD_MUST_USE pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint64_t block, const void *data,
+                                            struct pd_error *err);
+/* Synchronous read and check of blocks [first, first+count) of a box into dst; the last block may be short. A block that
+ * mismatches is read once more; a second mismatch is PD_CORRUPT. */
+PD_MUST_USE pd_status pd_shard_read_blocks(struct pd_shard *shard, uint32_t box, uint64_t first_block, uint64_t block_count,
+                                           void *dst, struct pd_error *err);
+/* Every byte of the file: metadata, padding, table, data. `buffers` as for the writer. */
+PD_MUST_USE pd_status pd_shard_verify(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes, struct pd_error *err);
+
+#endif

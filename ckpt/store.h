@@ -1,0 +1,74 @@
+/* A store: a directory of checkpoints shared by the ranks of a run.
+ *
+ *   <root>/step-000000001200-<fence>/{shard-00000.h5, ..., index.h5, commit.h5}   sealed: holds a valid commit record
+ *   <root>/step-000000001200-<fence>.tmp/                                         being prepared
+ *   <root>/fence-<N>                                                              one a launch, created exclusively
+ *   <root>/pool-<fence>/                                                          files of that launch that wait to be reused
+ *   <root>/quarantine/                                                            damaged checkpoints, space capped
+ *
+ * The protocol (prepare, seal, choose, delete) with its invariants and state diagram opens store.c. Every call is collective
+ * over the group given at open. No decision uses wall clock or mtime.
+ */
+#ifndef PD_CKPT_STORE_H
+#define PD_CKPT_STORE_H
+
+#include "ckpt/commit.h"
+#include "ckpt/group.h"
+
+struct pd_store;
+
+struct pd_store_options {
+    bool writable;           /* takes a fence; false: look only, changes nothing on disk */
+    uint32_t keep_last;      /* newest k sealed checkpoints stay; at least 1 */
+    uint64_t keep_every;     /* and every step divisible by n; 0: none */
+    uint64_t quarantine_bytes_max;
+};
+
+/* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
+ * what a save will need.   errors  PD_BUSY: another launch holds this store; PD_IO: says who we are and what was denied */
+PD_MUST_USE pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
+                                    struct pd_group *group, struct pd_store **ret_store, struct pd_error *err);
+void pd_store_close(struct pd_store *store);
+uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
+
+/* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
+struct pd_store_entry {
+    char name[64];           /* directory name under root */
+    uint64_t lineage, step, fence;
+    uint64_t bytes;          /* of all files here */
+    uint32_t shard_count;
+};
+uint32_t pd_store_count(const struct pd_store *store);
+const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uint32_t newest_first);
+/* Absolute path of an entry's directory; ret_path has room for 4096 bytes. */
+void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path);
+PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry,
+                                           struct pd_commit *ret_commit, struct pd_error *err);
+
+/* Free space for one more checkpoint of `bytes_here` written by this rank, summed per file system over the ranks of a host.
+ * PD_NO_SPACE says what is needed, what is there, and what to delete or set. */
+PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
+                                           struct pd_error *err);
+
+/* ---- saving: begin, write the shard at the given path, commit or abort ---- */
+
+/* Path of this rank's shard file inside the directory being prepared (room for 4096 bytes); a recycled file may already lie
+ * there.   errors  PD_EXISTS: this step was sealed by another launch, the race is lost */
+PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
+                                     struct pd_error *err);
+/* `mine` is this rank's outcome of writing its shard: any failure aborts the save on every rank (PD_OK here means sealed on
+ * every host). state.layout etc. are taken from the root's copy. index: see pd_store_set_index. */
+PD_MUST_USE pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
+                                      const struct pd_run_state *state, struct pd_error *err);
+/* index.h5 is static for a launch: its bytes, built with pd_index_build, are written once and linked (or copied) into every
+ * checkpoint. Borrowed; root of each host only; may be NULL until it is ready. */
+void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes);
+/* Deletes what retention does not keep (record first); files go to the pool for reuse. Called by the trainer after a commit. */
+PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *err);
+/* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). */
+PD_MUST_USE pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
+                                          struct pd_error *err);
+/* True on every rank while this launch still owns the store (checked again before every seal). */
+PD_MUST_USE pd_status pd_store_check_fence(struct pd_store *store, struct pd_error *err);
+
+#endif

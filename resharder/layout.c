@@ -1,0 +1,1 @@
+#include "resharder/layout.h"

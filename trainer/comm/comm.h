@@ -1,0 +1,87 @@
+/* Communication of a step: the third table. local: ranks as threads of one process. mpi: processes; ranks of one host move
+ * bytes through shared memory, others through MPI. nccl comes behind the same slots.
+ *
+ * Operations are started and waited for. All ranks of a communicator start the same operations in the same order; they
+ * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here:
+ * sums of gradients are made by their owner in leaf order (trainer/parallel/ordered_sum.h).
+ *
+ *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are missing.
+ *            After that every call on the communicator fails at once.
+ *   threads  one caller a communicator
+ *   memory   staging is bounded by PD_COMM_MAILBOX_BYTES a rank (shared), requested at open; nothing is allocated later except
+ *            the caller's own pd_comm_op
+ */
+#ifndef PD_TRAINER_COMM_COMM_H
+#define PD_TRAINER_COMM_COMM_H
+
+#include "ckpt/base/status.h"
+#include "ckpt/group.h"
+#include <stdint.h>
+
+#define PD_COMM_MAILBOX_BYTES (8u << 20)
+
+enum pd_reduce { PD_REDUCE_SUM_U64, PD_REDUCE_OR_U64, PD_REDUCE_MAX_U64, PD_REDUCE_MIN_U64 };
+
+struct pd_comm;
+
+struct pd_comm_piece {
+    uint32_t peer;
+    void *data;
+    uint64_t bytes;
+};
+
+/* One exchange: the caller's storage, untouched by the caller until waited for. A message from a to b is cut into pieces
+ * independently on both sides: only the concatenation of pieces must have equal length. */
+struct pd_comm_op {
+    const struct pd_comm_piece *sends, *recvs; /* borrowed */
+    uint32_t send_count, recv_count;
+    /* of the implementation */
+    struct pd_comm_op *next;
+    pd_status status;
+    struct pd_error error;
+    volatile int done;
+};
+
+struct pd_comm_ops {
+    const char *name;
+    pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
+    pd_status (*wait)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
+    pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
+    pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
+    pd_status (*barrier)(struct pd_comm *, struct pd_error *);
+    /* Ranks of equal color form a new communicator, ordered by (key, rank). */
+    pd_status (*split)(struct pd_comm *, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *);
+    void (*free)(struct pd_comm *);
+};
+
+struct pd_comm {
+    const struct pd_comm_ops *ops;
+    uint32_t rank, size;
+    uint32_t host, host_count;
+    double time_limit_seconds; /* of one operation before missing ranks are named */
+};
+
+PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                                    struct pd_error *err);
+void pd_comm_free(struct pd_comm *comm);
+
+/* A pd_group over a communicator, for ckpt/ and resharder/. Valid while the communicator lives; needs no release. */
+void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);
+
+/* `size` ranks as threads of this process (host_count pretended hosts, as pd_group_run_local). A rank whose rank_main fails is
+ * dead to the others. Returns the first failure in rank order. */
+PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
+                                        pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *),
+                                        void *context, struct pd_error *err);
+
+/* Joins the MPI job this process was started in (MPI_Init included; MPI is finalised by pd_comm_free of this communicator).
+ * PD_UNSUPPORTED in builds without MPI. */
+PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err);
+
+#endif

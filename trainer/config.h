@@ -1,0 +1,95 @@
+/* The configuration of a run: YAML and section.key=value overrides, resolved into one plain struct.
+ *
+ * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. An unknown key is an error that suggests the
+ * nearest one and gives line and column. Which keys may change on resume, start a new lineage or are refused is one table
+ * (config_resume.c). */
+#ifndef PD_TRAINER_CONFIG_H
+#define PD_TRAINER_CONFIG_H
+
+#include "trainer/data/data.h"
+#include "trainer/math/math.h"
+#include "trainer/model/model.h"
+
+enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
+enum pd_recompute { PD_RECOMPUTE_NONE, PD_RECOMPUTE_FULL };
+
+struct pd_config {
+    struct {
+        char *dir;                 /* run directory: metrics.jsonl, log, and by default the checkpoints */
+        uint64_t seed;             /* initialisation and sample order */
+        uint64_t steps;
+        uint32_t log_every;        /* steps between progress lines of metrics.jsonl; 1 */
+    } run;
+    char *model_preset;            /* model.preset; other model keys override it */
+    struct pd_model_config model;
+    struct {
+        struct pd_data_source *train, *validation;
+        uint32_t train_count, validation_count;
+        double validation_fraction;
+        bool separate_documents;
+        int64_t document_token;
+    } data;
+    struct {
+        uint32_t sequences;        /* G: sequences a step, whatever the layout */
+        uint32_t leaf;             /* m: sequences a leaf; V = G/m leaves a step */
+        uint32_t context;          /* T; 0: the model's context */
+    } batch;
+    struct {
+        double lr, min_lr;         /* peak; end of the cosine */
+        uint64_t warmup_steps, decay_steps; /* decay_steps 0: run.steps */
+        double beta1, beta2, epsilon, weight_decay, clip_norm; /* clip_norm 0: off */
+    } optimizer;
+    struct {
+        enum pd_numerics_mode mode;
+        enum pd_dtype precision;   /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
+        uint32_t virtual_tp, virtual_sp;
+    } numerics;
+    struct {
+        uint32_t ranks;            /* 0: as many as there are devices */
+        uint32_t threads;          /* a rank; 0: cores / ranks on this host */
+        enum pd_transport transport;
+        enum pd_recompute recompute;
+        uint32_t dp, tp, pp, sp;   /* 0: chosen */
+        uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
+    } layout;
+    struct {
+        char *dir;                 /* "": <run.dir>/checkpoints */
+        uint64_t every;            /* steps; 0: only at the end and on a signal */
+        uint32_t keep_last;
+        uint64_t keep_every;
+    } checkpoint;
+    struct {
+        uint64_t every;            /* steps; 0: never */
+        uint32_t sequences;        /* a validation pass */
+    } validation;
+    struct {
+        uint32_t limit;            /* restarts without progress before giving up (93) */
+        uint32_t *ranks;           /* ranks of the 1st, 2nd, ... restart; empty: what is left */
+        uint32_t ranks_count;
+        double peer_timeout;       /* seconds before a silent rank is named and the launch ends */
+    } restart;
+    bool accept_new_lineage;       /* resume with changed numerics, batch or data on purpose */
+};
+
+/* `path` NULL: defaults only. overrides: "section.key=value". Everything is validated and resolved.
+ *   errors  PD_INVALID with file, line, key, cause and the nearest admitted value; PD_NOT_FOUND for the file */
+PD_MUST_USE pd_status pd_config_load(const char *path, const char *const *overrides, uint32_t override_count,
+                                     struct pd_config *ret_config, struct pd_error *err);
+PD_MUST_USE pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides,
+                                      uint32_t override_count, struct pd_config *ret_config, struct pd_error *err);
+void pd_config_deinit(struct pd_config *config);
+/* The resolved whole as YAML that loads back to the same struct; malloc'ed. What --print-config shows and a commit keeps. */
+PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err);
+
+enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
+struct pd_resume_difference {
+    const char *key;               /* "batch.sequences", static */
+    enum pd_resume_effect effect;
+    char before[64], now[64];
+};
+/* Differences that matter, worst first; at most `capacity` are written, the total is returned. */
+uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
+                           uint32_t capacity);
+
+#endif

@@ -1,0 +1,56 @@
+/* Training data: memory-mapped token files, a keyed permutation in place of loader state.
+ *
+ * Sample i of a run is a pure function of (files, weights, context, seed, i): no layout can skip or repeat one. A sample is
+ * context + 1 consecutive tokens. Every file is checked completely enough at open that reading samples cannot fail
+ * except by the file system itself.
+ *   threads  any, after open
+ */
+#ifndef PD_TRAINER_DATA_DATA_H
+#define PD_TRAINER_DATA_DATA_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum pd_data_format { PD_DATA_AUTO, PD_DATA_TEXT, PD_DATA_NANOGPT, PD_DATA_LLMC, PD_DATA_MEGATRON };
+enum pd_split { PD_SPLIT_TRAIN, PD_SPLIT_VALIDATION };
+
+struct pd_data_source {
+    char *path;
+    enum pd_data_format format; /* AUTO: by magic and name (.idx beside .bin, .txt) */
+    double weight;              /* relative; 0 means 1 */
+};
+
+struct pd_data_options {
+    const struct pd_data_source *train, *validation; /* validation may be empty: the tail fraction of every train file is taken */
+    uint32_t train_count, validation_count;
+    double validation_fraction; /* of each train file, when validation is empty; 0: none */
+    uint32_t context;           /* T */
+    uint32_t vocab;             /* of the model: a larger token is an error that names file and position */
+    bool separate_documents;    /* attention and targets do not cross document bounds */
+    int64_t document_token;     /* token that ends a document (formats without bounds); negative: none */
+    uint64_t seed;
+};
+
+struct pd_data;
+
+PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
+void pd_data_close(struct pd_data *data);
+
+uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch */
+uint64_t pd_data_token_count(const struct pd_data *data, enum pd_split split);
+/* Of names' contents, sizes, formats and weights: what the commit records. Size and sampled content, never mtime. */
+void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);
+/* PD_INVALID names the file that changed since `expected`... when the fingerprints differ. */
+PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2], struct pd_error *err);
+
+/* Sample number i since the start of the run (training: permuted, epoch after epoch, each with its own permutation;
+ * validation: in file order, wrapping).
+ *   tokens, targets (T): targets[t] follows tokens[t]; -1 where it is not to be learned
+ *   positions (T): position for RoPE or the position table, restarting at documents when they are kept apart
+ *   first (T): first visible position in the sequence (see struct pd_attention)
+ *   errors  PD_IO: the file was truncated under us */
+PD_MUST_USE pd_status pd_data_sample(const struct pd_data *data, enum pd_split split, uint64_t i, int32_t *tokens,
+                                     int32_t *targets, int32_t *positions, int32_t *first, struct pd_error *err);
+
+#endif

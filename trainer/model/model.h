@@ -1,0 +1,61 @@
+/* A model family is a table of tensors: what there is, how it may be cut, how it starts. How they are used in a step is in
+ * llama.c and gpt2.c; how they lie in memory is decided by trainer/parallel/zero. */
+#ifndef PD_TRAINER_MODEL_MODEL_H
+#define PD_TRAINER_MODEL_MODEL_H
+
+#include "ckpt/tensor.h"
+
+enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2 };
+enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3 };
+
+struct pd_model_config {
+    enum pd_family family;
+    uint32_t vocab, context;      /* context: the longest sequence positions exist for */
+    uint32_t layers, hidden, heads, kv_heads, head_size, ffn;
+    bool qkv_bias;                /* llama family: Qwen2.5 */
+    bool tie_embeddings;          /* always true for GPT-2 as published */
+    float norm_epsilon;
+    float rope_theta;
+    enum pd_rope_scaling rope_scaling;
+    float rope_factor, rope_low_frequency_factor, rope_high_frequency_factor; /* Llama 3.1: 8, 1, 4 */
+    uint32_t rope_original_context;                                           /* 8192 */
+    float init_std;               /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
+};
+
+enum pd_init { PD_INIT_ZEROS, PD_INIT_ONES, PD_INIT_NORMAL };
+struct pd_tensor_init {
+    enum pd_init init;
+    float std;
+};
+
+struct pd_model {
+    struct pd_model_config config;
+    struct pd_tensor_table tensors;   /* in pipeline-unit order; q, k, v and gate, up of a block are consecutive */
+    struct pd_tensor_init *init;      /* (tensors.count), owned */
+    uint32_t unit_count;              /* layers + 2: embedding, blocks, head (final norm and, unless tied, the output matrix) */
+    uint32_t *unit_first;             /* (unit_count + 1) first tensor of each unit, owned */
+    uint64_t parameter_count;
+};
+
+/* Checks the configuration (head_size * heads, kv_heads divides heads, even head_size, ...) and builds the table.
+ *   errors  PD_INVALID names the key and an admitted value */
+PD_MUST_USE pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **ret_model, struct pd_error *err);
+void pd_model_free(struct pd_model *model);
+
+/* Named sizes, from "byte-1m" to "gpt3-175b". PD_INVALID lists the nearest names. */
+PD_MUST_USE pd_status pd_model_preset(const char *name, struct pd_model_config *ret_config, struct pd_error *err);
+const char *const *pd_model_preset_names(void); /* NULL-terminated, static */
+
+/* Initial values of a box: a counter-based function of (seed, tensor name, global element index), so any cut of a tensor
+ * starts with the same bits (Philox 4x32-10, Salmon et al. 2011; Box-Muller in fp64 with our own polynomials).
+ *   dst (box elements) fp32, host */
+void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const struct pd_box *box, uint64_t seed, float *dst);
+
+/* Floating-point operations of forward and backward for one token at sequence length `length` (6 N without embeddings
+ * that are only looked up, plus attention); recomputation is not counted. */
+double pd_model_flops_per_token(const struct pd_model *model, uint32_t length);
+
+/* cos and sin of every position and frequency, Llama 3.1 scaling included.   ret (positions, D/2, 2) */
+void pd_model_rope_table(const struct pd_model_config *config, uint32_t positions, float *ret);
+
+#endif
