@@ -1,0 +1,102 @@
+/* Boxes of a layout cover every tensor exactly once, for random shapes and degrees. */
+#include "resharder/layout.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t random_state = 1;
+static uint64_t random_below(uint64_t n)
+{
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (random_state >> 33) % n;
+}
+
+static struct pd_tensor random_tensor(uint32_t units)
+{
+    struct pd_tensor t = {.ndim = 1 + (uint32_t)random_below(2), .dtype = PD_F32, .unit = (uint32_t)random_below(units)};
+    static const uint64_t unit_sizes[] = {1, 4, 16};
+    t.tp_unit = unit_sizes[random_below(3)];
+    for (uint32_t i = 0; i < PD_TENSOR_DIMS_MAX; i++) t.shape[i] = 1;
+    t.shape[0] = 1 + random_below(300);
+    if (t.ndim == 2) t.shape[1] = 1 + random_below(70);
+    t.tp_dim = (int32_t)random_below(t.ndim + 1) - 1;
+    if (t.tp_dim >= 0) t.shape[t.tp_dim] = t.tp_unit * (1 + random_below(20));
+    strcpy(t.name, "t");
+    return t;
+}
+
+static struct pd_layout random_layout(uint32_t units)
+{
+    struct pd_layout l;
+    pd_layout_init_dp(&l, 1 + (uint32_t)random_below(5));
+    l.virtual_tp = 1u << random_below(4);
+    l.tp = 1u << random_below(1 + (uint64_t)__builtin_ctz(l.virtual_tp));
+    l.virtual_sp = 1u << random_below(3);
+    l.sp = 1u << random_below(1 + (uint64_t)__builtin_ctz(l.virtual_sp));
+    l.zero_shard = 1 + (uint32_t)random_below(l.dp * l.sp);
+    l.small_bytes = random_below(2) ? 0 : 4096;
+    l.interleave = 1 + (uint32_t)random_below(2);
+    l.pp = 1 + (uint32_t)random_below(3);
+    l.stage_count = l.pp * l.interleave;
+    for (uint32_t s = 0; s < l.stage_count; s++) l.first_unit[s] = (uint16_t)(s * units / l.stage_count);
+    return l;
+}
+
+Test(layout, covers_every_element_once)
+{
+    for (int round = 0; round < 3000; round++) {
+        struct pd_tensor t = random_tensor(8);
+        struct pd_layout l = random_layout(8);
+        cr_assert_eq(pd_layout_check(&l, NULL), PD_OK);
+        uint64_t columns = t.shape[1];
+        uint8_t *seen = calloc(t.shape[0], columns);
+        uint32_t index = (uint32_t)random_below(100);
+        for (uint32_t r = 0; r < pd_layout_world(&l); r++) {
+            struct pd_box boxes[64];
+            uint32_t count = pd_layout_owned_boxes(&l, &t, index, r, boxes, 64);
+            cr_assert_leq(count, 64u);
+            for (uint32_t b = 0; b < count; b++)
+                for (uint64_t i = 0; i < boxes[b].count[0]; i++)
+                    for (uint64_t j = 0; j < boxes[b].count[1]; j++)
+                        seen[(boxes[b].start[0] + i) * columns + boxes[b].start[1] + j]++;
+        }
+        for (uint64_t i = 0; i < t.shape[0] * columns; i++)
+            cr_assert_eq(seen[i], 1, "round %d element %lu owned %u times", round, i, seen[i]);
+        free(seen);
+    }
+}
+
+Test(layout, rank_and_place_are_inverse)
+{
+    for (int round = 0; round < 200; round++) {
+        struct pd_layout l = random_layout(8);
+        for (uint32_t r = 0; r < pd_layout_world(&l); r++)
+            cr_assert_eq(pd_layout_rank(&l, pd_layout_place(&l, r)), r);
+    }
+}
+
+Test(layout, small_tensors_have_one_owner_in_turn)
+{
+    struct pd_layout l;
+    pd_layout_init_dp(&l, 3);
+    struct pd_tensor t = {.ndim = 1, .shape = {100, 1, 1, 1}, .tp_dim = -1, .tp_unit = 1};
+    for (uint32_t index = 0; index < 6; index++)
+        for (uint32_t r = 0; r < 3; r++)
+            cr_assert_eq(pd_layout_owned_boxes(&l, &t, index, r, NULL, 0), r == index % 3 ? 1u : 0u);
+}
+
+Test(layout, refusals_name_the_nearest)
+{
+    struct pd_layout l;
+    struct pd_error err;
+    pd_layout_init_dp(&l, 2);
+    l.virtual_tp = 4;
+    l.tp = 3;
+    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "nearest admitted tp is 2"), "%s", err.message);
+    l.tp = 1;
+    l.zero_shard = 3;
+    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "zero_shard"), "%s", err.message);
+}
