@@ -18,11 +18,11 @@
 #define PD_ARENA_ALIGN 4096u
 
 enum pd_memory_category {
-    PD_MEMORY_PARAMETERS,  /* gathered and owned compute copies */
+    PD_MEMORY_PARAMETERS, /* gathered and owned compute copies */
     PD_MEMORY_GRADIENTS,
-    PD_MEMORY_OPTIMIZER,   /* fp32 master and moments */
+    PD_MEMORY_OPTIMIZER, /* fp32 master and moments */
     PD_MEMORY_ACTIVATIONS,
-    PD_MEMORY_BUFFERS,     /* communication, I/O, data, workspaces */
+    PD_MEMORY_BUFFERS, /* communication, I/O, data, workspaces */
     PD_MEMORY_CATEGORY_COUNT
 };
 

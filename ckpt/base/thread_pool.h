@@ -15,7 +15,7 @@
 struct pd_thread_pool;
 
 PD_MUST_USE pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_pool, struct pd_error *err);
-void pd_thread_pool_free(struct pd_thread_pool *pool); /* NULL is fine */
+void pd_thread_pool_free(struct pd_thread_pool *pool);           /* NULL is fine */
 unsigned pd_thread_pool_size(const struct pd_thread_pool *pool); /* at least 1; NULL counts as 1 */
 
 /* pool NULL: runs in the caller. */

@@ -1,0 +1,155 @@
+#include "ckpt/base/arena.h"
+
+#include "ckpt/base/checked.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE (2ull << 20)
+/* Not canonical on x86-64 and never mapped elsewhere: touching what a dry arena gave faults at once. */
+#define DRY_BASE (1ull << 62)
+
+struct region {
+    char *base;
+    uint64_t mapped_bytes; /* what the plan allows */
+    uint64_t taken_bytes;  /* handed out here */
+    uint64_t noted_bytes;  /* counted here, held elsewhere */
+};
+
+struct pd_arena {
+    bool dry, frozen;
+    struct region regions[PD_MEMORY_CATEGORY_COUNT];
+};
+
+const char *pd_memory_category_name(enum pd_memory_category category)
+{
+    static const char *const names[PD_MEMORY_CATEGORY_COUNT] = {
+        [PD_MEMORY_PARAMETERS] = "parameters",   [PD_MEMORY_GRADIENTS] = "gradients", [PD_MEMORY_OPTIMIZER] = "optimizer",
+        [PD_MEMORY_ACTIVATIONS] = "activations", [PD_MEMORY_BUFFERS] = "buffers",
+    };
+    PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
+    return names[category];
+}
+
+uint64_t pd_memory_plan_total(const struct pd_memory_plan *plan)
+{
+    uint64_t total = 0;
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+        total += plan->bytes[c];
+    return total;
+}
+
+static uint64_t round_up(uint64_t bytes)
+{
+    uint64_t rounded;
+    PD_CHECK(pd_checked_align_u64(bytes, PD_ARENA_ALIGN, &rounded));
+    return rounded;
+}
+
+/* Regions of some size start on a huge page, so that the kernel can back them with those: fewer misses of the page tables.
+ */
+static char *map_region(uint64_t bytes)
+{
+    uint64_t slack = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 0, asked;
+    if (!pd_checked_add_u64(bytes, slack, &asked)) return NULL;
+    char *start = mmap(NULL, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) return NULL;
+    if (!slack) return start;
+    uint64_t head = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
+    if (head) munmap(start, head);
+    if (head < slack) munmap(start + head + bytes, slack - head);
+    madvise(start + head, bytes, MADV_HUGEPAGE); /* advice: a refusal changes nothing */
+    return start + head;
+}
+
+static pd_status arena_new(bool dry, struct pd_arena **ret_arena, struct pd_error *err)
+{
+    struct pd_arena *arena = calloc(1, sizeof *arena);
+    if (!arena) PD_FAIL(err, PD_NO_MEMORY, "no memory for an arena");
+    arena->dry = dry;
+    *ret_arena = arena;
+    return PD_OK;
+}
+
+pd_status pd_arena_new_dry(struct pd_arena **ret_arena, struct pd_error *err)
+{
+    return arena_new(true, ret_arena, err);
+}
+
+pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_arena, struct pd_error *err)
+{
+    struct pd_arena *arena = NULL;
+    PD_TRY(arena_new(false, &arena, err));
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
+        struct region *region = &arena->regions[c];
+        uint64_t bytes;
+        bool fits = pd_checked_align_u64(plan->bytes[c], PD_ARENA_ALIGN, &bytes);
+        if (fits && bytes == 0) continue;
+        region->base = fits ? map_region(bytes) : NULL;
+        if (!region->base) {
+            pd_status status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM,
+                                            "%" PRIu64 " bytes for %s cannot be had; `perdure plan` shows what is needed",
+                                            plan->bytes[c], pd_memory_category_name((enum pd_memory_category)c));
+            pd_arena_free(arena);
+            return status;
+        }
+        region->mapped_bytes = bytes;
+    }
+    *ret_arena = arena;
+    return PD_OK;
+}
+
+void pd_arena_free(struct pd_arena *arena)
+{
+    if (!arena) return;
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
+        if (arena->regions[c].base) munmap(arena->regions[c].base, arena->regions[c].mapped_bytes);
+    }
+    free(arena);
+}
+
+bool pd_arena_is_dry(const struct pd_arena *arena)
+{
+    return arena->dry;
+}
+
+/* Counts `bytes` in *counter; taken and noted bytes together stay within the plan. */
+static void count_bytes(struct pd_arena *arena, struct region *region, uint64_t *counter, uint64_t bytes)
+{
+    PD_CHECK(!arena->frozen);
+    uint64_t total;
+    PD_CHECK(pd_checked_add_u64(region->taken_bytes + region->noted_bytes, round_up(bytes), &total));
+    PD_CHECK(arena->dry || total <= region->mapped_bytes);
+    *counter += round_up(bytes);
+}
+
+void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+{
+    PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
+    struct region *region = &arena->regions[category];
+    uint64_t offset = region->taken_bytes;
+    count_bytes(arena, region, &region->taken_bytes, bytes);
+    if (arena->dry) return (void *)(uintptr_t)(DRY_BASE + ((uint64_t)category << 54) + offset); /* NOLINT: never touched */
+    static _Alignas(PD_ARENA_ALIGN) char nothing[PD_ARENA_ALIGN]; /* where a category without bytes is asked for none */
+    return region->base ? region->base + offset : nothing;
+}
+
+void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+{
+    PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
+    struct region *region = &arena->regions[category];
+    count_bytes(arena, region, &region->noted_bytes, bytes);
+}
+
+void pd_arena_freeze(struct pd_arena *arena)
+{
+    arena->frozen = true;
+}
+
+void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage)
+{
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
+        ret_usage->bytes[c] = arena->regions[c].taken_bytes + arena->regions[c].noted_bytes;
+    }
+}

@@ -1,0 +1,71 @@
+/* Arithmetic on sizes that come from outside. Each returns true and sets *ret when the result fits, false otherwise
+ * (*ret untouched), so that a length read from a file can never wrap into a small allocation. */
+#ifndef PD_BASE_CHECKED_H
+#define PD_BASE_CHECKED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static inline bool pd_checked_add_u64(uint64_t a, uint64_t b, uint64_t *ret)
+{
+    uint64_t result;
+    if (__builtin_add_overflow(a, b, &result)) return false;
+    *ret = result;
+    return true;
+}
+
+static inline bool pd_checked_sub_u64(uint64_t a, uint64_t b, uint64_t *ret)
+{
+    if (b > a) return false;
+    *ret = a - b;
+    return true;
+}
+
+static inline bool pd_checked_mul_u64(uint64_t a, uint64_t b, uint64_t *ret)
+{
+    uint64_t result;
+    if (__builtin_mul_overflow(a, b, &result)) return false;
+    *ret = result;
+    return true;
+}
+
+static inline bool pd_checked_add_size(size_t a, size_t b, size_t *ret)
+{
+    size_t result;
+    if (__builtin_add_overflow(a, b, &result)) return false;
+    *ret = result;
+    return true;
+}
+
+static inline bool pd_checked_mul_size(size_t a, size_t b, size_t *ret)
+{
+    size_t result;
+    if (__builtin_mul_overflow(a, b, &result)) return false;
+    *ret = result;
+    return true;
+}
+
+/* The next multiple of `align`, which is a power of two. */
+static inline bool pd_checked_align_u64(uint64_t value, uint64_t align, uint64_t *ret)
+{
+    uint64_t raised;
+    if (!pd_checked_add_u64(value, align - 1, &raised)) return false;
+    *ret = raised & ~(align - 1);
+    return true;
+}
+
+/* a * b * c; the shape of most sizes. */
+static inline bool pd_checked_mul3_u64(uint64_t a, uint64_t b, uint64_t c, uint64_t *ret)
+{
+    uint64_t ab;
+    return pd_checked_mul_u64(a, b, &ab) && pd_checked_mul_u64(ab, c, ret);
+}
+
+/* [start, start + count) lies in [0, size): for offsets out of files. */
+static inline bool pd_checked_range(uint64_t start, uint64_t count, uint64_t size)
+{
+    return start <= size && count <= size - start;
+}
+
+#endif

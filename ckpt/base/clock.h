@@ -1,0 +1,31 @@
+/* Time as a table, so that tests own it. Decisions use the monotonic clock; wall time is for people only.
+ *   threads  any */
+#ifndef PD_BASE_CLOCK_H
+#define PD_BASE_CLOCK_H
+
+#include <stdint.h>
+
+struct pd_clock {
+    uint64_t (*monotonic_ns)(void *context);
+    uint64_t (*wall_ns)(void *context); /* since 1970-01-01 UTC */
+    void (*sleep_ns)(void *context, uint64_t ns);
+    void *context;
+};
+
+const struct pd_clock *pd_clock_system(void);
+
+/* A NULL clock is the system's. */
+uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock);
+uint64_t pd_clock_wall_ns(const struct pd_clock *clock);
+void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns);
+double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns); /* start from pd_clock_monotonic_ns */
+
+/* A clock that only moves when told to or slept on. One thread. */
+struct pd_clock_manual {
+    struct pd_clock clock; /* pass &manual.clock */
+    uint64_t monotonic_ns, wall_ns;
+};
+void pd_clock_manual_init(struct pd_clock_manual *manual, uint64_t monotonic_ns, uint64_t wall_ns);
+void pd_clock_manual_advance(struct pd_clock_manual *manual, uint64_t ns);
+
+#endif

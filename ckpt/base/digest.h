@@ -1,0 +1,24 @@
+/* XXH3-64 (Collet, https://github.com/Cyan4973/xxHash) behind our own names: the checksum of everything perdure writes.
+ * One-shot and streaming results of the same bytes and seed are equal, and equal on every machine.
+ *   threads  any; a stream belongs to one thread at a time */
+#ifndef PD_BASE_DIGEST_H
+#define PD_BASE_DIGEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t pd_digest64(const void *data, size_t bytes, uint64_t seed);
+
+/* Plain storage of the caller's; no destructor. May be moved only before init or after finish. */
+struct pd_digest_stream {
+    _Alignas(64) unsigned char storage[576];
+};
+
+void pd_digest_stream_init(struct pd_digest_stream *stream, uint64_t seed);
+void pd_digest_stream_add(struct pd_digest_stream *stream, const void *data, size_t bytes);
+uint64_t pd_digest_stream_value(const struct pd_digest_stream *stream); /* of what was added so far */
+
+/* A seed from several words, such as (run, lineage, step, tensor, block): the digest of their little-endian bytes. */
+uint64_t pd_digest_words(const uint64_t *words, size_t count, uint64_t seed);
+
+#endif

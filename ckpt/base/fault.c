@@ -1,0 +1,158 @@
+#include "ckpt/base/fault.h"
+
+#include "ckpt/base/parse.h"
+#include "ckpt/base/rank.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FAULTS_MAX 16
+#define NAME_MAX_BYTES 64
+#define ONCE_PATH_MAX 1024
+#define EXIT_USAGE 64
+#define EXIT_INTERNAL 70
+
+enum action { ACTION_KILL, ACTION_EXIT, ACTION_ERROR, ACTION_ERROR_ON, ACTION_COUNT };
+static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "error", "error+"};
+
+struct fault {
+    char name[NAME_MAX_BYTES];
+    int64_t rank; /* -1: any */
+    uint64_t nth;
+    enum action action;
+    _Atomic uint64_t passages;
+};
+
+atomic_bool pd_fault_armed;
+static struct fault faults[FAULTS_MAX];
+static unsigned fault_count;
+static char once_file[ONCE_PATH_MAX];
+
+static bool parse_action(const char *text, enum action *ret_action)
+{
+    for (int i = 0; i < ACTION_COUNT; i++) {
+        if (strcmp(text, action_names[i]) == 0) {
+            *ret_action = (enum action)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "name[@rank]:nth[:action]", cut up in place. */
+static bool parse_fault(char *word, struct fault *fault)
+{
+    char *nth = strchr(word, ':');
+    if (!nth) return false;
+    *nth++ = '\0';
+    char *action = strchr(nth, ':');
+    if (action) *action++ = '\0';
+    char *rank = strchr(word, '@');
+    if (rank) *rank++ = '\0';
+    fault->rank = -1;
+    fault->action = ACTION_KILL;
+    size_t length = strlen(word);
+    if (length == 0 || length >= sizeof fault->name) return false;
+    memcpy(fault->name, word, length + 1);
+    if (rank && (!pd_parse_i64(rank, &fault->rank) || fault->rank < 0)) return false;
+    if (!pd_parse_u64(nth, &fault->nth) || fault->nth == 0) return false;
+    return !action || parse_action(action, &fault->action);
+}
+
+static pd_status parse_spec(const char *spec, struct pd_error *err)
+{
+    while (spec && *spec) {
+        size_t length = strcspn(spec, ",");
+        char word[NAME_MAX_BYTES + 64];
+        bool fits = length < sizeof word && fault_count < FAULTS_MAX;
+        if (fits) {
+            memcpy(word, spec, length);
+            word[length] = '\0';
+            memset(&faults[fault_count], 0, sizeof faults[0]);
+            fits = parse_fault(word, &faults[fault_count]);
+        }
+        if (!fits)
+            PD_FAIL(err, PD_USAGE,
+                    "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|error|error+]", (int)length,
+                    spec);
+        fault_count++;
+        spec += length + (spec[length] == ',');
+    }
+    return PD_OK;
+}
+
+pd_status pd_fault_configure(const char *spec, const char *once_path, struct pd_error *err)
+{
+    atomic_store(&pd_fault_armed, false);
+    fault_count = 0;
+    once_file[0] = '\0';
+    if (once_path) {
+        if (strlen(once_path) >= sizeof once_file) PD_FAIL(err, PD_USAGE, "PERDURE_FAULT_ONCE: the path is too long");
+        memcpy(once_file, once_path, strlen(once_path) + 1);
+    }
+    pd_status status = parse_spec(spec, err);
+    if (status) {
+        fault_count = 0;
+        return status;
+    }
+    atomic_store(&pd_fault_armed, fault_count > 0);
+    return PD_OK;
+}
+
+pd_status pd_fault_configure_env(struct pd_error *err)
+{
+    return pd_fault_configure(getenv("PERDURE_FAULT"), getenv("PERDURE_FAULT_ONCE"), err);
+}
+
+static bool first_to_fire(void)
+{
+    if (!once_file[0]) return true;
+    int fd = open(once_file, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd < 0) return false;
+    close(fd);
+    return true;
+}
+
+static pd_status fire(const struct fault *fault, bool can_fail, struct pd_error *err)
+{
+    switch (fault->action) {
+    case ACTION_KILL:
+        kill(getpid(), SIGKILL);
+        for (;;)
+            pause();
+    case ACTION_EXIT:
+        _exit(EXIT_INTERNAL);
+    default:
+        break;
+    }
+    if (!can_fail) {
+        fprintf(stderr, "perdure: PERDURE_FAULT: %s cannot fail, only kill and exit act there\n", fault->name);
+        _exit(EXIT_USAGE);
+    }
+    return pd_error_set(err, PD_IO, PD_WHERE, EIO, "fault injected at %s", fault->name);
+}
+
+pd_status pd_fault_pass(const char *name, bool can_fail, struct pd_error *err)
+{
+    for (unsigned i = 0; i < fault_count; i++) {
+        struct fault *fault = &faults[i];
+        if (strcmp(fault->name, name) != 0) continue;
+        if (fault->rank >= 0 && fault->rank != pd_rank_current()) continue;
+        uint64_t passage = atomic_fetch_add(&fault->passages, 1) + 1;
+        bool due = fault->action == ACTION_ERROR_ON ? passage >= fault->nth : passage == fault->nth;
+        if (due && first_to_fire()) PD_TRY(fire(fault, can_fail, err));
+    }
+    return PD_OK;
+}
+
+uint64_t pd_fault_passages(const char *name)
+{
+    for (unsigned i = 0; i < fault_count; i++) {
+        if (strcmp(faults[i].name, name) == 0) return atomic_load(&faults[i].passages);
+    }
+    return 0;
+}

@@ -1,0 +1,83 @@
+/* JSON out (our --json and .jsonl) and in (over Jansson: safetensors headers, tokenizer files, our own records).
+ *
+ * Writing keeps doubles exact: the shortest text that reads back to the same bits. JSON knows no infinities and no NaN:
+ * they are the strings "inf", "-inf", "nan", which the reader takes as numbers again. Integers beyond 63 bits are strings
+ * of digits, likewise. Text that is not UTF-8 gets U+FFFD for each stray byte.
+ *   threads  a writer or document belongs to one thread at a time */
+#ifndef PD_BASE_JSON_H
+#define PD_BASE_JSON_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_JSON_DEPTH_MAX 64
+
+struct pd_json_writer {
+    char *text; /* owned */
+    size_t bytes, capacity;
+    unsigned depth, indent;
+    bool failed;      /* out of memory: reported by finish */
+    bool pending_key; /* nothing written yet in the innermost array or object */
+    char closers[PD_JSON_DEPTH_MAX];
+};
+
+/* indent 0: one line. Unbalanced or misplaced calls are bugs (PD_CHECK). `key` is NULL inside arrays and at the top. */
+void pd_json_writer_init(struct pd_json_writer *writer, unsigned indent);
+void pd_json_writer_deinit(struct pd_json_writer *writer); /* also after a failed finish; NULL is fine */
+void pd_json_object_begin(struct pd_json_writer *writer, const char *key);
+void pd_json_object_end(struct pd_json_writer *writer);
+void pd_json_array_begin(struct pd_json_writer *writer, const char *key);
+void pd_json_array_end(struct pd_json_writer *writer);
+void pd_json_string(struct pd_json_writer *writer, const char *key, const char *text); /* NULL writes null */
+void pd_json_string_n(struct pd_json_writer *writer, const char *key, const char *text, size_t bytes);
+void pd_json_u64(struct pd_json_writer *writer, const char *key, uint64_t value);
+void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value);
+void pd_json_double(struct pd_json_writer *writer, const char *key, double value);
+void pd_json_float(struct pd_json_writer *writer, const char *key, float value); /* shortest for fp32 */
+void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value);
+void pd_json_null(struct pd_json_writer *writer, const char *key);
+void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t value); /* "0123456789abcdef": digests */
+/* The text so far, terminated, with a newline at its end; borrowed until deinit. PD_NO_MEMORY if any call ran out. */
+PD_MUST_USE pd_status pd_json_writer_finish(struct pd_json_writer *writer, const char **ret_text, size_t *ret_bytes,
+                                            struct pd_error *err);
+
+/* Reading. Values are borrowed from their document. */
+enum pd_json_type { PD_JSON_NULL, PD_JSON_BOOL, PD_JSON_NUMBER, PD_JSON_STRING, PD_JSON_ARRAY, PD_JSON_OBJECT };
+struct pd_json_document;
+struct pd_json_value;
+
+/* PD_CORRUPT with line and column; `name` says what was read. Twice the same key in one object is an error. */
+PD_MUST_USE pd_status pd_json_parse(const char *name, const char *text, size_t bytes, struct pd_json_document **ret_document,
+                                    struct pd_error *err);
+void pd_json_document_free(struct pd_json_document *document);
+const struct pd_json_value *pd_json_root(const struct pd_json_document *document);
+
+enum pd_json_type pd_json_type_of(const struct pd_json_value *value);
+uint64_t pd_json_size(const struct pd_json_value *value); /* elements or members; 0 for anything else */
+const struct pd_json_value *pd_json_at(const struct pd_json_value *array, uint64_t index);
+const struct pd_json_value *pd_json_find(const struct pd_json_value *object,
+                                         const char *key); /* NULL when absent or no object */
+/* Members in the order of the text: start with *cursor NULL; false after the last. */
+bool pd_json_next(const struct pd_json_value *object, void **cursor, const char **ret_key,
+                  const struct pd_json_value **ret_value);
+
+/* Of a value itself. PD_CORRUPT says what was expected and what is there. */
+PD_MUST_USE pd_status pd_json_as_u64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err);
+PD_MUST_USE pd_status pd_json_as_i64(const struct pd_json_value *value, int64_t *ret, struct pd_error *err);
+PD_MUST_USE pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err);
+PD_MUST_USE pd_status pd_json_as_bool(const struct pd_json_value *value, bool *ret, struct pd_error *err);
+PD_MUST_USE pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret, struct pd_error *err);
+PD_MUST_USE pd_status pd_json_as_hex64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err);
+
+/* A member that must be there; errors name the key. */
+PD_MUST_USE pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
+                                  struct pd_error *err);
+PD_MUST_USE pd_status pd_json_get_u64(const struct pd_json_value *object, const char *key, uint64_t *ret,
+                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret,
+                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_json_get_string(const struct pd_json_value *object, const char *key, const char **ret,
+                                         struct pd_error *err);
+
+#endif

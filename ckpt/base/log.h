@@ -1,0 +1,41 @@
+/* Lines for people on stderr, by level and module.
+ *
+ *   2026-11-21T09:25:46.123Z info ckpt r3: text
+ *
+ * PERDURE_LOG=info,ckpt=trace sets the level of every module, then of one; without it: info. A line is one write, so lines
+ * of threads and ranks do not mix; control characters in it become spaces and a text over 4 KiB is cut. Errors are values: a
+ * library returns them and does not log them. Whoever knows step, path and rank says an error once. threads  any */
+#ifndef PD_BASE_LOG_H
+#define PD_BASE_LOG_H
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+
+enum pd_log_level { PD_LOG_ERROR, PD_LOG_WARN, PD_LOG_INFO, PD_LOG_DEBUG, PD_LOG_TRACE, PD_LOG_LEVEL_COUNT };
+
+/* `spec` as PERDURE_LOG; NULL or "": info. PD_USAGE names the word that is not understood; the levels are then unchanged.
+ * main calls pd_log_configure_env first; a program that does not gets the same at its first line, mistakes in it warned of.
+ */
+PD_MUST_USE pd_status pd_log_configure(const char *spec, struct pd_error *err);
+PD_MUST_USE pd_status pd_log_configure_env(struct pd_error *err);
+/* For tests and for the progress bar, which must be cleared before a line: where lines go and whose time they carry. */
+void pd_log_set_clock(const struct pd_clock *clock);                                              /* NULL: the system's */
+void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes), void *context); /* NULL: stderr */
+
+bool pd_log_enabled(enum pd_log_level level, const char *module);
+void pd_log_write(enum pd_log_level level, const char *module, const char *format, ...) PD_PRINTF(3, 4);
+const char *pd_log_level_name(enum pd_log_level level);
+
+/* The arguments are evaluated only when the line is wanted. */
+#define pd_log(level, module, ...)                                                           \
+    do {                                                                                     \
+        if (pd_log_enabled((level), (module))) pd_log_write((level), (module), __VA_ARGS__); \
+    } while (0)
+#define pd_log_error(module, ...) pd_log(PD_LOG_ERROR, module, __VA_ARGS__)
+#define pd_log_warn(module, ...) pd_log(PD_LOG_WARN, module, __VA_ARGS__)
+#define pd_log_info(module, ...) pd_log(PD_LOG_INFO, module, __VA_ARGS__)
+#define pd_log_debug(module, ...) pd_log(PD_LOG_DEBUG, module, __VA_ARGS__)
+#define pd_log_trace(module, ...) pd_log(PD_LOG_TRACE, module, __VA_ARGS__)
+
+#endif

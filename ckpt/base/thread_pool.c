@@ -1,0 +1,293 @@
+/* A job is opened, joined and closed through one 32-bit word, which is also the futex everybody waits on.
+ *
+ *   state  = generation << 13 | active << 1 | open
+ *   caller : write job, next = 0     -> open (generation + 1, active 0) -> claim indices -> close -> wait until active is 0
+ *   worker : wait until open and new -> active + 1                      -> claim indices -> active - 1
+ *
+ *   invariants  1. job fields change only while the word is closed with active 0; they are read only between join and leave
+ *               2. a worker that wakes late cannot join: the caller never waits for a thread that took no part
+ *               3. indices are claimed from one counter, so each runs exactly once
+ */
+#include "ckpt/base/thread_pool.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define STATE_OPEN 1u
+#define STATE_ACTIVE_ONE 2u
+#define STATE_ACTIVE_MASK 0x1ffeu
+#define STATE_GENERATION_ONE 0x2000u
+#define STATE_GENERATION_MASK (~(STATE_GENERATION_ONE - 1))
+#define THREADS_MAX 4095u
+#define SPINS_WORKER 2000
+#define SPINS_CALLER 4000
+#define WAITER_WORKER 1u
+#define WAITER_CALLER 2u
+
+struct pd_thread_pool {
+    /* Written for every job: a cache line each, so that claiming does not disturb waiting. */
+    _Alignas(64) _Atomic uint32_t state;
+    _Alignas(64) _Atomic uint64_t next;
+    _Alignas(64) _Atomic uint32_t sleepers; /* workers in the kernel, or on the way there */
+    _Alignas(64) uint64_t count;
+    void (*body)(void *context, uint64_t index);
+    void *context;
+    _Atomic bool stopping;
+    bool in_parallel; /* the caller's: catches nesting */
+    bool counted;     /* in threads_alive */
+    unsigned thread_count, cpu_count, started;
+    pthread_t *threads;
+};
+
+/* Threads of all pools of this process: spinning helps only while each has a core to itself. */
+static _Atomic uint32_t threads_alive;
+
+static long futex(_Atomic uint32_t *word, int operation, uint32_t value, uint32_t mask)
+{
+    return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, mask);
+}
+
+static void cpu_relax(void)
+{
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Flush-to-zero and denormals-are-zero: bits must not depend on which thread meets a denormal. */
+#if defined(__x86_64__)
+#define MXCSR_FTZ_DAZ 0x8040u
+typedef unsigned fp_control;
+static fp_control fp_control_enter(void)
+{
+    fp_control before = _mm_getcsr();
+    if ((before & MXCSR_FTZ_DAZ) != MXCSR_FTZ_DAZ) _mm_setcsr(before | MXCSR_FTZ_DAZ);
+    return before;
+}
+static void fp_control_leave(fp_control before)
+{
+    if ((before & MXCSR_FTZ_DAZ) != MXCSR_FTZ_DAZ) _mm_setcsr((_mm_getcsr() & ~MXCSR_FTZ_DAZ) | (before & MXCSR_FTZ_DAZ));
+}
+#elif defined(__aarch64__)
+#define FPCR_FZ (1ull << 24)
+typedef uint64_t fp_control;
+static fp_control fp_control_enter(void)
+{
+    fp_control before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    __asm__ volatile("msr fpcr, %0" : : "r"(before | FPCR_FZ));
+    return before;
+}
+static void fp_control_leave(fp_control before)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(before));
+}
+#else
+#error "flush-to-zero is not known for this processor: invariant numerics need it"
+#endif
+
+void pd_numerics_thread_init(void)
+{
+    (void)fp_control_enter();
+}
+
+static unsigned cpus_allowed(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return (unsigned)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+static bool may_spin(const struct pd_thread_pool *pool)
+{
+    return atomic_load_explicit(&threads_alive, memory_order_relaxed) <= pool->cpu_count;
+}
+
+static void run_indices(struct pd_thread_pool *pool)
+{
+    uint64_t index;
+    while ((index = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed)) < pool->count) {
+        pool->body(pool->context, index);
+    }
+}
+
+/* True when an open job of a generation other than *seen was joined; *seen is then its generation. */
+static bool worker_join(struct pd_thread_pool *pool, uint32_t *seen)
+{
+    uint32_t state = atomic_load_explicit(&pool->state, memory_order_acquire);
+    while ((state & STATE_OPEN) && (state & STATE_GENERATION_MASK) != *seen) {
+        if (atomic_compare_exchange_weak_explicit(&pool->state, &state, state + STATE_ACTIVE_ONE, memory_order_acquire,
+                                                  memory_order_acquire)) {
+            *seen = state & STATE_GENERATION_MASK;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void worker_leave(struct pd_thread_pool *pool)
+{
+    uint32_t after = atomic_fetch_sub_explicit(&pool->state, STATE_ACTIVE_ONE, memory_order_seq_cst) - STATE_ACTIVE_ONE;
+    if (!(after & (STATE_OPEN | STATE_ACTIVE_MASK))) futex(&pool->state, FUTEX_WAKE_BITSET, 1, WAITER_CALLER);
+}
+
+/* Returns when there may be something to join. */
+static void worker_wait(struct pd_thread_pool *pool, uint32_t seen)
+{
+    int spins = may_spin(pool) ? SPINS_WORKER : 0;
+    for (int i = 0; i < spins; i++) {
+        uint32_t state = atomic_load_explicit(&pool->state, memory_order_relaxed);
+        if ((state & STATE_GENERATION_MASK) != seen && (state & STATE_OPEN)) return;
+        cpu_relax();
+    }
+    atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
+    uint32_t state = atomic_load_explicit(&pool->state, memory_order_seq_cst);
+    bool joinable = (state & STATE_OPEN) && (state & STATE_GENERATION_MASK) != seen;
+    if (!joinable && !atomic_load_explicit(&pool->stopping, memory_order_seq_cst)) {
+        futex(&pool->state, FUTEX_WAIT_BITSET, state, WAITER_WORKER);
+    }
+    atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_relaxed);
+}
+
+static void *worker_main(void *argument)
+{
+    struct pd_thread_pool *pool = argument;
+    pd_numerics_thread_init();
+    uint32_t seen = 0;
+    while (!atomic_load_explicit(&pool->stopping, memory_order_acquire)) {
+        if (worker_join(pool, &seen)) {
+            run_indices(pool);
+            worker_leave(pool);
+        } else {
+            worker_wait(pool, seen);
+        }
+    }
+    return NULL;
+}
+
+/* Signals belong to the threads that know what to do with them: workers take none. */
+static pd_status start_workers(struct pd_thread_pool *pool, struct pd_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = 0;
+    while (!failed && pool->started + 1 < pool->thread_count) {
+        failed = pthread_create(&pool->threads[pool->started], NULL, worker_main, pool);
+        if (!failed) pool->started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, failed,
+                            "thread %u of %u cannot start; lower layout.threads or raise `ulimit -u`", pool->started + 2,
+                            pool->thread_count);
+    }
+    return PD_OK;
+}
+
+pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_pool, struct pd_error *err)
+{
+    if (thread_count == 0 || thread_count > THREADS_MAX)
+        PD_FAIL(err, PD_INVALID, "a pool of %u threads cannot be made: 1 to %u are possible", thread_count, THREADS_MAX);
+    struct pd_thread_pool *pool = aligned_alloc(64, sizeof *pool);
+    if (!pool) PD_FAIL(err, PD_NO_MEMORY, "no memory for a thread pool");
+    memset(pool, 0, sizeof *pool);
+    pool->thread_count = thread_count;
+    pool->cpu_count = cpus_allowed();
+    pool->threads = calloc(thread_count, sizeof *pool->threads);
+    pd_status status = PD_OK;
+    if (!pool->threads) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u threads", thread_count);
+    if (!status) {
+        atomic_fetch_add(&threads_alive, thread_count);
+        pool->counted = true;
+        status = start_workers(pool, err);
+    }
+    if (status) {
+        pd_thread_pool_free(pool);
+        return status;
+    }
+    *ret_pool = pool;
+    return PD_OK;
+}
+
+void pd_thread_pool_free(struct pd_thread_pool *pool)
+{
+    if (!pool) return;
+    PD_CHECK(!pool->in_parallel);
+    atomic_store_explicit(&pool->stopping, true, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&pool->state, STATE_GENERATION_ONE, memory_order_seq_cst);
+    futex(&pool->state, FUTEX_WAKE_BITSET, INT_MAX, WAITER_WORKER);
+    for (unsigned i = 0; i < pool->started; i++)
+        pthread_join(pool->threads[i], NULL);
+    if (pool->counted) atomic_fetch_sub(&threads_alive, pool->thread_count);
+    free(pool->threads);
+    free(pool);
+}
+
+unsigned pd_thread_pool_size(const struct pd_thread_pool *pool)
+{
+    return pool ? pool->thread_count : 1;
+}
+
+static void job_open(struct pd_thread_pool *pool)
+{
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    uint32_t generation = atomic_load_explicit(&pool->state, memory_order_relaxed) & STATE_GENERATION_MASK;
+    generation += STATE_GENERATION_ONE;
+    if (generation == 0) generation = STATE_GENERATION_ONE; /* 0 is what a new worker has seen */
+    atomic_store_explicit(&pool->state, generation | STATE_OPEN, memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst) == 0) return;
+    uint64_t helpers = pool->count - 1 < pool->thread_count - 1 ? pool->count - 1 : pool->thread_count - 1;
+    futex(&pool->state, FUTEX_WAKE_BITSET, (uint32_t)helpers, WAITER_WORKER);
+}
+
+static void job_close(struct pd_thread_pool *pool)
+{
+    uint32_t state = atomic_fetch_and_explicit(&pool->state, ~STATE_OPEN, memory_order_acq_rel) & ~STATE_OPEN;
+    int spins = may_spin(pool) ? SPINS_CALLER : 0;
+    while (state & STATE_ACTIVE_MASK) {
+        if (spins > 0) {
+            spins--;
+            cpu_relax();
+        } else {
+            futex(&pool->state, FUTEX_WAIT_BITSET, state, WAITER_CALLER);
+        }
+        state = atomic_load_explicit(&pool->state, memory_order_acquire);
+    }
+}
+
+void pd_parallel(struct pd_thread_pool *pool, uint64_t count, void (*body)(void *context, uint64_t index), void *context)
+{
+    fp_control before = fp_control_enter();
+    if (!pool || pool->started == 0 || count <= 1) {
+        for (uint64_t index = 0; index < count; index++)
+            body(context, index);
+    } else {
+        PD_CHECK(!pool->in_parallel);
+        pool->in_parallel = true;
+        pool->count = count;
+        pool->body = body;
+        pool->context = context;
+        job_open(pool);
+        run_indices(pool);
+        job_close(pool);
+        pool->in_parallel = false;
+    }
+    fp_control_leave(before);
+}
