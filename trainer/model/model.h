@@ -1,5 +1,5 @@
 /* A model family is a table of tensors: what there is, how it may be cut, how it starts. How they are used in a step is in
- * llama.c and gpt2.c; how they lie in memory is decided by trainer/parallel/zero. */
+ * transformer.c and block.c; how they lie in memory is decided by trainer/parallel/zero. */
 #ifndef PD_TRAINER_MODEL_MODEL_H
 #define PD_TRAINER_MODEL_MODEL_H
 
@@ -37,8 +37,12 @@ struct pd_model {
     uint64_t parameter_count;
 };
 
-/* Checks the configuration (head_size * heads, kv_heads divides heads, even head_size, ...) and builds the table.
+/* Fills what is 0 from the rest: kv_heads, head_size, ffn, norm_epsilon, rope_theta, the Llama 3.1 factors, init_std. */
+void pd_model_config_resolve(struct pd_model_config *config);
+/* Ranges; kv_heads divides heads; even head_size under RoPE; heads * head_size = hidden for GPT-2; ...
  *   errors  PD_INVALID names the key and an admitted value */
+PD_MUST_USE pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_error *err);
+/* Resolves, checks and builds the table. Matrices decay, embeddings included; norms and biases do not (GPT-2 practice). */
 PD_MUST_USE pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **ret_model, struct pd_error *err);
 void pd_model_free(struct pd_model *model);
 
@@ -51,8 +55,9 @@ const char *const *pd_model_preset_names(void); /* NULL-terminated, static */
  *   dst (box elements) fp32, host */
 void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const struct pd_box *box, uint64_t seed, float *dst);
 
-/* Floating-point operations of forward and backward for one token at sequence length `length` (6 N without embeddings
- * that are only looked up, plus attention); recomputation is not counted. */
+/* Floating-point operations of forward and backward for one token at sequence length `length`: 6 for each element of a matrix
+ * that is multiplied (embeddings that are only looked up are not), and the causal half of attention,
+ * 6 * layers * heads * head_size * (length + 1). Recomputation is not counted. */
 double pd_model_flops_per_token(const struct pd_model *model, uint32_t length);
 
 /* cos and sin of every position and frequency, Llama 3.1 scaling included.   ret (positions, D/2, 2) */

@@ -1,0 +1,192 @@
+/* The tensor tables of both families.
+ *
+ * GPT-2 in the arrangement of Hugging Face keeps q, k and v in one matrix `attn.c_attn.weight` of shape (C, 3C) and stores
+ * every linear as (in, out). Here each of the three is a tensor of its own and every matrix is (out, in), as everywhere
+ * else:
+ *
+ *   attn.{q,k,v}_proj.weight  =  rows [0,C), [C,2C), [2C,3C) of the transposed attn.c_attn.weight
+ *   attn.{q,k,v}_proj.bias    =  the same thirds of attn.c_attn.bias
+ *   attn.c_proj, mlp.c_fc, mlp.c_proj .weight  =  transposed
+ *
+ * All other names and shapes are those of Hugging Face. */
+#include "trainer/model/model.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TENSORS_A_BLOCK_MAX 16u
+
+struct builder {
+    struct pd_model *model;
+    uint32_t unit;
+    char prefix[64];
+    float std, output_std;
+};
+
+enum split { WHOLE, ROWS, COLUMNS };
+
+/* columns 0: a vector. */
+static void add(struct builder *b, const char *name, uint64_t rows, uint64_t columns, enum split split, uint64_t tp_unit,
+                struct pd_tensor_init init)
+{
+    struct pd_model *model = b->model;
+    uint32_t at = model->tensors.count++;
+    struct pd_tensor *t = &model->tensors.tensors[at];
+    *t = (struct pd_tensor){.ndim = columns ? 2 : 1,
+                            .shape = {rows, columns ? columns : 1, 1, 1},
+                            .dtype = PD_F32,
+                            .tp_dim = split == ROWS      ? 0
+                                      : split == COLUMNS ? 1
+                                                         : -1,
+                            .tp_unit = tp_unit,
+                            .unit = b->unit,
+                            .decay = columns != 0};
+    snprintf(t->name, sizeof t->name, "%s%s", b->prefix, name);
+    model->init[at] = init;
+    model->parameter_count += pd_tensor_elements(t);
+}
+
+static struct pd_tensor_init normal(float std)
+{
+    return (struct pd_tensor_init){PD_INIT_NORMAL, std};
+}
+
+static const struct pd_tensor_init zeros = {PD_INIT_ZEROS, 0}, ones = {PD_INIT_ONES, 0};
+
+/* The three projections of attention lie one behind the other, and so do their biases. */
+static void add_qkv(struct builder *b, const char *parent, bool bias)
+{
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
+    const struct pd_model_config *c = &b->model->config;
+    for (int pass = 0; pass < (bias ? 2 : 1); pass++) {
+        for (int i = 0; i < 3; i++) {
+            uint64_t rows = (uint64_t)c->head_size * (i == 0 ? c->heads : c->kv_heads);
+            char name[48];
+            snprintf(name, sizeof name, "%s.%s.%s", parent, names[i], pass == 0 ? "weight" : "bias");
+            add(b, name, rows, pass == 0 ? c->hidden : 0, ROWS, c->head_size, pass == 0 ? normal(b->std) : zeros);
+        }
+    }
+}
+
+static void add_llama_block(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    add(b, "input_layernorm.weight", c->hidden, 0, WHOLE, 1, ones);
+    add_qkv(b, "self_attn", c->qkv_bias);
+    add(b, "self_attn.o_proj.weight", c->hidden, (uint64_t)c->heads * c->head_size, COLUMNS, c->head_size,
+        normal(b->output_std));
+    add(b, "post_attention_layernorm.weight", c->hidden, 0, WHOLE, 1, ones);
+    add(b, "mlp.gate_proj.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
+    add(b, "mlp.up_proj.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
+    add(b, "mlp.down_proj.weight", c->hidden, c->ffn, COLUMNS, 1, normal(b->output_std));
+}
+
+static void add_gpt2_block(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    add(b, "ln_1.weight", c->hidden, 0, WHOLE, 1, ones);
+    add(b, "ln_1.bias", c->hidden, 0, WHOLE, 1, zeros);
+    add_qkv(b, "attn", true);
+    add(b, "attn.c_proj.weight", c->hidden, (uint64_t)c->heads * c->head_size, COLUMNS, c->head_size, normal(b->output_std));
+    add(b, "attn.c_proj.bias", c->hidden, 0, WHOLE, 1, zeros);
+    add(b, "ln_2.weight", c->hidden, 0, WHOLE, 1, ones);
+    add(b, "ln_2.bias", c->hidden, 0, WHOLE, 1, zeros);
+    add(b, "mlp.c_fc.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
+    add(b, "mlp.c_fc.bias", c->ffn, 0, ROWS, 1, zeros);
+    add(b, "mlp.c_proj.weight", c->hidden, c->ffn, COLUMNS, 1, normal(b->output_std));
+    add(b, "mlp.c_proj.bias", c->hidden, 0, WHOLE, 1, zeros);
+}
+
+static void add_embedding(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    if (c->family == PD_FAMILY_LLAMA) {
+        add(b, "model.embed_tokens.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+        return;
+    }
+    add(b, "transformer.wte.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+    add(b, "transformer.wpe.weight", c->context, c->hidden, WHOLE, 1, normal(b->std / 2));
+}
+
+static void add_head(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    if (c->family == PD_FAMILY_LLAMA) {
+        add(b, "model.norm.weight", c->hidden, 0, WHOLE, 1, ones);
+    } else {
+        add(b, "transformer.ln_f.weight", c->hidden, 0, WHOLE, 1, ones);
+        add(b, "transformer.ln_f.bias", c->hidden, 0, WHOLE, 1, zeros);
+    }
+    if (!c->tie_embeddings) add(b, "lm_head.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+}
+
+static void build_unit(struct builder *b, uint32_t unit)
+{
+    const struct pd_model_config *c = &b->model->config;
+    bool llama = c->family == PD_FAMILY_LLAMA;
+    b->unit = unit;
+    b->prefix[0] = '\0';
+    b->model->unit_first[unit] = b->model->tensors.count;
+    if (unit == 0) {
+        add_embedding(b);
+    } else if (unit <= c->layers) {
+        snprintf(b->prefix, sizeof b->prefix, llama ? "model.layers.%u." : "transformer.h.%u.", unit - 1);
+        if (llama)
+            add_llama_block(b);
+        else
+            add_gpt2_block(b);
+    } else {
+        add_head(b);
+    }
+}
+
+pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **ret_model, struct pd_error *err)
+{
+    struct pd_model_config resolved = *config;
+    pd_model_config_resolve(&resolved);
+    PD_TRY(pd_model_config_check(&resolved, err));
+    struct pd_model *model = calloc(1, sizeof *model);
+    if (!model) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tensor table");
+    model->config = resolved;
+    model->unit_count = resolved.layers + 2;
+    size_t tensors_max = (size_t)resolved.layers * TENSORS_A_BLOCK_MAX + 8;
+    model->tensors.tensors = calloc(tensors_max, sizeof *model->tensors.tensors);
+    model->init = calloc(tensors_max, sizeof *model->init);
+    model->unit_first = calloc(model->unit_count + 1, sizeof *model->unit_first);
+    if (!model->tensors.tensors || !model->init || !model->unit_first) {
+        pd_model_free(model);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %zu tensors", tensors_max);
+    }
+    struct builder b = {.model = model, .std = resolved.init_std};
+    b.output_std = (float)(resolved.init_std / sqrt(2.0 * resolved.layers));
+    for (uint32_t unit = 0; unit < model->unit_count; unit++)
+        build_unit(&b, unit);
+    model->unit_first[model->unit_count] = model->tensors.count;
+    PD_CHECK(model->tensors.count <= tensors_max);
+    *ret_model = model;
+    return PD_OK;
+}
+
+void pd_model_free(struct pd_model *model)
+{
+    if (!model) return;
+    pd_tensor_table_deinit(&model->tensors);
+    free(model->init);
+    free(model->unit_first);
+    free(model);
+}
+
+double pd_model_flops_per_token(const struct pd_model *model, uint32_t length)
+{
+    const struct pd_model_config *c = &model->config;
+    double multiplied = c->tie_embeddings ? (double)c->vocab * c->hidden : 0; /* the tied matrix, as the head */
+    for (uint32_t unit = 1; unit < model->unit_count; unit++)
+        for (uint32_t i = model->unit_first[unit]; i < model->unit_first[unit + 1]; i++)
+            if (model->tensors.tensors[i].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[i]);
+    /* A token looks at (length + 1) / 2 keys in the mean; scores and values, forward and twice that backward. */
+    double attention = 12.0 * c->layers * c->heads * c->head_size * (length + 1.0) / 2.0;
+    return 6.0 * multiplied + attention;
+}

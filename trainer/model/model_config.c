@@ -1,0 +1,107 @@
+/* What is missing in a model's configuration, and what is wrong with it. */
+#include "trainer/model/model.h"
+
+#include <math.h>
+
+/* SwiGLU has three matrices where GELU has two: 8/3 of hidden has as many parameters as 4 (Shazeer 2020). */
+static uint32_t default_ffn(const struct pd_model_config *c)
+{
+    uint64_t ffn = c->family == PD_FAMILY_GPT2 ? 4 * (uint64_t)c->hidden : ((uint64_t)c->hidden * 8 / 3 + 63) / 64 * 64;
+    return ffn > UINT32_MAX ? 0 : (uint32_t)ffn;
+}
+
+void pd_model_config_resolve(struct pd_model_config *config)
+{
+    if (!config->kv_heads) config->kv_heads = config->heads;
+    if (!config->head_size && config->heads) config->head_size = config->hidden / config->heads;
+    if (!config->ffn) config->ffn = default_ffn(config);
+    if (config->norm_epsilon == 0) config->norm_epsilon = 1e-5f;
+    if (config->rope_theta == 0) config->rope_theta = 10000.0f;
+    if (config->init_std == 0) config->init_std = 0.02f;
+    if (config->rope_scaling == PD_ROPE_SCALING_LLAMA3) {
+        if (config->rope_factor == 0) config->rope_factor = 8.0f;
+        if (config->rope_low_frequency_factor == 0) config->rope_low_frequency_factor = 1.0f;
+        if (config->rope_high_frequency_factor == 0) config->rope_high_frequency_factor = 4.0f;
+        if (!config->rope_original_context) config->rope_original_context = 8192;
+    }
+    if (config->family == PD_FAMILY_GPT2) config->qkv_bias = true;
+}
+
+static pd_status check_range(const char *key, uint32_t value, uint32_t low, uint32_t high, struct pd_error *err)
+{
+    if (value < low || value > high)
+        PD_FAIL(err, PD_INVALID, "model.%s is %u; it must be between %u and %u", key, value, low, high);
+    return PD_OK;
+}
+
+static uint32_t nearest_divisor(uint32_t of, uint32_t wanted)
+{
+    for (uint32_t distance = 0; distance < of; distance++) {
+        if (wanted > distance && of % (wanted - distance) == 0) return wanted - distance;
+        if (wanted + distance <= of && of % (wanted + distance) == 0) return wanted + distance;
+    }
+    return of;
+}
+
+static pd_status check_sizes(const struct pd_model_config *c, struct pd_error *err)
+{
+    PD_TRY(check_range("vocab", c->vocab, 2, 1u << 24, err));
+    PD_TRY(check_range("context", c->context, 1, 1u << 20, err));
+    PD_TRY(check_range("layers", c->layers, 1, 4096, err));
+    PD_TRY(check_range("hidden", c->hidden, 1, 1u << 20, err));
+    PD_TRY(check_range("heads", c->heads, 1, 4096, err));
+    PD_TRY(check_range("kv_heads", c->kv_heads, 1, c->heads, err));
+    PD_TRY(check_range("head_size", c->head_size, 1, 1024, err));
+    return check_range("ffn", c->ffn, 1, 1u << 22, err);
+}
+
+static pd_status check_heads(const struct pd_model_config *c, struct pd_error *err)
+{
+    if (c->heads % c->kv_heads)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads %u does not divide model.heads %u; the nearest that does is %u",
+                c->kv_heads, c->heads, nearest_divisor(c->heads, c->kv_heads));
+    if (c->family == PD_FAMILY_LLAMA && c->head_size % 2)
+        PD_FAIL(err, PD_INVALID, "model.head_size %u is odd, and RoPE rotates pairs; set model.head_size to %u",
+                c->head_size, c->head_size + 1);
+    if (c->family == PD_FAMILY_GPT2 && c->kv_heads != c->heads)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads is %u, but family gpt2 has as many as heads: %u", c->kv_heads, c->heads);
+    if (c->family == PD_FAMILY_GPT2 && (uint64_t)c->heads * c->head_size != c->hidden)
+        PD_FAIL(
+            err, PD_INVALID,
+            "model.heads %u times model.head_size %u is not model.hidden %u; take model.heads %u, which divides hidden, and "
+            "leave head_size out",
+            c->heads, c->head_size, c->hidden, nearest_divisor(c->hidden, c->heads));
+    return PD_OK;
+}
+
+/* Negations, so that NaN is refused too. */
+static pd_status check_floats(const struct pd_model_config *c, struct pd_error *err)
+{
+    if (!(c->norm_epsilon > 0 && c->norm_epsilon < 1))
+        PD_FAIL(err, PD_INVALID, "model.norm_epsilon is %g; it must be positive and under 1, such as 1e-5", c->norm_epsilon);
+    if (!(c->init_std > 0 && c->init_std < 10))
+        PD_FAIL(err, PD_INVALID, "model.init_std is %g; it must be positive and under 10, such as 0.02", c->init_std);
+    if (c->family == PD_FAMILY_GPT2) return PD_OK;
+    if (!(c->rope_theta >= 1 && c->rope_theta <= 1e12f))
+        PD_FAIL(err, PD_INVALID, "model.rope_theta is %g; it must be between 1 and 1e12, such as 10000", c->rope_theta);
+    if (c->rope_scaling == PD_ROPE_SCALING_NONE) return PD_OK;
+    if (!(c->rope_factor >= 1 && c->rope_factor <= 1e6f))
+        PD_FAIL(err, PD_INVALID, "model.rope_factor is %g; it must be between 1 and 1e6, such as 8", c->rope_factor);
+    if (!(c->rope_low_frequency_factor > 0 && c->rope_low_frequency_factor < c->rope_high_frequency_factor &&
+          isfinite(c->rope_high_frequency_factor)))
+        PD_FAIL(
+            err, PD_INVALID,
+            "model.rope_low_frequency_factor is %g and model.rope_high_frequency_factor %g; they must be positive and the "
+            "first the smaller, such as 1 and 4",
+            c->rope_low_frequency_factor, c->rope_high_frequency_factor);
+    return check_range("rope_original_context", c->rope_original_context, 1, 1u << 20, err);
+}
+
+pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_error *err)
+{
+    if (config->family != PD_FAMILY_LLAMA && config->family != PD_FAMILY_GPT2)
+        PD_FAIL(err, PD_INVALID, "model.family is neither llama nor gpt2");
+    PD_TRY(check_sizes(config, err));
+    PD_TRY(check_heads(config, err));
+    return check_floats(config, err);
+}
