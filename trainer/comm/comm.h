@@ -5,11 +5,10 @@
  * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here:
  * sums of gradients are made by their owner in leaf order (trainer/parallel/ordered_sum.h).
  *
- *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are missing.
- *            After that every call on the communicator fails at once.
- *   threads  one caller a communicator
- *   memory   staging is bounded by PD_COMM_MAILBOX_BYTES a rank (shared), requested at open; nothing is allocated later except
- *            the caller's own pd_comm_op
+ *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
+ * missing. After that every call on the communicator fails at once. threads  one caller a communicator memory   staging is
+ * bounded by PD_COMM_MAILBOX_BYTES a rank (shared), requested at open; nothing is allocated later except the caller's own
+ * pd_comm_op
  */
 #ifndef PD_TRAINER_COMM_COMM_H
 #define PD_TRAINER_COMM_COMM_H
@@ -51,6 +50,7 @@ struct pd_comm_ops {
     pd_status (*barrier)(struct pd_comm *, struct pd_error *);
     /* Ranks of equal color form a new communicator, ordered by (key, rank). */
     pd_status (*split)(struct pd_comm *, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *);
+    void (*abort)(struct pd_comm *);
     void (*free)(struct pd_comm *);
 };
 
@@ -65,17 +65,23 @@ PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op,
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                          struct pd_error *err);
-PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes,
+                                        struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                     struct pd_error *err);
-void pd_comm_free(struct pd_comm *comm);
+/* This rank gives up: its pending and later operations return PD_PEER_LOST at once, and so do those of its peers that need
+ * it, on this communicator and, where it is the outermost, on those split from it. For the way out after a failure: pieces
+ * of an operation that was started belong to it until it was waited for, and this makes that wait short. */
+void pd_comm_abort(struct pd_comm *comm);
+void pd_comm_free(struct pd_comm *comm); /* NULL is fine */
 
 /* A pd_group over a communicator, for ckpt/ and resharder/. Valid while the communicator lives; needs no release. */
 void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);
 
-/* `size` ranks as threads of this process (host_count pretended hosts, as pd_group_run_local). A rank whose rank_main fails is
- * dead to the others. Returns the first failure in rank order. */
+/* `size` ranks as threads of this process (host_count pretended hosts, as pd_group_run_local). A rank whose rank_main fails
+ * is dead to the others. Returns the first failure in rank order, causes (any other status) before consequences
+ * (PD_PEER_LOST); its message begins with the rank. */
 PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
                                         pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *),
                                         void *context, struct pd_error *err);

@@ -1,0 +1,254 @@
+/* What every transport must do, as code that runs on each rank: shared by the unit tests (ranks as threads) and by the
+ * program that runs under mpirun. A failure returns PD_BUG with the seed and the place. */
+#ifndef PD_TESTS_COMM_EXERCISE_H
+#define PD_TESTS_COMM_EXERCISE_H
+
+#include "trainer/comm/comm.h"
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline uint64_t exercise_mix(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t exercise_mix4(uint64_t seed, uint64_t round, uint64_t a, uint64_t b)
+{
+    return exercise_mix(exercise_mix(exercise_mix(exercise_mix(seed) ^ round) ^ a) ^ b);
+}
+
+/* Bytes that rank a sends to rank b in a round: often none, mostly few, sometimes many. */
+static inline uint64_t exercise_bytes(uint64_t seed, uint64_t round, uint32_t a, uint32_t b, uint64_t bytes_max)
+{
+    uint64_t dice = exercise_mix4(seed, round, a, b);
+    switch (dice % 8) {
+    case 0:
+    case 1:
+        return 0;
+    case 2:
+        return 1 + dice / 8 % 7;
+    case 3:
+        return dice / 8 % bytes_max;
+    default:
+        return dice / 8 % (bytes_max < 2000 ? bytes_max : 2000);
+    }
+}
+
+static inline uint8_t exercise_byte(uint64_t key, uint64_t at)
+{
+    return (uint8_t)((key >> (at % 57)) + at * 131);
+}
+
+#define EXERCISE_PIECES_MAX 6u /* of one message */
+
+struct exercise_side {
+    uint8_t *memory;
+    struct pd_comm_piece *pieces;
+    uint32_t count;
+};
+
+struct exercise_flight {
+    struct exercise_side sends, recvs;
+    struct pd_comm_op op;
+    uint64_t round;
+};
+
+/* Messages between this rank and all others, each cut at random; pieces of different peers interleave. */
+static inline void exercise_side_make(struct exercise_side *side, uint64_t seed, uint64_t round, uint32_t rank,
+                                      uint32_t size, uint64_t bytes_max, bool is_send)
+{
+    uint64_t total = 0;
+    for (uint32_t p = 0; p < size; p++)
+        total += is_send ? exercise_bytes(seed, round, rank, p, bytes_max) : exercise_bytes(seed, round, p, rank, bytes_max);
+    side->memory = malloc(total + 1);
+    side->pieces = calloc((size_t)size * EXERCISE_PIECES_MAX, sizeof *side->pieces);
+    side->count = 0;
+    uint64_t *left = calloc(size, sizeof *left), at = 0, live = 0;
+    for (uint32_t p = 0; p < size; p++) {
+        left[p] =
+            is_send ? exercise_bytes(seed, round, rank, p, bytes_max) : exercise_bytes(seed, round, p, rank, bytes_max);
+        live += left[p] > 0;
+    }
+    for (uint32_t k = 0; live > 0; k++) {
+        for (uint32_t p = 0; p < size; p++) {
+            if (left[p] == 0) continue;
+            uint64_t dice = exercise_mix4(seed ^ (is_send ? 77 : 99), round * 64 + k, rank, p);
+            uint64_t take = k + 1 == EXERCISE_PIECES_MAX ? left[p] : dice % (left[p] + 1); /* may be empty */
+            side->pieces[side->count++] = (struct pd_comm_piece){.peer = p, .data = side->memory + at, .bytes = take};
+            at += take;
+            left[p] -= take;
+            live -= left[p] == 0;
+        }
+    }
+    free(left);
+}
+
+/* Walks all messages of a side: fills sends, or counts wrong bytes of receives. */
+static inline uint64_t exercise_side_walk(struct exercise_side *side, uint64_t seed, uint64_t round, uint32_t rank,
+                                          uint32_t size, bool is_send)
+{
+    uint64_t wrong = 0, *at = calloc(size, sizeof *at);
+    for (uint32_t i = 0; i < side->count; i++) {
+        uint32_t p = side->pieces[i].peer;
+        uint64_t key = exercise_mix4(seed + 5, round, is_send ? rank : p, is_send ? p : rank);
+        uint8_t *bytes = side->pieces[i].data;
+        for (uint64_t b = 0; b < side->pieces[i].bytes; b++, at[p]++) {
+            if (is_send)
+                bytes[b] = exercise_byte(key, at[p]);
+            else
+                wrong += bytes[b] != exercise_byte(key, at[p]);
+        }
+    }
+    free(at);
+    return wrong;
+}
+
+static inline void exercise_side_free(struct exercise_side *side)
+{
+    free(side->memory);
+    free(side->pieces);
+}
+
+static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struct exercise_flight *flight,
+                                      struct pd_error *err)
+{
+    pd_status st = pd_comm_wait(comm, &flight->op, err);
+    uint64_t wrong = st ? 0 : exercise_side_walk(&flight->recvs, seed, flight->round, comm->rank, comm->size, false);
+    exercise_side_free(&flight->sends);
+    exercise_side_free(&flight->recvs);
+    if (wrong)
+        PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u received %llu wrong bytes", (unsigned long long)seed,
+                (unsigned long long)flight->round, comm->rank, comm->size, (unsigned long long)wrong);
+    return st;
+}
+
+#define EXERCISE_FLIGHTS 3u
+
+/* Random exchanges, several in flight, with collectives between them. */
+static inline pd_status exercise_exchanges(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t bytes_max,
+                                           struct pd_error *err)
+{
+    struct exercise_flight flights[EXERCISE_FLIGHTS];
+    for (uint64_t round = 0; round < rounds + EXERCISE_FLIGHTS; round++) {
+        struct exercise_flight *flight = &flights[round % EXERCISE_FLIGHTS];
+        if (round >= EXERCISE_FLIGHTS) PD_TRY(exercise_land(comm, seed, flight, err));
+        if (round >= rounds) continue;
+        flight->round = round;
+        exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true);
+        exercise_side_make(&flight->recvs, seed, round, comm->rank, comm->size, bytes_max, false);
+        exercise_side_walk(&flight->sends, seed, round, comm->rank, comm->size, true);
+        memset(flight->recvs.memory, 0xa5, 1);
+        flight->op = (struct pd_comm_op){.sends = flight->sends.pieces,
+                                         .send_count = flight->sends.count,
+                                         .recvs = flight->recvs.pieces,
+                                         .recv_count = flight->recvs.count};
+        PD_TRY(pd_comm_start(comm, &flight->op, err));
+        if (exercise_mix4(seed, round, 1, 2) % 5 == 0) PD_TRY(pd_comm_barrier(comm, err));
+    }
+    return PD_OK;
+}
+
+#define EXERCISE_EXPECT(condition)                                                                       \
+    do {                                                                                                 \
+        if (!(condition)) PD_FAIL(err, PD_BUG, "rank %u of %u: %s", comm->rank, comm->size, #condition); \
+    } while (0)
+
+static inline pd_status exercise_reductions(struct pd_comm *comm, struct pd_error *err)
+{
+    uint64_t values[150];
+    uint32_t n = comm->size;
+    for (uint32_t i = 0; i < 150; i++)
+        values[i] = exercise_mix4(1, i, comm->rank, 0);
+    PD_TRY(pd_comm_all_reduce(comm, values, 150, PD_REDUCE_SUM_U64, err));
+    for (uint32_t i = 0; i < 150; i++) {
+        uint64_t sum = 0;
+        for (uint32_t r = 0; r < n; r++)
+            sum += exercise_mix4(1, i, r, 0);
+        EXERCISE_EXPECT(values[i] == sum);
+    }
+    uint64_t bits = UINT64_C(1) << (comm->rank % 64), most = 10 + comm->rank, least = 1000 - comm->rank, all = 0;
+    for (uint32_t r = 0; r < n; r++)
+        all |= UINT64_C(1) << (r % 64);
+    PD_TRY(pd_comm_all_reduce(comm, &bits, 1, PD_REDUCE_OR_U64, err));
+    PD_TRY(pd_comm_all_reduce(comm, &most, 1, PD_REDUCE_MAX_U64, err));
+    PD_TRY(pd_comm_all_reduce(comm, &least, 1, PD_REDUCE_MIN_U64, err));
+    EXERCISE_EXPECT(bits == all && most == 9 + n && least == 1001 - n);
+    return PD_OK;
+}
+
+static inline pd_status exercise_broadcasts(struct pd_comm *comm, struct pd_error *err)
+{
+    for (uint32_t root = 0; root < comm->size; root++) {
+        uint64_t bytes = root % 3 == 0 ? 3 : root % 3 == 1 ? 100000 : 0;
+        uint8_t *data = calloc(1, bytes + 1);
+        for (uint64_t i = 0; comm->rank == root && i < bytes; i++)
+            data[i] = exercise_byte(root * 7919 + 1, i);
+        pd_status st = pd_comm_broadcast(comm, root, data, bytes, err);
+        uint64_t wrong = 0;
+        for (uint64_t i = 0; i < bytes; i++)
+            wrong += data[i] != exercise_byte(root * 7919 + 1, i);
+        free(data);
+        PD_TRY(st);
+        EXERCISE_EXPECT(wrong == 0);
+    }
+    return PD_OK;
+}
+
+/* Parts by remainder, in reverse order; a part of the part; everything at once; parts and whole used in turn. */
+static inline pd_status exercise_splits(struct pd_comm *comm, uint64_t seed, struct pd_error *err)
+{
+    struct pd_comm *part, *twin, *pair;
+    uint32_t n = comm->size, color = comm->rank % 3, part_size = (n - color + 2) / 3;
+    PD_TRY(pd_comm_split(comm, color, n - comm->rank, &part, err));
+    EXERCISE_EXPECT(part->size == part_size && part->rank == part_size - 1 - comm->rank / 3);
+    PD_TRY(pd_comm_split(comm, 5, 0, &twin, err));
+    EXERCISE_EXPECT(twin->size == n && twin->rank == comm->rank);
+    EXERCISE_EXPECT(twin->host == comm->host && twin->host_count == comm->host_count);
+    PD_TRY(pd_comm_split(part, part->rank / 2, 0, &pair, err));
+    EXERCISE_EXPECT(pair->size <= 2);
+    for (uint32_t round = 0; round < 3; round++) {
+        PD_TRY(exercise_exchanges(part, seed + color, 4, 3000, err));
+        PD_TRY(exercise_exchanges(pair, seed + color * 100 + part->rank / 2, 4, 3000, err));
+        PD_TRY(exercise_exchanges(twin, seed, 4, 3000, err));
+        PD_TRY(exercise_exchanges(comm, seed, 4, 3000, err));
+    }
+    uint64_t sum = 1;
+    PD_TRY(pd_comm_all_reduce(part, &sum, 1, PD_REDUCE_SUM_U64, err));
+    EXERCISE_EXPECT(sum == part_size);
+    pd_comm_free(pair);
+    pd_comm_free(part);
+    PD_TRY(pd_comm_barrier(twin, err));
+    pd_comm_free(twin);
+    return PD_OK;
+}
+
+/* The group adaptor: gather, agreement, exchange with matching pieces. */
+static inline pd_status exercise_group(struct pd_comm *comm, struct pd_error *err)
+{
+    struct pd_group group;
+    pd_comm_group(comm, &group);
+    EXERCISE_EXPECT(group.rank == comm->rank && group.size == comm->size && group.host == comm->host);
+    uint64_t mine[2] = {comm->rank, comm->rank * 3 + 1}, *all = calloc(comm->size, sizeof mine);
+    uint32_t root = comm->size - 1;
+    pd_status st = pd_group_gather(&group, root, mine, sizeof mine, comm->rank == root ? all : NULL, err);
+    uint64_t wrong = 0;
+    for (uint32_t r = 0; comm->rank == root && r < comm->size; r++)
+        wrong += all[2 * r] != r || all[2 * r + 1] != r * 3 + 1;
+    free(all);
+    PD_TRY(st);
+    EXERCISE_EXPECT(wrong == 0);
+    PD_TRY(pd_group_barrier(&group, err));
+    uint64_t token = comm->rank + 1, got = 0;
+    struct pd_group_piece send = {.peer = (comm->rank + 1) % comm->size, .data = &token, .bytes = sizeof token};
+    struct pd_group_piece recv = {.peer = (comm->rank + comm->size - 1) % comm->size, .data = &got, .bytes = sizeof got};
+    PD_TRY(pd_group_exchange(&group, &send, 1, &recv, 1, err));
+    EXERCISE_EXPECT(got == recv.peer + 1);
+    PD_TRY(pd_group_agree(&group, PD_OK, err));
+    return PD_OK;
+}
+
+#endif

@@ -1,0 +1,265 @@
+/* Ranks as threads of one process. */
+#include "tests/helpers/comm_exercise.h"
+
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+static const uint32_t worlds[] = {1, 2, 3, 5, 8, 19};
+#define WORLDS (sizeof worlds / sizeof *worlds)
+
+static uint64_t scale(void)
+{
+    const char *text = getenv("PERDURE_TEST_SCALE");
+    uint64_t value = text ? strtoull(text, NULL, 10) : 1;
+    return value ? value : 1;
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void expect_ok(pd_status st, const struct pd_error *err)
+{
+    cr_assert_eq(st, PD_OK, "%s: %s", err->where, err->message);
+}
+
+static void expect_says(const struct pd_error *err, const char *text)
+{
+    cr_assert(strstr(err->message, text), "\"%s\" does not say \"%s\"", err->message, text);
+}
+
+static pd_status exchanges_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    return exercise_exchanges(comm, *(uint64_t *)context, 300 * scale(), 40000, err);
+}
+
+Test(local, random_exchanges_arrive_byte_for_byte)
+{
+    for (uint64_t w = 0; w < WORLDS; w++) {
+        struct pd_error err;
+        uint64_t seed = 11 + w;
+        expect_ok(pd_comm_run_local(worlds[w], 1, exchanges_main, &seed, &err), &err);
+    }
+}
+
+static pd_status large_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    return exercise_exchanges(comm, *(uint64_t *)context, 12, 6000000, err);
+}
+
+Test(local, large_exchanges_arrive_byte_for_byte)
+{
+    struct pd_error err;
+    uint64_t seed = 5;
+    expect_ok(pd_comm_run_local(3, 1, large_main, &seed, &err), &err);
+}
+
+static pd_status collectives_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    PD_TRY(exercise_reductions(comm, err));
+    PD_TRY(exercise_broadcasts(comm, err));
+    PD_TRY(exercise_group(comm, err));
+    for (int i = 0; i < 100; i++)
+        PD_TRY(pd_comm_barrier(comm, err));
+    return PD_OK;
+}
+
+Test(local, collectives_and_group)
+{
+    for (uint64_t w = 0; w < WORLDS; w++) {
+        struct pd_error err;
+        expect_ok(pd_comm_run_local(worlds[w], 1, collectives_main, NULL, &err), &err);
+    }
+}
+
+static pd_status splits_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    return exercise_splits(comm, 42, err);
+}
+
+Test(local, splits_are_communicators_of_their_own)
+{
+    for (uint64_t w = 0; w < WORLDS; w++) {
+        struct pd_error err;
+        expect_ok(pd_comm_run_local(worlds[w], 1, splits_main, NULL, &err), &err);
+    }
+}
+
+static pd_status hosts_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    EXERCISE_EXPECT(comm->host_count == 2 && comm->host == comm->rank * 2 / 5);
+    struct pd_comm *part;
+    PD_TRY(pd_comm_split(comm, comm->rank > 2, 0, &part, err)); /* hosts 0 0 0 1 1 */
+    EXERCISE_EXPECT(part->host_count == 1 && part->host == 0);
+    pd_comm_free(part);
+    return PD_OK;
+}
+
+Test(local, pretended_hosts_are_numbered)
+{
+    struct pd_error err;
+    expect_ok(pd_comm_run_local(5, 2, hosts_main, NULL, &err), &err);
+    cr_assert_eq(pd_comm_run_local(0, 1, hosts_main, NULL, &err), PD_INVALID);
+    cr_assert_eq(pd_comm_run_local(2, 3, hosts_main, NULL, &err), PD_INVALID);
+}
+
+/* The caller computes while the operation runs: it is complete without a call to wait. */
+static pd_status overlap_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    uint64_t out = comm->rank, in = 99;
+    struct pd_comm_piece send = {.peer = 1 - comm->rank, .data = &out, .bytes = 8};
+    struct pd_comm_piece recv = {.peer = 1 - comm->rank, .data = &in, .bytes = 8};
+    struct pd_comm_op op = {.sends = &send, .send_count = 1, .recvs = &recv, .recv_count = 1};
+    PD_TRY(pd_comm_start(comm, &op, err));
+    for (int i = 0; i < 2000 && !op.done; i++)
+        usleep(1000);
+    EXERCISE_EXPECT(op.done && in == 1 - comm->rank);
+    return pd_comm_wait(comm, &op, err);
+}
+
+Test(local, operations_progress_without_the_caller)
+{
+    struct pd_error err;
+    expect_ok(pd_comm_run_local(2, 1, overlap_main, NULL, &err), &err);
+}
+
+static pd_status dead_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    _Atomic uint32_t *told = context;
+    struct pd_comm *part;
+    PD_TRY(pd_comm_split(comm, 0, 0, &part, err));
+    PD_TRY(pd_comm_barrier(part, err));
+    if (comm->rank == 2) PD_FAIL(err, PD_IO, "the disk of this rank is gone");
+    struct pd_error own;
+    pd_status st = pd_comm_barrier(part, &own);
+    if (st == PD_PEER_LOST && strstr(own.message, "rank 2")) atomic_fetch_add(told, 1);
+    if (pd_comm_barrier(part, NULL) == PD_PEER_LOST) atomic_fetch_add(told, 100);
+    if (pd_comm_barrier(comm, NULL) == PD_PEER_LOST) atomic_fetch_add(told, 10000);
+    pd_comm_free(part);
+    if (err) *err = own;
+    return st;
+}
+
+Test(local, a_rank_that_fails_is_dead_to_the_others_at_once)
+{
+    struct pd_error err;
+    _Atomic uint32_t told = 0;
+    double began = seconds_now();
+    cr_assert_eq(pd_comm_run_local(5, 1, dead_main, &told, &err), PD_IO, "the cause, not a consequence");
+    cr_assert_lt(seconds_now() - began, 2.0);
+    expect_says(&err, "rank 2: the disk");
+    cr_assert_eq(atomic_load(&told), 4 + 400 + 40000, "%u", atomic_load(&told));
+}
+
+static pd_status late_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    comm->time_limit_seconds = 0.3;
+    PD_TRY(pd_comm_barrier(comm, err));
+    if (comm->rank % 2 == 1) usleep(1500000);
+    return pd_comm_barrier(comm, err);
+}
+
+Test(local, silent_ranks_are_named_after_the_time_limit)
+{
+    struct pd_error err;
+    double began = seconds_now();
+    cr_assert_eq(pd_comm_run_local(5, 1, late_main, NULL, &err), PD_PEER_LOST);
+    expect_says(&err, "ranks 1, 3 did not arrive within 0.3 s (2 missing)");
+    cr_assert_gt(seconds_now() - began, 0.3);
+}
+
+static pd_status early_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    return comm->rank == 1 ? PD_OK : pd_comm_barrier(comm, err);
+}
+
+Test(local, a_rank_that_finished_early_is_named)
+{
+    struct pd_error err;
+    double began = seconds_now();
+    cr_assert_eq(pd_comm_run_local(3, 1, early_main, NULL, &err), PD_PEER_LOST);
+    expect_says(&err, "rank 1 left while rank");
+    cr_assert_lt(seconds_now() - began, 2.0);
+}
+
+/* A rank gives up with an operation in flight, whose memory it then reuses; nobody may touch it any more. */
+static pd_status abort_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    size_t bytes = 1 << 20;
+    uint8_t *out = malloc(bytes), *in = malloc(bytes);
+    memset(out, 1, bytes);
+    struct pd_comm_piece send = {.peer = 1 - comm->rank, .data = out, .bytes = bytes};
+    struct pd_comm_piece recv = {.peer = 1 - comm->rank, .data = in, .bytes = bytes};
+    struct pd_comm_op op = {.sends = &send, .send_count = 1, .recvs = &recv, .recv_count = 1};
+    pd_status st = PD_OK;
+    if (comm->rank == 0) {
+        PD_TRY(pd_comm_start(comm, &op, err));
+        pd_comm_abort(comm);
+        st = pd_comm_wait(comm, &op, err);
+        memset(out, 2, bytes);
+    } else {
+        usleep(20000);
+        st = pd_comm_start(comm, &op, err);
+        if (!st) st = pd_comm_wait(comm, &op, err);
+    }
+    free(out);
+    free(in);
+    return st;
+}
+
+Test(local, abort_ends_what_is_in_flight)
+{
+    struct pd_error err;
+    double began = seconds_now();
+    cr_assert_eq(pd_comm_run_local(2, 1, abort_main, NULL, &err), PD_PEER_LOST);
+    cr_assert_lt(seconds_now() - began, 2.0);
+}
+
+static pd_status mismatch_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    comm->time_limit_seconds = 1;
+    uint8_t bytes[16] = {0};
+    struct pd_comm_piece piece = {.peer = 1 - comm->rank, .data = bytes, .bytes = comm->rank ? 9 : 8};
+    struct pd_comm_op op = {.sends = &piece, .send_count = comm->rank == 0, .recvs = &piece, .recv_count = comm->rank == 1};
+    PD_TRY(pd_comm_start(comm, &op, err));
+    return pd_comm_wait(comm, &op, err);
+}
+
+Test(local, lengths_that_do_not_match_are_a_bug_with_a_name)
+{
+    struct pd_error err;
+    cr_assert_eq(pd_comm_run_local(2, 1, mismatch_main, NULL, &err), PD_BUG);
+    expect_says(&err, "rank 1 expects 9 bytes of rank 0, which sends 8");
+}
+
+static pd_status wrong_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    uint8_t byte = 0;
+    struct pd_comm_piece nobody = {.peer = comm->size, .data = &byte, .bytes = 1}, nothing = {.peer = 0, .bytes = 1};
+    struct pd_comm_op first = {.sends = &nobody, .send_count = 1}, second = {.recvs = &nothing, .recv_count = 1};
+    EXERCISE_EXPECT(pd_comm_start(comm, &first, NULL) == PD_BUG);
+    EXERCISE_EXPECT(pd_comm_start(comm, &second, NULL) == PD_BUG);
+    EXERCISE_EXPECT(pd_comm_broadcast(comm, comm->size, &byte, 1, NULL) == PD_BUG);
+    return pd_comm_barrier(comm, err);
+}
+
+Test(local, wrong_pieces_are_refused)
+{
+    struct pd_error err;
+    expect_ok(pd_comm_run_local(2, 1, wrong_main, NULL, &err), &err);
+}

@@ -1,0 +1,168 @@
+/* Collectives as exchanges. Few ranks talk all to all, which is one step; many use a binomial tree rooted at rank 0, which
+ * is two walks of log2(size) steps. Values are integers, so the order of combination does not matter. */
+#include "trainer/comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FLAT_RANKS_MAX 16u
+
+static uint64_t combine(uint64_t a, uint64_t b, enum pd_reduce reduce)
+{
+    switch (reduce) {
+    case PD_REDUCE_SUM_U64:
+        return a + b;
+    case PD_REDUCE_OR_U64:
+        return a | b;
+    case PD_REDUCE_MAX_U64:
+        return a > b ? a : b;
+    case PD_REDUCE_MIN_U64:
+        return a < b ? a : b;
+    }
+    pd_check_failed(PD_WHERE, "a reduction that exists");
+}
+
+static void combine_values(uint64_t *values, const uint64_t *others, uint32_t count, enum pd_reduce reduce)
+{
+    for (uint32_t i = 0; i < count; i++)
+        values[i] = combine(values[i], others[i], reduce);
+}
+
+static pd_status reduce_flat(struct pd_engine *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                             struct pd_error *err)
+{
+    uint32_t size = engine->comm.size, peers = 0;
+    uint64_t bytes = count * sizeof *values;
+    struct pd_comm_piece *sends = engine->scratch_pieces, *recvs = sends + size;
+    for (uint32_t r = 0; r < size; r++) {
+        if (r == engine->comm.rank) continue;
+        sends[peers] = (struct pd_comm_piece){.peer = r, .data = values, .bytes = bytes};
+        recvs[peers] = (struct pd_comm_piece){
+            .peer = r, .data = engine->scratch_values + (size_t)peers * PD_REDUCE_ROUND, .bytes = bytes};
+        peers++;
+    }
+    PD_TRY(pd_engine_run(engine, sends, peers, recvs, peers, err));
+    for (uint32_t p = 0; p < peers; p++)
+        combine_values(values, engine->scratch_values + (size_t)p * PD_REDUCE_ROUND, count, reduce);
+    return PD_OK;
+}
+
+/* `relative` numbers ranks from the root of the tree. */
+static uint32_t rank_of(const struct pd_engine *engine, uint32_t relative, uint32_t root)
+{
+    return (uint32_t)(((uint64_t)relative + root) % engine->comm.size);
+}
+
+static uint32_t relative_of(const struct pd_engine *engine, uint32_t root)
+{
+    return (engine->comm.rank + engine->comm.size - root) % engine->comm.size;
+}
+
+static pd_status send_one(struct pd_engine *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_comm_piece piece = {.peer = peer, .data = data, .bytes = bytes};
+    return pd_engine_run(engine, &piece, 1, NULL, 0, err);
+}
+
+static pd_status receive_one(struct pd_engine *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_comm_piece piece = {.peer = peer, .data = data, .bytes = bytes};
+    return pd_engine_run(engine, NULL, 0, &piece, 1, err);
+}
+
+static pd_status idle_step(struct pd_engine *engine, struct pd_error *err)
+{
+    return pd_engine_run(engine, NULL, 0, NULL, 0, err);
+}
+
+/* Every rank makes the same number of steps, so that operations stay numbered alike. */
+static pd_status reduce_tree(struct pd_engine *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                             struct pd_error *err)
+{
+    uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    bool has_sent = false;
+    for (uint64_t step = 1; step < size; step *= 2) {
+        if (!has_sent && rank & step) {
+            PD_TRY(send_one(engine, (uint32_t)(rank - step), values, count * sizeof *values, err));
+            has_sent = true;
+        } else if (!has_sent && rank + step < size) {
+            PD_TRY(receive_one(engine, (uint32_t)(rank + step), engine->scratch_values, count * sizeof *values, err));
+            combine_values(values, engine->scratch_values, count, reduce);
+        } else {
+            PD_TRY(idle_step(engine, err));
+        }
+    }
+    return pd_engine_broadcast(&engine->comm, 0, values, count * sizeof *values, err);
+}
+
+pd_status pd_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                               struct pd_error *err)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    for (uint32_t at = 0; at < count; at += PD_REDUCE_ROUND) {
+        uint32_t round = count - at < PD_REDUCE_ROUND ? count - at : PD_REDUCE_ROUND;
+        if (comm->size <= FLAT_RANKS_MAX)
+            PD_TRY(reduce_flat(engine, values + at, round, reduce, err));
+        else
+            PD_TRY(reduce_tree(engine, values + at, round, reduce, err));
+    }
+    return PD_OK;
+}
+
+static pd_status broadcast_flat(struct pd_engine *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    if (engine->comm.rank != root) return receive_one(engine, root, data, bytes, err);
+    uint32_t peers = 0;
+    for (uint32_t r = 0; r < engine->comm.size; r++)
+        if (r != root) engine->scratch_pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
+    return pd_engine_run(engine, engine->scratch_pieces, peers, NULL, 0, err);
+}
+
+static pd_status broadcast_tree(struct pd_engine *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    uint32_t size = engine->comm.size, me = relative_of(engine, root);
+    uint64_t step = 1;
+    while (step < size)
+        step *= 2;
+    for (step /= 2; step > 0; step /= 2) {
+        bool is_holder = me % (2 * step) == 0, is_next = me % (2 * step) == step;
+        if (is_holder && me + step < size)
+            PD_TRY(send_one(engine, rank_of(engine, (uint32_t)(me + step), root), data, bytes, err));
+        else if (is_next)
+            PD_TRY(receive_one(engine, rank_of(engine, (uint32_t)(me - step), root), data, bytes, err));
+        else
+            PD_TRY(idle_step(engine, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    if (comm->size <= FLAT_RANKS_MAX) return broadcast_flat(engine, root, data, bytes, err);
+    return broadcast_tree(engine, root, data, bytes, err);
+}
+
+pd_status pd_engine_barrier(struct pd_comm *comm, struct pd_error *err)
+{
+    uint64_t arrived = 1;
+    PD_TRY(pd_engine_all_reduce(comm, &arrived, 1, PD_REDUCE_SUM_U64, err));
+    PD_CHECK(arrived == comm->size);
+    return PD_OK;
+}
+
+pd_status pd_engine_all_gather(struct pd_engine *engine, const void *send, uint32_t bytes, void *recv, struct pd_error *err)
+{
+    uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    uint8_t *out = recv;
+    memcpy(out + (size_t)rank * bytes, send, bytes);
+    if (rank != 0) {
+        PD_TRY(send_one(engine, 0, out + (size_t)rank * bytes, bytes, err));
+    } else {
+        for (uint32_t r = 1; r < size; r++)
+            engine->scratch_pieces[r - 1] =
+                (struct pd_comm_piece){.peer = r, .data = out + (size_t)r * bytes, .bytes = bytes};
+        PD_TRY(pd_engine_run(engine, NULL, 0, engine->scratch_pieces, size - 1, err));
+    }
+    return pd_engine_broadcast(&engine->comm, 0, recv, (uint64_t)size * bytes, err);
+}

@@ -1,0 +1,129 @@
+#include "trainer/comm/comm.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#define GATHER_PIECES 64u
+
+static pd_status check_pieces(const struct pd_comm *comm, const struct pd_comm_piece *pieces, uint32_t count,
+                              const char *what, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (pieces[i].peer >= comm->size)
+            PD_FAIL(err, PD_BUG, "%s %u of an exchange names rank %u of %u", what, i, pieces[i].peer, comm->size);
+        if (pieces[i].bytes && !pieces[i].data) PD_FAIL(err, PD_BUG, "%s %u of an exchange has no memory", what, i);
+    }
+    return PD_OK;
+}
+
+pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    PD_TRY(check_pieces(comm, op->sends, op->send_count, "send", err));
+    PD_TRY(check_pieces(comm, op->recvs, op->recv_count, "receive", err));
+    return comm->ops->start(comm, op, err);
+}
+
+pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    return comm->ops->wait(comm, op, err);
+}
+
+pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                             struct pd_error *err)
+{
+    return comm->ops->all_reduce(comm, values, count, reduce, err);
+}
+
+pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    if (root >= comm->size) PD_FAIL(err, PD_BUG, "broadcast from rank %u of %u", root, comm->size);
+    return comm->ops->broadcast(comm, root, data, bytes, err);
+}
+
+pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err)
+{
+    return comm->ops->barrier(comm, err);
+}
+
+pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    return comm->ops->split(comm, color, key, ret_comm, err);
+}
+
+void pd_comm_abort(struct pd_comm *comm)
+{
+    comm->ops->abort(comm);
+}
+
+void pd_comm_free(struct pd_comm *comm)
+{
+    if (comm) comm->ops->free(comm);
+}
+
+/* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */
+static_assert(sizeof(struct pd_group_piece) == sizeof(struct pd_comm_piece) &&
+                  offsetof(struct pd_group_piece, peer) == offsetof(struct pd_comm_piece, peer) &&
+                  offsetof(struct pd_group_piece, data) == offsetof(struct pd_comm_piece, data) &&
+                  offsetof(struct pd_group_piece, bytes) == offsetof(struct pd_comm_piece, bytes),
+              "a group piece is a comm piece");
+
+static pd_status exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                          const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    PD_TRY(pd_comm_start(comm, &op, err));
+    return pd_comm_wait(comm, &op, err);
+}
+
+static pd_status group_barrier(struct pd_group *group, struct pd_error *err)
+{
+    return pd_comm_barrier(group->context, err);
+}
+
+static pd_status group_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    return pd_comm_broadcast(group->context, root, data, bytes, err);
+}
+
+static pd_status group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
+                                const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    return exchange(group->context, (const struct pd_comm_piece *)sends, send_count, (const struct pd_comm_piece *)recvs,
+                    recv_count, err);
+}
+
+/* In rounds of a fixed number of ranks, so that nothing is allocated; every rank takes part in every round. */
+static pd_status group_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                              struct pd_error *err)
+{
+    struct pd_comm *comm = group->context;
+    if (root >= comm->size) PD_FAIL(err, PD_BUG, "gather at rank %u of %u", root, comm->size);
+    for (uint32_t first = 0; first < comm->size; first += GATHER_PIECES) {
+        uint32_t last = comm->size - first < GATHER_PIECES ? comm->size : first + GATHER_PIECES, recv_count = 0;
+        struct pd_comm_piece mine = {.peer = root, .data = (void *)(uintptr_t)send, .bytes = bytes}, recvs[GATHER_PIECES];
+        for (uint32_t r = first; comm->rank == root && r < last; r++)
+            recvs[recv_count++] = (struct pd_comm_piece){.peer = r, .data = (uint8_t *)recv + r * bytes, .bytes = bytes};
+        bool is_sender = comm->rank >= first && comm->rank < last;
+        PD_TRY(exchange(comm, &mine, is_sender, recvs, recv_count, err));
+    }
+    return PD_OK;
+}
+
+static const struct pd_group_ops group_ops = {
+    .name = "comm",
+    .barrier = group_barrier,
+    .gather = group_gather,
+    .broadcast = group_broadcast,
+    .exchange = group_exchange,
+};
+
+void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group)
+{
+    *ret_group = (struct pd_group){.ops = &group_ops,
+                                   .rank = comm->rank,
+                                   .size = comm->size,
+                                   .host = comm->host,
+                                   .host_count = comm->host_count,
+                                   .context = comm};
+}

@@ -1,0 +1,81 @@
+#include "trainer/comm/direct.h"
+
+#include <sched.h>
+
+static struct pd_offer *offer_between(const struct pd_engine *engine, uint32_t sender, uint32_t receiver)
+{
+    return pd_segment_pair(engine->segment, sender, receiver);
+}
+
+static void direct_begin(struct pd_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        struct pd_link *link = &engine->links[engine->active[i]];
+        if (link->slot == PD_NO_SLOT || link->send.left == 0) continue;
+        struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
+        offer->sequence = engine->sequence;
+        offer->cursor = link->send;
+        link->is_send_begun = true;
+        atomic_store(&offer->state, PD_OFFER_OFFERED);
+        pd_segment_ring(engine->segment, link->slot);
+    }
+}
+
+static pd_status check_match(const struct pd_engine *engine, uint32_t peer, const struct pd_offer *offer, uint64_t expected,
+                             struct pd_error *err)
+{
+    if (offer->sequence == engine->sequence && offer->cursor.left == expected) return PD_OK;
+    PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
+            (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world, (unsigned long long)expected,
+            engine->members[peer].world, (unsigned long long)offer->cursor.left, (unsigned long long)offer->sequence);
+}
+
+static pd_status take(struct pd_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+{
+    struct pd_link *link = &engine->links[peer];
+    struct pd_offer *offer = offer_between(engine, link->slot, engine->slot);
+    uint32_t offered = PD_OFFER_OFFERED;
+    if (!atomic_compare_exchange_strong(&offer->state, &offered, PD_OFFER_TAKING)) return PD_OK;
+    pd_status st = check_match(engine, peer, offer, link->recv.left, err);
+    struct pd_cursor source = offer->cursor;
+    if (!st) pd_cursor_copy(&link->recv, &source, source.left);
+    atomic_store(&offer->state, PD_OFFER_EMPTY);
+    pd_segment_ring(engine->segment, link->slot);
+    *ret_has_moved = true;
+    return st;
+}
+
+static pd_status direct_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        struct pd_link *link = &engine->links[engine->active[i]];
+        if (link->slot == PD_NO_SLOT) continue;
+        if (link->recv.left) PD_TRY(take(engine, engine->active[i], ret_has_moved, err));
+        if (link->send.left == 0) continue;
+        if (atomic_load(&offer_between(engine, engine->slot, link->slot)->state) != PD_OFFER_EMPTY) continue;
+        link->send.left = 0;
+        *ret_has_moved = true;
+    }
+    return PD_OK;
+}
+
+/* Withdraws offers of a failed operation; a peer that is copying right now is waited for, which lasts one copy. */
+static void direct_end(struct pd_engine *engine)
+{
+    for (uint32_t p = 0; p < engine->comm.size; p++) {
+        const struct pd_link *link = &engine->links[p];
+        if (!link->is_send_begun) continue;
+        struct pd_offer *offer = offer_between(engine, engine->slot, link->slot);
+        uint32_t offered = PD_OFFER_OFFERED;
+        if (atomic_compare_exchange_strong(&offer->state, &offered, PD_OFFER_EMPTY)) continue;
+        while (atomic_load(&offer->state) == PD_OFFER_TAKING)
+            sched_yield();
+    }
+}
+
+const struct pd_channel_ops pd_channel_direct = {
+    .name = "direct",
+    .begin = direct_begin,
+    .progress = direct_progress,
+    .end = direct_end,
+};

@@ -1,0 +1,288 @@
+#include "trainer/comm/engine.h"
+#include "trainer/comm/exchange.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t pd_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots)
+{
+    uint32_t slots = 0, mine = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        if (members[r].domain != members[rank].domain) continue;
+        if (r == rank) mine = slots;
+        slots++;
+    }
+    *ret_slots = slots;
+    return mine;
+}
+
+/* Hosts are numbered in the order in which members name them. */
+static void hosts_set(struct pd_engine *engine)
+{
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < engine->comm.size; r++) {
+        uint32_t first = 0;
+        while (engine->members[first].host != engine->members[r].host)
+            first++;
+        if (first == r) {
+            if (engine->members[r].host == engine->members[engine->comm.rank].host) engine->comm.host = count;
+            count++;
+        }
+    }
+    engine->comm.host_count = count;
+}
+
+static void engine_release(struct pd_engine *engine)
+{
+    free(engine->members);
+    free(engine->links);
+    free(engine->active);
+    free(engine->scratch_pieces);
+    free(engine->scratch_values);
+    free(engine);
+}
+
+static struct pd_engine *engine_allocate(uint32_t size)
+{
+    struct pd_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return NULL;
+    engine->members = calloc(size, sizeof *engine->members);
+    engine->links = calloc(size, sizeof *engine->links);
+    engine->active = calloc(size, sizeof *engine->active);
+    engine->scratch_pieces = calloc((size_t)2 * size, sizeof *engine->scratch_pieces);
+    engine->scratch_values = calloc((size_t)size * PD_REDUCE_ROUND, sizeof *engine->scratch_values);
+    if (engine->members && engine->links && engine->active && engine->scratch_pieces && engine->scratch_values)
+        return engine;
+    engine_release(engine);
+    return NULL;
+}
+
+/* Called with the lock, which is open while the operation runs. */
+static void execute(struct pd_engine *engine, struct pd_comm_op *op)
+{
+    engine->is_executing = true;
+    engine->limit_seconds = engine->comm.time_limit_seconds;
+    pd_status st = engine->broken;
+    if (st) {
+        op->error = engine->broken_error;
+    } else {
+        pthread_mutex_unlock(&engine->lock);
+        st = pd_exchange_run(engine, op, &op->error);
+        pthread_mutex_lock(&engine->lock);
+    }
+    if (st && !engine->broken) {
+        engine->broken = st;
+        engine->broken_error = op->error;
+    }
+    op->status = st;
+    op->done = 1;
+    engine->is_executing = false;
+    pthread_cond_broadcast(&engine->changed);
+}
+
+static struct pd_comm_op *queue_pop(struct pd_engine *engine)
+{
+    struct pd_comm_op *op = engine->head;
+    engine->head = op->next;
+    if (!engine->head) engine->tail = NULL;
+    return op;
+}
+
+static void queue_push(struct pd_engine *engine, struct pd_comm_op *op)
+{
+    op->next = NULL;
+    if (engine->tail)
+        engine->tail->next = op;
+    else
+        engine->head = op;
+    engine->tail = op;
+}
+
+static void *thread_main(void *argument)
+{
+    struct pd_engine *engine = argument;
+    pthread_mutex_lock(&engine->lock);
+    for (;;) {
+        while (engine->is_executing || (!engine->head && !engine->is_closing))
+            pthread_cond_wait(&engine->changed, &engine->lock);
+        if (!engine->head) break;
+        execute(engine, queue_pop(engine));
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+/* Signals are for the threads of the program; a handler must never run on this one. */
+static pd_status thread_start(struct pd_engine *engine, struct pd_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int number = pthread_create(&engine->thread, NULL, thread_main, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (number) PD_FAIL_ERRNO(err, number, "starting the communication thread of rank %u", engine->comm.rank);
+    engine->is_thread_running = true;
+    char name[16];
+    snprintf(name, sizeof name, "pd-comm-%u", engine->members[engine->comm.rank].world % 100000);
+    pthread_setname_np(engine->thread, name);
+    return PD_OK;
+}
+
+static void links_init(struct pd_engine *engine)
+{
+    uint32_t slots, mine = engine->comm.rank;
+    for (uint32_t r = 0; r < engine->comm.size; r++) {
+        bool is_shared = engine->members[r].domain == engine->members[mine].domain;
+        engine->links[r].slot = is_shared ? pd_engine_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
+    }
+    engine->slot = engine->links[mine].slot;
+}
+
+static void family_join(struct pd_engine *engine, struct pd_engine *root)
+{
+    engine->root = root ? root : engine;
+    if (!root) return;
+    pthread_mutex_lock(&root->lock);
+    engine->sibling = root->child;
+    root->child = engine;
+    pthread_mutex_unlock(&root->lock);
+}
+
+static void family_leave(struct pd_engine *engine)
+{
+    struct pd_engine *root = engine->root;
+    if (root == engine) return;
+    pthread_mutex_lock(&root->lock);
+    struct pd_engine **at = &root->child;
+    while (*at != engine)
+        at = &(*at)->sibling;
+    *at = engine->sibling;
+    pthread_mutex_unlock(&root->lock);
+}
+
+pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *root, uint32_t id, uint32_t rank,
+                        uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
+                        struct pd_engine **ret_engine, struct pd_error *err)
+{
+    struct pd_engine *engine = engine_allocate(size);
+    if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
+    engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
+    engine->transport = transport;
+    engine->id = id;
+    engine->next_id = id + 1;
+    memcpy(engine->members, members, size * sizeof *members);
+    engine->segment = segment;
+    links_init(engine);
+    hosts_set(engine);
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->changed, NULL);
+    family_join(engine, root);
+    if (root) engine->comm.time_limit_seconds = root->comm.time_limit_seconds;
+    pd_status st = transport->remote_new(engine, err);
+    if (!st) st = thread_start(engine, err);
+    if (st) {
+        engine->segment = NULL; /* stays the caller's */
+        pd_engine_free(&engine->comm);
+        return st;
+    }
+    *ret_engine = engine;
+    return PD_OK;
+}
+
+/* Fails what is pending and tells the peers. */
+static void engine_break(struct pd_engine *engine, enum pd_member_state state)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->broken)
+        engine->broken = pd_error_set(&engine->broken_error, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
+    atomic_store(&engine->is_aborted, 1);
+    if (engine->segment) pd_segment_depart(engine->segment, engine->slot, state, PD_NOBODY);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* With the communicators split from it when it is the outermost. */
+static void family_break(struct pd_engine *engine, enum pd_member_state state)
+{
+    engine_break(engine, state);
+    if (engine->root != engine) return;
+    pthread_mutex_lock(&engine->lock);
+    struct pd_engine *child = engine->child;
+    pthread_mutex_unlock(&engine->lock);
+    for (; child; child = child->sibling)
+        engine_break(child, state);
+}
+
+void pd_engine_abort(struct pd_comm *comm)
+{
+    family_break(pd_engine_of(comm), PD_MEMBER_DEAD);
+}
+
+void pd_engine_leave(struct pd_comm *comm)
+{
+    family_break(pd_engine_of(comm), PD_MEMBER_LEFT);
+}
+
+void pd_engine_free(struct pd_comm *comm)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    engine_break(engine, PD_MEMBER_LEFT);
+    pthread_mutex_lock(&engine->lock);
+    engine->is_closing = true;
+    pthread_cond_broadcast(&engine->changed);
+    pthread_mutex_unlock(&engine->lock);
+    if (engine->is_thread_running) pthread_join(engine->thread, NULL);
+    family_leave(engine);
+    engine->transport->remote_free(engine);
+    pd_segment_free(engine->segment);
+    pthread_cond_destroy(&engine->changed);
+    pthread_mutex_destroy(&engine->lock);
+    engine_release(engine);
+}
+
+pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    pthread_mutex_lock(&engine->lock);
+    pd_status st = engine->broken;
+    op->status = st;
+    op->done = st != PD_OK;
+    if (st) {
+        op->error = engine->broken_error;
+        if (err) *err = op->error;
+    } else {
+        queue_push(engine, op);
+        pthread_cond_broadcast(&engine->changed);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return st;
+}
+
+pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    pthread_mutex_lock(&engine->lock);
+    while (!op->done) {
+        if (engine->head == op && !engine->is_executing)
+            execute(engine, queue_pop(engine));
+        else
+            pthread_cond_wait(&engine->changed, &engine->lock);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (op->status && err) *err = op->error;
+    return op->status;
+}
+
+pd_status pd_engine_run(struct pd_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
+                        const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->head && !engine->is_executing)
+        execute(engine, &op);
+    else
+        queue_push(engine, &op);
+    pthread_mutex_unlock(&engine->lock);
+    return pd_engine_wait(&engine->comm, &op, err);
+}

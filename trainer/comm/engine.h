@@ -1,0 +1,125 @@
+/* What all transports share: a queue of operations, the thread that carries them out, and the loop of one exchange.
+ * Every collective is an exchange (collectives.c); a transport only moves bytes between two ranks (a channel).
+ *
+ *   invariants  1. one operation is carried out at a time, in the order of starts: by the communicator's thread, or by the
+ *                  caller itself when it would only wait for it anyway
+ *               2. an operation is done only when no peer reads from or writes to its pieces any more
+ *               3. the first failure is final: it is kept, told to the peers, and returned by every later call
+ *   states      alive -> broken (failure, or abort by the caller) -> freed
+ */
+#ifndef PD_TRAINER_COMM_ENGINE_H
+#define PD_TRAINER_COMM_ENGINE_H
+
+#include "trainer/comm/comm.h"
+#include "trainer/comm/pieces.h"
+#include "trainer/comm/segment.h"
+#include <pthread.h>
+
+#define PD_NO_SLOT UINT32_MAX
+#define PD_REDUCE_ROUND 64u /* values of all_reduce in one exchange */
+
+struct pd_engine;
+
+/* One peer during one operation. A channel sets left to 0 when that direction is finished. */
+struct pd_link {
+    uint32_t slot; /* of the peer in the shared segment; PD_NO_SLOT: its memory is not shared with this rank */
+    struct pd_cursor send, recv;
+    bool is_send_begun, is_recv_begun; /* the channel's own */
+};
+
+struct pd_channel_ops {
+    const char *name;
+    void (*begin)(struct pd_engine *);
+    /* Moves what can be moved without waiting. */
+    pd_status (*progress)(struct pd_engine *, bool *ret_has_moved, struct pd_error *);
+    /* After this no peer touches the pieces of the operation, whether it succeeded or not. */
+    void (*end)(struct pd_engine *);
+};
+
+/* What differs between threads and processes. */
+struct pd_transport {
+    const struct pd_comm_ops *ops;
+    const struct pd_channel_ops *memory; /* to peers with a slot */
+    const struct pd_channel_ops *remote; /* to the others */
+    uint64_t pair_bytes;
+    bool is_processes;
+    pd_status (*remote_new)(struct pd_engine *, struct pd_error *);
+    void (*remote_free)(struct pd_engine *);
+};
+
+struct pd_member_info {
+    uint32_t world; /* rank in the outermost communicator */
+    uint32_t host;
+    uint32_t domain; /* members of one domain share memory */
+};
+
+struct pd_engine {
+    struct pd_comm comm; /* first: the public face */
+    const struct pd_transport *transport;
+    struct pd_engine *root;
+    uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
+    struct pd_member_info *members; /* (size) */
+    struct pd_segment *segment;
+    uint32_t slot; /* mine */
+    void *remote;  /* of transport->remote */
+
+    /* the operation being carried out */
+    struct pd_link *links; /* (size) */
+    uint32_t *active;      /* (size) peers of the operation other than this rank */
+    uint32_t active_count;
+    uint64_t sequence; /* operations begun */
+    double limit_seconds;
+
+    /* scratch of the collectives */
+    struct pd_comm_piece *scratch_pieces; /* (2, size) */
+    uint64_t *scratch_values;             /* (size, PD_REDUCE_ROUND) */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    struct pd_comm_op *head, *tail;
+    bool is_executing, is_closing, is_thread_running;
+    pd_status broken;
+    struct pd_error broken_error;
+    _Atomic uint32_t is_aborted;
+    pthread_t thread;
+
+    struct pd_engine *child, *sibling; /* communicators split from the root, guarded by the root's lock */
+};
+
+static inline struct pd_engine *pd_engine_of(struct pd_comm *comm)
+{
+    return (struct pd_engine *)comm;
+}
+
+/* members: (size) copied. segment and slot: this rank's place, owned by the engine afterwards (on success). root NULL: it
+ * is its own root. */
+PD_MUST_USE pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *root, uint32_t id, uint32_t rank,
+                                    uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
+                                    struct pd_engine **ret_engine, struct pd_error *err);
+/* The slot of `rank` among the members that share its memory; slots are given in rank order. */
+uint32_t pd_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
+
+/* The slots of pd_comm_ops that every transport uses. */
+pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                               struct pd_error *err);
+pd_status pd_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+pd_status pd_engine_barrier(struct pd_comm *comm, struct pd_error *err);
+pd_status pd_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                          struct pd_error *err);
+/* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */
+void pd_engine_abort(struct pd_comm *comm);
+/* The same for a rank that is finished: who still needs it is told that it left. */
+void pd_engine_leave(struct pd_comm *comm);
+void pd_engine_free(struct pd_comm *comm);
+
+/* Start and wait in one; carried out by the caller when nothing is queued. */
+PD_MUST_USE pd_status pd_engine_run(struct pd_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
+                                    const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
+
+/* recv: (size, bytes), the same on every rank afterwards. */
+PD_MUST_USE pd_status pd_engine_all_gather(struct pd_engine *engine, const void *send, uint32_t bytes, void *recv,
+                                           struct pd_error *err);
+
+#endif

@@ -1,0 +1,199 @@
+/* One operation:
+ *
+ *   begin     every peer's cursor is set; bytes to oneself are copied; channels announce what they have
+ *   progress  channels move bytes until nothing is left; without progress the rank sleeps on its bell
+ *   end       channels withdraw what was announced
+ *
+ * It fails when a peer that is still needed is gone, or when nothing moved for the time limit. A peer's absence is read
+ * before the last look for its bytes, so what a peer sent before it went is received. */
+#include "trainer/comm/exchange.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define LOOK_NS UINT64_C(50000000)     /* between two looks at the other processes */
+#define REMOTE_NAP_NS UINT64_C(100000) /* while bytes of other hosts are awaited, which ring no bell */
+#define SPINS 64u
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void links_set(struct pd_engine *engine, const struct pd_comm_op *op)
+{
+    for (uint32_t p = 0; p < engine->comm.size; p++)
+        engine->links[p] = (struct pd_link){.slot = engine->links[p].slot};
+    for (uint32_t i = 0; i < op->send_count; i++)
+        pd_cursor_add(&engine->links[op->sends[i].peer].send, op->sends, op->send_count, i);
+    for (uint32_t i = 0; i < op->recv_count; i++)
+        pd_cursor_add(&engine->links[op->recvs[i].peer].recv, op->recvs, op->recv_count, i);
+    engine->active_count = 0;
+    for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */
+        uint32_t peer = (engine->comm.rank + step) % engine->comm.size;
+        if (engine->links[peer].send.left || engine->links[peer].recv.left) engine->active[engine->active_count++] = peer;
+    }
+}
+
+static pd_status copy_to_self(struct pd_engine *engine, struct pd_error *err)
+{
+    struct pd_link *self = &engine->links[engine->comm.rank];
+    if (self->send.left != self->recv.left)
+        PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes to itself and receives %llu", engine->comm.rank,
+                (unsigned long long)self->send.left, (unsigned long long)self->recv.left);
+    pd_cursor_copy(&self->recv, &self->send, self->send.left);
+    return PD_OK;
+}
+
+/* Drops the peers that are finished; true while one is left. */
+static bool links_prune(struct pd_engine *engine, bool *ret_has_remote)
+{
+    uint32_t kept = 0;
+    *ret_has_remote = false;
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        const struct pd_link *link = &engine->links[engine->active[i]];
+        if (link->send.left == 0 && link->recv.left == 0) continue;
+        *ret_has_remote |= link->slot == PD_NO_SLOT;
+        engine->active[kept++] = engine->active[i];
+    }
+    engine->active_count = kept;
+    return kept > 0;
+}
+
+static const struct pd_member *member_of(const struct pd_engine *engine, uint32_t peer)
+{
+    uint32_t slot = engine->links[peer].slot;
+    return slot == PD_NO_SLOT ? NULL : &engine->segment->members[slot];
+}
+
+/* The first peer that is needed and gone, or PD_NOBODY. */
+static uint32_t find_gone(const struct pd_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        const struct pd_member *member = member_of(engine, engine->active[i]);
+        if (member && atomic_load(&member->state) != PD_MEMBER_ALIVE) return engine->active[i];
+    }
+    return PD_NOBODY;
+}
+
+static uint32_t world_rank(const struct pd_engine *engine, uint32_t rank)
+{
+    return engine->members[rank].world;
+}
+
+static pd_status fail_gone(struct pd_engine *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
+{
+    const struct pd_member *member = member_of(engine, peer);
+    uint32_t state = atomic_load(&member->state);
+    uint32_t blamed = atomic_load(&member->blamed) - 1;
+    *ret_blamed = state == PD_MEMBER_BROKEN && blamed < engine->comm.size ? blamed : peer;
+    uint32_t missing = world_rank(engine, *ret_blamed), messenger = world_rank(engine, peer);
+    if (missing != messenger) PD_FAIL(err, PD_PEER_LOST, "rank %u is missing, as rank %u found", missing, messenger);
+    if (state == PD_MEMBER_LEFT)
+        PD_FAIL(err, PD_PEER_LOST, "rank %u left while rank %u was waiting for it", missing,
+                world_rank(engine, engine->comm.rank));
+    if (state == PD_MEMBER_DEAD && engine->transport->is_processes)
+        PD_FAIL(err, PD_PEER_LOST, "rank %u is gone: its process %d ended", missing,
+                (int)atomic_load(&((struct pd_member *)member)->process));
+    PD_FAIL(err, PD_PEER_LOST, "rank %u failed", missing);
+}
+
+static bool has_not_begun(const struct pd_engine *engine, uint32_t peer)
+{
+    const struct pd_member *member = member_of(engine, peer);
+    return member && atomic_load(&member->begun) < engine->sequence;
+}
+
+/* Peers that are needed and, where that can be seen, have not even begun this operation. */
+static pd_status fail_late(struct pd_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+{
+    char names[256];
+    size_t used = 0;
+    uint32_t missing = 0;
+    bool has_late = false;
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        has_late |= has_not_begun(engine, engine->active[i]);
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        uint32_t peer = engine->active[i];
+        if (has_late && !has_not_begun(engine, peer)) continue;
+        if (missing++ == 0) *ret_blamed = peer;
+        if (used < sizeof names - 24)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
+                                     world_rank(engine, peer));
+        else if (names[used - 1] != '.')
+            used += (size_t)snprintf(names + used, sizeof names - used, ", ...");
+    }
+    PD_FAIL(err, PD_PEER_LOST, "%s %s did not arrive within %g s (%u missing)", missing == 1 ? "rank" : "ranks", names,
+            engine->limit_seconds, missing);
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void wait_for_bell(struct pd_engine *engine, uint32_t seen, bool has_remote)
+{
+    const struct pd_member *me = &engine->segment->members[engine->slot];
+    for (uint32_t i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(&me->bell, memory_order_relaxed) != seen) return;
+        pause_cpu();
+    }
+    pd_segment_sleep(engine->segment, engine->slot, seen, has_remote ? REMOTE_NAP_NS : LOOK_NS);
+}
+
+static pd_status progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+{
+    *ret_has_moved = false;
+    PD_TRY(engine->transport->memory->progress(engine, ret_has_moved, err));
+    return engine->transport->remote->progress(engine, ret_has_moved, err);
+}
+
+static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+{
+    uint64_t limit_ns = (uint64_t)(engine->limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
+    for (bool has_remote;;) {
+        uint32_t bell = atomic_load(&engine->segment->members[engine->slot].bell);
+        if (atomic_load(&engine->is_aborted)) PD_FAIL(err, PD_PEER_LOST, "this rank left the communicator");
+        uint32_t gone = find_gone(engine);
+        bool has_moved;
+        PD_TRY(progress(engine, &has_moved, err));
+        if (!links_prune(engine, &has_remote)) return PD_OK;
+        if (has_moved) {
+            moved_at = 0;
+            continue;
+        }
+        if (gone != PD_NOBODY && (engine->links[gone].send.left || engine->links[gone].recv.left))
+            return fail_gone(engine, gone, ret_blamed, err);
+        uint64_t now = now_ns();
+        if (moved_at == 0) moved_at = now;
+        if (now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
+        if (now - looked_at >= LOOK_NS) {
+            pd_segment_look(engine->segment);
+            looked_at = now;
+        }
+        wait_for_bell(engine, bell, has_remote);
+    }
+}
+
+pd_status pd_exchange_run(struct pd_engine *engine, const struct pd_comm_op *op, struct pd_error *err)
+{
+    uint32_t blamed = PD_NOBODY;
+    links_set(engine, op);
+    engine->sequence++;
+    atomic_store(&engine->segment->members[engine->slot].begun, engine->sequence);
+    engine->transport->memory->begin(engine);
+    engine->transport->remote->begin(engine);
+    pd_status st = copy_to_self(engine, err);
+    if (!st) st = exchange_loop(engine, &blamed, err);
+    /* Told first, so that a peer which is in the way of `end` lets go. */
+    if (st) pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, blamed);
+    engine->transport->memory->end(engine);
+    engine->transport->remote->end(engine);
+    return st;
+}

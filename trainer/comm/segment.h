@@ -1,0 +1,90 @@
+/* Memory that the ranks of one memory domain share: threads of one process, or processes of one host.
+ *
+ *   head      one
+ *   members   one a rank, a cache line each: bell, state, progress, process
+ *   pairs     (slots, slots) of the channel's own kind, row = sender; zero at the start
+ *   mailboxes slots times PD_COMM_MAILBOX_BYTES, only where bytes are staged
+ *
+ *   invariants  1. a member's state only ever leaves PD_MEMBER_ALIVE
+ *               2. whoever changes what member m may be waiting for rings m's bell afterwards; a sleeper reads its bell
+ *                  before it looks for work, so no change is slept through
+ *   memory      threads: anonymous memory of the process. Processes: a memfd, opened by the others through
+ *               /proc/<pid>/fd, because /dev/shm is 64 MB in many containers and a memfd has no such limit
+ */
+#ifndef PD_TRAINER_COMM_SEGMENT_H
+#define PD_TRAINER_COMM_SEGMENT_H
+
+#include "ckpt/base/status.h"
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_CACHE_LINE 64u
+
+enum pd_member_state { PD_MEMBER_ALIVE, PD_MEMBER_LEFT, PD_MEMBER_BROKEN, PD_MEMBER_DEAD };
+
+struct pd_member {
+    alignas(PD_CACHE_LINE) _Atomic uint32_t bell; /* futex */
+    _Atomic uint32_t sleeping;
+    _Atomic uint32_t state;  /* enum pd_member_state */
+    _Atomic uint32_t blamed; /* PD_MEMBER_BROKEN: the rank of the communicator that it found missing, plus 1 */
+    _Atomic uint64_t begun;  /* operations begun on this communicator */
+    _Atomic int32_t process;
+};
+
+struct pd_segment_head {
+    uint64_t magic, bytes;
+    _Atomic uint32_t users; /* of a segment of threads */
+    uint32_t slots;
+};
+
+struct pd_segment {
+    struct pd_segment_head *head;
+    struct pd_member *members; /* (slots) */
+    uint8_t *pairs;            /* (slots, slots) of pair_bytes */
+    uint8_t *mailboxes;        /* (slots, PD_COMM_MAILBOX_BYTES), or NULL */
+    uint64_t pair_bytes;
+    uint32_t slots;
+    bool is_processes;
+    int descriptor; /* memfd of the maker until pd_segment_close_ticket; -1 */
+    int *watches;   /* (slots) pidfd of the other processes, or -1 */
+};
+
+/* How another rank of the same domain finds the segment. Plain data, sent between ranks. */
+struct pd_segment_ticket {
+    uint64_t address; /* threads */
+    int32_t process, descriptor;
+    uint64_t made; /* 0: the maker failed */
+};
+
+PD_MUST_USE pd_status pd_segment_make(uint32_t slots, uint64_t pair_bytes, bool is_processes,
+                                      struct pd_segment_ticket *ret_ticket, struct pd_segment **ret_segment,
+                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_segment_attach(const struct pd_segment_ticket *ticket, uint32_t slots, uint64_t pair_bytes,
+                                        bool is_processes, struct pd_segment **ret_segment, struct pd_error *err);
+void pd_segment_close_ticket(struct pd_segment *segment); /* all others are attached */
+void pd_segment_free(struct pd_segment *segment);
+
+/* This rank is member `slot` from now on; call once on all ranks, then agree, then watch. */
+void pd_segment_enter(struct pd_segment *segment, uint32_t slot);
+void pd_segment_watch(struct pd_segment *segment, uint32_t own_slot);
+
+static inline void *pd_segment_pair(const struct pd_segment *segment, uint32_t sender, uint32_t receiver)
+{
+    return segment->pairs + ((uint64_t)sender * segment->slots + receiver) * segment->pair_bytes;
+}
+
+void pd_segment_ring(struct pd_segment *segment, uint32_t slot);
+void pd_segment_ring_all(struct pd_segment *segment);
+/* Sleeps until slot's bell is no longer `seen`, or `timeout_ns` passed; may wake early. */
+void pd_segment_sleep(struct pd_segment *segment, uint32_t slot, uint32_t seen, uint64_t timeout_ns);
+
+/* Looks whether processes of other members have ended and marks those dead. Costs system calls. */
+void pd_segment_look(struct pd_segment *segment);
+
+/* Leaves PD_MEMBER_ALIVE (once) and wakes everybody. blamed_rank: PD_NOBODY, or the rank that was missing. */
+#define PD_NOBODY UINT32_MAX
+void pd_segment_depart(struct pd_segment *segment, uint32_t slot, enum pd_member_state state, uint32_t blamed_rank);
+
+#endif

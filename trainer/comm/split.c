@@ -1,0 +1,123 @@
+/* A part of a communicator as one of its own. Three agreements on the parent: who has which colour, where the shared memory
+ * of each part is, and whether everybody has it. */
+#include "trainer/comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct split_request {
+    uint32_t color, key;
+};
+
+struct split_plan {
+    uint32_t *ranks; /* (size) of the parent, in the order of the new communicator */
+    struct pd_member_info *members;
+    uint32_t rank, size;
+};
+
+static int request_compare(const struct split_request *a, const struct split_request *b)
+{
+    return a->key < b->key ? -1 : a->key > b->key;
+}
+
+/* Insertion keeps ranks of equal key in rank order. */
+static void plan_make(const struct pd_engine *parent, const struct split_request *requests, struct split_plan *plan)
+{
+    uint32_t mine = parent->comm.rank;
+    for (uint32_t r = 0; r < parent->comm.size; r++) {
+        if (requests[r].color != requests[mine].color) continue;
+        uint32_t at = plan->size++;
+        for (; at > 0 && request_compare(&requests[r], &requests[plan->ranks[at - 1]]) < 0; at--)
+            plan->ranks[at] = plan->ranks[at - 1];
+        plan->ranks[at] = r;
+    }
+    for (uint32_t i = 0; i < plan->size; i++) {
+        plan->members[i] = parent->members[plan->ranks[i]];
+        if (plan->ranks[i] == mine) plan->rank = i;
+    }
+}
+
+static uint32_t domain_leader(const struct split_plan *plan)
+{
+    uint32_t leader = 0;
+    while (plan->members[leader].domain != plan->members[plan->rank].domain)
+        leader++;
+    return leader;
+}
+
+/* Every rank takes part in every agreement of the parent, whatever went wrong before. */
+static pd_status segment_share(struct pd_engine *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
+                               struct pd_segment **ret_segment, struct pd_error *err)
+{
+    const struct pd_transport *transport = parent->transport;
+    struct pd_segment_ticket mine = {0};
+    struct pd_segment *segment = NULL;
+    uint32_t slots, slot = pd_engine_slot_of(plan->members, plan->size, plan->rank, &slots), leader = domain_leader(plan);
+    pd_status st = PD_OK;
+    if (leader == plan->rank)
+        st = pd_segment_make(slots, transport->pair_bytes, transport->is_processes, &mine, &segment, err);
+    pd_status peers = pd_engine_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
+    if (!peers && leader != plan->rank)
+        st = pd_segment_attach(&tickets[plan->ranks[leader]], slots, transport->pair_bytes, transport->is_processes,
+                               &segment, err);
+    if (segment) pd_segment_enter(segment, slot);
+    uint64_t failed = st != PD_OK;
+    if (!peers) peers = pd_engine_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
+    if (!st && peers) st = peers;
+    if (!st && failed)
+        st = pd_error_set(err, PD_PEER_LOST, PD_WHERE, 0, "%llu of %u ranks have no shared memory for a new communicator",
+                          (unsigned long long)failed, parent->comm.size);
+    if (st) {
+        pd_segment_free(segment);
+        return st;
+    }
+    pd_segment_close_ticket(segment);
+    pd_segment_watch(segment, slot);
+    *ret_segment = segment;
+    return PD_OK;
+}
+
+static pd_status split_with(struct pd_engine *parent, struct split_plan *plan, struct split_request *requests,
+                            struct pd_segment_ticket *tickets, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    struct split_request mine = requests[parent->comm.rank];
+    PD_TRY(pd_engine_all_gather(parent, &mine, sizeof mine, requests, err));
+    uint64_t id = parent->root->next_id;
+    PD_TRY(pd_engine_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
+    parent->root->next_id = (uint32_t)id + 1;
+    plan_make(parent, requests, plan);
+    struct pd_segment *segment;
+    PD_TRY(segment_share(parent, plan, tickets, &segment, err));
+    struct pd_engine *engine;
+    pd_status st = pd_engine_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
+                                 segment, &engine, err);
+    if (st) {
+        pd_segment_free(segment);
+        return st;
+    }
+    engine->comm.time_limit_seconds = parent->comm.time_limit_seconds;
+    *ret_comm = &engine->comm;
+    return PD_OK;
+}
+
+pd_status pd_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                          struct pd_error *err)
+{
+    struct pd_engine *parent = pd_engine_of(comm);
+    struct split_request *requests = calloc(comm->size, sizeof *requests);
+    struct pd_segment_ticket *tickets = calloc(comm->size, sizeof *tickets);
+    struct split_plan plan = {.ranks = calloc(comm->size, sizeof *plan.ranks),
+                              .members = calloc(comm->size, sizeof *plan.members)};
+    pd_status st;
+    if (requests && tickets && plan.ranks && plan.members) {
+        requests[comm->rank] = (struct split_request){.color = color, .key = key};
+        st = split_with(parent, &plan, requests, tickets, ret_comm, err);
+    } else {
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "splitting a communicator of %u ranks", comm->size);
+    }
+    free(requests);
+    free(tickets);
+    free(plan.ranks);
+    free(plan.members);
+    return pd_error_context(err, st, "splitting a communicator of %u ranks", comm->size);
+}
