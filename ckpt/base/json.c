@@ -15,7 +15,7 @@ void pd_json_writer_init(struct pd_json_writer *writer, unsigned indent)
 {
     memset(writer, 0, sizeof *writer);
     writer->indent = indent;
-    writer->pending_key = true;
+    writer->first = true;
 }
 
 void pd_json_writer_deinit(struct pd_json_writer *writer)
@@ -123,14 +123,14 @@ static void before_value(struct pd_json_writer *writer, const char *key)
 {
     bool in_object = writer->depth && writer->closers[writer->depth - 1] == '}';
     PD_CHECK((key != NULL) == in_object);
-    PD_CHECK(writer->depth > 0 || writer->pending_key);
-    if (!writer->pending_key) append(writer, ",", 1);
+    PD_CHECK(writer->depth > 0 || writer->first);
+    if (!writer->first) append(writer, ",", 1);
     if (writer->depth) append_line(writer);
     if (key) {
         append_string(writer, key, strlen(key));
         append_text(writer, writer->indent ? ": " : ":");
     }
-    writer->pending_key = false;
+    writer->first = false;
 }
 
 static void container_begin(struct pd_json_writer *writer, const char *key, char opener, char closer)
@@ -139,16 +139,16 @@ static void container_begin(struct pd_json_writer *writer, const char *key, char
     PD_CHECK(writer->depth < PD_JSON_DEPTH_MAX);
     append(writer, &opener, 1);
     writer->closers[writer->depth++] = closer;
-    writer->pending_key = true;
+    writer->first = true;
 }
 
 static void container_end(struct pd_json_writer *writer, char closer)
 {
     PD_CHECK(writer->depth && writer->closers[writer->depth - 1] == closer);
     writer->depth--;
-    if (!writer->pending_key) append_line(writer);
+    if (!writer->first) append_line(writer);
     append(writer, &closer, 1);
-    writer->pending_key = false;
+    writer->first = false;
 }
 
 void pd_json_object_begin(struct pd_json_writer *writer, const char *key)
@@ -264,7 +264,7 @@ void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t valu
 pd_status pd_json_writer_finish(struct pd_json_writer *writer, const char **ret_text, size_t *ret_bytes,
                                 struct pd_error *err)
 {
-    PD_CHECK(writer->depth == 0 && !writer->pending_key);
+    PD_CHECK(writer->depth == 0 && !writer->first);
     append(writer, "\n", 1);
     if (writer->failed) PD_FAIL(err, PD_NO_MEMORY, "no memory for JSON output of more than %zu bytes", writer->bytes);
     *ret_text = writer->text;

@@ -18,7 +18,7 @@ struct pd_json_writer {
     size_t bytes, capacity;
     unsigned depth, indent;
     bool failed;      /* out of memory: reported by finish */
-    bool pending_key; /* nothing written yet in the innermost array or object */
+    bool first;        /* nothing written yet in the innermost array or object, or at the top */
     char closers[PD_JSON_DEPTH_MAX];
 };
 

@@ -1,0 +1,98 @@
+#include "ckpt/base/fault.h"
+
+#include "ckpt/base/rank.h"
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void configure(const char *spec)
+{
+    struct pd_error err;
+    cr_assert_eq(pd_fault_configure(spec, NULL, &err), PD_OK, "%s", err.message);
+}
+
+Test(fault, off_nothing_happens)
+{
+    configure(NULL);
+    for (int i = 0; i < 10; i++) {
+        pd_fault_point("a.b");
+        cr_assert_eq(pd_fault_point_status("a.b", NULL), PD_OK);
+    }
+    cr_assert_eq(pd_fault_passages("a.b"), 0);
+}
+
+Test(fault, an_error_comes_at_the_nth_passage_only)
+{
+    struct pd_error err;
+    configure("a.b:3:error,c.d:1:error");
+    cr_assert_eq(pd_fault_point_status("a.b", &err), PD_OK);
+    cr_assert_eq(pd_fault_point_status("a.b", &err), PD_OK);
+    cr_assert_eq(pd_fault_point_status("x.y", &err), PD_OK);
+    cr_assert_eq(pd_fault_point_status("a.b", &err), PD_IO);
+    cr_assert_not_null(strstr(err.message, "a.b"));
+    cr_assert_eq(pd_fault_point_status("a.b", &err), PD_OK);
+    cr_assert_eq(pd_fault_point_status("c.d", &err), PD_IO);
+    cr_assert_eq(pd_fault_passages("a.b"), 4);
+}
+
+Test(fault, an_error_can_stay)
+{
+    configure("a.b:2:error+");
+    cr_assert_eq(pd_fault_point_status("a.b", NULL), PD_OK);
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(pd_fault_point_status("a.b", NULL), PD_IO);
+}
+
+Test(fault, kill_is_the_default, .signal = SIGKILL)
+{
+    configure("store.seal.renamed:2");
+    pd_fault_point("store.seal.renamed");
+    pd_fault_point("store.seal.renamed");
+}
+
+Test(fault, exit_leaves_with_70, .exit_code = 70)
+{
+    configure("a:1:exit");
+    pd_fault_point("a");
+}
+
+Test(fault, a_place_that_cannot_fail_says_so, .exit_code = 64)
+{
+    configure("a:1:error");
+    pd_fault_point("a");
+}
+
+Test(fault, a_rank_is_meant_alone)
+{
+    configure("a@1:2:error");
+    pd_rank_set_process(0);
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(pd_fault_point_status("a", NULL), PD_OK);
+    pd_rank_set_thread(1);
+    cr_assert_eq(pd_fault_point_status("a", NULL), PD_OK);
+    cr_assert_eq(pd_fault_point_status("a", NULL), PD_IO);
+}
+
+Test(fault, once_spares_the_next_launch)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/pd-fault-once-%d", (int)getpid());
+    unlink(path);
+    cr_assert_eq(pd_fault_configure("a:1:error", path, NULL), PD_OK);
+    cr_assert_eq(pd_fault_point_status("a", NULL), PD_IO);
+    cr_assert_eq(pd_fault_configure("a:1:error", path, NULL), PD_OK);
+    cr_assert_eq(pd_fault_point_status("a", NULL), PD_OK);
+    unlink(path);
+}
+
+Test(fault, what_is_not_understood_is_named)
+{
+    static const char *const bad[] = {"a", "a:", "a:0", "a:x", ":1", "a:1:explode", "a@:1", "a@x:1", "a@-1:1", "a:1:kill:2"};
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct pd_error err;
+        cr_assert_eq(pd_fault_configure(bad[i], NULL, &err), PD_USAGE, "%s", bad[i]);
+        cr_assert_not_null(strstr(err.message, "PERDURE_FAULT"));
+    }
+}

@@ -1,0 +1,182 @@
+#include "ckpt/base/json.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *finish(struct pd_json_writer *writer)
+{
+    const char *text = NULL;
+    cr_assert_eq(pd_json_writer_finish(writer, &text, NULL, NULL), PD_OK);
+    return text;
+}
+
+Test(json, exact_text)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "s", "a\"b\\c\n\x01\xc3\xa9");
+    pd_json_array_begin(&w, "a");
+    pd_json_u64(&w, NULL, 3);
+    pd_json_i64(&w, NULL, -3);
+    pd_json_bool(&w, NULL, true);
+    pd_json_null(&w, NULL);
+    pd_json_array_end(&w);
+    pd_json_object_begin(&w, "o");
+    pd_json_object_end(&w);
+    pd_json_hex64(&w, "h", 0xab);
+    pd_json_u64(&w, "big", UINT64_MAX);
+    pd_json_string(&w, "none", NULL);
+    pd_json_object_end(&w);
+    cr_assert_str_eq(finish(&w), "{\"s\":\"a\\\"b\\\\c\\n\\u0001\xc3\xa9\",\"a\":[3,-3,true,null],\"o\":{},"
+                                 "\"h\":\"00000000000000ab\",\"big\":\"18446744073709551615\",\"none\":null}\n");
+    pd_json_writer_deinit(&w);
+}
+
+Test(json, indented_text)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_array_begin(&w, "a");
+    pd_json_u64(&w, NULL, 1);
+    pd_json_u64(&w, NULL, 2);
+    pd_json_array_end(&w);
+    pd_json_array_begin(&w, "e");
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    cr_assert_str_eq(finish(&w), "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"e\": []\n}\n");
+    pd_json_writer_deinit(&w);
+}
+
+Test(json, stray_bytes_become_replacement_characters)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_json_string(&w, NULL, "\xff-\xc3-\xe2\x82-\xed\xa0\x80-\xf4\x90\x80\x80-\xe2\x82\xac-\xf0\x9f\x98\x80-\xc0\x80");
+    const char *text = finish(&w);
+    struct pd_json_document *document = NULL;
+    struct pd_error err;
+    cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
+    const char *back = NULL;
+    cr_assert_eq(pd_json_as_string(pd_json_root(document), &back, NULL), PD_OK);
+#define R "\xef\xbf\xbd"
+    cr_assert_str_eq(back, R "-" R "-" R R "-" R R R "-" R R R R "-\xe2\x82\xac-\xf0\x9f\x98\x80-" R R);
+    pd_json_document_free(document);
+    pd_json_writer_deinit(&w);
+}
+
+static void round_trip(double value)
+{
+    struct pd_json_writer w;
+    struct pd_json_document *document = NULL;
+    struct pd_error err;
+    double back;
+    pd_json_writer_init(&w, 0);
+    pd_json_double(&w, NULL, value);
+    const char *text = finish(&w);
+    cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_json_as_double(pd_json_root(document), &back, &err), PD_OK, "%s", err.message);
+    cr_assert(memcmp(&back, &value, sizeof back) == 0 || (isnan(back) && isnan(value)), "%s", text);
+    pd_json_document_free(document);
+    pd_json_writer_deinit(&w);
+}
+
+Test(json, doubles_come_back_with_the_same_bits)
+{
+    static const double special[] = {0.0,
+                                     -0.0,
+                                     1.0,
+                                     -1.0,
+                                     0.1,
+                                     1.0 / 3,
+                                     5e-324,
+                                     2.2250738585072014e-308,
+                                     1.7976931348623157e308,
+                                     1e22,
+                                     1e23,
+                                     123456789012345680.0,
+                                     INFINITY,
+                                     -INFINITY,
+                                     NAN};
+    for (unsigned i = 0; i < sizeof special / sizeof special[0]; i++)
+        round_trip(special[i]);
+    uint64_t state = 88172645463325252ull;
+    for (int i = 0; i < 20000; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        double value;
+        memcpy(&value, &state, sizeof value);
+        round_trip(value);
+    }
+}
+
+Test(json, floats_are_as_short_as_they_can_be)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_json_array_begin(&w, NULL);
+    pd_json_float(&w, NULL, 0.1f);
+    pd_json_float(&w, NULL, 5.5452f);
+    pd_json_double(&w, NULL, 0.1);
+    pd_json_double(&w, NULL, -0.0);
+    pd_json_array_end(&w);
+    cr_assert_str_eq(finish(&w), "[0.1,5.5452,0.1,-0.0]\n");
+    pd_json_writer_deinit(&w);
+}
+
+Test(json, reading_members_in_order)
+{
+    const char *text =
+        "{\"z\": 1, \"a\": {\"k\": [1, 2.5, \"x\"]}, \"m\": \"18446744073709551615\", \"h\": \"00000000000000ab\"}";
+    struct pd_json_document *document = NULL;
+    struct pd_error err;
+    cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
+    const struct pd_json_value *root = pd_json_root(document), *value = NULL;
+    cr_assert_eq(pd_json_size(root), 4);
+    const char *key = NULL, *order[] = {"z", "a", "m", "h"};
+    void *cursor = NULL;
+    for (int i = 0; i < 4; i++) {
+        cr_assert(pd_json_next(root, &cursor, &key, &value));
+        cr_assert_str_eq(key, order[i]);
+    }
+    cr_assert_not(pd_json_next(root, &cursor, &key, &value));
+    const struct pd_json_value *list = pd_json_find(pd_json_find(root, "a"), "k");
+    cr_assert_eq(pd_json_size(list), 3);
+    double number;
+    cr_assert_eq(pd_json_as_double(pd_json_at(list, 1), &number, NULL), PD_OK);
+    cr_assert_eq(number, 2.5);
+    uint64_t whole;
+    cr_assert_eq(pd_json_get_u64(root, "m", &whole, NULL), PD_OK);
+    cr_assert_eq(whole, UINT64_MAX);
+    cr_assert_eq(pd_json_as_hex64(pd_json_find(root, "h"), &whole, NULL), PD_OK);
+    cr_assert_eq(whole, 0xab);
+    cr_assert_eq(pd_json_get_u64(root, "nope", &whole, &err), PD_CORRUPT);
+    cr_assert_not_null(strstr(err.message, "nope"));
+    cr_assert_eq(pd_json_get_u64(root, "a", &whole, &err), PD_CORRUPT);
+    cr_assert_not_null(strstr(err.message, "key \"a\""), "%s", err.message);
+    cr_assert_eq(pd_json_as_u64(pd_json_at(list, 1), &whole, &err), PD_CORRUPT);
+    cr_assert_eq(pd_json_as_u64(pd_json_at(list, 2), &whole, &err), PD_CORRUPT);
+    pd_json_document_free(document);
+    pd_json_document_free(NULL);
+}
+
+Test(json, bad_text_is_refused_with_its_place)
+{
+    static const char *const bad[] = {"",     "{",     "{\"a\":1,\"a\":2}",   "[1,]", "{\"a\":01}",
+                                      "\xff", "[1] x", "{\"a\":\"\\u0000\"}", "nan"};
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct pd_json_document *document = NULL;
+        struct pd_error err;
+        cr_assert_eq(pd_json_parse("header of x", bad[i], strlen(bad[i]), &document, &err), PD_CORRUPT, "%s", bad[i]);
+        cr_assert_not_null(strstr(err.message, "header of x: line 1"), "%s", err.message);
+        cr_assert_null(document);
+    }
+    size_t deep = 100000;
+    char *text = malloc(deep);
+    memset(text, '[', deep);
+    struct pd_json_document *document = NULL;
+    cr_assert_eq(pd_json_parse("deep", text, deep, &document, NULL), PD_CORRUPT);
+    free(text);
+}

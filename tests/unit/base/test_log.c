@@ -1,0 +1,119 @@
+#include "ckpt/base/log.h"
+
+#include "ckpt/base/rank.h"
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char captured[1 << 20];
+static size_t captured_bytes;
+
+static void capture(void *context, const char *line, size_t bytes)
+{
+    (void)context;
+    cr_assert_lt(captured_bytes + bytes, sizeof captured);
+    memcpy(captured + captured_bytes, line, bytes);
+    captured_bytes += bytes;
+    captured[captured_bytes] = '\0';
+}
+
+static struct pd_clock_manual manual;
+
+static void start(const char *spec)
+{
+    struct pd_error err;
+    pd_clock_manual_init(&manual, 0, 1700000000123000000ull);
+    pd_log_set_clock(&manual.clock);
+    pd_log_set_sink(capture, NULL);
+    captured_bytes = 0;
+    cr_assert_eq(pd_log_configure(spec, &err), PD_OK, "%s", err.message);
+}
+
+Test(log, a_line_carries_time_level_module_rank)
+{
+    start(NULL);
+    pd_log_info("ckpt", "saved %d shards", 3);
+    pd_rank_set_process(2);
+    pd_log_warn("io", "slow");
+    pd_rank_set_thread(5);
+    pd_log_error("io", "gone");
+    cr_assert_str_eq(captured, "2023-11-14T22:13:20.123Z info ckpt: saved 3 shards\n"
+                               "2023-11-14T22:13:20.123Z warn io r2: slow\n"
+                               "2023-11-14T22:13:20.123Z error io r5: gone\n");
+}
+
+static int evaluated;
+
+Test(log, levels_hold_for_all_or_for_one_module)
+{
+    start("warn,ckpt=trace,io=error");
+    cr_assert(pd_log_enabled(PD_LOG_TRACE, "ckpt"));
+    cr_assert(pd_log_enabled(PD_LOG_WARN, "train"));
+    cr_assert_not(pd_log_enabled(PD_LOG_INFO, "train"));
+    cr_assert_not(pd_log_enabled(PD_LOG_WARN, "io"));
+    pd_log_info("train", "%d", evaluated++);
+    cr_assert_eq(evaluated, 0);
+    cr_assert_eq(captured_bytes, 0);
+}
+
+Test(log, what_is_not_understood_is_named_and_changes_nothing)
+{
+    start("debug");
+    static const char *const bad[] = {"loud", "ckpt=loud", "=info", "a_module_with_a_name_that_is_too_long=info",
+                                      "info,ckpt="};
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct pd_error err;
+        cr_assert_eq(pd_log_configure(bad[i], &err), PD_USAGE, "%s", bad[i]);
+        cr_assert_not_null(strstr(err.message, "PERDURE_LOG"));
+    }
+    cr_assert(pd_log_enabled(PD_LOG_DEBUG, "x"));
+}
+
+Test(log, the_environment_counts_without_a_call)
+{
+    setenv("PERDURE_LOG", "error,x=debug", 1);
+    cr_assert(pd_log_enabled(PD_LOG_DEBUG, "x"));
+    cr_assert_not(pd_log_enabled(PD_LOG_WARN, "y"));
+}
+
+Test(log, a_line_stays_one_line)
+{
+    start(NULL);
+    char *text = malloc(10000);
+    memset(text, 'x', 9999);
+    text[9999] = '\0';
+    pd_log_info("m", "a\nb\tc\033[2J");
+    cr_assert_not_null(strstr(captured, "m: a b c [2J\n"));
+    captured_bytes = 0;
+    pd_log_info("m", "%s", text);
+    cr_assert_leq(captured_bytes, 4096);
+    cr_assert_eq(memcmp(captured + captured_bytes - 4, "...\n", 4), 0);
+    free(text);
+}
+
+static void *write_lines(void *argument)
+{
+    pd_rank_set_thread(*(int *)argument);
+    for (int i = 0; i < 500; i++)
+        pd_log_info("m", "line %d of many", i);
+    return NULL;
+}
+
+Test(log, lines_of_threads_do_not_mix)
+{
+    start(NULL);
+    pthread_t threads[4];
+    int ranks[4] = {0, 1, 2, 3};
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, write_lines, &ranks[i]);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    int lines = 0;
+    for (char *line = strtok(captured, "\n"); line; line = strtok(NULL, "\n"), lines++) {
+        int rank, number;
+        cr_assert_eq(sscanf(line, "2023-11-14T22:13:20.123Z info m r%d: line %d of many", &rank, &number), 2, "%s", line);
+    }
+    cr_assert_eq(lines, 2000);
+}
