@@ -8,7 +8,7 @@
  *   contract  1. a failed sync is final: the file must never be believed nor synced again
  *             2. direct files take only offsets, lengths and addresses that are multiples of PD_DOOR_ALIGN
  *             3. rename and link are durable only after pd_door_sync_dir of the directories they changed
- *   threads   a door may be used from any thread; a pd_queue belongs to one thread
+ *   threads   a door may be used from any thread; a pd_queue belongs to one thread while anything is in flight
  */
 #ifndef PD_IO_DOOR_H
 #define PD_IO_DOOR_H
@@ -27,10 +27,10 @@ struct pd_mapping;
 
 enum pd_open_flags {
     PD_OPEN_READ = 1,
-    PD_OPEN_WRITE = 2,      /* implies nothing about reading */
-    PD_OPEN_CREATE = 4,     /* create when absent */
-    PD_OPEN_EXCLUSIVE = 8,  /* with CREATE: PD_EXISTS when present */
-    PD_OPEN_DIRECT = 16,    /* O_DIRECT; falls back to buffered, said once per file system, where it is refused */
+    PD_OPEN_WRITE = 2,     /* implies nothing about reading */
+    PD_OPEN_CREATE = 4,    /* create when absent */
+    PD_OPEN_EXCLUSIVE = 8, /* with CREATE: PD_EXISTS when present */
+    PD_OPEN_DIRECT = 16,   /* O_DIRECT; falls back to buffered, said once per file system, where it is refused */
     PD_OPEN_TRUNCATE = 32,
 };
 
@@ -40,10 +40,10 @@ struct pd_stat {
     uint64_t bytes, allocated_bytes, inode, device, link_count;
 };
 struct pd_space {
-    uint64_t total_bytes, available_bytes; /* for an unprivileged user */
+    uint64_t total_bytes, available_bytes;   /* for an unprivileged user */
     uint64_t total_inodes, available_inodes; /* both 0 where the file system does not count */
-    bool in_memory;                        /* tmpfs, ramfs */
-    char type_name[16];                    /* "ext4", "xfs", "tmpfs", "nfs", "lustre", "overlay", ... or hexadecimal */
+    bool in_memory;                          /* tmpfs, ramfs */
+    char type_name[16];                      /* "ext4", "xfs", "tmpfs", "nfs", "lustre", "overlay", ... or hexadecimal */
 };
 struct pd_listing {
     char **names; /* (count), sorted bytewise, without "." and ".." */
@@ -56,9 +56,15 @@ struct pd_transfer {
     void *data;
     uint64_t offset, bytes;
     bool is_write;
-    void *user;           /* the caller's */
-    pd_status status;     /* result; PD_OK means all bytes moved (short transfers are continued inside) */
+    void *user;       /* the caller's */
+    pd_status status; /* result; PD_OK means all bytes moved (short transfers are continued inside) */
     int sys_errno;
+    struct { /* the door's while it owns the transfer */
+        struct pd_transfer *next;
+        struct pd_queue *queue;
+        uint64_t moved;
+        bool was_direct;
+    } internal;
 };
 
 struct pd_door_ops; /* ckpt/io/door_ops.h: the table, every slot filled */
@@ -71,7 +77,8 @@ PD_MUST_USE pd_status pd_door_new_threads(uint32_t queue_depth, uint32_t thread_
 /* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
 PD_MUST_USE pd_status pd_door_new_auto(struct pd_door **ret_door, struct pd_error *err);
 void pd_door_free(struct pd_door *door);
-/* One line for doctor and logs: "io_uring, registered buffers, fixed files" or "threads (io_uring: Operation not permitted)". */
+/* One line for doctor and logs: "io_uring, registered buffers, fixed files" or "threads (io_uring: Operation not
+ * permitted)". */
 const char *pd_door_describe(const struct pd_door *door);
 
 /* Files. A file that was written is closed with pd_file_close and its result used. */
@@ -85,7 +92,8 @@ bool pd_file_is_direct(const struct pd_file *file);
 PD_MUST_USE pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes,
                                     struct pd_error *err);
-PD_MUST_USE pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_error *err); /* never emulated */
+/* Never emulated: PD_UNSUPPORTED where the file system cannot. Extends the file when it is shorter. */
+PD_MUST_USE pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_sync(struct pd_file *file, struct pd_error *err); /* fdatasync */
 PD_MUST_USE pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err);
@@ -101,11 +109,13 @@ PD_MUST_USE pd_status pd_door_mkdir(struct pd_door *door, const char *path, stru
 PD_MUST_USE pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_sync_dir(struct pd_door *door, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_space(struct pd_door *door, const char *path, struct pd_space *ret_space, struct pd_error *err);
+PD_MUST_USE pd_status pd_door_space(struct pd_door *door, const char *path, struct pd_space *ret_space,
+                                    struct pd_error *err);
 PD_MUST_USE pd_status pd_door_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing,
                                    struct pd_error *err);
 void pd_listing_deinit(struct pd_listing *listing);
-/* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it. Dies with the process. */
+/* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it. Dies with the process.
+ */
 PD_MUST_USE pd_status pd_door_lock(struct pd_door *door, const char *path, struct pd_lock **ret_lock, struct pd_error *err);
 void pd_door_unlock(struct pd_lock *lock);
 
@@ -118,10 +128,12 @@ void pd_queue_close(struct pd_queue *queue);
 /* Takes ownership of the transfers until reaped. Blocks only while the queue is at its depth. */
 PD_MUST_USE pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count,
                                       struct pd_error *err);
-/* Waits for at least one completion when anything is in flight; returns up to `capacity` finished transfers, each with its own
- * status. 0 finished: nothing was in flight. */
+/* Waits for at least one completion when anything is in flight; returns up to `capacity` finished transfers, each with its
+ * own status. 0 finished: nothing was in flight. */
 PD_MUST_USE pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity,
                                     uint32_t *ret_count, struct pd_error *err);
 uint32_t pd_queue_depth(const struct pd_queue *queue);
+/* The status of a reaped transfer, with a message that names file, operation and place. */
+PD_MUST_USE pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err);
 
 #endif

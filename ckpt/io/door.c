@@ -1,0 +1,293 @@
+/* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
+#include "ckpt/base/log.h"
+#include "ckpt/io/door_ops.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- doors ---- */
+
+pd_status pd_door_new(const struct pd_door_ops *ops, uint32_t queue_depth, void *context, struct pd_door **ret_door,
+                      struct pd_error *err)
+{
+    if (queue_depth == 0 || queue_depth > 4096)
+        PD_FAIL(err, PD_INVALID, "a queue depth of %" PRIu32 " is outside 1..4096", queue_depth);
+    struct pd_door *door = calloc(1, sizeof *door);
+    if (!door) PD_FAIL_ERRNO(err, ENOMEM, "opening the %s disk door", ops->name);
+    door->ops = ops;
+    door->queue_depth = queue_depth;
+    door->context = context;
+    pthread_mutex_init(&door->mutex, NULL);
+    atomic_store(&door->description, ops->name);
+    *ret_door = door;
+    return PD_OK;
+}
+
+void pd_door_free(struct pd_door *door)
+{
+    if (!door) return;
+    door->ops->free(door);
+    pthread_mutex_destroy(&door->mutex);
+    free(door);
+}
+
+const char *pd_door_describe(const struct pd_door *door)
+{
+    return atomic_load(&door->description);
+}
+
+/* Readers hold no lock, so each text is written once and stays; a door steps down only a few times. */
+void pd_door_set_description(struct pd_door *door, const char *format, ...)
+{
+    pthread_mutex_lock(&door->mutex);
+    if (door->text_count < sizeof door->texts / sizeof *door->texts) {
+        char *text = door->texts[door->text_count++];
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(text, sizeof *door->texts, format, arguments);
+        va_end(arguments);
+        atomic_store(&door->description, text);
+    }
+    pthread_mutex_unlock(&door->mutex);
+}
+
+/* ---- direct I/O that is refused ---- */
+
+/* One line per file system and door: the fallback is correct, only slower, and must be known. */
+static void say_buffered(struct pd_file *file, const char *when)
+{
+    struct pd_door *door = file->door;
+    struct pd_stat st = {0};
+    if (door->ops->file_stat(file, &st) != 0) return;
+    pthread_mutex_lock(&door->mutex);
+    bool said = door->said_count == PD_DOOR_SAID_MAX;
+    for (uint32_t i = 0; i < door->said_count; i++)
+        said = said || door->said_devices[i] == st.device;
+    if (!said) door->said_devices[door->said_count++] = st.device;
+    pthread_mutex_unlock(&door->mutex);
+    if (!said)
+        pd_log_warn("io", "%s: this file system refuses direct I/O at %s; buffered I/O is used and may be slower",
+                    file->path, when);
+}
+
+bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno)
+{
+    if (sys_errno != EINVAL || !was_direct) return false;
+    if (!atomic_load(&file->direct)) return true; /* another transfer met it first */
+    if (file->door->ops->set_buffered(file) != 0) return false;
+    if (atomic_exchange(&file->direct, false)) say_buffered(file, "the first transfer");
+    return true;
+}
+
+/* ---- files ---- */
+
+static int open_slot(struct pd_file *file, bool *ret_refused)
+{
+    const struct pd_door_ops *ops = file->door->ops;
+    int result = ops->open(file, file->flags);
+    *ret_refused = (file->flags & PD_OPEN_DIRECT) && (result == EINVAL || result == EOPNOTSUPP);
+    if (!*ret_refused) return result;
+    /* A refused open may have created the file already: exclusiveness was won then and must not be asked for twice. */
+    unsigned flags = file->flags & ~(unsigned)PD_OPEN_DIRECT;
+    result = ops->open(file, flags);
+    if (result == EEXIST && (flags & PD_OPEN_EXCLUSIVE)) {
+        struct pd_stat st;
+        bool is_ours = ops->stat(file->door, file->path, &st) == 0 && st.type == PD_ENTRY_FILE && st.bytes == 0;
+        if (is_ours) result = ops->open(file, flags & ~(unsigned)PD_OPEN_EXCLUSIVE);
+    }
+    return result;
+}
+
+pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, struct pd_file **ret_file,
+                       struct pd_error *err)
+{
+    PD_CHECK(flags & (PD_OPEN_READ | PD_OPEN_WRITE));
+    PD_CHECK((flags & PD_OPEN_WRITE) || !(flags & (PD_OPEN_TRUNCATE | PD_OPEN_CREATE)));
+    struct pd_file *file = calloc(1, sizeof *file);
+    char *copy = strdup(path);
+    if (!file || !copy) {
+        free(file);
+        free(copy);
+        PD_FAIL_ERRNO(err, ENOMEM, "open %s", path);
+    }
+    *file = (struct pd_file){.door = door, .path = copy, .flags = flags, .fd = -1};
+    bool refused = false;
+    int result = open_slot(file, &refused);
+    if (result) {
+        free(file);
+        free(copy);
+        PD_FAIL_ERRNO(err, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
+    }
+    atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);
+    if (refused) say_buffered(file, "open");
+    *ret_file = file;
+    return PD_OK;
+}
+
+pd_status pd_file_close(struct pd_file *file, struct pd_error *err)
+{
+    int result = file->door->ops->close(file);
+    pd_status status = PD_OK;
+    if (result) status = pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "close %s", file->path);
+    free(file->path);
+    free(file);
+    return status;
+}
+
+void pd_file_close_readonly(struct pd_file *file)
+{
+    if (!file) return;
+    pd_status unused = pd_file_close(file, NULL);
+    (void)unused; /* nothing was written, so nothing can be lost */
+}
+
+const char *pd_file_path(const struct pd_file *file)
+{
+    return file->path;
+}
+
+bool pd_file_is_direct(const struct pd_file *file)
+{
+    return atomic_load(&file->direct);
+}
+
+uint64_t pd_file_progress(const struct pd_file *file, uint64_t moved, uint64_t asked)
+{
+    if (moved >= asked) return asked;
+    return atomic_load(&file->direct) ? moved / PD_DOOR_ALIGN * PD_DOOR_ALIGN : moved;
+}
+
+int pd_file_move(struct pd_file *file, bool is_write, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    const struct pd_door_ops *ops = file->door->ops;
+    *ret_moved = 0;
+    while (*ret_moved < bytes) {
+        uint64_t at = offset + *ret_moved, left = bytes - *ret_moved, moved = 0;
+        char *place = (char *)data + *ret_moved;
+        bool direct = atomic_load(&file->direct);
+        int result = is_write ? ops->write(file, at, place, left, &moved) : ops->read(file, at, place, left, &moved);
+        if (result && pd_file_fall_back(file, direct, result)) continue;
+        if (result) return result;
+        uint64_t progress = pd_file_progress(file, moved, left);
+        if (progress == 0) {
+            *ret_moved += moved;
+            return is_write ? EIO : PD_MOVE_END_OF_FILE;
+        }
+        *ret_moved += progress;
+    }
+    return 0;
+}
+
+static pd_status check_extent(const struct pd_file *file, const char *what, uint64_t offset, uint64_t bytes,
+                              struct pd_error *err)
+{
+    if (offset > INT64_MAX || bytes > INT64_MAX - offset)
+        PD_FAIL(err, PD_INVALID, "%s %s: %" PRIu64 " bytes at %" PRIu64 " are no possible place in a file", what, file->path,
+                bytes, offset);
+    return PD_OK;
+}
+
+static pd_status check_aligned(const struct pd_file *file, const char *what, uint64_t offset, const void *data,
+                               uint64_t bytes, struct pd_error *err)
+{
+    if (!atomic_load(&file->direct) || (offset | bytes | (uintptr_t)data) % PD_DOOR_ALIGN == 0) return PD_OK;
+    PD_FAIL_ERRNO(err, EINVAL, "%s %s: direct I/O of %" PRIu64 " bytes at %" PRIu64 " from address %p is not aligned to %u",
+                  what, file->path, bytes, offset, data, PD_DOOR_ALIGN);
+}
+
+static pd_status check_believed(const struct pd_file *file, const char *what, struct pd_error *err)
+{
+    if (!atomic_load(&file->sync_failed)) return PD_OK;
+    PD_FAIL_ERRNO(err, EIO, "%s %s: an earlier sync of this file failed, so what it holds is unknown; it must be removed",
+                  what, file->path);
+}
+
+pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(check_extent(file, "read", offset, bytes, err));
+    PD_TRY(check_aligned(file, "read", offset, data, bytes, err));
+    uint64_t moved = 0;
+    int result = pd_file_move(file, false, offset, data, bytes, &moved);
+    if (result == PD_MOVE_END_OF_FILE)
+        PD_FAIL(err, PD_CORRUPT,
+                "read %s: the file ends at %" PRIu64 " where %" PRIu64 " bytes at %" PRIu64 " were expected", file->path,
+                offset + moved, bytes, offset);
+    if (result) PD_FAIL_ERRNO(err, result, "read %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
+    return PD_OK;
+}
+
+pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(check_believed(file, "write", err));
+    PD_TRY(check_extent(file, "write", offset, bytes, err));
+    PD_TRY(check_aligned(file, "write", offset, data, bytes, err));
+    uint64_t moved = 0;
+    int result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved);
+    if (result) PD_FAIL_ERRNO(err, result, "write %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
+    return PD_OK;
+}
+
+pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(check_believed(file, "preallocate", err));
+    PD_TRY(check_extent(file, "preallocate", 0, bytes, err));
+    if (bytes == 0) return PD_OK;
+    int result = file->door->ops->preallocate(file, bytes);
+    if (result) PD_FAIL_ERRNO(err, result, "preallocate %s: %" PRIu64 " bytes", file->path, bytes);
+    return PD_OK;
+}
+
+pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(check_believed(file, "truncate", err));
+    PD_TRY(check_extent(file, "truncate", 0, bytes, err));
+    int result = file->door->ops->truncate(file, bytes);
+    if (result) PD_FAIL_ERRNO(err, result, "truncate %s to %" PRIu64 " bytes", file->path, bytes);
+    return PD_OK;
+}
+
+pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
+{
+    PD_TRY(check_believed(file, "sync", err));
+    int result = file->door->ops->sync(file);
+    if (!result) return PD_OK;
+    atomic_store(&file->sync_failed, true);
+    PD_FAIL_ERRNO(err, result, "sync %s", file->path);
+}
+
+pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err)
+{
+    struct pd_stat st;
+    int result = file->door->ops->file_stat(file, &st);
+    if (result) PD_FAIL_ERRNO(err, result, "stat %s", file->path);
+    *ret_stat = st;
+    return PD_OK;
+}
+
+pd_status pd_file_map(struct pd_file *file, struct pd_mapping **ret_mapping, const void **ret_data, uint64_t *ret_bytes,
+                      struct pd_error *err)
+{
+    struct pd_mapping *mapping = calloc(1, sizeof *mapping);
+    if (!mapping) PD_FAIL_ERRNO(err, ENOMEM, "map %s", file->path);
+    mapping->door = file->door;
+    int result = file->door->ops->map(file, mapping);
+    if (result) {
+        free(mapping);
+        PD_FAIL_ERRNO(err, result, "map %s", file->path);
+    }
+    *ret_mapping = mapping;
+    *ret_data = mapping->data;
+    *ret_bytes = mapping->bytes;
+    return PD_OK;
+}
+
+void pd_file_unmap(struct pd_mapping *mapping)
+{
+    if (!mapping) return;
+    mapping->door->ops->unmap(mapping);
+    free(mapping);
+}

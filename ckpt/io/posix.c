@@ -1,0 +1,278 @@
+/* Every function turns one operation into one system call and its errno into a result. EINTR is retried where the call has
+ * not happened; never for sync, whose failure is final, and never for close, whose descriptor is gone either way. */
+#include "ckpt/io/posix.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* Linux moves at most 0x7ffff000 bytes a call; a round number keeps direct I/O aligned when it goes on. */
+#define CALL_BYTES_MAX (UINT64_C(1) << 30)
+
+static int open_retried(const char *path, int flags)
+{
+    int fd;
+    do {
+        fd = open(path, flags | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+int pd_posix_open(struct pd_file *file, unsigned flags)
+{
+    bool reads = flags & PD_OPEN_READ, writes = flags & PD_OPEN_WRITE;
+    int mode = reads && writes ? O_RDWR : writes ? O_WRONLY : O_RDONLY;
+    if (flags & PD_OPEN_CREATE) mode |= O_CREAT;
+    if (flags & PD_OPEN_EXCLUSIVE) mode |= O_EXCL;
+    if (flags & PD_OPEN_TRUNCATE) mode |= O_TRUNC;
+    if (flags & PD_OPEN_DIRECT) mode |= O_DIRECT;
+    int fd = open_retried(file->path, mode);
+    if (fd < 0) return errno;
+    struct stat st;
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        close(fd);
+        return EISDIR;
+    }
+    file->fd = fd;
+    return 0;
+}
+
+int pd_posix_close(struct pd_file *file)
+{
+    int fd = file->fd;
+    file->fd = -1;
+    return close(fd) == 0 || errno == EINTR ? 0 : errno;
+}
+
+int pd_posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    ssize_t moved;
+    do {
+        moved = pread(file->fd, data, bytes < CALL_BYTES_MAX ? bytes : CALL_BYTES_MAX, (off_t)offset);
+    } while (moved < 0 && errno == EINTR);
+    if (moved < 0) return errno;
+    *ret_moved = (uint64_t)moved;
+    return 0;
+}
+
+int pd_posix_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    ssize_t moved;
+    do {
+        moved = pwrite(file->fd, data, bytes < CALL_BYTES_MAX ? bytes : CALL_BYTES_MAX, (off_t)offset);
+    } while (moved < 0 && errno == EINTR);
+    if (moved < 0) return errno;
+    *ret_moved = (uint64_t)moved;
+    return 0;
+}
+
+/* fallocate, not posix_fallocate: glibc emulates the latter by writing the whole file. */
+int pd_posix_preallocate(struct pd_file *file, uint64_t bytes)
+{
+    int result;
+    do {
+        result = fallocate(file->fd, 0, 0, (off_t)bytes);
+    } while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno;
+}
+
+int pd_posix_truncate(struct pd_file *file, uint64_t bytes)
+{
+    int result;
+    do {
+        result = ftruncate(file->fd, (off_t)bytes);
+    } while (result != 0 && errno == EINTR);
+    return result == 0 ? 0 : errno;
+}
+
+int pd_posix_sync(struct pd_file *file)
+{
+    return fdatasync(file->fd) == 0 ? 0 : errno;
+}
+
+static void fill_stat(const struct stat *st, struct pd_stat *ret_stat)
+{
+    *ret_stat = (struct pd_stat){
+        .type = S_ISREG(st->st_mode)   ? PD_ENTRY_FILE
+                : S_ISDIR(st->st_mode) ? PD_ENTRY_DIRECTORY
+                                       : PD_ENTRY_OTHER,
+        .bytes = (uint64_t)st->st_size,
+        .allocated_bytes = (uint64_t)st->st_blocks * 512,
+        .inode = st->st_ino,
+        .device = st->st_dev,
+        .link_count = st->st_nlink,
+    };
+}
+
+int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
+{
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) return errno;
+    fill_stat(&st, ret_stat);
+    return 0;
+}
+
+int pd_posix_set_buffered(struct pd_file *file)
+{
+    int flags = fcntl(file->fd, F_GETFL);
+    if (flags < 0) return errno;
+    return fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) == 0 ? 0 : errno;
+}
+
+int pd_posix_map(struct pd_file *file, struct pd_mapping *mapping)
+{
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) return errno;
+    mapping->bytes = (uint64_t)st.st_size;
+    mapping->data = "";
+    if (st.st_size == 0) return 0; /* mmap refuses an empty file */
+    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, file->fd, 0);
+    if (data == MAP_FAILED) return errno;
+    mapping->data = data;
+    return 0;
+}
+
+void pd_posix_unmap(struct pd_mapping *mapping)
+{
+    if (mapping->bytes) munmap((void *)(uintptr_t)mapping->data, (size_t)mapping->bytes);
+}
+
+int pd_posix_rename(struct pd_door *door, const char *from, const char *to)
+{
+    (void)door;
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
+int pd_posix_link(struct pd_door *door, const char *from, const char *to)
+{
+    (void)door;
+    return link(from, to) == 0 ? 0 : errno;
+}
+
+int pd_posix_unlink(struct pd_door *door, const char *path)
+{
+    (void)door;
+    return unlink(path) == 0 ? 0 : errno;
+}
+
+int pd_posix_mkdir(struct pd_door *door, const char *path)
+{
+    (void)door;
+    return mkdir(path, 0777) == 0 ? 0 : errno;
+}
+
+int pd_posix_rmdir(struct pd_door *door, const char *path)
+{
+    (void)door;
+    return rmdir(path) == 0 ? 0 : errno;
+}
+
+int pd_posix_sync_dir(struct pd_door *door, const char *path)
+{
+    (void)door;
+    int fd = open_retried(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0) return errno;
+    int result = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    return result;
+}
+
+int pd_posix_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat)
+{
+    (void)door;
+    struct stat st;
+    if (stat(path, &st) != 0) return errno;
+    fill_stat(&st, ret_stat);
+    return 0;
+}
+
+static const struct {
+    uint32_t magic;
+    bool in_memory;
+    char name[12];
+} file_systems[] = {
+    {0xef53, false, "ext4"},         {0x58465342, false, "xfs"},    {0x01021994, true, "tmpfs"},
+    {0x858458f6, true, "ramfs"},     {0x6969, false, "nfs"},        {0x0bd00bd0, false, "lustre"},
+    {0x794c7630, false, "overlay"},  {0x9123683e, false, "btrfs"},  {0x2fc12fc1, false, "zfs"},
+    {0xf2f52010, false, "f2fs"},     {0x65735546, false, "fuse"},   {0x47504653, false, "gpfs"},
+    {0x00c36400, false, "ceph"},     {0xff534d42, false, "cifs"},   {0xfe534d42, false, "smb2"},
+    {0x01021997, false, "9p"},       {0x19830326, false, "beegfs"}, {0xca451a4e, false, "bcachefs"},
+    {0x5346544e, false, "ntfs"},     {0x4d44, false, "fat"},        {0x2011bab0, false, "exfat"},
+    {0x958458f6, true, "hugetlbfs"},
+};
+
+int pd_posix_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+{
+    (void)door;
+    struct statfs fs;
+    int result;
+    do {
+        result = statfs(path, &fs);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) return errno;
+    uint64_t block = fs.f_frsize ? (uint64_t)fs.f_frsize : (uint64_t)fs.f_bsize;
+    struct pd_space space = {
+        .total_bytes = block * fs.f_blocks,
+        .available_bytes = block * fs.f_bavail,
+        .total_inodes = fs.f_files,
+        .available_inodes = fs.f_files ? fs.f_ffree : 0,
+    };
+    snprintf(space.type_name, sizeof space.type_name, "%x", (unsigned)fs.f_type);
+    for (size_t i = 0; i < sizeof file_systems / sizeof *file_systems; i++) {
+        if (file_systems[i].magic != (uint32_t)fs.f_type) continue;
+        space.in_memory = file_systems[i].in_memory;
+        snprintf(space.type_name, sizeof space.type_name, "%s", file_systems[i].name);
+    }
+    *ret_space = space;
+    return 0;
+}
+
+int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing)
+{
+    (void)door;
+    DIR *dir = opendir(path);
+    if (!dir) return errno;
+    int result = 0;
+    while (!result) {
+        errno = 0;
+        const struct dirent *entry = readdir(dir);
+        if (!entry) {
+            result = errno;
+            break;
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            result = pd_listing_add(ret_listing, entry->d_name);
+    }
+    closedir(dir);
+    return result;
+}
+
+/* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
+int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
+{
+    (void)door;
+    int fd = open_retried(path, O_RDWR | O_CREAT);
+    if (fd < 0) return errno;
+    int result;
+    do {
+        result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    } while (result == EINTR);
+    if (result)
+        close(fd);
+    else
+        lock->fd = fd;
+    return result;
+}
+
+void pd_posix_unlock(struct pd_lock *lock)
+{
+    close(lock->fd);
+}

@@ -1,0 +1,30 @@
+/* The slots that every real door shares: plain system calls on file descriptors. */
+#ifndef PD_IO_POSIX_H
+#define PD_IO_POSIX_H
+
+#include "ckpt/io/door_ops.h"
+
+int pd_posix_open(struct pd_file *file, unsigned flags);
+int pd_posix_close(struct pd_file *file);
+int pd_posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved);
+int pd_posix_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved);
+int pd_posix_preallocate(struct pd_file *file, uint64_t bytes);
+int pd_posix_truncate(struct pd_file *file, uint64_t bytes);
+int pd_posix_sync(struct pd_file *file);
+int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat);
+int pd_posix_set_buffered(struct pd_file *file);
+int pd_posix_map(struct pd_file *file, struct pd_mapping *mapping);
+void pd_posix_unmap(struct pd_mapping *mapping);
+int pd_posix_rename(struct pd_door *door, const char *from, const char *to);
+int pd_posix_link(struct pd_door *door, const char *from, const char *to);
+int pd_posix_unlink(struct pd_door *door, const char *path);
+int pd_posix_mkdir(struct pd_door *door, const char *path);
+int pd_posix_rmdir(struct pd_door *door, const char *path);
+int pd_posix_sync_dir(struct pd_door *door, const char *path);
+int pd_posix_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat);
+int pd_posix_space(struct pd_door *door, const char *path, struct pd_space *ret_space);
+int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing);
+int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock);
+void pd_posix_unlock(struct pd_lock *lock);
+
+#endif

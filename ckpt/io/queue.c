@@ -1,0 +1,140 @@
+/* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
+ * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
+#include "ckpt/io/door_ops.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+pd_status pd_queue_open(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
+                        struct pd_error *err)
+{
+    struct pd_queue *queue = calloc(1, sizeof *queue);
+    int result = queue ? 0 : ENOMEM;
+    if (queue) {
+        *queue = (struct pd_queue){.door = door, .depth = door->queue_depth};
+        result = door->ops->queue_open(queue, buffers, buffers ? buffer_bytes : 0);
+    }
+    if (result) {
+        free(queue);
+        PD_FAIL_ERRNO(err, result, "opening an I/O queue of depth %" PRIu32, door->queue_depth);
+    }
+    *ret_queue = queue;
+    return PD_OK;
+}
+
+void pd_queue_close(struct pd_queue *queue)
+{
+    if (!queue) return;
+    PD_CHECK(queue->in_flight == 0); /* buffers in flight belong to the kernel */
+    queue->ops->close(queue);
+    free(queue);
+}
+
+uint32_t pd_queue_depth(const struct pd_queue *queue)
+{
+    return queue->depth;
+}
+
+static void append_done(struct pd_queue *queue, struct pd_transfer *transfer)
+{
+    transfer->internal.next = NULL;
+    if (queue->done_tail)
+        queue->done_tail->internal.next = transfer;
+    else
+        queue->done_head = transfer;
+    queue->done_tail = transfer;
+}
+
+static void set_result(struct pd_transfer *transfer, int result)
+{
+    bool ended = result == PD_MOVE_END_OF_FILE;
+    transfer->sys_errno = ended ? 0 : result;
+    transfer->status = ended ? PD_CORRUPT : pd_status_from_errno(result);
+}
+
+void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int result)
+{
+    PD_CHECK(queue->in_flight > 0);
+    queue->in_flight--;
+    set_result(transfer, result);
+    append_done(queue, transfer);
+}
+
+/* Reasons not to send a transfer at all; the same as those of the synchronous calls. */
+static int check_transfer(const struct pd_queue *queue, const struct pd_transfer *transfer)
+{
+    const struct pd_file *file = transfer->file;
+    PD_CHECK(file && file->door == queue->door);
+    if (transfer->is_write && atomic_load(&file->sync_failed)) return EIO;
+    if (transfer->offset > INT64_MAX || transfer->bytes > INT64_MAX - transfer->offset) return EINVAL;
+    uint64_t place = transfer->offset | transfer->bytes | (uintptr_t)transfer->data;
+    return atomic_load(&file->direct) && place % PD_DOOR_ALIGN != 0 ? EINVAL : 0;
+}
+
+/* As many valid transfers as fit go down in one call. */
+static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, uint32_t *ret_taken)
+{
+    uint32_t room = queue->depth - queue->in_flight, batch = 0;
+    while (batch < count && batch < room) {
+        struct pd_transfer *transfer = transfers[batch];
+        transfer->internal.queue = queue;
+        transfer->internal.moved = 0;
+        int refused = check_transfer(queue, transfer);
+        if (refused || transfer->bytes == 0) {
+            if (batch > 0) break;
+            set_result(transfer, refused);
+            append_done(queue, transfer);
+            *ret_taken = 1;
+            return 0;
+        }
+        batch++;
+    }
+    *ret_taken = batch;
+    queue->in_flight += batch;
+    return queue->ops->submit(queue, transfers, batch);
+}
+
+pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, struct pd_error *err)
+{
+    int result = 0;
+    for (uint32_t done = 0; !result && done < count;) {
+        uint32_t taken = 0;
+        if (queue->in_flight == queue->depth) result = queue->ops->reap(queue, true);
+        if (!result) result = submit_some(queue, transfers + done, count - done, &taken);
+        done += taken;
+    }
+    if (result) PD_FAIL_ERRNO(err, result, "submitting %" PRIu32 " transfers to the %s queue", count, queue->ops->name);
+    return PD_OK;
+}
+
+pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
+                        struct pd_error *err)
+{
+    PD_CHECK(capacity > 0);
+    if (queue->in_flight > 0) {
+        int result = queue->ops->reap(queue, queue->done_head == NULL);
+        if (result) PD_FAIL_ERRNO(err, result, "reaping from the %s queue", queue->ops->name);
+    }
+    uint32_t count = 0;
+    while (count < capacity && queue->done_head) {
+        struct pd_transfer *transfer = queue->done_head;
+        queue->done_head = transfer->internal.next;
+        if (!queue->done_head) queue->done_tail = NULL;
+        ret_done[count++] = transfer;
+    }
+    *ret_count = count;
+    return PD_OK;
+}
+
+pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err)
+{
+    if (transfer->status == PD_OK) return PD_OK;
+    const char *what = transfer->is_write ? "write" : "read", *path = transfer->file->path;
+    if (transfer->status == PD_CORRUPT)
+        PD_FAIL(err, PD_CORRUPT, "read %s: the file ends before the %" PRIu64 " bytes at %" PRIu64, path, transfer->bytes,
+                transfer->offset);
+    return pd_error_set(err, transfer->status, PD_WHERE, transfer->sys_errno, "%s %s: %" PRIu64 " bytes at %" PRIu64, what,
+                        path, transfer->bytes, transfer->offset);
+}

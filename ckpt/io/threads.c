@@ -1,0 +1,233 @@
+/* One list of jobs for all queues of a door; every queue has a list of its own for what is finished, so that its owner
+ * sleeps and wakes without the others. Workers run the door's read and write slots: this engine works over any table. */
+#include "ckpt/io/threads.h"
+#include "ckpt/io/posix.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct pd_io_threads {
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    struct pd_transfer *head, *tail;
+    bool stopping;
+    uint32_t wanted, started;
+    pthread_t *workers;
+};
+
+struct thread_queue {
+    struct pd_io_threads *threads;
+    pthread_mutex_t mutex;
+    pthread_cond_t finished;
+    struct pd_transfer *head, *tail;
+};
+
+static void list_append(struct pd_transfer **head, struct pd_transfer **tail, struct pd_transfer *transfer)
+{
+    transfer->internal.next = NULL;
+    if (*tail)
+        (*tail)->internal.next = transfer;
+    else
+        *head = transfer;
+    *tail = transfer;
+}
+
+static struct pd_transfer *list_take(struct pd_transfer **head, struct pd_transfer **tail)
+{
+    struct pd_transfer *transfer = *head;
+    if (!transfer) return NULL;
+    *head = transfer->internal.next;
+    if (!*head) *tail = NULL;
+    return transfer;
+}
+
+static void run_transfer(struct pd_transfer *transfer)
+{
+    struct thread_queue *queue = transfer->internal.queue->context;
+    uint64_t moved = 0;
+    int result = pd_file_move(transfer->file, transfer->is_write, transfer->offset, transfer->data, transfer->bytes, &moved);
+    pthread_mutex_lock(&queue->mutex);
+    transfer->sys_errno = result; /* pd_queue_finish reads it back in the owner's thread */
+    list_append(&queue->head, &queue->tail, transfer);
+    pthread_cond_signal(&queue->finished);
+    pthread_mutex_unlock(&queue->mutex);
+}
+
+static void *worker_main(void *argument)
+{
+    struct pd_io_threads *threads = argument;
+    pthread_mutex_lock(&threads->mutex);
+    for (;;) {
+        struct pd_transfer *transfer = list_take(&threads->head, &threads->tail);
+        if (transfer) {
+            pthread_mutex_unlock(&threads->mutex);
+            run_transfer(transfer);
+            pthread_mutex_lock(&threads->mutex);
+        } else if (threads->stopping) {
+            break;
+        } else {
+            pthread_cond_wait(&threads->wake, &threads->mutex);
+        }
+    }
+    pthread_mutex_unlock(&threads->mutex);
+    return NULL;
+}
+
+pd_status pd_io_threads_new(uint32_t thread_count, struct pd_io_threads **ret_threads, struct pd_error *err)
+{
+    if (thread_count == 0 || thread_count > 256)
+        PD_FAIL(err, PD_INVALID, "%" PRIu32 " I/O threads are outside 1..256", thread_count);
+    struct pd_io_threads *threads = calloc(1, sizeof *threads);
+    pthread_t *workers = calloc(thread_count, sizeof *workers);
+    if (!threads || !workers) {
+        free(threads);
+        free(workers);
+        PD_FAIL_ERRNO(err, ENOMEM, "starting %" PRIu32 " I/O threads", thread_count);
+    }
+    threads->wanted = thread_count;
+    threads->workers = workers;
+    pthread_mutex_init(&threads->mutex, NULL);
+    pthread_cond_init(&threads->wake, NULL);
+    *ret_threads = threads;
+    return PD_OK;
+}
+
+void pd_io_threads_free(struct pd_io_threads *threads)
+{
+    if (!threads) return;
+    pthread_mutex_lock(&threads->mutex);
+    threads->stopping = true;
+    pthread_cond_broadcast(&threads->wake);
+    pthread_mutex_unlock(&threads->mutex);
+    for (uint32_t i = 0; i < threads->started; i++)
+        pthread_join(threads->workers[i], NULL);
+    pthread_cond_destroy(&threads->wake);
+    pthread_mutex_destroy(&threads->mutex);
+    free(threads->workers);
+    free(threads);
+}
+
+/* One worker is enough to be correct, so only the first failure to start counts. */
+static int start_workers(struct pd_io_threads *threads)
+{
+    int result = 0;
+    pthread_mutex_lock(&threads->mutex);
+    while (threads->started < threads->wanted && !result) {
+        result = pthread_create(&threads->workers[threads->started], NULL, worker_main, threads);
+        if (!result) threads->started++;
+    }
+    uint32_t started = threads->started;
+    pthread_mutex_unlock(&threads->mutex);
+    return started ? 0 : result;
+}
+
+static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+{
+    struct pd_io_threads *threads = ((struct thread_queue *)queue->context)->threads;
+    pthread_mutex_lock(&threads->mutex);
+    for (uint32_t i = 0; i < count; i++) {
+        list_append(&threads->head, &threads->tail, transfers[i]);
+        pthread_cond_signal(&threads->wake);
+    }
+    pthread_mutex_unlock(&threads->mutex);
+    return 0;
+}
+
+static int queue_reap(struct pd_queue *queue, bool wait)
+{
+    struct thread_queue *mine = queue->context;
+    pthread_mutex_lock(&mine->mutex);
+    while (wait && !mine->head)
+        pthread_cond_wait(&mine->finished, &mine->mutex);
+    for (struct pd_transfer *transfer; (transfer = list_take(&mine->head, &mine->tail));)
+        pd_queue_finish(queue, transfer, transfer->sys_errno);
+    pthread_mutex_unlock(&mine->mutex);
+    return 0;
+}
+
+static void queue_close(struct pd_queue *queue)
+{
+    struct thread_queue *mine = queue->context;
+    pthread_cond_destroy(&mine->finished);
+    pthread_mutex_destroy(&mine->mutex);
+    free(mine);
+}
+
+static const struct pd_queue_ops queue_ops = {
+    .name = "threads",
+    .submit = queue_submit,
+    .reap = queue_reap,
+    .close = queue_close,
+};
+
+int pd_io_threads_queue_open(struct pd_io_threads *threads, struct pd_queue *queue)
+{
+    int result = start_workers(threads);
+    if (result) return result;
+    struct thread_queue *mine = calloc(1, sizeof *mine);
+    if (!mine) return ENOMEM;
+    mine->threads = threads;
+    pthread_mutex_init(&mine->mutex, NULL);
+    pthread_cond_init(&mine->finished, NULL);
+    queue->context = mine;
+    queue->ops = &queue_ops;
+    return 0;
+}
+
+/* ---- the door ---- */
+
+static int door_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    (void)buffers; /* threads have nothing to register */
+    (void)buffer_bytes;
+    return pd_io_threads_queue_open(queue->door->context, queue);
+}
+
+static void door_free(struct pd_door *door)
+{
+    pd_io_threads_free(door->context);
+}
+
+static const struct pd_door_ops door_ops = {
+    .name = "threads",
+    .open = pd_posix_open,
+    .close = pd_posix_close,
+    .read = pd_posix_read,
+    .write = pd_posix_write,
+    .preallocate = pd_posix_preallocate,
+    .truncate = pd_posix_truncate,
+    .sync = pd_posix_sync,
+    .file_stat = pd_posix_file_stat,
+    .set_buffered = pd_posix_set_buffered,
+    .map = pd_posix_map,
+    .unmap = pd_posix_unmap,
+    .rename = pd_posix_rename,
+    .link = pd_posix_link,
+    .unlink = pd_posix_unlink,
+    .mkdir = pd_posix_mkdir,
+    .rmdir = pd_posix_rmdir,
+    .sync_dir = pd_posix_sync_dir,
+    .stat = pd_posix_stat,
+    .space = pd_posix_space,
+    .list = pd_posix_list,
+    .lock = pd_posix_lock,
+    .unlock = pd_posix_unlock,
+    .queue_open = door_queue_open,
+    .free = door_free,
+};
+
+pd_status pd_door_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_door **ret_door, struct pd_error *err)
+{
+    struct pd_io_threads *threads = NULL;
+    PD_TRY(pd_io_threads_new(thread_count, &threads, err));
+    struct pd_door *door = NULL;
+    pd_status st = pd_door_new(&door_ops, queue_depth, threads, &door, err);
+    if (st) {
+        pd_io_threads_free(threads);
+        return st;
+    }
+    pd_door_set_description(door, "threads (%" PRIu32 ")", thread_count);
+    *ret_door = door;
+    return PD_OK;
+}

@@ -1,0 +1,528 @@
+/* io_uring for bulk transfers, plain system calls for everything else.
+ *
+ * The ladder, from the top: registered buffers and fixed files -> (ENOMEM under a small memlock limit) unregistered buffers
+ * -> (EINVAL of old kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The door stands on a rung when it
+ * is made, by trying a small ring; a queue whose buffers or ring are refused later comes down alone and the description says
+ * so.
+ *
+ *   invariants  1. a ring is entered only by the thread that owns it: SINGLE_ISSUER. It is created disabled and enabled by
+ *                  its first submission; an idle queue that moves to another thread gets a new ring
+ *               2. a file in a ring's table is still open: closing it empties the slot, at once in the owner's thread and
+ *                  otherwise before the owner's next submission
+ *               3. every transfer handed to a ring comes back exactly once, whole, short and continued, or failed
+ */
+#include "ckpt/io/uring.h"
+#include "ckpt/io/posix.h"
+#include "ckpt/io/threads.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FILE_SLOTS 64u
+#define BUFFER_BYTES_MAX (UINT64_C(1) << 30) /* of one registered buffer */
+#define BUFFERS_MAX 1024u
+#define CALL_BYTES_MAX (UINT64_C(1) << 30)
+
+#ifndef IORING_SETUP_SINGLE_ISSUER
+#define IORING_SETUP_SINGLE_ISSUER (1U << 12)
+#endif
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
+#endif
+
+struct uring_door {
+    pthread_mutex_t mutex; /* guards the list of queues and the staleness of their slots */
+    struct uring_queue *queues;
+    struct pd_io_threads *threads; /* for queues that get no ring */
+    unsigned refusals;
+    unsigned flags; /* set-up flags that this kernel takes */
+    bool fixed_files;
+    _Atomic bool registers; /* buffers */
+};
+
+struct file_slot {
+    struct pd_file *file; /* written by the owner only */
+    bool stale;
+};
+
+struct uring_queue {
+    struct uring_queue *next;
+    struct uring_door *door;
+    struct io_uring ring;
+    bool has_owner, fixed_files;
+    pthread_t owner;
+    char *buffers;
+    uint64_t buffer_bytes; /* registered ones only */
+    void *wished_buffers;
+    uint64_t wished_bytes;
+    struct file_slot slots[FILE_SLOTS];
+    uint32_t slot_count; /* slots ever used */
+    _Atomic uint32_t stale_count;
+    uint32_t unsubmitted;
+};
+
+/* ---- the ladder ---- */
+
+static const unsigned flag_rungs[] = {
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+        IORING_SETUP_R_DISABLED,
+    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
+    IORING_SETUP_R_DISABLED,
+};
+
+static int ring_init(const struct uring_door *door, unsigned depth, unsigned flags, struct io_uring *ring)
+{
+    if (door->refusals & PD_URING_REFUSE_RING) return EPERM;
+    if ((door->refusals & PD_URING_REFUSE_FLAGS) && (flags & IORING_SETUP_DEFER_TASKRUN)) return EINVAL;
+    if ((door->refusals & PD_URING_REFUSE_ALL_FLAGS) && (flags & IORING_SETUP_COOP_TASKRUN)) return EINVAL;
+    return -io_uring_queue_init(depth, ring, flags);
+}
+
+static int register_files(const struct uring_door *door, struct io_uring *ring)
+{
+    if (door->refusals & PD_URING_REFUSE_FILES) return EINVAL;
+    return -io_uring_register_files_sparse(ring, FILE_SLOTS);
+}
+
+static int register_buffers(const struct uring_door *door, struct io_uring *ring, char *data, uint64_t bytes)
+{
+    if (door->refusals & PD_URING_REFUSE_BUFFERS) return ENOMEM;
+    struct iovec vectors[BUFFERS_MAX];
+    unsigned count = 0;
+    for (uint64_t at = 0; at < bytes; at += BUFFER_BYTES_MAX) {
+        if (count == BUFFERS_MAX) return E2BIG;
+        uint64_t left = bytes - at;
+        vectors[count++] = (struct iovec){data + at, left < BUFFER_BYTES_MAX ? left : BUFFER_BYTES_MAX};
+    }
+    return count ? -io_uring_register_buffers(ring, vectors, count) : 0;
+}
+
+/* Finds the flags this kernel takes; 0 or the errno that forbids rings altogether. */
+static int find_rung(struct uring_door *door, int *ret_flags_errno)
+{
+    int result = 0;
+    for (size_t i = 0; i < sizeof flag_rungs / sizeof *flag_rungs; i++) {
+        struct io_uring ring;
+        result = ring_init(door, 8, flag_rungs[i], &ring);
+        if (result == EINVAL) {
+            *ret_flags_errno = result;
+            continue;
+        }
+        if (result) return result;
+        door->flags = flag_rungs[i];
+        door->fixed_files = register_files(door, &ring) == 0;
+        io_uring_queue_exit(&ring);
+        return 0;
+    }
+    return result;
+}
+
+/* Tries one page: enough to know whether the kernel registers at all; how much it registers only a queue can know. */
+static int try_register(const struct uring_door *door)
+{
+    struct io_uring ring;
+    int result = ring_init(door, 8, door->flags, &ring);
+    if (result) return result;
+    char *page = aligned_alloc(PD_DOOR_ALIGN, PD_DOOR_ALIGN);
+    result = page ? register_buffers(door, &ring, page, PD_DOOR_ALIGN) : ENOMEM;
+    io_uring_queue_exit(&ring);
+    free(page);
+    return result;
+}
+
+/* ---- rings of queues ---- */
+
+static void ring_drop(struct uring_queue *queue)
+{
+    io_uring_queue_exit(&queue->ring);
+    memset(queue->slots, 0, sizeof queue->slots);
+    queue->slot_count = 0;
+    atomic_store(&queue->stale_count, 0);
+    queue->has_owner = false;
+}
+
+static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
+{
+    struct uring_door *mine = door->context;
+    if (!atomic_exchange(&mine->registers, false)) return;
+    char text[64];
+    pd_door_set_description(door, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; raise the memlock limit), %s files",
+                            bytes >> 20, strerror_r(result, text, sizeof text), mine->fixed_files ? "fixed" : "plain");
+}
+
+/* Whoever calls this need not be the thread that submits: the ring stays disabled until then. */
+static int ring_make(struct pd_door *door, struct uring_queue *queue)
+{
+    struct uring_door *mine = door->context;
+    if (mine->refusals & PD_URING_REFUSE_LATER) return EMFILE;
+    int result = ring_init(mine, door->queue_depth, mine->flags, &queue->ring);
+    if (result) return result;
+    queue->fixed_files = mine->fixed_files && register_files(mine, &queue->ring) == 0;
+    queue->buffers = queue->wished_buffers;
+    queue->buffer_bytes = queue->wished_bytes;
+    if (queue->wished_bytes == 0) return 0;
+    result = register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
+    if (result) {
+        queue->buffer_bytes = 0;
+        say_unregistered(door, queue->wished_bytes, result);
+    }
+    return 0;
+}
+
+/* ---- fixed files ---- */
+
+static void slot_empty(struct uring_queue *queue, uint32_t slot)
+{
+    int none = -1;
+    queue->slots[slot] = (struct file_slot){0};
+    /* A slot that cannot be emptied keeps the file alive until the ring goes: harmless, so not an error. */
+    (void)io_uring_register_files_update(&queue->ring, slot, &none, 1);
+}
+
+static void slots_purge(struct uring_queue *queue)
+{
+    if (atomic_load(&queue->stale_count) == 0) return;
+    pthread_mutex_lock(&queue->door->mutex);
+    for (uint32_t i = 0; i < queue->slot_count; i++)
+        if (queue->slots[i].stale) slot_empty(queue, i);
+    atomic_store(&queue->stale_count, 0);
+    pthread_mutex_unlock(&queue->door->mutex);
+}
+
+static bool slot_find(struct uring_queue *queue, struct pd_file *file, uint32_t *ret_slot)
+{
+    if (!queue->fixed_files) return false;
+    uint32_t empty = FILE_SLOTS;
+    for (uint32_t i = 0; i < queue->slot_count; i++) {
+        if (queue->slots[i].file == file) {
+            *ret_slot = i;
+            return true;
+        }
+        if (!queue->slots[i].file && empty == FILE_SLOTS) empty = i;
+    }
+    if (empty == FILE_SLOTS) {
+        if (queue->slot_count == FILE_SLOTS) return false;
+        empty = queue->slot_count;
+    }
+    if (io_uring_register_files_update(&queue->ring, empty, &file->fd, 1) != 1) return false;
+    pthread_mutex_lock(&queue->door->mutex);
+    queue->slots[empty].file = file;
+    if (empty == queue->slot_count) queue->slot_count++;
+    pthread_mutex_unlock(&queue->door->mutex);
+    *ret_slot = empty;
+    return true;
+}
+
+static int uring_close(struct pd_file *file)
+{
+    struct uring_door *door = file->door->context;
+    pthread_mutex_lock(&door->mutex);
+    for (struct uring_queue *queue = door->queues; queue; queue = queue->next) {
+        for (uint32_t i = 0; i < queue->slot_count; i++) {
+            if (queue->slots[i].file != file) continue;
+            if (queue->has_owner && pthread_equal(queue->owner, pthread_self())) {
+                slot_empty(queue, i);
+            } else {
+                queue->slots[i].stale = true;
+                atomic_fetch_add(&queue->stale_count, 1);
+            }
+        }
+    }
+    pthread_mutex_unlock(&door->mutex);
+    return pd_posix_close(file);
+}
+
+/* ---- transfers ---- */
+
+/* Index of the registered buffer that holds all of the bytes, or -1. */
+static int buffer_find(const struct uring_queue *queue, const char *data, uint64_t bytes)
+{
+    if (data < queue->buffers || queue->buffer_bytes == 0) return -1;
+    uint64_t at = (uint64_t)(data - queue->buffers);
+    if (at > queue->buffer_bytes || bytes > queue->buffer_bytes - at) return -1;
+    uint64_t first = at / BUFFER_BYTES_MAX, last = (at + bytes - 1) / BUFFER_BYTES_MAX;
+    return first == last ? (int)first : -1;
+}
+
+static void prepare(struct uring_queue *queue, struct pd_transfer *transfer, struct io_uring_sqe *sqe)
+{
+    uint64_t moved = transfer->internal.moved, left = transfer->bytes - moved, offset = transfer->offset + moved;
+    char *data = (char *)transfer->data + moved;
+    unsigned bytes = (unsigned)(left < CALL_BYTES_MAX ? left : CALL_BYTES_MAX);
+    uint32_t slot = 0;
+    bool fixed = slot_find(queue, transfer->file, &slot);
+    int fd = fixed ? (int)slot : transfer->file->fd, buffer = buffer_find(queue, data, bytes);
+    if (transfer->is_write && buffer >= 0)
+        io_uring_prep_write_fixed(sqe, fd, data, bytes, offset, buffer);
+    else if (transfer->is_write)
+        io_uring_prep_write(sqe, fd, data, bytes, offset);
+    else if (buffer >= 0)
+        io_uring_prep_read_fixed(sqe, fd, data, bytes, offset, buffer);
+    else
+        io_uring_prep_read(sqe, fd, data, bytes, offset);
+    if (fixed) sqe->flags |= IOSQE_FIXED_FILE;
+    transfer->internal.was_direct = atomic_load(&transfer->file->direct);
+    io_uring_sqe_set_data(sqe, transfer);
+    queue->unsubmitted++;
+}
+
+/* The ring has `depth` entries and at most `depth` transfers are in flight, so an entry is always free once the kernel has
+ * taken those before it. */
+static int enqueue(struct uring_queue *queue, struct pd_transfer *transfer)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
+    if (!sqe) {
+        int taken = io_uring_submit(&queue->ring);
+        if (taken < 0) return -taken;
+        queue->unsubmitted -= (uint32_t)taken;
+        sqe = io_uring_get_sqe(&queue->ring);
+    }
+    if (!sqe) return EBUSY;
+    prepare(queue, transfer, sqe);
+    return 0;
+}
+
+/* EAGAIN and EBUSY mean that completions must be reaped first: what was prepared goes down with the next entry. */
+static int flush(struct uring_queue *queue)
+{
+    while (queue->unsubmitted) {
+        int taken = io_uring_submit(&queue->ring);
+        if (taken == -EINTR) continue;
+        if (taken == -EAGAIN || taken == -EBUSY || taken == 0) return 0;
+        if (taken < 0) return -taken;
+        queue->unsubmitted -= (uint32_t)taken;
+    }
+    return 0;
+}
+
+static int own(struct pd_queue *queue)
+{
+    struct uring_queue *mine = queue->context;
+    pthread_t self = pthread_self();
+    if (mine->has_owner && pthread_equal(mine->owner, self)) return 0;
+    if (mine->has_owner) {
+        pthread_mutex_lock(&mine->door->mutex);
+        ring_drop(mine);
+        int result = ring_make(queue->door, mine);
+        pthread_mutex_unlock(&mine->door->mutex);
+        if (result) return result;
+    }
+    /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
+    if (syscall(__NR_io_uring_register, mine->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0) return errno;
+    mine->owner = self;
+    mine->has_owner = true;
+    return 0;
+}
+
+static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+{
+    struct uring_queue *mine = queue->context;
+    int result = own(queue);
+    if (result) return result;
+    slots_purge(mine);
+    for (uint32_t i = 0; i < count && !result; i++)
+        result = enqueue(mine, transfers[i]);
+    return result ? result : flush(mine);
+}
+
+/* One completion: finished, or continued with what is left. */
+static int complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
+{
+    struct uring_queue *mine = queue->context;
+    if (result < 0) {
+        bool again = result == -EINTR || result == -EAGAIN ||
+                     pd_file_fall_back(transfer->file, transfer->internal.was_direct, -result);
+        if (again) return enqueue(mine, transfer);
+        pd_queue_finish(queue, transfer, -result);
+        return 0;
+    }
+    uint64_t left = transfer->bytes - transfer->internal.moved;
+    uint64_t progress = pd_file_progress(transfer->file, (uint64_t)result, left);
+    transfer->internal.moved += progress;
+    if (transfer->internal.moved == transfer->bytes)
+        pd_queue_finish(queue, transfer, 0);
+    else if (progress == 0)
+        pd_queue_finish(queue, transfer, transfer->is_write ? EIO : PD_MOVE_END_OF_FILE);
+    else
+        return enqueue(mine, transfer);
+    return 0;
+}
+
+static int reap_ready(struct pd_queue *queue)
+{
+    struct uring_queue *mine = queue->context;
+    struct io_uring_cqe *cqe;
+    while (io_uring_peek_cqe(&mine->ring, &cqe) == 0 && cqe) {
+        struct pd_transfer *transfer = io_uring_cqe_get_data(cqe);
+        int moved = cqe->res;
+        io_uring_cqe_seen(&mine->ring, cqe);
+        int result = complete(queue, transfer, moved);
+        if (result) return result;
+    }
+    return flush(mine);
+}
+
+static int queue_reap(struct pd_queue *queue, bool wait)
+{
+    struct uring_queue *mine = queue->context;
+    uint32_t before = queue->in_flight;
+    int result = reap_ready(queue);
+    while (!result && wait && queue->in_flight == before) {
+        int taken = io_uring_submit_and_wait(&mine->ring, 1);
+        if (taken >= 0) mine->unsubmitted -= (uint32_t)taken;
+        if (taken < 0 && taken != -EINTR && taken != -EAGAIN && taken != -EBUSY) return -taken;
+        result = reap_ready(queue);
+    }
+    return result;
+}
+
+static void queue_close(struct pd_queue *queue)
+{
+    struct uring_queue *mine = queue->context;
+    pthread_mutex_lock(&mine->door->mutex);
+    struct uring_queue **link = &mine->door->queues;
+    while (*link != mine)
+        link = &(*link)->next;
+    *link = mine->next;
+    pthread_mutex_unlock(&mine->door->mutex);
+    io_uring_queue_exit(&mine->ring);
+    free(mine);
+}
+
+static const struct pd_queue_ops queue_ops = {
+    .name = "io_uring",
+    .submit = queue_submit,
+    .reap = queue_reap,
+    .close = queue_close,
+};
+
+/* A ring that is refused now (descriptors, memory) leaves a slower queue, not a failed save. */
+static int fall_to_threads(struct pd_queue *queue, int reason)
+{
+    struct uring_door *door = queue->door->context;
+    pthread_mutex_lock(&door->mutex);
+    int result = 0;
+    if (!door->threads) {
+        char text[64];
+        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &door->threads, NULL) ? ENOMEM : 0;
+        pd_door_set_description(queue->door, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+    }
+    pthread_mutex_unlock(&door->mutex);
+    return result ? result : pd_io_threads_queue_open(door->threads, queue);
+}
+
+static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    struct uring_door *door = queue->door->context;
+    struct uring_queue *mine = calloc(1, sizeof *mine);
+    if (!mine) return ENOMEM;
+    mine->door = door;
+    mine->wished_buffers = buffers;
+    mine->wished_bytes = buffer_bytes;
+    int result = ring_make(queue->door, mine);
+    if (result) {
+        free(mine);
+        return fall_to_threads(queue, result);
+    }
+    pthread_mutex_lock(&door->mutex);
+    mine->next = door->queues;
+    door->queues = mine;
+    pthread_mutex_unlock(&door->mutex);
+    queue->context = mine;
+    queue->ops = &queue_ops;
+    return 0;
+}
+
+/* ---- the door ---- */
+
+static void uring_free(struct pd_door *door)
+{
+    struct uring_door *mine = door->context;
+    PD_CHECK(mine->queues == NULL);
+    pd_io_threads_free(mine->threads);
+    pthread_mutex_destroy(&mine->mutex);
+    free(mine);
+}
+
+static const struct pd_door_ops door_ops = {
+    .name = "io_uring",
+    .open = pd_posix_open,
+    .close = uring_close,
+    .read = pd_posix_read,
+    .write = pd_posix_write,
+    .preallocate = pd_posix_preallocate,
+    .truncate = pd_posix_truncate,
+    .sync = pd_posix_sync,
+    .file_stat = pd_posix_file_stat,
+    .set_buffered = pd_posix_set_buffered,
+    .map = pd_posix_map,
+    .unmap = pd_posix_unmap,
+    .rename = pd_posix_rename,
+    .link = pd_posix_link,
+    .unlink = pd_posix_unlink,
+    .mkdir = pd_posix_mkdir,
+    .rmdir = pd_posix_rmdir,
+    .sync_dir = pd_posix_sync_dir,
+    .stat = pd_posix_stat,
+    .space = pd_posix_space,
+    .list = pd_posix_list,
+    .lock = pd_posix_lock,
+    .unlock = pd_posix_unlock,
+    .queue_open = uring_queue_open,
+    .free = uring_free,
+};
+
+static void describe(struct pd_door *door, int flags_errno, int register_errno)
+{
+    struct uring_door *mine = door->context;
+    char text[64], buffers[128] = "registered buffers";
+    if (register_errno)
+        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; raise the memlock limit)",
+                 strerror_r(register_errno, text, sizeof text));
+    pd_door_set_description(door, "io_uring, %s, %s files%s", buffers, mine->fixed_files ? "fixed" : "plain",
+                            flags_errno ? ", fewer set-up flags (kernel before 6.1)" : "");
+}
+
+static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_door **ret_door, struct pd_error *err)
+{
+    PD_TRY(pd_door_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_door, err));
+    char text[64];
+    pd_door_set_description(*ret_door, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+    return PD_OK;
+}
+
+pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_door **ret_door,
+                                     struct pd_error *err)
+{
+    struct uring_door *mine = calloc(1, sizeof *mine);
+    if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening the io_uring door");
+    mine->refusals = refusals;
+    int flags_errno = 0, result = find_rung(mine, &flags_errno);
+    if (result) {
+        free(mine);
+        return new_threads_instead(queue_depth, result, ret_door, err);
+    }
+    struct pd_door *door = NULL;
+    pd_status st = pd_door_new(&door_ops, queue_depth, mine, &door, err);
+    if (st) {
+        free(mine);
+        return st;
+    }
+    pthread_mutex_init(&mine->mutex, NULL);
+    int register_errno = try_register(mine);
+    atomic_store(&mine->registers, register_errno == 0);
+    describe(door, flags_errno, register_errno);
+    *ret_door = door;
+    return PD_OK;
+}
+
+pd_status pd_door_new_uring(uint32_t queue_depth, struct pd_door **ret_door, struct pd_error *err)
+{
+    return pd_door_new_uring_refusing(queue_depth, 0, ret_door, err);
+}

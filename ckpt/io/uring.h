@@ -1,0 +1,20 @@
+/* The io_uring door, with the hooks that let tests stand on each rung of its ladder. */
+#ifndef PD_IO_URING_H
+#define PD_IO_URING_H
+
+#include "ckpt/io/door_ops.h"
+
+/* What a pretended kernel refuses. */
+enum pd_uring_refusal {
+    PD_URING_REFUSE_BUFFERS = 1,   /* ENOMEM: memlock limit */
+    PD_URING_REFUSE_FILES = 2,     /* EINVAL: no sparse file tables, before 5.19 */
+    PD_URING_REFUSE_FLAGS = 4,     /* EINVAL: no DEFER_TASKRUN, before 6.1 */
+    PD_URING_REFUSE_ALL_FLAGS = 8, /* EINVAL: no COOP_TASKRUN either */
+    PD_URING_REFUSE_RING = 16,     /* EPERM: seccomp, kernel.io_uring_disabled */
+    PD_URING_REFUSE_LATER = 32,    /* the first ring works, those of queues do not (EMFILE) */
+};
+
+PD_MUST_USE pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_door **ret_door,
+                                                 struct pd_error *err);
+
+#endif

@@ -1,0 +1,306 @@
+/* One list of expectations, every door: io_uring on each rung of its ladder, and the thread pool. */
+#include "ckpt/io/door.h"
+#include "ckpt/io/uring.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define OK(expression)                                                                               \
+    do {                                                                                             \
+        struct pd_error ok_err_ = {0}, *err = &ok_err_;                                              \
+        cr_assert_eq((expression), PD_OK, "%s: %s: %s", current_door, #expression, ok_err_.message); \
+    } while (0)
+#define IS(expected, expression)                                                                               \
+    do {                                                                                                       \
+        struct pd_error is_err_ = {0}, *err = &is_err_;                                                        \
+        pd_status is_st_ = (expression);                                                                       \
+        cr_assert_eq(is_st_, (expected), "%s: %s: %s (%s)", current_door, #expression, pd_status_name(is_st_), \
+                     is_err_.message);                                                                         \
+    } while (0)
+
+static const char *current_door = "";
+
+static const struct door_row {
+    const char *name;
+    bool is_uring;
+    unsigned refusals;
+    const char *description;
+} rows[] = {
+    {"threads", false, 0, "threads (3)"},
+    {"uring", true, 0, "io_uring, registered buffers, fixed files"},
+    {"uring without buffers", true, PD_URING_REFUSE_BUFFERS, "unregistered buffers (Cannot allocate memory"},
+    {"uring without fixed files", true, PD_URING_REFUSE_FILES, "plain files"},
+    {"uring of an old kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_FILES, "fewer set-up flags"},
+    {"uring of an older kernel", true, PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_ALL_FLAGS, "fewer set-up flags"},
+    {"forbidden uring", true, PD_URING_REFUSE_RING, "threads (io_uring: Operation not permitted)"},
+    {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring, registered buffers"},
+};
+
+static struct pd_door *open_row(const struct door_row *row)
+{
+    struct pd_door *door = NULL;
+    current_door = row->name;
+    if (row->is_uring)
+        OK(pd_door_new_uring_refusing(8, row->refusals, &door, err));
+    else
+        OK(pd_door_new_threads(8, 3, &door, err));
+    return door;
+}
+
+static const char *scratch(void)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/perdure-door-XXXXXX");
+    cr_assert_not_null(mkdtemp(path));
+    return path;
+}
+
+static char *join(const char *dir, const char *name)
+{
+    static char paths[8][256];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
+    return path;
+}
+
+static void remove_scratch(const char *dir)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+static void check_files(struct pd_door *door, const char *dir)
+{
+    char *path = join(dir, "file"), text[16] = "0123456789abcde";
+    struct pd_file *file = NULL;
+    struct pd_stat st;
+    IS(PD_NOT_FOUND, pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    cr_assert_str_eq(pd_file_path(file), path);
+    cr_assert(!pd_file_is_direct(file));
+    OK(pd_file_write(file, 3, text, 16, err));
+    OK(pd_file_stat(file, &st, err));
+    cr_assert(st.type == PD_ENTRY_FILE && st.bytes == 19 && st.link_count == 1);
+    OK(pd_file_preallocate(file, 8192, err));
+    OK(pd_file_stat(file, &st, err));
+    cr_assert(st.bytes == 8192 && st.allocated_bytes >= 8192);
+    OK(pd_file_truncate(file, 12, err));
+    OK(pd_file_sync(file, err));
+    char back[12];
+    OK(pd_file_read(file, 0, back, 12, err));
+    cr_assert_arr_eq(back,
+                     "\0\0\0"
+                     "012345678",
+                     12);
+    IS(PD_CORRUPT, pd_file_read(file, 4, text, 12, err));
+    IS(PD_INVALID, pd_file_read(file, UINT64_MAX - 3, back, 12, err));
+    struct pd_mapping *mapping = NULL;
+    const void *data = NULL;
+    uint64_t bytes = 0;
+    OK(pd_file_map(file, &mapping, &data, &bytes, err));
+    cr_assert(bytes == 12 && memcmp(data, back, 12) == 0);
+    pd_file_unmap(mapping);
+    OK(pd_file_close(file, err));
+    IS(PD_EXISTS, pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    IS(PD_IO, pd_file_write(file, 0, text, 1, err));
+    pd_file_close_readonly(file);
+    OK(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_TRUNCATE, &file, err));
+    OK(pd_file_stat(file, &st, err));
+    cr_assert_eq(st.bytes, 0);
+    OK(pd_file_map(file, &mapping, &data, &bytes, err));
+    cr_assert(bytes == 0 && data);
+    pd_file_unmap(mapping);
+    OK(pd_file_close(file, err));
+    IS(PD_IO, pd_file_open(door, dir, PD_OPEN_READ, &file, err));
+}
+
+static void check_names(struct pd_door *door, const char *dir)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat st, other;
+    struct pd_listing list;
+    OK(pd_file_open(door, join(dir, "b"), PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_close(file, err));
+    OK(pd_door_mkdir(door, join(dir, "a"), err));
+    IS(PD_EXISTS, pd_door_mkdir(door, join(dir, "a"), err));
+    IS(PD_NOT_FOUND, pd_door_mkdir(door, join(dir, "x/y"), err));
+    OK(pd_door_link(door, join(dir, "b"), join(dir, "a/c"), err));
+    IS(PD_EXISTS, pd_door_link(door, join(dir, "b"), join(dir, "a/c"), err));
+    OK(pd_door_stat(door, join(dir, "a/c"), &st, err));
+    OK(pd_door_stat(door, join(dir, "b"), &other, err));
+    cr_assert(st.link_count == 2 && st.inode == other.inode && st.device == other.device);
+    OK(pd_door_rename(door, join(dir, "b"), join(dir, "Z"), err));
+    IS(PD_NOT_FOUND, pd_door_rename(door, join(dir, "b"), join(dir, "Z"), err));
+    OK(pd_door_mkdir(door, join(dir, "d"), err));
+    IS(PD_EXISTS, pd_door_rename(door, join(dir, "d"), join(dir, "a"), err));
+    IS(PD_EXISTS, pd_door_rmdir(door, join(dir, "a"), err));
+    OK(pd_door_sync_dir(door, dir, err));
+    IS(PD_NOT_FOUND, pd_door_sync_dir(door, join(dir, "none"), err));
+    OK(pd_door_list(door, dir, &list, err));
+    cr_assert(list.count == 4, "%u entries", list.count);
+    cr_assert(!strcmp(list.names[0], "Z") && !strcmp(list.names[1], "a") && !strcmp(list.names[2], "d"));
+    pd_listing_deinit(&list);
+    IS(PD_NOT_FOUND, pd_door_list(door, join(dir, "none"), &list, err));
+    OK(pd_door_list(door, join(dir, "d"), &list, err));
+    cr_assert_eq(list.count, 0);
+    pd_listing_deinit(&list);
+    OK(pd_door_unlink(door, join(dir, "a/c"), err));
+    IS(PD_NOT_FOUND, pd_door_unlink(door, join(dir, "a/c"), err));
+    IS(PD_IO, pd_door_unlink(door, join(dir, "a"), err));
+    OK(pd_door_rmdir(door, join(dir, "a"), err));
+    OK(pd_door_stat(door, dir, &st, err));
+    cr_assert_eq(st.type, PD_ENTRY_DIRECTORY);
+    struct pd_space space;
+    OK(pd_door_space(door, dir, &space, err));
+    cr_assert(space.total_bytes >= space.available_bytes && space.total_bytes > 0 && space.type_name[0]);
+    IS(PD_NOT_FOUND, pd_door_space(door, join(dir, "none"), &space, err));
+}
+
+static void check_locks(struct pd_door *door, const char *dir)
+{
+    struct pd_lock *lock = NULL, *second = NULL;
+    OK(pd_door_lock(door, join(dir, "lock"), &lock, err));
+    IS(PD_BUSY, pd_door_lock(door, join(dir, "lock"), &second, err));
+    cr_assert_null(second);
+    pd_door_unlock(lock);
+    OK(pd_door_lock(door, join(dir, "lock"), &second, err));
+    pd_door_unlock(second);
+    IS(PD_NOT_FOUND, pd_door_lock(door, join(dir, "none/lock"), &lock, err));
+}
+
+/* Blocks go out in one order and come back in another, through more transfers than the queue is deep. */
+static void move_blocks(struct pd_queue *queue, struct pd_file *file, char *data, bool is_write, uint64_t block, int count)
+{
+    struct pd_transfer transfers[40], *pointers[40], *done[40];
+    for (int i = 0; i < count; i++) {
+        int at = (i * 7) % count;
+        pointers[i] = &transfers[i];
+        transfers[i] = (struct pd_transfer){.file = file,
+                                            .data = data + (uint64_t)at * block,
+                                            .bytes = block,
+                                            .offset = (uint64_t)at * block,
+                                            .is_write = is_write,
+                                            .user = &data[at]};
+    }
+    OK(pd_queue_submit(queue, pointers, (uint32_t)count, err));
+    int seen = 0;
+    for (;;) {
+        uint32_t got = 0;
+        OK(pd_queue_reap(queue, done, 5, &got, err));
+        if (got == 0) break;
+        for (uint32_t i = 0; i < got; i++) {
+            OK(pd_transfer_error(done[i], err));
+            cr_assert_eq((char *)done[i]->user - data, (long)(done[i]->offset / block));
+        }
+        seen += (int)got;
+    }
+    cr_assert_eq(seen, count);
+}
+
+static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
+{
+    const uint64_t block = 16384;
+    const int count = 37;
+    char *out = aligned_alloc(4096, block * 40), *in = aligned_alloc(4096, block * 40);
+    for (uint64_t i = 0; i < block * 40; i++)
+        out[i] = (char)(i * 2654435761u >> 13);
+    struct pd_file *file = NULL;
+    struct pd_queue *queue = NULL;
+    OK(pd_file_open(door, join(dir, "bulk"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | direct, &file, err));
+    OK(pd_queue_open(door, out, block * 20, &queue, err)); /* half of them lie outside the registered buffers */
+    cr_assert_eq(pd_queue_depth(queue), 8);
+    move_blocks(queue, file, out, true, block, count);
+    OK(pd_file_sync(file, err));
+    move_blocks(queue, file, in, false, block, count);
+    cr_assert_arr_eq(in, out, block * (uint64_t)count);
+
+    struct pd_transfer past = {.file = file, .data = in, .offset = block * (uint64_t)(count - 1), .bytes = 2 * block};
+    struct pd_transfer askew = {.file = file, .data = in + 1, .offset = 0, .bytes = 4096};
+    struct pd_transfer nothing = {.file = file, .data = in};
+    struct pd_transfer *all[3] = {&past, &askew, &nothing}, *done[3];
+    OK(pd_queue_submit(queue, all, 3, err));
+    uint32_t got = 0, seen = 0;
+    do {
+        OK(pd_queue_reap(queue, done, 3, &got, err));
+        seen += got;
+    } while (got);
+    cr_assert_eq(seen, 3);
+    cr_assert_eq(past.status, PD_CORRUPT);
+    cr_assert_eq(nothing.status, PD_OK);
+    cr_assert_eq(askew.status, pd_file_is_direct(file) ? PD_UNSUPPORTED : PD_OK);
+    struct pd_error message;
+    cr_assert_eq(pd_transfer_error(&past, &message), PD_CORRUPT);
+    cr_assert(strstr(message.message, "bulk"));
+    pd_queue_close(queue);
+    OK(pd_file_close(file, err));
+    free(out);
+    free(in);
+}
+
+Test(door, every_slot_of_every_door)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct pd_door *door = open_row(&rows[i]);
+        const char *dir = scratch();
+        cr_assert(strstr(pd_door_describe(door), rows[i].description), "%s: %s", rows[i].name, pd_door_describe(door));
+        check_files(door, dir);
+        check_names(door, dir);
+        check_locks(door, dir);
+        check_queue(door, dir, 0);
+        check_queue(door, dir, PD_OPEN_DIRECT);
+        pd_door_free(door);
+        remove_scratch(dir);
+    }
+}
+
+Test(door, a_ring_refused_later_is_told)
+{
+    struct pd_door *door = open_row(&rows[7]);
+    struct pd_queue *queue = NULL;
+    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    cr_assert_str_eq(pd_door_describe(door), "threads (io_uring: Too many open files)");
+    pd_queue_close(queue);
+    pd_door_free(door);
+}
+
+Test(door, misaligned_direct_io_is_refused_before_it_is_sent)
+{
+    struct pd_door *door = open_row(&rows[0]);
+    const char *dir = scratch();
+    struct pd_file *file = NULL;
+    char *page = aligned_alloc(4096, 8192);
+    OK(pd_file_open(door, join(dir, "f"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err));
+    memset(page, 1, 8192);
+    OK(pd_file_write(file, 0, page, 4096, err));
+    if (pd_file_is_direct(file)) {
+        IS(PD_UNSUPPORTED, pd_file_write(file, 512, page, 4096, err));
+        IS(PD_UNSUPPORTED, pd_file_write(file, 0, page + 512, 4096, err));
+        IS(PD_UNSUPPORTED, pd_file_read(file, 0, page, 100, err));
+    }
+    OK(pd_file_close(file, err));
+    free(page);
+    pd_door_free(door);
+    remove_scratch(dir);
+}
+
+Test(door, the_environment_chooses)
+{
+    struct pd_door *door = NULL;
+    setenv("PERDURE_IO", "threads", 1);
+    OK(pd_door_new_auto(&door, err));
+    cr_assert_str_eq(pd_door_describe(door), "threads (8)");
+    pd_door_free(door);
+    setenv("PERDURE_IO", "floppy", 1);
+    IS(PD_INVALID, pd_door_new_auto(&door, err));
+    unsetenv("PERDURE_IO");
+    OK(pd_door_new_auto(&door, err));
+    pd_door_free(door);
+}
