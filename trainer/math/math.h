@@ -18,11 +18,11 @@
 #define PD_TRAINER_MATH_MATH_H
 
 #include "ckpt/base/arena.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/tensor.h"
 
 enum pd_numerics_mode { PD_NUMERICS_INVARIANT, PD_NUMERICS_FAST };
-enum pd_isa { PD_ISA_AUTO, PD_ISA_PORTABLE, PD_ISA_AVX2, PD_ISA_AVX512 };
 
 struct pd_matrix {
     void *data;          /* row-major */

@@ -1,0 +1,64 @@
+#include "ckpt/base/cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const isa_names[PD_ISA_COUNT] = {"auto", "portable", "avx2", "avx512"};
+
+const char *pd_isa_name(enum pd_isa isa)
+{
+    return (unsigned)isa < PD_ISA_COUNT ? isa_names[isa] : "unknown";
+}
+
+/* __builtin_cpu_supports asks the processor and whether the system saves the registers. */
+bool pd_isa_available(enum pd_isa isa)
+{
+#if defined(__x86_64__)
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (isa == PD_ISA_AVX2) return avx2;
+    if (isa == PD_ISA_AVX512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+    return isa == PD_ISA_AUTO || isa == PD_ISA_PORTABLE;
+}
+
+static enum pd_isa isa_best(void)
+{
+    enum pd_isa isa = PD_ISA_AVX512;
+    while (!pd_isa_available(isa))
+        isa--;
+    return isa;
+}
+
+static bool isa_from_name(const char *name, enum pd_isa *ret_isa)
+{
+    for (unsigned i = 0; i < PD_ISA_COUNT; i++) {
+        if (strcmp(name, isa_names[i]) == 0) {
+            *ret_isa = (enum pd_isa)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_error *err)
+{
+    enum pd_isa isa = asked;
+    const char *variable = getenv("PERDURE_ISA");
+    if (isa == PD_ISA_AUTO && variable && *variable && !isa_from_name(variable, &isa))
+        PD_FAIL(err, PD_INVALID, "PERDURE_ISA=%s: no such instruction set; use portable, avx2, avx512 or auto", variable);
+    if (isa == PD_ISA_AUTO) isa = isa_best();
+    if (!pd_isa_available(isa))
+        PD_FAIL(err, PD_UNSUPPORTED, "kernels for %s cannot run on this processor; the best it has is %s", pd_isa_name(isa),
+                pd_isa_name(isa_best()));
+    *ret_isa = isa;
+    return PD_OK;
+}
+
+uint64_t pd_cpu_l2_bytes(void)
+{
+    long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return bytes >= 128 * 1024 ? (uint64_t)bytes : 512 * 1024;
+}

@@ -1,0 +1,25 @@
+/* Which kernels this processor can run.
+ *
+ * Kernels exist in up to three builds of one source (portable C, AVX2 with FMA and F16C, AVX-512). All give the same bits,
+ * so the choice is about speed alone; PERDURE_ISA=portable|avx2|avx512 overrides it for tests.
+ */
+#ifndef PD_BASE_CPU_H
+#define PD_BASE_CPU_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum pd_isa { PD_ISA_AUTO, PD_ISA_PORTABLE, PD_ISA_AVX2, PD_ISA_AVX512, PD_ISA_COUNT };
+
+const char *pd_isa_name(enum pd_isa isa); /* "auto", "portable", "avx2", "avx512" */
+/* True when this processor, its system and this build can run it. AUTO and PORTABLE always can. */
+bool pd_isa_available(enum pd_isa isa);
+/* Resolves AUTO: PERDURE_ISA where it is set, else the best available.
+ *   errors  PD_UNSUPPORTED: not available here; PD_INVALID: PERDURE_ISA is no name of one */
+PD_MUST_USE pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_error *err);
+
+/* Bytes of a core's own second-level cache; 512 KiB where the system does not tell. Blocking only, never bits. */
+uint64_t pd_cpu_l2_bytes(void);
+
+#endif
