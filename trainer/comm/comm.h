@@ -34,11 +34,11 @@ struct pd_comm_piece {
 struct pd_comm_op {
     const struct pd_comm_piece *sends, *recvs; /* borrowed */
     uint32_t send_count, recv_count;
-    /* of the implementation */
+    /* of the implementation; zero at the start */
     struct pd_comm_op *next;
     pd_status status;
     struct pd_error error;
-    volatile int done;
+    _Atomic int done; /* set last, under the communicator's lock; may be looked at to poll, wait is still due */
 };
 
 struct pd_comm_ops {

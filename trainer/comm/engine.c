@@ -1,4 +1,5 @@
 #include "trainer/comm/engine.h"
+#include "ckpt/base/rank.h"
 #include "trainer/comm/exchange.h"
 
 #include <signal.h>
@@ -79,7 +80,8 @@ static void execute(struct pd_engine *engine, struct pd_comm_op *op)
     op->status = st;
     op->done = 1;
     engine->is_executing = false;
-    pthread_cond_broadcast(&engine->changed);
+    pthread_cond_signal(&engine->done);
+    if (engine->head) pthread_cond_signal(&engine->work);
 }
 
 static struct pd_comm_op *queue_pop(struct pd_engine *engine)
@@ -103,10 +105,11 @@ static void queue_push(struct pd_engine *engine, struct pd_comm_op *op)
 static void *thread_main(void *argument)
 {
     struct pd_engine *engine = argument;
+    pd_rank_set_thread((int)engine->members[engine->comm.rank].world);
     pthread_mutex_lock(&engine->lock);
     for (;;) {
         while (engine->is_executing || (!engine->head && !engine->is_closing))
-            pthread_cond_wait(&engine->changed, &engine->lock);
+            pthread_cond_wait(&engine->work, &engine->lock);
         if (!engine->head) break;
         execute(engine, queue_pop(engine));
     }
@@ -177,7 +180,8 @@ pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *
     links_init(engine);
     hosts_set(engine);
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_cond_init(&engine->changed, NULL);
+    pthread_cond_init(&engine->work, NULL);
+    pthread_cond_init(&engine->done, NULL);
     family_join(engine, root);
     if (root) engine->comm.time_limit_seconds = root->comm.time_limit_seconds;
     pd_status st = transport->remote_new(engine, err);
@@ -230,13 +234,14 @@ void pd_engine_free(struct pd_comm *comm)
     engine_break(engine, PD_MEMBER_LEFT);
     pthread_mutex_lock(&engine->lock);
     engine->is_closing = true;
-    pthread_cond_broadcast(&engine->changed);
+    pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);
     if (engine->is_thread_running) pthread_join(engine->thread, NULL);
     family_leave(engine);
     engine->transport->remote_free(engine);
     pd_segment_free(engine->segment);
-    pthread_cond_destroy(&engine->changed);
+    pthread_cond_destroy(&engine->work);
+    pthread_cond_destroy(&engine->done);
     pthread_mutex_destroy(&engine->lock);
     engine_release(engine);
 }
@@ -253,7 +258,7 @@ pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd
         if (err) *err = op->error;
     } else {
         queue_push(engine, op);
-        pthread_cond_broadcast(&engine->changed);
+        if (!engine->is_executing) pthread_cond_signal(&engine->work);
     }
     pthread_mutex_unlock(&engine->lock);
     return st;
@@ -267,7 +272,7 @@ pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_
         if (engine->head == op && !engine->is_executing)
             execute(engine, queue_pop(engine));
         else
-            pthread_cond_wait(&engine->changed, &engine->lock);
+            pthread_cond_wait(&engine->done, &engine->lock);
     }
     pthread_mutex_unlock(&engine->lock);
     if (op->status && err) *err = op->error;

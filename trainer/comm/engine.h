@@ -74,8 +74,8 @@ struct pd_engine {
     struct pd_comm_piece *scratch_pieces; /* (2, size) */
     uint64_t *scratch_values;             /* (size, PD_REDUCE_ROUND) */
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
+    pthread_mutex_t lock;      /* guards what follows */
+    pthread_cond_t work, done; /* for the thread; for the caller */
     struct pd_comm_op *head, *tail;
     bool is_executing, is_closing, is_thread_running;
     pd_status broken;

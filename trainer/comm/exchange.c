@@ -8,13 +8,17 @@
  * before the last look for its bytes, so what a peer sent before it went is received. */
 #include "trainer/comm/exchange.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#define LOOK_NS UINT64_C(50000000)     /* between two looks at the other processes */
-#define REMOTE_NAP_NS UINT64_C(100000) /* while bytes of other hosts are awaited, which ring no bell */
+#define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u
+/* Bytes of other hosts ring no bell: looks follow each other at once, then at growing distance. */
+#define REMOTE_LOOKS 16u
+#define REMOTE_NAP_STEP_NS 2000u
+#define REMOTE_NAP_NS_MAX 200000u
 
 static uint64_t now_ns(void)
 {
@@ -137,14 +141,22 @@ static void pause_cpu(void)
 #endif
 }
 
-static void wait_for_bell(struct pd_engine *engine, uint32_t seen, bool has_remote)
+/* idle: looks in vain so far. */
+static void wait_for_bell(struct pd_engine *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
     const struct pd_member *me = &engine->segment->members[engine->slot];
     for (uint32_t i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&me->bell, memory_order_relaxed) != seen) return;
         pause_cpu();
     }
-    pd_segment_sleep(engine->segment, engine->slot, seen, has_remote ? REMOTE_NAP_NS : LOOK_NS);
+    if (!has_remote) {
+        pd_segment_sleep(engine->segment, engine->slot, seen, LOOK_NS);
+    } else if (idle < REMOTE_LOOKS) {
+        sched_yield();
+    } else {
+        uint64_t nap = (uint64_t)(idle - REMOTE_LOOKS + 1) * REMOTE_NAP_STEP_NS;
+        pd_segment_sleep(engine->segment, engine->slot, seen, nap < REMOTE_NAP_NS_MAX ? nap : REMOTE_NAP_NS_MAX);
+    }
 }
 
 static pd_status progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
@@ -157,7 +169,8 @@ static pd_status progress(struct pd_engine *engine, bool *ret_has_moved, struct 
 static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     uint64_t limit_ns = (uint64_t)(engine->limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
-    for (bool has_remote;;) {
+    uint32_t idle = 0;
+    for (bool has_remote;; idle++) {
         uint32_t bell = atomic_load(&engine->segment->members[engine->slot].bell);
         if (atomic_load(&engine->is_aborted)) PD_FAIL(err, PD_PEER_LOST, "this rank left the communicator");
         uint32_t gone = find_gone(engine);
@@ -166,6 +179,7 @@ static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, s
         if (!links_prune(engine, &has_remote)) return PD_OK;
         if (has_moved) {
             moved_at = 0;
+            idle = 0;
             continue;
         }
         if (gone != PD_NOBODY && (engine->links[gone].send.left || engine->links[gone].recv.left))
@@ -177,7 +191,7 @@ static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, s
             pd_segment_look(engine->segment);
             looked_at = now;
         }
-        wait_for_bell(engine, bell, has_remote);
+        wait_for_bell(engine, bell, has_remote, idle);
     }
 }
 

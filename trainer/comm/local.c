@@ -1,4 +1,5 @@
 /* Ranks as threads of one process: one memory domain, the direct channel, nobody remote. */
+#include "ckpt/base/rank.h"
 #include "ckpt/base/thread_pool.h"
 #include "trainer/comm/direct.h"
 #include "trainer/comm/engine.h"
@@ -63,6 +64,7 @@ struct local_rank {
 static void *rank_thread(void *argument)
 {
     struct local_rank *rank = argument;
+    pd_rank_set_thread((int)rank->engine->comm.rank);
     pd_numerics_thread_init();
     rank->status = rank->rank_main(&rank->engine->comm, rank->context, &rank->error);
     if (rank->status)

@@ -1,0 +1,149 @@
+/* The communication tests as a program: `comm_program mpi CASE` under mpirun, `comm_program local:N CASE` alone, so that
+ * both tables pass the same test. Exit code 0: passed on this rank; otherwise that of the status. */
+#include "ckpt/base/parse.h"
+#include "tests/helpers/comm_exercise.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static uint64_t scale(void)
+{
+    uint64_t value;
+    const char *text = getenv("PERDURE_TEST_SCALE");
+    return text && pd_parse_u64(text, &value) && value > 0 ? value : 1;
+}
+
+static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    PD_TRY(exercise_exchanges(comm, 1, 150 * scale(), 40000, err));
+    PD_TRY(exercise_exchanges(comm, 2, 4, 5000000, err));
+    PD_TRY(exercise_reductions(comm, err));
+    PD_TRY(exercise_broadcasts(comm, err));
+    PD_TRY(exercise_group(comm, err));
+    PD_TRY(exercise_splits(comm, 3, err));
+    return pd_comm_barrier(comm, err);
+}
+
+static pd_status case_hosts(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    uint64_t hosts;
+    const char *text = getenv("PERDURE_TEST_HOSTS");
+    EXERCISE_EXPECT(text && pd_parse_u64(text, &hosts));
+    EXERCISE_EXPECT(comm->host_count == hosts && comm->host == comm->rank * hosts / comm->size);
+    return pd_comm_barrier(comm, err);
+}
+
+/* The last rank is killed. The others must know within a second, and who it was. */
+static pd_status case_kill(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    uint32_t victim = comm->size - 1;
+    char says[64];
+    snprintf(says, sizeof says, "rank %u is gone", victim);
+    PD_TRY(pd_comm_barrier(comm, err));
+    if (comm->rank == victim) raise(SIGKILL);
+    double began = seconds_now();
+    struct pd_error lost;
+    pd_status st = pd_comm_barrier(comm, &lost);
+    if (st != PD_PEER_LOST || !strstr(lost.message, says)) PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
+    if (seconds_now() - began > 1) PD_FAIL(err, PD_BUG, "noticed after %g s", seconds_now() - began);
+    printf("rank %u noticed: %s\n", comm->rank, lost.message);
+    fflush(stdout);
+    PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
+}
+
+static pd_status case_silent(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    comm->time_limit_seconds = 0.5;
+    PD_TRY(pd_comm_barrier(comm, err));
+    if (comm->rank == 1) {
+        usleep(2000000);
+        return PD_OK;
+    }
+    struct pd_error lost;
+    pd_status st = pd_comm_barrier(comm, &lost);
+    if (st != PD_PEER_LOST || !strstr(lost.message, "rank 1 "))
+        PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
+    printf("rank %u noticed: %s\n", comm->rank, lost.message);
+    fflush(stdout);
+    usleep(1000000);
+    return PD_OK;
+}
+
+static pd_status case_speed(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    enum { ROUNDS = 20, BARRIERS = 2000 };
+    uint64_t bytes = 16 << 20, each = bytes / comm->size;
+    uint8_t *out = malloc(bytes), *in = malloc(bytes);
+    memset(out, 1, bytes);
+    memset(in, 2, bytes);
+    struct pd_comm_piece sends[64], recvs[64];
+    for (uint32_t p = 0; p < comm->size; p++) {
+        sends[p] = (struct pd_comm_piece){.peer = p, .data = out + p * each, .bytes = each};
+        recvs[p] = (struct pd_comm_piece){.peer = p, .data = in + p * each, .bytes = each};
+    }
+    PD_TRY(pd_comm_barrier(comm, err));
+    double began = seconds_now();
+    for (int i = 0; i < ROUNDS; i++) {
+        struct pd_comm_op op = {.sends = sends, .send_count = comm->size, .recvs = recvs, .recv_count = comm->size};
+        PD_TRY(pd_comm_start(comm, &op, err));
+        PD_TRY(pd_comm_wait(comm, &op, err));
+    }
+    double exchange = (seconds_now() - began) / ROUNDS;
+    began = seconds_now();
+    for (int i = 0; i < BARRIERS; i++)
+        PD_TRY(pd_comm_barrier(comm, err));
+    double barrier = (seconds_now() - began) / BARRIERS;
+    free(out);
+    free(in);
+    if (comm->rank == 0)
+        printf("%s ranks %u: all to all %.2f GB/s over all ranks (self left out), barrier %.1f us\n", comm->ops->name,
+               comm->size, (double)each * comm->size * (comm->size - 1) / exchange * 1e-9, barrier * 1e6);
+    return PD_OK;
+}
+
+static const struct {
+    const char *name;
+    pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
+} cases[] = {{"all", case_all}, {"hosts", case_hosts}, {"kill", case_kill}, {"silent", case_silent}, {"speed", case_speed}};
+
+static pd_status run_mpi(pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), struct pd_error *err)
+{
+    struct pd_comm *comm;
+    PD_TRY(pd_comm_open_mpi(&comm, err));
+    pd_status st = rank_main(comm, NULL, err);
+    st = pd_error_context(err, st, "rank %u of %u", comm->rank, comm->size);
+    pd_comm_free(comm);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    struct pd_error err;
+    uint64_t size = 0;
+    for (size_t c = 0; argc == 3 && c < sizeof cases / sizeof *cases; c++) {
+        if (strcmp(argv[2], cases[c].name)) continue;
+        pd_status st;
+        if (strncmp(argv[1], "local:", 6) == 0 && pd_parse_u64(argv[1] + 6, &size))
+            st = pd_comm_run_local((uint32_t)size, 1, cases[c].rank_main, NULL, &err);
+        else
+            st = run_mpi(cases[c].rank_main, &err);
+        if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
+        return pd_status_exit_code(st);
+    }
+    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|speed\n");
+    return 64;
+}

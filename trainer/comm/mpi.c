@@ -1,0 +1,448 @@
+/* Ranks as processes. MPI starts them, tells them apart, and carries bytes between hosts; ranks of one host use pipes in
+ * shared memory and no MPI at all.
+ *
+ *   calls     MPI_THREAD_SERIALIZED: several communicators have threads, one lock lets one of them into MPI. Only calls that
+ *             return at once are made after start-up
+ *   order     in step k a rank sends to rank+k and receives from rank-k. A window of LANES steps is open on either side,
+ *             lowest first. The lowest unfinished step of all ranks is open on both its ends, so something always moves
+ *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a copy
+ *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+#include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/rank.h"
+#include "trainer/comm/engine.h"
+#include "trainer/comm/pipe.h"
+
+#include <fcntl.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LANES 4u
+#define LANE_CHUNKS 2u
+#define CHUNK_BYTES (PD_COMM_MAILBOX_BYTES / (2u * LANES * LANE_CHUNKS))
+#define OPERATIONS 128u
+#define CANCEL_SECONDS 1
+
+struct chunk {
+    MPI_Request request;
+    bool is_busy, is_staged;
+    uint8_t *staging;        /* (CHUNK_BYTES) */
+    struct pd_cursor target; /* where a staged chunk belongs */
+    uint64_t bytes;
+};
+
+struct lane {
+    bool is_used;
+    uint32_t peer;
+    struct pd_cursor walk; /* of what has not been handed to MPI */
+    struct chunk chunks[LANE_CHUNKS];
+};
+
+struct side {
+    struct lane lanes[LANES];
+    uint32_t *peers; /* (size) in the order of steps */
+    uint32_t count, next;
+};
+
+struct remote {
+    struct side sends, recvs;
+    uint8_t *staging; /* (PD_COMM_MAILBOX_BYTES) */
+};
+
+/* MPI is one to a process. */
+static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static MPI_Comm mpi_world = MPI_COMM_NULL;
+static int mpi_tag_max;
+
+static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_error *err)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    MPI_Error_string(code, text, &length);
+    PD_FAIL(err, PD_PEER_LOST, "%s rank %u: %s", what, peer, text);
+}
+
+static int tag_of(const struct pd_engine *engine)
+{
+    return (int)(engine->id * OPERATIONS + engine->sequence % OPERATIONS);
+}
+
+static bool has_remote_members(const struct pd_engine *engine)
+{
+    for (uint32_t r = 0; r < engine->comm.size; r++)
+        if (engine->links[r].slot == PD_NO_SLOT) return true;
+    return false;
+}
+
+static void remote_release(struct remote *remote)
+{
+    if (!remote) return;
+    free(remote->sends.peers);
+    free(remote->recvs.peers);
+    free(remote->staging);
+    free(remote);
+}
+
+static void side_init(struct side *side, uint8_t *staging)
+{
+    for (uint32_t l = 0; l < LANES; l++)
+        for (uint32_t c = 0; c < LANE_CHUNKS; c++)
+            side->lanes[l].chunks[c].staging = staging + (size_t)(l * LANE_CHUNKS + c) * CHUNK_BYTES;
+}
+
+static pd_status remote_new(struct pd_engine *engine, struct pd_error *err)
+{
+    if (!has_remote_members(engine)) return PD_OK;
+    if (engine->id >= (uint32_t)mpi_tag_max / OPERATIONS)
+        PD_FAIL(err, PD_UNSUPPORTED, "this MPI has tags up to %d only: too few for communicator %u", mpi_tag_max,
+                engine->id);
+    struct remote *remote = calloc(1, sizeof *remote);
+    if (remote) {
+        remote->sends.peers = calloc(engine->comm.size, sizeof *remote->sends.peers);
+        remote->recvs.peers = calloc(engine->comm.size, sizeof *remote->recvs.peers);
+        remote->staging = malloc(PD_COMM_MAILBOX_BYTES);
+    }
+    if (!remote || !remote->sends.peers || !remote->recvs.peers || !remote->staging) {
+        remote_release(remote);
+        PD_FAIL(err, PD_NO_MEMORY, "buffers to ranks on other hosts");
+    }
+    side_init(&remote->sends, remote->staging);
+    side_init(&remote->recvs, remote->staging + PD_COMM_MAILBOX_BYTES / 2);
+    engine->remote = remote;
+    return PD_OK;
+}
+
+static void remote_free(struct pd_engine *engine)
+{
+    remote_release(engine->remote);
+    engine->remote = NULL;
+}
+
+static struct pd_cursor *cursor_of(struct pd_engine *engine, uint32_t peer, bool is_send)
+{
+    return is_send ? &engine->links[peer].send : &engine->links[peer].recv;
+}
+
+static void side_begin(struct pd_engine *engine, struct side *side, bool is_send)
+{
+    uint32_t size = engine->comm.size, rank = engine->comm.rank;
+    side->count = side->next = 0;
+    for (uint32_t step = 1; step < size; step++) {
+        uint32_t peer = is_send ? (rank + step) % size : (rank + size - step) % size;
+        if (engine->links[peer].slot == PD_NO_SLOT && cursor_of(engine, peer, is_send)->left)
+            side->peers[side->count++] = peer;
+    }
+}
+
+static void remote_begin(struct pd_engine *engine)
+{
+    struct remote *remote = engine->remote;
+    if (!remote) return;
+    side_begin(engine, &remote->sends, true);
+    side_begin(engine, &remote->recvs, false);
+}
+
+static pd_status chunk_post(struct pd_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+                            struct pd_error *err)
+{
+    uint64_t span;
+    void *memory = pd_cursor_span(&lane->walk, &span);
+    chunk->bytes = lane->walk.left < CHUNK_BYTES ? lane->walk.left : CHUNK_BYTES;
+    chunk->is_staged = span < chunk->bytes;
+    chunk->target = lane->walk;
+    if (chunk->is_staged) memory = chunk->staging;
+    if (chunk->is_staged && is_send)
+        pd_cursor_read(&lane->walk, chunk->staging, chunk->bytes);
+    else
+        pd_cursor_advance(&lane->walk, chunk->bytes);
+    int world = (int)engine->members[lane->peer].world;
+    int code = is_send ? MPI_Isend(memory, (int)chunk->bytes, MPI_BYTE, world, tag_of(engine), mpi_world, &chunk->request)
+                       : MPI_Irecv(memory, (int)chunk->bytes, MPI_BYTE, world, tag_of(engine), mpi_world, &chunk->request);
+    if (code != MPI_SUCCESS) return fail_mpi(code, is_send ? "sending to" : "receiving from", (uint32_t)world, err);
+    chunk->is_busy = true;
+    return PD_OK;
+}
+
+static pd_status chunk_finish(struct pd_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+                              bool *ret_has_moved, struct pd_error *err)
+{
+    int is_done, count;
+    MPI_Status status;
+    uint32_t world = engine->members[lane->peer].world;
+    int code = MPI_Test(&chunk->request, &is_done, &status);
+    if (code != MPI_SUCCESS) return fail_mpi(code, is_send ? "sending to" : "receiving from", world, err);
+    if (!is_done) return PD_OK;
+    chunk->is_busy = false;
+    *ret_has_moved = true;
+    if (is_send) return PD_OK;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    if ((uint64_t)count != chunk->bytes)
+        PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
+                (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world,
+                (unsigned long long)chunk->bytes, world, count);
+    if (chunk->is_staged) pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes);
+    return PD_OK;
+}
+
+static pd_status lane_progress(struct pd_engine *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
+                               struct pd_error *err)
+{
+    bool is_busy = false;
+    for (uint32_t c = 0; c < LANE_CHUNKS; c++) {
+        struct chunk *chunk = &lane->chunks[c];
+        if (chunk->is_busy) PD_TRY(chunk_finish(engine, lane, chunk, is_send, ret_has_moved, err));
+        is_busy |= chunk->is_busy;
+    }
+    for (uint32_t c = 0; c < LANE_CHUNKS && lane->walk.left; c++) {
+        if (lane->chunks[c].is_busy) continue;
+        PD_TRY(chunk_post(engine, lane, &lane->chunks[c], is_send, err));
+        is_busy = true;
+    }
+    if (is_busy || lane->walk.left) return PD_OK;
+    cursor_of(engine, lane->peer, is_send)->left = 0;
+    lane->is_used = false;
+    return PD_OK;
+}
+
+static pd_status side_progress(struct pd_engine *engine, struct side *side, bool is_send, bool *ret_has_moved,
+                               struct pd_error *err)
+{
+    for (uint32_t l = 0; l < LANES; l++) {
+        struct lane *lane = &side->lanes[l];
+        if (!lane->is_used && side->next < side->count) {
+            lane->peer = side->peers[side->next++];
+            lane->walk = *cursor_of(engine, lane->peer, is_send);
+            lane->is_used = true;
+        }
+        if (lane->is_used) PD_TRY(lane_progress(engine, lane, is_send, ret_has_moved, err));
+    }
+    return PD_OK;
+}
+
+static pd_status remote_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+{
+    struct remote *remote = engine->remote;
+    if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return PD_OK;
+    pthread_mutex_lock(&mpi_lock);
+    pd_status st = side_progress(engine, &remote->recvs, false, ret_has_moved, err);
+    if (!st) st = side_progress(engine, &remote->sends, true, ret_has_moved, err);
+    pthread_mutex_unlock(&mpi_lock);
+    return st;
+}
+
+static bool side_cancel(struct side *side, bool is_send, bool is_first)
+{
+    bool is_busy = false;
+    for (uint32_t l = 0; l < LANES; l++) {
+        for (uint32_t c = 0; c < LANE_CHUNKS; c++) {
+            struct chunk *chunk = &side->lanes[l].chunks[c];
+            if (!chunk->is_busy) continue;
+            int is_done = 0;
+            if (is_first && !is_send) MPI_Cancel(&chunk->request);
+            if (MPI_Test(&chunk->request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS || is_done) chunk->is_busy = false;
+            is_busy |= chunk->is_busy;
+        }
+        side->lanes[l].is_used = false;
+    }
+    return is_busy;
+}
+
+/* Only after a failure is anything pending here. A transfer to a host that is gone may stay with MPI for ever: after a
+ * moment it is left to the end of the process, which is near. */
+static void remote_end(struct pd_engine *engine)
+{
+    struct remote *remote = engine->remote;
+    if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
+    struct timespec nap = {.tv_nsec = 1000000};
+    for (int tries = 0; tries < CANCEL_SECONDS * 1000; tries++) {
+        pthread_mutex_lock(&mpi_lock);
+        bool is_busy = side_cancel(&remote->recvs, false, tries == 0);
+        is_busy |= side_cancel(&remote->sends, true, tries == 0);
+        pthread_mutex_unlock(&mpi_lock);
+        if (!is_busy) return;
+        nanosleep(&nap, NULL);
+    }
+}
+
+static const struct pd_channel_ops channel_remote = {
+    .name = "mpi", .begin = remote_begin, .progress = remote_progress, .end = remote_end};
+
+/* MPI_Finalize waits for every rank, so it is only for the end of a run in which all ranks are there. */
+static void mpi_free(struct pd_comm *comm)
+{
+    struct pd_engine *engine = pd_engine_of(comm);
+    bool is_root = engine->root == engine, is_healthy = !engine->broken;
+    pd_engine_free(comm);
+    if (is_root && is_healthy) MPI_Finalize();
+}
+
+static const struct pd_comm_ops mpi_ops = {
+    .name = "mpi",
+    .start = pd_engine_start,
+    .wait = pd_engine_wait,
+    .all_reduce = pd_engine_all_reduce,
+    .broadcast = pd_engine_broadcast,
+    .barrier = pd_engine_barrier,
+    .split = pd_engine_split,
+    .abort = pd_engine_abort,
+    .free = mpi_free,
+};
+
+static const struct pd_transport transport_mpi = {
+    .ops = &mpi_ops,
+    .memory = &pd_channel_pipe,
+    .remote = &channel_remote,
+    .pair_bytes = sizeof(struct pd_pipe),
+    .is_processes = true,
+    .remote_new = remote_new,
+    .remote_free = remote_free,
+};
+
+/* What two processes have in common when they share memory and a local file system. */
+struct place {
+    char text[256];
+};
+
+static void append_file(struct place *place, const char *path, bool is_link)
+{
+    char text[80] = "?";
+    int fd = is_link ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = is_link ? readlink(path, text, sizeof text - 1) : fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0) close(fd);
+    if (got > 0) text[got] = '\0';
+    size_t used = strlen(place->text);
+    snprintf(place->text + used, sizeof place->text - used, "%.*s ", (int)strcspn(text, "\n"), text);
+}
+
+/* PERDURE_TEST_HOSTS=n: rank r pretends to be on host r * n / size, so that one machine shows what several do. */
+static pd_status place_make(uint32_t rank, uint32_t size, struct place *place, struct pd_error *err)
+{
+    *place = (struct place){""};
+    const char *pretended = getenv("PERDURE_TEST_HOSTS");
+    if (pretended && *pretended) {
+        uint64_t hosts;
+        if (!pd_parse_u64(pretended, &hosts) || hosts == 0 || hosts > size)
+            PD_FAIL(err, PD_INVALID, "PERDURE_TEST_HOSTS=%s: give a number of hosts from 1 to %u", pretended, size);
+        snprintf(place->text, sizeof place->text, "%llu ", (unsigned long long)(rank * hosts / size));
+    }
+    append_file(place, "/proc/sys/kernel/random/boot_id", false);
+    append_file(place, "/proc/self/ns/pid", true);
+    append_file(place, "/proc/self/ns/mnt", true);
+    return PD_OK;
+}
+
+static void members_place(const struct place *places, uint32_t size, struct pd_member_info *members)
+{
+    for (uint32_t r = 0; r < size; r++) {
+        uint32_t first = 0;
+        while (strcmp(places[first].text, places[r].text))
+            first++;
+        members[r] = (struct pd_member_info){.world = r, .host = first, .domain = first};
+    }
+}
+
+static bool agree(bool mine)
+{
+    int value = mine, all = 0;
+    return MPI_Allreduce(&value, &all, 1, MPI_INT, MPI_LAND, mpi_world) == MPI_SUCCESS && all;
+}
+
+static pd_status segment_open(const struct pd_member_info *members, uint32_t rank, uint32_t size,
+                              struct pd_segment_ticket *tickets, struct pd_segment **ret_segment, struct pd_error *err)
+{
+    struct pd_segment_ticket mine = {0};
+    struct pd_segment *segment = NULL;
+    uint32_t slots, slot = pd_engine_slot_of(members, size, rank, &slots), leader = 0;
+    while (members[leader].domain != members[rank].domain)
+        leader++;
+    pd_status st = PD_OK;
+    if (leader == rank) st = pd_segment_make(slots, transport_mpi.pair_bytes, true, &mine, &segment, err);
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, tickets, sizeof mine, MPI_BYTE, mpi_world);
+    if (leader != rank) st = pd_segment_attach(&tickets[leader], slots, transport_mpi.pair_bytes, true, &segment, err);
+    if (segment) pd_segment_enter(segment, slot);
+    if (!agree(st == PD_OK)) {
+        pd_segment_free(segment);
+        if (st) return st;
+        PD_FAIL(err, PD_UNSUPPORTED, "another rank has no shared memory");
+    }
+    pd_segment_close_ticket(segment);
+    pd_segment_watch(segment, slot);
+    *ret_segment = segment;
+    return PD_OK;
+}
+
+/* Where memory cannot be shared (a container that forbids it), every rank is alone in its domain and MPI carries all. */
+static pd_status segment_open_or_alone(struct pd_member_info *members, uint32_t rank, uint32_t size,
+                                       struct pd_segment_ticket *tickets, struct pd_segment **ret_segment,
+                                       struct pd_error *err)
+{
+    struct pd_error why;
+    if (segment_open(members, rank, size, tickets, ret_segment, &why) == PD_OK) return PD_OK;
+    pd_log(PD_LOG_WARN, "comm", "ranks of one host talk through MPI, which is slower: %s", why.message);
+    for (uint32_t r = 0; r < size; r++)
+        members[r].domain = r;
+    return segment_open(members, rank, size, tickets, ret_segment, err);
+}
+
+static pd_status world_open(struct place *places, struct pd_member_info *members, struct pd_segment_ticket *tickets,
+                            uint32_t rank, uint32_t size, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    struct place mine;
+    pd_status st = place_make(rank, size, &mine, err);
+    if (!agree(st == PD_OK)) {
+        if (st) return st;
+        PD_FAIL(err, PD_PEER_LOST, "another rank could not join");
+    }
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, places, sizeof mine, MPI_BYTE, mpi_world);
+    members_place(places, size, members);
+    struct pd_segment *segment;
+    PD_TRY(segment_open_or_alone(members, rank, size, tickets, &segment, err));
+    struct pd_engine *engine;
+    st = pd_engine_new(&transport_mpi, NULL, 0, rank, size, members, segment, &engine, err);
+    if (st) {
+        pd_segment_free(segment);
+        return st;
+    }
+    *ret_comm = &engine->comm;
+    return PD_OK;
+}
+
+static pd_status mpi_join(uint32_t *ret_rank, uint32_t *ret_size, struct pd_error *err)
+{
+    int provided, rank, size, has_tags, *tag_max, code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
+    if (code != MPI_SUCCESS) PD_FAIL(err, PD_UNSUPPORTED, "MPI_Init_thread failed with %d: start ranks with mpirun", code);
+    if (provided < MPI_THREAD_SERIALIZED)
+        PD_FAIL(err, PD_UNSUPPORTED, "this MPI was built without threads: MPI_THREAD_SERIALIZED is needed");
+    MPI_Comm_dup(MPI_COMM_WORLD, &mpi_world);
+    MPI_Comm_set_errhandler(mpi_world, MPI_ERRORS_RETURN);
+    MPI_Comm_get_attr(mpi_world, MPI_TAG_UB, &tag_max, &has_tags);
+    mpi_tag_max = has_tags ? *tag_max : 32767;
+    MPI_Comm_rank(mpi_world, &rank);
+    MPI_Comm_size(mpi_world, &size);
+    pd_rank_set_process(rank);
+    *ret_rank = (uint32_t)rank;
+    *ret_size = (uint32_t)size;
+    return PD_OK;
+}
+
+pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err)
+{
+    int is_initialized;
+    MPI_Initialized(&is_initialized);
+    if (is_initialized) PD_FAIL(err, PD_BUG, "MPI was joined before");
+    uint32_t rank = 0, size = 0;
+    PD_TRY(mpi_join(&rank, &size, err));
+    struct place *places = calloc(size, sizeof *places);
+    struct pd_member_info *members = calloc(size, sizeof *members);
+    struct pd_segment_ticket *tickets = calloc(size, sizeof *tickets);
+    pd_status st = places && members && tickets ? world_open(places, members, tickets, rank, size, ret_comm, err)
+                                                : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "a job of %u ranks", size);
+    free(places);
+    free(members);
+    free(tickets);
+    return st;
+}

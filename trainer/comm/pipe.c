@@ -1,0 +1,160 @@
+#include "trainer/comm/pipe.h"
+
+#include <string.h>
+
+/* Bytes after which the other side is told, so that both copy at the same time and out of the cache. */
+#define BURST_BYTES (UINT64_C(128) << 10)
+#define RING_BYTES_MAX (UINT64_C(1) << 20)
+
+struct pipe_head {
+    uint64_t sequence, bytes;
+};
+
+struct ring {
+    struct pd_pipe *pipe;
+    uint8_t *data; /* (capacity) */
+    uint64_t capacity;
+};
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static struct ring ring_between(const struct pd_engine *engine, uint32_t sender, uint32_t receiver)
+{
+    const struct pd_segment *segment = engine->segment;
+    uint32_t index = receiver < sender ? receiver : receiver - 1;
+    uint64_t share = PD_COMM_MAILBOX_BYTES / (segment->slots - 1) / PD_CACHE_LINE * PD_CACHE_LINE;
+    return (struct ring){
+        .pipe = pd_segment_pair(segment, sender, receiver),
+        .data = segment->mailboxes + (uint64_t)sender * PD_COMM_MAILBOX_BYTES + index * share,
+        .capacity = least(share, RING_BYTES_MAX),
+    };
+}
+
+static uint64_t ring_room(const struct ring *ring)
+{
+    uint64_t taken = atomic_load_explicit(&ring->pipe->taken, memory_order_acquire);
+    return ring->capacity - (atomic_load_explicit(&ring->pipe->written, memory_order_relaxed) - taken);
+}
+
+static uint64_t ring_filled(const struct ring *ring)
+{
+    uint64_t written = atomic_load_explicit(&ring->pipe->written, memory_order_acquire);
+    return written - atomic_load_explicit(&ring->pipe->taken, memory_order_relaxed);
+}
+
+/* The contiguous part of `bytes` bytes at stream position `at`. */
+static uint8_t *ring_span(const struct ring *ring, uint64_t at, uint64_t *bytes)
+{
+    uint64_t offset = at % ring->capacity;
+    *bytes = least(*bytes, ring->capacity - offset);
+    return ring->data + offset;
+}
+
+static void ring_put(struct ring *ring, struct pd_cursor *source, uint64_t bytes)
+{
+    uint64_t at = atomic_load_explicit(&ring->pipe->written, memory_order_relaxed);
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t step = bytes - done;
+        uint8_t *to = ring_span(ring, at + done, &step);
+        pd_cursor_read(source, to, step);
+        done += step;
+    }
+    atomic_store_explicit(&ring->pipe->written, at + bytes, memory_order_release);
+}
+
+static void ring_take(struct ring *ring, struct pd_cursor *target, uint64_t bytes)
+{
+    uint64_t at = atomic_load_explicit(&ring->pipe->taken, memory_order_relaxed);
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t step = bytes - done;
+        const uint8_t *from = ring_span(ring, at + done, &step);
+        pd_cursor_write(target, from, step);
+        done += step;
+    }
+    atomic_store_explicit(&ring->pipe->taken, at + bytes, memory_order_release);
+}
+
+/* A head is walked like any message of one piece. */
+static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
+{
+    return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
+}
+
+static bool send_some(struct pd_engine *engine, struct pd_link *link)
+{
+    struct ring ring = ring_between(engine, engine->slot, link->slot);
+    bool has_moved = false;
+    if (!link->is_send_begun && ring_room(&ring) >= sizeof(struct pipe_head)) {
+        struct pipe_head head = {.sequence = engine->sequence, .bytes = link->send.left};
+        struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
+        struct pd_cursor cursor = head_cursor(&piece);
+        ring_put(&ring, &cursor, sizeof head);
+        link->is_send_begun = true;
+    }
+    while (link->is_send_begun && link->send.left) {
+        uint64_t step = least(least(link->send.left, ring_room(&ring)), BURST_BYTES);
+        if (step == 0) break;
+        ring_put(&ring, &link->send, step);
+        pd_segment_ring(engine->segment, link->slot);
+        has_moved = true;
+    }
+    return has_moved;
+}
+
+static pd_status receive_head(struct pd_engine *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
+{
+    struct pd_link *link = &engine->links[peer];
+    struct pipe_head head;
+    struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
+    struct pd_cursor cursor = head_cursor(&piece);
+    ring_take(ring, &cursor, sizeof head);
+    link->is_recv_begun = true;
+    if (head.sequence == engine->sequence && head.bytes == link->recv.left) return PD_OK;
+    PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
+            (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world,
+            (unsigned long long)link->recv.left, engine->members[peer].world, (unsigned long long)head.bytes,
+            (unsigned long long)head.sequence);
+}
+
+static pd_status receive_some(struct pd_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+{
+    struct pd_link *link = &engine->links[peer];
+    struct ring ring = ring_between(engine, link->slot, engine->slot);
+    if (!link->is_recv_begun && ring_filled(&ring) >= sizeof(struct pipe_head))
+        PD_TRY(receive_head(engine, peer, &ring, err));
+    while (link->is_recv_begun && link->recv.left) {
+        uint64_t step = least(least(link->recv.left, ring_filled(&ring)), BURST_BYTES);
+        if (step == 0) break;
+        ring_take(&ring, &link->recv, step);
+        pd_segment_ring(engine->segment, link->slot);
+        *ret_has_moved = true;
+    }
+    return PD_OK;
+}
+
+static pd_status pipe_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        struct pd_link *link = &engine->links[engine->active[i]];
+        if (link->slot == PD_NO_SLOT) continue;
+        if (link->send.left) *ret_has_moved |= send_some(engine, link);
+        if (link->recv.left) PD_TRY(receive_some(engine, engine->active[i], ret_has_moved, err));
+    }
+    return PD_OK;
+}
+
+/* A stream holds copies only: there is nothing to announce and nothing to withdraw. */
+static void pipe_nothing(struct pd_engine *engine)
+{
+    (void)engine;
+}
+
+const struct pd_channel_ops pd_channel_pipe = {
+    .name = "pipe",
+    .begin = pipe_nothing,
+    .progress = pipe_progress,
+    .end = pipe_nothing,
+};

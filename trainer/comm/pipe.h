@@ -1,0 +1,19 @@
+/* The channel between processes of one host: one stream of bytes a pair, staged in the sender's mailbox.
+ *
+ *   mailbox of s   cut into one ring a receiver, of equal size
+ *   stream         messages in the order of operations: a head (operation, bytes), then the bytes
+ *
+ *   invariants  taken <= written <= taken + capacity; the sender alone writes `written`, the receiver alone `taken` */
+#ifndef PD_TRAINER_COMM_PIPE_H
+#define PD_TRAINER_COMM_PIPE_H
+
+#include "trainer/comm/engine.h"
+
+struct pd_pipe {
+    alignas(PD_CACHE_LINE) _Atomic uint64_t written; /* bytes since the start */
+    alignas(PD_CACHE_LINE) _Atomic uint64_t taken;
+};
+
+extern const struct pd_channel_ops pd_channel_pipe;
+
+#endif
