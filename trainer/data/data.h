@@ -1,9 +1,13 @@
-/* Training data: memory-mapped token files, a keyed permutation in place of loader state.
+/* Training data: token files, a keyed permutation in place of loader state.
  *
  * Sample i of a run is a pure function of (files, weights, context, seed, i): no layout can skip or repeat one. A sample is
- * context + 1 consecutive tokens. Every file is checked completely enough at open that reading samples cannot fail
- * except by the file system itself.
- *   threads  any, after open
+ * context + 1 consecutive tokens; samples of a file begin every `context` tokens, what is left at its end is not used. Every
+ * file is read completely at open (tokens in range, sizes and indices right), so that reading samples cannot fail except by
+ * the file system itself.
+ *
+ * Several files. Without weights they are one set: an epoch takes every sample of every file once, all permuted together.
+ * With weights each file gets its share of the samples, whatever its size, spread evenly over the run (order.h); each file
+ * then has epochs of its own, and takes all its samples once before any of them comes again. threads  any, after open
  */
 #ifndef PD_TRAINER_DATA_DATA_H
 #define PD_TRAINER_DATA_DATA_H
@@ -18,13 +22,14 @@ enum pd_split { PD_SPLIT_TRAIN, PD_SPLIT_VALIDATION };
 struct pd_data_source {
     char *path;
     enum pd_data_format format; /* AUTO: by magic and name (.idx beside .bin, .txt) */
-    double weight;              /* relative; 0 means 1 */
+    double weight;              /* share of the samples, relative; 0 in all: by size. In some only: an error */
 };
 
 struct pd_data_options {
-    const struct pd_data_source *train, *validation; /* validation may be empty: the tail fraction of every train file is taken */
+    const struct pd_data_source *train,
+        *validation; /* validation may be empty: the tail fraction of every train file is taken */
     uint32_t train_count, validation_count;
-    double validation_fraction; /* of each train file, when validation is empty; 0: none */
+    double validation_fraction; /* of each train file, its tail, when validation is empty; 0: none */
     uint32_t context;           /* T */
     uint32_t vocab;             /* of the model: a larger token is an error that names file and position */
     bool separate_documents;    /* attention and targets do not cross document bounds */
@@ -39,13 +44,16 @@ void pd_data_close(struct pd_data *data);
 
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch */
 uint64_t pd_data_token_count(const struct pd_data *data, enum pd_split split);
-/* Of names' contents, sizes, formats and weights: what the commit records. Size and sampled content, never mtime. */
+/* Of every byte, size, format and weight of all files in their order: what the commit records. Not of names and times: a
+ * file may move. */
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);
-/* PD_INVALID names the file that changed since `expected`... when the fingerprints differ. */
-PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2], struct pd_error *err);
+/* PD_INVALID names what changed since `expected` was taken: the second word keeps 8 bits a file (the 8th for their number).
+ */
+PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],
+                                                struct pd_error *err);
 
 /* Sample number i since the start of the run (training: permuted, epoch after epoch, each with its own permutation;
- * validation: in file order, wrapping).
+ * validation: in file order, wrapping). PD_INVALID: there is no validation data.
  *   tokens, targets (T): targets[t] follows tokens[t]; -1 where it is not to be learned
  *   positions (T): position for RoPE or the position table, restarting at documents when they are kept apart
  *   first (T): first visible position in the sequence (see struct pd_attention)

@@ -1,0 +1,427 @@
+#include "trainer/data/data.h"
+
+#include "ckpt/base/digest.h"
+#include "trainer/data/order.h"
+#include "trainer/data/token_file.h"
+#include <inttypes.h>
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FINGERPRINT_LANES 7u /* bytes of the second word that stand for files; the 8th is their number */
+#define SCAN_THREADS_MAX 8
+#define SCAN_PARALLEL_BYTES (64ull << 20) /* below, starting threads takes longer than reading */
+
+struct member {
+    struct pd_token_file file;
+    struct pd_token_scan scan;
+    double weight;
+    uint64_t *document_starts; /* (document_count) token positions, where documents are kept apart and the format has them */
+    uint64_t document_count;
+};
+
+/* A run of windows of one file. */
+struct range {
+    const struct member *member;
+    uint64_t first_token, token_count;
+    uint64_t first_window, window_count; /* first_window: of all windows of the split */
+};
+
+struct part {
+    struct range *ranges; /* (count) */
+    uint32_t count;
+    uint64_t window_count, token_count;
+};
+
+struct pd_data {
+    struct member *members; /* (member_count) train files, then validation files */
+    uint32_t member_count, train_count;
+    struct part parts[2];   /* by enum pd_split */
+    struct pd_blend *blend; /* NULL: by size */
+    uint32_t context;
+    bool separate_documents;
+    int64_t document_token;
+    uint64_t seed;
+    uint64_t fingerprint[2];
+};
+
+/* ---- opening ---- */
+
+static pd_status check_options(const struct pd_data_options *options, struct pd_error *err)
+{
+    if (options->train_count == 0) PD_FAIL(err, PD_INVALID, "data.train names no file");
+    if (options->context == 0) PD_FAIL(err, PD_INVALID, "batch.context is 0; a sample needs at least one token");
+    if (options->vocab > INT32_MAX) PD_FAIL(err, PD_INVALID, "model.vocab %" PRIu32 " is beyond 31 bits", options->vocab);
+    if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
+        PD_FAIL(err, PD_INVALID, "data.validation_fraction is %g; it lies from 0 to below 1", options->validation_fraction);
+    if (options->document_token >= 0 && options->vocab && options->document_token >= options->vocab)
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is outside the model's vocabulary of %" PRIu32,
+                options->document_token, options->vocab);
+    return PD_OK;
+}
+
+static pd_status check_weights(const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
+{
+    uint32_t given = 0, missing = 0;
+    for (uint32_t i = 0; i < options->train_count; i++) {
+        double weight = options->train[i].weight;
+        if (!isfinite(weight) || weight < 0)
+            PD_FAIL(err, PD_INVALID, "data.train[%u].weight is %g; a weight is a number above 0", i, weight);
+        if (weight > 0) given++;
+        if (weight == 0) missing = i;
+    }
+    if (given && given < options->train_count)
+        PD_FAIL(err, PD_INVALID, "data.train[%u] (%s) has no weight and others have: give every file one, or none", missing,
+                options->train[missing].path);
+    if (given && options->train_count > PD_BLEND_SOURCES_MAX)
+        PD_FAIL(err, PD_INVALID, "data.train names %u files with weights; %u are possible", options->train_count,
+                PD_BLEND_SOURCES_MAX);
+    *ret_weighted = given && options->train_count > 1;
+    return PD_OK;
+}
+
+static pd_status check_documents(const struct pd_data *data, struct member *member, struct pd_error *err)
+{
+    if (!data->separate_documents) return PD_OK;
+    if (member->file.format == PD_DATA_MEGATRON)
+        return pd_token_file_documents(&member->file, &member->document_starts, &member->document_count, err);
+    if (data->document_token < 0)
+        PD_FAIL(err, PD_INVALID,
+                "%s: documents cannot be kept apart, since files of format %s do not mark their ends; set "
+                "data.document_token to the token that ends one, or data.separate_documents to false",
+                member->file.path, pd_data_format_name(member->file.format));
+    return PD_OK;
+}
+
+static pd_status member_open(struct pd_data *data, const struct pd_data_source *source, const char *list, uint32_t index,
+                             struct pd_error *err)
+{
+    struct member *member = &data->members[data->member_count];
+    pd_status status = PD_OK;
+    if (!source->path || !*source->path) {
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "no path is given");
+    } else {
+        status = pd_token_file_open(source->path, source->format, &member->file, err);
+    }
+    if (status) return pd_error_context(err, status, "data.%s[%u]", list, index);
+    data->member_count++;
+    member->weight = source->weight;
+    return pd_error_context(err, check_documents(data, member, err), "data.%s[%u]", list, index);
+}
+
+static pd_status open_members(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < options->train_count; i++)
+        PD_TRY(member_open(data, &options->train[i], "train", i, err));
+    data->train_count = options->train_count;
+    for (uint32_t i = 0; i < options->validation_count; i++)
+        PD_TRY(member_open(data, &options->validation[i], "validation", i, err));
+    return PD_OK;
+}
+
+/* Threads for the one pass over all bytes, where it is worth it; without them it takes longer, no more. */
+static struct pd_thread_pool *scan_pool(const struct pd_data *data)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < data->member_count; i++)
+        bytes += data->members[i].file.file_bytes;
+    cpu_set_t set;
+    struct pd_thread_pool *pool = NULL;
+    if (bytes < SCAN_PARALLEL_BYTES || sched_getaffinity(0, sizeof set, &set) != 0) return NULL;
+    int cpus = CPU_COUNT(&set);
+    if (pd_thread_pool_new((unsigned)(cpus < SCAN_THREADS_MAX ? cpus : SCAN_THREADS_MAX), &pool, NULL)) return NULL;
+    return pool;
+}
+
+static pd_status scan_members(struct pd_data *data, uint32_t vocab, struct pd_error *err)
+{
+    struct pd_thread_pool *pool = scan_pool(data);
+    pd_status status = PD_OK;
+    for (uint32_t i = 0; !status && i < data->member_count; i++) {
+        status = pd_token_file_scan(&data->members[i].file, vocab, pool, &data->members[i].scan, err);
+    }
+    pd_thread_pool_free(pool);
+    return status;
+}
+
+static uint64_t windows_of(uint64_t tokens, uint32_t context)
+{
+    return tokens ? (tokens - 1) / context : 0;
+}
+
+static void part_add(struct part *part, const struct member *member, uint64_t first, uint64_t tokens, uint32_t context)
+{
+    part->ranges[part->count++] = (struct range){member, first, tokens, part->window_count, windows_of(tokens, context)};
+    part->window_count += windows_of(tokens, context);
+    part->token_count += tokens;
+}
+
+static pd_status check_length(const struct pd_data *data, const struct member *member, uint64_t tokens, const char *what,
+                              struct pd_error *err)
+{
+    if (windows_of(tokens, data->context)) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "%s is too short: %" PRIu64 " tokens%s, and a sample takes %u (batch.context %u and the token after); use "
+            "longer files or a shorter context",
+            member->file.path, tokens, what, data->context + 1, data->context);
+}
+
+/* The tail of a train file that is kept for validation; none when it would not hold a sample. */
+static uint64_t tail_tokens(const struct pd_data *data, const struct pd_data_options *options, uint64_t tokens)
+{
+    if (options->validation_count) return 0;
+    uint64_t tail = (uint64_t)(options->validation_fraction * (double)tokens);
+    return windows_of(tail, data->context) ? tail : 0;
+}
+
+static pd_status split_members(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
+{
+    struct part *train = &data->parts[PD_SPLIT_TRAIN], *validation = &data->parts[PD_SPLIT_VALIDATION];
+    train->ranges = calloc(data->member_count, sizeof *train->ranges);
+    validation->ranges = calloc(data->member_count, sizeof *validation->ranges);
+    if (!train->ranges || !validation->ranges) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u data files", data->member_count);
+    for (uint32_t i = 0; i < data->member_count; i++) {
+        const struct member *member = &data->members[i];
+        uint64_t tokens = member->file.token_count;
+        if (i >= data->train_count) {
+            PD_TRY(check_length(data, member, tokens, "", err));
+            part_add(validation, member, 0, tokens, data->context);
+            continue;
+        }
+        uint64_t tail = tail_tokens(data, options, tokens);
+        PD_TRY(check_length(data, member, tokens - tail, tail ? " without its validation part" : "", err));
+        part_add(train, member, 0, tokens - tail, data->context);
+        if (tail) part_add(validation, member, tokens - tail, tail, data->context);
+    }
+    if (options->validation_fraction > 0 && validation->window_count == 0)
+        PD_FAIL(err, PD_INVALID,
+                "data.validation_fraction %g of no train file holds a sample of %u tokens; raise it, or name "
+                "data.validation files",
+                options->validation_fraction, data->context + 1);
+    return PD_OK;
+}
+
+static pd_status blend_members(struct pd_data *data, struct pd_error *err)
+{
+    double *weights = calloc(data->train_count, sizeof *weights);
+    data->blend = malloc(sizeof *data->blend);
+    if (!weights || !data->blend) {
+        free(weights);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to blend %u data files", data->train_count);
+    }
+    for (uint32_t i = 0; i < data->train_count; i++)
+        weights[i] = data->members[i].weight;
+    pd_blend_init(data->blend, weights, data->train_count);
+    free(weights);
+    return PD_OK;
+}
+
+static void fingerprint_members(struct pd_data *data)
+{
+    data->fingerprint[0] = 0;
+    data->fingerprint[1] = (uint64_t)(data->member_count & 0xff) << (8 * FINGERPRINT_LANES);
+    for (uint32_t i = 0; i < data->member_count; i++) {
+        const struct member *member = &data->members[i];
+        uint64_t weight_bits;
+        memcpy(&weight_bits, &member->weight, sizeof weight_bits);
+        const uint64_t words[] = {
+            member->scan.digest, member->file.file_bytes, (uint64_t)member->file.format, (uint64_t)member->file.type,
+            weight_bits,         i >= data->train_count};
+        uint64_t digest = pd_digest_words(words, sizeof words / sizeof words[0], 0);
+        data->fingerprint[0] = pd_digest_words(&digest, 1, data->fingerprint[0] + 1);
+        data->fingerprint[1] ^= (digest & 0xff) << (8 * (i % FINGERPRINT_LANES));
+    }
+}
+
+static pd_status data_build(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
+{
+    bool weighted = false;
+    PD_TRY(check_options(options, err));
+    PD_TRY(check_weights(options, &weighted, err));
+    data->members = calloc((size_t)options->train_count + options->validation_count, sizeof *data->members);
+    if (!data->members) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
+    PD_TRY(open_members(data, options, err));
+    PD_TRY(split_members(data, options, err)); /* what is wrong with sizes is said before hours of reading */
+    PD_TRY(scan_members(data, options->vocab, err));
+    if (weighted) PD_TRY(blend_members(data, err));
+    fingerprint_members(data);
+    return PD_OK;
+}
+
+pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err)
+{
+    struct pd_data *data = calloc(1, sizeof *data);
+    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
+    data->context = options->context;
+    data->separate_documents = options->separate_documents;
+    data->document_token = options->document_token;
+    data->seed = options->seed;
+    pd_status status = data_build(data, options, err);
+    if (status) {
+        pd_data_close(data);
+        return status;
+    }
+    *ret_data = data;
+    return PD_OK;
+}
+
+void pd_data_close(struct pd_data *data)
+{
+    if (!data) return;
+    for (uint32_t i = 0; i < data->member_count; i++) {
+        pd_token_file_close(&data->members[i].file);
+        free(data->members[i].document_starts);
+    }
+    free(data->members);
+    free(data->parts[PD_SPLIT_TRAIN].ranges);
+    free(data->parts[PD_SPLIT_VALIDATION].ranges);
+    free(data->blend);
+    free(data);
+}
+
+uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split)
+{
+    return data->parts[split].window_count;
+}
+
+uint64_t pd_data_token_count(const struct pd_data *data, enum pd_split split)
+{
+    return data->parts[split].token_count;
+}
+
+/* ---- fingerprint ---- */
+
+void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2])
+{
+    memcpy(ret_fingerprint, data->fingerprint, sizeof data->fingerprint);
+}
+
+/* The files whose bits differ, "a, b"; empty when the 8 bits agree by chance. */
+static void list_changed(const struct pd_data *data, uint64_t difference, char *text, size_t capacity)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < data->member_count && used < capacity; i++) {
+        if (!(difference >> (8 * (i % FINGERPRINT_LANES)) & 0xff)) continue;
+        int added = snprintf(text + used, capacity - used, "%s%s", used ? ", " : "", data->members[i].file.path);
+        used += added > 0 ? (size_t)added : 0;
+    }
+}
+
+pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2], struct pd_error *err)
+{
+    static const char advice[] = "put the data back, or accept a new lineage (accept_new_lineage: true)";
+    if (memcmp(expected, data->fingerprint, sizeof data->fingerprint) == 0) return PD_OK;
+    uint64_t before = expected[1] >> (8 * FINGERPRINT_LANES), now = data->fingerprint[1] >> (8 * FINGERPRINT_LANES);
+    if (before != now)
+        PD_FAIL(err, PD_INVALID,
+                "the list of data files changed since the checkpoint: %" PRIu64 " files then, %" PRIu64 " now; %s", before,
+                now, advice);
+    char changed[512];
+    list_changed(data, expected[1] ^ data->fingerprint[1], changed, sizeof changed);
+    if (!changed[0])
+        PD_FAIL(err, PD_INVALID, "a data file (content, format, weight or order) changed since the checkpoint; %s", advice);
+    PD_FAIL(err, PD_INVALID, "%s changed since the checkpoint (content, format, weight or order)%s; %s", changed,
+            data->member_count > FINGERPRINT_LANES ? "; with more than 7 files not all of those named need have" : "",
+            advice);
+}
+
+/* ---- samples ---- */
+
+static const struct range *range_of_window(const struct part *part, uint64_t window)
+{
+    uint32_t low = 0, high = part->count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (part->ranges[middle].first_window <= window) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return &part->ranges[low];
+}
+
+/* Sample i of the run: *ret_window counts inside the range. */
+static const struct range *locate(const struct pd_data *data, enum pd_split split, uint64_t i, uint64_t *ret_window)
+{
+    const struct part *part = &data->parts[split];
+    if (split == PD_SPLIT_TRAIN && data->blend) {
+        uint32_t source;
+        uint64_t k;
+        pd_blend_locate(data->blend, i, &source, &k);
+        const struct range *range = &part->ranges[source];
+        uint64_t n = range->window_count;
+        *ret_window = pd_order_permute(n, data->seed, source + 1ull, k / n, k % n);
+        return range;
+    }
+    uint64_t n = part->window_count, window = i % n;
+    if (split == PD_SPLIT_TRAIN) window = pd_order_permute(n, data->seed, 0, i / n, window);
+    const struct range *range = range_of_window(part, window);
+    *ret_window = window - range->first_window;
+    return range;
+}
+
+/* Index of the first document that begins after token `start` of the file. */
+static uint64_t document_after(const struct member *member, uint64_t start)
+{
+    uint64_t low = 0, high = member->document_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (member->document_starts[middle] <= start) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* positions, first (T) and the targets (T) that lead from one document into the next. */
+static void separate(const struct pd_data *data, const struct member *member, uint64_t start, const int32_t *tokens,
+                     int32_t *targets, int32_t *positions, int32_t *first)
+{
+    uint64_t next = member->document_starts ? document_after(member, start) : 0;
+    int32_t document = 0;
+    for (uint32_t t = 0; t < data->context; t++) {
+        if (positions) positions[t] = (int32_t)t - document;
+        if (first) first[t] = document;
+        bool ends;
+        if (member->document_starts) {
+            ends = next < member->document_count && member->document_starts[next] == start + t + 1;
+            while (next < member->document_count && member->document_starts[next] <= start + t + 1)
+                next++; /* empty ones */
+        } else {
+            ends = tokens[t] == data->document_token;
+        }
+        if (!ends) continue;
+        targets[t] = -1;
+        document = (int32_t)t + 1;
+    }
+}
+
+pd_status pd_data_sample(const struct pd_data *data, enum pd_split split, uint64_t i, int32_t *tokens, int32_t *targets,
+                         int32_t *positions, int32_t *first, struct pd_error *err)
+{
+    if (data->parts[split].window_count == 0)
+        PD_FAIL(err, PD_INVALID, "there is no validation data; name data.validation files or set data.validation_fraction");
+    uint32_t context = data->context;
+    uint64_t window;
+    const struct range *range = locate(data, split, i, &window);
+    const struct pd_token_file *file = &range->member->file;
+    uint64_t start = range->first_token + window * context;
+    PD_TRY(pd_token_file_read(file, start, context, tokens, err));
+    PD_TRY(pd_token_file_read(file, start + context, 1, &targets[context - 1], err));
+    memcpy(targets, tokens + 1, (context - 1) * sizeof *targets);
+    if (data->separate_documents) {
+        separate(data, range->member, start, tokens, targets, positions, first);
+        return PD_OK;
+    }
+    for (uint32_t t = 0; positions && t < context; t++)
+        positions[t] = (int32_t)t;
+    for (uint32_t t = 0; first && t < context; t++)
+        first[t] = 0;
+    return PD_OK;
+}

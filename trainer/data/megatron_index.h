@@ -1,0 +1,21 @@
+/* Megatron's .idx beside a .bin (format: ../../README of NVIDIA/Megatron-LM, indexed_dataset): little-endian, nothing
+ * aligned.
+ *
+ *   "MMIDIDX\0\0", u64 version 1, u8 type, u64 S, u64 D, i32[S] lengths in tokens, i64[S] byte offsets, i64[D] first
+ * sequence of each document and S, optional i8[S] modes */
+#ifndef PD_TRAINER_DATA_MEGATRON_INDEX_H
+#define PD_TRAINER_DATA_MEGATRON_INDEX_H
+
+#include "trainer/data/token_file.h"
+
+#define PD_MEGATRON_MAGIC "MMIDIDX\0"
+#define PD_MEGATRON_MAGIC_BYTES 9u /* with the terminator of the literal */
+#define PD_MEGATRON_HEADER_BYTES 34u
+
+/* Takes type and counts from the index at file->index_fd and checks every entry against the .bin: sequences lie one after
+ * the other and fill it, documents ascend. */
+PD_MUST_USE pd_status pd_megatron_index_open(struct pd_token_file *file, struct pd_error *err);
+PD_MUST_USE pd_status pd_megatron_index_documents(const struct pd_token_file *file, uint64_t **ret_starts,
+                                                  uint64_t *ret_count, struct pd_error *err);
+
+#endif

@@ -1,0 +1,20 @@
+/* Constants of the token formats, and tokens out of their bytes (little-endian on disk, at any address). */
+#ifndef PD_TRAINER_DATA_TOKEN_FORMAT_H
+#define PD_TRAINER_DATA_TOKEN_FORMAT_H
+
+#include "trainer/data/token_file.h"
+
+/* llm.c: int32[256], of which magic, version, token count; then tokens. */
+#define PD_LLMC_HEADER_BYTES 1024u
+#define PD_LLMC_MAGIC_U16 20240520u
+#define PD_LLMC_VERSION_U16 1u
+#define PD_LLMC_MAGIC_U32 20240801u
+#define PD_LLMC_VERSION_U32 7u
+
+int64_t pd_token_load(enum pd_token_type type, const unsigned char *bytes);
+/* tokens (count) from bytes; a token beyond int32 is cut (a scan with a vocabulary has refused it before) */
+void pd_token_widen(enum pd_token_type type, const unsigned char *bytes, uint32_t count, int32_t *tokens);
+/* Lowers *min and raises *max to the tokens seen. */
+void pd_token_range(enum pd_token_type type, const unsigned char *bytes, uint64_t count, int64_t *min, int64_t *max);
+
+#endif
