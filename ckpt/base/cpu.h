@@ -12,6 +12,11 @@
 
 enum pd_isa { PD_ISA_AUTO, PD_ISA_PORTABLE, PD_ISA_AVX2, PD_ISA_AVX512, PD_ISA_COUNT };
 
+/* In a file compiled once for each instruction set (perdure_isa_sources): name_portable, name_avx2, name_avx512. */
+#define PD_ISA_PASTE2_(name, isa) name##_##isa
+#define PD_ISA_PASTE1_(name, isa) PD_ISA_PASTE2_(name, isa)
+#define PD_ISA_SYMBOL(name) PD_ISA_PASTE1_(name, PD_ISA_NAME)
+
 const char *pd_isa_name(enum pd_isa isa); /* "auto", "portable", "avx2", "avx512" */
 /* True when this processor, its system and this build can run it. AUTO and PORTABLE always can. */
 bool pd_isa_available(enum pd_isa isa);

@@ -1,0 +1,303 @@
+/* How a product is cut so that caches are used well; kernels are in cpu_gemm_kernel.c.
+ *
+ * One operand is shared: a superblock of it (all rows it has, if they fit) is packed once by all threads. The other, the
+ * longer one, is streamed: a task takes a few panels of it, packs them into memory of its own, and multiplies them with the
+ * whole superblock. So each element of either operand is packed once in the usual case, and packing of one thread overlaps
+ * with arithmetic of another.
+ *
+ *   for s: superblocks of the shared side          (at most SHARED_FLOATS)
+ *     for t: ranges of the streamed side           (one range, unless partial sums need the workspace)
+ *       for k: blocks of at most K_BLOCK           (partial sums wait in C when it is fp32, else in `sums`)
+ *         all threads: pack the shared side        | barrier
+ *         all threads: tasks                       | barrier
+ *           pack own panels; for blocks of the tile that fit into the second-level cache: for kc: multiply; finish
+ *
+ *   invariants  1. kc ascends inside k, k ascends: a tile is continued in the order of its chain, by whichever thread
+ *               2. within one (s, t, k) every element of C belongs to exactly one task
+ */
+#include "trainer/math/cpu_gemm.h"
+#include "trainer/math/cpu_gemm_kernel.h"
+
+#include <stdatomic.h>
+
+#define K_BLOCK 1024u          /* k between two barriers */
+#define KC_MAX 256u            /* k of one pass through registers: a panel of B stays in the first-level cache */
+#define PANEL_PAD 16u          /* floats after each panel: equal offsets of neighbours fall into different cache sets */
+#define SHARED_FLOATS 1081344u /* 1056 x 1024: 1000 rows and padding */
+#define SUMS_FLOATS 1048576u   /* partial sums of C that is not fp32, between k-blocks */
+#define STREAM_FLOATS 139264u  /* 136 x 1024: the panels of a task */
+#define TILE_FLOATS 24576u     /* sums of a block of a task */
+#define TASKS_PER_THREAD 4u
+
+struct gemm_job {
+    const struct pd_gemm *gemm;
+    const struct pd_gemm_kernel *kernel;
+    struct pd_gemm_operand shared, streamed;
+    bool streams_b;                        /* the streamed side is B, so the shared side is A */
+    uint64_t shared_width, streamed_width; /* of a panel */
+    uint64_t kc, k_block;
+    float *shared_panels, *sums, *private; /* workspace */
+    uint64_t private_floats;
+
+    /* the piece being worked on */
+    uint64_t s0, s_count, t0, t_count, k0, k_count;
+    uint64_t pack_panels;              /* panels of a packing task */
+    uint64_t task_width, task_count;   /* streamed vectors of a task */
+    uint64_t split_width, split_count; /* shared vectors of a task: all, unless there are too few tasks */
+    uint64_t block_width;              /* shared vectors of a block of a tile */
+    bool load, last;
+    _Atomic uint64_t next;
+};
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t div_up(uint64_t a, uint64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+uint64_t pd_cpu_gemm_workspace_bytes(unsigned thread_count)
+{
+    uint64_t private = STREAM_FLOATS + TILE_FLOATS;
+    return sizeof(float) * (SHARED_FLOATS + SUMS_FLOATS + private * max_u64(thread_count, 1));
+}
+
+static const struct pd_gemm_kernel *kernel_of(enum pd_isa isa)
+{
+    switch (isa) {
+    case PD_ISA_PORTABLE:
+        return &pd_gemm_kernel_portable;
+#if defined(__x86_64__)
+    case PD_ISA_AVX2:
+        return &pd_gemm_kernel_avx2;
+    case PD_ISA_AVX512:
+        return &pd_gemm_kernel_avx512;
+#endif
+    default:
+        PD_CHECK(!"an instruction set that was resolved");
+        return NULL;
+    }
+}
+
+static uint64_t panel_floats(const struct gemm_job *job, uint64_t width)
+{
+    return width * job->kc + PANEL_PAD;
+}
+
+/* Floats of one panel over all of a k-block. */
+static uint64_t panel_floats_k_block(const struct gemm_job *job, uint64_t width)
+{
+    return panel_floats(job, width) * max_u64(div_up(job->k_block, job->kc), 1);
+}
+
+/* ---- packing the shared side ---- */
+
+static void pack_side(const struct gemm_job *job, bool side_b, const struct pd_gemm_operand *operand, uint64_t first,
+                      uint64_t count, uint64_t k0, uint64_t kc, float *panels, uint64_t stride)
+{
+    (side_b ? job->kernel->pack_b : job->kernel->pack_a)(operand, first, count, k0, kc, panels, stride);
+}
+
+static void pack_shared_task(void *context, uint64_t index)
+{
+    const struct gemm_job *job = context;
+    uint64_t stride = panel_floats(job, job->shared_width), panels = div_up(job->s_count, job->shared_width);
+    uint64_t first = index * job->pack_panels * job->shared_width;
+    uint64_t count = min_u64(job->pack_panels * job->shared_width, job->s_count - first);
+    for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++) {
+        float *to = job->shared_panels + (q * panels + index * job->pack_panels) * stride;
+        pack_side(job, !job->streams_b, &job->shared, job->s0 + first, count, job->k0 + k,
+                  min_u64(job->kc, job->k_count - k), to, stride);
+    }
+}
+
+static void pack_shared(struct gemm_job *job, struct pd_thread_pool *pool)
+{
+    uint64_t panels = div_up(job->s_count, job->shared_width);
+    job->pack_panels = max_u64(1, min_u64(16, div_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
+    pd_parallel(pool, div_up(panels, job->pack_panels), pack_shared_task, job);
+}
+
+/* ---- tasks ---- */
+
+struct gemm_block {
+    uint64_t row, column, mc, nc; /* in C */
+};
+
+static float *block_sums(const struct gemm_job *job, const struct gemm_block *block, float *tile, uint64_t *ret_ld)
+{
+    const struct pd_gemm *gemm = job->gemm;
+    if (gemm->c.dtype == PD_F32) {
+        *ret_ld = gemm->c.ld;
+        return (float *)gemm->c.data + block->row * gemm->c.ld + block->column;
+    }
+    if (job->k_count == gemm->k) {
+        *ret_ld = block->nc;
+        return tile;
+    }
+    uint64_t row0 = job->streams_b ? job->s0 : job->t0, column0 = job->streams_b ? job->t0 : job->s0;
+    *ret_ld = job->streams_b ? job->t_count : job->s_count;
+    return job->sums + (block->row - row0) * *ret_ld + block->column - column0;
+}
+
+static const void *element_address(const void *data, enum pd_dtype dtype, uint64_t index)
+{
+    return data ? (const char *)data + index * pd_dtype_bytes(dtype) : NULL;
+}
+
+static void block_finish(const struct gemm_job *job, const struct gemm_block *block, const float *sums, uint64_t ld)
+{
+    const struct pd_gemm *gemm = job->gemm;
+    if (gemm->c.dtype == PD_F32 && !gemm->bias && !gemm->residual.data) return;
+    struct pd_gemm_finish finish = {
+        .c = (char *)gemm->c.data + (block->row * gemm->c.ld + block->column) * pd_dtype_bytes(gemm->c.dtype),
+        .c_dtype = gemm->c.dtype,
+        .c_ld = gemm->c.ld,
+        .bias = element_address(gemm->bias, gemm->bias_dtype, block->column),
+        .bias_dtype = gemm->bias_dtype,
+        .residual =
+            element_address(gemm->residual.data, gemm->residual.dtype, block->row * gemm->residual.ld + block->column),
+        .residual_dtype = gemm->residual.dtype,
+        .residual_ld = gemm->residual.ld,
+    };
+    job->kernel->finish(&finish, block->mc, block->nc, sums, ld);
+}
+
+/* Streamed vectors [t, t + width) times shared vectors [s, s + count) of the superblock, all of the k-block. */
+static void block_multiply(const struct gemm_job *job, uint64_t t, uint64_t width, uint64_t s, uint64_t count,
+                           const float *streamed, float *tile)
+{
+    uint64_t shared_stride = panel_floats(job, job->shared_width), shared_panels = div_up(job->s_count, job->shared_width);
+    uint64_t streamed_stride = panel_floats(job, job->streamed_width), streamed_panels = div_up(width, job->streamed_width);
+    struct gemm_block block = {
+        .row = job->streams_b ? job->s0 + s : t,
+        .column = job->streams_b ? t : job->s0 + s,
+        .mc = job->streams_b ? count : width,
+        .nc = job->streams_b ? width : count,
+    };
+    uint64_t ld;
+    float *sums = block_sums(job, &block, tile, &ld);
+    uint64_t k = 0, q = 0;
+    do {
+        uint64_t kc = min_u64(job->kc, job->k_count - k);
+        const float *shared = job->shared_panels + (q * shared_panels + s / job->shared_width) * shared_stride;
+        const float *own = streamed + q * streamed_panels * streamed_stride;
+        bool load = job->load || k > 0;
+        if (job->streams_b)
+            job->kernel->multiply(block.mc, block.nc, kc, shared, shared_stride, own, streamed_stride, sums, ld, load);
+        else
+            job->kernel->multiply(block.mc, block.nc, kc, own, streamed_stride, shared, shared_stride, sums, ld, load);
+        k += kc;
+        q++;
+    } while (k < job->k_count);
+    if (job->last) block_finish(job, &block, sums, ld);
+}
+
+static void run_task(const struct gemm_job *job, uint64_t index, float *private, uint64_t *packed)
+{
+    uint64_t from = index / job->split_count * job->task_width, split = index % job->split_count * job->split_width;
+    uint64_t t = job->t0 + from, width = min_u64(job->task_width, job->t_count - from);
+    uint64_t stride = panel_floats(job, job->streamed_width), panels = div_up(width, job->streamed_width);
+    if (*packed != t) {
+        for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++)
+            pack_side(job, job->streams_b, &job->streamed, t, width, job->k0 + k, min_u64(job->kc, job->k_count - k),
+                      private + q * panels * stride, stride);
+        *packed = t;
+    }
+    uint64_t end = min_u64(split + job->split_width, job->s_count);
+    for (uint64_t s = split; s < end; s += job->block_width)
+        block_multiply(job, t, width, s, min_u64(job->block_width, end - s), private, private + STREAM_FLOATS);
+}
+
+/* One index a thread: each has its own memory and takes tasks until none is left. */
+static void run_tasks(void *context, uint64_t slot)
+{
+    struct gemm_job *job = context;
+    uint64_t index, packed = UINT64_MAX, count = job->task_count * job->split_count;
+    float *private = job->private + slot * (STREAM_FLOATS + TILE_FLOATS);
+    while ((index = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) < count)
+        run_task(job, index, private, &packed);
+}
+
+/* Enough tasks for an even end, but not so few panels that packing them is not paid for. */
+static void cut_tasks(struct gemm_job *job, unsigned threads)
+{
+    uint64_t panels = div_up(job->t_count, job->streamed_width);
+    uint64_t most = STREAM_FLOATS / panel_floats_k_block(job, job->streamed_width);
+    most = min_u64(most, max_u64(128 / job->streamed_width, 1));
+    uint64_t wanted = max_u64(div_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
+    uint64_t task_panels = max_u64(div_up(panels, wanted), 1);
+    job->task_width = task_panels * job->streamed_width;
+    job->task_count = div_up(panels, task_panels);
+
+    uint64_t shared_panels = div_up(job->s_count, job->shared_width);
+    uint64_t splits = threads == 1 ? 1 : min_u64(div_up(2 * (uint64_t)threads, job->task_count), shared_panels);
+    if (job->task_count >= threads) splits = 1;
+    job->split_width = div_up(shared_panels, splits) * job->shared_width;
+    job->split_count = div_up(job->s_count, job->split_width);
+
+    uint64_t block_panels = max_u64(TILE_FLOATS / job->task_width / job->shared_width, 1);
+    block_panels = div_up(shared_panels, div_up(shared_panels, block_panels));
+    job->block_width = block_panels * job->shared_width;
+}
+
+static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
+{
+    unsigned threads = pd_thread_pool_size(pool);
+    const struct pd_gemm *gemm = job->gemm;
+    cut_tasks(job, threads);
+    job->k0 = 0;
+    do {
+        job->k_count = min_u64(job->k_block, gemm->k - job->k0);
+        job->load = gemm->accumulate || job->k0 > 0;
+        job->last = job->k0 + job->k_count == gemm->k;
+        bool packed = job->k_count == gemm->k && job->t0 > 0; /* an earlier range left it there */
+        if (!packed) pack_shared(job, pool);
+        atomic_store_explicit(&job->next, 0, memory_order_relaxed);
+        pd_parallel(pool, min_u64(threads, job->task_count * job->split_count), run_tasks, job);
+        job->k0 += job->k_count;
+    } while (job->k0 < gemm->k);
+}
+
+static void job_init(struct gemm_job *job, enum pd_isa isa, float *workspace, const struct pd_gemm *gemm)
+{
+    *job = (struct gemm_job){.gemm = gemm, .kernel = kernel_of(isa), .streams_b = gemm->n >= gemm->m};
+    struct pd_gemm_operand a = {gemm->a.data, gemm->a.dtype, gemm->a.ld, gemm->m, !gemm->trans_a};
+    struct pd_gemm_operand b = {gemm->b.data, gemm->b.dtype, gemm->b.ld, gemm->n, gemm->trans_b};
+    job->shared = job->streams_b ? a : b;
+    job->streamed = job->streams_b ? b : a;
+    job->shared_width = job->streams_b ? job->kernel->mr : job->kernel->nr;
+    job->streamed_width = job->streams_b ? job->kernel->nr : job->kernel->mr;
+    job->k_block = min_u64(gemm->k, K_BLOCK);
+    job->kc = max_u64(min_u64(gemm->k, KC_MAX), 1);
+    job->shared_panels = workspace;
+    job->sums = workspace + SHARED_FLOATS;
+    job->private = job->sums + SUMS_FLOATS;
+}
+
+void pd_cpu_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, const struct pd_gemm *gemm)
+{
+    if (gemm->m == 0 || gemm->n == 0) return;
+    PD_CHECK(!gemm->accumulate || gemm->c.dtype == PD_F32);
+    struct gemm_job job;
+    job_init(&job, isa, workspace, gemm);
+    uint64_t superblock = SHARED_FLOATS / panel_floats_k_block(&job, job.shared_width) * job.shared_width;
+    superblock = min_u64(superblock, 4096);
+    bool sums_wait = gemm->c.dtype != PD_F32 && gemm->k > job.k_block;
+    for (job.s0 = 0; job.s0 < job.shared.width; job.s0 += superblock) {
+        job.s_count = min_u64(superblock, job.shared.width - job.s0);
+        uint64_t range = sums_wait ? SUMS_FLOATS / job.s_count : job.streamed.width;
+        for (job.t0 = 0; job.t0 < job.streamed.width; job.t0 += range) {
+            job.t_count = min_u64(range, job.streamed.width - job.t0);
+            run_k_blocks(&job, pool);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+/* Compiled once for each instruction set; only the vector layer below differs.
+ *
+ *   invariants  1. an element's chain is fma(a[k], b[k], sum) for k ascending, in one lane, never split and never reordered
+ *               2. packing and blocking move values and change none
+ *               3. an element outside the matrix is read from no memory and written to none
+ */
+#include "trainer/math/cpu_gemm_kernel.h"
+#include "ckpt/base/half.h"
+#include <math.h>
+
+#if PD_ISA_LEVEL > 0
+#include <immintrin.h>
+#endif
+
+/* The vector layer: V is one vector of LANES floats. */
+#if PD_ISA_LEVEL == 2
+#define LANES 16
+#define MR 14
+#define NR 32
+typedef __m512 vec;
+#define V_ZERO() _mm512_setzero_ps()
+#define V_LOAD(p) _mm512_loadu_ps(p)
+#define V_STORE(p, v) _mm512_storeu_ps(p, v)
+#define V_SET1(x) _mm512_set1_ps(x)
+#define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#elif PD_ISA_LEVEL == 1
+#define LANES 8
+#define MR 6
+#define NR 16
+typedef __m256 vec;
+#define V_ZERO() _mm256_setzero_ps()
+#define V_LOAD(p) _mm256_loadu_ps(p)
+#define V_STORE(p, v) _mm256_storeu_ps(p, v)
+#define V_SET1(x) _mm256_set1_ps(x)
+#define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#else
+#define LANES 1
+#define MR 4
+#define NR 4
+typedef float vec;
+#define V_ZERO() 0.0f
+#define V_LOAD(p) (*(p))
+#define V_STORE(p, v) (*(p) = (v))
+#define V_SET1(x) (x)
+#define V_FMA(a, b, c) fmaf(a, b, c)
+#endif
+#define VECTORS (NR / LANES)
+
+/* ---- packing ---- */
+
+static inline float element_load(enum pd_dtype dtype, const void *data, uint64_t index)
+{
+    if (dtype == PD_F32) return ((const float *)data)[index];
+    uint16_t half = ((const uint16_t *)data)[index];
+    return dtype == PD_BF16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half);
+}
+
+/* Any width, any arrangement; panels at the edge of the matrix and k remainders come here. */
+static void pack_slow(const struct pd_gemm_operand *source, uint64_t first, uint64_t valid, uint64_t k0, uint64_t kc,
+                      float *panel, uint64_t width)
+{
+    uint64_t step_k = source->k_contiguous ? 1 : source->ld, step_w = source->k_contiguous ? source->ld : 1;
+    for (uint64_t k = 0; k < kc; k++) {
+        uint64_t index = (k0 + k) * step_k + first * step_w;
+        for (uint64_t w = 0; w < width; w++)
+            panel[k * width + w] = w < valid ? element_load(source->dtype, source->data, index + w * step_w) : 0.0f;
+    }
+}
+
+#if PD_ISA_LEVEL > 0
+static inline __attribute__((always_inline)) __m256 load8(enum pd_dtype dtype, const void *data, uint64_t index)
+{
+    if (dtype == PD_F32) return _mm256_loadu_ps((const float *)data + index);
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)data + index));
+    if (dtype == PD_BF16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return _mm256_cvtph_ps(halves);
+}
+
+/* The first `count` lanes, 6 or 8: what follows belongs to the next k. */
+static inline __attribute__((always_inline)) void store_lanes(float *p, __m256 v, unsigned count)
+{
+    if (count == 8) {
+        _mm256_storeu_ps(p, v);
+    } else {
+        _mm_storeu_ps(p, _mm256_castps256_ps128(v));
+        _mm_storel_pi((__m64 *)(p + 4), _mm256_extractf128_ps(v, 1));
+    }
+}
+
+static inline __attribute__((always_inline)) void transpose8(__m256 r[8])
+{
+    __m256 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+}
+
+/* One whole panel whose vectors are contiguous in k: 8 x 8 blocks are turned in registers. */
+static inline __attribute__((always_inline)) void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype dtype,
+                                                               uint64_t first, uint64_t k0, uint64_t kc, float *panel,
+                                                               unsigned width)
+{
+    uint64_t ld = source->ld, k = 0;
+    for (; k + 8 <= kc; k += 8) {
+        for (unsigned w = 0; w < width; w += 8) {
+            unsigned lanes = width - w < 8 ? width - w : 8;
+            __m256 rows[8];
+            for (unsigned i = 0; i < 8; i++)
+                rows[i] = i < lanes ? load8(dtype, source->data, (first + w + i) * ld + k0 + k) : _mm256_setzero_ps();
+            transpose8(rows);
+            for (unsigned i = 0; i < 8; i++)
+                store_lanes(panel + (k + i) * width + w, rows[i], lanes);
+        }
+    }
+    if (k < kc) pack_slow(source, first, width, k0 + k, kc - k, panel + k * width, width);
+}
+
+/* Several whole panels whose elements of one k are contiguous. k is the outer loop: source rows may lie a power of two
+ * apart, where a walk down a column would hit one cache set all the way. */
+static inline __attribute__((always_inline)) void pack_copying(const struct pd_gemm_operand *source, enum pd_dtype dtype,
+                                                               uint64_t first, uint64_t panel_count, uint64_t k0,
+                                                               uint64_t kc, float *panels, uint64_t panel_stride,
+                                                               unsigned width)
+{
+    for (uint64_t k = 0; k < kc; k++) {
+        uint64_t index = (k0 + k) * source->ld + first;
+        for (uint64_t p = 0; p < panel_count; p++) {
+            for (unsigned w = 0; w < width; w += 8)
+                store_lanes(panels + p * panel_stride + k * width + w, load8(dtype, source->data, index + p * width + w),
+                            width - w < 8 ? width - w : 8);
+        }
+    }
+}
+#endif
+
+static inline __attribute__((always_inline)) void pack_typed(const struct pd_gemm_operand *source, enum pd_dtype dtype,
+                                                             uint64_t first, uint64_t count, uint64_t k0, uint64_t kc,
+                                                             float *panels, uint64_t panel_stride, unsigned width)
+{
+    uint64_t whole = 0;
+#if PD_ISA_LEVEL > 0
+    whole = count / width;
+    if (source->k_contiguous) {
+        for (uint64_t p = 0; p < whole; p++)
+            pack_turning(source, dtype, first + p * width, k0, kc, panels + p * panel_stride, width);
+    } else {
+        /* Loads of 8 reach up to 2 elements beyond a panel of 6 or 14; the last one must stay inside the matrix row. */
+        if (width % 8 && whole && first + whole * width + 2 > source->width) whole--;
+        pack_copying(source, dtype, first, whole, k0, kc, panels, panel_stride, width);
+    }
+#else
+    (void)dtype;
+#endif
+    for (uint64_t done = whole * width; done < count; done += width) {
+        uint64_t valid = count - done < width ? count - done : width;
+        pack_slow(source, first + done, valid, k0, kc, panels + done / width * panel_stride, width);
+    }
+}
+
+static inline __attribute__((always_inline)) void pack(const struct pd_gemm_operand *source, uint64_t first, uint64_t count,
+                                                       uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride,
+                                                       unsigned width)
+{
+    if (source->dtype == PD_F32)
+        pack_typed(source, PD_F32, first, count, k0, kc, panels, panel_stride, width);
+    else if (source->dtype == PD_BF16)
+        pack_typed(source, PD_BF16, first, count, k0, kc, panels, panel_stride, width);
+    else
+        pack_typed(source, PD_F16, first, count, k0, kc, panels, panel_stride, width);
+}
+
+static void pack_a(const struct pd_gemm_operand *a, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc, float *panels,
+                   uint64_t panel_stride)
+{
+    pack(a, first, count, k0, kc, panels, panel_stride, MR);
+}
+
+static void pack_b(const struct pd_gemm_operand *b, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc, float *panels,
+                   uint64_t panel_stride)
+{
+    pack(b, first, count, k0, kc, panels, panel_stride, NR);
+}
+
+/* ---- multiplying ---- */
+
+/* tile (MR,NR) stays in registers over all kc. */
+static inline __attribute__((always_inline)) void multiply_tile(uint64_t kc, const float *a, const float *b, float *tile,
+                                                                uint64_t ld, bool load)
+{
+    vec sum[MR][VECTORS];
+    for (int i = 0; i < MR; i++)
+        for (int v = 0; v < VECTORS; v++)
+            sum[i][v] = load ? V_LOAD(tile + (uint64_t)i * ld + v * LANES) : V_ZERO();
+#pragma GCC unroll 4
+    for (uint64_t k = 0; k < kc; k++) {
+        vec column[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+            column[v] = V_LOAD(b + k * NR + v * LANES);
+        for (int i = 0; i < MR; i++) {
+            vec row = V_SET1(a[k * MR + i]);
+            for (int v = 0; v < VECTORS; v++)
+                sum[i][v] = V_FMA(row, column[v], sum[i][v]);
+        }
+    }
+    for (int i = 0; i < MR; i++)
+        for (int v = 0; v < VECTORS; v++)
+            V_STORE(tile + (uint64_t)i * ld + v * LANES, sum[i][v]);
+}
+
+static void multiply_edge(uint64_t rows, uint64_t columns, uint64_t kc, const float *a, const float *b, float *tile,
+                          uint64_t ld, bool load)
+{
+    float whole[MR * NR];
+    for (uint64_t i = 0; i < MR; i++)
+        for (uint64_t j = 0; j < NR; j++)
+            whole[i * NR + j] = load && i < rows && j < columns ? tile[i * ld + j] : 0.0f;
+    multiply_tile(kc, a, b, whole, NR, true);
+    for (uint64_t i = 0; i < rows; i++)
+        for (uint64_t j = 0; j < columns; j++)
+            tile[i * ld + j] = whole[i * NR + j];
+}
+
+static void multiply(uint64_t mc, uint64_t nc, uint64_t kc, const float *a, uint64_t a_stride, const float *b,
+                     uint64_t b_stride, float *tile, uint64_t tile_ld, bool load)
+{
+    for (uint64_t j = 0; j < nc; j += NR, b += b_stride) {
+        const float *rows = a;
+        for (uint64_t i = 0; i < mc; i += MR, rows += a_stride) {
+            float *corner = tile + i * tile_ld + j;
+            if (mc - i < MR || nc - j < NR)
+                multiply_edge(mc - i < MR ? mc - i : MR, nc - j < NR ? nc - j : NR, kc, rows, b, corner, tile_ld, load);
+            else if (load)
+                multiply_tile(kc, rows, b, corner, tile_ld, true);
+            else
+                multiply_tile(kc, rows, b, corner, tile_ld, false);
+        }
+    }
+}
+
+/* ---- after the chain ---- */
+
+#define STRIP 64u
+
+static inline void strip_load(enum pd_dtype dtype, const void *data, uint64_t index, uint64_t count, float *strip)
+{
+    if (dtype == PD_F32) {
+        for (uint64_t j = 0; j < count; j++)
+            strip[j] = ((const float *)data)[index + j];
+    } else if (dtype == PD_BF16) {
+        for (uint64_t j = 0; j < count; j++)
+            strip[j] = pd_f32_from_bf16(((const uint16_t *)data)[index + j]);
+    } else {
+        for (uint64_t j = 0; j < count; j++)
+            strip[j] = pd_f32_from_f16(((const uint16_t *)data)[index + j]);
+    }
+}
+
+static inline void strip_store(enum pd_dtype dtype, void *data, uint64_t index, uint64_t count, const float *strip)
+{
+    if (dtype == PD_F32) {
+        for (uint64_t j = 0; j < count; j++)
+            ((float *)data)[index + j] = strip[j];
+    } else if (dtype == PD_BF16) {
+        for (uint64_t j = 0; j < count; j++)
+            ((uint16_t *)data)[index + j] = pd_bf16_from_f32(strip[j]);
+    } else {
+        for (uint64_t j = 0; j < count; j++)
+            ((uint16_t *)data)[index + j] = pd_f16_from_f32(strip[j]);
+    }
+}
+
+static void finish(const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, const float *tile, uint64_t tile_ld)
+{
+    float sum[STRIP], term[STRIP];
+    for (uint64_t i = 0; i < mc; i++) {
+        for (uint64_t j0 = 0; j0 < nc; j0 += STRIP) {
+            uint64_t count = nc - j0 < STRIP ? nc - j0 : STRIP;
+            strip_load(PD_F32, tile, i * tile_ld + j0, count, sum);
+            if (f->bias) {
+                strip_load(f->bias_dtype, f->bias, j0, count, term);
+                for (uint64_t j = 0; j < count; j++)
+                    sum[j] += term[j];
+            }
+            if (f->residual) {
+                strip_load(f->residual_dtype, f->residual, i * f->residual_ld + j0, count, term);
+                for (uint64_t j = 0; j < count; j++)
+                    sum[j] += term[j];
+            }
+            strip_store(f->c_dtype, f->c, i * f->c_ld + j0, count, sum);
+        }
+    }
+}
+
+const struct pd_gemm_kernel PD_ISA_SYMBOL(pd_gemm_kernel) = {
+    .mr = MR,
+    .nr = NR,
+    .pack_a = pack_a,
+    .pack_b = pack_b,
+    .multiply = multiply,
+    .finish = finish,
+};

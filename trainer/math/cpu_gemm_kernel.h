@@ -1,0 +1,51 @@
+/* The inner loops of the CPU GEMM, one constant table for each instruction set, all built from cpu_gemm_kernel.c.
+ *
+ * A panel holds `width` rows of op(A) (width mr) or columns of op(B) (width nr) as fp32, element k of all of them side by
+ * side: panel[k*width + w]. What lies outside the matrix is zero. Panels of one k-block lie panel_stride floats apart.
+ */
+#ifndef PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
+#define PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
+
+#include "ckpt/base/cpu.h"
+#include "ckpt/tensor.h"
+
+/* op(A) seen by rows, or op(B) seen by columns: `width` vectors of length k. */
+struct pd_gemm_operand {
+    const void *data;
+    enum pd_dtype dtype;
+    uint64_t ld;
+    uint64_t width;    /* m for A, n for B */
+    bool k_contiguous; /* consecutive k are neighbours in memory: A not transposed, B transposed */
+};
+
+/* What follows the chain: C = round(tile + bias + residual). */
+struct pd_gemm_finish {
+    void *c; /* first element of the block */
+    enum pd_dtype c_dtype, bias_dtype, residual_dtype;
+    uint64_t c_ld, residual_ld;
+    const void *bias;     /* first column of the block, or NULL */
+    const void *residual; /* first element of the block, or NULL */
+};
+
+struct pd_gemm_kernel {
+    uint32_t mr, nr;
+    /* Panels of vectors [first, first + count) and k in [k0, k0 + kc); `count` need not be a multiple of the width. */
+    void (*pack_a)(const struct pd_gemm_operand *a, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc, float *panels,
+                   uint64_t panel_stride);
+    void (*pack_b)(const struct pd_gemm_operand *b, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc, float *panels,
+                   uint64_t panel_stride);
+    /* tile (mc,nc) = [tile +] A panels * B panels: kc more links of every element's chain. */
+    void (*multiply)(uint64_t mc, uint64_t nc, uint64_t kc, const float *a, uint64_t a_stride, const float *b,
+                     uint64_t b_stride, float *tile, uint64_t tile_ld, bool load);
+    void (*finish)(const struct pd_gemm_finish *finish, uint64_t mc, uint64_t nc, const float *tile, uint64_t tile_ld);
+};
+
+#define PD_GEMM_PANEL_WIDTH_MAX 32u
+
+extern const struct pd_gemm_kernel pd_gemm_kernel_portable;
+#if defined(__x86_64__)
+extern const struct pd_gemm_kernel pd_gemm_kernel_avx2;
+extern const struct pd_gemm_kernel pd_gemm_kernel_avx512;
+#endif
+
+#endif
