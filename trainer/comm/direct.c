@@ -2,12 +2,12 @@
 
 #include <sched.h>
 
-static struct pd_offer *offer_between(const struct pd_engine *engine, uint32_t sender, uint32_t receiver)
+static struct pd_offer *offer_between(const struct pd_comm_engine *engine, uint32_t sender, uint32_t receiver)
 {
     return pd_segment_pair(engine->segment, sender, receiver);
 }
 
-static void direct_begin(struct pd_engine *engine)
+static void direct_begin(struct pd_comm_engine *engine)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -21,8 +21,8 @@ static void direct_begin(struct pd_engine *engine)
     }
 }
 
-static pd_status check_match(const struct pd_engine *engine, uint32_t peer, const struct pd_offer *offer, uint64_t expected,
-                             struct pd_error *err)
+static pd_status check_match(const struct pd_comm_engine *engine, uint32_t peer, const struct pd_offer *offer,
+                             uint64_t expected, struct pd_error *err)
 {
     if (offer->sequence == engine->sequence && offer->cursor.left == expected) return PD_OK;
     PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
@@ -30,7 +30,7 @@ static pd_status check_match(const struct pd_engine *engine, uint32_t peer, cons
             engine->members[peer].world, (unsigned long long)offer->cursor.left, (unsigned long long)offer->sequence);
 }
 
-static pd_status take(struct pd_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct pd_offer *offer = offer_between(engine, link->slot, engine->slot);
@@ -45,7 +45,7 @@ static pd_status take(struct pd_engine *engine, uint32_t peer, bool *ret_has_mov
     return st;
 }
 
-static pd_status direct_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status direct_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -60,7 +60,7 @@ static pd_status direct_progress(struct pd_engine *engine, bool *ret_has_moved, 
 }
 
 /* Withdraws offers of a failed operation; a peer that is copying right now is waited for, which lasts one copy. */
-static void direct_end(struct pd_engine *engine)
+static void direct_end(struct pd_comm_engine *engine)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) {
         const struct pd_link *link = &engine->links[p];

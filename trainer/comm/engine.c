@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t pd_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots)
+uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots)
 {
     uint32_t slots = 0, mine = 0;
     for (uint32_t r = 0; r < size; r++) {
@@ -20,7 +20,7 @@ uint32_t pd_engine_slot_of(const struct pd_member_info *members, uint32_t size, 
 }
 
 /* Hosts are numbered in the order in which members name them. */
-static void hosts_set(struct pd_engine *engine)
+static void hosts_set(struct pd_comm_engine *engine)
 {
     uint32_t count = 0;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
@@ -35,7 +35,7 @@ static void hosts_set(struct pd_engine *engine)
     engine->comm.host_count = count;
 }
 
-static void engine_release(struct pd_engine *engine)
+static void engine_release(struct pd_comm_engine *engine)
 {
     free(engine->members);
     free(engine->links);
@@ -45,9 +45,9 @@ static void engine_release(struct pd_engine *engine)
     free(engine);
 }
 
-static struct pd_engine *engine_allocate(uint32_t size)
+static struct pd_comm_engine *engine_allocate(uint32_t size)
 {
-    struct pd_engine *engine = calloc(1, sizeof *engine);
+    struct pd_comm_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return NULL;
     engine->members = calloc(size, sizeof *engine->members);
     engine->links = calloc(size, sizeof *engine->links);
@@ -61,7 +61,7 @@ static struct pd_engine *engine_allocate(uint32_t size)
 }
 
 /* Called with the lock, which is open while the operation runs. */
-static void execute(struct pd_engine *engine, struct pd_comm_op *op)
+static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
 {
     engine->is_executing = true;
     engine->limit_seconds = engine->comm.time_limit_seconds;
@@ -84,7 +84,7 @@ static void execute(struct pd_engine *engine, struct pd_comm_op *op)
     if (engine->head) pthread_cond_signal(&engine->work);
 }
 
-static struct pd_comm_op *queue_pop(struct pd_engine *engine)
+static struct pd_comm_op *queue_pop(struct pd_comm_engine *engine)
 {
     struct pd_comm_op *op = engine->head;
     engine->head = op->next;
@@ -92,7 +92,7 @@ static struct pd_comm_op *queue_pop(struct pd_engine *engine)
     return op;
 }
 
-static void queue_push(struct pd_engine *engine, struct pd_comm_op *op)
+static void queue_push(struct pd_comm_engine *engine, struct pd_comm_op *op)
 {
     op->next = NULL;
     if (engine->tail)
@@ -104,7 +104,7 @@ static void queue_push(struct pd_engine *engine, struct pd_comm_op *op)
 
 static void *thread_main(void *argument)
 {
-    struct pd_engine *engine = argument;
+    struct pd_comm_engine *engine = argument;
     pd_rank_set_thread((int)engine->members[engine->comm.rank].world);
     pthread_mutex_lock(&engine->lock);
     for (;;) {
@@ -118,7 +118,7 @@ static void *thread_main(void *argument)
 }
 
 /* Signals are for the threads of the program; a handler must never run on this one. */
-static pd_status thread_start(struct pd_engine *engine, struct pd_error *err)
+static pd_status thread_start(struct pd_comm_engine *engine, struct pd_error *err)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -133,17 +133,18 @@ static pd_status thread_start(struct pd_engine *engine, struct pd_error *err)
     return PD_OK;
 }
 
-static void links_init(struct pd_engine *engine)
+static void links_init(struct pd_comm_engine *engine)
 {
     uint32_t slots, mine = engine->comm.rank;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
         bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->links[r].slot = is_shared ? pd_engine_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
+        engine->links[r].slot =
+            is_shared ? pd_comm_engine_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
     }
     engine->slot = engine->links[mine].slot;
 }
 
-static void family_join(struct pd_engine *engine, struct pd_engine *root)
+static void family_join(struct pd_comm_engine *engine, struct pd_comm_engine *root)
 {
     engine->root = root ? root : engine;
     if (!root) return;
@@ -153,23 +154,23 @@ static void family_join(struct pd_engine *engine, struct pd_engine *root)
     pthread_mutex_unlock(&root->lock);
 }
 
-static void family_leave(struct pd_engine *engine)
+static void family_leave(struct pd_comm_engine *engine)
 {
-    struct pd_engine *root = engine->root;
+    struct pd_comm_engine *root = engine->root;
     if (root == engine) return;
     pthread_mutex_lock(&root->lock);
-    struct pd_engine **at = &root->child;
+    struct pd_comm_engine **at = &root->child;
     while (*at != engine)
         at = &(*at)->sibling;
     *at = engine->sibling;
     pthread_mutex_unlock(&root->lock);
 }
 
-pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *root, uint32_t id, uint32_t rank,
-                        uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
-                        struct pd_engine **ret_engine, struct pd_error *err)
+pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct pd_comm_engine *root, uint32_t id,
+                             uint32_t rank, uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
+                             struct pd_comm_engine **ret_engine, struct pd_error *err)
 {
-    struct pd_engine *engine = engine_allocate(size);
+    struct pd_comm_engine *engine = engine_allocate(size);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
     engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
     engine->transport = transport;
@@ -188,7 +189,7 @@ pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *
     if (!st) st = thread_start(engine, err);
     if (st) {
         engine->segment = NULL; /* stays the caller's */
-        pd_engine_free(&engine->comm);
+        pd_comm_engine_free(&engine->comm);
         return st;
     }
     *ret_engine = engine;
@@ -196,7 +197,7 @@ pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *
 }
 
 /* Fails what is pending and tells the peers. */
-static void engine_break(struct pd_engine *engine, enum pd_member_state state)
+static void engine_break(struct pd_comm_engine *engine, enum pd_member_state state)
 {
     pthread_mutex_lock(&engine->lock);
     if (!engine->broken)
@@ -207,30 +208,30 @@ static void engine_break(struct pd_engine *engine, enum pd_member_state state)
 }
 
 /* With the communicators split from it when it is the outermost. */
-static void family_break(struct pd_engine *engine, enum pd_member_state state)
+static void family_break(struct pd_comm_engine *engine, enum pd_member_state state)
 {
     engine_break(engine, state);
     if (engine->root != engine) return;
     pthread_mutex_lock(&engine->lock);
-    struct pd_engine *child = engine->child;
+    struct pd_comm_engine *child = engine->child;
     pthread_mutex_unlock(&engine->lock);
     for (; child; child = child->sibling)
         engine_break(child, state);
 }
 
-void pd_engine_abort(struct pd_comm *comm)
+void pd_comm_engine_abort(struct pd_comm *comm)
 {
-    family_break(pd_engine_of(comm), PD_MEMBER_DEAD);
+    family_break(pd_comm_engine_of(comm), PD_MEMBER_DEAD);
 }
 
-void pd_engine_leave(struct pd_comm *comm)
+void pd_comm_engine_leave(struct pd_comm *comm)
 {
-    family_break(pd_engine_of(comm), PD_MEMBER_LEFT);
+    family_break(pd_comm_engine_of(comm), PD_MEMBER_LEFT);
 }
 
-void pd_engine_free(struct pd_comm *comm)
+void pd_comm_engine_free(struct pd_comm *comm)
 {
-    struct pd_engine *engine = pd_engine_of(comm);
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     engine_break(engine, PD_MEMBER_LEFT);
     pthread_mutex_lock(&engine->lock);
     engine->is_closing = true;
@@ -246,9 +247,9 @@ void pd_engine_free(struct pd_comm *comm)
     engine_release(engine);
 }
 
-pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct pd_engine *engine = pd_engine_of(comm);
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     pthread_mutex_lock(&engine->lock);
     pd_status st = engine->broken;
     op->status = st;
@@ -264,9 +265,9 @@ pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd
     return st;
 }
 
-pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct pd_engine *engine = pd_engine_of(comm);
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     pthread_mutex_lock(&engine->lock);
     while (!op->done) {
         if (engine->head == op && !engine->is_executing)
@@ -279,8 +280,8 @@ pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_
     return op->status;
 }
 
-pd_status pd_engine_run(struct pd_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
-                        const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
+                             const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
     struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
     pthread_mutex_lock(&engine->lock);
@@ -289,5 +290,5 @@ pd_status pd_engine_run(struct pd_engine *engine, const struct pd_comm_piece *se
     else
         queue_push(engine, &op);
     pthread_mutex_unlock(&engine->lock);
-    return pd_engine_wait(&engine->comm, &op, err);
+    return pd_comm_engine_wait(&engine->comm, &op, err);
 }

@@ -18,7 +18,7 @@
 #define PD_NO_SLOT UINT32_MAX
 #define PD_REDUCE_ROUND 64u /* values of all_reduce in one exchange */
 
-struct pd_engine;
+struct pd_comm_engine;
 
 /* One peer during one operation. A channel sets left to 0 when that direction is finished. */
 struct pd_link {
@@ -29,22 +29,22 @@ struct pd_link {
 
 struct pd_channel_ops {
     const char *name;
-    void (*begin)(struct pd_engine *);
+    void (*begin)(struct pd_comm_engine *);
     /* Moves what can be moved without waiting. */
-    pd_status (*progress)(struct pd_engine *, bool *ret_has_moved, struct pd_error *);
+    pd_status (*progress)(struct pd_comm_engine *, bool *ret_has_moved, struct pd_error *);
     /* After this no peer touches the pieces of the operation, whether it succeeded or not. */
-    void (*end)(struct pd_engine *);
+    void (*end)(struct pd_comm_engine *);
 };
 
 /* What differs between threads and processes. */
-struct pd_transport {
+struct pd_comm_transport {
     const struct pd_comm_ops *ops;
     const struct pd_channel_ops *memory; /* to peers with a slot */
     const struct pd_channel_ops *remote; /* to the others */
     uint64_t pair_bytes;
     bool is_processes;
-    pd_status (*remote_new)(struct pd_engine *, struct pd_error *);
-    void (*remote_free)(struct pd_engine *);
+    pd_status (*remote_new)(struct pd_comm_engine *, struct pd_error *);
+    void (*remote_free)(struct pd_comm_engine *);
 };
 
 struct pd_member_info {
@@ -53,10 +53,10 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
-struct pd_engine {
+struct pd_comm_engine {
     struct pd_comm comm; /* first: the public face */
-    const struct pd_transport *transport;
-    struct pd_engine *root;
+    const struct pd_comm_transport *transport;
+    struct pd_comm_engine *root;
     uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
@@ -83,43 +83,45 @@ struct pd_engine {
     _Atomic uint32_t is_aborted;
     pthread_t thread;
 
-    struct pd_engine *child, *sibling; /* communicators split from the root, guarded by the root's lock */
+    struct pd_comm_engine *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
 
-static inline struct pd_engine *pd_engine_of(struct pd_comm *comm)
+static inline struct pd_comm_engine *pd_comm_engine_of(struct pd_comm *comm)
 {
-    return (struct pd_engine *)comm;
+    return (struct pd_comm_engine *)comm;
 }
 
 /* members: (size) copied. segment and slot: this rank's place, owned by the engine afterwards (on success). root NULL: it
  * is its own root. */
-PD_MUST_USE pd_status pd_engine_new(const struct pd_transport *transport, struct pd_engine *root, uint32_t id, uint32_t rank,
-                                    uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
-                                    struct pd_engine **ret_engine, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct pd_comm_engine *root, uint32_t id,
+                                         uint32_t rank, uint32_t size, const struct pd_member_info *members,
+                                         struct pd_segment *segment, struct pd_comm_engine **ret_engine,
+                                         struct pd_error *err);
 /* The slot of `rank` among the members that share its memory; slots are given in rank order. */
-uint32_t pd_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
+uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
 
 /* The slots of pd_comm_ops that every transport uses. */
-pd_status pd_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                                    struct pd_error *err);
+pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+pd_status pd_comm_engine_barrier(struct pd_comm *comm, struct pd_error *err);
+pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                struct pd_error *err);
-pd_status pd_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
-pd_status pd_engine_barrier(struct pd_comm *comm, struct pd_error *err);
-pd_status pd_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
-                          struct pd_error *err);
 /* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */
-void pd_engine_abort(struct pd_comm *comm);
+void pd_comm_engine_abort(struct pd_comm *comm);
 /* The same for a rank that is finished: who still needs it is told that it left. */
-void pd_engine_leave(struct pd_comm *comm);
-void pd_engine_free(struct pd_comm *comm);
+void pd_comm_engine_leave(struct pd_comm *comm);
+void pd_comm_engine_free(struct pd_comm *comm);
 
 /* Start and wait in one; carried out by the caller when nothing is queued. */
-PD_MUST_USE pd_status pd_engine_run(struct pd_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
-                                    const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends,
+                                         uint32_t send_count, const struct pd_comm_piece *recvs, uint32_t recv_count,
+                                         struct pd_error *err);
 
 /* recv: (size, bytes), the same on every rank afterwards. */
-PD_MUST_USE pd_status pd_engine_all_gather(struct pd_engine *engine, const void *send, uint32_t bytes, void *recv,
-                                           struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_engine_all_gather(struct pd_comm_engine *engine, const void *send, uint32_t bytes, void *recv,
+                                                struct pd_error *err);
 
 #endif

@@ -27,7 +27,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void links_set(struct pd_engine *engine, const struct pd_comm_op *op)
+static void links_set(struct pd_comm_engine *engine, const struct pd_comm_op *op)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++)
         engine->links[p] = (struct pd_link){.slot = engine->links[p].slot};
@@ -42,7 +42,7 @@ static void links_set(struct pd_engine *engine, const struct pd_comm_op *op)
     }
 }
 
-static pd_status copy_to_self(struct pd_engine *engine, struct pd_error *err)
+static pd_status copy_to_self(struct pd_comm_engine *engine, struct pd_error *err)
 {
     struct pd_link *self = &engine->links[engine->comm.rank];
     if (self->send.left != self->recv.left)
@@ -53,7 +53,7 @@ static pd_status copy_to_self(struct pd_engine *engine, struct pd_error *err)
 }
 
 /* Drops the peers that are finished; true while one is left. */
-static bool links_prune(struct pd_engine *engine, bool *ret_has_remote)
+static bool links_prune(struct pd_comm_engine *engine, bool *ret_has_remote)
 {
     uint32_t kept = 0;
     *ret_has_remote = false;
@@ -67,14 +67,14 @@ static bool links_prune(struct pd_engine *engine, bool *ret_has_remote)
     return kept > 0;
 }
 
-static const struct pd_member *member_of(const struct pd_engine *engine, uint32_t peer)
+static const struct pd_member *member_of(const struct pd_comm_engine *engine, uint32_t peer)
 {
     uint32_t slot = engine->links[peer].slot;
     return slot == PD_NO_SLOT ? NULL : &engine->segment->members[slot];
 }
 
 /* The first peer that is needed and gone, or PD_NOBODY. */
-static uint32_t find_gone(const struct pd_engine *engine)
+static uint32_t find_gone(const struct pd_comm_engine *engine)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         const struct pd_member *member = member_of(engine, engine->active[i]);
@@ -83,12 +83,12 @@ static uint32_t find_gone(const struct pd_engine *engine)
     return PD_NOBODY;
 }
 
-static uint32_t world_rank(const struct pd_engine *engine, uint32_t rank)
+static uint32_t world_rank(const struct pd_comm_engine *engine, uint32_t rank)
 {
     return engine->members[rank].world;
 }
 
-static pd_status fail_gone(struct pd_engine *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
 {
     const struct pd_member *member = member_of(engine, peer);
     uint32_t state = atomic_load(&member->state);
@@ -105,14 +105,14 @@ static pd_status fail_gone(struct pd_engine *engine, uint32_t peer, uint32_t *re
     PD_FAIL(err, PD_PEER_LOST, "rank %u failed", missing);
 }
 
-static bool has_not_begun(const struct pd_engine *engine, uint32_t peer)
+static bool has_not_begun(const struct pd_comm_engine *engine, uint32_t peer)
 {
     const struct pd_member *member = member_of(engine, peer);
     return member && atomic_load(&member->begun) < engine->sequence;
 }
 
 /* Peers that are needed and, where that can be seen, have not even begun this operation. */
-static pd_status fail_late(struct pd_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status fail_late(struct pd_comm_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     char names[256];
     size_t used = 0;
@@ -142,7 +142,7 @@ static void pause_cpu(void)
 }
 
 /* idle: looks in vain so far. */
-static void wait_for_bell(struct pd_engine *engine, uint32_t seen, bool has_remote, uint32_t idle)
+static void wait_for_bell(struct pd_comm_engine *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
     const struct pd_member *me = &engine->segment->members[engine->slot];
     for (uint32_t i = 0; i < SPINS; i++) {
@@ -159,14 +159,14 @@ static void wait_for_bell(struct pd_engine *engine, uint32_t seen, bool has_remo
     }
 }
 
-static pd_status progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
 {
     *ret_has_moved = false;
     PD_TRY(engine->transport->memory->progress(engine, ret_has_moved, err));
     return engine->transport->remote->progress(engine, ret_has_moved, err);
 }
 
-static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status exchange_loop(struct pd_comm_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     uint64_t limit_ns = (uint64_t)(engine->limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
     uint32_t idle = 0;
@@ -195,7 +195,7 @@ static pd_status exchange_loop(struct pd_engine *engine, uint32_t *ret_blamed, s
     }
 }
 
-pd_status pd_exchange_run(struct pd_engine *engine, const struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_exchange_run(struct pd_comm_engine *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     uint32_t blamed = PD_NOBODY;
     links_set(engine, op);

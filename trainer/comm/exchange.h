@@ -5,6 +5,6 @@
 #include "trainer/comm/engine.h"
 
 /* Carries `op` out. Only the thread that holds engine->is_executing may call it. */
-PD_MUST_USE pd_status pd_exchange_run(struct pd_engine *engine, const struct pd_comm_op *op, struct pd_error *err);
+PD_MUST_USE pd_status pd_exchange_run(struct pd_comm_engine *engine, const struct pd_comm_op *op, struct pd_error *err);
 
 #endif

@@ -10,12 +10,12 @@
 
 #define RANK_STACK_BYTES (16u << 20)
 
-static void nobody_begin(struct pd_engine *engine)
+static void nobody_begin(struct pd_comm_engine *engine)
 {
     (void)engine;
 }
 
-static pd_status nobody_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status nobody_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
 {
     (void)engine, (void)ret_has_moved, (void)err;
     return PD_OK;
@@ -24,7 +24,7 @@ static pd_status nobody_progress(struct pd_engine *engine, bool *ret_has_moved, 
 static const struct pd_channel_ops channel_nobody = {
     .name = "nobody", .begin = nobody_begin, .progress = nobody_progress, .end = nobody_begin};
 
-static pd_status remote_none(struct pd_engine *engine, struct pd_error *err)
+static pd_status remote_none(struct pd_comm_engine *engine, struct pd_error *err)
 {
     (void)engine, (void)err;
     return PD_OK;
@@ -32,17 +32,17 @@ static pd_status remote_none(struct pd_engine *engine, struct pd_error *err)
 
 static const struct pd_comm_ops local_ops = {
     .name = "local",
-    .start = pd_engine_start,
-    .wait = pd_engine_wait,
-    .all_reduce = pd_engine_all_reduce,
-    .broadcast = pd_engine_broadcast,
-    .barrier = pd_engine_barrier,
-    .split = pd_engine_split,
-    .abort = pd_engine_abort,
-    .free = pd_engine_free,
+    .start = pd_comm_engine_start,
+    .wait = pd_comm_engine_wait,
+    .all_reduce = pd_comm_engine_all_reduce,
+    .broadcast = pd_comm_engine_broadcast,
+    .barrier = pd_comm_engine_barrier,
+    .split = pd_comm_engine_split,
+    .abort = pd_comm_engine_abort,
+    .free = pd_comm_engine_free,
 };
 
-static const struct pd_transport transport_local = {
+static const struct pd_comm_transport transport_local = {
     .ops = &local_ops,
     .memory = &pd_channel_direct,
     .remote = &channel_nobody,
@@ -53,7 +53,7 @@ static const struct pd_transport transport_local = {
 };
 
 struct local_rank {
-    struct pd_engine *engine;
+    struct pd_comm_engine *engine;
     pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *);
     void *context;
     pthread_t thread;
@@ -68,9 +68,9 @@ static void *rank_thread(void *argument)
     pd_numerics_thread_init();
     rank->status = rank->rank_main(&rank->engine->comm, rank->context, &rank->error);
     if (rank->status)
-        pd_engine_abort(&rank->engine->comm);
+        pd_comm_engine_abort(&rank->engine->comm);
     else
-        pd_engine_leave(&rank->engine->comm);
+        pd_comm_engine_leave(&rank->engine->comm);
     return NULL;
 }
 
@@ -80,7 +80,7 @@ static pd_status rank_make(struct local_rank *rank, uint32_t index, uint32_t siz
     struct pd_segment *segment;
     PD_TRY(pd_segment_attach(ticket, size, transport_local.pair_bytes, false, &segment, err));
     pd_segment_enter(segment, index);
-    pd_status st = pd_engine_new(&transport_local, NULL, 0, index, size, members, segment, &rank->engine, err);
+    pd_status st = pd_comm_engine_new(&transport_local, NULL, 0, index, size, members, segment, &rank->engine, err);
     if (st) pd_segment_free(segment);
     return st;
 }
@@ -112,7 +112,7 @@ static pd_status ranks_run(struct local_rank *ranks, uint32_t size, struct pd_er
     while (started < size && !(st = rank_spawn(&ranks[started], started, err)))
         started++;
     for (uint32_t r = started; r < size; r++)
-        pd_engine_abort(&ranks[r].engine->comm);
+        pd_comm_engine_abort(&ranks[r].engine->comm);
     for (uint32_t r = 0; r < started; r++)
         pthread_join(ranks[r].thread, NULL);
     if (st) return st;
@@ -137,7 +137,7 @@ static pd_status ranks_make_and_run(struct local_rank *ranks, struct pd_member_i
         st = rank_make(&ranks[r], r, size, members, &ticket, err);
     if (!st) st = ranks_run(ranks, size, err);
     for (uint32_t r = 0; r < size; r++)
-        if (ranks[r].engine) pd_engine_free(&ranks[r].engine->comm);
+        if (ranks[r].engine) pd_comm_engine_free(&ranks[r].engine->comm);
     pd_segment_free(segment);
     return st;
 }

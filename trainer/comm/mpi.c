@@ -66,12 +66,12 @@ static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_e
     PD_FAIL(err, PD_PEER_LOST, "%s rank %u: %s", what, peer, text);
 }
 
-static int tag_of(const struct pd_engine *engine)
+static int tag_of(const struct pd_comm_engine *engine)
 {
     return (int)(engine->id * OPERATIONS + engine->sequence % OPERATIONS);
 }
 
-static bool has_remote_members(const struct pd_engine *engine)
+static bool has_remote_members(const struct pd_comm_engine *engine)
 {
     for (uint32_t r = 0; r < engine->comm.size; r++)
         if (engine->links[r].slot == PD_NO_SLOT) return true;
@@ -94,7 +94,7 @@ static void side_init(struct side *side, uint8_t *staging)
             side->lanes[l].chunks[c].staging = staging + (size_t)(l * LANE_CHUNKS + c) * CHUNK_BYTES;
 }
 
-static pd_status remote_new(struct pd_engine *engine, struct pd_error *err)
+static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
 {
     if (!has_remote_members(engine)) return PD_OK;
     if (engine->id >= (uint32_t)mpi_tag_max / OPERATIONS)
@@ -116,18 +116,18 @@ static pd_status remote_new(struct pd_engine *engine, struct pd_error *err)
     return PD_OK;
 }
 
-static void remote_free(struct pd_engine *engine)
+static void remote_free(struct pd_comm_engine *engine)
 {
     remote_release(engine->remote);
     engine->remote = NULL;
 }
 
-static struct pd_cursor *cursor_of(struct pd_engine *engine, uint32_t peer, bool is_send)
+static struct pd_cursor *cursor_of(struct pd_comm_engine *engine, uint32_t peer, bool is_send)
 {
     return is_send ? &engine->links[peer].send : &engine->links[peer].recv;
 }
 
-static void side_begin(struct pd_engine *engine, struct side *side, bool is_send)
+static void side_begin(struct pd_comm_engine *engine, struct side *side, bool is_send)
 {
     uint32_t size = engine->comm.size, rank = engine->comm.rank;
     side->count = side->next = 0;
@@ -138,7 +138,7 @@ static void side_begin(struct pd_engine *engine, struct side *side, bool is_send
     }
 }
 
-static void remote_begin(struct pd_engine *engine)
+static void remote_begin(struct pd_comm_engine *engine)
 {
     struct remote *remote = engine->remote;
     if (!remote) return;
@@ -146,7 +146,7 @@ static void remote_begin(struct pd_engine *engine)
     side_begin(engine, &remote->recvs, false);
 }
 
-static pd_status chunk_post(struct pd_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+static pd_status chunk_post(struct pd_comm_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
                             struct pd_error *err)
 {
     uint64_t span;
@@ -167,7 +167,7 @@ static pd_status chunk_post(struct pd_engine *engine, struct lane *lane, struct 
     return PD_OK;
 }
 
-static pd_status chunk_finish(struct pd_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+static pd_status chunk_finish(struct pd_comm_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
                               bool *ret_has_moved, struct pd_error *err)
 {
     int is_done, count;
@@ -188,7 +188,7 @@ static pd_status chunk_finish(struct pd_engine *engine, struct lane *lane, struc
     return PD_OK;
 }
 
-static pd_status lane_progress(struct pd_engine *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
+static pd_status lane_progress(struct pd_comm_engine *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
                                struct pd_error *err)
 {
     bool is_busy = false;
@@ -208,7 +208,7 @@ static pd_status lane_progress(struct pd_engine *engine, struct lane *lane, bool
     return PD_OK;
 }
 
-static pd_status side_progress(struct pd_engine *engine, struct side *side, bool is_send, bool *ret_has_moved,
+static pd_status side_progress(struct pd_comm_engine *engine, struct side *side, bool is_send, bool *ret_has_moved,
                                struct pd_error *err)
 {
     for (uint32_t l = 0; l < LANES; l++) {
@@ -223,7 +223,7 @@ static pd_status side_progress(struct pd_engine *engine, struct side *side, bool
     return PD_OK;
 }
 
-static pd_status remote_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status remote_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
 {
     struct remote *remote = engine->remote;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return PD_OK;
@@ -253,7 +253,7 @@ static bool side_cancel(struct side *side, bool is_send, bool is_first)
 
 /* Only after a failure is anything pending here. A transfer to a host that is gone may stay with MPI for ever: after a
  * moment it is left to the end of the process, which is near. */
-static void remote_end(struct pd_engine *engine)
+static void remote_end(struct pd_comm_engine *engine)
 {
     struct remote *remote = engine->remote;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
@@ -274,25 +274,25 @@ static const struct pd_channel_ops channel_remote = {
 /* MPI_Finalize waits for every rank, so it is only for the end of a run in which all ranks are there. */
 static void mpi_free(struct pd_comm *comm)
 {
-    struct pd_engine *engine = pd_engine_of(comm);
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     bool is_root = engine->root == engine, is_healthy = !engine->broken;
-    pd_engine_free(comm);
+    pd_comm_engine_free(comm);
     if (is_root && is_healthy) MPI_Finalize();
 }
 
 static const struct pd_comm_ops mpi_ops = {
     .name = "mpi",
-    .start = pd_engine_start,
-    .wait = pd_engine_wait,
-    .all_reduce = pd_engine_all_reduce,
-    .broadcast = pd_engine_broadcast,
-    .barrier = pd_engine_barrier,
-    .split = pd_engine_split,
-    .abort = pd_engine_abort,
+    .start = pd_comm_engine_start,
+    .wait = pd_comm_engine_wait,
+    .all_reduce = pd_comm_engine_all_reduce,
+    .broadcast = pd_comm_engine_broadcast,
+    .barrier = pd_comm_engine_barrier,
+    .split = pd_comm_engine_split,
+    .abort = pd_comm_engine_abort,
     .free = mpi_free,
 };
 
-static const struct pd_transport transport_mpi = {
+static const struct pd_comm_transport transport_mpi = {
     .ops = &mpi_ops,
     .memory = &pd_channel_pipe,
     .remote = &channel_remote,
@@ -356,7 +356,7 @@ static pd_status segment_open(const struct pd_member_info *members, uint32_t ran
 {
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
-    uint32_t slots, slot = pd_engine_slot_of(members, size, rank, &slots), leader = 0;
+    uint32_t slots, slot = pd_comm_engine_slot_of(members, size, rank, &slots), leader = 0;
     while (members[leader].domain != members[rank].domain)
         leader++;
     pd_status st = PD_OK;
@@ -401,8 +401,8 @@ static pd_status world_open(struct place *places, struct pd_member_info *members
     members_place(places, size, members);
     struct pd_segment *segment;
     PD_TRY(segment_open_or_alone(members, rank, size, tickets, &segment, err));
-    struct pd_engine *engine;
-    st = pd_engine_new(&transport_mpi, NULL, 0, rank, size, members, segment, &engine, err);
+    struct pd_comm_engine *engine;
+    st = pd_comm_engine_new(&transport_mpi, NULL, 0, rank, size, members, segment, &engine, err);
     if (st) {
         pd_segment_free(segment);
         return st;

@@ -21,7 +21,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static struct ring ring_between(const struct pd_engine *engine, uint32_t sender, uint32_t receiver)
+static struct ring ring_between(const struct pd_comm_engine *engine, uint32_t sender, uint32_t receiver)
 {
     const struct pd_segment *segment = engine->segment;
     uint32_t index = receiver < sender ? receiver : receiver - 1;
@@ -83,7 +83,7 @@ static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
 }
 
-static bool send_some(struct pd_engine *engine, struct pd_link *link)
+static bool send_some(struct pd_comm_engine *engine, struct pd_link *link)
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
     bool has_moved = false;
@@ -104,7 +104,7 @@ static bool send_some(struct pd_engine *engine, struct pd_link *link)
     return has_moved;
 }
 
-static pd_status receive_head(struct pd_engine *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
+static pd_status receive_head(struct pd_comm_engine *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct pipe_head head;
@@ -119,7 +119,7 @@ static pd_status receive_head(struct pd_engine *engine, uint32_t peer, struct ri
             (unsigned long long)head.sequence);
 }
 
-static pd_status receive_some(struct pd_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+static pd_status receive_some(struct pd_comm_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct ring ring = ring_between(engine, link->slot, engine->slot);
@@ -135,7 +135,7 @@ static pd_status receive_some(struct pd_engine *engine, uint32_t peer, bool *ret
     return PD_OK;
 }
 
-static pd_status pipe_progress(struct pd_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status pipe_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -147,7 +147,7 @@ static pd_status pipe_progress(struct pd_engine *engine, bool *ret_has_moved, st
 }
 
 /* A stream holds copies only: there is nothing to announce and nothing to withdraw. */
-static void pipe_nothing(struct pd_engine *engine)
+static void pipe_nothing(struct pd_comm_engine *engine)
 {
     (void)engine;
 }

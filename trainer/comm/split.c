@@ -21,7 +21,7 @@ static int request_compare(const struct split_request *a, const struct split_req
 }
 
 /* Insertion keeps ranks of equal key in rank order. */
-static void plan_make(const struct pd_engine *parent, const struct split_request *requests, struct split_plan *plan)
+static void plan_make(const struct pd_comm_engine *parent, const struct split_request *requests, struct split_plan *plan)
 {
     uint32_t mine = parent->comm.rank;
     for (uint32_t r = 0; r < parent->comm.size; r++) {
@@ -46,23 +46,24 @@ static uint32_t domain_leader(const struct split_plan *plan)
 }
 
 /* Every rank takes part in every agreement of the parent, whatever went wrong before. */
-static pd_status segment_share(struct pd_engine *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
-                               struct pd_segment **ret_segment, struct pd_error *err)
+static pd_status segment_share(struct pd_comm_engine *parent, const struct split_plan *plan,
+                               struct pd_segment_ticket *tickets, struct pd_segment **ret_segment, struct pd_error *err)
 {
-    const struct pd_transport *transport = parent->transport;
+    const struct pd_comm_transport *transport = parent->transport;
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
-    uint32_t slots, slot = pd_engine_slot_of(plan->members, plan->size, plan->rank, &slots), leader = domain_leader(plan);
+    uint32_t slots, slot = pd_comm_engine_slot_of(plan->members, plan->size, plan->rank, &slots),
+                    leader = domain_leader(plan);
     pd_status st = PD_OK;
     if (leader == plan->rank)
         st = pd_segment_make(slots, transport->pair_bytes, transport->is_processes, &mine, &segment, err);
-    pd_status peers = pd_engine_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
+    pd_status peers = pd_comm_engine_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
     if (!peers && leader != plan->rank)
         st = pd_segment_attach(&tickets[plan->ranks[leader]], slots, transport->pair_bytes, transport->is_processes,
                                &segment, err);
     if (segment) pd_segment_enter(segment, slot);
     uint64_t failed = st != PD_OK;
-    if (!peers) peers = pd_engine_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
+    if (!peers) peers = pd_comm_engine_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
     if (!st && peers) st = peers;
     if (!st && failed)
         st = pd_error_set(err, PD_PEER_LOST, PD_WHERE, 0, "%llu of %u ranks have no shared memory for a new communicator",
@@ -77,20 +78,20 @@ static pd_status segment_share(struct pd_engine *parent, const struct split_plan
     return PD_OK;
 }
 
-static pd_status split_with(struct pd_engine *parent, struct split_plan *plan, struct split_request *requests,
+static pd_status split_with(struct pd_comm_engine *parent, struct split_plan *plan, struct split_request *requests,
                             struct pd_segment_ticket *tickets, struct pd_comm **ret_comm, struct pd_error *err)
 {
     struct split_request mine = requests[parent->comm.rank];
-    PD_TRY(pd_engine_all_gather(parent, &mine, sizeof mine, requests, err));
+    PD_TRY(pd_comm_engine_all_gather(parent, &mine, sizeof mine, requests, err));
     uint64_t id = parent->root->next_id;
-    PD_TRY(pd_engine_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
+    PD_TRY(pd_comm_engine_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
     parent->root->next_id = (uint32_t)id + 1;
     plan_make(parent, requests, plan);
     struct pd_segment *segment;
     PD_TRY(segment_share(parent, plan, tickets, &segment, err));
-    struct pd_engine *engine;
-    pd_status st = pd_engine_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
-                                 segment, &engine, err);
+    struct pd_comm_engine *engine;
+    pd_status st = pd_comm_engine_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
+                                      segment, &engine, err);
     if (st) {
         pd_segment_free(segment);
         return st;
@@ -100,10 +101,10 @@ static pd_status split_with(struct pd_engine *parent, struct split_plan *plan, s
     return PD_OK;
 }
 
-pd_status pd_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
-                          struct pd_error *err)
+pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                               struct pd_error *err)
 {
-    struct pd_engine *parent = pd_engine_of(comm);
+    struct pd_comm_engine *parent = pd_comm_engine_of(comm);
     struct split_request *requests = calloc(comm->size, sizeof *requests);
     struct pd_segment_ticket *tickets = calloc(comm->size, sizeof *tickets);
     struct split_plan plan = {.ranks = calloc(comm->size, sizeof *plan.ranks),
