@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""SIGKILL at random moments of a run that checkpoints every step.
+
+Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
+takes. The same command then goes on. Every restart must load the last committed step (never an older one, never fail), and at the
+end loss bits and state equal those of the undisturbed run. 20 kills by default, 200 with PERDURE_TEST_SCALE of 10 or more.
+"""
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import harness
+
+STEPS = 40
+CONFIG = """
+run: {{seed: 3, steps: {steps}}}
+model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 8, leaf: 2, context: 64}}
+validation: {{every: 0}}
+checkpoint: {{every: 1, keep_last: 2}}
+"""
+SEALED = re.compile(r"step-(\d{12})-\d+$")
+
+
+def newest_sealed(directory):
+    """Highest step whose directory holds a commit record: looked at while nobody runs."""
+    root = os.path.join(directory, "checkpoints")
+    steps = [0]
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        match = SEALED.match(name)
+        if match and os.path.exists(os.path.join(root, name, "commit.h5")):
+            steps.append(int(match.group(1)))
+    return max(steps)
+
+
+def launch(workspace, config, directory, overrides):
+    env = dict(os.environ, PERDURE_PROGRESS="off")
+    log = open(directory + ".log", "a", encoding="utf-8")  # pylint: disable=consider-using-with
+    process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides], env=env, stdout=log,
+                               stderr=log, start_new_session=True)
+    log.close()
+    return process
+
+
+def kill_everything(process):
+    """The launcher's session and whatever its ranks made of theirs: workers die with their launcher."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_until_gone(directory):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = subprocess.run(["pgrep", "-f", f"run.dir={directory}|{directory}/"], capture_output=True, text=True, check=False)
+        if not found.stdout.strip():
+            return
+        time.sleep(0.02)
+    raise harness.Failure(f"processes of {directory} outlive their killed launcher: {found.stdout.split()}")
+
+
+def resumed_step(log):
+    found = re.findall(r"resumed at step (\d+)", log)
+    return int(found[-1]) if found else 0
+
+
+def campaign(workspace, config, transport, world, kills, chooser):
+    overrides = [f"layout.ranks={world}", f"layout.transport={transport}", "layout.threads=1"]
+    undisturbed = workspace.directory("undisturbed")
+    start = time.monotonic()
+    workspace.train(config, undisturbed, overrides)
+    whole = time.monotonic() - start
+    expected = harness.losses(undisturbed), workspace.state_digest(undisturbed)
+    done = 0
+    while done < kills:
+        directory = workspace.directory("killed")
+        os.makedirs(directory)
+        while done < kills:
+            before = newest_sealed(directory)
+            process = launch(workspace, config, directory, overrides)
+            try:
+                process.wait(timeout=chooser.uniform(0.0, whole))
+            except subprocess.TimeoutExpired:
+                kill_everything(process)
+            wait_until_gone(directory)
+            with open(directory + ".log", encoding="utf-8") as f:
+                log = f.read()
+            os.unlink(directory + ".log")
+            if "resumed at step" in log or "fresh start" in log:
+                if resumed_step(log) != before:
+                    raise harness.Failure(f"kill {done}: resumed at step {resumed_step(log)}, the last committed is {before}\n{log}")
+            done += 1
+            if process.returncode == 0:
+                break
+            if process.returncode != -signal.SIGKILL:
+                raise harness.Failure(f"kill {done}: the launch ended by itself with {process.returncode}\n{log}")
+        workspace.train(config, directory, overrides)
+        if workspace.state_digest(directory) != expected[1]:
+            raise harness.Failure(f"after {done} kills: the final state differs")
+        for step, bits in harness.losses(directory).items():
+            if expected[0].get(step) != bits:
+                raise harness.Failure(f"after {done} kills: step {step} has loss bits {bits}, expected {expected[0].get(step)}")
+    print(f"{kills} kills over {world} {transport} ranks: every restart took the last committed step, same bits")
+
+
+def body(workspace, arguments):
+    transport = arguments[0] if arguments else "local"
+    data = workspace.file("text.txt", harness.text_of(50000))
+    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data))
+    seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
+    print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
+    kills = 200 if harness.scale() >= 10 else 20
+    campaign(workspace, config, transport, 2, kills, random.Random(seed))
+
+
+harness.main(body)

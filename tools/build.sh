@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Configures and builds perdure: tools/build.sh [BUILD_DIRECTORY] [CMAKE_OPTION ...]; the default directory is build.
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+directory=${1:-$top/build}
+[ $# -eq 0 ] || shift
+cmake -S "$top" -B "$directory" -G Ninja "$@" >"$directory.configure.log" 2>&1 || { cat "$directory.configure.log" >&2; exit 1; }
+rm -f "$directory.configure.log"
+ninja -C "$directory" --quiet

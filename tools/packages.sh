@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Installs what perdure needs on Debian 12, when it is missing: tools/packages.sh build|run|test ...
+# build: compiler and libraries · run: MPI and HDF5 tools · text: the King James Bible · test: what the tests use besides
+set -euo pipefail
+
+build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev libxxhash-dev
+  libcyaml-dev libjansson-dev libdnnl-dev libcriterion-dev"
+run="openmpi-bin hdf5-tools"
+text="bible-kjv bible-kjv-text"
+test="clang-format python3 python3-venv procps"
+
+missing=()
+for group in "$@"; do
+  case "$group" in
+    build | run | text | test) ;;
+    *) echo "usage: tools/packages.sh [build] [run] [text] [test]" >&2; exit 64 ;;
+  esac
+  for package in ${!group}; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+  command -v sudo >/dev/null || { echo "perdure: missing packages: ${missing[*]}; install them as root: apt-get install ${missing[*]}" >&2; exit 69; }
+  as_root=(sudo)
+fi
+echo "perdure: installing ${missing[*]}" >&2
+"${as_root[@]}" apt-get update -qq >&2
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2

@@ -1,0 +1,77 @@
+/* One rank's share of a run: state, activations, buffers and the training step over them.
+ *
+ * pd_engine_new is the recipe of all memory a rank takes: on a dry arena it counts, and that count is the plan; on a real arena
+ * made from that plan it builds. A step is readable in one sitting in step.c:
+ *
+ *   for every slot: leaf -> embed, blocks, head (loss) -> blocks backward -> gradients to their owners
+ *   sums of tied tensors, global norm, clip, AdamW on the owned boxes
+ *
+ *   threads  one caller
+ */
+#ifndef PD_TRAINER_ENGINE_H
+#define PD_TRAINER_ENGINE_H
+
+#include "trainer/config.h"
+#include "trainer/model/transformer.h"
+#include "trainer/parallel/zero.h"
+
+struct pd_engine_options {
+    const struct pd_config *config; /* borrowed */
+    const struct pd_model *model;   /* borrowed */
+    uint32_t world, rank;
+    uint32_t threads;               /* of this rank */
+};
+
+struct pd_engine {
+    struct pd_engine_options options;
+    uint32_t leaves;                /* V */
+    uint32_t slots;                 /* ceil(V / world) */
+    struct pd_layout layout;
+    struct pd_comm *comm;           /* NULL when alone */
+    const struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_math *math;
+    struct pd_zero *zero;
+    struct pd_transformer *transformer;
+    double *row_sums;               /* workspace of the norm */
+    void *io_buffers;               /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
+    uint64_t io_bytes;
+    /* Asked between leaves: true to leave the step unfinished (state is that of the last update). May be NULL. */
+    bool (*should_leave)(void *context);
+    void *leave_context;
+};
+
+struct pd_step_result {
+    double loss;           /* mean over the valid tokens of the batch */
+    uint64_t tokens;       /* valid target tokens */
+    double gradient_norm;  /* before clipping */
+    double learning_rate;
+};
+
+/* comm NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
+PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
+                                    struct pd_thread_pool *pool, struct pd_arena *arena, struct pd_engine **ret_engine,
+                                    struct pd_error *err);
+void pd_engine_free(struct pd_engine *engine);
+
+/* Bytes by category that rank `rank` of `world` will take: the recipe on a dry arena. */
+PD_MUST_USE pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                                     uint32_t rank, uint32_t threads, struct pd_memory_plan *ret_plan, struct pd_error *err);
+
+/* Parameters from (seed, name, index), moments zero. */
+PD_MUST_USE pd_status pd_engine_init_state(struct pd_engine *engine, struct pd_error *err);
+
+/* One update. first_sample: sequences consumed so far; updates: applied so far.
+ *   errors  PD_STOPPED: should_leave said so, nothing changed; PD_BUG: loss or norm is not finite, nothing changed */
+PD_MUST_USE pd_status pd_engine_step(struct pd_engine *engine, uint64_t first_sample, uint64_t updates,
+                                     struct pd_step_result *ret_result, struct pd_error *err);
+/* Mean loss over the first `sequences` validation samples. */
+PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequences, double *ret_loss, struct pd_error *err);
+
+/* Linear warm-up to lr, cosine to min_lr (Loshchilov and Hutter 2017); `update` counts from 0. */
+double pd_learning_rate(const struct pd_config *config, uint64_t update);
+
+/* Names of one tensor's owned state for loading and saving: data of (kind, box) in the order of pd_layout_shard_boxes. */
+void *pd_engine_box_data(struct pd_engine *engine, uint32_t tensor, enum pd_kind kind);
+
+#endif

@@ -1,0 +1,22 @@
+/* Global norm, clipping and AdamW over the boxes a rank owns.
+ *
+ * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch) and the clip are one scale,
+ * applied when AdamW reads them. The norm does not depend on the layout: squares in fp64, rows in 16 lanes, then an integer
+ * superaccumulator, combined over ranks by integer sums.
+ *   source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
+ */
+#ifndef PD_TRAINER_OPTIMIZER_H
+#define PD_TRAINER_OPTIMIZER_H
+
+#include "trainer/engine.h"
+
+#define PD_OPTIMIZER_NORM_ROWS 4096u /* row sums at a time */
+
+/* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */
+PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm, struct pd_error *err);
+
+/* Applies one update to the owned boxes and refreshes the compute copy; `updates` were applied before it. */
+PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t updates, uint64_t tokens, double norm,
+                                          struct pd_error *err);
+
+#endif

@@ -1,0 +1,154 @@
+#include "trainer/resume.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "resharder/load.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define MODULE "resume"
+
+/* ---- configuration ---- */
+
+static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text, size_t room)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < count && used < room; i++)
+        if (d[i].effect == effect)
+            used += (size_t)snprintf(text + used, room - used, "%s%s was %s and is now %s", used ? "; " : "", d[i].key,
+                                     d[i].before, d[i].now);
+}
+
+/* *ret_new_lineage: arithmetic changed, on purpose. */
+static pd_status compare_configs(const struct pd_engine *e, const struct pd_commit *commit, bool *ret_new_lineage,
+                                 struct pd_error *err)
+{
+    struct pd_config saved;
+    struct pd_resume_difference differences[32];
+    char text[640];
+    PD_TRY(pd_error_context(err, pd_config_parse("saved configuration", commit->state.config, NULL, 0, &saved, err),
+                            "the checkpoint's record"));
+    uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
+    pd_config_deinit(&saved);
+    if (count > 32) count = 32;
+    describe(differences, count, PD_RESUME_REFUSED, text, sizeof text);
+    if (text[0])
+        PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
+    describe(differences, count, PD_RESUME_NEW_LINEAGE, text, sizeof text);
+    *ret_new_lineage = text[0] != '\0';
+    if (text[0] && !e->options.config->accept_new_lineage)
+        PD_FAIL(err, PD_INVALID, "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
+                "lineage with accept_new_lineage=true", text);
+    uint64_t fingerprint[2];
+    pd_data_fingerprint(e->data, fingerprint);
+    if (memcmp(fingerprint, commit->state.data_fingerprint, sizeof fingerprint)) {
+        pd_status st = pd_data_check_fingerprint(e->data, commit->state.data_fingerprint, err);
+        if (st && !e->options.config->accept_new_lineage)
+            return pd_error_context(err, st, "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
+        *ret_new_lineage = true;
+    }
+    return PD_OK;
+}
+
+/* ---- fresh start ---- */
+
+static pd_status fill_launch(const struct pd_engine *e, const struct pd_store *store, struct pd_run_state *state,
+                             struct pd_error *err)
+{
+    state->fence = pd_store_fence(store);
+    state->layout = e->layout;
+    state->seed = e->options.config->run.seed;
+    state->tensor_count = e->options.model->tensors.count;
+    state->parameter_count = e->options.model->parameter_count;
+    pd_data_fingerprint(e->data, state->data_fingerprint);
+    snprintf(state->created_by, sizeof state->created_by, "perdure %s", PERDURE_VERSION);
+    free(state->config);
+    state->config = NULL;
+    return pd_config_print(e->options.config, &state->config, err);
+}
+
+static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
+{
+    *state = (struct pd_run_state){.loss_scale = 1.0, .best_validation_loss = NAN, .last_loss = NAN};
+    state->identity.lineage = 1;
+    if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
+        state->identity.run_id[0] = pd_clock_wall_ns(NULL);
+    PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
+    return pd_engine_init_state(e, err);
+}
+
+/* ---- one candidate ---- */
+
+static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    PD_CHECK(box == 0);
+    return pd_engine_box_data(context, tensor, kind);
+}
+
+static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
+                            const struct pd_store_entry *entry, struct pd_commit *commit, struct pd_resume_report *report,
+                            struct pd_error *err)
+{
+    char path[4096];
+    struct pd_load_report load;
+    bool new_lineage = false;
+    pd_status st = pd_store_read_commit(store, entry, commit, err);
+    if (!st) st = compare_configs(e, commit, &new_lineage, err);
+    PD_TRY(pd_group_agree(group, st, err));
+    pd_store_entry_path(store, entry, path);
+    struct pd_load_request request = {.directory = path, .commit = commit, .tensors = &e->options.model->tensors,
+                                      .wanted = &e->layout, .kinds = (1u << PD_KIND_COUNT) - 1, .buffers = e->io_buffers,
+                                      .buffer_bytes = e->io_bytes, .destination = destination, .context = e};
+    PD_TRY(pd_load(door, group, &request, &load, err));
+    report->bytes_read = load.bytes_read;
+    report->from_world = commit->shard_count;
+    report->resumed = true;
+    if (new_lineage) commit->state.identity.lineage = pd_store_entry_at(store, 0)->lineage + 1;
+    return pd_zero_refresh_compute(e->zero, err);
+}
+
+static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *entry, struct pd_group *group,
+                           const struct pd_error *damage, struct pd_error *err)
+{
+    if (group->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s", entry->name,
+               damage->message);
+    return pd_store_quarantine(store, entry, damage->message, err);
+}
+
+pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
+                    struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
+{
+    struct pd_resume_report report = {0};
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    struct pd_error damage = {0};
+    while (pd_store_count(store) > 0 && !report.resumed) {
+        const struct pd_store_entry entry = *pd_store_entry_at(store, 0);
+        struct pd_commit commit = {0};
+        pd_status st = load_entry(door, store, group, e, &entry, &commit, &report, &damage);
+        if (!st) {
+            *ret_state = commit.state;
+            commit.state = (struct pd_run_state){0};
+        }
+        pd_commit_deinit(&commit);
+        if (st == PD_CORRUPT) {
+            report.damaged++;
+            PD_TRY(pass_over(store, &entry, group, &damage, err));
+        } else if (st) {
+            if (err) *err = damage;
+            return st;
+        }
+    }
+    if (!report.resumed && report.damaged)
+        PD_FAIL(err, PD_CORRUPT, "all %u checkpoints are damaged (see the quarantine directory); start another run.dir, or restore one "
+                "from a copy. The last: %.500s", report.damaged, damage.message);
+    if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
+    report.seconds = pd_clock_seconds_since(NULL, start);
+    *ret_report = report;
+    return fill_launch(e, store, ret_state, err);
+}

@@ -1,0 +1,342 @@
+/* The life of a rank:
+ *
+ *   set up (store, data, memory, engine) -> resume -> [step -> validate -> save]* -> last save -> leave
+ *
+ * Signals are looked at between leaves and agreed upon by all ranks; a step left unfinished changes nothing, so the state that is
+ * saved is that of the last update. */
+#include "trainer/worker.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/base/rank.h"
+#include "trainer/metrics.h"
+#include "trainer/resume.h"
+#include "trainer/save.h"
+#include "trainer/signals.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MODULE "worker"
+#define SAVE_FAILURES_MAX 3u /* in a row, each retried after the next step */
+
+struct worker {
+    const struct pd_config *config;
+    struct pd_comm *comm;
+    struct pd_group group;
+    struct pd_door *door;
+    struct pd_store *store;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_model *model;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_saver *saver;
+    struct pd_metrics *metrics; /* rank 0 */
+    struct pd_run_state state;
+    uint32_t threads;
+    uint64_t saved_step;        /* newest committed; 0: none */
+    uint32_t save_failures;
+};
+
+void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
+{
+    if (config->checkpoint.dir && config->checkpoint.dir[0])
+        snprintf(ret_path, 4096, "%s", config->checkpoint.dir);
+    else
+        snprintf(ret_path, 4096, "%s/checkpoints", config->run.dir);
+}
+
+/* ---- set up ---- */
+
+static uint32_t threads_of(const struct pd_config *config, const struct pd_comm *comm)
+{
+    if (config->layout.threads) return config->layout.threads;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t here = (comm->size + comm->host_count - 1) / comm->host_count;
+    return cores > (long)here ? (uint32_t)cores / here : 1;
+}
+
+/* Every missing directory of `path`, under the umask. */
+static pd_status make_directories(const char *path, struct pd_error *err)
+{
+    char partial[4096];
+    snprintf(partial, sizeof partial, "%s", path);
+    for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
+        if (slash) *slash = '\0';
+        if (mkdir(partial, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making the directory", partial);
+        if (!slash) return PD_OK;
+        *slash = '/';
+    }
+}
+
+static pd_status open_store(struct worker *w, struct pd_error *err)
+{
+    char path[4096];
+    const struct pd_store_options options = {.writable = true, .keep_last = w->config->checkpoint.keep_last,
+                                             .keep_every = w->config->checkpoint.keep_every,
+                                             .quarantine_bytes_max = UINT64_C(64) << 30};
+    pd_worker_checkpoint_dir(w->config, path);
+    pd_status st = make_directories(w->config->run.dir, err);
+    if (!st) st = make_directories(path, err);
+    if (!st) st = pd_door_new_auto(&w->door, err);
+    PD_TRY(pd_group_agree(&w->group, st, err));
+    return pd_store_open(w->door, path, &options, &w->group, &w->store, err);
+}
+
+static pd_status open_data(struct worker *w, struct pd_error *err)
+{
+    const struct pd_config *c = w->config;
+    const struct pd_data_options options = {.train = c->data.train, .validation = c->data.validation,
+                                            .train_count = c->data.train_count, .validation_count = c->data.validation_count,
+                                            .validation_fraction = c->data.validation_fraction, .context = c->batch.context,
+                                            .vocab = c->model.vocab, .separate_documents = c->data.separate_documents,
+                                            .document_token = c->data.document_token, .seed = c->run.seed};
+    PD_TRY(pd_data_open(&options, &w->data, err));
+    if (c->validation.every && !pd_data_sample_count(w->data, PD_SPLIT_VALIDATION))
+        PD_FAIL(err, PD_INVALID, "validation.every is %llu and there is no validation data: give data.validation or "
+                "data.validation_fraction, or set validation.every=0", (unsigned long long)c->validation.every);
+    return PD_OK;
+}
+
+static bool leave_requested(void *context)
+{
+    (void)context;
+    return pd_signals_pending() >= PD_SIGNAL_SAVE_AND_LEAVE;
+}
+
+static pd_status build_engine(struct worker *w, struct pd_error *err)
+{
+    struct pd_memory_plan plan;
+    const uint32_t world = w->comm->size, rank = w->comm->rank;
+    const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads};
+    PD_TRY(pd_engine_plan(w->config, w->model, world, rank, w->threads, &plan, err));
+    PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
+    PD_TRY(pd_arena_new(&plan, &w->arena, err));
+    PD_TRY(pd_engine_new(&options, w->comm, w->data, w->pool, w->arena, &w->engine, err));
+    w->engine->should_leave = leave_requested;
+    return PD_OK;
+}
+
+/* Rate of the GEMM this run uses, all ranks at once: what the progress line measures itself against. */
+static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, struct pd_error *err)
+{
+    enum { SIDE = 512, TRIES = 4 };
+    float *a = w->engine->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
+    for (int i = 0; i < 2 * SIDE * SIDE; i++) a[i] = (float)(i % 7) - 3.0f;
+    const struct pd_gemm gemm = {.m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE},
+                                 .c = {c, PD_F32, SIDE}};
+    double best = 0;
+    PD_TRY(pd_comm_barrier(w->comm, err));
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t start = pd_clock_monotonic_ns(NULL);
+        PD_TRY(pd_gemm(w->engine->math, &gemm, err));
+        best = fmax(best, 2.0 * SIDE * SIDE * SIDE / pd_clock_seconds_since(NULL, start));
+    }
+    uint64_t rate = (uint64_t)best;
+    PD_TRY(pd_comm_all_reduce(w->comm, &rate, 1, PD_REDUCE_SUM_U64, err));
+    *ret_flops_per_second = (double)rate;
+    return PD_OK;
+}
+
+static pd_status open_metrics(struct worker *w, struct pd_error *err)
+{
+    struct pd_metrics_options options = {.directory = w->config->run.dir, .steps = w->config->run.steps,
+                                         .log_every = w->config->run.log_every, .ranks = w->comm->size, .threads = w->threads,
+                                         .flops_per_token = pd_model_flops_per_token(w->model, w->config->batch.context)};
+    PD_TRY(measure_gemm(w, &options.gemm_flops_per_second, err));
+    pd_status st = w->comm->rank == 0 ? pd_metrics_open(&options, &w->metrics, err) : PD_OK;
+    return pd_group_agree(&w->group, st, err);
+}
+
+static pd_status set_up_local(struct worker *w, struct pd_error *err)
+{
+    PD_TRY(pd_model_new(&w->config->model, &w->model, err));
+    PD_TRY(open_data(w, err));
+    return build_engine(w, err);
+}
+
+static pd_status set_up(struct worker *w, struct pd_error *err)
+{
+    struct pd_resume_report report;
+    pd_comm_group(w->comm, &w->group);
+    PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
+    PD_TRY(open_store(w, err));
+    PD_TRY(pd_resume(w->door, w->store, &w->group, w->engine, &w->state, &report, err));
+    w->saved_step = report.resumed ? w->state.identity.step : 0;
+    PD_TRY(pd_group_agree(&w->group, pd_saver_new(w->door, w->store, &w->group, w->engine, &w->saver, err), err));
+    PD_TRY(pd_store_check_space(w->store, pd_saver_file_bytes(w->saver), w->config->checkpoint.keep_last + 1, err));
+    PD_TRY(open_metrics(w, err));
+    if (w->comm->rank > 0) return PD_OK;
+    if (report.resumed)
+        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %u ranks, on %u ranks x %u threads in %.2f s",
+               (unsigned long long)w->state.identity.step, report.from_world, w->comm->size, w->threads, report.seconds);
+    else
+        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %u ranks x %u threads",
+               (unsigned long long)w->model->parameter_count, w->comm->size, w->threads);
+    return PD_OK;
+}
+
+static void tear_down(struct worker *w)
+{
+    pd_metrics_close(w->metrics);
+    pd_saver_free(w->saver);
+    pd_store_close(w->store);
+    pd_door_free(w->door);
+    pd_run_state_deinit(&w->state);
+    pd_engine_free(w->engine);
+    pd_arena_free(w->arena);
+    pd_thread_pool_free(w->pool);
+    pd_data_close(w->data);
+    pd_model_free(w->model);
+}
+
+/* ---- steps ---- */
+
+/* A save that failed is said and tried again after the next step; a run that cannot save ends. */
+static pd_status save(struct worker *w, double *ret_seconds, struct pd_error *err)
+{
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_status st = pd_saver_save(w->saver, &w->state, err);
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    if (!st) {
+        w->saved_step = w->state.identity.step;
+        w->save_failures = 0;
+        pd_fault_point("worker.saved");
+        return PD_OK;
+    }
+    if (st == PD_PEER_LOST || st == PD_EXISTS || ++w->save_failures == SAVE_FAILURES_MAX)
+        return pd_error_context(err, st, "saving step %llu", (unsigned long long)w->state.identity.step);
+    if (w->comm->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE, "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
+               (unsigned long long)w->state.identity.step, (unsigned long long)w->saved_step, err ? err->message : "");
+    return PD_OK;
+}
+
+/* The strongest wish of any rank. */
+static pd_status agree_signal(struct worker *w, enum pd_signal *ret_signal, struct pd_error *err)
+{
+    uint64_t wish = pd_signals_pending();
+    PD_TRY(pd_comm_all_reduce(w->comm, &wish, 1, PD_REDUCE_MAX_U64, err));
+    *ret_signal = (enum pd_signal)wish;
+    if (*ret_signal == PD_SIGNAL_SAVE) pd_signals_clear_save();
+    return PD_OK;
+}
+
+static bool save_is_due(const struct worker *w, enum pd_signal signal)
+{
+    const uint64_t step = w->state.identity.step, every = w->config->checkpoint.every;
+    if (w->saved_step == step) return false;
+    return signal != PD_SIGNAL_NONE || w->save_failures || step == w->config->run.steps || (every && step % every == 0);
+}
+
+static pd_status save_and_leave(struct worker *w, struct pd_error *err)
+{
+    double seconds;
+    while (w->saved_step != w->state.identity.step && w->state.identity.step > 0) PD_TRY(save(w, &seconds, err));
+    PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
+            (unsigned long long)w->state.identity.step);
+}
+
+/* Every rank stopped at the same place; they may not all have seen the signal. */
+static pd_status leave(struct worker *w, struct pd_error *err)
+{
+    enum pd_signal signal;
+    PD_TRY(agree_signal(w, &signal, err));
+    if (signal != PD_SIGNAL_ABORT) return save_and_leave(w, err);
+    PD_FAIL(err, PD_STOPPED, "aborted; nothing after step %llu is saved", (unsigned long long)w->saved_step);
+}
+
+static void advance(struct worker *w, const struct pd_step_result *result)
+{
+    w->state.identity.step++;
+    w->state.updates++;
+    w->state.samples += w->config->batch.sequences;
+    w->state.tokens += result->tokens;
+    w->state.last_loss = result->loss;
+}
+
+static pd_status validate(struct worker *w, double *ret_loss, struct pd_error *err)
+{
+    const uint64_t every = w->config->validation.every, step = w->state.identity.step;
+    *ret_loss = NAN;
+    if (!every || (step % every && step != w->config->run.steps)) return PD_OK;
+    PD_TRY(pd_engine_validate(w->engine, w->config->validation.sequences, ret_loss, err));
+    if (!(w->state.best_validation_loss <= *ret_loss)) w->state.best_validation_loss = *ret_loss;
+    return PD_OK;
+}
+
+static pd_status run_step(struct worker *w, struct pd_error *err)
+{
+    struct pd_metrics_step m = {.fence = w->state.fence};
+    enum pd_signal signal;
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_engine_step(w->engine, w->state.samples, w->state.updates, &m.result, err));
+    m.seconds = pd_clock_seconds_since(NULL, start);
+    advance(w, &m.result);
+    pd_fault_point("worker.stepped");
+    PD_TRY(validate(w, &m.validation_loss, err));
+    PD_TRY(agree_signal(w, &signal, err));
+    if (signal != PD_SIGNAL_ABORT && save_is_due(w, signal)) PD_TRY(save(w, &m.save_seconds, err));
+    m.step = w->state.identity.step;
+    m.last_checkpoint = w->saved_step;
+    m.memory_bytes = pd_metrics_resident_bytes();
+    pd_status st = w->metrics ? pd_metrics_write(w->metrics, &m, err) : PD_OK;
+    if (st) pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m.step, err ? err->message : "");
+    if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
+    PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+}
+
+static pd_status run_steps(struct worker *w, struct pd_error *err)
+{
+    bool frozen = false;
+    while (w->state.identity.step < w->config->run.steps || w->saved_step != w->state.identity.step) {
+        double seconds;
+        pd_status st = w->state.identity.step < w->config->run.steps ? run_step(w, err) : save(w, &seconds, err);
+        if (st == PD_STOPPED) return leave(w, err);
+        PD_TRY(st);
+        if (!frozen && w->saved_step) {
+            pd_arena_freeze(w->arena);
+            frozen = true;
+        }
+    }
+    if (w->comm->rank == 0)
+        pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)w->state.identity.step,
+               w->state.last_loss);
+    return PD_OK;
+}
+
+pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err)
+{
+    struct worker w = {.config = config, .comm = comm, .threads = threads_of(config, comm)};
+    comm->time_limit_seconds = config->restart.peer_timeout;
+    pd_numerics_thread_init();
+    pd_status st = set_up(&w, err);
+    if (!st) st = run_steps(&w, err);
+    tear_down(&w);
+    return st;
+}
+
+static pd_status run_local_rank(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    pd_rank_set_thread((int)comm->rank);
+    return pd_worker_run(context, comm, err);
+}
+
+pd_status pd_worker_main(const struct pd_config *config, struct pd_error *err)
+{
+    if (config->layout.transport != PD_TRANSPORT_MPI)
+        return pd_comm_run_local(config->layout.ranks, 1, run_local_rank, (void *)config, err);
+    struct pd_comm *comm;
+    PD_TRY(pd_comm_open_mpi(&comm, err));
+    pd_rank_set_process((int)comm->rank);
+    pd_status st = pd_worker_run(config, comm, err);
+    pd_comm_free(comm);
+    return st;
+}

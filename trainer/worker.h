@@ -1,0 +1,22 @@
+/* One rank of a run, from the first open to the last save.
+ *
+ * All ranks make the same decisions: what one rank alone learns (a signal, a full disk, a damaged block) is agreed upon before
+ * anyone acts on it, so every rank returns the same status for the same cause, and exit codes are those of the cause.
+ */
+#ifndef PD_TRAINER_WORKER_H
+#define PD_TRAINER_WORKER_H
+
+#include "trainer/comm/comm.h"
+#include "trainer/config.h"
+
+/* Runs the whole of `config` on this rank of `comm` (size 1 is fine). Collective.
+ *   errors  PD_STOPPED: a signal asked to leave and the state is saved; PD_PEER_LOST, PD_IO, ... as their names say */
+PD_MUST_USE pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err);
+
+/* All ranks of the configuration as threads of this process (layout.transport local), or this process's rank of the MPI job. */
+PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, struct pd_error *err);
+
+/* "<dir>/checkpoints" unless checkpoint.dir says otherwise; ret_path has room for 4096 bytes. */
+void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path);
+
+#endif
