@@ -1,13 +1,13 @@
 /* A machine room whose disks live in memory and misbehave by seed: what every crash test runs on.
  *
- * Each host has a root of its own ("/" exists and is durable); pd_simulated_disk_door opens a door for one process of a host.
- * Durability is what POSIX promises and nothing more:
+ * Each host has a root of its own ("/" exists and is durable); pd_simulated_disk_door opens a door for one process of a
+ * host. Durability is what POSIX promises and nothing more:
  *   - bytes and size of a file are durable after pd_file_sync, and only those written before it
- *   - a name (created, linked, renamed, unlinked, made, removed) is durable after pd_door_sync_dir of the directory that holds
- *     it; syncing a file does nothing for its name, syncing a directory nothing for its own name in its parent
+ *   - a name (created, linked, renamed, unlinked, made, removed) is durable after pd_door_sync_dir of the directory that
+ * holds it; syncing a file does nothing for its name, syncing a directory nothing for its own name in its parent
  *   - a crash keeps any subset of the rest: of unsynced writes in pieces of 512 bytes, overlapping ones in either order; of
- *     size changes a prefix, gaps read as zeros; of unsynced names each on its own, except that a rename within a directory and
- *     one of a directory is atomic, and a rename across directories may leave both names but never none
+ *     size changes a prefix, gaps read as zeros; of unsynced names each on its own, except that a rename within a directory
+ * and one of a directory is atomic, and a rename across directories may leave both names but never none
  *   - so a name may survive with empty or torn content, and content without a name is gone
  *   - after a failed sync what it should have kept stays uncertain for ever, whatever later syncs answer
  *   - a tmpfs mount loses everything; a shared mount loses only when all hosts do; processes that die lose nothing written
@@ -105,7 +105,7 @@ enum pd_disk_operation {
 
 enum pd_disk_fault_kind {
     PD_DISK_FAULT_NONE,
-    PD_DISK_FAULT_ERROR,         /* fails with sys_errno; a failed write leaves some of its pieces behind; a failed sync dooms */
+    PD_DISK_FAULT_ERROR, /* fails with sys_errno; a failed write leaves some of its pieces behind; a failed sync dooms */
     PD_DISK_FAULT_ERROR_APPLIED, /* happens in full and then fails with sys_errno, as over a network */
     PD_DISK_FAULT_SHORT,         /* a transfer moves a part and says so: nobody may notice */
     PD_DISK_FAULT_TORN,          /* a write lands in part, in pieces of 512 bytes, and reports success */
@@ -133,7 +133,8 @@ uint64_t pd_simulated_disk_count(struct pd_simulated_disk *disk); /* operations 
 const char *pd_disk_operation_name(enum pd_disk_operation operation);
 const char *pd_disk_fault_kind_name(enum pd_disk_fault_kind kind);
 
-/* Power loss and restart: what was uncertain is decided by `seed` and becomes durable. Doors opened before are dead (EIO). */
+/* Power loss and restart: what was uncertain is decided by `seed` and becomes durable. Doors opened before are dead (EIO).
+ */
 void pd_simulated_disk_crash(struct pd_simulated_disk *disk, uint32_t host, uint64_t seed);
 /* SIGKILL of all processes of a host: doors are dead and locks free, nothing written is lost. */
 void pd_simulated_disk_kill(struct pd_simulated_disk *disk, uint32_t host);
