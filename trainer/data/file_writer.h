@@ -1,0 +1,27 @@
+/* A file that appears whole or not at all: written under a temporary name beside its own, synced, renamed. */
+#ifndef PD_TRAINER_DATA_FILE_WRITER_H
+#define PD_TRAINER_DATA_FILE_WRITER_H
+
+#include "ckpt/base/status.h"
+#include <stdint.h>
+#include <stdio.h>
+
+struct pd_file_writer {
+    char *path, *temporary; /* owned */
+    FILE *stream;
+    uint64_t bytes; /* written so far */
+};
+
+PD_MUST_USE pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err);
+PD_MUST_USE pd_status pd_file_writer_add(struct pd_file_writer *writer, const void *data, size_t bytes,
+                                         struct pd_error *err);
+/* Replaces bytes that were written before (a header that is known at the end). */
+PD_MUST_USE pd_status pd_file_writer_patch(struct pd_file_writer *writer, uint64_t offset, const void *data, size_t bytes,
+                                           struct pd_error *err);
+/* Syncs the bytes; the name comes with commit. Nothing may be added any more. */
+PD_MUST_USE pd_status pd_file_writer_seal(struct pd_file_writer *writer, struct pd_error *err);
+/* Renames and syncs the directory. The writer is done with, whatever the result. */
+PD_MUST_USE pd_status pd_file_writer_commit(struct pd_file_writer *writer, struct pd_error *err);
+void pd_file_writer_abort(struct pd_file_writer *writer); /* fine on a zeroed, committed or aborted one */
+
+#endif

@@ -1,0 +1,33 @@
+/* What a token file holds, for people. */
+#ifndef PD_TRAINER_DATA_INSPECT_H
+#define PD_TRAINER_DATA_INSPECT_H
+
+#include "trainer/data/data.h"
+
+#define PD_INSPECT_TOP 16u
+#define PD_INSPECT_FIRST 32u
+
+struct pd_data_inspection {
+    char *path, *index_path; /* owned; index_path NULL but for Megatron */
+    enum pd_data_format format;
+    const char *format_name, *type_name; /* static */
+    uint64_t file_bytes, tokens;
+    uint64_t documents; /* by the index, or by document_token; 0: not known */
+    uint64_t sequences; /* Megatron; else 0 */
+    int64_t min, max;   /* tokens */
+    uint64_t distinct;  /* different tokens; 0 when there are too many to count (max of 2^22 and more, negative ones) */
+    uint64_t digest;    /* of every byte, index included */
+    struct {
+        int64_t token;
+        uint64_t count;
+    } top[PD_INSPECT_TOP]; /* most frequent first, ties by token */
+    uint32_t top_count, first_count;
+    int32_t first[PD_INSPECT_FIRST]; /* the first tokens */
+};
+
+/* document_token negative: none. Errors as pd_data_open, but for tokens out of range. */
+PD_MUST_USE pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t document_token,
+                                      struct pd_data_inspection *ret_inspection, struct pd_error *err);
+void pd_data_inspection_deinit(struct pd_data_inspection *inspection);
+
+#endif

@@ -1,0 +1,280 @@
+#include "trainer/data/pack.h"
+
+#include "trainer/data/data_file.h"
+#include "trainer/data/file_writer.h"
+#include "trainer/data/megatron_index.h"
+#include "trainer/data/token_format.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BUFFER_BYTES (1u << 20)
+#define BYTE_TOKENS 256
+#define CONVERT_TOKENS 16384u
+
+struct packer {
+    const struct pd_pack_options *options;
+    struct pd_file_writer tokens, index; /* index: Megatron */
+    enum pd_token_type type;
+    struct pd_pack_result result;
+    uint64_t document_tokens; /* of the document that is open */
+    int32_t *lengths;         /* (documents) tokens, for the index */
+    uint64_t lengths_capacity;
+    unsigned char *buffer;    /* input (BUFFER_BYTES) */
+    unsigned char *converted; /* (CONVERT_TOKENS) of the widest type */
+};
+
+/* ---- tokens ---- */
+
+static enum pd_token_type choose_type(const struct pd_pack_options *options)
+{
+    int64_t token = options->document_token;
+    switch (options->format) {
+    case PD_DATA_MEGATRON:
+        return token < BYTE_TOKENS ? PD_TOKEN_U8 : token <= UINT16_MAX ? PD_TOKEN_U16 : PD_TOKEN_I32;
+    case PD_DATA_LLMC:
+        return token <= UINT16_MAX ? PD_TOKEN_U16 : PD_TOKEN_U32;
+    default:
+        return PD_TOKEN_U16;
+    }
+}
+
+static pd_status check_options(const struct pd_pack_options *options, struct pd_error *err)
+{
+    if (options->input_count == 0) PD_FAIL(err, PD_INVALID, "no input file is named");
+    if (!options->output || !*options->output) PD_FAIL(err, PD_INVALID, "no output file is named");
+    if (options->format != PD_DATA_NANOGPT && options->format != PD_DATA_LLMC && options->format != PD_DATA_MEGATRON)
+        PD_FAIL(err, PD_INVALID, "format %s cannot be written; nanogpt, llmc and megatron can",
+                pd_data_format_name(options->format));
+    int64_t largest = options->format == PD_DATA_NANOGPT ? UINT16_MAX : INT32_MAX;
+    if (options->document_token > largest)
+        PD_FAIL(err, PD_INVALID, "document token %" PRId64 " does not fit format %s, which holds up to %" PRId64,
+                options->document_token, pd_data_format_name(options->format), largest);
+    if (options->separator && !*options->separator) PD_FAIL(err, PD_INVALID, "the separator of documents is empty");
+    if (options->separator && strlen(options->separator) >= BUFFER_BYTES / 2)
+        PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", BUFFER_BYTES / 2);
+    return PD_OK;
+}
+
+static pd_status put_token(struct packer *packer, uint32_t token, struct pd_error *err)
+{
+    unsigned char bytes[4] = {(unsigned char)token, (unsigned char)(token >> 8), (unsigned char)(token >> 16),
+                              (unsigned char)(token >> 24)};
+    packer->document_tokens++;
+    return pd_file_writer_add(&packer->tokens, bytes, pd_token_bytes(packer->type), err);
+}
+
+static pd_status put_text(struct packer *packer, const unsigned char *text, size_t bytes, struct pd_error *err)
+{
+    uint32_t width = pd_token_bytes(packer->type);
+    packer->document_tokens += bytes;
+    while (bytes) {
+        size_t part = bytes < CONVERT_TOKENS ? bytes : CONVERT_TOKENS;
+        memset(packer->converted, 0, part * width);
+        for (size_t i = 0; i < part; i++)
+            packer->converted[i * width] = text[i];
+        PD_TRY(pd_file_writer_add(&packer->tokens, packer->converted, part * width, err));
+        text += part;
+        bytes -= part;
+    }
+    return PD_OK;
+}
+
+static pd_status note_length(struct packer *packer, struct pd_error *err)
+{
+    if (packer->options->format != PD_DATA_MEGATRON) return PD_OK;
+    if (packer->document_tokens > INT32_MAX)
+        PD_FAIL(err, PD_INVALID,
+                "a document of %" PRIu64 " tokens is too long for Megatron's index; split it with a separator",
+                packer->document_tokens);
+    if (packer->result.documents == packer->lengths_capacity) {
+        uint64_t capacity = packer->lengths_capacity ? 2 * packer->lengths_capacity : 1024;
+        int32_t *grown = realloc(packer->lengths, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the lengths of %" PRIu64 " documents", capacity);
+        packer->lengths = grown;
+        packer->lengths_capacity = capacity;
+    }
+    packer->lengths[packer->result.documents] = (int32_t)packer->document_tokens;
+    return PD_OK;
+}
+
+static pd_status end_document(struct packer *packer, struct pd_error *err)
+{
+    if (packer->document_tokens == 0) {
+        packer->result.empty_documents++;
+        return PD_OK;
+    }
+    if (packer->options->document_token >= 0) PD_TRY(put_token(packer, (uint32_t)packer->options->document_token, err));
+    PD_TRY(note_length(packer, err));
+    packer->result.tokens += packer->document_tokens;
+    packer->result.documents++;
+    packer->document_tokens = 0;
+    if (packer->options->format == PD_DATA_LLMC && packer->result.tokens > INT32_MAX)
+        PD_FAIL(err, PD_INVALID, "more than %d tokens do not fit a file of llm.c; write several", INT32_MAX);
+    return PD_OK;
+}
+
+/* ---- inputs ---- */
+
+/* Takes whole documents out of text (bytes). What may be the beginning of a separator stays: *ret_kept bytes at the end, but
+ * none at the end of the input. */
+static pd_status take_text(struct packer *packer, const unsigned char *text, size_t bytes, bool at_end, size_t *ret_kept,
+                           struct pd_error *err)
+{
+    const char *separator = packer->options->separator;
+    size_t length = separator ? strlen(separator) : 0;
+    const unsigned char *found;
+    while (separator && (found = memmem(text, bytes, separator, length))) {
+        PD_TRY(put_text(packer, text, (size_t)(found - text), err));
+        PD_TRY(end_document(packer, err));
+        bytes -= (size_t)(found - text) + length;
+        text = found + length;
+    }
+    size_t kept = at_end || !separator ? 0 : length - 1 < bytes ? length - 1 : bytes;
+    *ret_kept = kept;
+    return put_text(packer, text, bytes - kept, err);
+}
+
+static pd_status pack_stream(struct packer *packer, int fd, const char *path, uint64_t file_bytes, struct pd_error *err)
+{
+    size_t kept = 0;
+    for (uint64_t at = 0; at < file_bytes;) {
+        uint64_t left = file_bytes - at;
+        size_t part = left < BUFFER_BYTES - kept ? (size_t)left : BUFFER_BYTES - kept;
+        PD_TRY(pd_data_file_read(fd, path, at, packer->buffer + kept, part, err));
+        at += part;
+        size_t held = kept + part;
+        PD_TRY(take_text(packer, packer->buffer, held, at == file_bytes, &kept, err));
+        memmove(packer->buffer, packer->buffer + held - kept, kept);
+    }
+    packer->result.input_bytes += file_bytes;
+    return end_document(packer, err);
+}
+
+static pd_status pack_input(struct packer *packer, const char *path, struct pd_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) {
+        packer->result.empty_documents++;
+        return PD_OK;
+    }
+    int fd = -1;
+    uint64_t bytes = 0;
+    PD_TRY(pd_data_file_open(path, &fd, &bytes, err));
+    pd_status status = pack_stream(packer, fd, path, bytes, err);
+    close(fd);
+    return status;
+}
+
+/* ---- headers and names ---- */
+
+static pd_status put_llmc_header(struct packer *packer, bool patch, struct pd_error *err)
+{
+    uint32_t header[PD_LLMC_HEADER_BYTES / 4] = {0};
+    bool wide = packer->type == PD_TOKEN_U32;
+    header[0] = wide ? PD_LLMC_MAGIC_U32 : PD_LLMC_MAGIC_U16;
+    header[1] = wide ? PD_LLMC_VERSION_U32 : PD_LLMC_VERSION_U16;
+    header[2] = (uint32_t)packer->result.tokens;
+    if (patch) return pd_file_writer_patch(&packer->tokens, 0, header, sizeof header, err);
+    return pd_file_writer_add(&packer->tokens, header, sizeof header, err);
+}
+
+static pd_status put_index_tables(struct packer *packer, struct pd_error *err)
+{
+    uint64_t documents = packer->result.documents, offset = 0;
+    PD_TRY(pd_file_writer_add(&packer->index, packer->lengths, documents * sizeof *packer->lengths, err));
+    for (uint64_t i = 0; i < documents; i++) {
+        PD_TRY(pd_file_writer_add(&packer->index, &offset, sizeof offset, err));
+        offset += (uint64_t)packer->lengths[i] * pd_token_bytes(packer->type);
+    }
+    for (uint64_t i = 0; i <= documents; i++)
+        PD_TRY(pd_file_writer_add(&packer->index, &i, sizeof i, err));
+    return PD_OK;
+}
+
+static pd_status put_index(struct packer *packer, struct pd_error *err)
+{
+    const uint64_t version = 1, sequences = packer->result.documents, bounds = sequences + 1;
+    const unsigned char type = (unsigned char)packer->type;
+    PD_TRY(pd_file_writer_add(&packer->index, PD_MEGATRON_MAGIC, PD_MEGATRON_MAGIC_BYTES, err));
+    PD_TRY(pd_file_writer_add(&packer->index, &version, sizeof version, err));
+    PD_TRY(pd_file_writer_add(&packer->index, &type, sizeof type, err));
+    PD_TRY(pd_file_writer_add(&packer->index, &sequences, sizeof sequences, err));
+    PD_TRY(pd_file_writer_add(&packer->index, &bounds, sizeof bounds, err));
+    PD_TRY(put_index_tables(packer, err));
+    return pd_file_writer_seal(&packer->index, err);
+}
+
+static pd_status begin_output(const struct packer *packer, const char *stem, size_t stem_bytes, const char *end,
+                              struct pd_file_writer *ret_writer, struct pd_error *err)
+{
+    size_t bytes = stem_bytes + strlen(end) + 1;
+    char *path = malloc(bytes);
+    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", stem);
+    snprintf(path, bytes, "%.*s%s", (int)stem_bytes, stem, end);
+    pd_status status = PD_OK;
+    if (!packer->options->overwrite && access(path, F_OK) == 0)
+        status =
+            pd_error_set(err, PD_EXISTS, PD_WHERE, 0, "%s is there already; name another output or allow overwriting", path);
+    if (!status) status = pd_file_writer_begin(path, ret_writer, err);
+    free(path);
+    return status;
+}
+
+static pd_status begin_outputs(struct packer *packer, struct pd_error *err)
+{
+    const char *output = packer->options->output;
+    size_t length = strlen(output);
+    if (packer->options->format != PD_DATA_MEGATRON) return begin_output(packer, output, length, "", &packer->tokens, err);
+    bool has_end = length > 4 && (strcmp(output + length - 4, ".bin") == 0 || strcmp(output + length - 4, ".idx") == 0);
+    size_t stem = has_end ? length - 4 : length;
+    PD_TRY(begin_output(packer, output, stem, ".bin", &packer->tokens, err));
+    return begin_output(packer, output, stem, ".idx", &packer->index, err);
+}
+
+/* A .bin never stands beside an index of other contents: the old index goes first, the new one comes last. */
+static pd_status commit_outputs(struct packer *packer, struct pd_error *err)
+{
+    bool paired = packer->options->format == PD_DATA_MEGATRON;
+    if (paired && unlink(packer->index.path) != 0 && errno != ENOENT)
+        PD_FAIL_ERRNO(err, errno, "removing %s", packer->index.path);
+    PD_TRY(pd_file_writer_commit(&packer->tokens, err));
+    return paired ? pd_file_writer_commit(&packer->index, err) : PD_OK;
+}
+
+static pd_status pack_all(struct packer *packer, struct pd_error *err)
+{
+    const struct pd_pack_options *options = packer->options;
+    packer->buffer = malloc(BUFFER_BYTES);
+    packer->converted = malloc(CONVERT_TOKENS * sizeof(uint32_t));
+    if (!packer->buffer || !packer->converted) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
+    PD_TRY(begin_outputs(packer, err));
+    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, false, err));
+    for (uint32_t i = 0; i < options->input_count; i++)
+        PD_TRY(pack_input(packer, options->inputs[i], err));
+    if (packer->result.documents == 0) PD_FAIL(err, PD_INVALID, "the inputs hold no text: nothing is written");
+    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, true, err));
+    PD_TRY(pd_file_writer_seal(&packer->tokens, err));
+    if (options->format == PD_DATA_MEGATRON) PD_TRY(put_index(packer, err));
+    packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes;
+    return commit_outputs(packer, err);
+}
+
+pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_result *ret_result, struct pd_error *err)
+{
+    PD_TRY(check_options(options, err));
+    struct packer packer = {.options = options, .type = choose_type(options)};
+    packer.result.format = options->format;
+    packer.result.type_name = pd_token_type_name(packer.type);
+    pd_status status = pack_all(&packer, err);
+    pd_file_writer_abort(&packer.tokens);
+    pd_file_writer_abort(&packer.index);
+    free(packer.lengths);
+    free(packer.buffer);
+    free(packer.converted);
+    if (!status) *ret_result = packer.result;
+    return status;
+}
