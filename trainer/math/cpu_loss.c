@@ -1,0 +1,116 @@
+/* Cross-entropy of rows of logits, and its gradient, in three passes over a row that stays in cache:
+ *
+ *   max    exact in any order
+ *   sum    of exp(x - max): 16 lanes inside each chunk of ceil(vocab / chunks) columns, then a binary tree over the chunks
+ *   write  (exp(x - max) / sum - onehot) scale
+ *
+ * loss = (max - x[target]) + log(sum). */
+#include "trainer/math/cpu_ops.h"
+#include "trainer/math/simd_math.h"
+
+#include <math.h>
+
+V16_INLINE float row_max(const float *x, uint64_t n)
+{
+    v16 max[2] = {v16_set1(x[0]), v16_set1(x[0])};
+    uint64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        max[0] = v16_max(v16_load(x + i), max[0]);
+        max[1] = v16_max(v16_load(x + i + 16), max[1]);
+    }
+    float result = v16_max_lane(v16_max(max[0], max[1]));
+    for (; i < n; i++)
+        result = x[i] > result ? x[i] : result;
+    return result;
+}
+
+/* A lane beyond the chunk holds exp(-inf) = 0. */
+V16_INLINE v16 exp_part(const float *x, uint64_t i, unsigned w, v16 max)
+{
+    if (w == 16) return v16_exp(v16_sub(v16_load(x + i), max));
+    float lanes[16];
+    for (unsigned l = 0; l < 16; l++)
+        lanes[l] = l < w ? x[i + l] : -INFINITY;
+    return v16_exp(v16_sub(v16_load(lanes), max));
+}
+
+V16_INLINE float chunk_sum(const float *x, uint64_t n, v16 max)
+{
+    v16 sum = v16_zero();
+    V16_FOR(i, w, n, sum = v16_add(sum, exp_part(x, i, w, max)));
+    return v16_sum(sum);
+}
+
+/* Sum of chunks [first, first + width), width a power of two; chunks beyond the last are 0. */
+static float tree_sum(const float *x, uint64_t vocab, uint64_t chunk, uint64_t first, uint64_t width, v16 max)
+{
+    uint64_t start = first * chunk;
+    if (start >= vocab) return 0.0f;
+    if (width == 1) return chunk_sum(x + start, vocab - start < chunk ? vocab - start : chunk, max);
+    float left = tree_sum(x, vocab, chunk, first, width / 2, max);
+    return left + tree_sum(x, vocab, chunk, first + width / 2, width / 2, max);
+}
+
+V16_INLINE void put_gradient(enum pd_dtype dtype, const float *x, uint64_t i, unsigned w, v16 max, v16 factor, void *out,
+                             uint64_t at)
+{
+    v16_put_part(dtype, out, at + i, w, v16_mul(exp_part(x, i, w, max), factor));
+}
+
+/* May overlay x: an element is at most as wide as a logit, and is written after the 16 logits it belongs to were read. */
+V16_INLINE void write_gradient(enum pd_dtype dtype, const struct pd_cross_entropy *l, uint64_t row, float max, float sum,
+                               float target_logit)
+{
+    const float *x = l->logits + row * l->ld;
+    uint64_t at = row * l->ld_dlogits;
+    v16 max_all = v16_set1(max), factor = v16_set1(l->scale / sum);
+    V16_FOR(i, w, l->vocab, put_gradient(dtype, x, i, w, max_all, factor, l->dlogits, at));
+    v16 p = v16_exp(v16_sub(v16_set1(target_logit), max_all));
+    p = v16_fma(p, factor, v16_set1(-l->scale));
+    v16_put_part(dtype, l->dlogits, at + (uint64_t)l->targets[row], 1, p);
+}
+
+V16_INLINE void zero_gradient(enum pd_dtype dtype, const struct pd_cross_entropy *l, uint64_t row)
+{
+    uint64_t bytes = pd_dtype_bytes(dtype);
+    memset((char *)l->dlogits + row * l->ld_dlogits * bytes, 0, l->vocab * bytes);
+}
+
+static float log_of(float x)
+{
+    float lanes[16];
+    v16_store(lanes, v16_log(v16_set1(x)));
+    return lanes[0];
+}
+
+V16_INLINE void loss_row(enum pd_dtype dtype, const struct pd_cross_entropy *l, uint64_t row)
+{
+    if (l->targets[row] < 0) {
+        l->losses[row] = 0.0f;
+        if (l->dlogits) zero_gradient(dtype, l, row);
+        return;
+    }
+    const float *x = l->logits + row * l->ld;
+    PD_CHECK((uint64_t)l->targets[row] < l->vocab);
+    uint64_t chunk = (l->vocab + l->chunks - 1) / l->chunks, width = 1;
+    while (width < l->chunks)
+        width *= 2;
+    float max = row_max(x, l->vocab), target_logit = x[l->targets[row]];
+    float sum = tree_sum(x, l->vocab, chunk, 0, width, v16_set1(max));
+    l->losses[row] = (max - target_logit) + log_of(sum);
+    if (l->dlogits) write_gradient(dtype, l, row, max, sum, target_logit);
+}
+
+static void loss_body(void *context, uint64_t index)
+{
+    const struct pd_cross_entropy *loss = context;
+    PD_FOR_DTYPE(loss->dtype, loss_row, loss, index);
+}
+
+pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
+{
+    (void)err;
+    struct pd_cross_entropy job = *loss;
+    pd_parallel(math->pool, loss->rows, loss_body, &job);
+    return PD_OK;
+}

@@ -1,0 +1,258 @@
+/* RoPE, SwiGLU, GELU, casts and sums: one pass over memory each, elements independent of each other or summed in row order.
+ */
+#include "trainer/math/cpu_ops.h"
+#include "trainer/math/simd_math.h"
+
+#define TASK_ELEMENTS 16384u /* a multiple of 16: lanes do not depend on the cut */
+
+struct flat_job {
+    uint64_t count;
+    enum pd_dtype dtype, src_dtype;
+    const void *x, *dout;
+    void *out;
+    bool first;
+};
+
+static uint64_t flat_tasks(uint64_t count)
+{
+    return (count + TASK_ELEMENTS - 1) / TASK_ELEMENTS;
+}
+
+static uint64_t flat_end(const struct flat_job *job, uint64_t index)
+{
+    uint64_t end = (index + 1) * TASK_ELEMENTS;
+    return end < job->count ? end : job->count;
+}
+
+/* gelu(x) = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3), s the logistic function: 0.5 (1 + tanh u) = s(2u). */
+V16_INLINE v16 gelu_gate(v16 x, v16 x2)
+{
+    v16 inner = v16_fma(x2, v16_set1(0.07135481627f), v16_set1(1.5957691216f));
+    return v16_sigmoid(v16_mul(x, inner));
+}
+
+V16_INLINE void gelu_put(enum pd_dtype dtype, const struct flat_job *job, uint64_t i, unsigned w)
+{
+    v16 x = v16_get_part(dtype, job->x, i, w);
+    v16_put_part(dtype, job->out, i, w, v16_mul(x, gelu_gate(x, v16_mul(x, x))));
+}
+
+/* d/dx = s + x s (1 - s) d(2u)/dx */
+V16_INLINE void gelu_put_gradient(enum pd_dtype dtype, const struct flat_job *job, uint64_t i, unsigned w)
+{
+    v16 x = v16_get_part(dtype, job->x, i, w), x2 = v16_mul(x, x);
+    v16 s = gelu_gate(x, x2);
+    v16 slope = v16_fma(x2, v16_set1(0.2140644488f), v16_set1(1.5957691216f));
+    v16 tail = v16_mul(v16_mul(x, slope), v16_mul(s, v16_sub(v16_set1(1.0f), s)));
+    v16_put_part(dtype, job->out, i, w, v16_mul(v16_get_part(dtype, job->dout, i, w), v16_add(s, tail)));
+}
+
+V16_INLINE void gelu_forward_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
+{
+    V16_FOR(i, w, end - first, gelu_put(dtype, job, first + i, w));
+}
+
+V16_INLINE void gelu_backward_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
+{
+    V16_FOR(i, w, end - first, gelu_put_gradient(dtype, job, first + i, w));
+}
+
+static void gelu_forward_body(void *context, uint64_t index)
+{
+    const struct flat_job *job = context;
+    PD_FOR_DTYPE(job->dtype, gelu_forward_range, job, index * TASK_ELEMENTS, flat_end(job, index));
+}
+
+static void gelu_backward_body(void *context, uint64_t index)
+{
+    const struct flat_job *job = context;
+    PD_FOR_DTYPE(job->dtype, gelu_backward_range, job, index * TASK_ELEMENTS, flat_end(job, index));
+}
+
+pd_status PD_CPU(gelu_forward)(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
+                               struct pd_error *err)
+{
+    (void)err;
+    struct flat_job job = {.count = count, .dtype = dtype, .x = x, .out = out};
+    pd_parallel(math->pool, flat_tasks(count), gelu_forward_body, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(gelu_backward)(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout,
+                                void *dx, struct pd_error *err)
+{
+    (void)err;
+    struct flat_job job = {.count = count, .dtype = dtype, .x = x, .dout = dout, .out = dx};
+    pd_parallel(math->pool, flat_tasks(count), gelu_backward_body, &job);
+    return PD_OK;
+}
+
+struct swiglu_job {
+    uint64_t rows, columns;
+    enum pd_dtype dtype;
+    const void *gate_up, *dout;
+    void *out;
+};
+
+V16_INLINE void swiglu_put(enum pd_dtype dtype, const struct swiglu_job *job, uint64_t row, uint64_t i, unsigned w)
+{
+    uint64_t at = 2 * row * job->columns + i;
+    v16 gate = v16_get_part(dtype, job->gate_up, at, w), up = v16_get_part(dtype, job->gate_up, at + job->columns, w);
+    v16 silu = v16_mul(gate, v16_sigmoid(gate));
+    v16_put_part(dtype, job->out, row * job->columns + i, w, v16_mul(silu, up));
+}
+
+/* silu' = s (1 + gate (1 - s)) */
+V16_INLINE void swiglu_put_gradient(enum pd_dtype dtype, const struct swiglu_job *job, uint64_t row, uint64_t i, unsigned w)
+{
+    uint64_t at = 2 * row * job->columns + i;
+    v16 one = v16_set1(1.0f);
+    v16 gate = v16_get_part(dtype, job->gate_up, at, w), up = v16_get_part(dtype, job->gate_up, at + job->columns, w);
+    v16 dout = v16_get_part(dtype, job->dout, row * job->columns + i, w);
+    v16 s = v16_sigmoid(gate);
+    v16 slope = v16_mul(s, v16_fma(gate, v16_sub(one, s), one));
+    v16_put_part(dtype, job->out, at, w, v16_mul(v16_mul(dout, up), slope));
+    v16_put_part(dtype, job->out, at + job->columns, w, v16_mul(dout, v16_mul(gate, s)));
+}
+
+V16_INLINE void swiglu_forward_row(enum pd_dtype dtype, const struct swiglu_job *job, uint64_t row)
+{
+    V16_FOR(i, w, job->columns, swiglu_put(dtype, job, row, i, w));
+}
+
+V16_INLINE void swiglu_backward_row(enum pd_dtype dtype, const struct swiglu_job *job, uint64_t row)
+{
+    V16_FOR(i, w, job->columns, swiglu_put_gradient(dtype, job, row, i, w));
+}
+
+static void swiglu_forward_body(void *context, uint64_t index)
+{
+    const struct swiglu_job *job = context;
+    PD_FOR_DTYPE(job->dtype, swiglu_forward_row, job, index);
+}
+
+static void swiglu_backward_body(void *context, uint64_t index)
+{
+    const struct swiglu_job *job = context;
+    PD_FOR_DTYPE(job->dtype, swiglu_backward_row, job, index);
+}
+
+pd_status PD_CPU(swiglu_forward)(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
+                                 const void *gate_up, void *out, struct pd_error *err)
+{
+    (void)err;
+    struct swiglu_job job = {rows, columns, dtype, gate_up, NULL, out};
+    pd_parallel(math->pool, rows, swiglu_forward_body, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
+                                  const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
+{
+    (void)err;
+    struct swiglu_job job = {rows, columns, dtype, gate_up, dout, dgate_up};
+    pd_parallel(math->pool, rows, swiglu_backward_body, &job);
+    return PD_OK;
+}
+
+/* (a, b) -> (a cos - b sin, b cos + a sin); the inverse has -sin. */
+V16_INLINE void rope_put(enum pd_dtype dtype, const struct pd_rope *r, uint64_t at, const float *cosines, const float *sines,
+                         uint64_t i, unsigned w)
+{
+    uint64_t half = r->head_size / 2;
+    v16 a = v16_get_part(dtype, r->x, at + i, w), b = v16_get_part(dtype, r->x, at + half + i, w);
+    v16 c = v16_load(cosines + i), s = v16_load(sines + i);
+    v16 minus_bs = v16_sub(v16_zero(), v16_mul(b, s));
+    v16_put_part(dtype, r->x, at + i, w, v16_fma(a, c, minus_bs));
+    v16_put_part(dtype, r->x, at + half + i, w, v16_fma(a, s, v16_mul(b, c)));
+}
+
+V16_INLINE void rope_row(enum pd_dtype dtype, const struct pd_rope *r, uint64_t row)
+{
+    float cosines[PD_CPU_HEAD_SIZE_MAX / 2 + 16], sines[PD_CPU_HEAD_SIZE_MAX / 2 + 16];
+    uint64_t half = r->head_size / 2;
+    memset(cosines, 0, sizeof cosines);
+    memset(sines, 0, sizeof sines);
+    const float *table = r->cos_sin + (uint64_t)r->positions[row] * half * 2;
+    float sign = r->inverse ? -1.0f : 1.0f;
+    for (uint64_t i = 0; i < half; i++) {
+        cosines[i] = table[2 * i];
+        sines[i] = sign * table[2 * i + 1];
+    }
+    for (uint32_t head = 0; head < r->heads; head++) {
+        uint64_t at = row * r->ld + (uint64_t)head * r->head_size;
+        V16_FOR(i, w, half, rope_put(dtype, r, at, cosines, sines, i, w));
+    }
+}
+
+static void rope_body(void *context, uint64_t index)
+{
+    const struct pd_rope *rope = context;
+    PD_FOR_DTYPE(rope->dtype, rope_row, rope, index);
+}
+
+pd_status PD_CPU(rope)(struct pd_math *math, const struct pd_rope *rope, struct pd_error *err)
+{
+    (void)err;
+    struct pd_rope job = *rope;
+    pd_parallel(math->pool, rope->rows, rope_body, &job);
+    return PD_OK;
+}
+
+V16_INLINE void add_put(enum pd_dtype dtype, const struct flat_job *job, uint64_t i, unsigned w)
+{
+    v16 piece = v16_get_part(dtype, job->x, i, w);
+    if (!job->first) piece = v16_add(v16_get_part(PD_F32, job->out, i, w), piece);
+    v16_put_part(PD_F32, job->out, i, w, piece);
+}
+
+V16_INLINE void add_range(enum pd_dtype dtype, const struct flat_job *job, uint64_t first, uint64_t end)
+{
+    V16_FOR(i, w, end - first, add_put(dtype, job, first + i, w));
+}
+
+static void add_body(void *context, uint64_t index)
+{
+    const struct flat_job *job = context;
+    PD_FOR_DTYPE(job->dtype, add_range, job, index * TASK_ELEMENTS, flat_end(job, index));
+}
+
+pd_status PD_CPU(add)(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
+                      struct pd_error *err)
+{
+    (void)err;
+    struct flat_job job = {.count = n, .dtype = dtype, .x = piece, .out = sum, .first = first};
+    pd_parallel(math->pool, flat_tasks(n), add_body, &job);
+    return PD_OK;
+}
+
+V16_INLINE void cast_range(enum pd_dtype dst, enum pd_dtype src, const struct flat_job *job, uint64_t first, uint64_t end)
+{
+    V16_FOR(i, w, end - first, v16_put_part(dst, job->out, first + i, w, v16_get_part(src, job->x, first + i, w)));
+}
+
+V16_INLINE void cast_from(enum pd_dtype src, const struct flat_job *job, uint64_t first, uint64_t end)
+{
+    PD_FOR_DTYPE(job->dtype, cast_range, src, job, first, end);
+}
+
+static void cast_body(void *context, uint64_t index)
+{
+    const struct flat_job *job = context;
+    uint64_t first = index * TASK_ELEMENTS, end = flat_end(job, index);
+    if (job->dtype == job->src_dtype) {
+        uint64_t bytes = pd_dtype_bytes(job->dtype);
+        memmove((char *)job->out + first * bytes, (const char *)job->x + first * bytes, (end - first) * bytes);
+        return;
+    }
+    PD_FOR_DTYPE(job->src_dtype, cast_from, job, first, end);
+}
+
+pd_status PD_CPU(cast)(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
+                       const void *src, struct pd_error *err)
+{
+    (void)err;
+    struct flat_job job = {.count = n, .dtype = dst_dtype, .src_dtype = src_dtype, .x = src, .out = dst};
+    pd_parallel(math->pool, flat_tasks(n), cast_body, &job);
+    return PD_OK;
+}

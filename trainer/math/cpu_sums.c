@@ -1,0 +1,85 @@
+/* Sums: down the columns in ascending row order, and of squares along the rows in fp64. */
+#include "trainer/math/cpu_ops.h"
+
+#define COLUMNS_TASK 64u
+#define ROWS_TASK_ELEMENTS 16384u
+
+struct column_job {
+    uint64_t rows, n, ld;
+    enum pd_dtype dtype;
+    const void *x;
+    float *out;
+};
+
+V16_INLINE void four_columns(enum pd_dtype dtype, const struct column_job *job, uint64_t column)
+{
+    v16 sum[4] = {v16_zero(), v16_zero(), v16_zero(), v16_zero()};
+    for (uint64_t row = 0; row < job->rows; row++) {
+        uint64_t at = row * job->ld + column;
+        for (int v = 0; v < 4; v++)
+            sum[v] = v16_add(sum[v], v16_get(dtype, job->x, at + 16 * (uint64_t)v));
+    }
+    for (int v = 0; v < 4; v++)
+        v16_store(job->out + column + 16 * (uint64_t)v, sum[v]);
+}
+
+V16_INLINE void one_column(enum pd_dtype dtype, const struct column_job *job, uint64_t column, unsigned w)
+{
+    v16 sum = v16_zero();
+    for (uint64_t row = 0; row < job->rows; row++) {
+        sum = v16_add(sum, v16_get_part(dtype, job->x, row * job->ld + column, w));
+    }
+    v16_put_part(PD_F32, job->out, column, w, sum);
+}
+
+V16_INLINE void column_task(enum pd_dtype dtype, const struct column_job *job, uint64_t column)
+{
+    uint64_t left = job->n - column;
+    if (left >= COLUMNS_TASK)
+        four_columns(dtype, job, column);
+    else
+        V16_FOR(i, w, left, one_column(dtype, job, column + i, w));
+}
+
+static void column_body(void *context, uint64_t index)
+{
+    const struct column_job *job = context;
+    PD_FOR_DTYPE(job->dtype, column_task, job, index * COLUMNS_TASK);
+}
+
+pd_status PD_CPU(column_sum)(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
+                             const void *x, float *out, struct pd_error *err)
+{
+    (void)err;
+    struct column_job job = {rows, n, ld, dtype, x, out};
+    pd_parallel(math->pool, (n + COLUMNS_TASK - 1) / COLUMNS_TASK, column_body, &job);
+    return PD_OK;
+}
+
+struct squares_job {
+    uint64_t rows, columns, rows_per_task;
+    const float *x;
+    double *sums;
+};
+
+static void squares_body(void *context, uint64_t index)
+{
+    const struct squares_job *job = context;
+    uint64_t end = (index + 1) * job->rows_per_task;
+    if (end > job->rows) end = job->rows;
+    for (uint64_t row = index * job->rows_per_task; row < end; row++) {
+        d16 sum = d16_zero();
+        V16_FOR(i, w, job->columns, sum = d16_add_square(sum, v16_get_part(PD_F32, job->x, row * job->columns + i, w)));
+        job->sums[row] = d16_sum(sum);
+    }
+}
+
+pd_status PD_CPU(row_squares)(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
+                              struct pd_error *err)
+{
+    (void)err;
+    struct squares_job job = {rows, columns, columns ? ROWS_TASK_ELEMENTS / columns : 1, x, sums};
+    if (job.rows_per_task == 0) job.rows_per_task = 1;
+    pd_parallel(math->pool, (rows + job.rows_per_task - 1) / job.rows_per_task, squares_body, &job);
+    return PD_OK;
+}

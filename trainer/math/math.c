@@ -1,0 +1,183 @@
+/* The wrappers: sizes and pointers are checked here once, so that slots of every backend may trust them. */
+#include "trainer/math/math.h"
+
+void pd_math_free(struct pd_math *math)
+{
+    if (math) math->ops->free(math);
+}
+
+static bool dtype_is_known(enum pd_dtype dtype)
+{
+    return (unsigned)dtype < PD_DTYPE_COUNT;
+}
+
+static void check_matrix(const struct pd_matrix *matrix, uint64_t rows, uint64_t columns)
+{
+    PD_CHECK(dtype_is_known(matrix->dtype));
+    PD_CHECK(rows == 0 || columns == 0 || matrix->data);
+    PD_CHECK(rows <= 1 || matrix->ld >= columns);
+}
+
+pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error *err)
+{
+    check_matrix(&g->c, g->m, g->n);
+    if (g->m && g->n) {
+        check_matrix(&g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
+        check_matrix(&g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
+    }
+    PD_CHECK(!g->accumulate || g->c.dtype == PD_F32);
+    PD_CHECK(!g->bias || dtype_is_known(g->bias_dtype));
+    if (g->residual.data) check_matrix(&g->residual, g->m, g->n);
+    return math->ops->gemm(math, g, err);
+}
+
+static void check_norm(const struct pd_norm *n, bool layer)
+{
+    PD_CHECK(n->columns > 0 && dtype_is_known(n->dtype) && n->x && n->weight && n->rstd);
+    PD_CHECK(layer ? n->mean != NULL : !n->mean && !n->bias);
+}
+
+static void check_norm_forward(const struct pd_norm *n, bool layer)
+{
+    check_norm(n, layer);
+    PD_CHECK(n->out && (!layer || n->bias));
+}
+
+static void check_norm_backward(const struct pd_norm *n, bool layer)
+{
+    check_norm(n, layer);
+    PD_CHECK(n->dout && n->dx && n->dweight && (layer ? n->dbias != NULL : !n->dbias));
+}
+
+pd_status pd_rmsnorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
+{
+    check_norm_forward(norm, false);
+    return math->ops->rmsnorm_forward(math, norm, err);
+}
+
+pd_status pd_rmsnorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
+{
+    check_norm_backward(norm, false);
+    return math->ops->rmsnorm_backward(math, norm, err);
+}
+
+pd_status pd_layernorm_forward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
+{
+    check_norm_forward(norm, true);
+    return math->ops->layernorm_forward(math, norm, err);
+}
+
+pd_status pd_layernorm_backward(struct pd_math *math, const struct pd_norm *norm, struct pd_error *err)
+{
+    check_norm_backward(norm, true);
+    return math->ops->layernorm_backward(math, norm, err);
+}
+
+pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(r->dtype) && r->x && r->positions && r->cos_sin);
+    PD_CHECK(r->head_size > 0 && r->head_size % 2 == 0 && r->ld >= (uint64_t)r->heads * r->head_size);
+    return math->ops->rope(math, r, err);
+}
+
+static void check_attention(const struct pd_attention *a)
+{
+    PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->kv_heads > 0 && a->heads % a->kv_heads == 0);
+    PD_CHECK(a->q && a->k && a->v && a->out && a->lse);
+    PD_CHECK(a->ld_qkv >= (uint64_t)a->heads * a->head_size);
+}
+
+pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+{
+    check_attention(attention);
+    return math->ops->attention_forward(math, attention, err);
+}
+
+pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+{
+    check_attention(attention);
+    PD_CHECK(attention->dout && attention->delta && attention->dq && attention->dk && attention->dv);
+    return math->ops->attention_backward(math, attention, err);
+}
+
+pd_status pd_swiglu_forward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
+                            void *out, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && gate_up && out);
+    return math->ops->swiglu_forward(math, rows, columns, dtype, gate_up, out, err);
+}
+
+pd_status pd_swiglu_backward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
+                             const void *dout, void *dgate_up, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && gate_up && dout && dgate_up);
+    return math->ops->swiglu_backward(math, rows, columns, dtype, gate_up, dout, dgate_up, err);
+}
+
+pd_status pd_gelu_forward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
+                          struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && x && out);
+    return math->ops->gelu_forward(math, count, dtype, x, out, err);
+}
+
+pd_status pd_gelu_backward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout,
+                           void *dx, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && x && dout && dx);
+    return math->ops->gelu_backward(math, count, dtype, x, dout, dx, err);
+}
+
+static void check_embedding(const struct pd_embedding *e)
+{
+    PD_CHECK(dtype_is_known(e->dtype) && e->tokens && e->vocab > 0 && e->columns > 0);
+}
+
+pd_status pd_embedding_forward(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
+{
+    check_embedding(e);
+    PD_CHECK(e->token_table && e->out && (!e->position_table || (e->positions && e->context > 0)));
+    return math->ops->embedding_forward(math, e, err);
+}
+
+pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
+{
+    check_embedding(e);
+    PD_CHECK(e->dout && (!e->dposition_table || (e->positions && e->context > 0)));
+    return math->ops->embedding_backward(math, e, err);
+}
+
+pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    PD_CHECK(l->vocab > 0 && l->ld >= l->vocab && l->chunks > 0 && l->logits && l->targets && l->losses);
+    PD_CHECK(dtype_is_known(l->dtype) && (!l->dlogits || l->ld_dlogits >= l->vocab));
+    return math->ops->cross_entropy(math, l, err);
+}
+
+pd_status pd_column_sum(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x,
+                        float *out, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && (rows <= 1 || ld >= n) && (rows == 0 || n == 0 || x) && (n == 0 || out));
+    return math->ops->column_sum(math, rows, n, ld, dtype, x, out, err);
+}
+
+pd_status pd_add(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
+                 struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dtype) && (n == 0 || (sum && piece)));
+    return math->ops->add(math, n, sum, dtype, piece, first, err);
+}
+
+pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
+                  const void *src, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(dst_dtype) && dtype_is_known(src_dtype) && (n == 0 || (dst && src)));
+    return math->ops->cast(math, n, dst_dtype, dst, src_dtype, src, err);
+}
+
+pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
+                         struct pd_error *err)
+{
+    PD_CHECK(rows == 0 || (x && sums));
+    return math->ops->row_squares(math, rows, columns, x, sums, err);
+}
