@@ -1,8 +1,17 @@
 /* The configuration of a run: YAML and section.key=value overrides, resolved into one plain struct.
  *
- * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. An unknown key is an error that suggests the
- * nearest one and gives line and column. Which keys may change on resume, start a new lineage or are refused is one table
- * (config_resume.c). */
+ * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. One table (config_keys.c) drives reading,
+ * overriding, printing, comparing and suggestions: type, default, range, what a change means on resume, and the comment that
+ * --print-config shows. An unknown key is an error with line, column and the nearest key. Counts take k, M, G as powers of
+ * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
+ *
+ * data.train is a file name, or a list of names and of {path, format, weight}. Model sizes that follow from others (kv_heads,
+ * head_size, ffn) follow again when the others are changed and they are not named.
+ *
+ * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
+ *         new lineage   batch, numerics, data, seed, betas and epsilon, norm_epsilon, RoPE
+ *         refused       model shape
+ */
 #ifndef PD_TRAINER_CONFIG_H
 #define PD_TRAINER_CONFIG_H
 
@@ -88,7 +97,8 @@ struct pd_resume_difference {
     enum pd_resume_effect effect;
     char before[64], now[64];
 };
-/* Differences that matter, worst first; at most `capacity` are written, the total is returned. */
+/* All differences, worst first; at most `capacity` are written, the total is returned. Contents of data files are compared by
+ * fingerprint (pd_data_check_fingerprint), not here. */
 uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
                            uint32_t capacity);
 

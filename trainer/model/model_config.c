@@ -13,7 +13,8 @@ static uint32_t default_ffn(const struct pd_model_config *c)
 void pd_model_config_resolve(struct pd_model_config *config)
 {
     if (!config->kv_heads) config->kv_heads = config->heads;
-    if (!config->head_size && config->heads) config->head_size = config->hidden / config->heads;
+    if (!config->head_size && config->heads && config->hidden % config->heads == 0)
+        config->head_size = config->hidden / config->heads;
     if (!config->ffn) config->ffn = default_ffn(config);
     if (config->norm_epsilon == 0) config->norm_epsilon = 1e-5f;
     if (config->rope_theta == 0) config->rope_theta = 10000.0f;
@@ -51,6 +52,10 @@ static pd_status check_sizes(const struct pd_model_config *c, struct pd_error *e
     PD_TRY(check_range("hidden", c->hidden, 1, 1u << 20, err));
     PD_TRY(check_range("heads", c->heads, 1, 4096, err));
     PD_TRY(check_range("kv_heads", c->kv_heads, 1, c->heads, err));
+    if (!c->head_size)
+        PD_FAIL(err, PD_INVALID,
+                "model.hidden %u is no multiple of model.heads %u; take model.heads %u, or name model.head_size", c->hidden,
+                c->heads, nearest_divisor(c->hidden, c->heads));
     PD_TRY(check_range("head_size", c->head_size, 1, 1024, err));
     return check_range("ffn", c->ffn, 1, 1u << 22, err);
 }

@@ -1,0 +1,421 @@
+#include "trainer/config.h"
+#include "trainer/config_keys.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MINIMAL "run: {dir: r}\ndata: {train: a.txt}\n"
+
+static struct pd_config parse(const char *yaml, const char *const *overrides)
+{
+    struct pd_config config;
+    struct pd_error err;
+    uint32_t count = 0;
+    while (overrides && overrides[count])
+        count++;
+    cr_assert_eq(pd_config_parse("run.yaml", yaml, overrides, count, &config, &err), PD_OK, "%s", err.message);
+    return config;
+}
+
+static void refused(const char *yaml, const char *override, const char *sentence)
+{
+    struct pd_config config;
+    struct pd_error err;
+    memset(&config, 0x5a, sizeof config);
+    pd_status status = pd_config_parse("run.yaml", yaml, &override, override ? 1 : 0, &config, &err);
+    cr_expect_neq(status, PD_OK, "%s", sentence);
+    if (status) cr_expect(strstr(err.message, sentence), "expected: %s\n   found: %s", sentence, err.message);
+    cr_expect_eq(((unsigned char *)&config)[0], 0x5a, "result touched: %s", sentence);
+    if (!status) pd_config_deinit(&config);
+}
+
+Test(config, defaults_need_a_directory_and_a_file)
+{
+    struct pd_config c = parse(MINIMAL, NULL);
+    cr_expect_str_eq(c.run.dir, "r");
+    cr_expect_str_eq(c.checkpoint.dir, "r/checkpoints");
+    cr_expect_str_eq(c.model_preset, "byte-1m");
+    cr_expect_eq(c.model.vocab, 256);
+    cr_expect_eq(c.data.train_count, 1);
+    cr_expect_str_eq(c.data.train[0].path, "a.txt");
+    cr_expect_eq(c.data.train[0].weight, 1);
+    cr_expect_eq(c.batch.sequences, 32);
+    cr_expect_eq(c.batch.leaf, 4);
+    cr_expect_eq(c.batch.context, c.model.context);
+    cr_expect_float_eq(c.optimizer.min_lr, 3e-5, 1e-18);
+    cr_expect_eq(c.optimizer.warmup_steps, 100);
+    cr_expect_eq(c.optimizer.decay_steps, 1000);
+    cr_expect_eq(c.numerics.precision, PD_BF16);
+    cr_expect_eq(c.numerics.gradient_type, PD_F32);
+    cr_expect_eq(c.layout.zero_stage, 3);
+    cr_expect_eq(c.restart.limit, 3);
+    pd_config_deinit(&c);
+    refused("", NULL, "run.yaml: run.dir is missing");
+    refused("run: {dir: r}", NULL, "run.yaml: data.train is missing");
+}
+
+Test(config, every_shape_of_a_file_list)
+{
+    struct pd_config c = parse("run: {dir: r}\n"
+                               "data:\n"
+                               "  train:\n"
+                               "    - a.txt\n"
+                               "    - {path: b.bin, format: llmc, weight: 0.25}\n"
+                               "    - path: c.bin\n"
+                               "      weight: 3\n"
+                               "  validation: [v.txt]\n",
+                               NULL);
+    cr_assert_eq(c.data.train_count, 3);
+    cr_expect_str_eq(c.data.train[0].path, "a.txt");
+    cr_expect_eq(c.data.train[1].format, PD_DATA_LLMC);
+    cr_expect_eq(c.data.train[1].weight, 0.25);
+    cr_expect_str_eq(c.data.train[2].path, "c.bin");
+    cr_expect_eq(c.data.train[2].weight, 3);
+    cr_expect_eq(c.data.train[0].weight, 1);
+    cr_assert_eq(c.data.validation_count, 1);
+    cr_expect_str_eq(c.data.validation[0].path, "v.txt");
+    pd_config_deinit(&c);
+}
+
+Test(config, overrides_win_in_order)
+{
+    const char *const overrides[] = {
+        "optimizer.lr=1e-3",      "run.steps=2k",         "optimizer.lr=2e-3",  "data.train[1].path=b.txt",
+        "data.train[1].weight=2", "restart.ranks=3, 2",   "restart.ranks[1]=1", "numerics.precision=fp32",
+        "batch.context=128",      "data.train[0].path=z", "layout.ranks=auto",  NULL};
+    struct pd_config c = parse(MINIMAL "optimizer: {lr: 5e-4}\nbatch: {leaf: 1}\nlayout: {ranks: 2}\n", overrides);
+    cr_expect_eq(c.optimizer.lr, 2e-3);
+    cr_expect_eq(c.run.steps, 2000);
+    cr_assert_eq(c.data.train_count, 2);
+    cr_expect_str_eq(c.data.train[0].path, "z");
+    cr_expect_str_eq(c.data.train[1].path, "b.txt");
+    cr_expect_eq(c.data.train[1].weight, 2);
+    cr_assert_eq(c.restart.ranks_count, 2);
+    cr_expect_eq(c.restart.ranks[0], 3);
+    cr_expect_eq(c.restart.ranks[1], 1);
+    cr_expect_eq(c.numerics.precision, PD_F32);
+    cr_expect_eq(c.batch.context, 128);
+    cr_expect_eq(c.layout.ranks, 0);
+    pd_config_deinit(&c);
+}
+
+Test(config, suffixes)
+{
+    const char *const overrides[] = {"model.context=8k", "batch.context=4K", "run.steps=1M", "batch.sequences=1k", NULL};
+    struct pd_config c = parse(MINIMAL, overrides);
+    cr_expect_eq(c.model.context, 8192);
+    cr_expect_eq(c.batch.context, 4096);
+    cr_expect_eq(c.run.steps, 1000000);
+    cr_expect_eq(c.batch.sequences, 1000);
+    cr_expect_eq(c.batch.leaf, 125);
+    pd_config_deinit(&c);
+}
+
+Test(config, preset_then_keys)
+{
+    const char *const overrides[] = {"model.preset=qwen2.5-0.5b", "model.layers=2", "batch.context=64", NULL};
+    struct pd_config c = parse(MINIMAL "model: {preset: gpt2-124m}\n", overrides);
+    cr_expect_eq(c.model.family, PD_FAMILY_LLAMA);
+    cr_expect_eq(c.model.layers, 2);
+    cr_expect_eq(c.model.kv_heads, 2);
+    cr_expect(c.model.qkv_bias);
+    pd_config_deinit(&c);
+    const char *const wider[] = {"model.hidden=256", "model.heads=8", NULL}; /* what follows from these follows again */
+    c = parse(MINIMAL, wider);
+    cr_expect_eq(c.model.kv_heads, 8);
+    cr_expect_eq(c.model.head_size, 32);
+    cr_expect_eq(c.model.ffn, 704);
+    pd_config_deinit(&c);
+    const char *const family[] = {"model.family=gpt2", NULL};
+    c = parse(MINIMAL, family);
+    cr_expect_eq(c.model.kv_heads, c.model.heads);
+    cr_expect_eq(c.model.ffn, 4 * c.model.hidden);
+    cr_expect(c.model.qkv_bias);
+    pd_config_deinit(&c);
+}
+
+Test(config, errors_name_place_key_and_cause)
+{
+    refused(MINIMAL "optimizer:\n  lrr: 3\n", NULL, "run.yaml:4:8: unknown key optimizer.lrr; did you mean optimizer.lr?");
+    refused(MINIMAL "optimiser:\n  lr: 3\n", NULL, "run.yaml:4:7: unknown key optimiser.lr; did you mean optimizer.lr?");
+    refused(MINIMAL, "lr=3", "command line: unknown key lr; did you mean optimizer.lr?");
+    refused(MINIMAL, "batch.seqences=3", "did you mean batch.sequences?");
+    refused(MINIMAL, "qwertyuiop=3", "unknown key qwertyuiop; --print-config lists all keys");
+    refused(MINIMAL, "optimizer=adam", "optimizer is a section: its keys go below it");
+    refused(MINIMAL, "optimizer.lr", "\"optimizer.lr\" is no override; write section.key=value");
+    refused(MINIMAL "optimizer: {lr: fast}\n", NULL, "run.yaml:3:17: optimizer.lr: expected a number, found \"fast\"");
+    refused(MINIMAL, "optimizer.lr=nan", "expected a number, found \"nan\"");
+    refused(MINIMAL, "optimizer.lr=-1", "optimizer.lr: expected a number of at least 0 and at most 100, found -1");
+    refused(MINIMAL, "optimizer.beta1=1", "expected a number of at least 0 and under 1, found 1");
+    refused(MINIMAL, "run.steps=0", "run.steps: expected a number of at least 1");
+    refused(MINIMAL, "run.steps=1.5", "expected a whole number, such as 500 or 10k, found \"1.5\"");
+    refused(MINIMAL, "run.steps=99999999999999999999k", "expected a whole number");
+    refused(MINIMAL, "run.steps=", "expected a whole number");
+    refused(MINIMAL, "model.heads=2k", "model.heads: expected a whole number, found \"2k\"");
+    refused(MINIMAL, "model.layers=-1", "expected a whole number");
+    refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");
+    refused(MINIMAL, "layout.transport=tcp", "expected auto, local or mpi, found \"tcp\"");
+    refused(MINIMAL, "model.qkv_bias=maybe", "expected true or false, found \"maybe\"");
+    refused(MINIMAL, "optimizer.lr[0]=1", "optimizer.lr is one value, not a list");
+    refused(MINIMAL, "data.train[2].path=x", "element 2 of a list that has 1; the next is data.train[1]");
+    refused(MINIMAL, "data.train[0].pth=x", "a data file has path, format and weight, and no \"pth\"");
+    refused(MINIMAL, "data.train[0].weight=0", "above 0");
+    refused(MINIMAL, "data.train[x]=a", "data.train[x]: an element is written data.train[0]");
+    refused(MINIMAL, "data.train[1].weight=2", "data.train[1].path is missing");
+    refused(MINIMAL, "restart.ranks=2,zero", "expected a number of ranks from 1 to 65536, found \"zero\"");
+    refused(MINIMAL, "model.preset=gpt2-125m", "the nearest are gpt2-124m");
+}
+
+Test(config, what_is_no_yaml_says_where)
+{
+    refused("run: {dir: r\ndata: x", NULL, "run.yaml:2:");
+    refused("run:\n\tdir: r\n", NULL, "run.yaml:2:1: this is not YAML: found character that cannot start any token");
+    refused("- a\n- b\n", NULL, "run.yaml:1:1: the file is a list");
+    refused("hello", NULL, "is this the configuration?");
+    refused(MINIMAL "---\nrun: {}\n", NULL, "a second document begins");
+    refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is there already, in line 1");
+    refused("run: {dir: r}\nrun: {seed: 1}\n", NULL, "run.yaml:2:6: run is there already, in line 1");
+    refused("run: &a {dir: r}\ndata: *a\n", NULL, "data is an alias");
+    refused("run: {dir: [r]}\n", NULL, "run.dir: expected one value, found a list");
+    refused("run: {dir: {r: 1}}\n", NULL, "run.dir: expected a value, found a section");
+    refused("run: [1]\n", NULL, "run is a section");
+    refused("a: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", NULL, "nested too deep");
+    refused("\xff\xfe\xff", NULL, "run.yaml:1:1: this is not YAML");
+}
+
+Test(config, whole_is_checked)
+{
+    refused(MINIMAL, "batch.leaf=5", "batch.sequences 32 is no multiple of batch.leaf 5; the nearest leaf that fits is 4");
+    refused(MINIMAL, "batch.leaf=100", "the nearest leaf that fits is 32");
+    refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
+    refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
+    refused(MINIMAL, "optimizer.warmup_steps=2000", "beyond the end of the schedule");
+    refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is no power of two; the nearest are 2 and 4");
+    refused(MINIMAL, "numerics.virtual_sp=2", "this version admits 1");
+    refused(MINIMAL, "numerics.precision=fp16", "this version admits bf16 and fp32");
+    refused(MINIMAL, "layout.tp=2", "layout.tp is 2; this version admits 1");
+    refused(MINIMAL, "layout.pp=2", "layout.pp is 2; this version admits 1");
+    refused(MINIMAL, "layout.sp=2", "layout.sp is 2; this version admits 1");
+    refused(MINIMAL, "layout.zero_stage=1", "this version admits 3");
+    refused(MINIMAL, "layout.ranks=9",
+            "layout.ranks is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4)");
+    refused(MINIMAL, "restart.ranks=8,9", "restart.ranks[1] is 9, but a step has only 8 leaves");
+    refused(MINIMAL "layout: {ranks: 2}", "layout.dp=4", "layout.dp 4 is not layout.ranks 2");
+    refused(MINIMAL, "validation.every=10", "there is nothing to validate on; set data.validation_fraction=0.01");
+    refused(MINIMAL, "data.document_token=256", "data.document_token 256 is no token of the model: model.vocab is 256");
+    refused(MINIMAL "model: {family: gpt2}", "model.qkv_bias=false", "family gpt2 has biases everywhere");
+    refused(MINIMAL, "model.heads=3", "model.hidden 128 is no multiple of model.heads 3; take model.heads 2, or name");
+}
+
+Test(config, comments_and_empty_sections)
+{
+    struct pd_config c = parse("# a comment\noptimizer:\nmodel: # nothing\n" MINIMAL, NULL);
+    cr_expect_eq(c.optimizer.lr, 3e-4);
+    pd_config_deinit(&c);
+}
+
+static char *printed(const struct pd_config *config)
+{
+    char *text;
+    struct pd_error err;
+    cr_assert_eq(pd_config_print(config, &text, &err), PD_OK, "%s", err.message);
+    return text;
+}
+
+/* A value of the key that is admitted, varied by a counter; NULL: leave it. */
+static const char *some_value(const struct pd_key *key, uint32_t n, char *text, size_t bytes)
+{
+    double x;
+    switch (key->type) {
+    case PD_KEY_STRING:
+        if (strcmp(key->name, "model.preset") == 0) return "";
+        snprintf(text, bytes, "a \"b\\c\"\n#: {%u} \xc3\xa9 '%c", n, 1 + (int)(n % 31));
+        return text;
+    case PD_KEY_FLOAT:
+        if (strncmp(key->name, "model.rope_", 11) == 0) return NULL;
+        snprintf(text, bytes, "%.9g", 0.001 + (double)(float)(n % 1000003) / 1000003 * 0.9);
+        return text;
+    case PD_KEY_DOUBLE:
+        x = key->low + (key->high > 1 ? 1 : key->high - key->low) * ((n % 999979) + 1) / 1000003;
+        snprintf(text, bytes, "%.17g", x);
+        return text;
+    case PD_KEY_BOOL:
+        return n % 2 ? "true" : "false";
+    case PD_KEY_I64:
+        return n % 2 ? "-1" : "17";
+    default:
+        return NULL;
+    }
+}
+
+/* What --print-config says loads back to the same struct: printed again it is the same text, and all keys compare equal. */
+Test(config, print_loads_back)
+{
+    for (uint32_t round = 0; round < 200; round++) {
+        struct pd_config c = parse(MINIMAL "model: {preset: qwen2.5-0.5b}\nrestart: {ranks: [4, 3, 2]}\n", NULL), back;
+        struct pd_error err;
+        for (uint32_t k = 0; k < pd_key_count; k++) {
+            char text[96];
+            uint32_t n = (round * 7919 + k * 104729) % 2147483u;
+            const char *value = some_value(&pd_keys[k], n, text, sizeof text);
+            if (value && strcmp(pd_keys[k].name, "optimizer.min_lr") != 0)
+                cr_assert_eq(pd_key_set(&c, pd_keys[k].name, value, &err), PD_OK, "%s", err.message);
+        }
+        c.optimizer.min_lr = c.optimizer.lr / 3;
+        cr_assert_eq(pd_key_set(&c, "data.train[1].path", "x, y: [z] \"q\"", &err), PD_OK);
+        cr_assert_eq(pd_key_set(&c, "data.train[1].weight", "0.1", &err), PD_OK);
+        c.run.seed = round * UINT64_C(12345678901);
+        char *text = printed(&c);
+        cr_assert_eq(pd_config_parse("printed", text, NULL, 0, &back, &err), PD_OK, "%s\n%s", err.message, text);
+        char *again = printed(&back);
+        cr_assert_str_eq(text, again);
+        struct pd_resume_difference difference;
+        cr_assert_eq(pd_config_compare(&c, &back, &difference, 1), 0, "%s", difference.key);
+        cr_assert_eq(memcmp(&c.model, &back.model, sizeof c.model), 0);
+        cr_assert_eq(memcmp(&c.optimizer, &back.optimizer, sizeof c.optimizer), 0);
+        cr_assert_str_eq(back.run.dir, c.run.dir);
+        cr_assert_eq(back.data.train_count, 2);
+        cr_assert_str_eq(back.data.train[1].path, c.data.train[1].path);
+        cr_assert_eq(back.restart.ranks_count, 3);
+        free(text);
+        free(again);
+        pd_config_deinit(&c);
+        pd_config_deinit(&back);
+    }
+}
+
+Test(config, presets_print_and_load_back)
+{
+    for (const char *const *name = pd_model_preset_names(); *name; name++) {
+        char override[64];
+        snprintf(override, sizeof override, "model.preset=%s", *name);
+        const char *const overrides[] = {override, "batch.context=64", NULL};
+        struct pd_config c = parse(MINIMAL, overrides);
+        char *text = printed(&c);
+        struct pd_config back = parse(text, NULL);
+        cr_expect_eq(memcmp(&c.model, &back.model, sizeof c.model), 0, "%s", *name);
+        free(text);
+        pd_config_deinit(&c);
+        pd_config_deinit(&back);
+    }
+}
+
+Test(keys, table_is_sound)
+{
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        const struct pd_key *key = &pd_keys[i];
+        cr_expect(key->meaning && key->meaning[0], "%s", key->name);
+        cr_expect_eq(pd_key_find(key->name), key, "%s is there twice", key->name);
+        cr_expect((key->type == PD_KEY_WORD) == (key->words != NULL), "%s", key->name);
+        bool number = key->type == PD_KEY_U32 || key->type == PD_KEY_U64 || key->type == PD_KEY_I64 ||
+                      key->type == PD_KEY_FLOAT || key->type == PD_KEY_DOUBLE;
+        cr_expect(!number || key->low < key->high, "%s", key->name);
+        bool is_model = strncmp(key->name, "model.", 6) == 0 && strcmp(key->name, "model.preset") != 0;
+        bool is_list = key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS;
+        cr_expect((key->initial == NULL) == (is_model || is_list), "%s", key->name);
+        bool sizes = strstr(key->meaning, "0: ") != NULL && key->type == PD_KEY_U32;
+        cr_expect(!sizes || key->low == 0, "%s says what 0 means and does not admit it", key->name);
+    }
+}
+
+static enum pd_resume_effect effect_of(const char *yaml, const char *override, uint32_t expected_count)
+{
+    struct pd_config before = parse(yaml, NULL), now = parse(yaml, (const char *const[]){override, NULL});
+    struct pd_resume_difference d[4];
+    uint32_t count = pd_config_compare(&before, &now, d, 4);
+    cr_expect_eq(count, expected_count, "%s: %u", override, count);
+    enum pd_resume_effect effect = count ? d[0].effect : PD_RESUME_FREE;
+    pd_config_deinit(&before);
+    pd_config_deinit(&now);
+    return effect;
+}
+
+Test(resume, table)
+{
+    static const struct {
+        const char *override;
+        enum pd_resume_effect effect;
+        uint32_t count;
+    } cases[] = {
+        {"optimizer.lr=1e-3", PD_RESUME_FREE, 2}, /* and min_lr, which follows it */
+        {"optimizer.weight_decay=0", PD_RESUME_FREE, 1},
+        {"run.steps=5000", PD_RESUME_FREE, 2},
+        {"layout.ranks=3", PD_RESUME_FREE, 1},
+        {"layout.recompute=full", PD_RESUME_FREE, 1},
+        {"checkpoint.every=7", PD_RESUME_FREE, 1},
+        {"data.train[0].path=elsewhere.txt", PD_RESUME_FREE, 0},
+        {"model.context=512", PD_RESUME_NEW_LINEAGE, 2}, /* batch.context follows it */
+        {"optimizer.beta2=0.99", PD_RESUME_NEW_LINEAGE, 1},
+        {"batch.sequences=64", PD_RESUME_NEW_LINEAGE, 2},
+        {"batch.leaf=2", PD_RESUME_NEW_LINEAGE, 1},
+        {"numerics.precision=fp32", PD_RESUME_NEW_LINEAGE, 1},
+        {"numerics.mode=fast", PD_RESUME_NEW_LINEAGE, 1},
+        {"run.seed=2", PD_RESUME_NEW_LINEAGE, 1},
+        {"data.separate_documents=true", PD_RESUME_NEW_LINEAGE, 1},
+        {"model.norm_epsilon=1e-6", PD_RESUME_NEW_LINEAGE, 1},
+        {"model.layers=5", PD_RESUME_REFUSED, 1},
+        {"model.vocab=300", PD_RESUME_REFUSED, 1},
+        {"model.tie_embeddings=false", PD_RESUME_REFUSED, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        cr_expect_eq(effect_of(MINIMAL, cases[i].override, cases[i].count), cases[i].effect, "%s", cases[i].override);
+    cr_expect_eq(effect_of(MINIMAL "model: {preset: gpt2-124m}\nbatch: {context: 64}\n", "model.context=512", 1),
+                 PD_RESUME_REFUSED);
+    cr_expect_eq(effect_of(MINIMAL "batch: {context: 64}\n", "model.context=512", 1), PD_RESUME_FREE);
+}
+
+Test(resume, worst_first_and_texts)
+{
+    struct pd_config before = parse(MINIMAL, NULL);
+    const char *const overrides[] = {"optimizer.clip_norm=2", "batch.leaf=2", "model.layers=7", NULL};
+    struct pd_config now = parse(MINIMAL, overrides);
+    struct pd_resume_difference d[3];
+    cr_assert_eq(pd_config_compare(&before, &now, d, 3), 3);
+    cr_expect_str_eq(d[0].key, "model.layers");
+    cr_expect_str_eq(d[0].before, "4");
+    cr_expect_str_eq(d[0].now, "7");
+    cr_expect_str_eq(d[1].key, "batch.leaf");
+    cr_expect_eq(d[1].effect, PD_RESUME_NEW_LINEAGE);
+    cr_expect_str_eq(d[2].key, "optimizer.clip_norm");
+    cr_expect_eq(pd_config_compare(&before, &now, d, 1), 3);
+    pd_config_deinit(&before);
+    pd_config_deinit(&now);
+}
+
+static pd_status load_file(const void *bytes, size_t count, struct pd_error *err)
+{
+    char path[] = "/tmp/perdure-config-XXXXXX";
+    int descriptor = mkstemp(path);
+    cr_assert(descriptor >= 0 && write(descriptor, bytes, count) == (ssize_t)count);
+    close(descriptor);
+    struct pd_config config;
+    pd_status status = pd_config_load(path, NULL, 0, &config, err);
+    if (!status) pd_config_deinit(&config);
+    unlink(path);
+    return status;
+}
+
+Test(load, files)
+{
+    struct pd_error err;
+    struct pd_config config;
+    cr_expect_eq(load_file(MINIMAL, sizeof MINIMAL - 1, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(load_file("run: {}\0x", 9, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "holds zero bytes"), "%s", err.message);
+    cr_expect_eq(pd_config_load("/nonexistent/run.yaml", NULL, 0, &config, &err), PD_NOT_FOUND);
+    cr_expect(strstr(err.message, "cannot open the configuration /nonexistent/run.yaml: No such file"), "%s", err.message);
+    cr_expect_eq(pd_config_load("/tmp", NULL, 0, &config, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "/tmp is a directory"), "%s", err.message);
+    size_t big = (16u << 20) + 70000;
+    char *comment = malloc(big);
+    memset(comment, '#', big);
+    cr_expect_eq(load_file(comment, big, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "is over 16 MiB"), "%s", err.message);
+    free(comment);
+    const char *const overrides[] = {"run.dir=r", "data.train=t"};
+    cr_expect_eq(pd_config_load(NULL, overrides, 2, &config, &err), PD_OK, "%s", err.message);
+    pd_config_deinit(&config);
+}

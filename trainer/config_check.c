@@ -1,0 +1,193 @@
+#include "trainer/config_check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_LEAVES_MAX 8u
+
+/* ---- resolve ---- */
+
+static uint32_t largest_divisor_up_to(uint32_t of, uint32_t limit)
+{
+    for (uint32_t d = limit; d > 1; d--)
+        if (of % d == 0) return d;
+    return 1;
+}
+
+static pd_status resolve_checkpoint_dir(struct pd_config *c, struct pd_error *err)
+{
+    if (c->checkpoint.dir[0] || !c->run.dir[0]) return PD_OK;
+    size_t bytes = strlen(c->run.dir) + sizeof "/checkpoints";
+    char *dir = malloc(bytes);
+    if (!dir) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
+    snprintf(dir, bytes, "%s/checkpoints", c->run.dir);
+    free(c->checkpoint.dir);
+    c->checkpoint.dir = dir;
+    return PD_OK;
+}
+
+static void resolve_weights(struct pd_data_source *sources, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (sources[i].weight == 0) sources[i].weight = 1;
+}
+
+pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
+{
+    pd_model_config_resolve(&c->model);
+    if (!c->batch.leaf) c->batch.leaf = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_LEAVES_MAX);
+    if (!c->batch.context) c->batch.context = c->model.context;
+    if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
+    if (c->optimizer.warmup_steps == UINT64_MAX)
+        c->optimizer.warmup_steps = c->run.steps / 10 < 100 ? c->run.steps / 10 : 100;
+    if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
+    resolve_weights(c->data.train, c->data.train_count);
+    resolve_weights(c->data.validation, c->data.validation_count);
+    return resolve_checkpoint_dir(c, err);
+}
+
+/* ---- check ---- */
+
+static pd_status check_sources(const char *key, const struct pd_data_source *sources, uint32_t count, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!sources[i].path || !sources[i].path[0])
+            PD_FAIL(err, PD_INVALID, "%s[%u].path is missing; name the file", key, i);
+    return PD_OK;
+}
+
+static pd_status check_data(const struct pd_config *c, struct pd_error *err)
+{
+    if (!c->run.dir[0])
+        PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
+    if (!c->data.train_count)
+        PD_FAIL(err, PD_INVALID,
+                "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
+    PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
+    PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
+    if (c->data.document_token >= (int64_t)c->model.vocab)
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is no token of the model: model.vocab is %u",
+                c->data.document_token, c->model.vocab);
+    if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
+                "data.validation[0].path=FILE, or validation.every=0",
+                c->validation.every);
+    return PD_OK;
+}
+
+static uint32_t nearest_leaf(uint32_t sequences, uint32_t leaf)
+{
+    for (uint32_t distance = 0;; distance++) {
+        if (leaf > distance && sequences % (leaf - distance) == 0) return leaf - distance;
+        if (leaf + distance <= sequences && sequences % (leaf + distance) == 0) return leaf + distance;
+    }
+}
+
+static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
+{
+    uint32_t sequences = c->batch.sequences, leaf = c->batch.leaf < sequences ? c->batch.leaf : sequences;
+    if (sequences % c->batch.leaf)
+        PD_FAIL(err, PD_INVALID, "batch.sequences %u is no multiple of batch.leaf %u; the nearest leaf that fits is %u",
+                sequences, c->batch.leaf, nearest_leaf(sequences, leaf));
+    if (c->batch.context > c->model.context)
+        PD_FAIL(err, PD_INVALID,
+                "batch.context %u is longer than model.context %u, beyond which there are no positions; set "
+                "batch.context=%u or model.context=%u",
+                c->batch.context, c->model.context, c->model.context, c->batch.context);
+    if ((uint64_t)c->batch.leaf * c->batch.context > INT32_MAX)
+        PD_FAIL(err, PD_INVALID, "a leaf of %u sequences of %u tokens is over 2^31 tokens; set a smaller batch.leaf",
+                c->batch.leaf, c->batch.context);
+    return PD_OK;
+}
+
+static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->optimizer.min_lr > c->optimizer.lr)
+        PD_FAIL(err, PD_INVALID, "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr",
+                c->optimizer.min_lr, c->optimizer.lr);
+    if (c->optimizer.warmup_steps > c->optimizer.decay_steps)
+        PD_FAIL(err, PD_INVALID,
+                "optimizer.warmup_steps %" PRIu64 " is beyond the end of the schedule, optimizer.decay_steps %" PRIu64
+                "; set warmup_steps to at most that, or leave it out",
+                c->optimizer.warmup_steps, c->optimizer.decay_steps);
+    return PD_OK;
+}
+
+static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_error *err)
+{
+    if ((value & (value - 1)) == 0) return PD_OK;
+    uint32_t below = 1;
+    while (2 * below < value)
+        below *= 2;
+    PD_FAIL(err, PD_INVALID, "%s %u is no power of two; the nearest are %u and %u", key, value, below, 2 * below);
+}
+
+/* What the configuration can already say and this version cannot yet do: silently doing something else would change bits
+ * later on. */
+static pd_status check_only_one(const char *key, uint32_t value, struct pd_error *err)
+{
+    if (value > 1)
+        PD_FAIL(err, PD_INVALID, "%s is %u; this version admits 1: it has data parallelism (layout.ranks) with ZeRO stage 3",
+                key, value);
+    return PD_OK;
+}
+
+static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->numerics.precision == PD_F16)
+        PD_FAIL(err, PD_INVALID, "numerics.precision is fp16; this version admits bf16 and fp32");
+    PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
+    PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
+    PD_TRY(check_only_one("numerics.virtual_tp", c->numerics.virtual_tp, err));
+    return check_only_one("numerics.virtual_sp", c->numerics.virtual_sp, err);
+}
+
+static pd_status check_ranks(const char *key, uint32_t ranks, const struct pd_config *c, struct pd_error *err)
+{
+    uint32_t leaves = c->batch.sequences / c->batch.leaf;
+    if (ranks > leaves)
+        PD_FAIL(
+            err, PD_INVALID,
+            "%s is %u, but a step has only %u leaves (batch.sequences %u / batch.leaf %u); set it to at most %u, or take a "
+            "smaller batch.leaf, which starts a new lineage",
+            key, ranks, leaves, c->batch.sequences, c->batch.leaf, leaves);
+    return PD_OK;
+}
+
+static pd_status check_layout(const struct pd_config *c, struct pd_error *err)
+{
+    PD_TRY(check_only_one("layout.tp", c->layout.tp, err));
+    PD_TRY(check_only_one("layout.pp", c->layout.pp, err));
+    PD_TRY(check_only_one("layout.sp", c->layout.sp, err));
+    if (c->layout.zero_stage != 3)
+        PD_FAIL(err, PD_INVALID, "layout.zero_stage is %u; this version admits 3", c->layout.zero_stage);
+    if (c->layout.dp && c->layout.ranks && c->layout.dp != c->layout.ranks)
+        PD_FAIL(err, PD_INVALID, "layout.dp %u is not layout.ranks %u; set one of them, or both to the same", c->layout.dp,
+                c->layout.ranks);
+    PD_TRY(check_ranks("layout.ranks", c->layout.ranks, c, err));
+    PD_TRY(check_ranks("layout.dp", c->layout.dp, c, err));
+    for (uint32_t i = 0; i < c->restart.ranks_count; i++) {
+        char key[40];
+        snprintf(key, sizeof key, "restart.ranks[%u]", i);
+        PD_TRY(check_ranks(key, c->restart.ranks[i], c, err));
+    }
+    uint32_t dp = c->layout.dp ? c->layout.dp : c->layout.ranks;
+    if (c->layout.zero_shard && dp && dp % c->layout.zero_shard)
+        PD_FAIL(err, PD_INVALID,
+                "layout.zero_shard %u does not divide the %u data-parallel ranks; 0 cuts state over all of them",
+                c->layout.zero_shard, dp);
+    return PD_OK;
+}
+
+pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
+{
+    PD_TRY(pd_model_config_check(&c->model, err));
+    PD_TRY(check_data(c, err));
+    PD_TRY(check_batch(c, err));
+    PD_TRY(check_optimizer(c, err));
+    PD_TRY(check_numerics(c, err));
+    return check_layout(c, err);
+}

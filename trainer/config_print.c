@@ -1,0 +1,111 @@
+/* The resolved whole as YAML. */
+#include "trainer/config_keys.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COMMENT_COLUMN 38
+
+/* Double quotes hold anything; control characters are escaped. */
+static void print_quoted(FILE *out, const char *text)
+{
+    fputc('"', out);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < 0x20 || c == 0x7f)
+            fprintf(out, "\\x%02x", c);
+        else
+            fputc(c, out);
+    }
+    fputc('"', out);
+}
+
+static void print_number(FILE *out, double value)
+{
+    char text[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    fputs(text, out);
+}
+
+static void print_sources(FILE *out, const struct pd_data_source *sources, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        fputs("    - {path: ", out);
+        print_quoted(out, sources[i].path);
+        fprintf(out, ", format: %s, weight: ", pd_data_format_name(sources[i].format));
+        print_number(out, sources[i].weight);
+        fputs("}\n", out);
+    }
+}
+
+static void print_ranks(FILE *out, const uint32_t *ranks, uint32_t count)
+{
+    fputc('[', out);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "%s%u", i ? ", " : "", ranks[i]);
+    fputc(']', out);
+}
+
+static void print_comment(FILE *out, long line_start, const char *meaning)
+{
+    long width = ftell(out) - line_start;
+    fprintf(out, "%*s  # %s\n", width < COMMENT_COLUMN ? (int)(COMMENT_COLUMN - width) : 0, "", meaning);
+}
+
+static void print_key(FILE *out, const struct pd_config *config, const struct pd_key *key)
+{
+    const char *dot = strchr(key->name, '.');
+    long line_start = ftell(out);
+    fprintf(out, "%s%s: ", dot ? "  " : "", dot ? dot + 1 : key->name);
+    const void *member = (const char *)config + key->offset;
+    uint32_t count = 0;
+    if (key->count_offset) memcpy(&count, (const char *)config + key->count_offset, sizeof count);
+    if (key->type == PD_KEY_SOURCES) {
+        if (!count) fputs("[]", out);
+    } else if (key->type == PD_KEY_RANKS) {
+        print_ranks(out, *(uint32_t *const *)member, count);
+    } else if (key->type == PD_KEY_STRING) {
+        print_quoted(out, *(char *const *)member);
+    } else {
+        char text[64];
+        pd_key_text(config, key, text, sizeof text);
+        fputs(text, out);
+    }
+    print_comment(out, line_start, key->meaning);
+    if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);
+}
+
+pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "no memory to print the configuration");
+    const char *section = "";
+    size_t section_length = 0;
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        const struct pd_key *key = &pd_keys[i];
+        size_t length = strcspn(key->name, ".");
+        if (key->name[length] == '.' && (length != section_length || strncmp(section, key->name, length) != 0))
+            fprintf(out, "%s%.*s:\n", i ? "\n" : "", (int)length, key->name);
+        else if (key->name[length] == '\0')
+            fputc('\n', out);
+        section = key->name;
+        section_length = length;
+        print_key(out, config, key);
+    }
+    bool failed = ferror(out) != 0;
+    if (fclose(out) != 0 || failed) {
+        free(text);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to print the configuration");
+    }
+    *ret_yaml = text;
+    return PD_OK;
+}

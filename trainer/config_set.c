@@ -1,0 +1,387 @@
+/* Reading and writing one key of the configuration by name. */
+#include "trainer/config_keys.h"
+
+#include "ckpt/base/parse.h"
+#include "trainer/model/nearest.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define LIST_MAX 65536u
+
+static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
+
+/* A path taken apart: data.train[3].path is name, index and member. */
+struct place {
+    char name[96], member[32];
+    bool has_index, well_formed;
+    uint64_t index;
+};
+
+static struct place place_of(const char *path)
+{
+    struct place p = {.well_formed = true};
+    const char *open = strchr(path, '[');
+    snprintf(p.name, sizeof p.name, "%.*s", (int)(open ? open - path : (ptrdiff_t)strlen(path)), path);
+    if (!open) return p;
+    const char *close = strchr(open, ']');
+    char digits[16];
+    if (!close || close == open + 1 || close - open > 12) {
+        p.well_formed = false;
+        return p;
+    }
+    snprintf(digits, sizeof digits, "%.*s", (int)(close - open - 1), open + 1);
+    p.has_index = true;
+    p.well_formed = pd_parse_u64(digits, &p.index) && (close[1] == '\0' || close[1] == '.');
+    snprintf(p.member, sizeof p.member, "%s", close[1] == '.' ? close + 2 : "");
+    return p;
+}
+
+const struct pd_key *pd_key_find(const char *name)
+{
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (strcmp(pd_keys[i].name, name) == 0) return &pd_keys[i];
+    return NULL;
+}
+
+/* Somebody who wrote "lr" or "optim.lr" means the key with that last part. */
+static uint32_t distance_to(const char *path, const char *key)
+{
+    uint32_t whole = pd_edit_distance(path, key) * 2;
+    const char *path_last = strrchr(path, '.'), *key_last = strrchr(key, '.');
+    path_last = path_last ? path_last + 1 : path;
+    key_last = key_last ? key_last + 1 : key;
+    uint32_t last = pd_edit_distance(path_last, key_last) * 2 + 3;
+    return whole < last ? whole : last;
+}
+
+static bool is_section(const char *path)
+{
+    size_t length = strlen(path);
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (strncmp(pd_keys[i].name, path, length) == 0 && pd_keys[i].name[length] == '.') return true;
+    return false;
+}
+
+void pd_key_suggest(const char *path, char *ret, size_t bytes)
+{
+    if (is_section(path)) {
+        snprintf(ret, bytes, "%s is a section: its keys go below it, or are written %s.KEY", path, path);
+        return;
+    }
+    uint32_t best = UINT32_MAX;
+    const char *nearest = NULL;
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        uint32_t distance = distance_to(path, pd_keys[i].name);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = pd_keys[i].name;
+    }
+    if (nearest && best <= strlen(path) + 3)
+        snprintf(ret, bytes, "unknown key %s; did you mean %s?", path, nearest);
+    else
+        snprintf(ret, bytes, "unknown key %s; --print-config lists all keys", path);
+}
+
+static void *member_of(struct pd_config *config, size_t offset)
+{
+    return (char *)config + offset;
+}
+
+static pd_status replace_string(char **target, const char *text, struct pd_error *err)
+{
+    char *copy = strdup(text);
+    if (!copy) PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
+    free(*target);
+    *target = copy;
+    return PD_OK;
+}
+
+static pd_status set_word(int *target, const char *const *words, const char *text, struct pd_error *err)
+{
+    char list[160] = "";
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(words[i], text) == 0) {
+            *target = i;
+            return PD_OK;
+        }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", i == 0 ? "" : words[i + 1] ? ", " : " or ", words[i]);
+    }
+    PD_FAIL(err, PD_INVALID, "expected %s, found \"%s\"", list, text);
+}
+
+static pd_status set_bool(bool *target, const char *text, struct pd_error *err)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"}, *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 4; i++) {
+        if (strcasecmp(text, yes[i]) != 0 && strcasecmp(text, no[i]) != 0) continue;
+        *target = strcasecmp(text, yes[i]) == 0;
+        return PD_OK;
+    }
+    PD_FAIL(err, PD_INVALID, "expected true or false, found \"%s\"", text);
+}
+
+static void number_text(double value, char *ret, size_t bytes)
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(ret, bytes, "%.*g", digits, value);
+        if (strtod(ret, NULL) == value) return;
+    }
+}
+
+static pd_status check_range(const struct pd_key *key, double value, const char *text, struct pd_error *err)
+{
+    bool low_fits = key->low_open ? value > key->low : value >= key->low;
+    bool high_fits = key->high_open ? value < key->high : value <= key->high;
+    if (low_fits && high_fits) return PD_OK;
+    char low[32], high[32];
+    number_text(key->low, low, sizeof low);
+    number_text(key->high, high, sizeof high);
+    PD_FAIL(err, PD_INVALID, "expected a number %s %s and %s %s, found %s", key->low_open ? "above" : "of at least", low,
+            key->high_open ? "under" : "at most", high, text);
+}
+
+static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint64_t *ret)
+{
+    if (pd_parse_u64(text, ret)) return true;
+    size_t length = strlen(text);
+    if (suffix == PD_SUFFIX_NONE || length < 2 || length > 20) return false;
+    static const char letters[] = "kmg";
+    const char *letter = strchr(letters, text[length - 1] | 0x20);
+    char digits[24];
+    uint64_t value;
+    snprintf(digits, sizeof digits, "%.*s", (int)(length - 1), text);
+    if (!letter || !*letter || !pd_parse_u64(digits, &value)) return false;
+    for (int64_t power = letter - letters; power >= 0; power--)
+        if (__builtin_mul_overflow(value, suffix == PD_SUFFIX_SIZE ? 1024u : 1000u, &value)) return false;
+    *ret = value;
+    return true;
+}
+
+static pd_status set_unsigned(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    uint64_t value;
+    if (!parse_with_suffix(text, key->suffix, &value))
+        PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
+    PD_TRY(check_range(key, (double)value, text, err));
+    if (key->type == PD_KEY_U32)
+        *(uint32_t *)member_of(config, key->offset) = (uint32_t)value;
+    else
+        *(uint64_t *)member_of(config, key->offset) = value;
+    return PD_OK;
+}
+
+static pd_status set_real(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    double value;
+    if (!pd_parse_double(text, &value)) PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+    PD_TRY(check_range(key, value, text, err));
+    if (key->type == PD_KEY_FLOAT)
+        *(float *)member_of(config, key->offset) = (float)value;
+    else
+        *(double *)member_of(config, key->offset) = value;
+    return PD_OK;
+}
+
+static pd_status set_signed(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    int64_t value;
+    if (!pd_parse_i64(text, &value)) PD_FAIL(err, PD_INVALID, "expected a whole number, found \"%s\"", text);
+    PD_TRY(check_range(key, (double)value, text, err));
+    *(int64_t *)member_of(config, key->offset) = value;
+    return PD_OK;
+}
+
+static void set_automatic(struct pd_config *config, const struct pd_key *key)
+{
+    void *member = member_of(config, key->offset);
+    if (key->type == PD_KEY_U32)
+        *(uint32_t *)member = 0;
+    else if (key->type == PD_KEY_U64)
+        *(uint64_t *)member = key->initial[0] == 'a' ? UINT64_MAX : 0; /* where 0 is a value, auto is another */
+    else
+        *(double *)member = -1;
+}
+
+static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    if (key->automatic && strcmp(text, "auto") == 0) {
+        set_automatic(config, key);
+        return PD_OK;
+    }
+    switch (key->type) {
+    case PD_KEY_STRING:
+        return replace_string(member_of(config, key->offset), text, err);
+    case PD_KEY_U32:
+    case PD_KEY_U64:
+        return set_unsigned(config, key, text, err);
+    case PD_KEY_I64:
+        return set_signed(config, key, text, err);
+    case PD_KEY_FLOAT:
+    case PD_KEY_DOUBLE:
+        return set_real(config, key, text, err);
+    case PD_KEY_BOOL:
+        return set_bool(member_of(config, key->offset), text, err);
+    default:
+        return set_word(member_of(config, key->offset), key->words, text, err);
+    }
+}
+
+/* ---- lists ---- */
+
+void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
+{
+    uint32_t *count = member_of(config, key->count_offset);
+    void **items = member_of(config, key->offset);
+    if (key->type == PD_KEY_SOURCES)
+        for (uint32_t i = 0; i < *count; i++)
+            free(((struct pd_data_source *)*items)[i].path);
+    free(*items);
+    *items = NULL;
+    *count = 0;
+}
+
+/* Room for element `index`, which is there already or the next. */
+static pd_status list_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+                            struct pd_error *err)
+{
+    uint32_t *count = member_of(config, key->count_offset);
+    void **items = member_of(config, key->offset);
+    if (index < *count) return PD_OK;
+    if (index > *count)
+        PD_FAIL(err, PD_INVALID, "element %" PRIu64 " of a list that has %u; the next is %s[%u]", index, *count, key->name,
+                *count);
+    if (index >= LIST_MAX) PD_FAIL(err, PD_INVALID, "a list of more than %u elements", LIST_MAX);
+    void *grown = realloc(*items, (index + 1) * item_bytes);
+    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
+    memset((char *)grown + index * item_bytes, 0, item_bytes);
+    *items = grown;
+    (*count)++;
+    return PD_OK;
+}
+
+static pd_status set_source(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                            struct pd_error *err)
+{
+    static const struct pd_key weight_range = {.low = 0, .high = 1e9, .low_open = true};
+    if (!p->has_index) pd_key_clear_list(config, key);
+    bool is_path = p->member[0] == '\0' || strcmp(p->member, "path") == 0;
+    if (!is_path && strcmp(p->member, "format") != 0 && strcmp(p->member, "weight") != 0)
+        PD_FAIL(err, PD_INVALID, "a data file has path, format and weight, and no \"%s\"", p->member);
+    PD_TRY(list_reach(config, key, p->index, sizeof(struct pd_data_source), err));
+    struct pd_data_source *source = *(struct pd_data_source **)member_of(config, key->offset) + p->index;
+    if (is_path) return replace_string(&source->path, text, err);
+    if (strcmp(p->member, "format") == 0) {
+        int format;
+        PD_TRY(set_word(&format, format_words, text, err));
+        source->format = (enum pd_data_format)format;
+        return PD_OK;
+    }
+    double weight;
+    if (!pd_parse_double(text, &weight)) PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+    PD_TRY(check_range(&weight_range, weight, text, err));
+    source->weight = weight;
+    return PD_OK;
+}
+
+static pd_status set_rank(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *text,
+                          struct pd_error *err)
+{
+    uint64_t value;
+    if (!pd_parse_u64(text, &value) || value == 0 || value > 65536)
+        PD_FAIL(err, PD_INVALID, "expected a number of ranks from 1 to 65536, found \"%s\"", text);
+    PD_TRY(list_reach(config, key, index, sizeof(uint32_t), err));
+    (*(uint32_t **)member_of(config, key->offset))[index] = (uint32_t)value;
+    return PD_OK;
+}
+
+/* "3,2" or "[3, 2]" replaces the list; an index replaces one. */
+static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                           struct pd_error *err)
+{
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a number of ranks has no \"%s\"", p->member);
+    if (p->has_index) return set_rank(config, key, p->index, text, err);
+    pd_key_clear_list(config, key);
+    char word[32];
+    uint64_t index = 0;
+    const char *separators = ", []";
+    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
+        size_t length = strcspn(text, separators);
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
+        PD_TRY(set_rank(config, key, index++, word, err));
+        text += length;
+    }
+    return PD_OK;
+}
+
+pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err)
+{
+    struct place p = place_of(path);
+    const struct pd_key *key = pd_key_find(p.name);
+    bool is_list = key && (key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS);
+    if (!key || !p.well_formed || (p.has_index && !is_list)) {
+        char suggestion[320];
+        if (key && p.well_formed) {
+            PD_FAIL(err, PD_INVALID, "%s: %s is one value, not a list", path, key->name);
+        } else if (is_list) {
+            PD_FAIL(err, PD_INVALID, "%s: an element is written %s[0]", path, key->name);
+        }
+        pd_key_suggest(path, suggestion, sizeof suggestion);
+        PD_FAIL(err, PD_INVALID, "%s", suggestion);
+    }
+    pd_status status;
+    if (key->type == PD_KEY_SOURCES)
+        status = set_source(config, key, &p, text, err);
+    else if (key->type == PD_KEY_RANKS)
+        status = set_ranks(config, key, &p, text, err);
+    else
+        status = set_scalar(config, key, text, err);
+    return status ? pd_error_context(err, status, "%s", path) : PD_OK;
+}
+
+void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes)
+{
+    const void *member = (const char *)config + key->offset;
+    switch (key->type) {
+    case PD_KEY_STRING:
+        snprintf(ret, bytes, "%s", *(char *const *)member ? *(char *const *)member : "");
+        break;
+    case PD_KEY_U32:
+        snprintf(ret, bytes, "%" PRIu32, *(const uint32_t *)member);
+        break;
+    case PD_KEY_U64:
+        snprintf(ret, bytes, "%" PRIu64, *(const uint64_t *)member);
+        break;
+    case PD_KEY_I64:
+        snprintf(ret, bytes, "%" PRId64, *(const int64_t *)member);
+        break;
+    case PD_KEY_FLOAT:
+        for (int digits = 6; digits <= 9; digits++) {
+            snprintf(ret, bytes, "%.*g", digits, (double)*(const float *)member);
+            if ((float)strtod(ret, NULL) == *(const float *)member) break;
+        }
+        break;
+    case PD_KEY_DOUBLE:
+        number_text(*(const double *)member, ret, bytes);
+        break;
+    case PD_KEY_BOOL:
+        snprintf(ret, bytes, "%s", *(const bool *)member ? "true" : "false");
+        break;
+    case PD_KEY_WORD:
+        snprintf(ret, bytes, "%s", key->words[*(const int *)member]);
+        break;
+    default:
+        snprintf(ret, bytes, "%u elements", *(const uint32_t *)((const char *)config + key->count_offset));
+        break;
+    }
+}
+
+const char *pd_data_format_name(enum pd_data_format format)
+{
+    return format_words[format];
+}
