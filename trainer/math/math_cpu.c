@@ -1,6 +1,7 @@
 #include "trainer/math/math_cpu.h"
 
 #include "trainer/math/cpu_gemm.h"
+#include "trainer/math/onednn.h"
 
 #include <stdlib.h>
 
@@ -19,9 +20,11 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
 {
     PD_CHECK(thread_count >= 1 && pd_thread_pool_size(pool) <= thread_count);
     PD_TRY(pd_isa_resolve(isa, &isa, err));
-    if (mode != PD_NUMERICS_INVARIANT) PD_FAIL(err, PD_UNSUPPORTED, "this build has no vendor library for numerics: fast");
-    uint64_t gemm_bytes = pd_cpu_gemm_workspace_bytes(thread_count);
-    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, gemm_bytes);
+    if (mode == PD_NUMERICS_FAST && !pd_onednn_available())
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "numerics: fast needs oneDNN, which this build lacks; say numerics: invariant, or build with "
+                "-DPERDURE_ONEDNN=ON");
+    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_cpu_gemm_workspace_bytes(thread_count));
     void *workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, thread_count * PD_CPU_WORKSPACE_BYTES);
     if (pd_arena_is_dry(arena)) {
         *ret_math = NULL;
@@ -44,7 +47,8 @@ void pd_cpu_free_slot(struct pd_math *math)
 
 pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
-    (void)err;
-    pd_cpu_gemm(math->pool, math->isa, pd_math_cpu_of(math)->gemm_workspace, gemm);
+    void *workspace = pd_math_cpu_of(math)->gemm_workspace;
+    if (math->mode == PD_NUMERICS_FAST) return pd_onednn_gemm(math->pool, workspace, gemm, err);
+    pd_cpu_gemm(math->pool, math->isa, workspace, gemm);
     return PD_OK;
 }
