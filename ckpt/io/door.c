@@ -274,7 +274,7 @@ pd_status pd_file_map(struct pd_file *file, struct pd_mapping **ret_mapping, con
     struct pd_mapping *mapping = calloc(1, sizeof *mapping);
     if (!mapping) PD_FAIL_ERRNO(err, ENOMEM, "map %s", file->path);
     mapping->door = file->door;
-    int result = file->door->ops->map(file, mapping);
+    int result = file->flags & PD_OPEN_READ ? file->door->ops->map(file, mapping) : EACCES;
     if (result) {
         free(mapping);
         PD_FAIL_ERRNO(err, result, "map %s", file->path);

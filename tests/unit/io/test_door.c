@@ -1,5 +1,6 @@
-/* One list of expectations, every door: io_uring on each rung of its ladder, and the thread pool. */
+/* One list of expectations, every door: io_uring on each rung of its ladder, the thread pool, the simulated disk. */
 #include "ckpt/io/door.h"
+#include "ckpt/io/simulated_disk.h"
 #include "ckpt/io/uring.h"
 
 #include <criterion/criterion.h>
@@ -112,7 +113,7 @@ static void check_files(struct pd_door *door, const char *dir)
     OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
     IS(PD_IO, pd_file_write(file, 0, text, 1, err));
     pd_file_close_readonly(file);
-    OK(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_TRUNCATE, &file, err));
+    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_TRUNCATE, &file, err));
     OK(pd_file_stat(file, &st, err));
     cr_assert_eq(st.bytes, 0);
     OK(pd_file_map(file, &mapping, &data, &bytes, err));
@@ -243,6 +244,23 @@ static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
     OK(pd_file_close(file, err));
     free(out);
     free(in);
+}
+
+Test(door, every_slot_of_the_simulated_door)
+{
+    struct pd_simulated_disk *disk = NULL;
+    struct pd_door *door = NULL;
+    current_door = "simulated";
+    OK(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 7}, &disk, err));
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    OK(pd_door_mkdir(door, "/t", err));
+    check_files(door, "/t");
+    check_names(door, "/t");
+    check_locks(door, "/t");
+    check_queue(door, "/t", 0);
+    check_queue(door, "/t", PD_OPEN_DIRECT);
+    pd_door_free(door);
+    pd_simulated_disk_free(disk);
 }
 
 Test(door, every_slot_of_every_door)

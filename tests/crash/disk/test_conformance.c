@@ -1,0 +1,272 @@
+/* The simulated disk against a real file system: random operations are made on the first, their trace is replayed on the
+ * second, and every result, every byte read and the final trees must be equal. What a crash keeps cannot be compared, so
+ * this proves the part of the model that can be: what processes see while power is on. */
+#include "ckpt/base/digest.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/io/disk_trace.h"
+#include "ckpt/io/simulated_disk.h"
+
+#include <criterion/criterion.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPEN_MAX 6
+#define STEPS 400
+
+struct scene {
+    uint64_t random;
+    struct pd_door *door;
+    struct pd_file *open[OPEN_MAX];
+    struct pd_lock *lock;
+    char *page; /* 64 KiB, aligned */
+};
+
+static uint64_t below(struct scene *scene, uint64_t bound)
+{
+    uint64_t z = scene->random += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (z ^ (z >> 31)) % bound;
+}
+
+/* Few names, so that they collide often: files where directories are wanted, ancestors renamed into themselves. */
+static const char *any_path(struct scene *scene)
+{
+    static char paths[4][64];
+    static int next;
+    static const char *const names[] = {"a", "b", "c", "a b", "%"};
+    char *path = paths[next++ % 4];
+    int at = 0;
+    for (uint64_t depth = 1 + below(scene, 3); depth > 0; depth--)
+        at += snprintf(path + at, 64 - (size_t)at, "/%s", names[below(scene, 5)]);
+    return path;
+}
+
+static void open_or_close(struct scene *scene)
+{
+    static const unsigned flags[] = {
+        PD_OPEN_READ,
+        PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE,
+        PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE,
+        PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT,
+        PD_OPEN_WRITE | PD_OPEN_TRUNCATE,
+        PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE,
+    };
+    struct pd_file **file = &scene->open[below(scene, OPEN_MAX)];
+    if (*file) {
+        cr_assert_eq(pd_file_close(*file, NULL), PD_OK);
+        *file = NULL;
+        return;
+    }
+    pd_status unused = pd_file_open(scene->door, any_path(scene), flags[below(scene, 6)], file, NULL);
+    (void)unused;
+}
+
+static pd_status touch_file(struct scene *scene, struct pd_file *file, struct pd_error *err)
+{
+    bool direct = pd_file_is_direct(file);
+    uint64_t unit = direct ? 4096 : 1 + below(scene, 700), offset = unit * below(scene, 9), bytes = unit * below(scene, 7);
+    struct pd_stat st;
+    struct pd_mapping *mapping;
+    const void *data;
+    uint64_t mapped;
+    switch (below(scene, 8)) {
+    case 0:
+    case 1:
+    case 2:
+        for (uint64_t i = 0; i < bytes; i++)
+            scene->page[i] = (char)below(scene, 256);
+        return pd_file_write(file, offset, scene->page, bytes, err);
+    case 3:
+        return pd_file_read(file, offset, scene->page, bytes, err);
+    case 4:
+        return pd_file_truncate(file, below(scene, 20000), err);
+    case 5:
+        return pd_file_preallocate(file, 1 + below(scene, 20000), err);
+    case 6:
+        return below(scene, 2) ? pd_file_sync(file, err) : pd_file_stat(file, &st, err);
+    default:
+        PD_TRY(pd_file_map(file, &mapping, &data, &mapped, err));
+        pd_file_unmap(mapping);
+        return PD_OK;
+    }
+}
+
+static pd_status touch_lock(struct scene *scene, struct pd_error *err)
+{
+    if (!scene->lock || below(scene, 2)) {
+        struct pd_lock *lock = NULL;
+        PD_TRY(pd_door_lock(scene->door, any_path(scene), &lock, err));
+        pd_door_unlock(scene->lock);
+        scene->lock = lock;
+        return PD_OK;
+    }
+    pd_door_unlock(scene->lock);
+    scene->lock = NULL;
+    return PD_OK;
+}
+
+static pd_status touch_name(struct scene *scene, struct pd_error *err)
+{
+    struct pd_door *door = scene->door;
+    struct pd_listing listing = {0};
+    struct pd_stat st;
+    struct pd_space space;
+    pd_status status;
+    switch (below(scene, 12)) {
+    case 0:
+    case 1:
+        return pd_door_mkdir(door, any_path(scene), err);
+    case 2:
+    case 3:
+    case 4:
+        return pd_door_rename(door, any_path(scene), any_path(scene), err);
+    case 5:
+        return pd_door_link(door, any_path(scene), any_path(scene), err);
+    case 6:
+        return pd_door_unlink(door, any_path(scene), err);
+    case 7:
+        return pd_door_rmdir(door, any_path(scene), err);
+    case 8:
+        return pd_door_sync_dir(door, any_path(scene), err);
+    case 9:
+        return pd_door_stat(door, any_path(scene), &st, err);
+    case 10:
+        return pd_door_space(door, any_path(scene), &space, err);
+    default:
+        status = pd_door_list(door, any_path(scene), &listing, err);
+        pd_listing_deinit(&listing);
+        return status;
+    }
+}
+
+static void play(struct scene *scene)
+{
+    for (int step = 0; step < STEPS; step++) {
+        struct pd_error err;
+        struct pd_file *file = scene->open[below(scene, OPEN_MAX)];
+        pd_status unused = PD_OK; /* refusals are part of what is compared */
+        uint64_t dice = below(scene, 10);
+        if (dice < 2)
+            open_or_close(scene);
+        else if (dice < 6 && file)
+            unused = touch_file(scene, file, &err);
+        else if (dice == 9 && below(scene, 4) == 0)
+            unused = touch_lock(scene, &err);
+        else
+            unused = touch_name(scene, &err);
+        cr_assert_neq(unused, PD_BUG);
+    }
+    for (int i = 0; i < OPEN_MAX; i++)
+        if (scene->open[i]) cr_assert_eq(pd_file_close(scene->open[i], NULL), PD_OK);
+    pd_door_unlock(scene->lock);
+}
+
+/* Names, sizes, links and digests of everything below a directory. */
+static void describe_tree(struct pd_door *door, const char *root, const char *path, FILE *text)
+{
+    struct pd_listing listing;
+    struct pd_error err;
+    char full[4096];
+    snprintf(full, sizeof full, "%s%s", root, *path ? path : "/");
+    cr_assert_eq(pd_door_list(door, full, &listing, &err), PD_OK, "%s", err.message);
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char child[2048];
+        struct pd_stat st;
+        snprintf(child, sizeof child, "%s/%s", path, listing.names[i]);
+        snprintf(full, sizeof full, "%s%s", root, child);
+        cr_assert_eq(pd_door_stat(door, full, &st, &err), PD_OK, "%s", err.message);
+        if (st.type == PD_ENTRY_DIRECTORY) {
+            fprintf(text, "%s/\n", child);
+            describe_tree(door, root, child, text);
+            continue;
+        }
+        struct pd_file *file;
+        struct pd_mapping *mapping;
+        const void *data;
+        uint64_t bytes;
+        cr_assert_eq(pd_file_open(door, full, PD_OPEN_READ, &file, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_file_map(file, &mapping, &data, &bytes, &err), PD_OK, "%s", err.message);
+        fprintf(text, "%s %" PRIu64 " %" PRIu64 " %" PRIx64 "\n", child, bytes, st.link_count, pd_digest64(data, bytes, 0));
+        pd_file_unmap(mapping);
+        pd_file_close_readonly(file);
+    }
+    pd_listing_deinit(&listing);
+}
+
+static char *tree_text(struct pd_door *door, const char *root)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *stream = open_memstream(&text, &bytes);
+    describe_tree(door, root, "", stream);
+    fclose(stream);
+    return text;
+}
+
+static void compare(uint64_t seed, struct pd_door *real)
+{
+    struct pd_error err = {0};
+    struct pd_simulated_disk *disk;
+    struct scene scene = {.random = seed, .page = aligned_alloc(4096, 65536)};
+    cr_assert_eq(pd_simulated_disk_new(&(struct pd_disk_options){.seed = seed}, &disk, &err), PD_OK);
+    cr_assert_eq(pd_simulated_disk_door(disk, 0, &scene.door, &err), PD_OK);
+    pd_simulated_disk_trace_start(disk);
+    play(&scene);
+    char *trace = pd_simulated_disk_trace_stop(disk), root[] = "/tmp/perdure-conformance-XXXXXX", command[64];
+    cr_assert_not_null(mkdtemp(root));
+    uint64_t lines = 0;
+    pd_status st = pd_disk_trace_replay(trace, real, root, &lines, &err);
+    cr_assert_eq(st, PD_OK, "seed %" PRIu64 ": %s", seed, err.message);
+    cr_assert(lines > STEPS / 2);
+    char *simulated = tree_text(scene.door, ""), *actual = tree_text(real, root);
+    cr_assert_str_eq(simulated, actual, "seed %" PRIu64, seed);
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    cr_assert_eq(system(command), 0);
+    free(simulated);
+    free(actual);
+    free(trace);
+    free(scene.page);
+    pd_door_free(scene.door);
+    pd_simulated_disk_free(disk);
+}
+
+static uint64_t scale(void)
+{
+    uint64_t value = 1;
+    const char *text = getenv("PERDURE_TEST_SCALE");
+    if (text) pd_parse_u64(text, &value);
+    return value ? value : 1;
+}
+
+Test(conformance, random_operations_give_the_same_results_on_a_real_file_system)
+{
+    struct pd_door *real;
+    cr_assert_eq(pd_door_new_auto(&real, NULL), PD_OK);
+    for (uint64_t seed = 1; seed <= 30 * scale(); seed++)
+        compare(seed, real);
+    pd_door_free(real);
+}
+
+Test(conformance, a_trace_that_lies_is_caught)
+{
+    struct pd_door *real;
+    struct pd_error err = {0};
+    uint64_t lines = 0;
+    char root[] = "/tmp/perdure-conformance-XXXXXX", command[64];
+    cr_assert_eq(pd_door_new_auto(&real, NULL), PD_OK);
+    cr_assert_not_null(mkdtemp(root));
+    cr_assert_eq(pd_disk_trace_replay("mkdir /a = PD_OK\nmkdir /a = PD_OK\n", real, root, &lines, &err), PD_CORRUPT);
+    cr_assert(strstr(err.message, "line 2") && strstr(err.message, "PD_EXISTS"), "%s", err.message);
+    cr_assert_eq(
+        pd_disk_trace_replay("open 1 7 /f = PD_OK\nwrite 1 0 x6162 = PD_OK 2\nread 1 0 9 = PD_OK 2 0000000000000000\n", real,
+                             root, &lines, &err),
+        PD_CORRUPT);
+    cr_assert_eq(pd_disk_trace_replay("dance /f = PD_OK\n", real, root, &lines, &err), PD_INVALID);
+    cr_assert_eq(pd_disk_trace_replay("write 9 0 x00 = PD_OK\n", real, root, &lines, &err), PD_IO);
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    cr_assert_eq(system(command), 0);
+    pd_door_free(real);
+}
