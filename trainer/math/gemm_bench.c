@@ -48,8 +48,9 @@ pd_status pd_gemm_bench_new(const struct pd_gemm_case *cases, uint32_t count, st
                             struct pd_gemm_bench **ret_bench, struct pd_error *err)
 {
     if (!pd_onednn_available())
-        PD_FAIL(err, PD_UNSUPPORTED, "the GEMM benchmark compares with oneDNN, which this build does not have: configure with "
-                                     "-DPERDURE_ONEDNN=ON");
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "the GEMM benchmark compares with oneDNN, which this build does not have: configure with "
+                "-DPERDURE_ONEDNN=ON");
     struct pd_gemm_bench *bench = calloc(1, sizeof *bench);
     if (!bench) PD_FAIL(err, PD_NO_MEMORY, "no memory for the GEMM benchmark");
     uint64_t a = 1, b = 1, c = 1;
@@ -104,7 +105,8 @@ static double own_once(struct pd_gemm_bench *bench, const struct pd_gemm_case *o
     return pd_clock_seconds_since(NULL, start);
 }
 
-static pd_status onednn_once(struct pd_gemm_bench *bench, const struct pd_gemm_case *one, double *ret_s, struct pd_error *err)
+static pd_status onednn_once(struct pd_gemm_bench *bench, const struct pd_gemm_case *one, double *ret_s,
+                             struct pd_error *err)
 {
     uint64_t start = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_onednn_sgemm(pd_thread_pool_size(bench->pool), one->trans_a, one->trans_b, one->m, one->n, one->k, bench->a,

@@ -1,6 +1,6 @@
 #include "trainer/math/onednn.h"
 
-#ifdef PERDURE_HAVE_ONEDNN
+#ifdef PERDURE_ONEDNN
 
 #include "ckpt/base/half.h"
 
@@ -18,7 +18,7 @@ struct rows_job {
     const struct pd_matrix *from; /* convert */
     uint64_t row0, column0, columns, ld;
     float *block;
-    uint64_t m0, n0, n_count;     /* finish */
+    uint64_t m0, n0, n_count; /* finish */
     const float *sums;
     uint64_t sums_ld;
 };
@@ -56,9 +56,11 @@ pd_status pd_onednn_sgemm(unsigned threads, bool trans_a, bool trans_b, uint64_t
                           struct pd_error *err)
 {
     threads_prepare(threads);
-    dnnl_status_t status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k,
-                                      1.0f, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
-    if (status == dnnl_out_of_memory) PD_FAIL(err, PD_NO_MEMORY, "oneDNN has no memory for a product of %zu columns", (size_t)n);
+    dnnl_status_t status =
+        dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
+                   (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    if (status == dnnl_out_of_memory)
+        PD_FAIL(err, PD_NO_MEMORY, "oneDNN has no memory for a product of %zu columns", (size_t)n);
     if (status != dnnl_success)
         PD_FAIL(err, PD_BUG, "dnnl_sgemm refused m %zu, n %zu, k %zu with status %d; numerics: invariant does without it",
                 (size_t)m, (size_t)n, (size_t)k, (int)status);
@@ -170,8 +172,9 @@ const char *pd_onednn_version(void)
 
 static pd_status absent(struct pd_error *err)
 {
-    PD_FAIL(err, PD_UNSUPPORTED, "this build has no oneDNN: configure with -DPERDURE_ONEDNN=ON (package libdnnl-dev), or use "
-                                 "numerics: invariant");
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "this build has no oneDNN: configure with -DPERDURE_ONEDNN=ON (package libdnnl-dev), or use "
+            "numerics: invariant");
 }
 
 pd_status pd_onednn_gemm(struct pd_thread_pool *pool, void *workspace, const struct pd_gemm *gemm, struct pd_error *err)
