@@ -3,8 +3,9 @@
  *   <root>/step-000000001200-<fence>/{shard-00000.h5, ..., index.h5, commit.h5}   sealed: holds a valid commit record
  *   <root>/step-000000001200-<fence>.tmp/                                         being prepared
  *   <root>/fence-<N>                                                              one a launch, created exclusively
- *   <root>/pool-<fence>/                                                          files of that launch that wait to be reused
- *   <root>/quarantine/                                                            damaged checkpoints, space capped
+ *   <root>/lock, <root>/owner                                                     held by the living launch; who it is
+ *   <root>/pool-<fence>/                                                          files of that launch that wait to be
+ * reused <root>/quarantine/                                                            damaged checkpoints, space capped
  *
  * The protocol (prepare, seal, choose, delete) with its invariants and state diagram opens store.c. Every call is collective
  * over the group given at open. No decision uses wall clock or mtime.
@@ -18,10 +19,11 @@
 struct pd_store;
 
 struct pd_store_options {
-    bool writable;           /* takes a fence; false: look only, changes nothing on disk */
-    uint32_t keep_last;      /* newest k sealed checkpoints stay; at least 1 */
-    uint64_t keep_every;     /* and every step divisible by n; 0: none */
-    uint64_t quarantine_bytes_max;
+    bool writable;                 /* takes a fence; false: look only, changes nothing on disk */
+    uint32_t keep_last;            /* newest k sealed checkpoints stay; at least 1 */
+    uint64_t keep_every;           /* and every step divisible by n; 0: none */
+    uint64_t quarantine_bytes_max; /* 0: damaged checkpoints are removed at once */
+    uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
@@ -33,15 +35,18 @@ uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
 
 /* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
 struct pd_store_entry {
-    char name[64];           /* directory name under root */
+    char name[64]; /* directory name under root */
     uint64_t lineage, step, fence;
-    uint64_t bytes;          /* of all files here */
+    uint64_t bytes; /* of all shards, wherever they lie */
     uint32_t shard_count;
 };
 uint32_t pd_store_count(const struct pd_store *store);
 const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uint32_t newest_first);
 /* Absolute path of an entry's directory; ret_path has room for 4096 bytes. */
 void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path);
+/* A pinned checkpoint is not pruned: whoever reads one while saves go on pins it, alike on every rank. */
+void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry);
+void pd_store_unpin(struct pd_store *store, const char *name);
 PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry,
                                            struct pd_commit *ret_commit, struct pd_error *err);
 
@@ -53,17 +58,19 @@ PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t byte
 /* ---- saving: begin, write the shard at the given path, commit or abort ---- */
 
 /* Path of this rank's shard file inside the directory being prepared (room for 4096 bytes); a recycled file may already lie
- * there.   errors  PD_EXISTS: this step was sealed by another launch, the race is lost */
+ * there. After PD_OK pd_store_commit must follow.   errors  PD_EXISTS: this launch has sealed this step already */
 PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                                      struct pd_error *err);
 /* `mine` is this rank's outcome of writing its shard: any failure aborts the save on every rank (PD_OK here means sealed on
- * every host). state.layout etc. are taken from the root's copy. index: see pd_store_set_index. */
+ * every host). state.layout etc. are taken from the root's copy, identity and fence from the store. A failed save leaves the
+ * checkpoints before it as they were, and the next one can begin.   errors  PD_BUSY: another launch has taken over; stop */
 PD_MUST_USE pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                                       const struct pd_run_state *state, struct pd_error *err);
 /* index.h5 is static for a launch: its bytes, built with pd_index_build, are written once and linked (or copied) into every
  * checkpoint. Borrowed; root of each host only; may be NULL until it is ready. */
 void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes);
-/* Deletes what retention does not keep (record first); files go to the pool for reuse. Called by the trainer after a commit. */
+/* Deletes what retention does not keep (record first); files go to the pool for reuse. Called by the trainer after a commit.
+ */
 PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *err);
 /* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). */
 PD_MUST_USE pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,

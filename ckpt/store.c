@@ -1,0 +1,401 @@
+/* The store: how a directory becomes a checkpoint, stays one, and stops being one.
+ *
+ *   prepare           seal                            delete
+ *   step-S-F.tmp ───▶ commit.h5 valid ───▶ step-S-F ───▶ record gone everywhere ───▶ pool-F/trash-… ───▶ gone
+ *   (shards, index,   (inside .tmp)        (sealed)                                  (shards wait in pool-F/recycle-…)
+ *    empty record)
+ *       │  failed or found by the next launch without a record anywhere
+ *       └──────────────────────────────────────────────────────────────▶ pool-F/trash-… ───▶ gone
+ *
+ *   invariants
+ *    1. A record is written only after every shard of every host, and its name in the directory being prepared, is durable
+ *       (pd_shard_write syncs the file, the lowest rank of each host the directory). So one valid record, under either name,
+ *       on any host, proves that all shards were durable.
+ *    2. The record is complete and synced before its directory gets its final name. Its file is created empty while the
+ *       checkpoint is prepared, so that the sync of that directory makes its name durable too; an empty or torn record
+ *       does not decode and proves nothing.
+ *    3. pd_store_commit returns PD_OK only after the final name is durable on every host.
+ *    4. Nothing is removed at open before the listings of all hosts are united. What has a valid record anywhere and all
+ *       shards in sight is sealed: where record or final name are missing they are made (roll forward).
+ *    5. A shard of a sealed checkpoint is moved or rewritten only after the record is durably gone on every host.
+ *    6. A directory leaves the root by one rename into the pool; emptying it comes after. So a dead launch that wakes up
+ *       cannot seal what we are emptying: its rename finds no source.
+ *    7. A file is written in place only by the rank in whose pool it lies, under that rank's lock, and only while its
+ *       link count is one: a name somebody else gave it (a backup, a torn rename) keeps its bytes.
+ *    8. Fences grow. A launch seals only while its fence is the highest in the root.
+ *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused.
+ *   10. What is not named by store_names.h is not ours: never touched, also inside our directories.
+ *
+ * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
+ * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared).
+ * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
+ * at open (store_claim.c) and never configured.
+ *
+ *   files   store_claim (lock, domains, fence) · store_survey (what lies where) · store_recover (roll forward, clear) ·
+ *           store_save (prepare, seal) · store_remove (retire, recycle, quarantine) · retention · probe
+ */
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/probe.h"
+#include "ckpt/store_internal.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- paths and small collectives ---- */
+
+void store_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *format, ...)
+{
+    int used = snprintf(ret_path, STORE_PATH_MAX, "%s/", store->root);
+    va_list arguments;
+    va_start(arguments, format);
+    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
+    va_end(arguments);
+    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
+}
+
+void store_pool_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *name)
+{
+    store_path(store, ret_path, "pool-%" PRIu64 "%s%s", store->fence, name ? "/" : "", name ? name : "");
+}
+
+pd_status store_gather_all(struct pd_store *store, const void *mine, uint64_t bytes, void *all, struct pd_error *err)
+{
+    PD_TRY(pd_group_gather(store->group, 0, mine, bytes, all, err));
+    return pd_group_broadcast(store->group, 0, all, bytes * store->group->size, err);
+}
+
+pd_status store_sync_dir(struct pd_store *store, const char *path, struct pd_error *err)
+{
+    if (!store->syncs_names) return PD_OK;
+    pd_status st = pd_door_sync_dir(store->door, path, err);
+    if (st != PD_UNSUPPORTED) return st;
+    store->syncs_names = false; /* the probe says so aloud */
+    return PD_OK;
+}
+
+/* ---- tables of checkpoints ---- */
+
+static int compare_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? 1 : a > b ? -1 : 0;
+}
+
+static int item_order(const void *a, const void *b)
+{
+    const struct pd_store_entry *x = &((const struct store_item *)a)->entry, *y = &((const struct store_item *)b)->entry;
+    int order = compare_u64(x->lineage, y->lineage);
+    if (!order) order = compare_u64(x->step, y->step);
+    return order ? order : compare_u64(x->fence, y->fence);
+}
+
+pd_status store_items_reserve(struct store_items *items, struct pd_error *err)
+{
+    if (items->count < items->capacity) return PD_OK;
+    uint32_t capacity = items->capacity ? items->capacity * 2 : 16;
+    struct store_item *rows = realloc(items->rows, capacity * sizeof *rows);
+    if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", capacity);
+    items->rows = rows;
+    items->capacity = capacity;
+    return PD_OK;
+}
+
+void store_items_add(struct store_items *items, const struct store_item *item)
+{
+    PD_CHECK(items->count < items->capacity);
+    items->rows[items->count++] = *item;
+    qsort(items->rows, items->count, sizeof *items->rows, item_order);
+}
+
+static struct store_item *items_find(struct store_items *items, const char *name)
+{
+    for (uint32_t i = 0; i < items->count; i++) {
+        if (strcmp(items->rows[i].entry.name, name) == 0) return &items->rows[i];
+    }
+    return NULL;
+}
+
+void store_items_remove(struct store_items *items, const char *name)
+{
+    struct store_item *row = items_find(items, name);
+    if (!row) return;
+    size_t after = (size_t)(items->rows + items->count - row) - 1;
+    memmove(row, row + 1, after * sizeof *row);
+    items->count--;
+}
+
+/* ---- opening ---- */
+
+static pd_status set_root(struct pd_store *store, const char *root, struct pd_error *err)
+{
+    char here[STORE_PATH_MAX] = "";
+    if (root[0] != '/' && !getcwd(here, sizeof here)) PD_FAIL(err, PD_IO, "the current directory cannot be found");
+    size_t length = strlen(root);
+    while (length > 1 && root[length - 1] == '/')
+        length--;
+    if (length == 0 || strlen(here) + length >= STORE_ROOT_MAX)
+        PD_FAIL(err, PD_INVALID, "the path of the checkpoint directory has %zu bytes: 1 to %u are possible", length,
+                STORE_ROOT_MAX - 1);
+    snprintf(store->root, sizeof store->root, "%s%s%.*s", here, here[0] ? "/" : "", (int)length, root);
+    return PD_OK;
+}
+
+/* Tables a rank, and who leads a host. Every rank is its own domain until store_claim knows better. */
+static pd_status meet_hosts(struct pd_store *store, struct pd_error *err)
+{
+    uint32_t size = store->group->size, host = store->group->host;
+    store->host_of = calloc(size, sizeof *store->host_of);
+    store->domain_of = calloc(size, sizeof *store->domain_of);
+    pd_status st = PD_OK;
+    if (!store->host_of || !store->domain_of)
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    PD_TRY(pd_group_agree(store->group, st, err));
+    PD_TRY(store_gather_all(store, &host, sizeof host, store->host_of, err));
+    memcpy(store->domain_of, store->host_of, size * sizeof *store->domain_of);
+    store->leads_host = true;
+    for (uint32_t r = 0; r < store->group->rank; r++) {
+        if (store->host_of[r] == host) store->leads_host = false;
+    }
+    store->leads_domain = store->leads_host;
+    return PD_OK;
+}
+
+/* Makes the last part of the path when it is absent, durably. */
+static pd_status make_root(struct pd_store *store, struct pd_error *err)
+{
+    pd_status st = pd_door_mkdir(store->door, store->root, err);
+    if (st == PD_EXISTS) return PD_OK;
+    if (st == PD_NOT_FOUND) return pd_error_context(err, st, "the directory above %s does not exist: make it", store->root);
+    if (st != PD_OK) return pd_probe_explain(err, st, store->root);
+    char parent[STORE_PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", store->root);
+    char *slash = strrchr(parent, '/');
+    slash[slash == parent] = 0;
+    return store_sync_dir(store, parent, err);
+}
+
+static void report_probe(const struct pd_store *store, const struct pd_probe *probe)
+{
+    if (store->group->rank != 0) return;
+    if (!probe->has_locks) pd_log_warn("ckpt", "%s knows no locks: only fences keep two launches apart", store->root);
+    if (!probe->syncs_names)
+        pd_log_warn("ckpt", "%s cannot sync directories: a power loss may take the newest checkpoint", store->root);
+    pd_log_debug("ckpt", "%s: %s, links %d, direct I/O %d", store->root, probe->space.type_name, probe->has_links,
+                 probe->is_direct);
+}
+
+/* Every host tries what a save will need, in the pool of this launch. */
+static pd_status probe_pool(struct pd_store *store, struct pd_error *err)
+{
+    char pool[STORE_PATH_MAX], tag[32];
+    struct pd_probe probe = {0};
+    pd_status st = PD_OK;
+    store_pool_path(store, pool, NULL);
+    snprintf(tag, sizeof tag, "%" PRIu32, store->group->rank);
+    if (store->leads_host) st = pd_probe_directory(store->door, pool, tag, &probe, err);
+    PD_TRY(pd_group_agree(store->group, st, err));
+    store->has_links = probe.has_links;
+    if (!store->leads_host) return PD_OK;
+    store->domain_is_local = store->domain_is_local && !probe.is_network;
+    report_probe(store, &probe);
+    return PD_OK;
+}
+
+static pd_status open_writable(struct pd_store *store, struct pd_error *err)
+{
+    PD_TRY(pd_group_agree(store->group, store->leads_host ? make_root(store, err) : PD_OK, err));
+    PD_TRY(store_claim(store, err));
+    PD_TRY(store_take_fence(store, err));
+    pd_fault_point("store.open.fenced");
+    return probe_pool(store, err);
+}
+
+static pd_status open_steps(struct pd_store *store, const char *root, struct pd_error *err)
+{
+    PD_TRY(pd_group_agree(store->group, set_root(store, root, err), err));
+    PD_TRY(meet_hosts(store, err));
+    if (store->options.writable) PD_TRY(open_writable(store, err));
+    struct store_survey survey = {0};
+    pd_status st = store_survey_take(store, &survey, err);
+    if (st == PD_OK) st = store_recover(store, &survey, err);
+    store_survey_deinit(&survey);
+    PD_TRY(st);
+    pd_fault_point("store.open.recovered");
+    if (store->options.writable) store_clear_launches(store);
+    return PD_OK;
+}
+
+pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
+                        struct pd_group *group, struct pd_store **ret_store, struct pd_error *err)
+{
+    struct pd_store *store = calloc(1, sizeof *store);
+    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) {
+        store->door = door;
+        store->group = group;
+        store->options = *options;
+        store->syncs_names = true;
+        st = open_steps(store, root, err);
+        if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
+    }
+    if (st != PD_OK) {
+        pd_store_close(store);
+        return st;
+    }
+    *ret_store = store;
+    return PD_OK;
+}
+
+void pd_store_close(struct pd_store *store)
+{
+    if (!store) return;
+    store_release(store);
+    free(store->host_of);
+    free(store->domain_of);
+    free(store->sealed.rows);
+    free(store->partial.rows);
+    free(store);
+}
+
+/* ---- looking ---- */
+
+uint64_t pd_store_fence(const struct pd_store *store)
+{
+    return store->fence;
+}
+
+uint32_t pd_store_count(const struct pd_store *store)
+{
+    return store->sealed.count;
+}
+
+const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uint32_t newest_first)
+{
+    PD_CHECK(newest_first < store->sealed.count);
+    return &store->sealed.rows[newest_first].entry;
+}
+
+void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path)
+{
+    store_path(store, ret_path, "%s", entry->name);
+}
+
+void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry)
+{
+    struct store_item *item = items_find(&store->sealed, entry->name);
+    PD_CHECK(item);
+    item->pins++;
+}
+
+void pd_store_unpin(struct pd_store *store, const char *name)
+{
+    struct store_item *item = items_find(&store->sealed, name);
+    if (!item) return; /* quarantined while it was pinned */
+    PD_CHECK(item->pins > 0);
+    item->pins--;
+}
+
+/* The holder reads, all decode. */
+static pd_status share_record(struct pd_store *store, const char *path, uint32_t holder, void **ret_data,
+                              uint64_t *ret_bytes, struct pd_error *err)
+{
+    void *data = NULL;
+    uint64_t bytes = 0;
+    bool reads = store->group->rank == holder;
+    pd_status st = reads ? store_read_file(store->door, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err) : PD_OK;
+    st = pd_group_agree(store->group, st, err);
+    if (st == PD_OK) st = pd_group_broadcast(store->group, holder, &bytes, sizeof bytes, err);
+    if (st == PD_OK && !reads) data = malloc(bytes ? bytes : 1);
+    if (st == PD_OK) {
+        pd_status mine = data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a commit record");
+        st = pd_group_agree(store->group, mine, err);
+    }
+    if (st == PD_OK) st = pd_group_broadcast(store->group, holder, data, bytes, err);
+    if (st != PD_OK) {
+        free(data);
+        return st;
+    }
+    *ret_data = data;
+    *ret_bytes = bytes;
+    return PD_OK;
+}
+
+pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry, struct pd_commit *ret_commit,
+                               struct pd_error *err)
+{
+    struct store_item *item = items_find(&store->sealed, entry->name);
+    PD_CHECK(item);
+    char path[STORE_PATH_MAX];
+    store_path(store, path, "%s/commit.h5", entry->name);
+    for (unsigned attempt = 0;; attempt++) {
+        void *data;
+        uint64_t bytes;
+        PD_TRY(share_record(store, path, item->record_rank, &data, &bytes, err));
+        pd_status st = pd_commit_decode(path, data, bytes, ret_commit, err);
+        free(data);
+        /* All ranks decode the same bytes, so all try a second time or none does. */
+        if (st != PD_CORRUPT || attempt > 0) return st;
+    }
+}
+
+/* ---- space ---- */
+
+static pd_status check_space_here(struct pd_store *store, uint64_t bytes, uint32_t ranks, uint32_t copies,
+                                  struct pd_error *err)
+{
+    struct pd_space space;
+    PD_TRY(pd_door_space(store->door, store->root, &space, err));
+    uint64_t needed;
+    if (__builtin_mul_overflow(bytes, copies, &needed)) needed = UINT64_MAX;
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    if (needed > space.available_bytes)
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s (%s) has %.2f GiB free and %u more checkpoint%s of %.2f GiB must fit, %.2f GiB: delete some (perdure "
+                "ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
+                store->root, space.type_name, (double)space.available_bytes / gib, copies, copies == 1 ? "" : "s",
+                (double)bytes / gib, (double)needed / gib);
+    uint64_t inodes = ((uint64_t)ranks + 4) * copies + 8;
+    if (space.total_inodes && inodes > space.available_inodes)
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s (%s) has %" PRIu64 " inodes free and %" PRIu64 " are needed for %u more checkpoint%s: delete files or "
+                "choose another directory",
+                store->root, space.type_name, space.available_inodes, inodes, copies, copies == 1 ? "" : "s");
+    return PD_OK;
+}
+
+pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
+{
+    uint32_t size = store->group->size, ranks = 0;
+    uint64_t *all = calloc(size, sizeof *all), bytes = 0;
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    st = pd_group_agree(store->group, st, err);
+    if (st == PD_OK) st = store_gather_all(store, &bytes_here, sizeof bytes_here, all, err);
+    for (uint32_t r = 0; st == PD_OK && r < size; r++) {
+        if (store->domain_of[r] != store->domain_of[store->group->rank]) continue;
+        if (__builtin_add_overflow(bytes, all[r], &bytes)) bytes = UINT64_MAX;
+        ranks++;
+    }
+    free(all);
+    PD_TRY(st);
+    st = store->leads_domain ? check_space_here(store, bytes, ranks, copies, err) : PD_OK;
+    return pd_group_agree(store->group, st, err);
+}
+
+void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes)
+{
+    store->index_data = data;
+    store->index_bytes = bytes;
+    store->index_version++;
+}
+
+pd_status pd_store_check_fence(struct pd_store *store, struct pd_error *err)
+{
+    PD_CHECK(store->fence);
+    pd_status st = store->leads_domain ? store_check_fence_here(store, err) : PD_OK;
+    return pd_group_agree(store->group, st, err);
+}

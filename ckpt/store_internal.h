@@ -1,0 +1,146 @@
+/* What the files of the store share: its state and the steps of its protocol. The protocol itself opens store.c. */
+#ifndef PD_CKPT_STORE_INTERNAL_H
+#define PD_CKPT_STORE_INTERNAL_H
+
+#include "ckpt/retention.h"
+#include "ckpt/store.h"
+#include "ckpt/store_names.h"
+
+#define STORE_PATH_MAX 4096u
+#define STORE_ROOT_MAX 3500u /* leaves room for every name below it */
+#define STORE_RECYCLE_MAX 2u /* files that wait for one rank */
+#define STORE_RECORD_BYTES_MAX (64u << 20)
+
+struct store_item {
+    struct pd_store_entry entry;
+    uint32_t record_rank; /* can read the record */
+    uint32_t pins;
+};
+
+struct store_items {
+    struct store_item *rows; /* (count) newest first, owned */
+    uint32_t count, capacity;
+};
+
+struct pd_store {
+    struct pd_door *door;
+    struct pd_group *group;
+    struct pd_store_options options;
+    char root[STORE_PATH_MAX];
+    uint64_t fence;
+
+    /* Who does what. A domain is a set of hosts that see the same directory; its lowest rank leads it. */
+    uint32_t *host_of, *domain_of; /* (group->size) */
+    bool leads_host, leads_domain;
+    bool domain_is_local; /* one host and no network file system: files of dead launches may be taken over */
+    struct pd_lock *launch_lock, *rank_lock;
+    char token[33]; /* of this launch, random */
+
+    struct store_items sealed;  /* every shard and a valid record are in sight */
+    struct store_items partial; /* a valid record, but shards are not in sight */
+
+    bool is_preparing;
+    struct pd_identity identity;
+    char name[PD_STORE_NAME_MAX]; /* of the checkpoint being prepared, without ".tmp" */
+
+    const void *index_data; /* borrowed */
+    uint64_t index_bytes;
+    uint64_t index_version; /* raised by pd_store_set_index */
+    uint64_t index_written; /* version that lies in the pool, 0: none */
+    bool has_links, syncs_names;
+};
+
+/* ---- store.c: paths and small collectives ---- */
+
+/* "<root>/<formatted>" */
+void store_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
+void store_pool_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *name);
+/* Every rank gives `bytes`; all (size * bytes, rank order) on every rank. */
+PD_MUST_USE pd_status store_gather_all(struct pd_store *store, const void *mine, uint64_t bytes, void *all,
+                                       struct pd_error *err);
+/* A directory sync where the file system knows it. */
+PD_MUST_USE pd_status store_sync_dir(struct pd_store *store, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status store_items_reserve(struct store_items *items, struct pd_error *err); /* room for one more */
+void store_items_add(struct store_items *items, const struct store_item *item);
+void store_items_remove(struct store_items *items, const char *name);
+
+/* ---- store_claim.c: domains, launch lock, fence ---- */
+
+PD_MUST_USE pd_status store_claim(struct pd_store *store, struct pd_error *err);
+/* Takes the next fence, makes pool-<fence> and locks this rank's place in it. */
+PD_MUST_USE pd_status store_take_fence(struct pd_store *store, struct pd_error *err);
+/* Leaders only; PD_BUSY when a newer launch has been here. */
+PD_MUST_USE pd_status store_check_fence_here(struct pd_store *store, struct pd_error *err);
+/* Removes older fences and takes over or empties the pools of dead launches. Nothing fails: what stays is met again. */
+void store_clear_launches(struct pd_store *store);
+void store_release(struct pd_store *store); /* locks, and this rank's files in the pool */
+
+/* ---- store_survey.c: what lies where, united over all hosts ---- */
+
+enum store_verdict_kind {
+    STORE_SEALED,     /* valid record, every shard in sight */
+    STORE_PARTIAL,    /* valid record, shards missing or of another size: never touched */
+    STORE_UNSEALED,   /* no record anywhere: a save or a removal that was interrupted */
+    STORE_DAMAGED,    /* a sealed name, and its record does not verify anywhere */
+    STORE_UNREADABLE, /* the record cannot be read: a storage error, not damage */
+};
+
+struct store_verdict { /* one (step, fence), the same on every rank */
+    uint64_t step, fence, lineage, bytes;
+    uint32_t shard_count, record_rank;
+    uint32_t kind;
+    uint32_t needs_repair; /* somewhere the record or the final name is missing */
+    uint32_t has_tmp;      /* somewhere it still has its temporary name */
+    uint32_t reserved;
+};
+
+enum store_record_state { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };
+
+struct store_sighting { /* one step directory as a leader sees it */
+    struct pd_step_name name;
+    enum store_record_state record;
+    uint64_t lineage, digest;
+    uint32_t shard_count;
+    uint64_t *expected; /* (shard_count) file sizes the record promises, owned */
+    uint32_t file_count;
+    uint64_t *files; /* (file_count, 2): rank, bytes, owned */
+};
+
+struct store_survey {
+    struct store_sighting *sightings; /* of this rank, owned; none for ranks that lead nothing */
+    uint32_t sighting_count;
+    struct store_verdict *verdicts; /* the same on every rank, ascending (step, fence), owned */
+    uint32_t verdict_count;
+    struct pd_error unreadable; /* why, for the first record that this rank could not read */
+};
+
+PD_MUST_USE pd_status store_survey_take(struct pd_store *store, struct store_survey *ret_survey, struct pd_error *err);
+void store_survey_deinit(struct store_survey *survey);
+/* The file as bytes, malloc'ed. */
+PD_MUST_USE pd_status store_read_file(struct pd_door *door, const char *path, uint64_t bytes_max, void **ret_data,
+                                      uint64_t *ret_bytes, struct pd_error *err);
+
+/* ---- store_recover.c: acting on a survey ---- */
+
+/* Rolls sealed ones forward, clears the unsealed, moves the damaged aside, fills store->sealed and store->partial. */
+PD_MUST_USE pd_status store_recover(struct pd_store *store, const struct store_survey *survey, struct pd_error *err);
+
+/* ---- store_save.c ---- */
+
+/* Writes the record into directory `from`, makes it durable, gives the directory its final name. Leaders. */
+PD_MUST_USE pd_status store_seal_here(struct pd_store *store, const char *from, const char *to, const void *record,
+                                      uint64_t bytes, struct pd_error *err);
+
+/* ---- store_remove.c ---- */
+
+/* Collective: takes the record away on every host, then the directory. With `recycle` every rank keeps its shard. */
+PD_MUST_USE pd_status store_retire(struct pd_store *store, const char *name, bool recycle, struct pd_error *err);
+/* Leaders: a directory that holds no valid record anywhere. Foreign files in it, and it with them, stay. */
+PD_MUST_USE pd_status store_clear_dir(struct pd_store *store, const char *name, struct pd_error *err);
+/* Removes our files of a checkpoint directory, then it; what is not ours stays. */
+PD_MUST_USE pd_status store_remove_files(struct pd_store *store, const char *path, struct pd_error *err);
+/* Leaders: moves <root>/<name> into the quarantine with the reason beside it and enforces the cap. */
+PD_MUST_USE pd_status store_quarantine_here(struct pd_store *store, const char *name, const char *reason,
+                                            struct pd_error *err);
+
+#endif

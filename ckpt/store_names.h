@@ -1,0 +1,29 @@
+/* The names a store gives, in both directions. Whatever does not read back to exactly itself is foreign: ignored, kept. */
+#ifndef PD_CKPT_STORE_NAMES_H
+#define PD_CKPT_STORE_NAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PD_STORE_NAME_MAX 64u
+
+struct pd_step_name {
+    uint64_t step, fence;
+    bool is_tmp; /* "….tmp": being prepared */
+};
+
+void pd_step_name_format(const struct pd_step_name *name, char ret_text[PD_STORE_NAME_MAX]);
+bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name);
+/* "<prefix><number>", such as fence-7 or pool-7. */
+bool pd_numbered_name_parse(const char *text, const char *prefix, uint64_t *ret_number);
+/* "shard-00007.h5" */
+void pd_shard_name_format(uint32_t rank, char ret_text[PD_STORE_NAME_MAX]);
+bool pd_shard_name_parse(const char *text, uint32_t *ret_rank);
+/* "recycle-00007-1": the k-th file that waits for rank 7. */
+void pd_recycle_name_format(uint32_t rank, uint32_t k, char ret_text[PD_STORE_NAME_MAX]);
+bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k);
+/* Files of ours inside a checkpoint directory. */
+bool pd_store_owns_file(const char *text);
+
+#endif

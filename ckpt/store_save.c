@@ -1,0 +1,284 @@
+/* Saving: prepare a directory, let every rank write its shard into it, seal it. Invariants 1 to 3, 8 and 9 of store.c. */
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/store_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- prepare ---- */
+
+static pd_status write_new_file(struct pd_store *store, const char *path, const void *data, uint64_t bytes,
+                                struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err));
+    pd_status st = bytes ? pd_file_write(file, 0, data, bytes, err) : PD_OK;
+    if (st == PD_OK && bytes) st = pd_file_sync(file, err);
+    pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+    return st != PD_OK ? st : closed;
+}
+
+/* Once for each version, into the pool; from there it is linked into every checkpoint. */
+static pd_status write_index(struct pd_store *store, const char *path, struct pd_error *err)
+{
+    if (store->index_written == store->index_version) return PD_OK;
+    PD_TRY(write_new_file(store, path, store->index_data, store->index_bytes, err));
+    store->index_written = store->index_version;
+    return PD_OK;
+}
+
+static pd_status place_index(struct pd_store *store, const char *name, struct pd_error *err)
+{
+    if (!store->index_data) return PD_OK;
+    char path[STORE_PATH_MAX], pooled[STORE_PATH_MAX], pool_name[PD_STORE_NAME_MAX];
+    store_path(store, path, "%s.tmp/index.h5", name);
+    if (store->has_links) {
+        snprintf(pool_name, sizeof pool_name, "index-%" PRIu64, store->index_version);
+        store_pool_path(store, pooled, pool_name);
+        PD_TRY(write_index(store, pooled, err));
+        struct pd_error own = {0};
+        pd_status st = pd_door_link(store->door, pooled, path, &own);
+        if (st == PD_OK) return PD_OK;
+        if (st != PD_UNSUPPORTED && own.sys_errno != EMLINK) {
+            if (err) *err = own;
+            return st;
+        }
+    }
+    return write_new_file(store, path, store->index_data, store->index_bytes, err);
+}
+
+/* PD_EXISTS: an earlier attempt of this launch at the same step left something that could not be cleared then. */
+static pd_status check_unused(struct pd_store *store, const char *name, struct pd_error *err)
+{
+    static const char *const suffixes[] = {"", ".tmp"};
+    for (unsigned i = 0; i < 2; i++) {
+        char path[STORE_PATH_MAX];
+        struct pd_stat stat;
+        store_path(store, path, "%s%s", name, suffixes[i]);
+        pd_status st = pd_door_stat(store->door, path, &stat, err);
+        if (st == PD_OK) PD_FAIL(err, PD_EXISTS, "%s exists already", path);
+        if (st != PD_NOT_FOUND) return st;
+    }
+    return PD_OK;
+}
+
+static pd_status prepare_directory(struct pd_store *store, const char *name, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    store_path(store, path, "%s.tmp", name);
+    PD_TRY(pd_door_mkdir(store->door, path, err));
+    pd_fault_point("store.begin.made");
+    store_path(store, path, "%s.tmp/commit.h5", name);
+    PD_TRY(write_new_file(store, path, NULL, 0, err));
+    return place_index(store, name, err);
+}
+
+/* A file that waits in this rank's pool, when nobody else knows it by another name. Without one the shard is made anew. */
+static void place_recycled(struct pd_store *store, const char *shard_path)
+{
+    for (uint32_t k = 0; k < STORE_RECYCLE_MAX; k++) {
+        char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+        struct pd_stat stat;
+        pd_recycle_name_format(store->group->rank, k, name);
+        store_pool_path(store, path, name);
+        if (pd_door_stat(store->door, path, &stat, NULL) != PD_OK) continue;
+        if (stat.link_count == 1 && pd_door_rename(store->door, path, shard_path, NULL) == PD_OK) return;
+        if (stat.link_count > 1) (void)!pd_door_unlink(store->door, path, NULL);
+    }
+}
+
+static pd_status check_begin(struct pd_store *store, const struct pd_identity *identity, struct pd_error *err)
+{
+    PD_CHECK(store->fence);
+    if (store->is_preparing) PD_FAIL(err, PD_BUG, "a save begins while %s is being prepared", store->name);
+    for (uint32_t i = 0; i < store->sealed.count; i++) {
+        const struct pd_store_entry *entry = &store->sealed.rows[i].entry;
+        if (entry->step == identity->step && entry->fence == store->fence)
+            PD_FAIL(err, PD_EXISTS, "step %" PRIu64 " is sealed already as %s", identity->step, entry->name);
+    }
+    return store_items_reserve(&store->sealed, err);
+}
+
+pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
+                         struct pd_error *err)
+{
+    struct pd_group *group = store->group;
+    PD_TRY(pd_group_agree(group, check_begin(store, identity, err), err));
+    struct pd_step_name name = {.step = identity->step, .fence = store->fence};
+    pd_step_name_format(&name, store->name);
+    store->identity = *identity;
+    pd_status st = store->leads_domain ? check_unused(store, store->name, err) : PD_OK;
+    st = pd_group_agree(group, st, err);
+    if (st == PD_EXISTS) st = store_retire(store, store->name, false, err);
+    PD_TRY(st);
+    st = store->leads_domain ? prepare_directory(store, store->name, err) : PD_OK;
+    st = pd_group_agree(group, st, err);
+    if (st != PD_OK) {
+        st = pd_error_context(err, st, "checkpoint %s", store->name);
+        (void)!store_retire(store, store->name, false, NULL);
+        return st;
+    }
+    char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    pd_shard_name_format(group->rank, shard);
+    store_path(store, path, "%s.tmp/%s", store->name, shard);
+    place_recycled(store, path);
+    memcpy(ret_shard_path, path, sizeof path);
+    store->is_preparing = true;
+    return PD_OK;
+}
+
+/* ---- seal ---- */
+
+struct shard_report { /* what each rank tells the root */
+    struct pd_identity identity;
+    struct pd_shard_summary summary;
+};
+
+/* The root's copy of the state with what only the store knows. */
+static pd_status encode_record(struct pd_store *store, const struct shard_report *reports, const struct pd_run_state *state,
+                               void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
+{
+    uint32_t size = store->group->size;
+    struct pd_commit commit = {.state = *state, .shard_count = size};
+    commit.state.fence = store->fence;
+    commit.state.identity = store->identity;
+    commit.shards = calloc(size, sizeof *commit.shards);
+    if (!commit.shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for the record of %u shards", size);
+    pd_status st = PD_OK;
+    for (uint32_t r = 0; r < size; r++) {
+        if (memcmp(&reports[r].identity, &store->identity, sizeof store->identity) != 0)
+            st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "rank %u saves step %" PRIu64 ", rank 0 step %" PRIu64, r,
+                              reports[r].identity.step, store->identity.step);
+        commit.shards[r] = reports[r].summary;
+        commit.shards[r].writer_rank = r;
+        commit.shards[r].host = store->host_of[r];
+    }
+    if (st == PD_OK) st = pd_commit_encode(&commit, ret_data, ret_bytes, err);
+    free(commit.shards);
+    return st;
+}
+
+/* Everybody's report on the root, the record on everybody. *ret_total: bytes of all shards. */
+static pd_status build_record(struct pd_store *store, const struct pd_shard_summary *summary,
+                              const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, uint64_t *ret_total,
+                              struct pd_error *err)
+{
+    struct pd_group *group = store->group;
+    struct shard_report mine = {.identity = store->identity, .summary = *summary}, *reports = NULL;
+    struct {
+        uint64_t bytes, total;
+    } sizes = {0, 0};
+    void *data = NULL;
+    pd_status st = PD_OK;
+    if (group->rank == 0 && !(reports = calloc(group->size, sizeof *reports)))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the reports of %u ranks", group->size);
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) st = pd_group_gather(group, 0, &mine, sizeof mine, reports, err);
+    pd_status encoded = PD_OK;
+    if (st == PD_OK && group->rank == 0) encoded = encode_record(store, reports, state, &data, &sizes.bytes, err);
+    for (uint32_t r = 0; st == PD_OK && group->rank == 0 && r < group->size; r++)
+        sizes.total += reports[r].summary.file_bytes;
+    free(reports);
+    if (st == PD_OK) st = pd_group_agree(group, encoded, err);
+    if (st == PD_OK) st = pd_group_broadcast(group, 0, &sizes, sizeof sizes, err);
+    if (st == PD_OK && group->rank != 0) data = malloc(sizes.bytes);
+    if (st == PD_OK) {
+        pd_status has = data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a commit record");
+        st = pd_group_agree(group, has, err);
+    }
+    if (st == PD_OK) st = pd_group_broadcast(group, 0, data, sizes.bytes, err);
+    if (st != PD_OK) {
+        free(data);
+        return st;
+    }
+    *ret_data = data;
+    *ret_bytes = sizes.bytes;
+    *ret_total = sizes.total;
+    return PD_OK;
+}
+
+/* In place: its name is durable already, and until the last byte is, it does not decode. */
+static pd_status write_record(struct pd_store *store, const char *dir, const void *record, uint64_t bytes,
+                              struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_file *file = NULL;
+    store_path(store, path, "%s/commit.h5", dir);
+    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    pd_status st = pd_file_write(file, 0, record, bytes, err);
+    if (st == PD_OK) st = pd_file_truncate(file, bytes, err);
+    if (st == PD_OK) st = pd_file_sync(file, err);
+    pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+    return st != PD_OK ? st : closed;
+}
+
+pd_status store_seal_here(struct pd_store *store, const char *from, const char *to, const void *record, uint64_t bytes,
+                          struct pd_error *err)
+{
+    char source[STORE_PATH_MAX], target[STORE_PATH_MAX];
+    PD_TRY(write_record(store, from, record, bytes, err));
+    pd_fault_point("store.seal.recorded");
+    store_path(store, source, "%s", from);
+    store_path(store, target, "%s", to);
+    if (strcmp(from, to) != 0) PD_TRY(pd_door_rename(store->door, source, target, err));
+    pd_fault_point("store.seal.renamed");
+    return store_sync_dir(store, store->root, err);
+}
+
+static pd_status sync_prepared(struct pd_store *store, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    store_path(store, path, "%s.tmp", store->name);
+    return store_sync_dir(store, path, err);
+}
+
+static pd_status seal_if_owner(struct pd_store *store, const void *record, uint64_t bytes, struct pd_error *err)
+{
+    char from[PD_STORE_NAME_MAX + 4];
+    snprintf(from, sizeof from, "%s.tmp", store->name);
+    PD_TRY(store_check_fence_here(store, err));
+    pd_fault_point("store.seal.checked");
+    return store_seal_here(store, from, store->name, record, bytes, err);
+}
+
+static pd_status seal(struct pd_store *store, const struct pd_shard_summary *summary, const struct pd_run_state *state,
+                      uint64_t *ret_total, struct pd_error *err)
+{
+    pd_fault_point("store.prepare.written");
+    PD_TRY(pd_group_agree(store->group, store->leads_host ? sync_prepared(store, err) : PD_OK, err));
+    pd_fault_point("store.prepare.synced");
+    void *record = NULL;
+    uint64_t bytes = 0;
+    PD_TRY(build_record(store, summary, state, &record, &bytes, ret_total, err));
+    pd_status st = store->leads_domain ? seal_if_owner(store, record, bytes, err) : PD_OK;
+    free(record);
+    return pd_group_agree(store->group, st, err);
+}
+
+pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
+                          const struct pd_run_state *state, struct pd_error *err)
+{
+    if (!store->is_preparing) PD_FAIL(err, PD_BUG, "a commit without a checkpoint being prepared");
+    uint64_t total = 0;
+    struct store_item item = {.entry = {.lineage = store->identity.lineage,
+                                        .step = store->identity.step,
+                                        .fence = store->fence,
+                                        .shard_count = store->group->size}};
+    memcpy(item.entry.name, store->name, sizeof item.entry.name);
+    store->is_preparing = false;
+    pd_status st = pd_group_agree(store->group, mine, err);
+    if (st == PD_OK) st = seal(store, summary, state, &total, err);
+    if (st != PD_OK) {
+        st = pd_error_context(err, st, "checkpoint %s", store->name);
+        (void)!store_retire(store, store->name, false, NULL);
+        return st;
+    }
+    pd_fault_point("store.seal.done");
+    item.entry.bytes = total;
+    store_items_add(&store->sealed, &item);
+    return PD_OK;
+}
