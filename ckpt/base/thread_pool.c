@@ -32,8 +32,8 @@
 #define STATE_GENERATION_ONE 0x2000u
 #define STATE_GENERATION_MASK (~(STATE_GENERATION_ONE - 1))
 #define THREADS_MAX 4095u
-#define SPINS_WORKER 2000
-#define SPINS_CALLER 4000
+#define SPINS_MIN 32 /* turns of a waiting loop, tens of nanoseconds each */
+#define SPINS_MAX 4096
 #define WAITER_WORKER 1u
 #define WAITER_CALLER 2u
 
@@ -49,6 +49,7 @@ struct pd_thread_pool {
     bool in_parallel; /* the caller's: catches nesting */
     bool counted;     /* in threads_alive */
     unsigned thread_count, cpu_count, started;
+    unsigned spins; /* the caller's */
     pthread_t *threads;
 };
 
@@ -119,6 +120,14 @@ static bool may_spin(const struct pd_thread_pool *pool)
     return atomic_load_explicit(&threads_alive, memory_order_relaxed) <= pool->cpu_count;
 }
 
+/* Waiting that was rewarded may take longer the next time, waiting in vain shorter: other processes want the cores too, and
+ * nobody tells how many there are. */
+static unsigned spins_adapted(unsigned spins, bool rewarded)
+{
+    spins = rewarded ? 2 * spins : spins / 2;
+    return spins < SPINS_MIN ? SPINS_MIN : spins > SPINS_MAX ? SPINS_MAX : spins;
+}
+
 static void run_indices(struct pd_thread_pool *pool)
 {
     uint64_t index;
@@ -147,19 +156,31 @@ static void worker_leave(struct pd_thread_pool *pool)
     if (!(after & (STATE_OPEN | STATE_ACTIVE_MASK))) futex(&pool->state, FUTEX_WAKE_BITSET, 1, WAITER_CALLER);
 }
 
-/* Returns when there may be something to join. */
-static void worker_wait(struct pd_thread_pool *pool, uint32_t seen)
+static bool is_joinable(uint32_t state, uint32_t seen)
 {
-    int spins = may_spin(pool) ? SPINS_WORKER : 0;
-    for (int i = 0; i < spins; i++) {
-        uint32_t state = atomic_load_explicit(&pool->state, memory_order_relaxed);
-        if ((state & STATE_GENERATION_MASK) != seen && (state & STATE_OPEN)) return;
+    return (state & STATE_OPEN) && (state & STATE_GENERATION_MASK) != seen;
+}
+
+static bool worker_spin(struct pd_thread_pool *pool, uint32_t seen, unsigned spins)
+{
+    for (unsigned i = 0; i < spins; i++) {
+        if (is_joinable(atomic_load_explicit(&pool->state, memory_order_relaxed), seen)) return true;
         cpu_relax();
+    }
+    return false;
+}
+
+/* Returns when there may be something to join. */
+static void worker_wait(struct pd_thread_pool *pool, uint32_t seen, unsigned *spins)
+{
+    if (may_spin(pool)) {
+        bool rewarded = worker_spin(pool, seen, *spins);
+        *spins = spins_adapted(*spins, rewarded);
+        if (rewarded) return;
     }
     atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
     uint32_t state = atomic_load_explicit(&pool->state, memory_order_seq_cst);
-    bool joinable = (state & STATE_OPEN) && (state & STATE_GENERATION_MASK) != seen;
-    if (!joinable && !atomic_load_explicit(&pool->stopping, memory_order_seq_cst)) {
+    if (!is_joinable(state, seen) && !atomic_load_explicit(&pool->stopping, memory_order_seq_cst)) {
         futex(&pool->state, FUTEX_WAIT_BITSET, state, WAITER_WORKER);
     }
     atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_relaxed);
@@ -170,12 +191,13 @@ static void *worker_main(void *argument)
     struct pd_thread_pool *pool = argument;
     pd_numerics_thread_init();
     uint32_t seen = 0;
+    unsigned spins = SPINS_MAX;
     while (!atomic_load_explicit(&pool->stopping, memory_order_acquire)) {
         if (worker_join(pool, &seen)) {
             run_indices(pool);
             worker_leave(pool);
         } else {
-            worker_wait(pool, seen);
+            worker_wait(pool, seen, &spins);
         }
     }
     return NULL;
@@ -210,6 +232,7 @@ pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_
     memset(pool, 0, sizeof *pool);
     pool->thread_count = thread_count;
     pool->cpu_count = cpus_allowed();
+    pool->spins = SPINS_MAX;
     pool->threads = calloc(thread_count, sizeof *pool->threads);
     pd_status status = PD_OK;
     if (!pool->threads) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u threads", thread_count);
@@ -260,14 +283,14 @@ static void job_open(struct pd_thread_pool *pool)
 static void job_close(struct pd_thread_pool *pool)
 {
     uint32_t state = atomic_fetch_and_explicit(&pool->state, ~STATE_OPEN, memory_order_acq_rel) & ~STATE_OPEN;
-    int spins = may_spin(pool) ? SPINS_CALLER : 0;
+    if (!(state & STATE_ACTIVE_MASK)) return;
+    for (unsigned i = 0; may_spin(pool) && i < pool->spins && (state & STATE_ACTIVE_MASK); i++) {
+        cpu_relax();
+        state = atomic_load_explicit(&pool->state, memory_order_acquire);
+    }
+    pool->spins = spins_adapted(pool->spins, !(state & STATE_ACTIVE_MASK));
     while (state & STATE_ACTIVE_MASK) {
-        if (spins > 0) {
-            spins--;
-            cpu_relax();
-        } else {
-            futex(&pool->state, FUTEX_WAIT_BITSET, state, WAITER_CALLER);
-        }
+        futex(&pool->state, FUTEX_WAIT_BITSET, state, WAITER_CALLER);
         state = atomic_load_explicit(&pool->state, memory_order_acquire);
     }
 }
