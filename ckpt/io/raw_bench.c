@@ -1,0 +1,161 @@
+#include "ckpt/io/raw_bench.h"
+#include "ckpt/base/checked.h"
+#include "ckpt/base/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct pd_raw_bench {
+    struct pd_door *door;
+    struct pd_queue *queue;
+    uint64_t block_bytes, buffer_bytes;
+    uint32_t depth;
+    char *buffers;
+    struct pd_transfer *transfers; /* (depth): transfer i uses block i of the buffers */
+};
+
+static void fill(char *data, uint64_t bytes)
+{
+    uint64_t *words = (uint64_t *)data;
+    uint64_t state = 1;
+    for (uint64_t i = 0; i < bytes / sizeof *words; i++) /* not compressible, so that no device saves work */
+        words[i] = state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+}
+
+pd_status pd_raw_bench_new(struct pd_door *door, uint64_t block_bytes, uint32_t depth, struct pd_raw_bench **ret_bench,
+                           struct pd_error *err)
+{
+    struct pd_raw_bench *bench = calloc(1, sizeof *bench);
+    if (!bench) PD_FAIL_ERRNO(err, ENOMEM, "raw disk benchmark");
+    *bench = (struct pd_raw_bench){.door = door, .depth = depth ? depth : PD_RAW_DEPTH};
+    bench->block_bytes = block_bytes ? block_bytes : PD_RAW_BLOCK_BYTES;
+    bool fits = bench->block_bytes % PD_DOOR_ALIGN == 0 &&
+                pd_checked_mul_u64(bench->block_bytes, bench->depth, &bench->buffer_bytes);
+    pd_status st = PD_OK;
+    if (!fits)
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "blocks of %" PRIu64 " bytes are no multiple of %u or too large",
+                          bench->block_bytes, PD_DOOR_ALIGN);
+    void *buffers =
+        st ? MAP_FAILED : mmap(NULL, bench->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffers != MAP_FAILED) bench->buffers = buffers;
+    bench->transfers = calloc(bench->depth, sizeof *bench->transfers);
+    if (!st && (!bench->buffers || !bench->transfers))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM, "%" PRIu64 " bytes of I/O buffers", bench->buffer_bytes);
+    if (!st) fill(bench->buffers, bench->buffer_bytes);
+    if (!st) st = pd_queue_open(door, bench->buffers, bench->buffer_bytes, &bench->queue, err);
+    if (st) {
+        pd_raw_bench_free(bench);
+        return st;
+    }
+    if (bench->depth > pd_queue_depth(bench->queue)) bench->depth = pd_queue_depth(bench->queue);
+    *ret_bench = bench;
+    return PD_OK;
+}
+
+void pd_raw_bench_free(struct pd_raw_bench *bench)
+{
+    if (!bench) return;
+    pd_queue_close(bench->queue);
+    if (bench->buffers) munmap(bench->buffers, bench->buffer_bytes);
+    free(bench->transfers);
+    free(bench);
+}
+
+/* ---- moving ---- */
+
+struct progress {
+    struct pd_file *file;
+    bool is_write;
+    uint64_t next, bytes; /* offset of the next block to send */
+    uint32_t in_flight;
+};
+
+static pd_status send_block(struct pd_raw_bench *bench, struct progress *progress, uint32_t slot, struct pd_error *err)
+{
+    uint64_t left = progress->bytes - progress->next;
+    struct pd_transfer *transfer = &bench->transfers[slot];
+    *transfer = (struct pd_transfer){
+        .file = progress->file,
+        .data = bench->buffers + (uint64_t)slot * bench->block_bytes,
+        .offset = progress->next,
+        .bytes = left < bench->block_bytes ? left : bench->block_bytes,
+        .is_write = progress->is_write,
+    };
+    PD_TRY(pd_queue_submit(bench->queue, &transfer, 1, err));
+    progress->next += transfer->bytes;
+    progress->in_flight++;
+    return PD_OK;
+}
+
+/* Always drains: a buffer in flight must not be unmapped. The first failure stops the sending and is returned. */
+static pd_status move_all(struct pd_raw_bench *bench, struct progress *progress, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    for (uint32_t slot = 0; !st && slot < bench->depth && progress->next < progress->bytes; slot++)
+        st = send_block(bench, progress, slot, err);
+    while (progress->in_flight) {
+        struct pd_transfer *done[16];
+        uint32_t count = 0;
+        PD_TRY(pd_queue_reap(bench->queue, done, 16, &count, err));
+        progress->in_flight -= count;
+        for (uint32_t i = 0; i < count; i++) {
+            if (!st) st = pd_transfer_error(done[i], err);
+            uint32_t slot = (uint32_t)(done[i] - bench->transfers);
+            if (!st && progress->next < progress->bytes) st = send_block(bench, progress, slot, err);
+        }
+    }
+    return st;
+}
+
+static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh, struct pd_error *err)
+{
+    struct progress progress = {.is_write = true, .bytes = bytes};
+    PD_TRY(pd_file_open(bench->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &progress.file, err));
+    pd_status st = PD_OK;
+    if (fresh) {
+        st = pd_file_preallocate(progress.file, bytes, err);
+        if (st == PD_UNSUPPORTED) st = PD_OK;
+    }
+    if (!st) st = move_all(bench, &progress, err);
+    if (!st) st = pd_file_sync(progress.file, err);
+    pd_status closed = pd_file_close(progress.file, st ? NULL : err);
+    return st ? st : closed;
+}
+
+static bool is_recyclable(struct pd_door *door, const char *path, uint64_t bytes)
+{
+    struct pd_stat st;
+    return pd_door_stat(door, path, &st, NULL) == PD_OK && st.bytes >= bytes && st.allocated_bytes >= bytes;
+}
+
+pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint64_t bytes, enum pd_raw_state state,
+                             double *ret_seconds, struct pd_error *err)
+{
+    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
+    if (state == PD_RAW_FRESH) {
+        pd_status st = pd_door_unlink(bench->door, path, err);
+        if (st && st != PD_NOT_FOUND) return st;
+    } else if (!is_recyclable(bench->door, path, bytes)) {
+        PD_TRY(write_file(bench, path, bytes, true, err));
+    }
+    uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    PD_TRY(write_file(bench, path, bytes, state == PD_RAW_FRESH, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    return PD_OK;
+}
+
+pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64_t bytes, double *ret_seconds,
+                            struct pd_error *err)
+{
+    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
+    struct progress progress = {.bytes = bytes};
+    uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_file_open(bench->door, path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress.file, err));
+    pd_status st = move_all(bench, &progress, err);
+    pd_status closed = pd_file_close(progress.file, st ? NULL : err);
+    if (st || closed) return st ? st : closed;
+    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    return PD_OK;
+}

@@ -1,0 +1,72 @@
+#include "ckpt/io/raw_bench.h"
+#include "ckpt/io/simulated_disk.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+
+static struct pd_simulated_disk *disk;
+static struct pd_door *door;
+static struct pd_raw_bench *bench;
+
+static void setup(void)
+{
+    cr_assert_eq(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 1}, &disk, NULL), PD_OK);
+    cr_assert_eq(pd_simulated_disk_door(disk, 0, &door, NULL), PD_OK);
+    cr_assert_eq(pd_raw_bench_new(door, 8192, 5, &bench, NULL), PD_OK);
+}
+
+static void teardown(void)
+{
+    pd_raw_bench_free(bench);
+    pd_door_free(door);
+    pd_simulated_disk_free(disk);
+}
+
+TestSuite(raw_bench, .init = setup, .fini = teardown);
+
+Test(raw_bench, writes_every_byte_and_makes_it_durable)
+{
+    double seconds = -1;
+    struct pd_file *file;
+    static char data[102400];
+    for (int state = PD_RAW_FRESH; state <= PD_RAW_RECYCLED; state++) {
+        cr_assert_eq(pd_raw_bench_write(bench, "/f", 100000, (enum pd_raw_state)state, &seconds, NULL), PD_OK);
+        cr_assert_gt(seconds, 0);
+        cr_assert_eq(pd_file_open(door, "/f", PD_OPEN_READ, &file, NULL), PD_OK);
+        cr_assert_eq(pd_file_read(file, 0, data, sizeof data, NULL), PD_OK); /* rounded up to whole pages */
+        pd_file_close_readonly(file);
+        for (size_t page = 0; page < sizeof data; page += 4096) {
+            bool empty = true;
+            for (size_t i = 0; i < 4096; i++)
+                empty = empty && data[page + i] == 0;
+            cr_assert(!empty, "page %zu", page / 4096);
+        }
+    }
+    cr_assert_eq(pd_door_sync_dir(door, "/", NULL), PD_OK);
+    pd_simulated_disk_crash(disk, 0, 4);
+    struct pd_door *after;
+    cr_assert_eq(pd_simulated_disk_door(disk, 0, &after, NULL), PD_OK);
+    char survived[4096];
+    cr_assert_eq(pd_file_open(after, "/f", PD_OPEN_READ, &file, NULL), PD_OK);
+    cr_assert_eq(pd_file_read(file, 98304, survived, 4096, NULL), PD_OK);
+    pd_file_close_readonly(file);
+    pd_door_free(after);
+    cr_assert_arr_eq(survived, data + 98304, 4096);
+}
+
+Test(raw_bench, says_what_failed)
+{
+    double seconds = -1;
+    struct pd_error err;
+    cr_assert_eq(pd_raw_bench_write(bench, "/f", 40960, PD_RAW_FRESH, &seconds, NULL), PD_OK);
+    seconds = -1;
+    cr_assert_eq(pd_raw_bench_read(bench, "/f", 50000, &seconds, &err), PD_CORRUPT);
+    cr_assert_eq(pd_raw_bench_read(bench, "/none", 4096, &seconds, &err), PD_NOT_FOUND);
+    const struct pd_disk_fault fault = {
+        .kind = PD_DISK_FAULT_ERROR, .nth = 3, .operations = PD_DISK_MASK(PD_DISK_WRITE), .sys_errno = ENOSPC};
+    pd_simulated_disk_set_fault(disk, &fault);
+    cr_assert_eq(pd_raw_bench_write(bench, "/f", 40960, PD_RAW_FRESH, &seconds, &err), PD_NO_SPACE);
+    cr_assert_eq(seconds, -1);
+    struct pd_raw_bench *odd;
+    cr_assert_eq(pd_raw_bench_new(door, 1000, 4, &odd, &err), PD_INVALID);
+}
