@@ -1,7 +1,7 @@
 #include "trainer/optimizer.h"
 
 #include "offload/cpu_adam.h"
-#include "trainer/math/superaccumulator.h"
+#include "trainer/exact_sum.h"
 
 #include <math.h>
 
@@ -24,7 +24,7 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struc
     for (uint64_t row = 0; row < rows; row += PD_OPTIMIZER_NORM_ROWS) {
         uint64_t count = rows - row < PD_OPTIMIZER_NORM_ROWS ? rows - row : PD_OPTIMIZER_NORM_ROWS;
         PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->row_sums, err));
-        for (uint64_t i = 0; i < count; i++) pd_superaccumulator_add(sum, e->row_sums[i]);
+        pd_superaccumulator_add_many(sum, e->row_sums, count);
     }
     return PD_OK;
 }
@@ -34,7 +34,41 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
     struct pd_superaccumulator sum;
     pd_superaccumulator_init(&sum);
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
-    PD_TRY(pd_superaccumulator_reduce(&sum, e->comm, err));
-    *ret_norm = tokens ? sqrt(pd_superaccumulator_to_double(&sum)) / (double)tokens : 0.0;
+    PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
+    *ret_norm = tokens ? sqrt(pd_superaccumulator_value(&sum)) / (double)tokens : 0.0;
+    return PD_OK;
+}
+
+/* Factor on every summed gradient: mean over tokens, and clip to the configured norm. */
+static double scale_of(const struct pd_config *c, uint64_t tokens, double norm)
+{
+    double scale = 1.0 / (double)tokens;
+    if (c->optimizer.clip_norm > 0 && norm > c->optimizer.clip_norm) scale *= c->optimizer.clip_norm / norm;
+    return scale;
+}
+
+pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_adam_config adam = {.rate = pd_learning_rate(c, updates), .beta1 = c->optimizer.beta1,
+                                        .beta2 = c->optimizer.beta2, .epsilon = c->optimizer.epsilon,
+                                        .weight_decay = c->optimizer.weight_decay, .step = updates + 1,
+                                        .scale = scale_of(c, tokens, norm)};
+    const struct pd_adam_step step = pd_adam_step_make(&adam);
+    char *copy = pd_zero_compute_copy(e->zero);
+    if (!tokens) PD_FAIL(err, PD_INVALID, "a batch has no token to learn from: every target of it is masked; look at data.document_token");
+    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
+        const struct pd_adam_range range = {.n = b->elements,
+                                            .decay = e->options.model->tensors.tensors[b->tensor].decay,
+                                            .param = pd_zero_state(e->zero, PD_PARAM) + b->offset,
+                                            .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
+                                            .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
+                                            .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
+                                            .copy = copy ? copy + b->offset * pd_dtype_bytes(c->numerics.precision) : NULL,
+                                            .copy_dtype = c->numerics.precision};
+        pd_cpu_adam(e->pool, e->math->isa, &step, &range);
+    }
+    pd_zero_invalidate(e->zero);
     return PD_OK;
 }

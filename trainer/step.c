@@ -1,7 +1,7 @@
 /* One training step, readable from top to bottom: see engine.h for its outline. */
 #include "trainer/engine.h"
 
-#include "trainer/math/superaccumulator.h"
+#include "trainer/exact_sum.h"
 #include "trainer/optimizer.h"
 
 #include <math.h>
@@ -115,9 +115,9 @@ static pd_status run_slot(struct step *s, struct pd_error *err)
 static pd_status reduce_loss(struct pd_engine *e, struct pd_superaccumulator *loss, uint64_t *tokens, double *ret_mean,
                              struct pd_error *err)
 {
-    PD_TRY(pd_superaccumulator_reduce(loss, e->comm, err));
+    PD_TRY(pd_exact_sum_reduce(loss, e->comm, err));
     if (e->comm) PD_TRY(pd_comm_all_reduce(e->comm, tokens, 1, PD_REDUCE_SUM_U64, err));
-    *ret_mean = *tokens ? pd_superaccumulator_to_double(loss) / (double)*tokens : 0.0;
+    *ret_mean = *tokens ? pd_superaccumulator_value(loss) / (double)*tokens : 0.0;
     return PD_OK;
 }
 

@@ -55,14 +55,6 @@ void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
 
 /* ---- set up ---- */
 
-static uint32_t threads_of(const struct pd_config *config, const struct pd_comm *comm)
-{
-    if (config->layout.threads) return config->layout.threads;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t here = (comm->size + comm->host_count - 1) / comm->host_count;
-    return cores > (long)here ? (uint32_t)cores / here : 1;
-}
-
 /* Every missing directory of `path`, under the umask. */
 static pd_status make_directories(const char *path, struct pd_error *err)
 {
@@ -314,7 +306,8 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
 
 pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err)
 {
-    struct worker w = {.config = config, .comm = comm, .threads = threads_of(config, comm)};
+    struct worker w = {.config = config, .comm = comm, 
+                       .threads = pd_launched_threads(config->layout.threads, (comm->size + comm->host_count - 1) / comm->host_count)};
     comm->time_limit_seconds = config->restart.peer_timeout;
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);
@@ -329,13 +322,18 @@ static pd_status run_local_rank(struct pd_comm *comm, void *context, struct pd_e
     return pd_worker_run(context, comm, err);
 }
 
-pd_status pd_worker_main(const struct pd_config *config, struct pd_error *err)
+pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched, struct pd_error *err)
 {
-    if (config->layout.transport != PD_TRANSPORT_MPI)
-        return pd_comm_run_local(config->layout.ranks, 1, run_local_rank, (void *)config, err);
+    uint32_t ranks = launched->is_launched ? launched->ranks : config->layout.ranks ? config->layout.ranks : 1;
+    enum pd_transport transport = launched->is_launched ? launched->transport : config->layout.transport;
+    if (transport != PD_TRANSPORT_MPI) {
+        pd_launched_ready(launched);
+        return pd_comm_run_local(ranks, 1, run_local_rank, (void *)config, err);
+    }
     struct pd_comm *comm;
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
+    pd_launched_ready(launched);
     pd_status st = pd_worker_run(config, comm, err);
     pd_comm_free(comm);
     return st;

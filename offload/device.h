@@ -1,0 +1,86 @@
+/* A device as offload and trainer see it: memory, streams, events, copies. One constant table a backend, every slot filled.
+ *
+ * Work on a stream runs in the order it was given; work on two streams only where an event orders it. CPU streams complete
+ * at once, so both backends keep one contract: after pd_dev_stream_sync everything given to the stream has happened.
+ *
+ *   ownership  a span belongs to whoever allocated it until pd_dev_free; a span lent to a stream must not be touched or
+ * freed before the stream has passed it errors     PD_NO_MEMORY; PD_DEVICE_LOST: nothing on this device can be trusted any
+ * more threads    one caller per stream; allocation from any thread
+ */
+#ifndef PD_OFFLOAD_DEVICE_H
+#define PD_OFFLOAD_DEVICE_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_dev;
+struct pd_stream;
+struct pd_event;
+
+struct pd_span {
+    void *data; /* in the device's address space, or pinned host memory */
+    uint64_t bytes;
+    bool is_host; /* allocated with PD_DEV_HOST */
+};
+
+enum pd_dev_place { PD_DEV_DEVICE, PD_DEV_HOST /* page-locked where that matters */ };
+
+struct pd_dev_memory {
+    uint64_t total_bytes, free_bytes;
+};
+
+struct pd_dev_ops {
+    const char *name;
+    pd_status (*alloc)(struct pd_dev *, enum pd_dev_place, uint64_t bytes, struct pd_span *ret_span, struct pd_error *);
+    void (*free)(struct pd_dev *, struct pd_span *);
+    pd_status (*memory)(struct pd_dev *, struct pd_dev_memory *ret_memory, struct pd_error *);
+    pd_status (*stream_new)(struct pd_dev *, struct pd_stream **ret_stream, struct pd_error *);
+    void (*stream_free)(struct pd_dev *, struct pd_stream *);
+    pd_status (*stream_sync)(struct pd_dev *, struct pd_stream *, struct pd_error *);
+    pd_status (*copy)(struct pd_dev *, struct pd_stream *, struct pd_span dst, struct pd_span src, struct pd_error *);
+    pd_status (*fill)(struct pd_dev *, struct pd_stream *, struct pd_span dst, uint8_t value, struct pd_error *);
+    pd_status (*event_new)(struct pd_dev *, struct pd_event **ret_event, struct pd_error *);
+    void (*event_free)(struct pd_dev *, struct pd_event *);
+    pd_status (*event_record)(struct pd_dev *, struct pd_event *, struct pd_stream *, struct pd_error *);
+    pd_status (*event_wait)(struct pd_dev *, struct pd_stream *, struct pd_event *,
+                            struct pd_error *);                                     /* the stream waits */
+    pd_status (*event_sync)(struct pd_dev *, struct pd_event *, struct pd_error *); /* the caller waits */
+    void (*close)(struct pd_dev *);
+};
+
+struct pd_dev {
+    const struct pd_dev_ops *ops;
+    uint32_t index;
+    char description[96]; /* "CPU, 2 threads", "NVIDIA H100 80GB HBM3" */
+};
+
+PD_MUST_USE pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *err);
+/* PD_UNSUPPORTED in builds without CUDA and on machines without a driver or a device; the message says which. */
+PD_MUST_USE pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err);
+/* Devices this process could open: 0 without CUDA, without a driver, without a GPU. */
+uint32_t pd_dev_cuda_count(void);
+
+/* One checked wrapper a slot: copies must have equal lengths and stay within their spans. */
+PD_MUST_USE pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
+                                   struct pd_error *err);
+void pd_dev_free(struct pd_dev *dev, struct pd_span *span); /* an empty span is fine; the span becomes empty */
+PD_MUST_USE pd_status pd_dev_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
+void pd_dev_stream_free(struct pd_dev *dev, struct pd_stream *stream);
+PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err);
+/* Copies `bytes` from src + src_offset to dst + dst_offset, between any two places. */
+PD_MUST_USE pd_status pd_dev_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint64_t dst_offset,
+                                  struct pd_span src, uint64_t src_offset, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_fill(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint8_t value,
+                                  struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_event_new(struct pd_dev *dev, struct pd_event **ret_event, struct pd_error *err);
+void pd_dev_event_free(struct pd_dev *dev, struct pd_event *event);
+PD_MUST_USE pd_status pd_dev_event_record(struct pd_dev *dev, struct pd_event *event, struct pd_stream *stream,
+                                          struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct pd_event *event,
+                                        struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err);
+void pd_dev_close(struct pd_dev *dev); /* NULL is fine */
+
+#endif

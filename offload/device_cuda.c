@@ -1,0 +1,205 @@
+/* NVIDIA GPUs behind the device table. The only file here that includes the CUDA runtime. */
+#include "offload/device.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct pd_stream {
+    cudaStream_t stream;
+};
+struct pd_event {
+    cudaEvent_t event;
+};
+
+static pd_status status_of(cudaError_t code)
+{
+    switch (code) {
+    case cudaErrorMemoryAllocation:
+        return PD_NO_MEMORY;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInvalidDevice:
+        return PD_UNSUPPORTED;
+    default:
+        return PD_DEVICE_LOST;
+    }
+}
+
+#define CUDA_TRY(err, call, ...)                                                                                          \
+    do {                                                                                                                  \
+        cudaError_t cuda_code_ = (call);                                                                                  \
+        if (cuda_code_ != cudaSuccess) {                                                                                  \
+            pd_status cuda_st_ =                                                                                          \
+                pd_error_set((err), status_of(cuda_code_), PD_WHERE, 0, "%s: %s", #call, cudaGetErrorString(cuda_code_)); \
+            return pd_error_context((err), cuda_st_, __VA_ARGS__);                                                        \
+        }                                                                                                                 \
+    } while (0)
+
+static pd_status select_device(const struct pd_dev *dev, struct pd_error *err)
+{
+    CUDA_TRY(err, cudaSetDevice((int)dev->index), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
+                            struct pd_error *err)
+{
+    void *data;
+    PD_TRY(select_device(dev, err));
+    if (place == PD_DEV_HOST)
+        CUDA_TRY(err, cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "GPU %u: %llu bytes of page-locked memory",
+                 dev->index, (unsigned long long)bytes);
+    else
+        CUDA_TRY(err, cudaMalloc(&data, bytes), "GPU %u: %llu bytes of device memory", dev->index,
+                 (unsigned long long)bytes);
+    *ret_span = (struct pd_span){data, bytes, place == PD_DEV_HOST};
+    return PD_OK;
+}
+
+static void cuda_free(struct pd_dev *dev, struct pd_span *span)
+{
+    cudaSetDevice((int)dev->index);
+    if (span->is_host)
+        cudaFreeHost(span->data);
+    else
+        cudaFree(span->data);
+}
+
+static pd_status cuda_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err)
+{
+    size_t free_bytes, total_bytes;
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaMemGetInfo(&free_bytes, &total_bytes), "GPU %u", dev->index);
+    *ret_memory = (struct pd_dev_memory){total_bytes, free_bytes};
+    return PD_OK;
+}
+
+static pd_status cuda_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err)
+{
+    cudaStream_t raw;
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "GPU %u", dev->index);
+    struct pd_stream *stream = malloc(sizeof *stream);
+    if (!stream) {
+        cudaStreamDestroy(raw);
+        PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a stream", dev->index);
+    }
+    stream->stream = raw;
+    *ret_stream = stream;
+    return PD_OK;
+}
+
+static void cuda_stream_free(struct pd_dev *dev, struct pd_stream *stream)
+{
+    (void)dev;
+    cudaStreamDestroy(stream->stream);
+    free(stream);
+}
+
+static pd_status cuda_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err)
+{
+    CUDA_TRY(err, cudaStreamSynchronize(stream->stream), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
+                           struct pd_error *err)
+{
+    CUDA_TRY(err, cudaMemcpyAsync(dst.data, src.data, src.bytes, cudaMemcpyDefault, stream->stream), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_fill(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint8_t value,
+                           struct pd_error *err)
+{
+    CUDA_TRY(err, cudaMemsetAsync(dst.data, value, dst.bytes, stream->stream), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_event_new(struct pd_dev *dev, struct pd_event **ret_event, struct pd_error *err)
+{
+    cudaEvent_t raw;
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaEventCreateWithFlags(&raw, cudaEventDisableTiming), "GPU %u", dev->index);
+    struct pd_event *event = malloc(sizeof *event);
+    if (!event) {
+        cudaEventDestroy(raw);
+        PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for an event", dev->index);
+    }
+    event->event = raw;
+    *ret_event = event;
+    return PD_OK;
+}
+
+static void cuda_event_free(struct pd_dev *dev, struct pd_event *event)
+{
+    (void)dev;
+    cudaEventDestroy(event->event);
+    free(event);
+}
+
+static pd_status cuda_event_record(struct pd_dev *dev, struct pd_event *event, struct pd_stream *stream,
+                                   struct pd_error *err)
+{
+    CUDA_TRY(err, cudaEventRecord(event->event, stream->stream), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct pd_event *event, struct pd_error *err)
+{
+    CUDA_TRY(err, cudaStreamWaitEvent(stream->stream, event->event, 0), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err)
+{
+    CUDA_TRY(err, cudaEventSynchronize(event->event), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static void cuda_close(struct pd_dev *dev)
+{
+    free(dev);
+}
+
+static const struct pd_dev_ops cuda_ops = {
+    .name = "cuda",
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .memory = cuda_memory,
+    .stream_new = cuda_stream_new,
+    .stream_free = cuda_stream_free,
+    .stream_sync = cuda_stream_sync,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .event_new = cuda_event_new,
+    .event_free = cuda_event_free,
+    .event_record = cuda_event_record,
+    .event_wait = cuda_event_wait,
+    .event_sync = cuda_event_sync,
+    .close = cuda_close,
+};
+
+uint32_t pd_dev_cuda_count(void)
+{
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? (uint32_t)count : 0;
+}
+
+pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
+{
+    int count = 0;
+    struct cudaDeviceProp properties;
+    CUDA_TRY(err, cudaGetDeviceCount(&count), "looking for GPUs");
+    if (index >= (uint32_t)count)
+        PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: this machine has %d (see: perdure doctor)", index, count);
+    CUDA_TRY(err, cudaGetDeviceProperties(&properties, (int)index), "GPU %u", index);
+    struct pd_dev *dev = calloc(1, sizeof *dev);
+    if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);
+    dev->ops = &cuda_ops;
+    dev->index = index;
+    snprintf(dev->description, sizeof dev->description, "%.90s", properties.name);
+    *ret_dev = dev;
+    return PD_OK;
+}

@@ -1,0 +1,14 @@
+/* Builds without CUDA. */
+#include "offload/device.h"
+
+uint32_t pd_dev_cuda_count(void)
+{
+    return 0;
+}
+
+pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
+{
+    (void)ret_dev;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "GPU %u: this build has no CUDA; configure it again where nvcc is on PATH, with -DPERDURE_CUDA=ON", index);
+}
