@@ -1,0 +1,55 @@
+#include "offload/cpu_adam.h"
+#include "offload/cpu_adam_kernel.h"
+
+#include <math.h>
+
+#define PIECE (UINT64_C(64) << 10) /* elements of one index of the pool */
+
+struct adam_job {
+    const struct pd_adam_step *step;
+    const struct pd_adam_range *range;
+    void (*kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range);
+};
+
+struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config)
+{
+    PD_CHECK(config->step >= 1);
+    double t = (double)config->step;
+    return (struct pd_adam_step){
+        .scale = (float)config->scale,
+        .beta1 = (float)config->beta1,
+        .beta1_rest = (float)(1.0 - config->beta1),
+        .beta2 = (float)config->beta2,
+        .beta2_rest = (float)(1.0 - config->beta2),
+        .epsilon = (float)config->epsilon,
+        .root_correction = (float)(1.0 / sqrt(1.0 - pow(config->beta2, t))),
+        .rate_corrected = (float)(config->rate / (1.0 - pow(config->beta1, t))),
+        .decay_keep = (float)(1.0 - config->rate * config->weight_decay),
+    };
+}
+
+static void update_piece(void *context, uint64_t index)
+{
+    const struct adam_job *job = context;
+    uint64_t from = index * PIECE;
+    struct pd_adam_range piece = *job->range;
+    piece.n = piece.n - from < PIECE ? piece.n - from : PIECE;
+    piece.param += from;
+    piece.exp_avg += from;
+    piece.exp_avg_sq += from;
+    piece.grad += from;
+    if (piece.copy) piece.copy = (char *)piece.copy + from * pd_dtype_bytes(piece.copy_dtype);
+    job->kernel(job->step, &piece);
+}
+
+void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
+                 const struct pd_adam_range *range)
+{
+    struct adam_job job = {.step = step, .range = range, .kernel = pd_adam_kernel_portable};
+    PD_CHECK(isa > PD_ISA_AUTO && isa < PD_ISA_COUNT);
+#if defined(__x86_64__)
+    if (isa == PD_ISA_AVX2) job.kernel = pd_adam_kernel_avx2;
+    if (isa == PD_ISA_AVX512) job.kernel = pd_adam_kernel_avx512;
+#endif
+    pd_parallel(pool, range->n / PIECE + (range->n % PIECE != 0), update_piece, &job);
+}

@@ -1,0 +1,49 @@
+/* AdamW on the CPU over any range of elements.
+ *
+ *   source  Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2, with the schedule in `rate`:
+ *     g = scale * grad
+ *     m = beta1 * m + (1 - beta1) * g
+ *     v = beta2 * v + ((1 - beta2) * g) * g
+ *     p = (1 - rate * weight_decay) * p  -  (rate / (1 - beta1^t)) * (m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon))
+ *   evaluated in fp32 in exactly this order, left to right, every operation rounded once and none fused; factors that are
+ * the same for all elements are worked out in double and rounded once (struct pd_adam_step).
+ *
+ *   invariant  bits depend on the element alone: not on instruction set, threads, or how a range is cut into calls
+ */
+#ifndef PD_OFFLOAD_CPU_ADAM_H
+#define PD_OFFLOAD_CPU_ADAM_H
+
+#include "ckpt/base/cpu.h"
+#include "ckpt/base/thread_pool.h"
+#include "ckpt/tensor.h"
+
+struct pd_adam_config {
+    double rate, beta1, beta2, epsilon, weight_decay;
+    double scale;  /* on every gradient: clip factor, 1 / token count, 1 / loss scale */
+    uint64_t step; /* t: 1 for the first update */
+};
+
+struct pd_adam_step {
+    float scale, beta1, beta1_rest, beta2, beta2_rest, epsilon;
+    float root_correction; /* 1 / sqrt(1 - beta2^t) */
+    float rate_corrected;  /* rate / (1 - beta1^t) */
+    float decay_keep;      /* 1 - rate * weight_decay */
+};
+
+struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config);
+
+/* Elements 0 .. n of one range, host memory, any alignment; arrays do not overlap. */
+struct pd_adam_range {
+    uint64_t n;
+    bool decay;                          /* weight decay applies */
+    float *param, *exp_avg, *exp_avg_sq; /* (n) read and written */
+    const float *grad;                   /* (n) */
+    void *copy;                          /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
+    enum pd_dtype copy_dtype;
+};
+
+/* isa resolved; pool NULL: the caller alone.   threads  one caller per pool */
+void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
+                 const struct pd_adam_range *range);
+
+#endif
