@@ -335,6 +335,7 @@ static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *trans
 static int complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
 {
     struct uring_queue *mine = queue->context;
+    if (transfer->internal.was_direct && mine->door->refusals & PD_URING_REFUSE_DIRECT) result = -EINVAL;
     if (result < 0) {
         bool again = result == -EINTR || result == -EAGAIN ||
                      pd_file_fall_back(transfer->file, transfer->internal.was_direct, -result);

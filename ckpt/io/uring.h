@@ -12,6 +12,7 @@ enum pd_uring_refusal {
     PD_URING_REFUSE_ALL_FLAGS = 8, /* EINVAL: no COOP_TASKRUN either */
     PD_URING_REFUSE_RING = 16,     /* EPERM: seccomp, kernel.io_uring_disabled */
     PD_URING_REFUSE_LATER = 32,    /* the first ring works, those of queues do not (EMFILE) */
+    PD_URING_REFUSE_DIRECT = 64,   /* EINVAL of every direct transfer, as some file systems answer */
 };
 
 PD_MUST_USE pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_door **ret_door,
