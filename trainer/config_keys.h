@@ -48,6 +48,7 @@ PD_MUST_USE pd_status pd_key_set(struct pd_config *config, const char *path, con
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key);
 /* The value of a scalar as text that pd_key_set reads back to the same bits.   ret (bytes) */
 void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes);
-const char *pd_data_format_name(enum pd_data_format format);
+/* The code point at *text, which moves on; UINT32_MAX where it is no UTF-8 (then *text stays). */
+uint32_t pd_utf8_next(const char **text);
 
 #endif

@@ -1,5 +1,6 @@
 /* The resolved whole as YAML. */
 #include "trainer/config_keys.h"
+#include "trainer/data/token_file.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,18 +9,22 @@
 
 #define COMMENT_COLUMN 38
 
-/* Double quotes hold anything; control characters are escaped. */
+/* Double quotes hold anything; what YAML does not take as it is, is escaped. */
 static void print_quoted(FILE *out, const char *text)
 {
     fputc('"', out);
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
+    while (*text) {
+        const char *start = text;
+        uint32_t c = pd_utf8_next(&text);
+        PD_CHECK(c != UINT32_MAX); /* pd_key_set let it through */
         if (c == '"' || c == '\\')
-            fprintf(out, "\\%c", c);
-        else if (c < 0x20 || c == 0x7f)
+            fprintf(out, "\\%c", (int)c);
+        else if (c < 0x20 || (c >= 0x7f && c < 0xa0))
             fprintf(out, "\\x%02x", c);
+        else if (c == 0xfeff || c == 0xfffe || c == 0xffff)
+            fprintf(out, "\\u%04x", c);
         else
-            fputc(c, out);
+            fwrite(start, 1, (size_t)(text - start), out);
     }
     fputc('"', out);
 }

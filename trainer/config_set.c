@@ -92,8 +92,27 @@ static void *member_of(struct pd_config *config, size_t offset)
     return (char *)config + offset;
 }
 
+uint32_t pd_utf8_next(const char **text)
+{
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* longer forms of smaller ones are no UTF-8 */
+    const unsigned char *at = (const unsigned char *)*text;
+    uint32_t more = *at < 0x80 ? 0 : *at >= 0xf0 ? 3 : *at >= 0xe0 ? 2 : 1;
+    uint32_t point = more ? *at & (0x3fu >> more) : *at;
+    if ((*at >= 0x80 && *at < 0xc2) || *at > 0xf4) return UINT32_MAX;
+    for (uint32_t i = 1; i <= more; i++) {
+        if ((at[i] & 0xc0) != 0x80) return UINT32_MAX;
+        point = point << 6 | (at[i] & 0x3f);
+    }
+    if (point < least[more] || point > 0x10ffff || (point >= 0xd800 && point < 0xe000)) return UINT32_MAX;
+    *text += more + 1;
+    return point;
+}
+
 static pd_status replace_string(char **target, const char *text, struct pd_error *err)
 {
+    for (const char *at = text; *at;)
+        if (pd_utf8_next(&at) == UINT32_MAX)
+            PD_FAIL(err, PD_INVALID, "byte %td is no UTF-8, which a YAML text must be; rename the file", at - text);
     char *copy = strdup(text);
     if (!copy) PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
     free(*target);
@@ -379,9 +398,4 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
         snprintf(ret, bytes, "%u elements", *(const uint32_t *)((const char *)config + key->count_offset));
         break;
     }
-}
-
-const char *pd_data_format_name(enum pd_data_format format)
-{
-    return format_words[format];
 }

@@ -166,6 +166,9 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "data.train[x]=a", "data.train[x]: an element is written data.train[0]");
     refused(MINIMAL, "data.train[1].weight=2", "data.train[1].path is missing");
     refused(MINIMAL, "restart.ranks=2,zero", "expected a number of ranks from 1 to 65536, found \"zero\"");
+    refused(MINIMAL, "run.dir=a\xff", "run.dir: byte 1 is no UTF-8");
+    refused(MINIMAL, "run.dir=\xed\xa0\x80", "byte 0 is no UTF-8");
+    refused(MINIMAL, "data.train=\xc0\x80", "byte 0 is no UTF-8");
     refused(MINIMAL, "model.preset=gpt2-125m", "the nearest are gpt2-124m");
 }
 
@@ -232,7 +235,8 @@ static const char *some_value(const struct pd_key *key, uint32_t n, char *text, 
     switch (key->type) {
     case PD_KEY_STRING:
         if (strcmp(key->name, "model.preset") == 0) return "";
-        snprintf(text, bytes, "a \"b\\c\"\n#: {%u} \xc3\xa9 '%c", n, 1 + (int)(n % 31));
+        snprintf(text, bytes, "a \"b\\c\"\n#: {%u} \xc3\xa9 \xc2\x85 \xef\xbb\xbf \xf0\x9f\x90\x8d \x7f '%c", n,
+                 1 + (int)(n % 31));
         return text;
     case PD_KEY_FLOAT:
         if (strncmp(key->name, "model.rope_", 11) == 0) return NULL;

@@ -1,0 +1,145 @@
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void pd_table_init(struct pd_table *table, const char *const *headings, uint32_t columns)
+{
+    const char *texts[PD_TABLE_COLUMNS_MAX];
+    PD_CHECK(columns <= PD_TABLE_COLUMNS_MAX);
+    *table = (struct pd_table){.columns = columns};
+    for (uint32_t i = 0; i < columns; i++) {
+        table->right[i] = headings[i][0] == '>';
+        texts[i] = headings[i] + table->right[i];
+    }
+    pd_table_row(table, texts);
+}
+
+void pd_table_row(struct pd_table *table, const char *const *cells)
+{
+    if (table->failed) return;
+    if (table->rows == table->capacity) {
+        uint32_t capacity = table->capacity ? 2 * table->capacity : 16;
+        char **grown = realloc(table->cells, (size_t)capacity * table->columns * sizeof *grown);
+        if (!grown) {
+            table->failed = true;
+            return;
+        }
+        table->cells = grown;
+        table->capacity = capacity;
+    }
+    char **row = table->cells + (size_t)table->rows * table->columns;
+    for (uint32_t i = 0; i < table->columns; i++) {
+        row[i] = strdup(cells[i]);
+        if (!row[i]) table->failed = true;
+    }
+    table->rows++;
+}
+
+/* Code points, which is what a terminal shows of our texts. */
+static uint32_t shown_width(const char *text)
+{
+    uint32_t width = 0;
+    for (; *text; text++)
+        width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+static void print_cell(const char *text, uint32_t width, bool right, bool last)
+{
+    uint32_t shown = shown_width(text);
+    int padding = shown < width ? (int)(width - shown) : 0;
+    if (right)
+        printf("%*s%s", padding, "", text);
+    else
+        printf("%s%*s", text, last ? 0 : padding, "");
+    if (!last) fputs("  ", stdout);
+}
+
+pd_status pd_table_print(struct pd_table *table, struct pd_error *err)
+{
+    uint32_t widths[PD_TABLE_COLUMNS_MAX] = {0};
+    bool failed = table->failed;
+    for (uint32_t i = 0; i < table->rows * table->columns && !failed; i++) {
+        uint32_t width = shown_width(table->cells[i]);
+        if (width > widths[i % table->columns]) widths[i % table->columns] = width;
+    }
+    for (uint32_t i = 0; i < table->rows * table->columns; i++) {
+        uint32_t column = i % table->columns;
+        bool last = column + 1 == table->columns;
+        if (!failed) print_cell(table->cells[i], widths[column], table->right[column], last);
+        if (last && !failed) fputc('\n', stdout);
+        free(table->cells[i]);
+    }
+    free(table->cells);
+    *table = (struct pd_table){0};
+    if (failed) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
+    return PD_OK;
+}
+
+pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
+{
+    const char *text;
+    size_t bytes;
+    pd_status status = pd_json_writer_finish(writer, &text, &bytes, err);
+    if (!status && fwrite(text, 1, bytes, stdout) != bytes)
+        status = pd_error_set(err, PD_IO, PD_WHERE, 0, "stdout could not be written");
+    pd_json_writer_deinit(writer);
+    return status;
+}
+
+struct pd_text pd_text_bytes(uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct pd_text t;
+    uint32_t unit = 0;
+    double value = (double)bytes;
+    for (; value >= 1024 && unit < 6; unit++)
+        value /= 1024;
+    snprintf(t.text, sizeof t.text, unit == 0 ? "%.0f %s" : value < 10 ? "%.2f %s" : "%.1f %s", value, units[unit]);
+    return t;
+}
+
+struct pd_text pd_text_count(uint64_t count)
+{
+    struct pd_text t;
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%" PRIu64, count), at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0) t.text[at++] = ',';
+        t.text[at++] = digits[i];
+    }
+    t.text[at] = '\0';
+    return t;
+}
+
+struct pd_text pd_text_short(double number)
+{
+    static const char *const units[] = {"", " k", " M", " B", " T"};
+    struct pd_text t;
+    uint32_t unit = 0;
+    for (; number >= 1000 && unit < 4; unit++)
+        number /= 1000;
+    snprintf(t.text, sizeof t.text,
+             number < 10 && unit    ? "%.2f%s"
+             : number < 100 && unit ? "%.1f%s"
+                                    : "%.0f%s",
+             number, units[unit]);
+    return t;
+}
+
+struct pd_text pd_text_number(double number)
+{
+    struct pd_text t;
+    snprintf(t.text, sizeof t.text, "%.6g", number);
+    return t;
+}
+
+struct pd_text pd_text_hex(uint64_t number)
+{
+    struct pd_text t;
+    snprintf(t.text, sizeof t.text, "%016" PRIx64, number);
+    return t;
+}
