@@ -59,10 +59,14 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
 
 struct pd_shard; /* an open shard whose table has been verified */
 
-/* `expect` from the commit record: identity, size, table place and digest must match; PD_CORRUPT names the file and what
- * differs. NULL `expect`: places are read from the file itself (offline inspection), checksums still hold it together. */
+/* Reads and verifies everything but the data: trailer, table, metadata and shared pages.
+ * `expect` from the commit record: identity, size, table place and digest must match; PD_CORRUPT names the file and what
+ * differs. NULL `expect`: places are read from the file itself (offline inspection), checksums still hold it together; NULL
+ * `identity` takes the file's word for whose it is.
+ *   errors   PD_UNSUPPORTED: a format version this perdure does not know */
 PD_MUST_USE pd_status pd_shard_open(struct pd_door *door, const char *path, const struct pd_identity *identity,
-                                    const struct pd_shard_summary *expect, struct pd_shard **ret_shard, struct pd_error *err);
+                                    const struct pd_shard_summary *expect, struct pd_shard **ret_shard,
+                                    struct pd_error *err);
 void pd_shard_close(struct pd_shard *shard);
 uint32_t pd_shard_box_count(const struct pd_shard *shard);
 /* Tensors as this shard describes them (name, shape, tp_dim, ...), borrowed; box.tensor indexes it. */
@@ -73,7 +77,10 @@ uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_block_count(const struct pd_shard *shard, uint32_t box);
 struct pd_file *pd_shard_file(const struct pd_shard *shard); /* for bulk reads through a pd_queue */
-/* Checks bytes already in memory. PD_CORRUPT names file, tensor, kind and block. */
+const struct pd_identity *pd_shard_identity(const struct pd_shard *shard);
+uint32_t pd_shard_writer_rank(const struct pd_shard *shard);
+/* Checks bytes already in memory. PD_CORRUPT names file, tensor, kind and block. A box of 4096 bytes or more owns its pages:
+ * `data` of its last block must reach to the end of the page, as direct I/O reads it, since the padding is checked too. */
 PD_MUST_USE pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint64_t block, const void *data,
                                             struct pd_error *err);
 /* Synchronous read and check of blocks [first, first+count) of a box into dst; the last block may be short. A block that
@@ -82,5 +89,17 @@ PD_MUST_USE pd_status pd_shard_read_blocks(struct pd_shard *shard, uint32_t box,
                                            void *dst, struct pd_error *err);
 /* Every byte of the file: metadata, padding, table, data. `buffers` as for the writer. */
 PD_MUST_USE pd_status pd_shard_verify(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes, struct pd_error *err);
+
+/* One pass over the data of all boxes at the speed of the disk. */
+struct pd_shard_visitor {
+    void *context;
+    /* Blocks of a box come in order, boxes in the order of the file. `bytes` (a multiple of 4 in every block) at `data` were
+     * verified when `verified` is PD_OK; otherwise `damage` says what is wrong with this block and data must not be used.
+     * A status other than PD_OK ends the pass. */
+    pd_status (*block)(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes, pd_status verified,
+                       const struct pd_error *damage, struct pd_error *err);
+};
+PD_MUST_USE pd_status pd_shard_scan(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes,
+                                    const struct pd_shard_visitor *visitor, struct pd_error *err);
 
 #endif

@@ -1,0 +1,120 @@
+/* The table and the trailer of a shard file, and where everything lies in it: the format, shared by writer and reader.
+ * FORMAT.md is the specification; the structs below are its byte tables (little-endian, no gaps).
+ *
+ *   invariants  1. every byte of the file belongs to exactly one of: data of a box, padding up to the end of its last page
+ *                  (zero), the table, the trailer page, a rest page
+ *               2. a box of 4096 bytes or more owns its pages; smaller ones lie inside rest pages
+ *               3. block checksums cover data, the rest digest covers rest pages with small boxes read as zeros, the table
+ *                  digest covers the table with both, the trailer covers itself
+ */
+#ifndef PD_CKPT_SHARD_TABLE_H
+#define PD_CKPT_SHARD_TABLE_H
+
+#include "ckpt/shard.h"
+
+#define PD_SHARD_FORMAT_VERSION 1u
+#define PD_SHARD_PAGE_BYTES 4096u
+#define PD_SHARD_MAGIC UINT64_C(0x3144524148534450)         /* "PDSHARD1" */
+#define PD_SHARD_TRAILER_MAGIC UINT64_C(0x314c494152544450) /* "PDTRAIL1" */
+#define PD_SHARD_SEED UINT64_C(0x5045524455524531)
+#define PD_SHARD_BLOCK_STRIDE UINT64_C(0x9e3779b97f4a7c15)
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are written as they lie in memory");
+
+struct pd_shard_head {
+    uint64_t magic, version, table_bytes, file_bytes;
+    uint64_t run_id[2], lineage, step;
+    uint64_t writer_rank, tensor_count, box_count, block_count;
+    uint64_t data_bytes, block_bytes, tensors_at, boxes_at; /* ..._at: bytes from the start of the table */
+    uint64_t checksums_at, rest_digest;
+    uint64_t reserved[14];
+};
+struct pd_shard_tensor_row {
+    char name[PD_TENSOR_NAME_MAX];
+    uint64_t shape[PD_TENSOR_DIMS_MAX];
+    uint64_t tp_unit;
+    uint32_t ndim, dtype;
+    int32_t tp_dim;
+    uint32_t unit, decay, reserved;
+};
+struct pd_shard_box_row {
+    uint64_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];
+    uint64_t offset, bytes, first_block;
+    uint32_t tensor, kind;
+};
+struct pd_shard_trailer {
+    uint64_t magic, version, file_bytes, table_offset, table_bytes, table_digest;
+    uint64_t reserved[505];
+    uint64_t self_digest; /* XXH3-64, seed 0, of all before it: the same place in every version */
+};
+_Static_assert(sizeof(struct pd_shard_head) == 256, "as in FORMAT.md");
+_Static_assert(sizeof(struct pd_shard_tensor_row) == 224, "as in FORMAT.md");
+_Static_assert(sizeof(struct pd_shard_box_row) == 96, "as in FORMAT.md");
+_Static_assert(sizeof(struct pd_shard_trailer) == PD_SHARD_PAGE_BYTES, "as in FORMAT.md");
+
+/* ---- seeds ---- */
+
+uint64_t pd_shard_table_seed(const struct pd_identity *identity);
+uint64_t pd_shard_name_digest(const struct pd_tensor *tensor);
+uint64_t pd_shard_box_seed(const struct pd_identity *identity, uint64_t name_digest, enum pd_kind kind,
+                           const struct pd_box *box);
+/* Of block `block` of a box with that seed. */
+uint64_t pd_shard_block_digest(uint64_t box_seed, uint64_t block, const void *data, uint64_t bytes);
+
+/* ---- where things lie ---- */
+
+struct pd_shard_place {
+    uint64_t offset, bytes, first_block; /* first_block: number of its first checksum in the table */
+};
+
+enum pd_shard_segment_type { PD_SEGMENT_REST, PD_SEGMENT_BOX, PD_SEGMENT_TABLE };
+struct pd_shard_segment {
+    uint64_t offset, bytes; /* whole pages */
+    enum pd_shard_segment_type type;
+    uint32_t box;
+};
+
+/* The file in order: segments are ascending and leave no gap. TABLE stands for the table and for the trailer page. */
+struct pd_shard_map {
+    struct pd_shard_segment *segments; /* (segment_count), owned */
+    uint32_t segment_count;
+    uint32_t *small; /* (small_count) boxes under a page, by offset; owned */
+    uint32_t small_count;
+};
+
+uint64_t pd_shard_blocks_of(uint64_t bytes);
+/* PD_CORRUPT when extents overlap or leave the file. */
+PD_MUST_USE pd_status pd_shard_map_init(const struct pd_shard_place *places, uint32_t box_count, uint64_t table_offset,
+                                        uint64_t table_bytes, uint64_t file_bytes, struct pd_shard_map *ret_map,
+                                        struct pd_error *err);
+void pd_shard_map_deinit(struct pd_shard_map *map);
+/* Zeroes the bytes of small boxes in `data`, which holds file bytes [offset, offset + bytes). */
+void pd_shard_map_mask(const struct pd_shard_map *map, const struct pd_shard_place *places, uint64_t offset, void *data,
+                       uint64_t bytes);
+/* Position in map->small of the first small box that ends after `offset`. */
+uint32_t pd_shard_map_small_at(const struct pd_shard_map *map, const struct pd_shard_place *places, uint64_t offset);
+
+/* ---- table and trailer ---- */
+
+/* Bytes of a table, padded with zeros to whole pages. False when the sizes do not fit into 64 bits. */
+bool pd_shard_table_size(uint64_t tensor_count, uint64_t box_count, uint64_t block_count, uint64_t *ret_bytes);
+/* Fills head offsets, tensor and box rows of a zeroed table. checksums are the caller's, at head.checksums_at. */
+void pd_shard_table_fill(void *table, uint64_t table_bytes, const struct pd_tensor_table *tensors,
+                         const struct pd_shard_box *boxes, const struct pd_shard_place *places, uint32_t box_count,
+                         uint64_t block_count);
+/* Seals the trailer of a table whose head and checksums are final. */
+void pd_shard_trailer_fill(struct pd_shard_trailer *ret_trailer, const void *table, uint64_t table_bytes,
+                           uint64_t table_offset, const struct pd_identity *identity);
+
+struct pd_shard_contents {
+    struct pd_tensor_table tensors;
+    struct pd_shard_box *boxes;    /* (box_count) */
+    struct pd_shard_place *places; /* (box_count) */
+    uint32_t box_count;
+};
+/* Reads a table whose digest was verified; every number in it is still checked. PD_CORRUPT, PD_UNSUPPORTED. */
+PD_MUST_USE pd_status pd_shard_table_parse(const void *table, uint64_t table_bytes, uint64_t file_bytes,
+                                           struct pd_shard_contents *ret_contents, struct pd_error *err);
+void pd_shard_contents_deinit(struct pd_shard_contents *contents);
+
+#endif

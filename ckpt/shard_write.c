@@ -1,0 +1,562 @@
+/* Writing shard files. The file is computed once; a save then walks its segments in order.
+ *
+ * Data is hashed and copied, 64 KiB at a time, into slots of the staging buffers; a full slot goes to the disk while the
+ * next one is filled. Large boxes that lie page-aligned in memory go to the disk from where they are. A file that fits into
+ * the buffers as a whole is one write.
+ *
+ *   invariants  1. the file is written, table and trailer last, then truncated to size, then synced
+ *               2. whatever happens, nothing is in flight when pd_shard_write returns
+ *               3. every byte of every page is written: what lay in a recycled file before does not show
+ */
+#include "ckpt/base/checked.h"
+#include "ckpt/base/digest.h"
+#include "ckpt/h5.h"
+#include "ckpt/shard_table.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS_MAX 32u
+#define SLOT_BYTES_MAX (4u << 20)
+#define SLOT_BYTES_MIN (1u << 20)
+#define LENT_BYTES_MIN (1u << 20) /* smaller boxes are staged even when aligned: fewer, larger writes */
+
+struct pd_shard_writer {
+    struct pd_door *door;
+    const struct pd_shard_box *boxes;    /* (box_count), borrowed: numbers of the model's table */
+    const struct pd_tensor_table *model; /* borrowed */
+    uint32_t box_count;
+    unsigned char *buffers; /* borrowed */
+    uint64_t buffer_bytes;
+    struct pd_tensor_table tensors; /* those of this shard, in order of first use */
+    struct pd_shard_box *local;     /* (box_count) boxes with numbers of `tensors` */
+    struct pd_shard_place *places;  /* (box_count) */
+    uint64_t *name_digests;         /* (tensors.count) */
+    struct pd_shard_map map;
+    struct pd_h5_pages pages; /* metadata, and shared pages of small boxes */
+    uint64_t identity_offset; /* of the dataset that people read */
+    uint64_t block_count, file_bytes, table_offset, table_bytes;
+    unsigned char *table;   /* (table_bytes + a page) aligned: table, then trailer */
+    struct pd_queue *queue; /* of queue_thread; opened at the first write that needs it */
+    pthread_t queue_thread;
+};
+
+/* ---- planning ---- */
+
+static pd_status check_box(const struct pd_tensor_table *tensors, const struct pd_shard_box *box, uint32_t number,
+                           struct pd_error *err)
+{
+    if (box->tensor >= tensors->count || (unsigned)box->kind >= PD_KIND_COUNT)
+        PD_FAIL(err, PD_INVALID, "box %u names tensor %u of %u", number, box->tensor, tensors->count);
+    const struct pd_tensor *tensor = &tensors->tensors[box->tensor];
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
+        if (box->box.count[d] == 0 || !pd_checked_range(box->box.start[d], box->box.count[d], tensor->shape[d]))
+            PD_FAIL(err, PD_INVALID, "tensor %s: box %u is empty or leaves the tensor in dimension %d", tensor->name, number,
+                    d);
+    return PD_OK;
+}
+
+/* The shard's own table: tensors that its boxes use. */
+static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err)
+{
+    uint32_t *number = malloc(((size_t)w->model->count + 1) * sizeof *number);
+    w->tensors.tensors = calloc((size_t)w->model->count + 1, sizeof *w->tensors.tensors);
+    w->name_digests = calloc((size_t)w->model->count + 1, sizeof *w->name_digests);
+    if (!number || !w->tensors.tensors || !w->name_digests) {
+        free(number);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a shard's table of tensors");
+    }
+    memset(number, 0xff, ((size_t)w->model->count + 1) * sizeof *number);
+    pd_status st = PD_OK;
+    for (uint32_t b = 0; !st && b < w->box_count; b++) {
+        st = check_box(w->model, &w->boxes[b], b, err);
+        if (st) break;
+        uint32_t *mine = &number[w->boxes[b].tensor];
+        if (*mine == UINT32_MAX) {
+            *mine = w->tensors.count;
+            w->tensors.tensors[w->tensors.count++] = w->model->tensors[w->boxes[b].tensor];
+            w->name_digests[*mine] = pd_shard_name_digest(&w->tensors.tensors[*mine]);
+        }
+        w->local[b] = w->boxes[b];
+        w->local[b].tensor = *mine;
+    }
+    free(number);
+    return st;
+}
+
+static pd_status add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uint32_t b, struct pd_error *err)
+{
+    static const enum pd_h5_type types[PD_DTYPE_COUNT] = {
+        [PD_F32] = PD_H5_F32, [PD_BF16] = PD_H5_BF16, [PD_F16] = PD_H5_F16};
+    const struct pd_tensor *tensor = &w->tensors.tensors[w->local[b].tensor];
+    struct pd_shard_place *place = &w->places[b];
+    char path[PD_H5_PATH_MAX];
+    PD_TRY(pd_h5_box_path(tensor, w->local[b].kind, &w->local[b].box, path, err));
+    PD_TRY(pd_h5_dataset(file, path, types[tensor->dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
+    place->bytes = pd_box_elements(&w->local[b].box) * pd_dtype_bytes(tensor->dtype);
+    place->first_block = w->block_count;
+    w->block_count += pd_shard_blocks_of(place->bytes);
+    return PD_OK;
+}
+
+static pd_status add_notes(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
+{
+    static const struct pd_h5_field fields[] = {{"run_id_0", PD_H5_U64},
+                                                {"run_id_1", PD_H5_U64},
+                                                {"lineage", PD_H5_U64},
+                                                {"step", PD_H5_U64},
+                                                {"writer_rank", PD_H5_U64}};
+    PD_TRY(pd_h5_note(file, "/", "format", "perdure shard", err));
+    PD_TRY(pd_h5_note_u64(file, "/", "format_version", PD_SHARD_FORMAT_VERSION, err));
+    return pd_h5_records(file, "/identity", fields, sizeof fields / sizeof *fields, 1, &w->identity_offset, err);
+}
+
+static pd_status add_everything(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
+{
+    PD_TRY(add_notes(w, file, err));
+    for (uint32_t b = 0; b < w->box_count; b++)
+        PD_TRY(add_box(w, file, b, err));
+    if (!pd_shard_table_size(w->tensors.count, w->box_count, w->block_count, &w->table_bytes))
+        PD_FAIL(err, PD_INVALID, "a shard of %llu blocks is too large", (unsigned long long)w->block_count);
+    const uint64_t words = w->table_bytes / 8;
+    return pd_h5_dataset(file, "/table", PD_H5_U64, 1, &words, &w->table_offset, err);
+}
+
+static pd_status build_metadata(struct pd_shard_writer *w, struct pd_error *err)
+{
+    struct pd_h5_file *file = NULL;
+    PD_TRY(pd_h5_new(&file, err));
+    pd_status st = add_everything(w, file, err);
+    if (st) {
+        pd_h5_free(file);
+        return st;
+    }
+    PD_TRY(pd_h5_finish(file, &w->pages, err));
+    if (!pd_checked_align_u64(w->pages.bytes, PD_SHARD_PAGE_BYTES, &w->file_bytes) ||
+        !pd_checked_add_u64(w->file_bytes, PD_SHARD_PAGE_BYTES, &w->file_bytes))
+        PD_FAIL(err, PD_INVALID, "a shard of %llu bytes is too large", (unsigned long long)w->pages.bytes);
+    return PD_OK;
+}
+
+/* HDF5 must have kept its own pages off ours: its allocator is trusted here and nowhere else. */
+static pd_status check_apart(const struct pd_shard_writer *w, struct pd_error *err)
+{
+    uint32_t s = 0;
+    for (uint64_t p = 0; p < w->pages.count; p++) {
+        uint64_t offset = w->pages.pages[p].number * PD_H5_PAGE_BYTES;
+        while (w->map.segments[s].offset + w->map.segments[s].bytes <= offset)
+            s++;
+        if (w->map.segments[s].type != PD_SEGMENT_REST)
+            PD_FAIL(err, PD_BUG, "HDF5 put metadata at %llu, into the pages of data", (unsigned long long)offset);
+    }
+    return PD_OK;
+}
+
+static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
+{
+    w->local = calloc((size_t)w->box_count + 1, sizeof *w->local);
+    w->places = calloc((size_t)w->box_count + 1, sizeof *w->places);
+    if (!w->local || !w->places) PD_FAIL(err, PD_NO_MEMORY, "no memory for the plan of %u boxes", w->box_count);
+    PD_TRY(collect_tensors(w, err));
+    PD_TRY(build_metadata(w, err));
+    pd_status st = pd_shard_map_init(w->places, w->box_count, w->table_offset, w->table_bytes, w->file_bytes, &w->map, err);
+    if (st == PD_CORRUPT) st = pd_error_context(err, PD_BUG, "HDF5's allocation");
+    PD_TRY(st);
+    PD_TRY(check_apart(w, err));
+    w->table = aligned_alloc(PD_DOOR_ALIGN, w->table_bytes + PD_SHARD_PAGE_BYTES);
+    if (!w->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for the table of %u boxes", w->box_count);
+    memset(w->table, 0, w->table_bytes + PD_SHARD_PAGE_BYTES);
+    pd_shard_table_fill(w->table, w->table_bytes, &w->tensors, w->local, w->places, w->box_count, w->block_count);
+    ((struct pd_shard_head *)(void *)w->table)->file_bytes = w->file_bytes;
+    return PD_OK;
+}
+
+pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                              uint32_t box_count, void *buffers, uint64_t buffer_bytes, struct pd_shard_writer **ret_writer,
+                              struct pd_error *err)
+{
+    PD_CHECK(buffer_bytes >= SLOT_BYTES_MAX && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
+    struct pd_shard_writer *w = calloc(1, sizeof *w);
+    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory for a shard writer");
+    *w = (struct pd_shard_writer){.door = door,
+                                  .boxes = boxes,
+                                  .model = tensors,
+                                  .box_count = box_count,
+                                  .buffers = buffers,
+                                  .buffer_bytes = buffer_bytes};
+    pd_status st = plan_file(w, err);
+    if (st) {
+        pd_shard_writer_free(w);
+        return pd_error_context(err, st, "planning a shard file");
+    }
+    *ret_writer = w;
+    return PD_OK;
+}
+
+void pd_shard_writer_free(struct pd_shard_writer *writer)
+{
+    if (!writer) return;
+    pd_queue_close(writer->queue);
+    pd_tensor_table_deinit(&writer->tensors);
+    free(writer->local);
+    free(writer->places);
+    free(writer->name_digests);
+    pd_shard_map_deinit(&writer->map);
+    pd_h5_pages_deinit(&writer->pages);
+    free(writer->table);
+    free(writer);
+}
+
+uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *w)
+{
+    return sizeof *w + w->table_bytes + PD_SHARD_PAGE_BYTES + pd_h5_pages_heap_bytes(&w->pages) +
+           ((uint64_t)w->model->count + 1) * (sizeof *w->tensors.tensors + sizeof *w->name_digests) +
+           ((uint64_t)w->box_count + 1) * (sizeof *w->local + sizeof *w->places + sizeof *w->map.small) +
+           2 * ((uint64_t)w->box_count + 2) * sizeof *w->map.segments;
+}
+
+uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer)
+{
+    return writer->file_bytes;
+}
+
+/* ---- writing ---- */
+
+struct slot {
+    struct pd_transfer transfer;
+    unsigned char *buffer;
+    bool in_flight;
+};
+
+struct saving {
+    struct pd_shard_writer *w;
+    struct pd_file *file;
+    const void *const *data;
+    const struct pd_identity *identity;
+    uint64_t *checksums;
+    struct pd_digest_stream rest;
+    bool is_whole; /* the file is put together in the buffers and written at once */
+    struct slot slots[SLOTS_MAX];
+    uint32_t slot_count;
+    uint64_t slot_bytes;
+    struct slot *current; /* being filled */
+    uint64_t current_offset, current_bytes;
+    pd_status failed; /* first failed transfer; its message is in *err */
+    struct pd_error *err;
+};
+
+/* Errors of transfers go to s->failed; the result is about the queue alone. */
+static pd_status reap_some(struct saving *s, uint32_t *ret_count)
+{
+    struct pd_transfer *done[SLOTS_MAX];
+    PD_TRY(pd_queue_reap(s->w->queue, done, SLOTS_MAX, ret_count, s->failed ? NULL : s->err));
+    for (uint32_t d = 0; d < *ret_count; d++) {
+        ((struct slot *)done[d]->user)->in_flight = false;
+        if (done[d]->status && !s->failed) s->failed = pd_transfer_error(done[d], s->err);
+    }
+    return PD_OK;
+}
+
+static pd_status take_slot(struct saving *s, struct slot **ret_slot)
+{
+    for (;;) {
+        for (uint32_t i = 0; i < s->slot_count; i++) {
+            if (s->slots[i].in_flight || &s->slots[i] == s->current) continue;
+            *ret_slot = &s->slots[i];
+            return PD_OK;
+        }
+        uint32_t count = 0;
+        PD_TRY(reap_some(s, &count));
+        PD_TRY(s->failed);
+    }
+}
+
+static pd_status send(struct saving *s, struct slot *slot, const void *data, uint64_t offset, uint64_t bytes)
+{
+    slot->transfer = (struct pd_transfer){
+        .file = s->file, .data = (void *)(uintptr_t)data, .offset = offset, .bytes = bytes, .is_write = true, .user = slot};
+    struct pd_transfer *transfer = &slot->transfer;
+    slot->in_flight = true;
+    return pd_queue_submit(s->w->queue, &transfer, 1, s->err);
+}
+
+static pd_status flush_current(struct saving *s)
+{
+    struct slot *slot = s->current;
+    s->current = NULL;
+    if (!slot || s->current_bytes == 0) return PD_OK;
+    return send(s, slot, slot->buffer, s->current_offset, s->current_bytes);
+}
+
+/* Room for up to `wanted` bytes of the file at `offset`. */
+static pd_status stage(struct saving *s, uint64_t offset, uint64_t wanted, unsigned char **ret_room, uint64_t *ret_bytes)
+{
+    if (s->is_whole) {
+        *ret_room = s->w->buffers + offset;
+        *ret_bytes = wanted;
+        return PD_OK;
+    }
+    bool follows = s->current && s->current_offset + s->current_bytes == offset && s->current_bytes < s->slot_bytes;
+    if (!follows) {
+        PD_TRY(flush_current(s));
+        struct slot *slot = NULL;
+        PD_TRY(take_slot(s, &slot));
+        s->current = slot;
+        s->current_offset = offset;
+        s->current_bytes = 0;
+    }
+    uint64_t room = s->slot_bytes - s->current_bytes;
+    *ret_room = s->current->buffer + s->current_bytes;
+    *ret_bytes = wanted < room ? wanted : room;
+    s->current_bytes += *ret_bytes;
+    return PD_OK;
+}
+
+/* NULL data: zeros. */
+static pd_status copy_out(struct saving *s, uint64_t offset, const unsigned char *data, uint64_t bytes)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        unsigned char *room = NULL;
+        uint64_t piece = 0;
+        PD_TRY(stage(s, offset + done, bytes - done, &room, &piece));
+        if (data)
+            memcpy(room, data + done, piece);
+        else
+            memset(room, 0, piece);
+        done += piece;
+    }
+    return PD_OK;
+}
+
+static uint64_t box_seed(const struct saving *s, uint32_t box)
+{
+    const struct pd_shard_box *b = &s->w->local[box];
+    return pd_shard_box_seed(s->identity, s->w->name_digests[b->tensor], b->kind, &b->box);
+}
+
+static void hash_blocks(struct saving *s, uint32_t box, uint64_t seed, uint64_t from, uint64_t to)
+{
+    const struct pd_shard_place *place = &s->w->places[box];
+    for (uint64_t at = from; at < to; at += PD_SHARD_BLOCK_BYTES) {
+        uint64_t bytes = to - at < PD_SHARD_BLOCK_BYTES ? to - at : PD_SHARD_BLOCK_BYTES;
+        uint64_t block = at / PD_SHARD_BLOCK_BYTES;
+        s->checksums[place->first_block + block] =
+            pd_shard_block_digest(seed, block, (const char *)s->data[box] + at, bytes);
+    }
+}
+
+/* From where it lies: whole pages only. Hashing overlaps the transfer. Returns how far it came. */
+static pd_status lend_box(struct saving *s, uint32_t box, uint64_t seed, uint64_t *ret_done)
+{
+    const struct pd_shard_place *place = &s->w->places[box];
+    const uint64_t whole = place->bytes / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    PD_TRY(flush_current(s));
+    for (uint64_t at = 0; at < whole; at += s->slot_bytes) {
+        uint64_t bytes = whole - at < s->slot_bytes ? whole - at : s->slot_bytes;
+        struct slot *slot = NULL;
+        PD_TRY(take_slot(s, &slot));
+        PD_TRY(send(s, slot, (const char *)s->data[box] + at, place->offset + at, bytes));
+        hash_blocks(s, box, seed, at, at + bytes);
+    }
+    *ret_done = whole;
+    return PD_OK;
+}
+
+static pd_status save_box(struct saving *s, const struct pd_shard_segment *segment)
+{
+    const uint32_t box = segment->box;
+    const struct pd_shard_place *place = &s->w->places[box];
+    const uint64_t seed = box_seed(s, box);
+    uint64_t done = 0;
+    bool lends = !s->is_whole && place->bytes >= LENT_BYTES_MIN && (uintptr_t)s->data[box] % PD_DOOR_ALIGN == 0;
+    if (lends) PD_TRY(lend_box(s, box, seed, &done));
+    while (done < place->bytes) { /* hash, then copy while the block is in the cache */
+        uint64_t left = place->bytes - done, bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+        hash_blocks(s, box, seed, done, done + bytes);
+        PD_TRY(copy_out(s, place->offset + done, (const unsigned char *)s->data[box] + done, bytes));
+        done += bytes;
+    }
+    return copy_out(s, place->offset + done, NULL, segment->bytes - done);
+}
+
+/* Small boxes of a page, over what HDF5 wrote there. */
+static void overlay_small(struct saving *s, uint64_t offset, unsigned char *page)
+{
+    const struct pd_shard_writer *w = s->w;
+    for (uint32_t i = pd_shard_map_small_at(&w->map, w->places, offset); i < w->map.small_count; i++) {
+        const uint32_t box = w->map.small[i];
+        const struct pd_shard_place *place = &w->places[box];
+        if (place->offset >= offset + PD_H5_PAGE_BYTES) return;
+        uint64_t skip = place->offset < offset ? offset - place->offset : 0, first = place->offset + skip - offset;
+        uint64_t bytes = place->bytes - skip, room = PD_H5_PAGE_BYTES - first;
+        memcpy(page + first, (const char *)s->data[box] + skip, bytes < room ? bytes : room);
+    }
+}
+
+static pd_status save_rest(struct saving *s, const struct pd_shard_segment *segment)
+{
+    static const unsigned char zeros[PD_H5_PAGE_BYTES];
+    for (uint64_t at = 0; at < segment->bytes; at += PD_H5_PAGE_BYTES) {
+        const uint64_t offset = segment->offset + at;
+        const unsigned char *page = pd_h5_pages_find(&s->w->pages, offset / PD_H5_PAGE_BYTES);
+        unsigned char *room = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(stage(s, offset, PD_H5_PAGE_BYTES, &room, &bytes));
+        PD_CHECK(bytes == PD_H5_PAGE_BYTES); /* slots are whole pages */
+        memcpy(room, page ? page : zeros, PD_H5_PAGE_BYTES);
+        pd_digest_stream_add(&s->rest, room, PD_H5_PAGE_BYTES);
+        overlay_small(s, offset, room);
+    }
+    return PD_OK;
+}
+
+static void hash_small(struct saving *s)
+{
+    for (uint32_t i = 0; i < s->w->map.small_count; i++) {
+        uint32_t box = s->w->map.small[i];
+        hash_blocks(s, box, box_seed(s, box), 0, s->w->places[box].bytes);
+    }
+}
+
+static pd_status save_segments(struct saving *s)
+{
+    hash_small(s);
+    for (uint32_t i = 0; i < s->w->map.segment_count; i++) {
+        const struct pd_shard_segment *segment = &s->w->map.segments[i];
+        if (segment->type == PD_SEGMENT_BOX) PD_TRY(save_box(s, segment));
+        if (segment->type == PD_SEGMENT_REST) PD_TRY(save_rest(s, segment));
+    }
+    return flush_current(s);
+}
+
+static void seal_table(struct saving *s, uint32_t writer_rank)
+{
+    struct pd_shard_writer *w = s->w;
+    struct pd_shard_head *head = (void *)w->table;
+    memcpy(head->run_id, s->identity->run_id, sizeof head->run_id);
+    head->lineage = s->identity->lineage;
+    head->step = s->identity->step;
+    head->writer_rank = writer_rank;
+    head->rest_digest = pd_digest_stream_value(&s->rest);
+    pd_shard_trailer_fill((void *)(w->table + w->table_bytes), w->table, w->table_bytes, w->table_offset, s->identity);
+}
+
+static pd_status save_table(struct saving *s)
+{
+    struct pd_shard_writer *w = s->w;
+    const uint64_t trailer = w->file_bytes - PD_SHARD_PAGE_BYTES;
+    if (s->is_whole) {
+        memcpy(w->buffers + w->table_offset, w->table, w->table_bytes);
+        memcpy(w->buffers + trailer, w->table + w->table_bytes, PD_SHARD_PAGE_BYTES);
+        return pd_file_write(s->file, 0, w->buffers, w->file_bytes, s->err);
+    }
+    bool adjacent = w->table_offset + w->table_bytes == trailer;
+    PD_TRY(pd_file_write(s->file, w->table_offset, w->table, w->table_bytes + (adjacent ? PD_SHARD_PAGE_BYTES : 0), s->err));
+    if (adjacent) return PD_OK;
+    return pd_file_write(s->file, trailer, w->table + w->table_bytes, PD_SHARD_PAGE_BYTES, s->err);
+}
+
+/* The dataset /identity, for people, in the cached page. */
+static pd_status patch_identity(struct pd_shard_writer *w, const struct pd_identity *identity, uint32_t writer_rank,
+                                struct pd_error *err)
+{
+    const uint64_t record[5] = {identity->run_id[0], identity->run_id[1], identity->lineage, identity->step, writer_rank};
+    return pd_h5_pages_write(&w->pages, w->identity_offset, record, sizeof record, err);
+}
+
+/* A queue belongs to the thread that uses it. */
+static pd_status open_queue(struct pd_shard_writer *w, struct pd_error *err)
+{
+    if (w->queue && pthread_equal(w->queue_thread, pthread_self())) return PD_OK;
+    pd_queue_close(w->queue);
+    w->queue = NULL;
+    w->queue_thread = pthread_self();
+    return pd_queue_open(w->door, w->buffers, w->buffer_bytes, &w->queue, err);
+}
+
+static void cut_slots(struct saving *s)
+{
+    uint64_t bytes = s->w->buffer_bytes / 8 / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    if (bytes > SLOT_BYTES_MAX) bytes = SLOT_BYTES_MAX;
+    if (bytes < SLOT_BYTES_MIN) bytes = SLOT_BYTES_MIN;
+    s->slot_bytes = bytes;
+    uint64_t count = s->w->buffer_bytes / bytes;
+    s->slot_count = count < SLOTS_MAX ? (uint32_t)count : SLOTS_MAX;
+    for (uint32_t i = 0; i < s->slot_count; i++)
+        s->slots[i].buffer = s->w->buffers + i * bytes;
+}
+
+/* Buffers are lent until reaped, whatever failed. */
+static pd_status drain(struct saving *s)
+{
+    for (uint32_t count = 1; count;)
+        PD_TRY(reap_some(s, &count));
+    return PD_OK;
+}
+
+static pd_status save_contents(struct saving *s, uint32_t writer_rank)
+{
+    struct pd_shard_writer *w = s->w;
+    PD_TRY(patch_identity(w, s->identity, writer_rank, s->err));
+    s->checksums = (uint64_t *)(void *)(w->table + ((struct pd_shard_head *)(void *)w->table)->checksums_at);
+    s->is_whole = w->file_bytes <= SLOT_BYTES_MAX;
+    pd_digest_stream_init(&s->rest, pd_shard_table_seed(s->identity));
+    if (!s->is_whole) {
+        PD_TRY(open_queue(w, s->err));
+        cut_slots(s);
+    }
+    pd_status st = save_segments(s);
+    pd_status drained = s->is_whole ? PD_OK : drain(s);
+    if (!st) st = drained ? drained : s->failed;
+    PD_TRY(st);
+    seal_table(s, writer_rank);
+    return save_table(s);
+}
+
+/* A recycled file keeps its blocks; a fresh or shorter one gets them at once, so that a full disk shows before the data. */
+static pd_status size_file(struct saving *s, uint64_t *ret_old_bytes)
+{
+    struct pd_stat st;
+    PD_TRY(pd_file_stat(s->file, &st, s->err));
+    *ret_old_bytes = st.bytes;
+    if (st.bytes >= s->w->file_bytes) return PD_OK;
+    struct pd_error refused;
+    pd_status status = pd_file_preallocate(s->file, s->w->file_bytes, &refused);
+    if (status && status != PD_UNSUPPORTED) {
+        if (s->err) *s->err = refused;
+        return status;
+    }
+    return PD_OK;
+}
+
+static pd_status save_file(struct saving *s, uint32_t writer_rank)
+{
+    uint64_t old_bytes = 0;
+    PD_TRY(size_file(s, &old_bytes));
+    PD_TRY(save_contents(s, writer_rank));
+    if (old_bytes > s->w->file_bytes) PD_TRY(pd_file_truncate(s->file, s->w->file_bytes, s->err));
+    return pd_file_sync(s->file, s->err);
+}
+
+pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
+                         uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
+                         struct pd_error *err)
+{
+    struct saving s = {.w = writer, .data = data, .identity = identity, .err = err};
+    PD_TRY(pd_file_open(writer->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &s.file, err));
+    pd_status st = save_file(&s, writer_rank);
+    pd_status closed = pd_file_close(s.file, st ? NULL : err);
+    if (!st) st = closed;
+    if (st) return st;
+    const struct pd_shard_head *head = (const void *)writer->table;
+    const struct pd_shard_trailer *trailer = (const void *)(writer->table + writer->table_bytes);
+    *ret_summary = (struct pd_shard_summary){.file_bytes = writer->file_bytes,
+                                             .table_offset = writer->table_offset,
+                                             .table_bytes = writer->table_bytes,
+                                             .digest = trailer->table_digest,
+                                             .data_bytes = head->data_bytes,
+                                             .box_count = writer->box_count,
+                                             .writer_rank = writer_rank};
+    return PD_OK;
+}
