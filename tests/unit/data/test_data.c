@@ -93,6 +93,7 @@ Test(data, weights_are_shares_and_each_file_keeps_its_own_epochs)
     struct pd_data_options options = options_of(sources, 2);
     struct pd_data *data = open_ok(&options);
     unsigned seen_a[1000] = {0}, seen_b[10] = {0}, count_b = 0;
+    int32_t order_b[3000];
     for (uint64_t i = 0; i < 4000; i++) {
         struct sample s = get(data, PD_SPLIT_TRAIN, i);
         check_plain(&s);
@@ -100,7 +101,7 @@ Test(data, weights_are_shares_and_each_file_keeps_its_own_epochs)
             seen_a[s.tokens[0] / CONTEXT]++;
         } else {
             seen_b[(s.tokens[0] - 20000) / CONTEXT]++;
-            count_b++;
+            order_b[count_b++] = s.tokens[0];
             if (count_b % 10 == 0) {
                 for (int w = 0; w < 10; w++)
                     cr_assert_eq(seen_b[w], count_b / 10, "after whole epochs all were taken as often");
@@ -109,6 +110,7 @@ Test(data, weights_are_shares_and_each_file_keeps_its_own_epochs)
         if (i % 4 == 3) cr_assert_leq(abs((int)count_b - (int)((i + 1) * 3 / 4)), 1);
     }
     cr_assert_eq(count_b, 3000);
+    cr_assert_neq(memcmp(order_b, order_b + 10, 10 * sizeof order_b[0]), 0, "each epoch of a file has its own order");
     for (int w = 0; w < 1000; w++)
         cr_assert_eq(seen_a[w], 1);
     pd_data_close(data);

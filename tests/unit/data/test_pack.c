@@ -117,6 +117,23 @@ Test(pack, documents_inside_a_file_are_split_at_the_separator)
     pd_token_file_close(&file);
 }
 
+Test(pack, a_separator_across_the_end_of_the_buffer_is_found)
+{
+    enum { BUFFER = 1 << 20, BYTES = BUFFER + 100 };
+    char *text = malloc(BYTES);
+    for (size_t before = 0; before <= 8; before++) {
+        memset(text, 'x', BYTES);
+        memcpy(text + BUFFER - before, "<|end|>", 7);
+        memcpy(text + BYTES - 7 - before, "<|end|>", 7);
+        const char *inputs[] = {test_write("in", text, BYTES)};
+        struct pd_pack_options options = {inputs, 1, test_path("out.bin"), PD_DATA_NANOGPT, -1, "<|end|>", true};
+        struct pd_pack_result result = pack_ok(&options);
+        cr_assert_eq(result.tokens, BYTES - 14, "%zu", before);
+        cr_assert_eq(result.documents, before ? 3 : 2);
+    }
+    free(text);
+}
+
 static void refused(const struct pd_pack_options *options, pd_status expected, const char *text)
 {
     struct pd_pack_result result;
