@@ -1,0 +1,116 @@
+/* A worker without a model, for tests of the launcher: fake_worker DIR PLAN. PLAN has one word a start, separated by commas;
+ * the last is for all later starts:
+ *
+ *   done           success                          wait         serve signals until told to leave
+ *   kill:R         rank R kills itself              deaf         hear nothing, for ever
+ *   step+kill:R    the same, after a commit         exit:CODE    leave without a word
+ *   fail:S         all ranks end with status S      one:R:S      rank R ends with status S, the others with PD_PEER_LOST
+ *
+ * DIR/log-<rank> tells what happened, DIR/step is the newest committed step. */
+#include "ckpt/base/parse.h"
+#include "trainer/launched.h"
+#include "trainer/signals.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *dir;
+static struct pd_launched launched;
+
+static void say(const char *text)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/log-%u", dir, launched.rank);
+    FILE *log = fopen(path, "a");
+    if (!log) exit(70);
+    fprintf(log, "%s restart=%u ranks=%u pid=%d\n", text, launched.restart, launched.ranks, (int)getpid());
+    fclose(log);
+}
+
+static void commit(void)
+{
+    char path[4096], text[32] = "0";
+    uint64_t step = 0;
+    snprintf(path, sizeof path, "%s/step", dir);
+    FILE *file = fopen(path, "r");
+    if (file && fgets(text, sizeof text, file)) (void)pd_parse_u64(text, &step);
+    if (file) fclose(file);
+    file = fopen(path, "w");
+    if (!file) exit(70);
+    fprintf(file, "%llu", (unsigned long long)step + 1);
+    fclose(file);
+}
+
+static int end_with(pd_status status, const char *message)
+{
+    pd_launched_end(&launched, status, message);
+    return pd_status_exit_code(status);
+}
+
+static int serve(void)
+{
+    for (;; usleep(5000)) {
+        enum pd_signal signal = pd_signals_pending();
+        if (signal == PD_SIGNAL_SAVE) {
+            pd_signals_clear_save();
+            say("save");
+        }
+        if (signal >= PD_SIGNAL_SAVE_AND_LEAVE) {
+            say("leave");
+            usleep(100000); /* other ranks, as if they agreed */
+            return end_with(PD_STOPPED, "saved at step 7");
+        }
+    }
+}
+
+static int kill_rank(uint32_t rank)
+{
+    usleep(150000);
+    if (launched.rank == rank) raise(SIGKILL);
+    usleep(300000);
+    return end_with(PD_PEER_LOST, "a peer is gone");
+}
+
+static int follow(const char *word)
+{
+    uint64_t rank = 0, number = 0;
+    char first[16];
+    if (!strcmp(word, "done")) return end_with(PD_OK, "");
+    if (!strcmp(word, "wait")) return serve();
+    if (!strcmp(word, "deaf"))
+        for (;;)
+            pause();
+    if (!strncmp(word, "step+kill:", 10) && pd_parse_u64(word + 10, &rank)) {
+        if (launched.rank == 0) commit();
+        return kill_rank((uint32_t)rank);
+    }
+    if (!strncmp(word, "kill:", 5) && pd_parse_u64(word + 5, &rank)) return kill_rank((uint32_t)rank);
+    if (!strncmp(word, "exit:", 5) && pd_parse_u64(word + 5, &number)) return (int)number;
+    if (!strncmp(word, "fail:", 5) && pd_parse_u64(word + 5, &number)) return end_with((pd_status)number, "as planned");
+    if (sscanf(word, "one:%15[0-9]:", first) == 1 && pd_parse_u64(first, &rank) &&
+        pd_parse_u64(word + 5 + strlen(first), &number)) {
+        if (launched.rank == rank) return end_with((pd_status)number, "as planned");
+        usleep(200000);
+        return end_with(PD_PEER_LOST, "a peer is gone");
+    }
+    return 64;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) return 64;
+    dir = argv[1];
+    struct pd_error err;
+    if (pd_launched_begin(&launched, &err)) return 70;
+    say("start");
+    pd_launched_ready(&launched);
+    char *rest = argv[2], *word = strtok_r(rest, ",", &rest);
+    for (uint32_t i = 0; i < launched.restart; i++) {
+        char *next = strtok_r(rest, ",", &rest);
+        if (next) word = next;
+    }
+    return follow(word);
+}

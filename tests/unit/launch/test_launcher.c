@@ -1,0 +1,422 @@
+/* The launcher with real processes: a worker that fails as its plan says. */
+#include "ckpt/base/parse.h"
+#include "trainer/launcher.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char dir[PATH_MAX];    /* of one test */
+static char worker[PATH_MAX]; /* fake_worker lies beside this program */
+
+static void set_up(void)
+{
+    snprintf(dir, sizeof dir, "/tmp/perdure-launcher-XXXXXX");
+    cr_assert(mkdtemp(dir));
+    ssize_t length = readlink("/proc/self/exe", worker, sizeof worker - 1);
+    cr_assert_gt(length, 0);
+    worker[length] = '\0';
+    snprintf(strrchr(worker, '/'), 32, "/fake_worker");
+    unsetenv("PERDURE_MPIRUN");
+}
+
+static void tear_down(void)
+{
+    DIR *listing = opendir(dir);
+    for (const struct dirent *entry; listing && (entry = readdir(listing));)
+        if (entry->d_name[0] != '.') unlinkat(dirfd(listing), entry->d_name, 0);
+    if (listing) closedir(listing);
+    rmdir(dir); /* fails, and tests look at that, when the launch left something behind */
+}
+
+TestSuite(launcher, .init = set_up, .fini = tear_down, .timeout = 120);
+
+static bool newest_step(void *context, uint64_t *ret_step)
+{
+    (void)context;
+    char path[PATH_MAX + 8], text[32] = "";
+    snprintf(path, sizeof path, "%s/step", dir);
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    bool is_read = fgets(text, sizeof text, file) && pd_parse_u64(text, ret_step);
+    fclose(file);
+    return is_read;
+}
+
+static struct pd_launch launch_of(const char *const *argv, enum pd_transport transport, uint32_t ranks)
+{
+    return (struct pd_launch){.worker = argv,
+                              .dir = dir,
+                              .ranks = ranks,
+                              .leaves = 8,
+                              .transport = transport,
+                              .restart_limit = 3,
+                              .newest_step = newest_step};
+}
+
+/* The launcher in a process of its own, as `perdure train` is. */
+static pid_t launch_begin(const struct pd_launch *launch)
+{
+    fflush(NULL);
+    pid_t process = fork();
+    if (process == 0) {
+        struct pd_error err;
+        pd_status st = pd_launch_run(launch, &err);
+        char path[PATH_MAX + 16];
+        snprintf(path, sizeof path, "%s/error", dir);
+        FILE *file = fopen(path, "w");
+        if (file) fprintf(file, "%s", st ? err.message : "ok");
+        if (file) fclose(file);
+        _exit(pd_status_exit_code(st));
+    }
+    return process;
+}
+
+static int launch_end(pid_t process)
+{
+    int status;
+    cr_assert_eq(waitpid(process, &status, 0), process);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static int launch(const struct pd_launch *what)
+{
+    return launch_end(launch_begin(what));
+}
+
+static void expect_error_says(const char *text)
+{
+    char path[PATH_MAX + 16], message[1024] = "";
+    snprintf(path, sizeof path, "%s/error", dir);
+    FILE *file = fopen(path, "r");
+    cr_assert(file);
+    cr_assert(fgets(message, sizeof message, file));
+    fclose(file);
+    cr_assert(strstr(message, text), "\"%s\" does not say \"%s\"", message, text);
+}
+
+/* Calls `visit` for each line of the log of `rank`; the number of lines that begin with `word`. */
+static uint32_t log_count(uint32_t rank, const char *word, uint32_t *ret_last_ranks, int *ret_last_process)
+{
+    char path[PATH_MAX + 16], line[256];
+    uint32_t count = 0;
+    snprintf(path, sizeof path, "%s/log-%u", dir, rank);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file)) {
+        char said[32];
+        uint32_t restart, ranks;
+        int process;
+        if (sscanf(line, "%31s restart=%u ranks=%u pid=%d", said, &restart, &ranks, &process) != 4) continue;
+        if (strcmp(said, word)) continue;
+        count++;
+        if (ret_last_ranks) *ret_last_ranks = ranks;
+        if (ret_last_process) *ret_last_process = process;
+    }
+    if (file) fclose(file);
+    return count;
+}
+
+static uint32_t starts(uint32_t rank)
+{
+    return log_count(rank, "start", NULL, NULL);
+}
+
+static uint32_t last_ranks(void)
+{
+    uint32_t ranks = 0;
+    log_count(0, "start", &ranks, NULL);
+    return ranks;
+}
+
+static void expect_no_orphan(uint32_t ranks)
+{
+    for (uint32_t r = 0; r < ranks; r++) {
+        int process = 0;
+        if (log_count(r, "start", NULL, &process) == 0) continue;
+        bool is_gone = false;
+        for (int tries = 0; !is_gone && tries < 300; tries++) {
+            is_gone = kill(process, 0) != 0 && errno == ESRCH;
+            if (!is_gone) usleep(10000);
+        }
+        cr_assert(is_gone, "rank %u, process %d, is left", r, process);
+    }
+}
+
+static void wait_for(uint32_t rank, const char *word, uint32_t count)
+{
+    for (int tries = 0; tries < 2000; tries++) {
+        if (log_count(rank, word, NULL, NULL) >= count) return;
+        usleep(5000);
+    }
+    cr_assert_fail("rank %u did not say %s", rank, word);
+}
+
+#define WORKER(plan)            \
+    (const char *[])            \
+    {                           \
+        worker, dir, plan, NULL \
+    }
+
+Test(launcher, a_run_that_ends_well)
+{
+    struct pd_launch local = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 3);
+    cr_assert_eq(launch(&local), 0);
+    cr_assert_eq(starts(0), 1);
+    cr_assert_eq(starts(1), 0, "one process holds all local ranks");
+    cr_assert_eq(last_ranks(), 3);
+    struct pd_launch mpi = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 3);
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(starts(0), 2);
+    cr_assert_eq(starts(2), 1);
+    expect_error_says("ok");
+}
+
+Test(launcher, a_killed_rank_is_left_out)
+{
+    struct pd_launch mpi = launch_of(WORKER("step+kill:1,done"), PD_TRANSPORT_MPI, 3);
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(starts(0), 2);
+    cr_assert_eq(starts(2), 1);
+    cr_assert_eq(last_ranks(), 2);
+    expect_no_orphan(3);
+}
+
+Test(launcher, a_killed_local_process_starts_again_as_it_was)
+{
+    struct pd_launch local = launch_of(WORKER("kill:0,done"), PD_TRANSPORT_LOCAL, 4);
+    cr_assert_eq(launch(&local), 0);
+    cr_assert_eq(starts(0), 2);
+    cr_assert_eq(last_ranks(), 4);
+}
+
+Test(launcher, restarts_take_the_ranks_that_were_given)
+{
+    static const uint32_t ranks[] = {5, 2};
+    struct pd_launch mpi = launch_of(WORKER("kill:0,kill:3,done"), PD_TRANSPORT_MPI, 2);
+    mpi.restart_ranks = ranks;
+    mpi.restart_ranks_count = 2;
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(starts(0), 3);
+    cr_assert_eq(starts(4), 1);
+    cr_assert_eq(last_ranks(), 2);
+}
+
+Test(launcher, gives_up_without_progress)
+{
+    struct pd_launch mpi = launch_of(WORKER("kill:0"), PD_TRANSPORT_MPI, 2);
+    mpi.restart_limit = 2;
+    cr_assert_eq(launch(&mpi), 93);
+    cr_assert_eq(starts(0), 3);
+    cr_assert_eq(last_ranks(), 1);
+    expect_error_says("no progress beyond the beginning in 2 restarts; the last: rank 0 (process ");
+    expect_error_says("died: killed by SIGKILL");
+}
+
+Test(launcher, goes_on_as_long_as_there_is_progress)
+{
+    struct pd_launch local =
+        launch_of(WORKER("step+kill:0,step+kill:0,step+kill:0,step+kill:0,step+kill:0,kill:0,done"), PD_TRANSPORT_LOCAL, 1);
+    local.restart_limit = 2;
+    cr_assert_eq(launch(&local), 0);
+    cr_assert_eq(starts(0), 7);
+}
+
+static void expect_final(const char *plan, enum pd_transport transport, pd_status status, uint32_t start_count)
+{
+    tear_down();
+    set_up();
+    struct pd_launch what = launch_of(WORKER(plan), transport, 2);
+    cr_assert_eq(launch(&what), pd_status_exit_code(status), "%s", plan);
+    cr_assert_eq(starts(0), start_count, "%s: %u starts", plan, starts(0));
+    expect_error_says("as planned");
+}
+
+Test(launcher, ends_that_restarting_does_not_mend_are_final)
+{
+    char plan[32];
+    static const pd_status finals[] = {PD_INVALID, PD_IO, PD_CORRUPT, PD_USAGE};
+    for (size_t i = 0; i < sizeof finals / sizeof *finals; i++) {
+        snprintf(plan, sizeof plan, "fail:%d", finals[i]);
+        expect_final(plan, PD_TRANSPORT_LOCAL, finals[i], 1);
+    }
+    snprintf(plan, sizeof plan, "one:1:%d", PD_NO_SPACE);
+    expect_final(plan, PD_TRANSPORT_MPI, PD_NO_SPACE, 1);
+    expect_error_says("rank 1: as planned");
+    snprintf(plan, sizeof plan, "fail:%d", PD_BUG);
+    expect_final(plan, PD_TRANSPORT_LOCAL, PD_BUG, 2);
+    expect_error_says("twice the same: rank 0");
+}
+
+Test(launcher, an_end_without_a_word_is_tried_again)
+{
+    struct pd_launch local = launch_of(WORKER("exit:3,done"), PD_TRANSPORT_LOCAL, 1);
+    cr_assert_eq(launch(&local), 0);
+    cr_assert_eq(starts(0), 2);
+    struct pd_launch mpi = launch_of((const char *[]){"/nonexistent/worker", NULL}, PD_TRANSPORT_MPI, 2);
+    mpi.restart_limit = 1;
+    cr_assert_eq(launch(&mpi), 93);
+    expect_error_says("mpirun ended (exit code 132) before a rank had begun");
+    local.worker = mpi.worker;
+    cr_assert_eq(launch(&local), 78, "the command itself is wrong");
+    expect_error_says("/nonexistent/worker: No such file");
+}
+
+static void expect_leave(int number, enum pd_transport transport, uint32_t ranks)
+{
+    struct pd_launch what = launch_of(WORKER("wait"), transport, ranks);
+    pid_t process = launch_begin(&what);
+    for (uint32_t r = 0; r < ranks && (r == 0 || transport == PD_TRANSPORT_MPI); r++)
+        wait_for(r, "start", 1);
+    kill(process, number);
+    cr_assert_eq(launch_end(process), 75);
+    for (uint32_t r = 0; r < ranks && (r == 0 || transport == PD_TRANSPORT_MPI); r++)
+        cr_assert_eq(log_count(r, "leave", NULL, NULL), 1, "rank %u", r);
+    cr_assert_eq(starts(0), 1);
+    expect_error_says("saved at step 7");
+    expect_no_orphan(ranks);
+}
+
+Test(launcher, term_saves_and_leaves)
+{
+    expect_leave(SIGTERM, PD_TRANSPORT_MPI, 3);
+}
+
+Test(launcher, usr1_saves_and_leaves)
+{
+    expect_leave(SIGUSR1, PD_TRANSPORT_MPI, 2);
+}
+
+Test(launcher, interrupt_saves_and_leaves)
+{
+    expect_leave(SIGINT, PD_TRANSPORT_LOCAL, 2);
+}
+
+Test(launcher, usr2_saves_and_goes_on)
+{
+    struct pd_launch what = launch_of(WORKER("wait"), PD_TRANSPORT_MPI, 2);
+    pid_t process = launch_begin(&what);
+    wait_for(1, "start", 1);
+    wait_for(0, "start", 1);
+    for (uint32_t saves = 1; saves <= 3; saves++) {
+        kill(process, SIGUSR2);
+        wait_for(0, "save", saves);
+        wait_for(1, "save", saves);
+    }
+    kill(process, SIGTERM);
+    cr_assert_eq(launch_end(process), 75);
+    cr_assert_eq(log_count(1, "save", NULL, NULL), 3);
+}
+
+/* While the starter is still coming up, a signal to it would end everything. */
+Test(launcher, term_is_honoured_at_any_moment)
+{
+    const char *text = getenv("PERDURE_TEST_SCALE");
+    uint64_t scale = 1;
+    if (text) (void)pd_parse_u64(text, &scale);
+    useconds_t pace_us = scale >= 10 ? 10000 : 40000;
+    for (useconds_t after_us = 0; after_us < 120000; after_us += pace_us) {
+        struct pd_launch what = launch_of(WORKER("wait"), PD_TRANSPORT_MPI, 2);
+        pid_t process = launch_begin(&what);
+        usleep(5000 + after_us);
+        kill(process, SIGTERM);
+        cr_assert_eq(launch_end(process), 75);
+        expect_error_says("saved at step 7");
+        expect_no_orphan(2);
+    }
+}
+
+Test(launcher, term_between_starts_ends_the_launch)
+{
+    struct pd_launch what = launch_of(WORKER("exit:1"), PD_TRANSPORT_LOCAL, 1);
+    what.restart_limit = 1000;
+    pid_t process = launch_begin(&what);
+    wait_for(0, "start", 3);
+    usleep(100000);
+    kill(process, SIGTERM);
+    cr_assert_eq(launch_end(process), 75);
+    expect_no_orphan(1);
+}
+
+Test(launcher, a_second_interrupt_ends_at_once)
+{
+    struct pd_launch what = launch_of(WORKER("deaf"), PD_TRANSPORT_MPI, 2);
+    pid_t process = launch_begin(&what);
+    wait_for(0, "start", 1);
+    wait_for(1, "start", 1);
+    kill(process, SIGINT);
+    usleep(300000);
+    cr_assert_eq(waitpid(process, NULL, WNOHANG), 0, "the first one waits for the save");
+    time_t began = time(NULL);
+    kill(process, SIGINT);
+    cr_assert_eq(launch_end(process), 75);
+    cr_assert_leq(time(NULL) - began, 3);
+    expect_error_says("interrupted twice");
+    expect_no_orphan(2);
+}
+
+Test(launcher, nothing_outlives_a_killed_launcher)
+{
+    static const enum pd_transport transports[] = {PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct pd_launch what = launch_of(WORKER("deaf"), transports[i], 2);
+        pid_t process = launch_begin(&what);
+        wait_for(0, "start", i + 1);
+        if (i == 1) wait_for(1, "start", 1);
+        kill(process, SIGKILL);
+        cr_assert_eq(launch_end(process), -SIGKILL);
+        expect_no_orphan(2);
+    }
+}
+
+Test(launcher, rank_counts_that_are_not_admitted_are_refused)
+{
+    struct pd_error err;
+    static const uint32_t ranks[] = {1, 9};
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 9);
+    cr_assert_eq(pd_launch_run(&what, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "layout.ranks is 9 and a step has 8 leaves: use layout.ranks=8"), "%s", err.message);
+    what.ranks = 2;
+    what.restart_ranks = ranks;
+    what.restart_ranks_count = 2;
+    cr_assert_eq(pd_launch_run(&what, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "restart.ranks[1] is 9"), "%s", err.message);
+    cr_assert_eq(starts(0), 0);
+}
+
+Test(launcher, without_mpirun)
+{
+    struct pd_error err;
+    setenv("PATH", "/nonexistent", 1);
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
+    cr_assert_eq(pd_launch_run(&what, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "apt-get install openmpi-bin"), "%s", err.message);
+    what.transport = PD_TRANSPORT_AUTO;
+    cr_assert_eq(pd_launch_run(&what, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(last_ranks(), 2);
+}
+
+Test(launcher, starter_of_the_user)
+{
+    setenv("PERDURE_MPIRUN", "mpirun -x HOME --tag-output", 1);
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_AUTO, 2);
+    cr_assert_eq(launch(&what), 0);
+    cr_assert_eq(starts(1), 1);
+}
+
+Test(launcher, leaves_nothing_behind)
+{
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
+    cr_assert_eq(launch(&what), 0);
+    DIR *listing = opendir(dir);
+    for (const struct dirent *entry; (entry = readdir(listing));)
+        cr_assert(strncmp(entry->d_name, ".launch", 7), "%s is left", entry->d_name);
+    closedir(listing);
+}

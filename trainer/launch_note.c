@@ -1,0 +1,122 @@
+#include "trainer/launch_note.h"
+
+#include "ckpt/base/parse.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NOTE_PATH_BYTES 4096
+#define NOTE_BYTES 2048
+
+static bool note_write(const char *dir, const char *kind, uint32_t rank, const char *text)
+{
+    char path[NOTE_PATH_BYTES], draft[NOTE_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    if (length < 0 || (size_t)length >= sizeof path - 8) return false;
+    snprintf(draft, sizeof draft, "%s/.%s-%u", dir, kind, rank);
+    int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) return false;
+    size_t bytes = strlen(text);
+    bool is_written = write(fd, text, bytes) == (ssize_t)bytes;
+    is_written &= close(fd) == 0;
+    return is_written && rename(draft, path) == 0;
+}
+
+static bool note_read(const char *dir, const char *kind, uint32_t rank, char *ret_text)
+{
+    char path[NOTE_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    if (length < 0 || (size_t)length >= sizeof path) return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t got = read(fd, ret_text, NOTE_BYTES - 1);
+    close(fd);
+    if (got < 0) return false;
+    ret_text[got] = '\0';
+    return true;
+}
+
+/* Boot and process namespace: where these are equal, process numbers mean the same. */
+static void here(char *ret_text, size_t bytes)
+{
+    char boot[64] = "?", space[64] = "?";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, boot, sizeof boot - 1) : -1;
+    if (fd >= 0) close(fd);
+    if (got > 0) boot[got] = '\0';
+    got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    if (got > 0) space[got] = '\0';
+    snprintf(ret_text, bytes, "%.*s %s", (int)strcspn(boot, "\n"), boot, space);
+}
+
+bool pd_note_write_begun(const char *dir, uint32_t rank)
+{
+    char place[160], text[256];
+    here(place, sizeof place);
+    snprintf(text, sizeof text, "%d\n%s\n", (int)getpid(), place);
+    return note_write(dir, "begun", rank, text);
+}
+
+bool pd_note_write_ready(const char *dir, uint32_t rank)
+{
+    return note_write(dir, "ready", rank, "");
+}
+
+bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message)
+{
+    char text[NOTE_BYTES];
+    snprintf(text, sizeof text, "%u\n%s\n", (unsigned)status, message);
+    return note_write(dir, "ended", rank, text);
+}
+
+/* The line at *text, cut off in place; *text moves behind it. */
+static char *next_line(char **text)
+{
+    char *line = *text, *end = line + strcspn(line, "\n");
+    *text = *end ? end + 1 : end;
+    *end = '\0';
+    return line;
+}
+
+bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
+{
+    char text[NOTE_BYTES], place[160], *at = text;
+    uint64_t process;
+    if (!note_read(dir, "begun", rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
+    here(place, sizeof place);
+    *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
+    return true;
+}
+
+bool pd_note_read_ready(const char *dir, uint32_t rank)
+{
+    char text[NOTE_BYTES];
+    return note_read(dir, "ready", rank, text);
+}
+
+bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret)
+{
+    char text[NOTE_BYTES], *at = text;
+    uint64_t status;
+    if (!note_read(dir, "ended", rank, text) || !pd_parse_u64(next_line(&at), &status) || status >= PD_STATUS_COUNT)
+        return false;
+    ret->status = (pd_status)status;
+    snprintf(ret->message, sizeof ret->message, "%s", next_line(&at));
+    return true;
+}
+
+void pd_note_clear(const char *dir)
+{
+    DIR *listing = opendir(dir);
+    if (!listing) return;
+    for (const struct dirent *entry; (entry = readdir(listing));) {
+        const char *name = entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name;
+        if (!strncmp(name, "begun-", 6) || !strncmp(name, "ready-", 6) || !strncmp(name, "ended-", 6))
+            unlinkat(dirfd(listing), entry->d_name, 0);
+    }
+    closedir(listing);
+}

@@ -1,0 +1,238 @@
+#include "trainer/launcher.h"
+
+#include "ckpt/base/log.h"
+#include "trainer/launch_job.h"
+#include "trainer/launch_note.h"
+#include "trainer/launched.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define MODULE "launch"
+#define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
+#define PAUSE_MS_MAX 5000
+
+struct launch_state {
+    const struct pd_launch *launch;
+    struct pd_launch_requests requests;
+    struct pd_start start;
+    bool has_step;
+    uint64_t step;                    /* newest committed at the last start */
+    uint32_t restarts, idle_restarts; /* all; since the last progress */
+    char last_words[sizeof((struct pd_error *)0)->message];
+};
+
+void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config)
+{
+    launch->ranks = config->layout.ranks;
+    launch->leaves = config->batch.leaf ? config->batch.sequences / config->batch.leaf : 0;
+    launch->threads = config->layout.threads;
+    launch->transport = config->layout.transport;
+    launch->restart_ranks = config->restart.ranks;
+    launch->restart_ranks_count = config->restart.ranks_count;
+    launch->restart_limit = config->restart.limit;
+}
+
+/* ---- how many ranks ---- */
+
+static bool is_admitted(const struct pd_launch *launch, uint32_t ranks)
+{
+    return ranks >= 1 && (launch->leaves == 0 || ranks <= launch->leaves);
+}
+
+static pd_status first_ranks(const struct pd_launch *launch, uint32_t *ret_ranks, struct pd_error *err)
+{
+    uint32_t ranks = launch->ranks ? launch->ranks : pd_launched_cores();
+    if (launch->ranks == 0 && launch->leaves && ranks > launch->leaves) ranks = launch->leaves;
+    for (uint32_t i = 0; i < launch->restart_ranks_count; i++)
+        if (!is_admitted(launch, launch->restart_ranks[i]))
+            PD_FAIL(err, PD_INVALID, "restart.ranks[%u] is %u: a step has %u leaves, so 1 to %u ranks are admitted", i,
+                    launch->restart_ranks[i], launch->leaves, launch->leaves);
+    if (!is_admitted(launch, ranks))
+        PD_FAIL(err, PD_INVALID,
+                "layout.ranks is %u and a step has %u leaves: use layout.ranks=%u, or more leaves (batch.sequences / "
+                "batch.leaf)",
+                ranks, launch->leaves, launch->leaves);
+    *ret_ranks = ranks;
+    return PD_OK;
+}
+
+/* Ranks that are threads of one process took no device with them. */
+static uint32_t next_ranks(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    const struct pd_launch *launch = state->launch;
+    if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
+    if (state->start.transport == PD_TRANSPORT_LOCAL) return state->start.ranks;
+    return verdict->lost < state->start.ranks ? state->start.ranks - verdict->lost : 1;
+}
+
+/* ---- what follows an end ---- */
+
+static void step_look(struct launch_state *state)
+{
+    uint64_t step;
+    if (!state->launch->newest_step || !state->launch->newest_step(state->launch->context, &step)) return;
+    if (!state->has_step || step > state->step) {
+        state->idle_restarts = 0;
+        state->last_words[0] = '\0';
+    }
+    state->has_step = true;
+    state->step = step;
+}
+
+static void say_step(const struct launch_state *state, char *ret_text, size_t bytes)
+{
+    if (state->has_step)
+        snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
+    else
+        snprintf(ret_text, bytes, "the beginning");
+}
+
+static bool is_repeatable(pd_status status)
+{
+    return status == PD_PEER_LOST || status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
+}
+
+static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
+}
+
+static pd_status fail_stuck(const struct launch_state *state, const struct pd_launch_verdict *verdict, struct pd_error *err)
+{
+    char from[48];
+    say_step(state, from, sizeof from);
+    PD_FAIL(err, PD_STUCK,
+            "no progress beyond %s in %u restarts; the last: %.600s. Remove the cause, then run the same command again",
+            from, state->launch->restart_limit, verdict->message);
+}
+
+/* Sets what the next start is, or returns the end of the launch. */
+static pd_status judge(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
+                       struct pd_error *err)
+{
+    *ret_is_over = true;
+    if (verdict->status == PD_OK) return PD_OK;
+    if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
+    if (verdict->status == PD_STOPPED || !is_repeatable(verdict->status))
+        PD_FAIL(err, verdict->status, "%s", verdict->message);
+    if (state->requests.wants_leave)
+        PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
+    step_look(state);
+    if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
+    if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
+    snprintf(state->last_words, sizeof state->last_words, "%s", verdict->message);
+    state->start.ranks = next_ranks(state, verdict);
+    state->start.restart = ++state->restarts;
+    state->idle_restarts++;
+    *ret_is_over = false;
+    return PD_OK;
+}
+
+/* ---- the life of a launch ---- */
+
+static void say_start(const struct launch_state *state)
+{
+    char from[48], which[32] = "starting";
+    say_step(state, from, sizeof from);
+    if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
+    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s) from %s", which, state->start.ranks, state->start.ranks == 1 ? "" : "s",
+           state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
+}
+
+static void say_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    pd_log(PD_LOG_WARN, MODULE, "%s (%u of %u restarts without progress)", verdict->message, state->idle_restarts,
+           state->launch->restart_limit);
+}
+
+/* True when a request to leave ended the pause. */
+static bool pause_before_restart(struct launch_state *state)
+{
+    int pause_ms = PAUSE_MS;
+    for (uint32_t i = 1; i < state->idle_restarts && pause_ms < PAUSE_MS_MAX; i++)
+        pause_ms *= 2;
+    for (int waited = 0; waited < pause_ms && !state->requests.wants_leave && !state->requests.wants_abort; waited += 50)
+        pd_launch_requests_poll(&state->requests, 50);
+    return state->requests.wants_leave || state->requests.wants_abort;
+}
+
+static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
+{
+    step_look(state);
+    for (;;) {
+        struct pd_launch_verdict verdict;
+        bool is_over;
+        say_start(state);
+        PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
+        pd_status st = judge(state, &verdict, &is_over, err);
+        if (is_over) return st;
+        say_end(state, &verdict);
+        if (pause_before_restart(state))
+            PD_FAIL(err, PD_STOPPED, "asked to leave between two starts: %.800s", verdict.message);
+    }
+}
+
+static pd_status signals_block(struct launch_state *state, sigset_t *ret_before, struct pd_error *err)
+{
+    sigset_t mask;
+    sigemptyset(&mask);
+    static const int numbers[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGCHLD};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        sigaddset(&mask, numbers[i]);
+    state->requests.signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (state->requests.signals < 0) PD_FAIL_ERRNO(err, errno, "signals of the launcher");
+    sigprocmask(SIG_BLOCK, &mask, ret_before);
+    return PD_OK;
+}
+
+/* Signals that came too late to matter must not end the process when they are let in again. */
+static void signals_restore(struct launch_state *state, const sigset_t *before)
+{
+    pd_launch_requests_poll(&state->requests, 0);
+    close(state->requests.signals);
+    sigprocmask(SIG_SETMASK, before, NULL);
+}
+
+static pd_status private_dir_make(const struct pd_launch *launch, char *ret_dir, size_t bytes, struct pd_error *err)
+{
+    const char *parent = launch->dir ? launch->dir : getenv("TMPDIR");
+    if (!parent || !*parent) parent = "/tmp";
+    int length = snprintf(ret_dir, bytes, "%s/.launch-XXXXXX", parent);
+    if (length < 0 || (size_t)length >= bytes) PD_FAIL(err, PD_INVALID, "%s: the path is too long", parent);
+    if (!mkdtemp(ret_dir)) PD_FAIL_ERRNO(err, errno, "%s: making a directory for the launch", parent);
+    return PD_OK;
+}
+
+static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
+{
+    const struct pd_launch *launch = state->launch;
+    enum pd_transport transport;
+    uint32_t ranks = 0;
+    PD_TRY(first_ranks(launch, &ranks, err));
+    PD_TRY(pd_starter_choose(launch->transport, ranks, &transport, err));
+    state->start = (struct pd_start){
+        .transport = transport, .ranks = ranks, .threads = launch->threads, .dir = dir, .worker = launch->worker};
+    sigset_t before;
+    PD_TRY(signals_block(state, &before, err));
+    pd_status st = launch_loop(state, err);
+    signals_restore(state, &before);
+    return st;
+}
+
+pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
+{
+    char dir[3072], whole[PATH_MAX];
+    struct launch_state state = {.launch = launch};
+    PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
+    pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
+    pd_note_clear(dir);
+    rmdir(dir);
+    return st;
+}

@@ -1,0 +1,43 @@
+/* The launcher of a run: starts ranks, watches them, and starts again with what is left until the run is done.
+ *
+ *   end of the ranks                       what follows
+ *   done                                   PD_OK
+ *   saved and left                         PD_STOPPED
+ *   a rank died or fell silent             start again: restart_ranks, or one rank fewer (ranks that are threads: as many)
+ *   internal error, loss not finite        start again as it was; the same words twice without progress are final
+ *   configuration, storage, damage, usage  final, the ranks' own status
+ *
+ * Progress is a newer committed step than at the start before. After restart_limit restarts without it: PD_STUCK.
+ *   signals  see signals.h; honoured while ranks start, run, end, and between two starts
+ *   threads  call from the main thread, before others exist: signals are blocked while it runs, and the ranks die with the
+ *            thread that started them */
+#ifndef PD_TRAINER_LAUNCHER_H
+#define PD_TRAINER_LAUNCHER_H
+
+#include "ckpt/base/status.h"
+#include "trainer/config.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_launch {
+    const char *const *worker; /* argv of a worker, NULL at the end; the first is a path */
+    const char *dir;           /* where the private directory of the launch is made; NULL: that of temporary files */
+    uint32_t ranks;            /* 0: one a core, at most `leaves` */
+    uint32_t leaves;           /* V: every rank count from 1 to V is admitted; 0: any */
+    uint32_t threads;          /* a rank; 0: the rank's share of the cores */
+    enum pd_transport transport;
+    const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
+    uint32_t restart_ranks_count, restart_limit;
+    /* The newest committed step; false: there is none, or it cannot be told now. */
+    bool (*newest_step)(void *context, uint64_t *ret_step);
+    void *context;
+};
+
+/* Everything that a configuration says; worker, dir, newest_step and context stay as they are. */
+void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
+
+/*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID for a rank count that is not
+ *           admitted, with the nearest that is. pd_status_exit_code gives the exit code of the command */
+PD_MUST_USE pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err);
+
+#endif
