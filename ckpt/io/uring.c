@@ -12,6 +12,7 @@
  *               3. every transfer handed to a ring comes back exactly once, whole, short and continued, or failed
  */
 #include "ckpt/io/uring.h"
+#include "ckpt/base/log.h"
 #include "ckpt/io/posix.h"
 #include "ckpt/io/threads.h"
 
@@ -320,28 +321,40 @@ static int own(struct pd_queue *queue)
     return 0;
 }
 
+/* What cannot be handed to the ring comes back as failed, so that everything submitted is reaped. */
+static void enqueue_or_finish(struct pd_queue *queue, struct pd_transfer *transfer)
+{
+    int result = enqueue(queue->context, transfer);
+    if (result) pd_queue_finish(queue, transfer, result);
+}
+
 static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
 {
     struct uring_queue *mine = queue->context;
     int result = own(queue);
-    if (result) return result;
-    slots_purge(mine);
-    for (uint32_t i = 0; i < count && !result; i++)
-        result = enqueue(mine, transfers[i]);
-    return result ? result : flush(mine);
+    if (!result) slots_purge(mine);
+    for (uint32_t i = 0; i < count; i++) {
+        if (result)
+            pd_queue_finish(queue, transfers[i], result);
+        else
+            enqueue_or_finish(queue, transfers[i]);
+    }
+    return result ? 0 : flush(mine);
 }
 
 /* One completion: finished, or continued with what is left. */
-static int complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
+static void complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
 {
-    struct uring_queue *mine = queue->context;
+    const struct uring_queue *mine = queue->context;
     if (transfer->internal.was_direct && mine->door->refusals & PD_URING_REFUSE_DIRECT) result = -EINVAL;
     if (result < 0) {
         bool again = result == -EINTR || result == -EAGAIN ||
                      pd_file_fall_back(transfer->file, transfer->internal.was_direct, -result);
-        if (again) return enqueue(mine, transfer);
-        pd_queue_finish(queue, transfer, -result);
-        return 0;
+        if (again)
+            enqueue_or_finish(queue, transfer);
+        else
+            pd_queue_finish(queue, transfer, -result);
+        return;
     }
     uint64_t left = transfer->bytes - transfer->internal.moved;
     uint64_t progress = pd_file_progress(transfer->file, (uint64_t)result, left);
@@ -351,8 +364,7 @@ static int complete(struct pd_queue *queue, struct pd_transfer *transfer, int re
     else if (progress == 0)
         pd_queue_finish(queue, transfer, transfer->is_write ? EIO : PD_MOVE_END_OF_FILE);
     else
-        return enqueue(mine, transfer);
-    return 0;
+        enqueue_or_finish(queue, transfer);
 }
 
 static int reap_ready(struct pd_queue *queue)
@@ -363,8 +375,7 @@ static int reap_ready(struct pd_queue *queue)
         struct pd_transfer *transfer = io_uring_cqe_get_data(cqe);
         int moved = cqe->res;
         io_uring_cqe_seen(&mine->ring, cqe);
-        int result = complete(queue, transfer, moved);
-        if (result) return result;
+        complete(queue, transfer, moved);
     }
     return flush(mine);
 }
@@ -492,8 +503,14 @@ static void describe(struct pd_door *door, int flags_errno, int register_errno)
 
 static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_door **ret_door, struct pd_error *err)
 {
+    static _Atomic bool said; /* once a process: every rank of a test opens doors */
     PD_TRY(pd_door_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_door, err));
     char text[64];
+    if (!atomic_exchange(&said, true))
+        pd_log_warn("io",
+                    "io_uring is refused here (%s): threads move the data; to change that, set kernel.io_uring_disabled=0 "
+                    "and allow io_uring_setup in the container's seccomp profile",
+                    strerror_r(reason, text, sizeof text));
     pd_door_set_description(*ret_door, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
     return PD_OK;
 }

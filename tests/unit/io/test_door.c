@@ -223,7 +223,8 @@ static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
     move_blocks(queue, file, in, false, block, count);
     cr_assert_arr_eq(in, out, block * (uint64_t)count);
 
-    struct pd_transfer past = {.file = file, .data = in, .offset = block * (uint64_t)(count - 1), .bytes = 2 * block};
+    struct pd_transfer past = {
+        .file = file, .data = in + 2 * block, .offset = block * (uint64_t)(count - 1), .bytes = 2 * block};
     struct pd_transfer askew = {.file = file, .data = in + 1, .offset = 0, .bytes = 4096};
     struct pd_transfer nothing = {.file = file, .data = in};
     struct pd_transfer *all[3] = {&past, &askew, &nothing}, *done[3];
