@@ -26,7 +26,7 @@ V16_INLINE v16 v16_exp(v16 x)
     return v16_mul(p, v16_power_of_two(magic));
 }
 
-/* ln x within 2 ulp, for normal x > 0.
+/* ln x within 2 ulp, for normal x > 0; NaN for NaN and infinity.
  * x = m 2^k, m in [sqrt(1/2), sqrt(2)); with s = (m-1)/(m+1): ln m = 2 s (1 + s^2/3 + s^4/5 + ...). */
 V16_INLINE v16 v16_log(v16 x)
 {
@@ -39,7 +39,8 @@ V16_INLINE v16 v16_log(v16 x)
     p = v16_fma(z, p, v16_set1(1.0f / 3.0f));
     v16 s2 = v16_add(s, s);
     v16 low = v16_fma(s2, v16_mul(z, p), v16_mul(k, v16_set1(0x1.7f7d1cp-20f)));
-    return v16_fma(k, v16_set1(0x1.62e400p-1f), v16_add(s2, low));
+    v16 finite = v16_fma(k, v16_set1(0x1.62e400p-1f), v16_add(s2, low));
+    return v16_add(finite, v16_sub(x, x));
 }
 
 /* 1/(1 + e^-x) within 2 ulp. */

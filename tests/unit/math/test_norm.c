@@ -1,0 +1,103 @@
+#include "fixture.h"
+#include "reference.h"
+
+static const size_t sizes[][2] = {{1, 1}, {3, 15}, {5, 16}, {2, 17}, {7, 33}, {64, 100}, {33, 768}, {3, 4099}};
+
+static void check(struct fixture *f, bool layer, enum pd_dtype dtype, size_t rows, size_t columns, bool residual,
+                  uint64_t seed)
+{
+    struct array x = array_random(dtype, rows * columns, 2, &seed), weight = array_random(dtype, columns, 1, &seed);
+    struct array bias = array_random(dtype, columns, 1, &seed), out = array_new(dtype, rows * columns);
+    struct array mean = array_new(PD_F32, rows), rstd = array_new(PD_F32, rows);
+    struct array dout = array_random(dtype, rows * columns, 1, &seed), dx = array_random(dtype, rows * columns, 1, &seed);
+    struct array dweight = array_new(PD_F32, columns), dbias = array_new(PD_F32, columns);
+    struct pd_norm n = {.rows = rows,
+                        .columns = columns,
+                        .dtype = dtype,
+                        .epsilon = 1e-5f,
+                        .x = x.data,
+                        .weight = weight.data,
+                        .bias = layer ? bias.data : NULL,
+                        .mean = layer ? mean.data : NULL,
+                        .rstd = rstd.data,
+                        .out = out.data,
+                        .dout = dout.data,
+                        .dresidual = residual ? dx.data : NULL,
+                        .dx = dx.data,
+                        .dweight = dweight.data,
+                        .dbias = layer ? dbias.data : NULL};
+    double epsilon = (double)n.epsilon, *dresidual = malloc((rows * columns + 1) * sizeof(double));
+    memcpy(dresidual, dx.exact, rows * columns * sizeof(double));
+    MUST((layer ? pd_layernorm_forward : pd_rmsnorm_forward)(f->math, &n, &err));
+    ref_norm_forward(rows, columns, epsilon, x.exact, weight.exact, layer ? bias.exact : NULL, mean.exact, rstd.exact,
+                     out.exact);
+    array_check(&out, 16, "out");
+    array_check(&rstd, 16, "rstd");
+    if (layer) array_check(&mean, 16, "mean");
+    MUST((layer ? pd_layernorm_backward : pd_rmsnorm_backward)(f->math, &n, &err));
+    ref_norm_backward(rows, columns, epsilon, x.exact, weight.exact, dout.exact, residual ? dresidual : NULL, dx.exact,
+                      dweight.exact, layer ? dbias.exact : NULL);
+    /* one or two columns of layer norm cancel to nothing: rounding of the terms is what is left */
+    array_check(&dx, columns < 3 ? 1e6 : 64, "dx");
+    array_check(&dweight, 16 + (double)rows, "dweight");
+    if (layer) array_check(&dbias, 16 + (double)rows, "dbias");
+    struct array *all[] = {&x, &weight, &bias, &out, &mean, &rstd, &dout, &dx, &dweight, &dbias};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        array_free(all[i]);
+    free(dresidual);
+}
+
+static void check_all(bool layer)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        if (layer && sizes[s][1] == 1) continue; /* the variance of one column is 0 */
+        for (size_t d = 0; d < 3; d++) {
+            check(&f, layer, all_dtypes[d], sizes[s][0], sizes[s][1], false, 100 + s);
+            check(&f, layer, all_dtypes[d], sizes[s][0], sizes[s][1], true, 200 + s);
+        }
+    }
+    fixture_free(&f);
+}
+
+Test(norm, rms_agrees_with_float64)
+{
+    check_all(false);
+}
+
+Test(norm, layer_agrees_with_float64)
+{
+    check_all(true);
+}
+
+/* A row of one large constant: two passes keep the variance exact where sum(x^2) - sum(x)^2 would lose it. */
+Test(norm, layer_survives_a_large_mean)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 1);
+    uint64_t seed = 3;
+    struct array x = array_random(PD_F32, 1000, 1, &seed), out = array_new(PD_F32, 1000);
+    float weight[1000], bias[1000] = {0}, mean, rstd;
+    double ones[1000], zeros[1000] = {0};
+    for (int i = 0; i < 1000; i++) {
+        weight[i] = 1;
+        ones[i] = 1;
+        ((float *)x.data)[i] += 4096;
+        x.exact[i] = (double)((float *)x.data)[i];
+    }
+    struct pd_norm n = {.rows = 1,
+                        .columns = 1000,
+                        .dtype = PD_F32,
+                        .epsilon = 1e-5f,
+                        .x = x.data,
+                        .weight = weight,
+                        .bias = bias,
+                        .mean = &mean,
+                        .rstd = &rstd,
+                        .out = out.data};
+    MUST(pd_layernorm_forward(f.math, &n, &err));
+    ref_norm_forward(1, 1000, (double)n.epsilon, x.exact, ones, zeros, NULL, NULL, out.exact);
+    array_check(&out, 4096, "out");
+    array_free(&x);
+    array_free(&out);
+    fixture_free(&f);
+}
