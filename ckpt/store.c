@@ -9,8 +9,9 @@
  *
  *   invariants
  *    1. A record is written only after every shard of every host, and its name in the directory being prepared, is durable
- *       (pd_shard_write syncs the file, the lowest rank of each host the directory). So one valid record, under either name,
- *       on any host, proves that all shards were durable.
+ *       (pd_shard_write syncs the file, the lowest rank of each host the directory; with several disks also the root, which
+ *       holds the directory's own name). So one valid record, under either name, on any host, proves that all shards are
+ *       durable.
  *    2. The record is complete and synced before its directory gets its final name. Its file is created empty while the
  *       checkpoint is prepared, so that the sync of that directory makes its name durable too; an empty or torn record
  *       does not decode and proves nothing.
@@ -225,8 +226,9 @@ static pd_status open_steps(struct pd_store *store, const char *root, struct pd_
     store_survey_deinit(&survey);
     PD_TRY(st);
     pd_fault_point("store.open.recovered");
-    if (store->options.writable) store_clear_launches(store);
-    return PD_OK;
+    if (!store->options.writable) return PD_OK;
+    store_clear_launches(store);
+    return pd_group_barrier(store->group, err);
 }
 
 pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,

@@ -165,7 +165,10 @@ static pd_status spread_domains(struct pd_store *store, uint32_t domain, struct 
     }
     store->leads_domain = store->leads_host;
     for (uint32_t r = 0; r < size; r++) {
-        if (store->domain_of[r] != store->domain_of[rank]) continue;
+        if (store->domain_of[r] != store->domain_of[rank]) {
+            store->has_other_domains = true;
+            continue;
+        }
         if (r < rank) store->leads_domain = false;
         if (store->host_of[r] != store->host_of[rank]) hosts++;
     }

@@ -32,6 +32,7 @@ struct pd_store {
     /* Who does what. A domain is a set of hosts that see the same directory; its lowest rank leads it. */
     uint32_t *host_of, *domain_of; /* (group->size) */
     bool leads_host, leads_domain;
+    bool has_other_domains;
     bool domain_is_local; /* one host and no network file system: files of dead launches may be taken over */
     struct pd_lock *launch_lock, *rank_lock;
     char token[33]; /* of this launch, random */
@@ -127,7 +128,8 @@ PD_MUST_USE pd_status store_recover(struct pd_store *store, const struct store_s
 
 /* ---- store_save.c ---- */
 
-/* Writes the record into directory `from`, makes it durable, gives the directory its final name. Leaders. */
+/* Writes the record into directory `from` (NULL: a valid one lies there), makes it durable, gives the directory its final
+ * name. Leaders. */
 PD_MUST_USE pd_status store_seal_here(struct pd_store *store, const char *from, const char *to, const void *record,
                                       uint64_t bytes, struct pd_error *err);
 

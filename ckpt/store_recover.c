@@ -57,8 +57,9 @@ static pd_status repair_here(struct pd_store *store, const struct store_survey *
     if (final && tmp) pd_log_warn("ckpt", "%s/%s has a twin with the temporary name; that one stays", store->root, to);
     if (!final && !tmp) return PD_OK;
     if (final && final->record == STORE_RECORD_VALID) return PD_OK;
+    bool has_record = !final && tmp->record == STORE_RECORD_VALID;
     PD_TRY(make_record_name(store, from, err));
-    PD_TRY(store_seal_here(store, from, to, record, bytes, err));
+    PD_TRY(store_seal_here(store, from, to, has_record ? NULL : record, bytes, err));
     pd_log_info("ckpt", "%s/%s is whole: rolled forward", store->root, to);
     return PD_OK;
 }

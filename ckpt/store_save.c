@@ -201,7 +201,8 @@ static pd_status build_record(struct pd_store *store, const struct pd_shard_summ
     return PD_OK;
 }
 
-/* In place: its name is durable already, and until the last byte is, it does not decode. */
+/* In place: its name is durable already, and until the last byte is, it does not decode. NULL: what lies there is valid and
+ * only has to be made durable. */
 static pd_status write_record(struct pd_store *store, const char *dir, const void *record, uint64_t bytes,
                               struct pd_error *err)
 {
@@ -209,8 +210,8 @@ static pd_status write_record(struct pd_store *store, const char *dir, const voi
     struct pd_file *file = NULL;
     store_path(store, path, "%s/commit.h5", dir);
     PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    pd_status st = pd_file_write(file, 0, record, bytes, err);
-    if (st == PD_OK) st = pd_file_truncate(file, bytes, err);
+    pd_status st = record ? pd_file_write(file, 0, record, bytes, err) : PD_OK;
+    if (st == PD_OK && record) st = pd_file_truncate(file, bytes, err);
     if (st == PD_OK) st = pd_file_sync(file, err);
     pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
     return st != PD_OK ? st : closed;
@@ -229,11 +230,14 @@ pd_status store_seal_here(struct pd_store *store, const char *from, const char *
     return store_sync_dir(store, store->root, err);
 }
 
+/* Hosts with disks of their own sync the root too: otherwise one could lose the whole directory after another has sealed
+ * it. On one disk the name of the directory and the record in it become durable together, when it gets its final name. */
 static pd_status sync_prepared(struct pd_store *store, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
     store_path(store, path, "%s.tmp", store->name);
-    return store_sync_dir(store, path, err);
+    PD_TRY(store_sync_dir(store, path, err));
+    return store->has_other_domains && store->leads_domain ? store_sync_dir(store, store->root, err) : PD_OK;
 }
 
 static pd_status seal_if_owner(struct pd_store *store, const void *record, uint64_t bytes, struct pd_error *err)
