@@ -40,8 +40,16 @@ static bool note_read(const char *dir, const char *kind, uint32_t rank, char *re
     return true;
 }
 
+/* PERDURE_TEST_HOSTS=n, as in communication: rank r of a job pretends to be on host r * n / size, the launcher on host 0. */
+static uint64_t pretended_host(uint32_t rank, uint32_t size)
+{
+    uint64_t hosts;
+    const char *text = getenv("PERDURE_TEST_HOSTS");
+    return text && size && pd_parse_u64(text, &hosts) ? rank * hosts / size : 0;
+}
+
 /* Boot and process namespace: where these are equal, process numbers mean the same. */
-static void here(char *ret_text, size_t bytes)
+static void here(uint64_t host, char *ret_text, size_t bytes)
 {
     char boot[64] = "?", space[64] = "?";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -50,13 +58,13 @@ static void here(char *ret_text, size_t bytes)
     if (got > 0) boot[got] = '\0';
     got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
     if (got > 0) space[got] = '\0';
-    snprintf(ret_text, bytes, "%.*s %s", (int)strcspn(boot, "\n"), boot, space);
+    snprintf(ret_text, bytes, "%llu %.*s %s", (unsigned long long)host, (int)strcspn(boot, "\n"), boot, space);
 }
 
-bool pd_note_write_begun(const char *dir, uint32_t rank)
+bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
 {
-    char place[160], text[256];
-    here(place, sizeof place);
+    char place[192], text[256];
+    here(pretended_host(rank, size), place, sizeof place);
     snprintf(text, sizeof text, "%d\n%s\n", (int)getpid(), place);
     return note_write(dir, "begun", rank, text);
 }
@@ -84,10 +92,10 @@ static char *next_line(char **text)
 
 bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
 {
-    char text[NOTE_BYTES], place[160], *at = text;
+    char text[NOTE_BYTES], place[192], *at = text;
     uint64_t process;
     if (!note_read(dir, "begun", rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
-    here(place, sizeof place);
+    here(0, place, sizeof place);
     *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
     return true;
 }

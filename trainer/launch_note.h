@@ -23,7 +23,7 @@ struct pd_note_ended {
     char message[sizeof((struct pd_error *)0)->message];
 };
 
-bool pd_note_write_begun(const char *dir, uint32_t rank);
+bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size);
 bool pd_note_write_ready(const char *dir, uint32_t rank);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 

@@ -55,7 +55,7 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
         snprintf(launched.dir, sizeof launched.dir, "%s", dir);
         PD_TRY(die_with_parent(&launched, err));
-        pd_note_write_begun(launched.dir, launched.rank);
+        pd_note_write_begun(launched.dir, launched.rank, launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
     }
     *ret_launched = launched;
     return PD_OK;

@@ -128,28 +128,52 @@ static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struc
 
 #define EXERCISE_FLIGHTS 3u
 
-/* Random exchanges, several in flight, with collectives between them. */
+static inline void exercise_flight_make(struct pd_comm *comm, uint64_t seed, uint64_t round, uint64_t bytes_max,
+                                        struct exercise_flight *flight)
+{
+    flight->round = round;
+    exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true);
+    exercise_side_make(&flight->recvs, seed, round, comm->rank, comm->size, bytes_max, false);
+    exercise_side_walk(&flight->sends, seed, round, comm->rank, comm->size, true);
+    flight->op = (struct pd_comm_op){.sends = flight->sends.pieces,
+                                     .send_count = flight->sends.count,
+                                     .recvs = flight->recvs.pieces,
+                                     .recv_count = flight->recvs.count};
+}
+
+/* Random exchanges, several in flight, with collectives between them. After a failure, or before round `fail_round`, what is
+ * in flight is ended and its memory freed at once, which a peer must not notice. */
+static inline pd_status exercise_exchanges_until(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t bytes_max,
+                                                 uint64_t fail_round, struct pd_error *err)
+{
+    struct exercise_flight flights[EXERCISE_FLIGHTS];
+    uint64_t begun = 0, landed = 0;
+    pd_status st = PD_OK;
+    while (landed < rounds && !st) {
+        if (begun == fail_round) {
+            st = pd_error_set(err, PD_IO, PD_WHERE, 0, "this rank fails as planned");
+        } else if (begun < rounds && begun < landed + EXERCISE_FLIGHTS) {
+            struct exercise_flight *flight = &flights[begun % EXERCISE_FLIGHTS];
+            exercise_flight_make(comm, seed, begun++, bytes_max, flight);
+            st = pd_comm_start(comm, &flight->op, err);
+            if (!st && exercise_mix4(seed, begun, 1, 2) % 5 == 0) st = pd_comm_barrier(comm, err);
+        } else {
+            st = exercise_land(comm, seed, &flights[landed % EXERCISE_FLIGHTS], err);
+            landed++;
+        }
+    }
+    if (st && landed < begun) pd_comm_abort(comm);
+    for (; landed < begun; landed++) {
+        pd_status ignored = exercise_land(comm, seed, &flights[landed % EXERCISE_FLIGHTS], NULL);
+        (void)ignored;
+    }
+    return st;
+}
+
 static inline pd_status exercise_exchanges(struct pd_comm *comm, uint64_t seed, uint64_t rounds, uint64_t bytes_max,
                                            struct pd_error *err)
 {
-    struct exercise_flight flights[EXERCISE_FLIGHTS];
-    for (uint64_t round = 0; round < rounds + EXERCISE_FLIGHTS; round++) {
-        struct exercise_flight *flight = &flights[round % EXERCISE_FLIGHTS];
-        if (round >= EXERCISE_FLIGHTS) PD_TRY(exercise_land(comm, seed, flight, err));
-        if (round >= rounds) continue;
-        flight->round = round;
-        exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true);
-        exercise_side_make(&flight->recvs, seed, round, comm->rank, comm->size, bytes_max, false);
-        exercise_side_walk(&flight->sends, seed, round, comm->rank, comm->size, true);
-        memset(flight->recvs.memory, 0xa5, 1);
-        flight->op = (struct pd_comm_op){.sends = flight->sends.pieces,
-                                         .send_count = flight->sends.count,
-                                         .recvs = flight->recvs.pieces,
-                                         .recv_count = flight->recvs.count};
-        PD_TRY(pd_comm_start(comm, &flight->op, err));
-        if (exercise_mix4(seed, round, 1, 2) % 5 == 0) PD_TRY(pd_comm_barrier(comm, err));
-    }
-    return PD_OK;
+    return exercise_exchanges_until(comm, seed, rounds, bytes_max, UINT64_MAX, err);
 }
 
 #define EXERCISE_EXPECT(condition)                                                                       \

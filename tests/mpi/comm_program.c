@@ -63,6 +63,38 @@ static pd_status case_kill(struct pd_comm *comm, void *context, struct pd_error 
     PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
 }
 
+/* The last rank is killed in the middle of traffic. */
+static pd_status case_storm(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    uint32_t victim = comm->size - 1;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t rounds = comm->rank == victim ? (uint64_t)now.tv_nsec / 1000 % 200 : 1000000;
+    struct pd_error lost;
+    pd_status st = exercise_exchanges_until(comm, 9, 1000000, 60000, comm->rank == victim ? rounds : UINT64_MAX, &lost);
+    if (comm->rank == victim) raise(SIGKILL);
+    if (st != PD_PEER_LOST) PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
+    printf("rank %u noticed: %s\n", comm->rank, lost.message);
+    fflush(stdout);
+    PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
+}
+
+/* One rank fails alone, and frees its communicator while the others wait for it: nobody hangs. */
+static pd_status case_alone(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    PD_TRY(pd_comm_barrier(comm, err));
+    if (comm->rank == 1) PD_FAIL(err, PD_IO, "the disk of this rank is gone");
+    double began = seconds_now();
+    struct pd_error lost;
+    pd_status st = pd_comm_barrier(comm, &lost);
+    if (st != PD_PEER_LOST || seconds_now() - began > 1) PD_FAIL(err, PD_BUG, "not noticed");
+    printf("rank %u noticed: %s\n", comm->rank, lost.message);
+    fflush(stdout);
+    PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
+}
+
 static pd_status case_silent(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -118,7 +150,8 @@ static pd_status case_speed(struct pd_comm *comm, void *context, struct pd_error
 static const struct {
     const char *name;
     pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
-} cases[] = {{"all", case_all}, {"hosts", case_hosts}, {"kill", case_kill}, {"silent", case_silent}, {"speed", case_speed}};
+} cases[] = {{"all", case_all},     {"hosts", case_hosts}, {"kill", case_kill},  {"silent", case_silent},
+             {"speed", case_speed}, {"storm", case_storm}, {"alone", case_alone}};
 
 static pd_status run_mpi(pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), struct pd_error *err)
 {
@@ -144,6 +177,6 @@ int main(int argc, char **argv)
         if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
         return pd_status_exit_code(st);
     }
-    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|speed\n");
+    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed\n");
     return 64;
 }

@@ -86,7 +86,8 @@ PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
                                         pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *),
                                         void *context, struct pd_error *err);
 
-/* Joins the MPI job this process was started in (MPI_Init included; MPI is finalised by pd_comm_free of this communicator).
+/* Joins the MPI job this process was started in (MPI_Init included; MPI is finalised by pd_comm_free of this communicator,
+ * which waits for the other ranks to come to it, unless one of them failed: then MPI is left to the end of the process).
  * PD_UNSUPPORTED in builds without MPI. */
 PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err);
 

@@ -271,13 +271,42 @@ static void remote_end(struct pd_comm_engine *engine)
 static const struct pd_channel_ops channel_remote = {
     .name = "mpi", .begin = remote_begin, .progress = remote_progress, .end = remote_end};
 
-/* MPI_Finalize waits for every rank, so it is only for the end of a run in which all ranks are there. */
+static bool has_lost_member(const struct pd_comm_engine *engine)
+{
+    for (uint32_t s = 0; s < engine->segment->slots; s++) {
+        uint32_t state = atomic_load(&engine->segment->members[s].state);
+        if (state == PD_MEMBER_BROKEN || state == PD_MEMBER_DEAD) return true;
+    }
+    return false;
+}
+
+/* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point: a rank that fails
+ * alone and frees its communicator must get away, and its peers are told that it left. */
+static bool say_goodbye(struct pd_comm_engine *engine)
+{
+    MPI_Request request;
+    struct timespec nap = {.tv_nsec = 1000000};
+    double naps = engine->comm.time_limit_seconds * 1e3;
+    pd_comm_engine_leave(&engine->comm);
+    if (MPI_Ibarrier(mpi_world, &request) != MPI_SUCCESS) return false;
+    for (double n = 0; n < naps; n++) {
+        int is_done = 0;
+        if (MPI_Test(&request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+        if (is_done) return true;
+        if ((int64_t)n % 64 == 63) pd_segment_look(engine->segment);
+        if (has_lost_member(engine)) return false;
+        nanosleep(&nap, NULL);
+    }
+    return false;
+}
+
 static void mpi_free(struct pd_comm *comm)
 {
     struct pd_comm_engine *engine = pd_comm_engine_of(comm);
-    bool is_root = engine->root == engine, is_healthy = !engine->broken;
+    bool is_root = engine->root == engine;
+    bool can_finalize = is_root && !engine->broken && say_goodbye(engine);
     pd_comm_engine_free(comm);
-    if (is_root && is_healthy) MPI_Finalize();
+    if (can_finalize) MPI_Finalize();
 }
 
 static const struct pd_comm_ops mpi_ops = {

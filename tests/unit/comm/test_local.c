@@ -228,6 +228,35 @@ Test(local, abort_ends_what_is_in_flight)
     cr_assert_lt(seconds_now() - began, 2.0);
 }
 
+struct storm {
+    uint64_t seed;
+    _Atomic uint32_t told;
+};
+
+static pd_status storm_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct storm *storm = context;
+    uint32_t victim = (uint32_t)(exercise_mix(storm->seed) % comm->size);
+    uint64_t when = comm->rank == victim ? exercise_mix(storm->seed + 1) % 40 : UINT64_MAX;
+    pd_status st = exercise_exchanges_until(comm, storm->seed, 60, 30000, when, err);
+    atomic_fetch_add(&storm->told, comm->rank != victim && st == PD_PEER_LOST);
+    return st;
+}
+
+/* A rank fails in the middle of traffic: everybody else gets PD_PEER_LOST, nobody touches freed memory. */
+Test(local, a_rank_fails_at_any_moment)
+{
+    for (uint64_t seed = 0; seed < 60 * scale(); seed++) {
+        struct storm storm = {.seed = seed};
+        struct pd_error err;
+        uint32_t world = 2 + (uint32_t)(seed % 6);
+        double began = seconds_now();
+        cr_assert_eq(pd_comm_run_local(world, 1, storm_main, &storm, &err), PD_IO, "seed %lu", (unsigned long)seed);
+        cr_assert_eq(atomic_load(&storm.told), world - 1, "seed %lu", (unsigned long)seed);
+        cr_assert_lt(seconds_now() - began, 2.0, "seed %lu", (unsigned long)seed);
+    }
+}
+
 static pd_status mismatch_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;

@@ -315,6 +315,24 @@ Test(launcher, usr2_saves_and_goes_on)
     cr_assert_eq(log_count(1, "save", NULL, NULL), 3);
 }
 
+/* Ranks of other hosts hear of it through the starter. */
+Test(launcher, signals_reach_other_hosts)
+{
+    setenv("PERDURE_TEST_HOSTS", "2", 1);
+    struct pd_launch what = launch_of(WORKER("wait"), PD_TRANSPORT_MPI, 4);
+    pid_t process = launch_begin(&what);
+    for (uint32_t r = 0; r < 4; r++)
+        wait_for(r, "start", 1);
+    kill(process, SIGUSR2);
+    wait_for(3, "save", 1);
+    kill(process, SIGTERM);
+    cr_assert_eq(launch_end(process), 75);
+    for (uint32_t r = 0; r < 4; r++)
+        cr_assert_eq(log_count(r, "leave", NULL, NULL), 1, "rank %u", r);
+    expect_error_says("saved at step 7");
+    expect_no_orphan(4);
+}
+
 /* While the starter is still coming up, a signal to it would end everything. */
 Test(launcher, term_is_honoured_at_any_moment)
 {
