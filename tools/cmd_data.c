@@ -104,9 +104,10 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
                               struct pd_error *err)
 {
     if (!json) {
-        printf("%s: %s tokens (%s, %s) of %s documents, %s\n", options->output, pd_text_count(r->tokens).text,
-               format_names[r->format], r->type_name, pd_text_count(r->documents).text, pd_text_bytes(r->output_bytes).text);
-        if (r->empty_documents) printf("%s empty documents were left out\n", pd_text_count(r->empty_documents).text);
+        printf("%s: %s tokens (%s, %s) of %s document%s, %s\n", options->output, pd_text_count(r->tokens).text,
+               format_names[r->format], r->type_name, pd_text_count(r->documents).text, r->documents == 1 ? "" : "s",
+               pd_text_bytes(r->output_bytes).text);
+        if (r->empty_documents) printf("empty documents left out: %s\n", pd_text_count(r->empty_documents).text);
         return PD_OK;
     }
     struct pd_json_writer w;

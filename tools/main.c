@@ -7,7 +7,7 @@
 
 /* A new command is one row here and one file. */
 const struct pd_command pd_commands[] = {
-    //{"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
+    {"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
     //{"ckpt", "ls|show|verify|diff|stats|prune PATH", "look at, check and delete checkpoints", pd_cmd_ckpt},
     {"data", "pack|inspect", "make token files, and look into them", pd_cmd_data},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},

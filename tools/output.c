@@ -117,10 +117,10 @@ struct pd_text pd_text_count(uint64_t count)
 
 struct pd_text pd_text_short(double number)
 {
-    static const char *const units[] = {"", " k", " M", " B", " T"};
+    static const char *const units[] = {"", " k", " M", " G", " T", " P", " E"};
     struct pd_text t;
     uint32_t unit = 0;
-    for (; number >= 1000 && unit < 4; unit++)
+    for (; number >= 1000 && unit < 6; unit++)
         number /= 1000;
     snprintf(t.text, sizeof t.text,
              number < 10 && unit    ? "%.2f%s"

@@ -31,7 +31,7 @@ struct pd_text {
 };
 struct pd_text pd_text_bytes(uint64_t bytes); /* "1.50 GiB" */
 struct pd_text pd_text_count(uint64_t count); /* "12,345,678" */
-struct pd_text pd_text_short(double number);  /* "1.24 B": thousands, millions, ... */
+struct pd_text pd_text_short(double number);  /* "1.24 G": for FLOP and the like */
 struct pd_text pd_text_number(double number); /* six digits */
 struct pd_text pd_text_hex(uint64_t number);
 

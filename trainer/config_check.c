@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define DEFAULT_LEAVES_MAX 8u
+#define DIRECTORY_MAX 3000u
 
 /* ---- resolve ---- */
 
@@ -62,6 +63,9 @@ static pd_status check_data(const struct pd_config *c, struct pd_error *err)
 {
     if (!c->run.dir[0])
         PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
+    if (strlen(c->run.dir) > DIRECTORY_MAX || strlen(c->checkpoint.dir) > DIRECTORY_MAX + sizeof "/checkpoints")
+        PD_FAIL(err, PD_INVALID, "run.dir and checkpoint.dir may have at most %u bytes, so that names fit below them",
+                DIRECTORY_MAX);
     if (!c->data.train_count)
         PD_FAIL(err, PD_INVALID,
                 "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
@@ -175,10 +179,10 @@ static pd_status check_layout(const struct pd_config *c, struct pd_error *err)
         PD_TRY(check_ranks(key, c->restart.ranks[i], c, err));
     }
     uint32_t dp = c->layout.dp ? c->layout.dp : c->layout.ranks;
-    if (c->layout.zero_shard && dp && dp % c->layout.zero_shard)
+    if (c->layout.zero_shard && c->layout.zero_shard != dp)
         PD_FAIL(err, PD_INVALID,
-                "layout.zero_shard %u does not divide the %u data-parallel ranks; 0 cuts state over all of them",
-                c->layout.zero_shard, dp);
+                "layout.zero_shard is %u; this version cuts state over all data-parallel ranks, which 0 says",
+                c->layout.zero_shard);
     return PD_OK;
 }
 

@@ -203,6 +203,7 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "layout.pp=2", "layout.pp is 2; this version admits 1");
     refused(MINIMAL, "layout.sp=2", "layout.sp is 2; this version admits 1");
     refused(MINIMAL, "layout.zero_stage=1", "this version admits 3");
+    refused(MINIMAL, "layout.zero_shard=2", "this version cuts state over all data-parallel ranks");
     refused(MINIMAL, "layout.ranks=9",
             "layout.ranks is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4)");
     refused(MINIMAL, "restart.ranks=8,9", "restart.ranks[1] is 9, but a step has only 8 leaves");

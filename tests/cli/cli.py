@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The command line: exact words on stdout and stderr, exact exit codes.  cli.py PERDURE SOURCE_DIRECTORY [NAME...]"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+PERDURE, SOURCE = os.path.abspath(sys.argv[1]), sys.argv[2]
+ONLY = sys.argv[3:]
+failures, ran = [], 0
+
+
+def perdure(*arguments, environment=None):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PERDURE_", "ARGP_"))}
+    env.update(environment or {})
+    done = subprocess.run([PERDURE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, timeout=60)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def report(name, problems, result):
+    global ran
+    ran += 1
+    if problems:
+        failures.append(name)
+        print(f"FAILED {name}: {'; '.join(problems)}\n  exit code {result[0]}\n  stdout: {result[1]!r}\n  stderr: {result[2]!r}")
+
+
+def expect(name, arguments, code, out="", err="", environment=None):
+    """out and err: the whole text, or a compiled pattern that must be found in it."""
+    if ONLY and name not in ONLY:
+        return None
+    result = perdure(*arguments, environment=environment)
+    problems = []
+    if result[0] != code:
+        problems.append(f"exit code {result[0]} instead of {code}")
+    for label, wanted, found in (("stdout", out, result[1]), ("stderr", err, result[2])):
+        fits = wanted.search(found) if isinstance(wanted, re.Pattern) else wanted == found
+        if not fits:
+            problems.append(f"{label} is not {wanted!r}")
+    report(name, problems, result)
+    return result[1]
+
+
+def said(text):
+    return f"perdure: {text}\n"
+
+
+ANY = re.compile("")
+os.chdir(tempfile.mkdtemp(prefix="perdure-cli-"))
+
+
+def write(name, content):
+    with open(name, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+MINIMAL = write("run.yaml", "run: {dir: run}\ndata: {train: text.txt}\n")
+
+# ---- the tool itself ----
+version = re.search(r"project\(perdure VERSION (\S+)", open(os.path.join(SOURCE, "CMakeLists.txt")).read()).group(1)
+expect("version", ["--version"], 0, f"perdure {version}\n")
+expect("no-command", [], 64, err=said("a command is missing; perdure --help lists them"))
+expect("unknown-command", ["doctr"], 64,
+       err=said("perdure has no command doctr; the nearest is doctor, and perdure --help lists all"))
+expect("unknown-subcommand", ["data", "inspekt"], 64,
+       err=said("perdure data has no command inspekt; the nearest is inspect, and perdure data --help lists all"))
+expect("unknown-option", ["doctor", "--jsn"], 64,
+       err=said("perdure doctor has no option --jsn; the nearest is --json, and perdure doctor --help lists all"))
+expect("unknown-short-option", ["doctor", "-q"], 64, err=said("perdure doctor has no option -q; see perdure doctor --help"))
+expect("option-without-value", ["plan", MINIMAL, "--world"], 64,
+       err=said("--world needs a value: --world=N[,N...]; see perdure plan --help"))
+expect("option-with-value", ["plan", MINIMAL, "--json=yes"], 64, err=said("--json takes no value; see perdure plan --help"))
+expect("bad-log-level", ["--version"], 64, err=re.compile("PERDURE_LOG"), environment={"PERDURE_LOG": "loud"})
+
+# Every command is listed, has help, and its help names it.
+listing = perdure("--help")
+report("help", [] if listing[0] == 0 and listing[2] == "" else ["no help"], listing)
+for alias in ("-h", "help"):
+    expect(f"help-{alias}", [alias], 0, listing[1])
+commands = re.findall(r"^  (\w+) ", listing[1], re.M)
+if not {"plan", "data", "doctor", "ckpt", "train"} <= set(commands):
+    report("help-lists-commands", [f"only {commands}"], listing)
+
+
+def check_help(path):
+    result = perdure(*path, "--help")
+    name = " ".join(["perdure", *path])
+    below = re.findall(r"^  (\w+) ", result[1], re.M) if result[1].startswith("usage: ") else []
+    usage = re.compile(f"^[Uu]sage: {name} ")
+    problems = [] if result[0] == 0 and usage.match(result[1]) and result[2] == "" else ["no help"]
+    if not below and "--help" not in result[1]:
+        problems.append("no list of options")
+    report(f"help-of-{'-'.join(path)}", problems, result)
+    for command in below:
+        check_help([*path, command])
+
+
+for command in commands:
+    check_help([command])
+
+# ---- configuration: 78, and 64 for what is no override ----
+expect("config-missing", ["plan", "none.yaml"], 78,
+       err=said("cannot open the configuration none.yaml: No such file or directory"))
+expect("config-none", ["plan"], 64, err=said("name the configuration; see perdure plan --help"))
+expect("config-directory", ["plan", "."], 78, err=said("configuration . is a directory; name the file in it"))
+expect("config-unknown-key", ["plan", write("unknown.yaml", "run: {dir: run}\noptimiser:\n  lr: 3\n")], 78,
+       err=said("unknown.yaml:3:7: unknown key optimiser.lr; did you mean optimizer.lr?"))
+expect("config-wrong-type", ["plan", write("type.yaml", "batch:\n  sequences: many\n")], 78,
+       err=said('type.yaml:2:14: batch.sequences: expected a whole number, such as 500 or 10k, found "many"'))
+expect("config-no-yaml", ["plan", write("tab.yaml", "run:\n\tdir: x\n")], 78,
+       err=said("tab.yaml:2:1: this is not YAML: found character that cannot start any token"))
+expect("config-override-unknown", ["plan", MINIMAL, "lr=1"], 78,
+       err=said("command line: unknown key lr; did you mean optimizer.lr?"))
+expect("config-override-malformed", ["plan", MINIMAL, "faster"], 64,
+       err=said('"faster" is no override; write section.key=value, such as optimizer.lr=3e-4'))
+expect("config-leaf", ["plan", MINIMAL, "batch.leaf=5"], 78,
+       err=said("run.yaml: batch.sequences 32 is no multiple of batch.leaf 5; the nearest leaf that fits is 4"))
+expect("config-later", ["plan", MINIMAL, "layout.tp=2"], 78,
+       err=said("run.yaml: layout.tp is 2; this version admits 1: it has data parallelism (layout.ranks) with ZeRO stage 3"))
+expect("config-preset", ["plan", MINIMAL, "model.preset=gpt2-125m"], 78,
+       err=re.compile(r"^perdure: .*model.preset gpt2-125m is unknown; the nearest are gpt2-124m, "))
+
+text = expect("print-config", ["plan", MINIMAL, "model.preset=gpt2-124m", "--print-config"], 0, re.compile("preset: \"gpt2-124m\""))
+if text:
+    again = expect("print-config-loads-back", ["plan", write("printed.yaml", text), "--print-config"], 0, text)
+
+# ---- plan ----
+expect("plan-world-word", ["plan", MINIMAL, "--world=2,x"], 64,
+       err=said("--world=x: expected a number of ranks, 1 to 65536"))
+expect("plan-world-too-large", ["plan", MINIMAL, "--world=9"], 78, err=re.compile("use at most 8 ranks"))
+expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
+for name in ("kjv", "gpt2-124m", "llama-1b"):
+    expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
+           re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
+text = expect("plan-json", ["plan", MINIMAL, "--world=1,3", "--threads=1", "--json"], 0, ANY)
+if text:
+    plan = json.loads(text)
+    problems = []
+    if plan["parameters"] != 1016960 or plan["checkpoint_bytes"] != 12 * 1016960 or plan["leaves"] != 8:
+        problems.append("sizes")
+    for world in plan["worlds"]:
+        if sum(group["ranks"] for group in world["groups"]) != world["world"]:
+            problems.append("ranks of groups do not add up")
+        for group in world["groups"]:
+            memory = dict(group["memory_bytes"])
+            if memory.pop("total") != sum(memory.values()):
+                problems.append("total")
+        if world["worst_rank_bytes"] != max(group["memory_bytes"]["total"] for group in world["groups"]):
+            problems.append("worst rank")
+        if world["slots"] * world["world"] - world["ghosts"] != plan["leaves"]:
+            problems.append("ghosts")
+    report("plan-json-content", problems, (0, text, ""))
+
+# ---- data ----
+write("text.txt", "In the beginning\n\nGod created\n\n")
+expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one text file; see perdure data pack --help"))
+expect("pack-no-output", ["data", "pack", "text.txt"], 64,
+       err=said("name the token file with --output=FILE; see perdure data pack --help"))
+expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,
+       err=said("--format=parquet: there are auto, text, nanogpt, llmc and megatron"))
+expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-token=x"], 64,
+       err=said("--document-token=x: expected a whole number"))
+expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\n", "--document-token", "256"], 0,
+       "t.bin: 29 tokens (nanogpt, u16) of 2 documents, 58 B\nempty documents left out: 1\n")
+expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))
+expect("pack-overwrite", ["data", "pack", "text.txt", "-o", "t.bin", "--overwrite"], 0,
+       "t.bin: 31 tokens (nanogpt, u16) of 1 document, 62 B\n")
+text = expect("pack-json", ["data", "pack", "text.txt", "-o", "m", "-f", "megatron", "--json"], 0, ANY)
+if text and (json.loads(text)["type"], json.loads(text)["tokens"]) != ("u8", 31):
+    report("pack-json-content", ["type or tokens"], (0, text, ""))
+text = expect("inspect-json", ["data", "inspect", "t.bin", "m.bin", "text.txt", "--json"], 0, ANY)
+if text:
+    files = json.loads(text)
+    good = [f["format"] for f in files] == ["nanogpt", "megatron", "text"] and {f["tokens"] for f in files} == {31}
+    report("inspect-json-content", [] if good else ["formats or tokens"], (0, text, ""))
+expect("inspect", ["data", "inspect", "text.txt"], 0, re.compile(r"^text.txt\n  format     text, u8, 31 B\n  tokens     31, from 10 to 116\n"))
+expect("inspect-missing", ["data", "inspect", "none.bin"], 78, err=said("none.bin cannot be read: No such file or directory"))
+expect("inspect-none", ["data", "inspect"], 64, err=said("name at least one file; see perdure data inspect --help"))
+
+# ---- doctor ----
+expect("doctor", ["doctor"], 0, re.compile(r"^perdure \S+\n(.*\n)*.*\d+ missing, \d+ limited\n$"))
+expect("doctor-two", ["doctor", "a", "b"], 64, err=said('perdure doctor looks at one directory; "b" is another'))
+text = expect("doctor-json", ["doctor", "--json", "none"], 0, ANY)
+if text:
+    rows = {row["what"]: row for row in json.loads(text)["findings"]}
+    good = rows["directory"]["state"] == "missing" and "none" in rows["directory"]["advice"] and rows["cores"]["state"] != "missing"
+    report("doctor-json-content", [] if good else ["directory or cores"], (0, text, ""))
+report("doctor-leaves-nothing", [f for f in os.listdir(".") if "probe" in f], (0, "", ""))
+
+# ---- stdout that cannot be written ----
+if os.path.exists("/dev/full"):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PERDURE, "--version"], stdout=full, stderr=subprocess.PIPE)
+    problems = [] if done.returncode == 74 and b"stdout could not be written" in done.stderr else ["said nothing"]
+    report("stdout-full", problems, (done.returncode, "", done.stderr.decode()))
+
+print(f"cli: {ran} checks, {len(failures)} failed")
+sys.exit(1 if failures else 0)
