@@ -56,8 +56,8 @@ struct uring_queue {
     struct uring_queue *next;
     struct uring_door *door;
     struct io_uring ring;
-    bool has_owner, fixed_files;
-    pthread_t owner;
+    bool has_ring, has_owner, fixed_files;
+    pid_t owner; /* a kernel thread id: a pthread_t is reused as soon as its thread is joined */
     char *buffers;
     uint64_t buffer_bytes; /* registered ones only */
     void *wished_buffers;
@@ -141,7 +141,8 @@ static int try_register(const struct uring_door *door)
 
 static void ring_drop(struct uring_queue *queue)
 {
-    io_uring_queue_exit(&queue->ring);
+    if (queue->has_ring) io_uring_queue_exit(&queue->ring);
+    queue->has_ring = false;
     memset(queue->slots, 0, sizeof queue->slots);
     queue->slot_count = 0;
     atomic_store(&queue->stale_count, 0);
@@ -164,6 +165,7 @@ static int ring_make(struct pd_door *door, struct uring_queue *queue)
     if (mine->refusals & PD_URING_REFUSE_LATER) return EMFILE;
     int result = ring_init(mine, door->queue_depth, mine->flags, &queue->ring);
     if (result) return result;
+    queue->has_ring = true;
     queue->fixed_files = mine->fixed_files && register_files(mine, &queue->ring) == 0;
     queue->buffers = queue->wished_buffers;
     queue->buffer_bytes = queue->wished_bytes;
@@ -223,11 +225,12 @@ static bool slot_find(struct uring_queue *queue, struct pd_file *file, uint32_t 
 static int uring_close(struct pd_file *file)
 {
     struct uring_door *door = file->door->context;
+    pid_t self = gettid();
     pthread_mutex_lock(&door->mutex);
     for (struct uring_queue *queue = door->queues; queue; queue = queue->next) {
         for (uint32_t i = 0; i < queue->slot_count; i++) {
             if (queue->slots[i].file != file) continue;
-            if (queue->has_owner && pthread_equal(queue->owner, pthread_self())) {
+            if (queue->has_owner && queue->owner == self) {
                 slot_empty(queue, i);
             } else {
                 queue->slots[i].stale = true;
@@ -302,23 +305,23 @@ static int flush(struct uring_queue *queue)
     return 0;
 }
 
+/* A ring takes submissions of one thread only, for good; an idle queue that comes to another thread gets a new ring. */
 static int own(struct pd_queue *queue)
 {
     struct uring_queue *mine = queue->context;
-    pthread_t self = pthread_self();
-    if (mine->has_owner && pthread_equal(mine->owner, self)) return 0;
-    if (mine->has_owner) {
-        pthread_mutex_lock(&mine->door->mutex);
-        ring_drop(mine);
-        int result = ring_make(queue->door, mine);
-        pthread_mutex_unlock(&mine->door->mutex);
-        if (result) return result;
-    }
+    pid_t self = gettid();
+    if (mine->has_owner && mine->owner == self) return 0;
+    pthread_mutex_lock(&mine->door->mutex); /* who closes a file asks for the owner */
+    int result = 0;
+    if (mine->has_owner) ring_drop(mine);
+    if (!mine->has_ring) result = ring_make(queue->door, mine);
     /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
-    if (syscall(__NR_io_uring_register, mine->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0) return errno;
+    if (!result && syscall(__NR_io_uring_register, mine->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0)
+        result = errno;
     mine->owner = self;
-    mine->has_owner = true;
-    return 0;
+    mine->has_owner = !result;
+    pthread_mutex_unlock(&mine->door->mutex);
+    return result;
 }
 
 /* What cannot be handed to the ring comes back as failed, so that everything submitted is reaped. */
@@ -403,7 +406,7 @@ static void queue_close(struct pd_queue *queue)
         link = &(*link)->next;
     *link = mine->next;
     pthread_mutex_unlock(&mine->door->mutex);
-    io_uring_queue_exit(&mine->ring);
+    ring_drop(mine);
     free(mine);
 }
 

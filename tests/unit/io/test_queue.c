@@ -272,7 +272,8 @@ Test(queue, an_idle_queue_may_move_to_another_thread)
     OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_queue_open(door, NULL, 0, &queue, err));
     write_byte(queue, file, 0, 'a');
-    run_elsewhere((struct errand){.queue = queue, .file = file});
+    for (int i = 0; i < 3; i++) /* pthread_t is the same each time, the thread is not */
+        run_elsewhere((struct errand){.queue = queue, .file = file});
     write_byte(queue, file, 2, 'c');
     OK(pd_file_read(file, 0, back, 3, err));
     cr_assert_arr_eq(back, "abc", 3);
@@ -357,6 +358,39 @@ Test(queue, a_failing_transfer_fails_alone)
     OK(pd_file_close(file, err));
     pd_door_free(door);
     pd_simulated_disk_free(disk);
+}
+
+/* Registered in two pieces: transfers inside each, and one across the seam, which no fixed buffer holds. */
+Test(queue, buffers_beyond_one_gibibyte)
+{
+    if (scale() < 10) cr_skip_test("pins a gibibyte of memory: PERDURE_TEST_SCALE=10 runs it");
+    const uint64_t gib = UINT64_C(1) << 30, bytes = gib + 8192;
+    struct pd_door *door = uring(0);
+    struct pd_queue *queue;
+    struct pd_file *file;
+    char path[128], *data = aligned_alloc(4096, bytes), *back = aligned_alloc(4096, 12288);
+    scratch_file(path, sizeof path, "seam");
+    OK(pd_queue_open(door, data, bytes, &queue, err));
+    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    const uint64_t places[] = {0, gib - 8192, gib - 4096, gib, gib + 4096};
+    for (size_t i = 0; i < 5; i++) {
+        uint64_t length = bytes - places[i] < 8192 ? 4096 : 8192;
+        memset(data + places[i], 'a' + (int)i, length);
+        struct pd_transfer transfer = {.file = file, .data = data + places[i], .bytes = length, .is_write = true};
+        struct pd_transfer *list = &transfer;
+        uint32_t got = 0;
+        OK(pd_queue_submit(queue, &list, 1, err));
+        OK(pd_queue_reap(queue, &list, 1, &got, err));
+        OK(pd_transfer_error(&transfer, err));
+        OK(pd_file_read(file, 0, back, length, err));
+        cr_assert_arr_eq(back, data + places[i], length);
+    }
+    pd_queue_close(queue);
+    OK(pd_file_close(file, err));
+    OK(pd_door_unlink(door, path, err));
+    pd_door_free(door);
+    free(data);
+    free(back);
 }
 
 /* A file size limit gives what a full disk gives: first a short write, then an error. */
