@@ -105,24 +105,14 @@ static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_
     PD_FAIL(err, PD_PEER_LOST, "rank %u failed", missing);
 }
 
-static bool has_not_begun(const struct pd_comm_engine *engine, uint32_t peer)
-{
-    const struct pd_member *member = member_of(engine, peer);
-    return member && atomic_load(&member->begun) < engine->sequence;
-}
-
-/* Peers that are needed and, where that can be seen, have not even begun this operation. */
+/* Who began an operation has sent what it can, so those that are still needed have not arrived, or are stopped. */
 static pd_status fail_late(struct pd_comm_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     char names[256];
     size_t used = 0;
     uint32_t missing = 0;
-    bool has_late = false;
-    for (uint32_t i = 0; i < engine->active_count; i++)
-        has_late |= has_not_begun(engine, engine->active[i]);
     for (uint32_t i = 0; i < engine->active_count; i++) {
         uint32_t peer = engine->active[i];
-        if (has_late && !has_not_begun(engine, peer)) continue;
         if (missing++ == 0) *ret_blamed = peer;
         if (used < sizeof names - 24)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
@@ -200,7 +190,6 @@ pd_status pd_exchange_run(struct pd_comm_engine *engine, const struct pd_comm_op
     uint32_t blamed = PD_NOBODY;
     links_set(engine, op);
     engine->sequence++;
-    atomic_store(&engine->segment->members[engine->slot].begun, engine->sequence);
     engine->transport->memory->begin(engine);
     engine->transport->remote->begin(engine);
     pd_status st = copy_to_self(engine, err);

@@ -29,7 +29,6 @@ struct pd_member {
     _Atomic uint32_t sleeping;
     _Atomic uint32_t state;  /* enum pd_member_state */
     _Atomic uint32_t blamed; /* PD_MEMBER_BROKEN: the rank of the communicator that it found missing, plus 1 */
-    _Atomic uint64_t begun;  /* operations begun on this communicator */
     _Atomic int32_t process;
 };
 
