@@ -3,6 +3,7 @@
  * Every directory holds its entries twice, current and durable, and every file its bytes twice; the volume keeps the name
  * changes and each file its content changes that are in the one and not yet in the other, in the order they were made.
  * Functions return 0 or an errno. Nodes are counted: entries of either kind, uncertain changes and handles hold one.
+ *   memory   that of the simulation itself must not run out: PD_CHECK, since no test could tell it from a simulated fault
  *   threads  the caller holds the disk's lock
  */
 #ifndef PD_IO_SIMULATED_TREE_H
