@@ -66,6 +66,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     switch (key) {
     case OPTION_WORLD:
         return parse_worlds(o, argument);
+    case OPTION_PRINT:
+        o->print_config = true;
+        return 0;
     case OPTION_THREADS:
         if (pd_parse_u64(argument, &threads) && threads >= 1 && threads <= 4096) {
             o->threads = (uint32_t)threads;
@@ -368,6 +371,9 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
 {
     static const struct argp_option option_table[] = {
         {.name = "world", .key = OPTION_WORLD, .arg = "N[,N...]", .doc = "number of ranks; several give one line each"},
+        {.name = "print-config",
+         .key = OPTION_PRINT,
+         .doc = "the resolved configuration, every key with its meaning, and nothing else"},
         {.name = "threads",
          .key = OPTION_THREADS,
          .arg = "N",

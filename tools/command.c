@@ -111,6 +111,7 @@ static void print_commands(const struct pd_command *commands, const char *parent
 {
     printf("usage: %s COMMAND ...\n\n", parent);
     for (const struct pd_command *c = commands; c->name; c++) {
+        if (!c->summary) continue;
         char left[96];
         snprintf(left, sizeof left, "%s %s", c->name, c->arguments);
         printf("  %-44s %s\n", left, c->summary);
@@ -123,10 +124,9 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
 {
     const char *names[OPTIONS_MAX];
     uint32_t count = 0, near;
-    while (commands[count].name) {
+    for (const struct pd_command *c = commands; c->name; c++) {
         PD_CHECK(count < OPTIONS_MAX);
-        names[count] = commands[count].name;
-        count++;
+        if (c->summary) names[count++] = c->name;
     }
     if (argc < 2) PD_FAIL(err, PD_USAGE, "a command is missing; %s --help lists them", parent);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {

@@ -12,7 +12,7 @@
 struct pd_command {
     const char *name;
     const char *arguments; /* "CONFIG [key=value...]" */
-    const char *summary;
+    const char *summary;   /* NULL: not listed */
     /* argv[0] is "perdure NAME". PD_OK is exit code 0. */
     pd_status (*run)(int argc, char **argv, struct pd_error *err);
 };
@@ -23,6 +23,10 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_data(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err);
+pd_status pd_cmd_worker(int argc, char **argv,
+                        struct pd_error *err); /* a rank, or all of them as threads: started by train */
 
 /* Runs argp without letting it exit.
  *   options, parse_option  of the command; --json and --help are added

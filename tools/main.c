@@ -1,16 +1,21 @@
 #include "ckpt/base/log.h"
 #include "tools/command.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A new command is one row here and one file. */
 const struct pd_command pd_commands[] = {
+    {"train", "CONFIG [key=value...]", "train, or go on where the newest checkpoint left off", pd_cmd_train},
     {"plan", "CONFIG [key=value...]", "memory a rank by category, without starting anything", pd_cmd_plan},
-    //{"ckpt", "ls|show|verify|diff|stats|prune PATH", "look at, check and delete checkpoints", pd_cmd_ckpt},
+    {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
+    {"ckpt", "ls|show|verify|diff|stats|prune PATH", "look at, check and delete checkpoints", pd_cmd_ckpt},
     {"data", "pack|inspect", "make token files, and look into them", pd_cmd_data},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
+    {"worker", "CONFIG", NULL, pd_cmd_worker},
     {0},
 };
 
@@ -32,13 +37,20 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
     return PD_OK;
 }
 
+static bool reader_left(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO};
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR);
+}
+
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
-    signal(SIGPIPE, SIG_IGN); /* `perdure ... | head` ends with an error of stdout, not in the middle of a write */
+    signal(SIGPIPE, SIG_IGN); /* a closed stdout is an error of its own, not the end of a run */
     pd_status status = run(argc, argv, &err);
-    if (status == PD_OK && (fflush(stdout) != 0 || ferror(stdout)))
-        status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
+    bool lost = fflush(stdout) != 0 || ferror(stdout);
+    if (lost && reader_left()) return pd_status_exit_code(PD_IO); /* `| head` has seen enough: nothing to say */
+    if (status == PD_OK && lost) status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
     if (status != PD_OK) fprintf(stderr, "perdure: %s\n", err.message);
     return pd_status_exit_code(status);
 }

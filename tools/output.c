@@ -58,6 +58,14 @@ static void print_cell(const char *text, uint32_t width, bool right, bool last)
     if (!last) fputs("  ", stdout);
 }
 
+void pd_table_deinit(struct pd_table *table)
+{
+    for (uint32_t i = 0; i < table->rows * table->columns; i++)
+        free(table->cells[i]);
+    free(table->cells);
+    *table = (struct pd_table){0};
+}
+
 pd_status pd_table_print(struct pd_table *table, struct pd_error *err)
 {
     uint32_t widths[PD_TABLE_COLUMNS_MAX] = {0};
@@ -66,15 +74,13 @@ pd_status pd_table_print(struct pd_table *table, struct pd_error *err)
         uint32_t width = shown_width(table->cells[i]);
         if (width > widths[i % table->columns]) widths[i % table->columns] = width;
     }
-    for (uint32_t i = 0; i < table->rows * table->columns; i++) {
+    for (uint32_t i = 0; i < table->rows * table->columns && !failed; i++) {
         uint32_t column = i % table->columns;
         bool last = column + 1 == table->columns;
-        if (!failed) print_cell(table->cells[i], widths[column], table->right[column], last);
-        if (last && !failed) fputc('\n', stdout);
-        free(table->cells[i]);
+        print_cell(table->cells[i], widths[column], table->right[column], last);
+        if (last) fputc('\n', stdout);
     }
-    free(table->cells);
-    *table = (struct pd_table){0};
+    pd_table_deinit(table);
     if (failed) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
     return PD_OK;
 }

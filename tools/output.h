@@ -20,6 +20,7 @@ struct pd_table {
 void pd_table_init(struct pd_table *table, const char *const *headings, uint32_t columns);
 /* A row of `columns` texts. */
 void pd_table_row(struct pd_table *table, const char *const *cells);
+void pd_table_deinit(struct pd_table *table);
 /* Prints and frees. */
 PD_MUST_USE pd_status pd_table_print(struct pd_table *table, struct pd_error *err);
 

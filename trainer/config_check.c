@@ -112,11 +112,6 @@ static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err
     if (c->optimizer.min_lr > c->optimizer.lr)
         PD_FAIL(err, PD_INVALID, "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr",
                 c->optimizer.min_lr, c->optimizer.lr);
-    if (c->optimizer.warmup_steps > c->optimizer.decay_steps)
-        PD_FAIL(err, PD_INVALID,
-                "optimizer.warmup_steps %" PRIu64 " is beyond the end of the schedule, optimizer.decay_steps %" PRIu64
-                "; set warmup_steps to at most that, or leave it out",
-                c->optimizer.warmup_steps, c->optimizer.decay_steps);
     return PD_OK;
 }
 

@@ -195,7 +195,6 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "batch.leaf=100", "the nearest leaf that fits is 32");
     refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
     refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
-    refused(MINIMAL, "optimizer.warmup_steps=2000", "beyond the end of the schedule");
     refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is no power of two; the nearest are 2 and 4");
     refused(MINIMAL, "numerics.virtual_sp=2", "this version admits 1");
     refused(MINIMAL, "numerics.precision=fp16", "this version admits bf16 and fp32");

@@ -1,0 +1,99 @@
+#include "tools/ckpt_place.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool exists(const char *directory, const char *name)
+{
+    char path[4200];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return stat(path, &st) == 0;
+}
+
+/* step-000000001200-7 */
+static bool is_step_name(const char *name)
+{
+    return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
+}
+
+static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
+{
+    char *real = realpath(path, NULL);
+    if (!real) PD_FAIL_ERRNO(err, errno, "%s: looking for checkpoints", path);
+    struct stat st;
+    bool is_directory = stat(real, &st) == 0 && S_ISDIR(st.st_mode);
+    bool fits = strlen(real) < sizeof place->root - 64;
+    char *name = strrchr(real, '/');
+    if (fits && is_directory && name && is_step_name(name + 1) && strlen(name + 1) < sizeof place->named) {
+        snprintf(place->named, sizeof place->named, "%.63s", name + 1);
+        *name = '\0';
+    }
+    if (fits)
+        snprintf(place->root, sizeof place->root, "%.4000s%s", real,
+                 !place->named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
+    free(real);
+    if (!is_directory) PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run, its checkpoints or one of them", path);
+    if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path", path);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune, struct pd_ckpt_place *ret_place,
+                             struct pd_error *err)
+{
+    static const struct pd_store_options look = {.keep_last = 1};
+    struct pd_ckpt_place *place = ret_place;
+    *place = (struct pd_ckpt_place){0};
+    PD_TRY(find_root(path, place, err));
+    pd_group_init_single(&place->group);
+    PD_TRY(pd_door_new_auto(&place->door, err));
+    pd_status status = pd_store_open(place->door, place->root, prune ? prune : &look, &place->group, &place->store, err);
+    if (status) {
+        pd_door_free(place->door);
+        place->door = NULL;
+    }
+    return status;
+}
+
+void pd_ckpt_place_close(struct pd_ckpt_place *place)
+{
+    pd_store_close(place->store);
+    if (place->door) pd_door_free(place->door);
+    *place = (struct pd_ckpt_place){0};
+}
+
+static void list_steps(const struct pd_ckpt_place *place, char *ret, size_t bytes)
+{
+    uint32_t count = pd_store_count(place->store);
+    size_t used = 0;
+    ret[0] = '\0';
+    for (uint32_t i = 0; i < count && i < 6; i++) {
+        used += (size_t)snprintf(ret + used, bytes - used, "%s%" PRIu64, i ? ", " : "",
+                                 pd_store_entry_at(place->store, i)->step);
+    }
+    if (count > 6) snprintf(ret + used, bytes - used, ", ...");
+}
+
+pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
+                               struct pd_error *err)
+{
+    uint32_t count = pd_store_count(place->store);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
+        bool fits = place->named[0] ? strcmp(entry->name, place->named) == 0 : step == UINT64_MAX || entry->step == step;
+        if (!fits) continue;
+        *ret_entry = entry;
+        return PD_OK;
+    }
+    char steps[160];
+    list_steps(place, steps, sizeof steps);
+    if (place->named[0])
+        PD_FAIL(err, PD_CORRUPT, "%s/%s is no valid checkpoint: it has no valid commit record", place->root, place->named);
+    if (!count) PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint", place->root);
+    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there are steps %s", place->root, step,
+            steps);
+}

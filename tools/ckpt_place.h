@@ -1,0 +1,26 @@
+/* What the user means by PATH: a run directory, a directory of checkpoints, or one checkpoint. */
+#ifndef PD_TOOLS_CKPT_PLACE_H
+#define PD_TOOLS_CKPT_PLACE_H
+
+#include "ckpt/store.h"
+
+struct pd_ckpt_place {
+    struct pd_door *door;
+    struct pd_group group;
+    struct pd_store *store;
+    char root[4096]; /* the directory of checkpoints */
+    char named[64];  /* the checkpoint that PATH named, or "" */
+};
+
+/* Opens the store without changing it, or with `prune` to delete from it.
+ *   errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: prune, and a run is using it */
+PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune,
+                                         struct pd_ckpt_place *ret_place, struct pd_error *err);
+void pd_ckpt_place_close(struct pd_ckpt_place *place);
+
+/* The checkpoint that PATH named, else that of `step`, else (UINT64_MAX) the newest.
+ *   errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message lists what there is */
+PD_MUST_USE pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step,
+                                           const struct pd_store_entry **ret_entry, struct pd_error *err);
+
+#endif

@@ -1,0 +1,311 @@
+/* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
+#include "tools/cmd_ckpt.h"
+#include "ckpt/base/parse.h"
+#include "resharder/layout.h"
+#include "tools/ckpt_place.h"
+#include "tools/command.h"
+#include "tools/output.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- ls ---- */
+
+static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit)
+{
+    char step[24], lineage[24], fence[24], loss[24], world[16];
+    snprintf(step, sizeof step, "%" PRIu64, e->step);
+    snprintf(lineage, sizeof lineage, "%" PRIu64, e->lineage);
+    snprintf(fence, sizeof fence, "%" PRIu64, e->fence);
+    snprintf(loss, sizeof loss, "%.4f", commit->state.last_loss);
+    snprintf(world, sizeof world, "%u", pd_layout_world(&commit->state.layout));
+    pd_table_row(table, (const char *const[]){e->name, step, lineage, fence, world,
+                                              pd_text_short((double)commit->state.tokens).text, loss,
+                                              pd_text_bytes(e->bytes).text});
+}
+
+static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "name", e->name);
+    pd_json_u64(w, "step", e->step);
+    pd_json_u64(w, "lineage", e->lineage);
+    pd_json_u64(w, "fence", e->fence);
+    pd_json_u64(w, "world", pd_layout_world(&commit->state.layout));
+    pd_json_u64(w, "shards", e->shard_count);
+    pd_json_u64(w, "bytes", e->bytes);
+    pd_json_u64(w, "tokens", commit->state.tokens);
+    pd_json_u64(w, "samples", commit->state.samples);
+    pd_json_double(w, "loss", commit->state.last_loss);
+    pd_json_object_end(w);
+}
+
+static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, struct pd_json_writer *w, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(place->store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
+        struct pd_commit commit;
+        if (place->named[0] && strcmp(place->named, entry->name) != 0) continue;
+        PD_TRY(pd_store_read_commit(place->store, entry, &commit, err));
+        ls_row(table, entry, &commit);
+        ls_json(w, entry, &commit);
+        pd_commit_deinit(&commit);
+    }
+    return PD_OK;
+}
+
+static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    static const char *const headings[] = {"CHECKPOINT", ">STEP",   ">LINEAGE", ">FENCE",
+                                           ">RANKS",     ">TOKENS", ">LOSS",    ">SIZE"};
+    struct pd_ckpt_place place;
+    struct pd_table table;
+    struct pd_json_writer w;
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    pd_table_init(&table, headings, 8);
+    pd_json_writer_init(&w, 2);
+    pd_json_array_begin(&w, NULL);
+    pd_status status = ls_rows(&place, &table, &w, err);
+    pd_json_array_end(&w);
+    if (!status && o->json) status = pd_output_json(&w, err);
+    if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
+    if (!status && !o->json && !pd_store_count(place.store)) printf("%s holds no checkpoint\n", place.root);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* ---- show ---- */
+
+static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit)
+{
+    const struct pd_run_state *s = &commit->state;
+    const struct pd_layout *l = &s->layout;
+    printf("checkpoint  %s, %s in %u shards\n", e->name, pd_text_bytes(e->bytes).text, commit->shard_count);
+    printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
+    printf("step        %" PRIu64 ", lineage %" PRIu64 ", fence %" PRIu64 "\n", s->identity.step, s->identity.lineage,
+           s->fence);
+    printf("done        %s updates, %s sequences, %s tokens\n", pd_text_count(s->updates).text,
+           pd_text_count(s->samples).text, pd_text_count(s->tokens).text);
+    printf("loss        %.6f", s->last_loss);
+    if (!isnan(s->best_validation_loss)) printf(", best validation loss %.6f", s->best_validation_loss);
+    printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
+    printf("layout      dp %u, tp %u, pp %u, sp %u; state in %u parts, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp, l->zero_shard,
+           l->zero_stage);
+    printf("seed        %" PRIu64 "\n", s->seed);
+    printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
+    printf("made by     %s\n", s->created_by);
+}
+
+static void show_layout(struct pd_json_writer *w, const struct pd_layout *l)
+{
+    pd_json_object_begin(w, "layout");
+    pd_json_u64(w, "dp", l->dp);
+    pd_json_u64(w, "tp", l->tp);
+    pd_json_u64(w, "pp", l->pp);
+    pd_json_u64(w, "sp", l->sp);
+    pd_json_u64(w, "virtual_tp", l->virtual_tp);
+    pd_json_u64(w, "virtual_sp", l->virtual_sp);
+    pd_json_u64(w, "zero_stage", l->zero_stage);
+    pd_json_u64(w, "zero_shard", l->zero_shard);
+    pd_json_object_end(w);
+}
+
+static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit, struct pd_error *err)
+{
+    const struct pd_run_state *s = &commit->state;
+    struct pd_json_writer w;
+    char words[72];
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "name", e->name);
+    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
+    pd_json_string(&w, "run_id", words);
+    pd_json_u64(&w, "step", s->identity.step);
+    pd_json_u64(&w, "lineage", s->identity.lineage);
+    pd_json_u64(&w, "fence", s->fence);
+    pd_json_u64(&w, "updates", s->updates);
+    pd_json_u64(&w, "samples", s->samples);
+    pd_json_u64(&w, "tokens", s->tokens);
+    pd_json_double(&w, "loss", s->last_loss);
+    pd_json_double(&w, "best_validation_loss", s->best_validation_loss);
+    pd_json_u64(&w, "parameters", s->parameter_count);
+    pd_json_u64(&w, "tensors", s->tensor_count);
+    pd_json_u64(&w, "bytes", e->bytes);
+    pd_json_u64(&w, "shards", commit->shard_count);
+    show_layout(&w, &s->layout);
+    pd_json_u64(&w, "seed", s->seed);
+    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,
+             pd_text_hex(s->data_fingerprint[1]).text);
+    pd_json_string(&w, "data_fingerprint", words);
+    pd_json_string(&w, "created_by", s->created_by);
+    pd_json_string(&w, "config", s->config);
+    pd_json_string(&w, "environment", s->environment);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    const struct pd_store_entry *entry;
+    struct pd_commit commit;
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
+    if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
+    if (!status) {
+        if (o->config)
+            fputs(commit.state.config, stdout);
+        else if (o->json)
+            status = show_json(entry, &commit, err);
+        else
+            show_text(entry, &commit);
+        pd_commit_deinit(&commit);
+    }
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* ---- prune ---- */
+
+static pd_status prune_report(const struct pd_ckpt_options *o, uint32_t before, const struct pd_ckpt_place *place,
+                              struct pd_error *err)
+{
+    uint32_t after = pd_store_count(place->store);
+    struct pd_json_writer w;
+    if (!o->json) {
+        printf("%u of %u checkpoints removed, %u kept\n", before - after, before, after);
+        return PD_OK;
+    }
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_u64(&w, "removed", before - after);
+    pd_json_array_begin(&w, "kept");
+    for (uint32_t i = 0; i < after; i++)
+        pd_json_string(&w, NULL, pd_store_entry_at(place->store, i)->name);
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    const struct pd_store_options options = {
+        .writable = true, .keep_last = o->keep_last, .keep_every = o->keep_every, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_ckpt_place place;
+    if (!o->keep_last)
+        PD_FAIL(err, PD_USAGE, "say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help");
+    PD_TRY(pd_ckpt_place_open(o->paths[0], &options, &place, err));
+    pd_status status = PD_OK;
+    if (place.named[0])
+        status =
+            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", o->paths[0]);
+    uint32_t before = pd_store_count(place.store);
+    if (!status) status = pd_store_prune(place.store, err);
+    if (!status) status = prune_report(o, before, &place, err);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* ---- arguments ---- */
+
+enum { OPTION_STEP = 0x2001, OPTION_CONFIG, OPTION_KEEP_LAST, OPTION_KEEP_EVERY, OPTION_TENSOR };
+
+static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
+{
+    if (pd_parse_u64(text, ret) && *ret <= max) return 0;
+    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a whole number", name, text);
+    return EINVAL;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    struct pd_ckpt_options *o = state->input;
+    uint64_t value = 0;
+    error_t result;
+    switch (key) {
+    case OPTION_STEP:
+        return parse_number(o, "step", argument, UINT64_MAX - 1, &o->step);
+    case OPTION_CONFIG:
+        o->config = true;
+        return 0;
+    case OPTION_TENSOR:
+        o->tensor = argument;
+        return 0;
+    case OPTION_KEEP_EVERY:
+        return parse_number(o, "keep-every", argument, UINT64_MAX, &o->keep_every);
+    case OPTION_KEEP_LAST:
+        result = parse_number(o, "keep-last", argument, UINT32_MAX, &value);
+        o->keep_last = (uint32_t)value;
+        return result;
+    case ARGP_KEY_ARG:
+        if (o->path_count == o->path_max) {
+            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "\"%s\" is one path too many", argument);
+            return EINVAL;
+        }
+        o->paths[o->path_count++] = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option step_option = {
+    .name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not the newest but this one"};
+
+static pd_status run(const char *doc, const char *arguments, const struct argp_option *more, uint32_t paths,
+                     pd_status (*body)(const struct pd_ckpt_options *, struct pd_error *), int argc, char **argv,
+                     struct pd_error *err)
+{
+    struct argp argp = {.options = more, .parser = parse, .args_doc = arguments, .doc = doc};
+    struct pd_ckpt_options o = {.step = UINT64_MAX, .path_max = paths, .err = err};
+    bool done;
+    PD_TRY(pd_command_parse(&argp, argc, argv, &o, &o.json, &done, err));
+    if (done) return PD_OK;
+    if (o.path_count < paths)
+        PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
+                paths == 1 ? "a run or a directory of checkpoints" : "two checkpoints", argv[0]);
+    return body(&o, err);
+}
+
+#define PATH_MEANS \
+    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken."
+
+static pd_status run_ls(int argc, char **argv, struct pd_error *err)
+{
+    return run("Lists valid checkpoints, newest first.", "PATH", NULL, 1, ls, argc, argv, err);
+}
+
+static pd_status run_show(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "config", .key = OPTION_CONFIG, .doc = "the configuration it was made with, as YAML, and nothing else"},
+        {0}};
+    return run("What a checkpoint's commit record says. " PATH_MEANS, "PATH", options, 1, show, argc, argv, err);
+}
+
+static pd_status run_prune(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        {.name = "keep-last", .key = OPTION_KEEP_LAST, .arg = "N", .doc = "the newest N stay"},
+        {.name = "keep-every", .key = OPTION_KEEP_EVERY, .arg = "N", .doc = "and those of steps that N divides"},
+        {0}};
+    return run("Deletes old checkpoints. Refuses while a run is using the directory.", "PATH", options, 1, prune, argc, argv,
+               err);
+}
+
+pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
+{
+    static const struct pd_command commands[] = {
+        {"ls", "PATH", "list checkpoints", run_ls},
+        {"show", "PATH", "step, layout, progress, configuration of one", run_show},
+        {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
+        {0},
+    };
+    return pd_command_dispatch(commands, argv[0], argc, argv, err);
+}

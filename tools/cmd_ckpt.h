@@ -1,0 +1,25 @@
+/* The parts of `perdure ckpt`. */
+#ifndef PD_TOOLS_CMD_CKPT_H
+#define PD_TOOLS_CMD_CKPT_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_ckpt_options {
+    const char *paths[2];
+    uint32_t path_count, path_max;
+    uint64_t step;      /* UINT64_MAX: the newest */
+    const char *tensor; /* part of a name, or NULL */
+    bool config, json;
+    uint32_t keep_last;
+    uint64_t keep_every;
+    struct pd_error *err;
+};
+
+/* Of tensors: cmd_ckpt_tensors.c. */
+pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
+pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
+pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
+
+#endif
