@@ -13,9 +13,9 @@
 #include "ckpt/h5.h"
 #include "ckpt/shard_table.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SLOTS_MAX 32u
 #define SLOT_BYTES_MAX (4u << 20)
@@ -39,7 +39,7 @@ struct pd_shard_writer {
     uint64_t block_count, file_bytes, table_offset, table_bytes;
     unsigned char *table;   /* (table_bytes + a page) aligned: table, then trailer */
     struct pd_queue *queue; /* of queue_thread; opened at the first write that needs it */
-    pthread_t queue_thread;
+    pid_t queue_thread;     /* kernel thread */
 };
 
 /* ---- planning ---- */
@@ -468,10 +468,10 @@ static pd_status patch_identity(struct pd_shard_writer *w, const struct pd_ident
 /* A queue belongs to the thread that uses it. */
 static pd_status open_queue(struct pd_shard_writer *w, struct pd_error *err)
 {
-    if (w->queue && pthread_equal(w->queue_thread, pthread_self())) return PD_OK;
+    if (w->queue && w->queue_thread == gettid()) return PD_OK;
     pd_queue_close(w->queue);
     w->queue = NULL;
-    w->queue_thread = pthread_self();
+    w->queue_thread = gettid();
     return pd_queue_open(w->door, w->buffers, w->buffer_bytes, &w->queue, err);
 }
 
