@@ -1,0 +1,262 @@
+/* Crash campaigns on the store: one misfortune at one operation, then a fresh launch must find the previous checkpoint or
+ * the new one, complete, and be able to go on. */
+#ifndef PD_TESTS_STORE_CAMPAIGN_H
+#define PD_TESTS_STORE_CAMPAIGN_H
+
+#include "tests/helpers/store_room.h"
+
+#include <errno.h>
+
+#define CAMPAIGN_BASE_STEPS 3u /* sealed before the misfortune; keep_last 2, so one of them waits in the pool */
+
+enum campaign_phase { CAMPAIGN_SAVE, CAMPAIGN_OPEN };
+
+struct misfortune {
+    enum campaign_phase phase;
+    enum pd_disk_fault_kind kind;
+    int sys_errno;
+    bool persistent;
+    uint64_t nth;
+    uint32_t crash_host; /* PD_DISK_ALL_HOSTS, a host, or hosts: nobody crashes, processes are only killed */
+    uint64_t crash_seed;
+};
+
+static inline void misfortune_text(const struct misfortune *m, char *ret_text, size_t bytes)
+{
+    snprintf(ret_text, bytes, "%s:%s:%d:%d:%llu:%lld:%llu", m->phase == CAMPAIGN_OPEN ? "open" : "save",
+             pd_disk_fault_kind_name(m->kind), m->sys_errno, m->persistent, (unsigned long long)m->nth,
+             m->crash_host == PD_DISK_ALL_HOSTS ? -1ll : (long long)m->crash_host, (unsigned long long)m->crash_seed);
+}
+
+/* What a lying disk destroys may be the new checkpoint after it was reported sealed: then the previous one must load. */
+static inline bool misfortune_lies(const struct misfortune *m)
+{
+    return m->kind == PD_DISK_FAULT_TORN || m->kind == PD_DISK_FAULT_LOST || m->kind == PD_DISK_FAULT_MISDIRECTED ||
+           m->kind == PD_DISK_FAULT_LOST_SYNC;
+}
+
+static inline struct pd_disk_fault misfortune_fault(const struct misfortune *m)
+{
+    return (struct pd_disk_fault){.kind = m->kind, .sys_errno = m->sys_errno, .nth = m->nth, .persistent = m->persistent};
+}
+
+/* ---- the run that meets it ---- */
+
+struct campaign_run {
+    const struct misfortune *misfortune;
+    pd_status saved, next_saved;
+    uint64_t fired, counted;
+    struct pd_simulated_disk *after; /* as it lay when the save had ended */
+};
+
+static inline pd_status campaign_base(struct room_rank *rank, struct pd_error *err)
+{
+    static const char index[] = "not a real index";
+    pd_store_set_index(rank->store, index, sizeof index);
+    for (uint64_t step = 1; step <= CAMPAIGN_BASE_STEPS; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return PD_OK;
+}
+
+static inline pd_status campaign_disarm(struct room_rank *rank, struct campaign_run *run, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    if (rank->group->rank == 0) {
+        run->fired = pd_simulated_disk_fired(rank->room->disk);
+        run->counted = pd_simulated_disk_count(rank->room->disk);
+        pd_simulated_disk_set_fault(rank->room->disk, NULL);
+        st = pd_simulated_disk_clone(rank->room->disk, &run->after, err);
+    }
+    return pd_group_agree(rank->group, st, err);
+}
+
+/* Saves one more, misfortune included, and then another without it, in the same launch. */
+static inline pd_status campaign_script(struct room_rank *rank, struct pd_error *err)
+{
+    struct campaign_run *run = rank->context;
+    const struct misfortune *m = run->misfortune;
+    struct pd_disk_fault fault = misfortune_fault(m);
+    uint64_t step = CAMPAIGN_BASE_STEPS + 1;
+    /* Steady state of this launch: a recycled file is there, and something to remove afterwards. */
+    PD_TRY(room_save(rank, step, err));
+    PD_TRY(pd_store_prune(rank->store, err));
+    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, &fault);
+    PD_TRY(pd_group_barrier(rank->group, err));
+    struct pd_error why = {0};
+    pd_status st = room_save(rank, step + 1, &why);
+    if (rank->group->rank == 0) run->saved = st;
+    if (st == PD_OK) (void)!pd_store_prune(rank->store, &why);
+    PD_TRY(pd_group_barrier(rank->group, err));
+    PD_TRY(campaign_disarm(rank, run, err));
+    if (m->kind == PD_DISK_FAULT_POWER) return PD_OK;
+    st = room_save(rank, step + 2, err);
+    if (rank->group->rank == 0) run->next_saved = st;
+    return st;
+}
+
+/* ---- what a fresh launch finds ---- */
+
+struct campaign_check {
+    uint64_t least, most; /* steps that may be the newest */
+    bool may_be_damaged;
+    uint64_t found;
+};
+
+static inline bool campaign_is_tidy_name(struct room_rank *rank, const char *name)
+{
+    for (uint32_t i = 0; i < pd_store_count(rank->store); i++) {
+        if (strcmp(pd_store_entry_at(rank->store, i)->name, name) == 0) return true;
+    }
+    static const char *const known[] = {"lock", "owner", "quarantine"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i]) == 0) return true;
+    }
+    /* A lie may leave a record whose shards are gone: never offered, never removed by a guess. */
+    const struct campaign_check *check = rank->context;
+    return check->may_be_damaged && strncmp(name, "step-", 5) == 0 && !strstr(name, ".tmp");
+}
+
+/* After an open without misfortune: one fence, one pool, the checkpoints that are offered, nothing else. */
+static inline pd_status campaign_expect_tidy(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    char fence[64], pool[64];
+    snprintf(fence, sizeof fence, "fence-%llu", (unsigned long long)pd_store_fence(rank->store));
+    snprintf(pool, sizeof pool, "pool-%llu", (unsigned long long)pd_store_fence(rank->store));
+    PD_TRY(pd_door_list(rank->door, ROOM_ROOT, &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
+        const char *name = listing.names[i];
+        if (strcmp(name, fence) == 0 || strcmp(name, pool) == 0 || campaign_is_tidy_name(rank, name)) continue;
+        st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s was left behind", name);
+    }
+    pd_listing_deinit(&listing);
+    PD_TRY(st);
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", ROOM_ROOT, pool);
+    PD_TRY(pd_door_list(rank->door, path, &listing, err));
+    for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
+        if (strncmp(listing.names[i], "trash-", 6) == 0)
+            st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s was left behind", listing.names[i]);
+    }
+    pd_listing_deinit(&listing);
+    return st;
+}
+
+static inline pd_status campaign_look(struct room_rank *rank, struct pd_error *err)
+{
+    struct campaign_check *check = rank->context;
+    uint64_t step = 0;
+    uint32_t damaged = 0;
+    PD_TRY(pd_group_agree(rank->group, campaign_expect_tidy(rank, err), err));
+    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    if (rank->group->rank == 0) check->found = step;
+    if (step < check->least || step > check->most)
+        PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)step,
+                (unsigned long long)check->least, (unsigned long long)check->most);
+    if (damaged && !check->may_be_damaged) PD_FAIL(err, PD_BUG, "%u checkpoints were damaged by an honest disk", damaged);
+    /* Every older one that is offered loads too, unless a lie may have hit it. */
+    for (uint32_t i = 1; i < pd_store_count(rank->store) && !check->may_be_damaged; i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    PD_TRY(room_save(rank, 100, err));
+    /* Whose file was reused for it? The others must be as they were. */
+    for (uint32_t i = 0; i < pd_store_count(rank->store) && (i < 2 || !check->may_be_damaged); i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    return pd_store_prune(rank->store, err);
+}
+
+/* Kills what runs, takes the power away where the misfortune says so, and looks. Consumes `disk`. */
+static inline pd_status campaign_look_after(const struct room *room, struct pd_simulated_disk *disk,
+                                            const struct misfortune *m, struct campaign_check *check, struct pd_error *err)
+{
+    struct room later = *room;
+    later.disk = disk;
+    if (m->crash_host == PD_DISK_ALL_HOSTS) {
+        pd_simulated_disk_crash(disk, PD_DISK_ALL_HOSTS, m->crash_seed);
+    } else {
+        for (uint32_t host = 0; host < room->hosts; host++) {
+            if (host == m->crash_host)
+                pd_simulated_disk_crash(disk, host, m->crash_seed);
+            else
+                pd_simulated_disk_kill(disk, host);
+        }
+    }
+    pd_status st = room_launch(&later, campaign_look, check, err);
+    room_free(&later);
+    return st;
+}
+
+/* One misfortune during a save, on a clone of `base`. *ret_fired: whether it came before the last operation. */
+static inline pd_status campaign_try_save(const struct room *base, const struct misfortune *m, bool *ret_fired,
+                                          struct pd_error *err)
+{
+    struct room room = *base;
+    struct campaign_run run = {.misfortune = m};
+    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    struct campaign_check check = {
+        .least = CAMPAIGN_BASE_STEPS + 1, .most = CAMPAIGN_BASE_STEPS + 2, .may_be_damaged = misfortune_lies(m)};
+    pd_status st = room_launch(&room, campaign_script, &run, err);
+    if (st != PD_OK && run.saved != st) st = pd_error_context(err, st, "the save after it");
+    if (run.saved == PD_OK && !misfortune_lies(m)) check.least = CAMPAIGN_BASE_STEPS + 2;
+    *ret_fired = run.fired > 0;
+    if (st == PD_OK) {
+        st = campaign_look_after(&room, run.after, m, &check, err);
+        run.after = NULL;
+    }
+    if (run.after) pd_simulated_disk_free(run.after);
+    room_free(&room);
+    return st;
+}
+
+/* A disk as a save that lost power left it: what opens must then recover. Steps base+1 or base+2 are there. */
+static inline pd_status campaign_wound(const struct room *base, uint64_t nth, uint64_t seed, struct room *ret_room,
+                                       struct pd_error *err)
+{
+    struct misfortune power = {.kind = PD_DISK_FAULT_POWER, .nth = nth};
+    struct campaign_run run = {.misfortune = &power};
+    struct room room = *base;
+    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    pd_status st = room_launch(&room, campaign_script, &run, err);
+    room_free(&room);
+    if (st != PD_OK) {
+        if (run.after) pd_simulated_disk_free(run.after);
+        return st;
+    }
+    pd_simulated_disk_crash(run.after, PD_DISK_ALL_HOSTS, seed);
+    *ret_room = *base;
+    ret_room->disk = run.after;
+    return PD_OK;
+}
+
+static inline pd_status campaign_only_open(struct room_rank *rank, struct pd_error *err)
+{
+    (void)rank;
+    (void)err;
+    return PD_OK;
+}
+
+/* One misfortune while a launch opens a wounded store; that launch may fail, the one after it may not. */
+static inline pd_status campaign_try_open(const struct room *wounded, const struct misfortune *m, bool *ret_fired,
+                                          struct pd_error *err)
+{
+    struct room room = *wounded;
+    struct pd_disk_fault fault = misfortune_fault(m);
+    struct campaign_check check = {
+        .least = CAMPAIGN_BASE_STEPS + 1, .most = CAMPAIGN_BASE_STEPS + 2, .may_be_damaged = misfortune_lies(m)};
+    PD_TRY(pd_simulated_disk_clone(wounded->disk, &room.disk, err));
+    pd_simulated_disk_set_fault(room.disk, &fault);
+    struct pd_error why;
+    pd_status opened = room_launch(&room, campaign_only_open, NULL, &why);
+    *ret_fired = pd_simulated_disk_fired(room.disk) > 0;
+    pd_simulated_disk_set_fault(room.disk, NULL);
+    if (opened == PD_BUG || opened == PD_PEER_LOST || opened == PD_CORRUPT) {
+        if (err) *err = why;
+        room_free(&room);
+        return opened;
+    }
+    return campaign_look_after(&room, room.disk, m, &check, err);
+}
+
+#endif
