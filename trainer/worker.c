@@ -55,8 +55,7 @@ void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
 
 /* ---- set up ---- */
 
-/* Every missing directory of `path`, under the umask. */
-static pd_status make_directories(const char *path, struct pd_error *err)
+pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
 {
     char partial[4096];
     snprintf(partial, sizeof partial, "%s", path);
@@ -75,8 +74,8 @@ static pd_status open_store(struct worker *w, struct pd_error *err)
                                              .keep_every = w->config->checkpoint.keep_every,
                                              .quarantine_bytes_max = UINT64_C(64) << 30};
     pd_worker_checkpoint_dir(w->config, path);
-    pd_status st = make_directories(w->config->run.dir, err);
-    if (!st) st = make_directories(path, err);
+    pd_status st = pd_worker_make_directories(w->config->run.dir, err);
+    if (!st) st = pd_worker_make_directories(path, err);
     if (!st) st = pd_door_new_auto(&w->door, err);
     PD_TRY(pd_group_agree(&w->group, st, err));
     return pd_store_open(w->door, path, &options, &w->group, &w->store, err);

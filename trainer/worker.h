@@ -18,6 +18,8 @@ PD_MUST_USE pd_status pd_worker_run(const struct pd_config *config, struct pd_co
  * and of what kind; without a launcher the configuration does. */
 PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched, struct pd_error *err);
 
+/* Every missing directory of `path`, under the umask. */
+PD_MUST_USE pd_status pd_worker_make_directories(const char *path, struct pd_error *err);
 /* "<dir>/checkpoints" unless checkpoint.dir says otherwise; ret_path has room for 4096 bytes. */
 void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path);
 

@@ -1,0 +1,181 @@
+/* perdure train: the launcher of a run. perdure worker: what it starts, one a rank (or one for all of them). */
+#include "tools/command.h"
+
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/store.h"
+#include "trainer/launcher.h"
+#include "trainer/worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define OVERRIDES_MAX 128
+
+struct train {
+    const char *config_path;
+    const char *overrides[OVERRIDES_MAX];
+    uint32_t override_count;
+    bool fresh, print_config;
+};
+
+enum { OPTION_FRESH = 0x2001, OPTION_PRINT_CONFIG };
+
+static const struct argp_option train_options[] = {
+    {"fresh", OPTION_FRESH, NULL, 0, "start a new run; refuses a directory that holds checkpoints", 0},
+    {"print-config", OPTION_PRINT_CONFIG, NULL, 0, "show the resolved configuration and start nothing", 0},
+    {0},
+};
+
+static error_t parse_train(int key, char *argument, struct argp_state *state)
+{
+    struct train *t = state->input;
+    switch (key) {
+    case OPTION_FRESH: t->fresh = true; return 0;
+    case OPTION_PRINT_CONFIG: t->print_config = true; return 0;
+    case ARGP_KEY_ARG:
+        if (!t->config_path && !strchr(argument, '=')) {
+            t->config_path = argument;
+            return 0;
+        }
+        if (t->override_count == OVERRIDES_MAX) return E2BIG;
+        t->overrides[t->override_count++] = argument;
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp train_argp = {
+    train_options, parse_train, "CONFIG [section.key=value...]",
+    "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die are "
+    "replaced by a restart with what is left."
+    "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
+    NULL, NULL, NULL};
+
+/* ---- newest committed step, as the launcher asks ---- */
+
+static pd_status look(const char *path, uint32_t *ret_count, uint64_t *ret_step, struct pd_error *err)
+{
+    const struct pd_store_options options = {.writable = false, .keep_last = 1};
+    struct pd_group group;
+    struct pd_door *door;
+    struct pd_store *store;
+    struct stat st;
+    *ret_count = 0;
+    if (stat(path, &st) && errno == ENOENT) return PD_OK;
+    pd_group_init_single(&group);
+    PD_TRY(pd_door_new_threads(4, 1, &door, err));
+    pd_status status = pd_store_open(door, path, &options, &group, &store, err);
+    if (!status) {
+        *ret_count = pd_store_count(store);
+        if (*ret_count) *ret_step = pd_store_entry_at(store, 0)->step;
+        pd_store_close(store);
+    }
+    pd_door_free(door);
+    return status;
+}
+
+static bool newest_step(void *context, uint64_t *ret_step)
+{
+    char path[4096];
+    uint32_t count;
+    pd_worker_checkpoint_dir(context, path);
+    return look(path, &count, ret_step, NULL) == PD_OK && count > 0;
+}
+
+/* ---- train ---- */
+
+static pd_status check_fresh(const struct pd_config *config, struct pd_error *err)
+{
+    char path[4096];
+    uint32_t count;
+    uint64_t step = 0;
+    pd_worker_checkpoint_dir(config, path);
+    PD_TRY(look(path, &count, &step, err));
+    if (count)
+        PD_FAIL(err, PD_INVALID, "--fresh: %s holds %u checkpoints, the newest of step %llu; choose another run.dir, move them away, or "
+                "leave --fresh out to go on", path, count, (unsigned long long)step);
+    return PD_OK;
+}
+
+/* The directory and the resolved configuration in it: what workers read, and what the user finds again. */
+static pd_status write_config(const struct pd_config *config, char *ret_path, struct pd_error *err)
+{
+    char *yaml = NULL, temporary[4200];
+    PD_TRY(pd_worker_make_directories(config->run.dir, err));
+    snprintf(ret_path, 4096, "%s/config.yaml", config->run.dir);
+    snprintf(temporary, sizeof temporary, "%s.%d", ret_path, (int)getpid());
+    PD_TRY(pd_config_print(config, &yaml, err));
+    FILE *f = fopen(temporary, "we");
+    bool written = f && fputs(yaml, f) >= 0;
+    if (f && fclose(f)) written = false;
+    int number = errno;
+    free(yaml);
+    if (!written || rename(temporary, ret_path)) PD_FAIL_ERRNO(err, written ? errno : number, "%s: writing it", ret_path);
+    return PD_OK;
+}
+
+static pd_status launch(const struct pd_config *config, struct pd_error *err)
+{
+    char path[4096], self[4096];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
+    self[length] = '\0';
+    PD_TRY(write_config(config, path, err));
+    if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
+    const char *worker[] = {self, "worker", path, NULL};
+    struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = (void *)config};
+    pd_launch_configure(&l, config);
+    return pd_launch_run(&l, err);
+}
+
+pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
+{
+    struct train t = {0};
+    struct pd_config config;
+    bool done;
+    PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, NULL, &done, err));
+    if (done) return PD_OK;
+    if (!t.config_path)
+        PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
+    PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
+    pd_status st = PD_OK;
+    if (t.print_config) {
+        char *yaml = NULL;
+        st = pd_config_print(&config, &yaml, err);
+        if (!st) fputs(yaml, stdout);
+        free(yaml);
+    } else {
+        if (t.fresh) st = check_fresh(&config, err);
+        if (!st) st = launch(&config, err);
+    }
+    pd_config_deinit(&config);
+    return st;
+}
+
+/* ---- worker ---- */
+
+static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
+{
+    struct pd_config config;
+    PD_TRY(pd_config_load(config_path, NULL, 0, &config, err));
+    pd_status st = pd_worker_main(&config, launched, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
+pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
+{
+    struct pd_launched launched;
+    if (argc != 2) PD_FAIL(err, PD_USAGE, "worker is started by perdure train");
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_launched_begin(&launched, err));
+    pd_status st = work(&launched, argv[1], err);
+    pd_launched_end(&launched, st, st && err ? err->message : "");
+    return st;
+}
