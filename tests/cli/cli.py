@@ -190,6 +190,51 @@ if text:
     report("doctor-json-content", [] if good else ["directory or cores"], (0, text, ""))
 report("doctor-leaves-nothing", [f for f in os.listdir(".") if "probe" in f], (0, "", ""))
 
+# ---- ckpt: a tiny run of six steps, saved at 2, 4 and 6 ----
+tiny = ["run.dir=run", "run.steps=6", "model.layers=1", "model.hidden=32", "model.heads=2", "model.context=32", "batch.sequences=4",
+        "checkpoint.every=2", "layout.transport=local", "layout.ranks=2", "layout.threads=1", "numerics.precision=fp32"]
+write("text.txt", "In the beginning God created the heaven and the earth. " * 40)
+if not ONLY or any(name.startswith("ckpt") for name in ONLY):
+    trained = perdure("train", MINIMAL, *tiny)
+    report("ckpt-train", [] if trained[0] == 0 else ["no run to look at"], trained)
+expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere: looking for checkpoints: No such file or directory"))
+expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
+       err=said("text.txt is no directory; name a run, its checkpoints or one of them"))
+expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
+expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many'))
+os.makedirs("empty", exist_ok=True)
+expect("ckpt-ls-empty", ["ckpt", "ls", "empty"], 0, re.compile(r"^/.*/empty holds no checkpoint\n$"))
+expect("ckpt-ls-empty-json", ["ckpt", "ls", "empty", "--json"], 0, "[]\n")
+report("ckpt-ls-changes-nothing", os.listdir("empty"), (0, "", ""))
+expect("ckpt-show-empty", ["ckpt", "show", "empty"], 65, err=re.compile(r"^perdure: /.*/empty holds no valid checkpoint\n$"))
+expect("ckpt-ls", ["ckpt", "ls", "run"], 0,
+       re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000004-\d+ .*\nstep-000000000002-\d+ .*\n$"))
+text = expect("ckpt-ls-json", ["ckpt", "ls", "run/checkpoints", "--json"], 0, ANY)
+if text:
+    rows = json.loads(text)
+    good = [(row["step"], row["world"], row["lineage"]) for row in rows] == [(6, 2, 1), (4, 2, 1), (2, 2, 1)]
+    report("ckpt-ls-json-content", [] if good else ["steps, worlds or lineages"], (0, text, ""))
+    one = os.path.join("run/checkpoints", rows[1]["name"])
+    text = expect("ckpt-show-one", ["ckpt", "show", one, "--json"], 0, ANY)
+    shown = json.loads(text)
+    good = shown["step"] == 4 and shown["layout"]["dp"] == 2 and shown["samples"] == 16 and "batch:" in shown["config"]
+    report("ckpt-show-one-content", [] if good else ["step, layout, samples or configuration"], (0, text, ""))
+expect("ckpt-show", ["ckpt", "show", "run"], 0, re.compile(r"^checkpoint  step-000000000006-.*\nrun .*\nstep        6, lineage 1, "))
+expect("ckpt-show-step", ["ckpt", "show", "run", "--step=2"], 0, re.compile(r"\nstep        2, "))
+expect("ckpt-show-absent", ["ckpt", "show", "run", "--step=3"], 65,
+       err=re.compile(r"holds no valid checkpoint of step 3; there are steps 6, 4, 2\n$"))
+text = expect("ckpt-show-config", ["ckpt", "show", "run", "--config"], 0, ANY)
+if text:
+    expect("ckpt-show-config-loads", ["plan", write("shown.yaml", text), "--print-config"], 0, text)
+expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,
+       err=said("say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help"))
+expect("ckpt-prune", ["ckpt", "prune", "run", "--keep-last=1", "--keep-every=4"], 0, "1 of 3 checkpoints removed, 2 kept\n")
+text = expect("ckpt-prune-json", ["ckpt", "prune", "run", "--keep-last=1", "--json"], 0, ANY)
+if text:
+    done = json.loads(text)
+    good = done["removed"] == 1 and len(done["kept"]) == 1 and done["kept"][0].startswith("step-000000000006-")
+    report("ckpt-prune-json-content", [] if good else ["removed or kept"], (0, text, ""))
+
 # ---- stdout that cannot be written ----
 if os.path.exists("/dev/full"):
     with open("/dev/full", "w") as full:
