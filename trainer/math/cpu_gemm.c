@@ -21,12 +21,13 @@
 #include <stdatomic.h>
 
 #define K_BLOCK 1024u          /* k between two barriers */
-#define KC_MAX 256u            /* k of one pass through registers: a panel of B stays in the first-level cache */
+#define KC_MAX 512u            /* k of one pass through registers */
 #define PANEL_PAD 16u          /* floats after each panel: equal offsets of neighbours fall into different cache sets */
 #define SHARED_FLOATS 1081344u /* 1056 x 1024: 1000 rows and padding */
 #define SUMS_FLOATS 1048576u   /* partial sums of C that is not fp32, between k-blocks */
-#define STREAM_FLOATS 139264u  /* 136 x 1024: the panels of a task */
+#define STREAM_FLOATS 69632u   /* 68 x 1024: the panels of a task */
 #define TILE_FLOATS 24576u     /* sums of a block of a task */
+#define TASK_WIDTH_MAX 64u     /* streamed vectors of a task */
 #define TASKS_PER_THREAD 4u
 
 struct gemm_job {
@@ -232,7 +233,7 @@ static void cut_tasks(struct gemm_job *job, unsigned threads)
 {
     uint64_t panels = div_up(job->t_count, job->streamed_width);
     uint64_t most = STREAM_FLOATS / panel_floats_k_block(job, job->streamed_width);
-    most = min_u64(most, max_u64(128 / job->streamed_width, 1));
+    most = min_u64(most, max_u64(TASK_WIDTH_MAX / job->streamed_width, 1));
     uint64_t wanted = max_u64(div_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
     uint64_t task_panels = max_u64(div_up(panels, wanted), 1);
     job->task_width = task_panels * job->streamed_width;

@@ -106,6 +106,15 @@ static inline __attribute__((always_inline)) void transpose8(__m256 r[8])
     }
 }
 
+/* Strides of a matrix defeat the hardware's own prefetching; beyond the end of the matrix a hint does nothing. */
+#define AHEAD_K 32u   /* elements along a vector */
+#define AHEAD_ROWS 8u /* rows of the source, where the walk goes down */
+
+static inline __attribute__((always_inline)) void hint(enum pd_dtype dtype, const void *data, uint64_t index)
+{
+    __builtin_prefetch((const void *)((uintptr_t)data + index * (dtype == PD_F32 ? 4 : 2)));
+}
+
 /* One whole panel whose vectors are contiguous in k: 8 x 8 blocks are turned in registers. */
 static inline __attribute__((always_inline)) void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype dtype,
                                                                uint64_t first, uint64_t k0, uint64_t kc, float *panel,
@@ -116,6 +125,8 @@ static inline __attribute__((always_inline)) void pack_turning(const struct pd_g
         for (unsigned w = 0; w < width; w += 8) {
             unsigned lanes = width - w < 8 ? width - w : 8;
             __m256 rows[8];
+            for (unsigned i = 0; i < lanes; i++)
+                hint(dtype, source->data, (first + w + i) * ld + k0 + k + AHEAD_K);
             for (unsigned i = 0; i < 8; i++)
                 rows[i] = i < lanes ? load8(dtype, source->data, (first + w + i) * ld + k0 + k) : _mm256_setzero_ps();
             transpose8(rows);
@@ -135,6 +146,8 @@ static inline __attribute__((always_inline)) void pack_copying(const struct pd_g
 {
     for (uint64_t k = 0; k < kc; k++) {
         uint64_t index = (k0 + k) * source->ld + first;
+        for (uint64_t w = 0; w < panel_count * width; w += dtype == PD_F32 ? 16 : 32)
+            hint(dtype, source->data, index + AHEAD_ROWS * source->ld + w);
         for (uint64_t p = 0; p < panel_count; p++) {
             for (unsigned w = 0; w < width; w += 8)
                 store_lanes(panels + p * panel_stride + k * width + w, load8(dtype, source->data, index + p * width + w),

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define THREADS_MAX 4
 #define GUARD 37.25f
@@ -56,10 +57,34 @@ static float element_get(enum pd_dtype dtype, const void *data, uint64_t index)
     return dtype == PD_BF16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half);
 }
 
+/* Arrays end where memory ends: reading or writing beyond them kills the test. */
+static struct mapping {
+    void *start;
+    size_t bytes;
+} mappings[8];
+static unsigned mapping_count;
+
+static void *array_before_guard(size_t bytes)
+{
+    size_t page = 4096, whole = (bytes + page - 1) / page * page;
+    cr_assert(mapping_count < sizeof mappings / sizeof mappings[0]);
+    char *start = mmap(NULL, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(start != MAP_FAILED && mprotect(start + whole, page, PROT_NONE) == 0);
+    mappings[mapping_count++] = (struct mapping){start, whole + page};
+    return start + whole - bytes;
+}
+
+static void arrays_free(void)
+{
+    while (mapping_count > 0) {
+        mapping_count--;
+        munmap(mappings[mapping_count].start, mappings[mapping_count].bytes);
+    }
+}
+
 static void *random_array(enum pd_dtype dtype, uint64_t count)
 {
-    void *data = malloc(count ? count * pd_dtype_bytes(dtype) : 1);
-    cr_assert_not_null(data);
+    void *data = array_before_guard(count * pd_dtype_bytes(dtype));
     for (uint64_t i = 0; i < count; i++)
         element_put(dtype, data, i, random_value());
     return data;
@@ -68,7 +93,6 @@ static void *random_array(enum pd_dtype dtype, uint64_t count)
 static struct pd_matrix random_matrix(enum pd_dtype dtype, uint64_t rows, uint64_t columns)
 {
     uint64_t ld = columns + (random_below(2) ? random_below(20) : 0);
-    /* The last row ends with the matrix: reading on would be reading foreign memory. */
     return (struct pd_matrix){.data = random_array(dtype, rows ? (rows - 1) * ld + columns : 0), .dtype = dtype, .ld = ld};
 }
 
@@ -108,15 +132,6 @@ static struct pd_gemm random_gemm(uint64_t m, uint64_t n, uint64_t k)
     if (random_below(3) == 0) gemm.bias = random_array(gemm.bias_dtype, n);
     if (random_below(3) == 0) gemm.residual = random_matrix(random_dtype(), m, n);
     return gemm;
-}
-
-static void gemm_free(struct pd_gemm *gemm)
-{
-    free(gemm->a.data);
-    free(gemm->b.data);
-    free(gemm->c.data);
-    free((void *)gemm->bias);
-    free(gemm->residual.data);
 }
 
 static struct pd_thread_pool *pools[THREADS_MAX + 1];
@@ -188,7 +203,7 @@ static void check_shape(uint64_t m, uint64_t n, uint64_t k, unsigned thread_sets
     }
     free(before);
     free(expected);
-    gemm_free(&gemm);
+    arrays_free();
 }
 
 TestSuite(gemm, .init = setup, .fini = teardown);
@@ -237,7 +252,7 @@ Test(gemm, partial_sums_of_bf16_wait_in_the_workspace)
             cr_assert_eq(got, pd_bf16_from_f32(sum), "(%" PRIu64 ", %" PRIu64 ")", i, j);
         }
     }
-    gemm_free(&gemm);
+    arrays_free();
 }
 
 Test(gemm, empty_products)
