@@ -347,6 +347,22 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
 
 /* ---- space ---- */
 
+struct human_bytes {
+    char text[32];
+};
+
+static struct human_bytes human(uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct human_bytes result;
+    double value = (double)bytes;
+    unsigned unit = 0;
+    for (; value >= 1024.0 && unit < 6; unit++)
+        value /= 1024.0;
+    snprintf(result.text, sizeof result.text, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return result;
+}
+
 static pd_status check_space_here(struct pd_store *store, uint64_t bytes, uint32_t ranks, uint32_t copies,
                                   struct pd_error *err)
 {
@@ -354,13 +370,12 @@ static pd_status check_space_here(struct pd_store *store, uint64_t bytes, uint32
     PD_TRY(pd_door_space(store->door, store->root, &space, err));
     uint64_t needed;
     if (__builtin_mul_overflow(bytes, copies, &needed)) needed = UINT64_MAX;
-    const double gib = 1024.0 * 1024.0 * 1024.0;
     if (needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %.2f GiB free and %u more checkpoint%s of %.2f GiB must fit, %.2f GiB: delete some (perdure "
-                "ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
-                store->root, space.type_name, (double)space.available_bytes / gib, copies, copies == 1 ? "" : "s",
-                (double)bytes / gib, (double)needed / gib);
+                "%s (%s) has %s free and %u more checkpoint%s of %s must fit, %s in all: delete some (perdure ckpt prune), "
+                "keep fewer (checkpoint.keep_last) or choose another directory",
+                store->root, space.type_name, human(space.available_bytes).text, copies, copies == 1 ? "" : "s",
+                human(bytes).text, human(needed).text);
     uint64_t inodes = ((uint64_t)ranks + 4) * copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,

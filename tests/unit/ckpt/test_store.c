@@ -1,11 +1,36 @@
-/* The store on an honest disk: saving, choosing, retention, recycling, exclusion. The campaigns are in tests/crash/store. */
+/* The store on an honest disk: saving, choosing, retention, recycling, aborting. Exclusion is in test_store_claim.c, the
+ * campaigns are in tests/crash/store. */
+#include "ckpt/base/log.h"
 #include "tests/helpers/store_room.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 
 static void expect(pd_status found, pd_status expected, const struct pd_error *err)
 {
     cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
+}
+
+static void set_up(void)
+{
+    struct pd_error err = {0};
+    expect(pd_log_configure("error", &err), PD_OK, &err);
+}
+
+TestSuite(store, .init = set_up);
+
+static struct room new_room(uint32_t ranks, uint32_t hosts, bool shared)
+{
+    struct room room;
+    struct pd_error err = {0};
+    expect(room_new(&room, ranks, hosts, shared, &err), PD_OK, &err);
+    return room;
+}
+
+static void launch(struct room *room, room_script *script, void *context, pd_status expected)
+{
+    struct pd_error err = {0};
+    expect(room_launch(room, script, context, &err), expected, &err);
 }
 
 static const struct {
@@ -16,37 +41,566 @@ static const struct {
 
 /* ---- saving and coming back ---- */
 
+static pd_status expect_steps(struct room_rank *rank, const uint64_t *steps, uint32_t count, struct pd_error *err)
+{
+    if (pd_store_count(rank->store) != count)
+        PD_FAIL(err, PD_BUG, "%u checkpoints, expected %u", pd_store_count(rank->store), count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(rank->store, i);
+        if (entry->step != steps[i]) PD_FAIL(err, PD_BUG, "entry %u is %s", i, entry->name);
+        PD_TRY(room_load(rank, entry, err));
+    }
+    return PD_OK;
+}
+
 static pd_status save_ten(struct room_rank *rank, struct pd_error *err)
 {
     for (uint64_t step = 1; step <= 10; step++) {
         PD_TRY(room_save(rank, step, err));
         PD_TRY(pd_store_prune(rank->store, err));
     }
-    if (pd_store_count(rank->store) != 2) PD_FAIL(err, PD_BUG, "%u checkpoints are kept", pd_store_count(rank->store));
-    return room_load(rank, pd_store_entry_at(rank->store, 1), err);
+    return expect_steps(rank, (uint64_t[]){10, 9}, 2, err);
 }
 
 static pd_status expect_ten(struct room_rank *rank, struct pd_error *err)
 {
-    if (pd_store_count(rank->store) != 2) PD_FAIL(err, PD_BUG, "%u checkpoints are found", pd_store_count(rank->store));
-    for (uint32_t i = 0; i < 2; i++) {
-        const struct pd_store_entry *entry = pd_store_entry_at(rank->store, i);
-        if (entry->step != 10 - i) PD_FAIL(err, PD_BUG, "entry %u is %s", i, entry->name);
-        PD_TRY(room_load(rank, entry, err));
-    }
-    return PD_OK;
+    return expect_steps(rank, (uint64_t[]){10, 9}, 2, err);
 }
 
 Test(store, saves_and_comes_back)
 {
     for (size_t i = 0; i < WORLD_COUNT; i++) {
-        struct room room;
+        struct room room = new_room(worlds[i].ranks, worlds[i].hosts, worlds[i].shared);
         struct pd_error err = {0};
-        expect(room_new(&room, worlds[i].ranks, worlds[i].hosts, worlds[i].shared, &err), PD_OK, &err);
-        expect(room_launch(&room, save_ten, NULL, &err), PD_OK, &err);
-        expect(room_launch(&room, expect_ten, NULL, &err), PD_OK, &err);
+        launch(&room, save_ten, NULL, PD_OK);
+        launch(&room, expect_ten, NULL, PD_OK);
         struct pd_store_options look = {.keep_last = 1};
         expect(room_launch_with(&room, &look, expect_ten, NULL, &err), PD_OK, &err);
         room_free(&room);
     }
+}
+
+/* A door on host 0 for looking at what lies there between launches. */
+static struct pd_door *door_of(struct room *room, uint32_t host)
+{
+    struct pd_door *door;
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
+    return door;
+}
+
+static bool exists(struct pd_door *door, const char *path)
+{
+    struct pd_stat stat;
+    return pd_door_stat(door, path, &stat, NULL) == PD_OK;
+}
+
+static void write_text(struct pd_door *door, const char *path, const char *text)
+{
+    struct pd_file *file;
+    struct pd_error err = {0};
+    expect(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
+    expect(pd_file_write(file, 0, text, strlen(text), &err), PD_OK, &err);
+    expect(pd_file_close(file, &err), PD_OK, &err);
+}
+
+static uint32_t count_names(struct pd_door *door, const char *dir, const char *prefix)
+{
+    struct pd_listing listing = {0};
+    struct pd_error err = {0};
+    uint32_t count = 0;
+    expect(pd_door_list(door, dir, &listing, &err), PD_OK, &err);
+    for (uint32_t i = 0; i < listing.count; i++)
+        count += strncmp(listing.names[i], prefix, strlen(prefix)) == 0;
+    pd_listing_deinit(&listing);
+    return count;
+}
+
+/* ---- retention, recycling, the index ---- */
+
+static pd_status keep_milestones(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint64_t step = 1; step <= 13; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return expect_steps(rank, (uint64_t[]){13, 12, 10, 5}, 4, err);
+}
+
+Test(store, keeps_the_last_and_every_nth)
+{
+    struct room room = new_room(2, 1, false);
+    struct pd_store_options options = room_options();
+    struct pd_error err = {0};
+    options.keep_every = 5;
+    expect(room_launch_with(&room, &options, keep_milestones, NULL, &err), PD_OK, &err);
+    room_free(&room);
+}
+
+static uint64_t inode_of(struct room_rank *rank, uint64_t step)
+{
+    char path[256];
+    struct pd_stat stat = {0};
+    snprintf(path, sizeof path, ROOM_ROOT "/step-%012llu-%llu/shard-%05u.h5", (unsigned long long)step,
+             (unsigned long long)pd_store_fence(rank->store), rank->group->rank);
+    return pd_door_stat(rank->door, path, &stat, NULL) == PD_OK ? stat.inode : 0;
+}
+
+/* The file of a removed checkpoint carries a later one, unless it has a second name. */
+static pd_status recycle(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t first = 0, second = 0;
+    for (uint64_t step = 1; step <= 4; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+        if (step == 1) first = inode_of(rank, 1);
+        if (step == 2) second = inode_of(rank, 2);
+        if (step == 2 && rank->group->rank == 0)
+            PD_TRY(pd_door_link(rank->door, ROOM_ROOT "/step-000000000002-1/shard-00000.h5", "/backup.h5", err));
+    }
+    if (inode_of(rank, 4) != first) PD_FAIL(err, PD_BUG, "step 4 does not reuse the file of step 1");
+    PD_TRY(room_save(rank, 5, err));
+    bool is_reused = inode_of(rank, 5) == second;
+    if (rank->group->rank == 0 && is_reused) PD_FAIL(err, PD_BUG, "a file with a second name was reused");
+    if (rank->group->rank != 0 && !is_reused) PD_FAIL(err, PD_BUG, "step 5 does not reuse the file of step 2");
+    return PD_OK;
+}
+
+Test(store, recycles_files_nobody_else_knows)
+{
+    struct room room = new_room(2, 1, false);
+    launch(&room, recycle, NULL, PD_OK);
+    room_free(&room);
+}
+
+/* Sixty saves leave as many names as ten: nothing piles up. */
+static pd_status save_sixty(struct room_rank *rank, struct pd_error *err)
+{
+    uint32_t *counts = rank->context;
+    for (uint64_t step = 1; step <= 60; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+        if (step != 10 && step != 60) continue;
+        uint32_t *count = &counts[step == 60];
+        if (rank->group->rank == 0)
+            *count = count_names(rank->door, ROOM_ROOT, "") + count_names(rank->door, ROOM_ROOT "/pool-1", "");
+        PD_TRY(pd_group_barrier(rank->group, err));
+    }
+    return PD_OK;
+}
+
+Test(store, nothing_piles_up)
+{
+    struct room room = new_room(4, 2, true);
+    uint32_t counts[2] = {0};
+    launch(&room, save_sixty, counts, PD_OK);
+    cr_assert_eq(counts[0], counts[1], "%u names after 10 saves, %u after 60", counts[0], counts[1]);
+    struct pd_door *door = door_of(&room, 0);
+    cr_assert_not(exists(door, ROOM_ROOT "/pool-1"), "the pool stays after an orderly end");
+    pd_door_free(door);
+    room_free(&room);
+}
+
+static pd_status save_with_index(struct room_rank *rank, struct pd_error *err)
+{
+    pd_store_set_index(rank->store, "first", 5);
+    PD_TRY(room_save(rank, 1, err));
+    PD_TRY(room_save(rank, 2, err));
+    pd_store_set_index(rank->store, "second", 6);
+    return room_save(rank, 3, err);
+}
+
+static void expect_text(struct pd_door *door, const char *path, const char *text)
+{
+    struct pd_file *file;
+    char found[64] = {0};
+    struct pd_error err = {0};
+    expect(pd_file_open(door, path, PD_OPEN_READ, &file, &err), PD_OK, &err);
+    expect(pd_file_read(file, 0, found, strlen(text), &err), PD_OK, &err);
+    pd_file_close_readonly(file);
+    cr_assert_str_eq(found, text);
+}
+
+Test(store, index_is_linked_or_copied)
+{
+    for (unsigned copies = 0; copies < 2; copies++) {
+        struct pd_disk_options options = {.seed = 1, .host_count = 1};
+        options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = copies ? PD_DISK_NO_LINKS : 0};
+        struct room room = {.ranks = 2, .hosts = 1};
+        struct pd_error err = {0};
+        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+        launch(&room, save_with_index, NULL, PD_OK);
+        struct pd_door *door = door_of(&room, 0);
+        struct pd_stat first, second;
+        expect_text(door, ROOM_ROOT "/step-000000000001-1/index.h5", "first");
+        expect_text(door, ROOM_ROOT "/step-000000000003-1/index.h5", "second");
+        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000001-1/index.h5", &first, &err), PD_OK, &err);
+        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000002-1/index.h5", &second, &err), PD_OK, &err);
+        cr_assert_eq(first.inode == second.inode, !copies);
+        pd_door_free(door);
+        room_free(&room);
+    }
+}
+
+static pd_status prune_pinned(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(room_save(rank, 1, err));
+    char name[64];
+    memcpy(name, pd_store_entry_at(rank->store, 0)->name, sizeof name);
+    pd_store_pin(rank->store, pd_store_entry_at(rank->store, 0));
+    for (uint64_t step = 2; step <= 4; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    PD_TRY(expect_steps(rank, (uint64_t[]){4, 3, 1}, 3, err));
+    pd_store_unpin(rank->store, name);
+    PD_TRY(pd_store_prune(rank->store, err));
+    return expect_steps(rank, (uint64_t[]){4, 3}, 2, err);
+}
+
+Test(store, what_is_being_loaded_stays)
+{
+    struct room room = new_room(2, 1, false);
+    launch(&room, prune_pinned, NULL, PD_OK);
+    room_free(&room);
+}
+
+/* ---- choosing ---- */
+
+static pd_status save_lineages(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(room_save_lineage(rank, 0, 9, err));
+    PD_TRY(room_save_lineage(rank, 1, 5, err));
+    PD_TRY(room_save_lineage(rank, 0, 12, err));
+    return expect_steps(rank, (uint64_t[]){5, 12, 9}, 3, err);
+}
+
+static pd_status expect_lineages(struct room_rank *rank, struct pd_error *err)
+{
+    return expect_steps(rank, (uint64_t[]){5, 12, 9}, 3, err);
+}
+
+Test(store, order_is_lineage_then_step)
+{
+    struct room room = new_room(1, 1, false);
+    launch(&room, save_lineages, NULL, PD_OK);
+    launch(&room, expect_lineages, NULL, PD_OK);
+    room_free(&room);
+}
+
+static pd_status save_three(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(room_save(rank, step, err));
+    return PD_OK;
+}
+
+static pd_status newest_is(struct room_rank *rank, struct pd_error *err)
+{
+    const uint64_t *expected = rank->context; /* step, damaged */
+    uint64_t step = 0;
+    uint32_t damaged = 0;
+    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    if (step != expected[0] || damaged != expected[1])
+        PD_FAIL(err, PD_BUG, "step %llu after %u damaged", (unsigned long long)step, damaged);
+    return PD_OK;
+}
+
+Test(store, damage_is_quarantined_and_the_one_before_loads)
+{
+    struct room room = new_room(4, 2, false);
+    launch(&room, save_three, NULL, PD_OK);
+    cr_assert(pd_simulated_disk_flip(room.disk, 1, ROOM_ROOT "/step-000000000003-1/shard-00002.h5", 1, 7));
+    launch(&room, newest_is, (uint64_t[]){2, 1}, PD_OK);
+    for (uint32_t host = 0; host < 2; host++) {
+        struct pd_door *door = door_of(&room, host);
+        cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1/commit.h5"));
+        expect_text(door, ROOM_ROOT "/quarantine/step-000000000003-1/reason.txt", "found by the test\n");
+        pd_door_free(door);
+    }
+    launch(&room, newest_is, (uint64_t[]){2, 0}, PD_OK);
+    room_free(&room);
+}
+
+Test(store, a_damaged_record_is_repaired_from_another_host)
+{
+    struct room room = new_room(4, 2, false);
+    launch(&room, save_three, NULL, PD_OK);
+    cr_assert(pd_simulated_disk_flip(room.disk, 1, ROOM_ROOT "/step-000000000003-1/commit.h5", 3, 7));
+    launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+    cr_assert(pd_simulated_disk_flip(room.disk, 0, ROOM_ROOT "/step-000000000003-1/commit.h5", 3, 8));
+    launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+    room_free(&room);
+}
+
+/* The record and its name went missing on one host: both are made again, durably. */
+Test(store, a_missing_record_is_made_again)
+{
+    struct room room = new_room(4, 2, false);
+    launch(&room, save_three, NULL, PD_OK);
+    for (uint32_t host = 0; host < 2; host++) {
+        struct pd_door *door = door_of(&room, host);
+        struct pd_error err = {0};
+        expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
+        expect(pd_door_sync_dir(door, ROOM_ROOT "/step-000000000003-1", &err), PD_OK, &err);
+        pd_door_free(door);
+        launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+        pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+    }
+    room_free(&room);
+}
+
+Test(store, a_record_damaged_everywhere_is_quarantined_at_open)
+{
+    struct room room = new_room(2, 1, false);
+    launch(&room, save_three, NULL, PD_OK);
+    cr_assert(pd_simulated_disk_flip(room.disk, 0, ROOM_ROOT "/step-000000000003-1/commit.h5", 1, 7));
+    launch(&room, newest_is, (uint64_t[]){2, 0}, PD_OK);
+    struct pd_door *door = door_of(&room, 0);
+    cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1/shard-00001.h5"));
+    pd_door_free(door);
+    room_free(&room);
+}
+
+static pd_status quarantine_all(struct room_rank *rank, struct pd_error *err)
+{
+    while (pd_store_count(rank->store))
+        PD_TRY(pd_store_quarantine(rank->store, pd_store_entry_at(rank->store, 0), "test", err));
+    return PD_OK;
+}
+
+Test(store, quarantine_has_a_cap)
+{
+    static const uint64_t caps[] = {0, 20000, 1 << 20};
+    static const uint32_t left[] = {0, 1, 3};
+    for (unsigned i = 0; i < 3; i++) {
+        struct room room = new_room(1, 1, false);
+        struct pd_store_options options = room_options();
+        struct pd_error err = {0};
+        options.quarantine_bytes_max = caps[i];
+        launch(&room, save_three, NULL, PD_OK);
+        struct pd_door *door = door_of(&room, 0);
+        struct pd_stat shard, commit;
+        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000003-1/shard-00000.h5", &shard, &err), PD_OK, &err);
+        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &commit, &err), PD_OK, &err);
+        if (i == 1) options.quarantine_bytes_max = shard.bytes + commit.bytes + 1000;
+        expect(room_launch_with(&room, &options, quarantine_all, NULL, &err), PD_OK, &err);
+        cr_assert_eq(count_names(door, ROOM_ROOT "/quarantine", ""), left[i], "cap %u", i);
+        /* The newest to be saved is the last to go. */
+        if (left[i] == 1) cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1") || i != 1);
+        pd_door_free(door);
+        room_free(&room);
+    }
+}
+
+/* ---- what is not ours, and what cannot be read ---- */
+
+Test(store, foreign_files_stay)
+{
+    struct room room = new_room(2, 1, false);
+    struct pd_error err = {0};
+    launch(&room, save_three, NULL, PD_OK);
+    struct pd_door *door = door_of(&room, 0);
+    expect(pd_door_mkdir(door, ROOM_ROOT "/step-7", &err), PD_OK, &err);
+    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000007-01", &err), PD_OK, &err);
+    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
+    write_text(door, ROOM_ROOT "/notes.txt", "mine");
+    write_text(door, ROOM_ROOT "/fence-abc", "mine");
+    write_text(door, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
+    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
+    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
+    pd_door_free(door);
+    launch(&room, save_ten, NULL, PD_OK);
+    launch(&room, expect_ten, NULL, PD_OK);
+    door = door_of(&room, 0);
+    expect_text(door, ROOM_ROOT "/notes.txt", "mine");
+    expect_text(door, ROOM_ROOT "/fence-abc", "mine");
+    expect_text(door, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
+    expect_text(door, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
+    cr_assert(exists(door, ROOM_ROOT "/step-7") && exists(door, ROOM_ROOT "/step-000000000007-01"));
+    cr_assert_not(exists(door, ROOM_ROOT "/step-000000000001-1/shard-00000.h5"));
+    cr_assert_not(exists(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5"));
+    pd_door_free(door);
+    room_free(&room);
+}
+
+static pd_status look_only(struct room_rank *rank, struct pd_error *err)
+{
+    (void)rank;
+    (void)err;
+    return PD_OK;
+}
+
+Test(store, looking_changes_nothing)
+{
+    struct room room = new_room(4, 2, false);
+    struct pd_store_options look = {.keep_last = 1};
+    struct pd_error err = {0};
+    launch(&room, save_three, NULL, PD_OK);
+    struct pd_door *door = door_of(&room, 0);
+    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
+    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
+    expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
+    pd_door_free(door);
+    const unsigned changing = PD_DISK_MASK(PD_DISK_WRITE) | PD_DISK_MASK(PD_DISK_RENAME) | PD_DISK_MASK(PD_DISK_UNLINK) |
+                              PD_DISK_MASK(PD_DISK_MKDIR) | PD_DISK_MASK(PD_DISK_RMDIR) | PD_DISK_MASK(PD_DISK_LINK) |
+                              PD_DISK_MASK(PD_DISK_TRUNCATE) | PD_DISK_MASK(PD_DISK_LOCK) | PD_DISK_MASK(PD_DISK_SYNC) |
+                              PD_DISK_MASK(PD_DISK_SYNC_DIR) | PD_DISK_MASK(PD_DISK_PREALLOCATE);
+    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .operations = changing};
+    pd_simulated_disk_set_fault(room.disk, &fault);
+    expect(room_launch_with(&room, &look, look_only, NULL, &err), PD_OK, &err);
+    cr_assert_eq(pd_simulated_disk_count(room.disk), 0, "looking made %llu changing operations",
+                 (unsigned long long)pd_simulated_disk_count(room.disk));
+    room_free(&room);
+}
+
+Test(store, looking_at_nothing_says_so)
+{
+    struct room room = new_room(2, 1, false);
+    struct pd_store_options look = {.keep_last = 1};
+    struct pd_error err = {0};
+    expect(room_launch_with(&room, &look, look_only, NULL, &err), PD_NOT_FOUND, &err);
+    cr_assert(strstr(err.message, ROOM_ROOT), "%s", err.message);
+    room_free(&room);
+}
+
+/* Reads of the newest record fail for good: going back behind it would throw work away, so open refuses. */
+Test(store, an_unreadable_record_is_no_damage)
+{
+    struct room room = new_room(2, 1, false);
+    struct pd_error err = {0};
+    launch(&room, save_three, NULL, PD_OK);
+    struct pd_disk_fault fault = {
+        .kind = PD_DISK_FAULT_ERROR, .nth = 2, .persistent = true, .operations = PD_DISK_MASK(PD_DISK_READ)};
+    pd_simulated_disk_set_fault(room.disk, &fault);
+    expect(room_launch(&room, look_only, NULL, &err), PD_IO, &err);
+    cr_assert(strstr(err.message, "step-000000000003-1 is newer than what can be read"), "%s", err.message);
+    pd_simulated_disk_set_fault(room.disk, NULL);
+    launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+    room_free(&room);
+}
+
+/* One of two hosts is away: its half is not in sight, nothing is offered and nothing is removed. */
+Test(store, an_absent_host_is_no_damage)
+{
+    struct room room = new_room(4, 2, false), alone;
+    struct pd_error err = {0};
+    launch(&room, save_three, NULL, PD_OK);
+    alone = room;
+    alone.ranks = 2;
+    alone.hosts = 1;
+    uint64_t none[2] = {0, 0};
+    expect(room_launch(&alone, newest_is, none, &err), PD_NOT_FOUND, &err);
+    launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
+    room_free(&room);
+}
+
+/* ---- saves that fail ---- */
+
+static pd_status one_rank_fails(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_identity identity = room_identity(0, 1);
+    struct pd_shard_summary summary = {0};
+    struct pd_run_state state;
+    char path[4096];
+    room_state(rank, &state, 0, 1);
+    for (uint32_t attempt = 0; attempt < 3; attempt++) {
+        PD_TRY(pd_store_begin(rank->store, &identity, path, err));
+        pd_status mine = PD_OK;
+        if (rank->group->rank == 2) mine = pd_error_set(err, PD_NO_SPACE, PD_WHERE, 0, "write %s: disk full", path);
+        pd_status st = pd_store_commit(rank->store, mine, &summary, &state, err);
+        if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "%s instead of PD_NO_SPACE", pd_status_name(st));
+        if (!strstr(err->message, "checkpoint step-000000000001-1: rank 2: write /ckpt"))
+            PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
+    }
+    PD_TRY(room_save(rank, 1, err));
+    pd_status again = pd_store_begin(rank->store, &identity, path, err);
+    if (again != PD_EXISTS) PD_FAIL(err, PD_BUG, "the same step is saved twice: %s", pd_status_name(again));
+    return expect_steps(rank, (uint64_t[]){1}, 1, err);
+}
+
+Test(store, one_failing_rank_fails_the_save_of_all)
+{
+    struct room room = new_room(4, 2, false);
+    launch(&room, one_rank_fails, NULL, PD_OK);
+    struct pd_door *door = door_of(&room, 1);
+    cr_assert_eq(count_names(door, ROOM_ROOT, "step-"), 1);
+    pd_door_free(door);
+    room_free(&room);
+}
+
+/* Files really fill up: the save fails, the one before stays, and with room again the next one works. */
+static pd_status fill_up(struct room_rank *rank, struct pd_error *err)
+{
+    char *ballast = calloc(1, 1 << 20);
+    struct pd_file *file = NULL;
+    PD_TRY(room_save(rank, 1, err));
+    PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    pd_status st = PD_OK;
+    for (uint64_t at = 0; st == PD_OK; at += 4096)
+        st = pd_file_write(file, at, ballast, 4096, err);
+    free(ballast);
+    pd_file_close_readonly(file);
+    if (st != PD_NO_SPACE) return st;
+    for (uint64_t step = 2; step < 5; step++) {
+        st = room_save(rank, step, err);
+        if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
+    }
+    PD_TRY(expect_steps(rank, (uint64_t[]){1}, 1, err));
+    PD_TRY(pd_door_unlink(rank->door, "/ballast", err));
+    PD_TRY(room_save(rank, 5, err));
+    return expect_steps(rank, (uint64_t[]){5, 1}, 2, err);
+}
+
+Test(store, a_full_disk_is_survived)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 1};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
+    struct room room = {.ranks = 1, .hosts = 1};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    launch(&room, fill_up, NULL, PD_OK);
+    room_free(&room);
+}
+
+/* ---- space ---- */
+
+static pd_status check_space(struct room_rank *rank, struct pd_error *err)
+{
+    const uint64_t *bytes = rank->context;
+    return pd_store_check_space(rank->store, *bytes, 3, err);
+}
+
+Test(store, space_is_summed_over_the_ranks_of_a_disk)
+{
+    for (unsigned shared = 0; shared < 2; shared++) {
+        struct pd_disk_options options = {.seed = 1, .host_count = 2};
+        options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 100 << 20, .shared = shared};
+        struct room room = {.ranks = 4, .hosts = 2, .shared = shared};
+        struct pd_error err = {0};
+        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+        uint64_t fits = (shared ? 8 : 16) << 20, exceeds = (shared ? 9 : 17) << 20, absurd = UINT64_MAX / 2;
+        launch(&room, check_space, &fits, PD_OK);
+        expect(room_launch(&room, check_space, &exceeds, &err), PD_NO_SPACE, &err);
+        cr_assert(strstr(err.message, shared ? "3 more checkpoints of 36.0 MiB must fit, 108.0 MiB"
+                                             : "3 more checkpoints of 34.0 MiB must fit, 102.0 MiB"),
+                  "%s", err.message);
+        cr_assert(strstr(err.message, "checkpoint.keep_last"), "%s", err.message);
+        launch(&room, check_space, &absurd, PD_NO_SPACE);
+        room_free(&room);
+    }
+}
+
+Test(store, inodes_are_counted)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 1};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .inode_limit = 20};
+    struct room room = {.ranks = 1, .hosts = 1};
+    struct pd_error err = {0};
+    uint64_t bytes = 10;
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    expect(room_launch(&room, check_space, &bytes, &err), PD_NO_SPACE, &err);
+    cr_assert(strstr(err.message, "inodes free and 23 are needed"), "%s", err.message);
+    room_free(&room);
 }
