@@ -50,6 +50,16 @@ static inline char *test_write(const char *name, const void *data, size_t bytes)
     return path;
 }
 
+/* Overwrites bytes of a file that is there. */
+static inline void test_patch(const char *path, size_t offset, const void *data, size_t bytes)
+{
+    FILE *stream = fopen(path, "r+b");
+    cr_assert_not_null(stream);
+    cr_assert_eq(fseek(stream, (long)offset, SEEK_SET), 0);
+    cr_assert_eq(fwrite(data, 1, bytes, stream), bytes);
+    cr_assert_eq(fclose(stream), 0);
+}
+
 /* u16 tokens base, base + 1, ..., modulo `modulo` */
 static inline char *test_write_u16(const char *name, uint32_t count, uint32_t base, uint32_t modulo)
 {

@@ -281,7 +281,7 @@ Test(token_file, random_damage_is_refused_or_harmless)
     unsigned char tokens[18] = {0};
     unsigned accepted = 0;
     test_write("m.bin", tokens, sizeof tokens);
-    for (int round = 0; round < 3000; round++) {
+    for (int round = 0; round < 1000; round++) {
         index_make(&index, 8, 2);
         for (int flips = 1 + round % 3; flips > 0; flips--) {
             state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -305,7 +305,7 @@ Test(token_file, random_damage_is_refused_or_harmless)
         pd_token_file_close(&file);
     }
     cr_assert_gt(accepted, 0); /* document bounds may move by a sequence, u16 may become i16 */
-    cr_assert_lt(accepted, 300);
+    cr_assert_lt(accepted, 100);
 }
 
 /* ---- scanning ---- */
@@ -317,24 +317,24 @@ Test(token_file, the_scan_finds_the_first_bad_token_wherever_it_is)
     for (uint32_t i = 0; i < COUNT; i++)
         tokens[i] = (uint16_t)(i % 50000);
     static const uint32_t places[] = {0, 1, 32767, 32768, (2u << 20) - 1, 2u << 20, 4u << 20, COUNT - 1};
+    static const uint16_t bad = 60000;
     struct pd_thread_pool *pool = NULL;
     cr_assert_eq(pd_thread_pool_new(3, &pool, NULL), PD_OK);
+    char *path = test_write("a.bin", tokens, COUNT * sizeof *tokens);
+    test_patch(path, 2ul * (COUNT - 1), &bad, sizeof bad); /* a later one does not hide it */
     for (unsigned p = 0; p < sizeof places / sizeof places[0]; p++) {
-        uint16_t before = tokens[places[p]];
-        tokens[places[p]] = 60000;
-        tokens[COUNT - 1] = 60000; /* later ones do not hide it */
         char expected[64];
         struct pd_token_file file;
         struct pd_token_scan scan;
-        open_ok(test_write("a.bin", tokens, COUNT * sizeof *tokens), PD_DATA_AUTO, &file);
+        test_patch(path, 2ul * places[p], &bad, sizeof bad);
+        open_ok(path, PD_DATA_AUTO, &file);
         cr_assert_eq(pd_token_file_scan(&file, 50257, pool, &scan, &err), PD_INVALID);
         snprintf(expected, sizeof expected, "token 60000 at position %u (byte %u)", places[p], 2 * places[p]);
         cr_assert_not_null(strstr(err.message, expected), "%s", err.message);
         cr_assert_eq(pd_token_file_scan(&file, 60001, pool, &scan, &err), PD_OK);
         cr_assert_eq(scan.max, 60000);
         pd_token_file_close(&file);
-        tokens[places[p]] = before;
-        tokens[COUNT - 1] = 1;
+        test_patch(path, 2ul * places[p], &tokens[places[p]], sizeof *tokens);
     }
     pd_thread_pool_free(pool);
     free(tokens);
@@ -342,19 +342,23 @@ Test(token_file, the_scan_finds_the_first_bad_token_wherever_it_is)
 
 Test(token_file, every_byte_is_in_the_digest)
 {
-    unsigned char *bytes = calloc(9, 1 << 20);
+    enum { BYTES = 9 << 20 };
+    static const unsigned char one = 1, zero = 0;
     uint64_t digest = 0, last = 1;
     struct pd_token_scan scan = {0};
-    for (size_t place = 0; place < 9u << 20; place += 1 + (place > 0) * 777777) {
-        struct pd_token_file file;
-        bytes[place] ^= 1;
-        open_ok(test_write("a.bin", bytes, 9u << 20), PD_DATA_NANOGPT, &file);
-        cr_assert_eq(pd_token_file_scan(&file, 0, NULL, &scan, &err), PD_OK);
+    unsigned char *bytes = calloc(BYTES, 1);
+    char *path = test_write("a.bin", bytes, BYTES);
+    free(bytes);
+    for (size_t place = 0; place < BYTES; place += 1 + (place > 0) * 777777) {
+        struct pd_token_file changed;
+        test_patch(path, place, &one, 1);
+        open_ok(path, PD_DATA_NANOGPT, &changed);
+        cr_assert_eq(pd_token_file_scan(&changed, 0, NULL, &scan, &err), PD_OK);
         digest = scan.digest;
         cr_assert_neq(digest, last, "byte %zu", place);
         last = digest;
-        bytes[place] ^= 1;
-        pd_token_file_close(&file);
+        test_patch(path, place, &zero, 1);
+        pd_token_file_close(&changed);
     }
     write_pair("m", 8, 2);
     struct pd_token_file file;
@@ -370,7 +374,6 @@ Test(token_file, every_byte_is_in_the_digest)
     cr_assert_eq(pd_token_file_scan(&file, 0, NULL, &scan, &err), PD_OK);
     cr_assert_neq(scan.digest, digest);
     pd_token_file_close(&file);
-    free(bytes);
 }
 
 Test(token_file, a_file_truncated_while_open_is_an_error_that_names_it)
