@@ -303,27 +303,32 @@ static void release_pool_locks(struct pool_locks *held)
     free(held->locks);
 }
 
-/* False when a worker of that launch still lives, or when that cannot be told. */
-static bool take_pool_locks(struct pd_store *store, const char *pool, const struct pd_listing *listing,
-                            struct pool_locks *held)
+enum pool_owner { POOL_DEAD, POOL_ALIVE, POOL_UNKNOWN };
+
+/* Where locks do not work nobody can tell whether a worker of that launch still lives. */
+static enum pool_owner take_pool_locks(struct pd_store *store, const char *pool, const struct pd_listing *listing,
+                                       struct pool_locks *held)
 {
     held->locks = calloc((size_t)listing->count + 1, sizeof(struct pd_lock *));
-    if (!held->locks) return false;
+    if (!held->locks) return POOL_ALIVE;
+    enum pool_owner owner = store->domain_is_local ? POOL_DEAD : POOL_UNKNOWN;
     for (uint32_t i = 0; i < listing->count; i++) {
         if (strncmp(listing->names[i], "lock-", 5) != 0) continue;
         char path[STORE_PATH_MAX];
+        struct pd_lock **lock = &held->locks[held->count];
         store_path(store, path, "%s/%s", pool, listing->names[i]);
-        if (take_lock(store, path, 0, &held->locks[held->count], NULL) != PD_OK) return false;
-        held->count++;
+        if (take_lock(store, path, 0, lock, NULL) != PD_OK) return POOL_ALIVE;
+        if (*lock) held->count++;
+        if (!*lock && owner == POOL_DEAD) owner = POOL_UNKNOWN;
     }
-    return true;
+    return owner;
 }
 
 /* Gives a file of a dead launch to the same rank of this one. */
 static bool take_over_file(struct pd_store *store, const char *path, const char *name)
 {
     uint32_t rank, k;
-    if (!store->domain_is_local || !pd_recycle_name_parse(name, &rank, &k)) return false;
+    if (!pd_recycle_name_parse(name, &rank, &k)) return false;
     if (rank >= store->group->size || k >= STORE_RECYCLE_MAX) return false;
     char mine[STORE_PATH_MAX];
     struct pd_stat stat;
@@ -362,9 +367,10 @@ static void clear_pool(struct pd_store *store, const char *pool)
     struct pd_listing listing = {0};
     if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return;
     struct pool_locks held = {0};
-    bool is_free = take_pool_locks(store, pool, &listing, &held);
-    if (is_free) empty_pool(store, pool, &listing, true);
-    if (!is_free) pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path);
+    enum pool_owner owner = take_pool_locks(store, pool, &listing, &held);
+    if (owner != POOL_ALIVE) empty_pool(store, pool, &listing, owner == POOL_DEAD);
+    if (owner == POOL_ALIVE)
+        pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path);
     release_pool_locks(&held);
     pd_listing_deinit(&listing);
 }

@@ -205,7 +205,7 @@ static pd_status prune_partial(struct pd_store *store, struct pd_error *err)
 
 pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)
 {
-    PD_CHECK(store->fence);
+    PD_TRY(pd_store_check_fence(store, err));
     uint32_t count = store->sealed.count;
     bool *keep = calloc((size_t)count + 1, sizeof *keep);
     uint64_t *steps = calloc((size_t)count + 1, sizeof *steps);
@@ -321,9 +321,9 @@ pd_status store_quarantine_here(struct pd_store *store, const char *name, const 
 pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
                               struct pd_error *err)
 {
-    PD_CHECK(store->fence);
     char name[PD_STORE_NAME_MAX];
     memcpy(name, entry->name, sizeof name);
+    PD_TRY(pd_store_check_fence(store, err));
     pd_status st = store->leads_domain ? store_quarantine_here(store, name, reason, err) : PD_OK;
     st = pd_group_agree(store->group, st, err);
     if (st != PD_OK) return pd_error_context(err, st, "moving damaged checkpoint %s aside", name);

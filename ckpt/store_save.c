@@ -100,7 +100,23 @@ static pd_status check_begin(struct pd_store *store, const struct pd_identity *i
         if (entry->step == identity->step && entry->fence == store->fence)
             PD_FAIL(err, PD_EXISTS, "step %" PRIu64 " is sealed already as %s", identity->step, entry->name);
     }
-    return store_items_reserve(&store->sealed, err);
+    PD_TRY(store_items_reserve(&store->sealed, err));
+    return store->leads_domain ? store_check_fence_here(store, err) : PD_OK; /* before anything is written in vain */
+}
+
+/* Clears what a failed save has made, unless another launch owns the store by now: that may have rolled it forward, and it
+ * is the better reason too. */
+static pd_status give_up(struct pd_store *store, pd_status st, struct pd_error *err)
+{
+    struct pd_error taken;
+    pd_status owner = pd_store_check_fence(store, &taken);
+    if (owner == PD_BUSY) {
+        if (err) *err = taken;
+        st = PD_BUSY;
+    } else {
+        (void)!store_retire(store, store->name, false, NULL);
+    }
+    return pd_error_context(err, st, "checkpoint %s", store->name);
 }
 
 pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
@@ -117,11 +133,7 @@ pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *ident
     PD_TRY(st);
     st = store->leads_domain ? prepare_directory(store, store->name, err) : PD_OK;
     st = pd_group_agree(group, st, err);
-    if (st != PD_OK) {
-        st = pd_error_context(err, st, "checkpoint %s", store->name);
-        (void)!store_retire(store, store->name, false, NULL);
-        return st;
-    }
+    if (st != PD_OK) return give_up(store, st, err);
     char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
     pd_shard_name_format(group->rank, shard);
     store_path(store, path, "%s.tmp/%s", store->name, shard);
@@ -276,11 +288,7 @@ pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct p
     store->is_preparing = false;
     pd_status st = pd_group_agree(store->group, mine, err);
     if (st == PD_OK) st = seal(store, summary, state, &total, err);
-    if (st != PD_OK) {
-        st = pd_error_context(err, st, "checkpoint %s", store->name);
-        (void)!store_retire(store, store->name, false, NULL);
-        return st;
-    }
+    if (st != PD_OK) return give_up(store, st, err);
     pd_fault_point("store.seal.done");
     item.entry.bytes = total;
     store_items_add(&store->sealed, &item);

@@ -1,0 +1,418 @@
+/* Who owns a store: one launch at a time, the newest where locks do not work, and nothing taken from a worker that lives on.
+ */
+#include "ckpt/base/log.h"
+#include "tests/helpers/store_room.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+static void expect(pd_status found, pd_status expected, const struct pd_error *err)
+{
+    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
+}
+
+static void set_up(void)
+{
+    struct pd_error err = {0};
+    expect(pd_log_configure("error", &err), PD_OK, &err);
+}
+
+TestSuite(store_claim, .init = set_up);
+
+static struct room room_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 4};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = lacks, .shared = shared};
+    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    return room;
+}
+
+/* A launch of one rank on a host, opened and kept open by hand. */
+struct lone_launch {
+    struct pd_group group;
+    struct pd_door *door;
+    struct pd_store *store;
+};
+
+static pd_status lone_open(struct room *room, uint32_t host, struct lone_launch *launch, struct pd_error *err)
+{
+    struct pd_store_options options = room_options();
+    pd_group_init_single(&launch->group);
+    launch->store = NULL;
+    expect(pd_simulated_disk_door(room->disk, host, &launch->door, err), PD_OK, err);
+    return pd_store_open(launch->door, ROOM_ROOT, &options, &launch->group, &launch->store, err);
+}
+
+static void lone_close(struct lone_launch *launch)
+{
+    pd_store_close(launch->store);
+    pd_door_free(launch->door);
+}
+
+static pd_status save_one(struct room_rank *rank, struct pd_error *err)
+{
+    return room_save(rank, *(const uint64_t *)rank->context, err);
+}
+
+static pd_status fence_is(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t expected = *(const uint64_t *)rank->context;
+    if (pd_store_fence(rank->store) != expected)
+        PD_FAIL(err, PD_BUG, "fence %llu, expected %llu", (unsigned long long)pd_store_fence(rank->store),
+                (unsigned long long)expected);
+    return pd_store_check_fence(rank->store, err);
+}
+
+Test(store_claim, fences_grow_with_each_launch)
+{
+    struct room room = room_that_lacks(4, 2, false, 0);
+    for (uint64_t fence = 1; fence <= 5; fence++) {
+        struct pd_error err = {0};
+        expect(room_launch(&room, fence_is, &fence, &err), PD_OK, &err);
+    }
+    room_free(&room);
+}
+
+/* Also when somebody deletes the fence files: the names of checkpoints remember. */
+Test(store_claim, a_fence_never_comes_twice)
+{
+    struct room room = room_that_lacks(2, 1, false, 0);
+    struct pd_error err = {0};
+    uint64_t step = 7, fence = 2;
+    struct pd_door *door;
+    expect(room_launch(&room, save_one, &step, &err), PD_OK, &err);
+    expect(pd_simulated_disk_door(room.disk, 0, &door, &err), PD_OK, &err);
+    expect(pd_door_unlink(door, ROOM_ROOT "/fence-1", &err), PD_OK, &err);
+    pd_door_free(door);
+    expect(room_launch(&room, fence_is, &fence, &err), PD_OK, &err);
+    room_free(&room);
+}
+
+static pd_status expect_busy(struct room_rank *rank, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    if (rank->group->rank == 0) {
+        struct lone_launch second;
+        struct pd_error why = {0};
+        for (uint32_t host = 0; host < rank->group->host_count && st == PD_OK; host++) {
+            pd_status found = lone_open(rank->room, host, &second, &why);
+            if (found != PD_BUSY)
+                st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "a second launch gets %s", pd_status_name(found));
+            bool is_clear =
+                strstr(why.message, "another launch is using this directory (rank ") && strstr(why.message, "process ");
+            if (!is_clear) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "unclear: %s", why.message);
+            lone_close(&second);
+        }
+    }
+    PD_TRY(pd_group_agree(rank->group, st, err));
+    /* The attempt has not hurt the first one. */
+    PD_TRY(pd_store_check_fence(rank->store, err));
+    return room_save(rank, 1, err);
+}
+
+Test(store_claim, a_second_launch_is_refused_on_every_host)
+{
+    for (unsigned shared = 0; shared < 2; shared++) {
+        struct room room = room_that_lacks(4, 2, shared, 0);
+        struct pd_error err = {0};
+        expect(room_launch(&room, expect_busy, NULL, &err), PD_OK, &err);
+        room_free(&room);
+    }
+}
+
+struct racer {
+    struct room *room;
+    atomic_uint *open_now;
+    unsigned won;
+    pthread_t thread;
+};
+
+/* Opens again and again; while it has the store nobody else may. */
+static void *race(void *argument)
+{
+    struct racer *racer = argument;
+    for (unsigned round = 0; round < 30; round++) {
+        struct lone_launch launch;
+        struct pd_error err = {0};
+        pd_status st = lone_open(racer->room, 0, &launch, &err);
+        if (st == PD_OK) {
+            racer->won++;
+            if (atomic_fetch_add(racer->open_now, 1) != 0) racer->won = 1000000;
+            (void)!pd_store_check_fence(launch.store, NULL);
+            atomic_fetch_sub(racer->open_now, 1);
+        } else if (st != PD_BUSY) {
+            racer->won = 2000000;
+        }
+        lone_close(&launch);
+    }
+    return NULL;
+}
+
+Test(store_claim, racing_launches_take_turns)
+{
+    struct room room = room_that_lacks(1, 1, false, 0);
+    atomic_uint open_now = 0;
+    struct racer racers[4];
+    unsigned won = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        racers[i] = (struct racer){.room = &room, .open_now = &open_now};
+        cr_assert_eq(pthread_create(&racers[i].thread, NULL, race, &racers[i]), 0);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        pthread_join(racers[i].thread, NULL);
+        cr_assert_lt(racers[i].won, 1000000u, "racer %u: two at once, or an error that is not PD_BUSY", i);
+        won += racers[i].won;
+    }
+    cr_assert_gt(won, 0u);
+    room_free(&room);
+}
+
+/* ---- where locks exclude nobody ---- */
+
+struct zombie {
+    struct pd_identity identity;
+    struct pd_shard_summary summary;
+    struct pd_run_state state;
+};
+
+/* Everything but the seal. */
+static pd_status write_unsealed(struct room_rank *rank, uint64_t step, struct zombie *zombie, struct pd_error *err)
+{
+    char path[4096];
+    uint32_t r = rank->group->rank;
+    *zombie = (struct zombie){.identity = room_identity(0, step)};
+    room_state(rank, &zombie->state, 0, step);
+    room_fill(rank->values, 0, step, r);
+    const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
+    PD_TRY(pd_store_begin(rank->store, &zombie->identity, path, err));
+    return pd_shard_write(rank->writer, path, &zombie->identity, r, data, &zombie->summary, err);
+}
+
+static pd_status is_taken_over(pd_status st, struct pd_error *err)
+{
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "a zombie gets %s", pd_status_name(st));
+    if (!strstr(err->message, "launch 2 has taken over " ROOM_ROOT " from this one, launch 1: this one must stop"))
+        PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
+    return PD_OK;
+}
+
+/* Written, overtaken, sealing: another launch has come in between. */
+static pd_status be_overtaken(struct room_rank *rank, struct pd_error *err)
+{
+    struct zombie zombie;
+    struct lone_launch second;
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(room_save(rank, step, err));
+    PD_TRY(write_unsealed(rank, 4, &zombie, err));
+    PD_TRY(lone_open(rank->room, 0, &second, err));
+    uint32_t offered = pd_store_count(second.store);
+    PD_TRY(is_taken_over(pd_store_commit(rank->store, PD_OK, &zombie.summary, &zombie.state, err), err));
+    PD_TRY(is_taken_over(pd_store_prune(rank->store, err), err));
+    PD_TRY(is_taken_over(pd_store_quarantine(rank->store, pd_store_entry_at(rank->store, 0), "zombie", err), err));
+    PD_TRY(is_taken_over(pd_store_begin(rank->store, &zombie.identity, (char[4096]){0}, err), err));
+    PD_TRY(is_taken_over(pd_store_check_fence(rank->store, err), err));
+    lone_close(&second);
+    if (offered != 3) PD_FAIL(err, PD_BUG, "the second launch sees %u checkpoints", offered);
+    return PD_OK;
+}
+
+static pd_status three_are_there(struct room_rank *rank, struct pd_error *err)
+{
+    if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
+    for (uint32_t i = 0; i < 3; i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    return PD_OK;
+}
+
+Test(store_claim, a_zombie_neither_seals_nor_removes)
+{
+    struct room room = room_that_lacks(1, 1, false, PD_DISK_NO_LOCKS);
+    struct pd_error err = {0};
+    expect(room_launch(&room, be_overtaken, NULL, &err), PD_OK, &err);
+    expect(room_launch(&room, three_are_there, NULL, &err), PD_OK, &err);
+    room_free(&room);
+}
+
+/* The launch is dead, but the worker of rank 1 still writes the shard it began: its pool and files are not reused. */
+static pd_status outlive(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint64_t step = 1; step <= 3; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return PD_OK;
+}
+
+static uint64_t inode_of(struct pd_door *door, const char *path)
+{
+    struct pd_stat stat = {0};
+    return pd_door_stat(door, path, &stat, NULL) == PD_OK ? stat.inode : 0;
+}
+
+static uint64_t waiting_inode, found_inode;
+
+static pd_status save_and_note(struct room_rank *rank, struct pd_error *err)
+{
+    char path[128];
+    PD_TRY(room_save(rank, 9, err));
+    snprintf(path, sizeof path, ROOM_ROOT "/step-000000000009-%llu/shard-00000.h5",
+             (unsigned long long)pd_store_fence(rank->store));
+    found_inode = inode_of(rank->door, path);
+    return PD_OK;
+}
+
+/* Ends like a kill: the store is never closed, so its pool stays. */
+static void die_with_a_pool(struct room *room, struct pd_door **ret_watcher)
+{
+    struct pd_error err = {0};
+    expect(room_launch(room, outlive, NULL, &err), PD_OK, &err);
+    expect(pd_simulated_disk_door(room->disk, 0, ret_watcher, &err), PD_OK, &err);
+    struct pd_file *file;
+    expect(pd_door_mkdir(*ret_watcher, ROOM_ROOT "/pool-1", &err), PD_OK, &err);
+    expect(pd_file_open(*ret_watcher, ROOM_ROOT "/pool-1/recycle-00000-0", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err),
+           PD_OK, &err);
+    expect(pd_file_close(file, &err), PD_OK, &err);
+    expect(pd_file_open(*ret_watcher, ROOM_ROOT "/pool-1/lock-00000", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK,
+           &err);
+    expect(pd_file_close(file, &err), PD_OK, &err);
+    waiting_inode = inode_of(*ret_watcher, ROOM_ROOT "/pool-1/recycle-00000-0");
+}
+
+Test(store_claim, a_dead_launchs_files_are_taken_over)
+{
+    static const unsigned lacks[] = {0, PD_DISK_NO_LOCKS};
+    for (unsigned i = 0; i < 2; i++) {
+        struct room room = room_that_lacks(1, 1, false, lacks[i]);
+        struct pd_door *watcher;
+        struct pd_error err = {0};
+        die_with_a_pool(&room, &watcher);
+        expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
+        cr_assert_eq(found_inode == waiting_inode, i == 0, "with locks they are reused, without they are not");
+        cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0);
+        pd_door_free(watcher);
+        room_free(&room);
+    }
+}
+
+Test(store_claim, a_living_workers_files_are_left_alone)
+{
+    struct room room = room_that_lacks(1, 1, false, 0);
+    struct pd_door *watcher;
+    struct pd_lock *lock;
+    struct pd_error err = {0};
+    die_with_a_pool(&room, &watcher);
+    expect(pd_door_lock(watcher, ROOM_ROOT "/pool-1/lock-00000", &lock, &err), PD_OK, &err);
+    expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
+    cr_assert_neq(found_inode, waiting_inode);
+    cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1/recycle-00000-0"), waiting_inode);
+    pd_door_unlock(lock);
+    expect(room_launch(&room, outlive, NULL, &err), PD_OK, &err);
+    cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0, "the next launch clears it");
+    pd_door_free(watcher);
+    room_free(&room);
+}
+
+/* ---- places that cannot do everything ---- */
+
+Test(store_claim, runs_without_locks_links_or_directory_syncs)
+{
+    static const unsigned lacks[] = {PD_DISK_NO_LOCKS,       PD_DISK_NO_LINKS,       PD_DISK_NO_SYNC_DIR,
+                                     PD_DISK_NO_PREALLOCATE, PD_DISK_NO_DIRECT_OPEN, PD_DISK_NO_DIRECT_TRANSFER};
+    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++) {
+        for (unsigned shared = 0; shared < 2; shared++) {
+            struct room room = room_that_lacks(4, 2, shared, lacks[i]);
+            struct pd_error err = {0};
+            uint64_t step = 1, fence = 2;
+            expect(room_launch(&room, save_one, &step, &err), PD_OK, &err);
+            expect(room_launch(&room, fence_is, &fence, &err), PD_OK, &err);
+            room_free(&room);
+        }
+    }
+}
+
+Test(store_claim, a_read_only_place_is_refused_clearly)
+{
+    struct room room = room_that_lacks(2, 1, false, PD_DISK_READ_ONLY);
+    struct pd_error err = {0};
+    expect(room_launch(&room, outlive, NULL, &err), PD_IO, &err);
+    cr_assert(strstr(err.message, "is mounted read-only: choose another directory"), "%s", err.message);
+    room_free(&room);
+}
+
+Test(store_claim, denied_says_who_we_are_and_what_to_do)
+{
+    static const struct {
+        enum pd_disk_operation operation;
+        const char *says;
+    } table[] = {
+        {PD_DISK_MKDIR, "mkdir /ckpt"},
+        {PD_DISK_RENAME, "rename /ckpt/pool-1/probe-0-a"},
+        {PD_DISK_UNLINK, "unlink /ckpt/pool-1/probe-0-"},
+        {PD_DISK_SYNC, "sync"},
+        {PD_DISK_LOCK, "lock"},
+    };
+    char who[64];
+    snprintf(who, sizeof who, "we are uid %u gid %u", (unsigned)geteuid(), (unsigned)getegid());
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct room room = room_that_lacks(1, 1, false, 0);
+        struct pd_error err = {0};
+        struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR,
+                                      .sys_errno = EACCES,
+                                      .nth = 1,
+                                      .persistent = true,
+                                      .operations = PD_DISK_MASK(table[i].operation)};
+        pd_simulated_disk_set_fault(room.disk, &fault);
+        expect(room_launch(&room, outlive, NULL, &err), PD_IO, &err);
+        cr_assert(strstr(err.message, table[i].says) && strstr(err.message, who) && strstr(err.message, "chown"), "%s: %s",
+                  table[i].says, err.message);
+        room_free(&room);
+    }
+}
+
+Test(store_claim, a_missing_parent_is_named)
+{
+    struct room room = room_that_lacks(1, 1, false, 0);
+    struct lone_launch launch = {0};
+    struct pd_store_options options = room_options();
+    struct pd_error err = {0};
+    pd_group_init_single(&launch.group);
+    expect(pd_simulated_disk_door(room.disk, 0, &launch.door, &err), PD_OK, &err);
+    expect(pd_store_open(launch.door, "/no/such/place", &options, &launch.group, &launch.store, &err), PD_NOT_FOUND, &err);
+    cr_assert(strstr(err.message, "the directory above /no/such/place does not exist: make it"), "%s", err.message);
+    char endless[5000];
+    memset(endless, 'x', sizeof endless - 1);
+    endless[0] = '/';
+    endless[sizeof endless - 1] = 0;
+    expect(pd_store_open(launch.door, endless, &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
+    expect(pd_store_open(launch.door, "", &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
+    pd_door_free(launch.door);
+    room_free(&room);
+}
+
+/* A dying launch lets go while the next one waits. */
+static void *let_go(void *argument)
+{
+    usleep(200000);
+    lone_close(argument);
+    return NULL;
+}
+
+Test(store_claim, waits_for_a_dying_launch)
+{
+    struct room room = room_that_lacks(1, 1, false, 0);
+    struct lone_launch first;
+    struct pd_error err = {0};
+    struct pd_store_options options = room_options();
+    pthread_t thread;
+    options.busy_wait_ms = 10000;
+    expect(lone_open(&room, 0, &first, &err), PD_OK, &err);
+    cr_assert_eq(pthread_create(&thread, NULL, let_go, &first), 0);
+    expect(room_launch_with(&room, &options, outlive, NULL, &err), PD_OK, &err);
+    pthread_join(thread, NULL);
+    room_free(&room);
+}
