@@ -34,6 +34,11 @@ struct pd_inspect_box {
 uint64_t pd_inspect_box_count(const struct pd_inspect *inspect);
 const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect); /* by tensor, kind, start; borrowed */
 
+/* Any box of a tensor, verified, whatever the layout it is stored in. `box` lies within the tensor.
+ *   dst (box elements) fp32, row-major */
+PD_MUST_USE pd_status pd_inspect_read(struct pd_inspect *inspect, uint32_t tensor, enum pd_kind kind,
+                                      const struct pd_box *box, float *dst, struct pd_error *err);
+
 /* Called now and then with bytes done of bytes in all; may be NULL. */
 typedef void (*pd_inspect_progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
 

@@ -23,14 +23,14 @@ struct pd_box {
 };
 
 struct pd_tensor {
-    char name[PD_TENSOR_NAME_MAX]; /* Hugging Face name: "model.layers.3.self_attn.q_proj.weight" */
-    uint32_t ndim;                 /* 1 or 2 today, at most PD_TENSOR_DIMS_MAX */
+    char name[PD_TENSOR_NAME_MAX];      /* Hugging Face name: "model.layers.3.self_attn.q_proj.weight" */
+    uint32_t ndim;                      /* 1 or 2 today, at most PD_TENSOR_DIMS_MAX */
     uint64_t shape[PD_TENSOR_DIMS_MAX]; /* unused dimensions are 1 */
-    enum pd_dtype dtype;           /* as stored: PD_F32 for all three kinds today */
-    int32_t tp_dim;                /* dimension that tensor parallelism splits: 0, 1, or -1 */
-    uint64_t tp_unit;              /* rows (or columns) that stay together: 1, head size, ... */
-    uint32_t unit;                 /* pipeline unit: 0 embedding, 1..L blocks, L+1 head */
-    bool decay;                    /* weight decay applies */
+    enum pd_dtype dtype;                /* as stored: PD_F32 for all three kinds today */
+    int32_t tp_dim;                     /* dimension that tensor parallelism splits: 0, 1, or -1 */
+    uint64_t tp_unit;                   /* rows (or columns) that stay together: 1, head size, ... */
+    uint32_t unit;                      /* pipeline unit: 0 embedding, 1..L blocks, L+1 head */
+    bool decay;                         /* weight decay applies */
 };
 
 struct pd_tensor_table {
@@ -40,7 +40,7 @@ struct pd_tensor_table {
 
 const char *pd_dtype_name(enum pd_dtype dtype); /* "fp32", "bf16", "fp16" */
 uint32_t pd_dtype_bytes(enum pd_dtype dtype);
-const char *pd_kind_name(enum pd_kind kind);    /* "param", "exp_avg", "exp_avg_sq" */
+const char *pd_kind_name(enum pd_kind kind); /* "param", "exp_avg", "exp_avg_sq" */
 
 uint64_t pd_tensor_elements(const struct pd_tensor *tensor);
 uint64_t pd_box_elements(const struct pd_box *box); /* 0 for an empty box */
@@ -60,5 +60,8 @@ int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *na
 /* Layout-independent digest: the sum modulo 2^64 over elements of mix(global index, bits). Digests of disjoint boxes of
  * one tensor add up to the digest of their union, whatever the cut.   data (box elements) fp32, host */
 uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data);
+/* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32, host */
+uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
+                               const float *data);
 
 #endif

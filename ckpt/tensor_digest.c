@@ -77,10 +77,10 @@ static uint64_t digest_run(uint64_t first, const float *data, uint64_t count)
     return digest_run_portable(first, data, count);
 }
 
-uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data)
+uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
+                               const float *data)
 {
     const struct pd_box whole = pd_box_whole(tensor);
-    const uint64_t elements = pd_box_elements(box);
     uint64_t run = 1;
     for (int d = PD_TENSOR_DIMS_MAX; d-- > 0;) { /* dimensions that the box fills join the run */
         run *= box->count[d];
@@ -88,13 +88,20 @@ uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *b
     }
     uint64_t sum = 0;
     struct pd_box at = *box;
-    for (uint64_t e = 0; e < elements; e += run) {
-        uint64_t rest = e;
+    for (uint64_t done = 0; done < count;) {
+        uint64_t rest = first + done, left = run - rest % run;
+        uint64_t piece = count - done < left ? count - done : left;
         for (int d = PD_TENSOR_DIMS_MAX; d-- > 0;) {
             at.start[d] = box->start[d] + rest % box->count[d];
             rest /= box->count[d];
         }
-        sum += digest_run(pd_box_offset(&whole, &at), data + e, run);
+        sum += digest_run(pd_box_offset(&whole, &at), data + done, piece);
+        done += piece;
     }
     return sum;
+}
+
+uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data)
+{
+    return pd_tensor_digest_part(tensor, box, 0, pd_box_elements(box), data);
 }
