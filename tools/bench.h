@@ -3,8 +3,7 @@
 #ifndef PD_TOOLS_BENCH_H
 #define PD_TOOLS_BENCH_H
 
-#include "ckpt/base/status.h"
-#include <stdint.h>
+#include "ckpt/base/json.h"
 
 #define PD_BENCH_PAIRS_MAX 99
 
@@ -22,6 +21,13 @@ struct pd_pairs_summary {
 
 void pd_pairs_add(struct pd_pairs *pairs, double candidate_s, double ceiling_s);
 struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs);
+/* The same pairs by throughput: ratio = ceiling / candidate, 1 is the ceiling. */
+struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs);
+/* "<key>", "<key>_low", "<key>_high". */
+void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const struct pd_pairs_summary *summary);
+/* One line: both sides as bytes a second and the ratio with its spread. */
+void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
+                          const struct pd_pairs_summary *summary);
 
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);

@@ -19,6 +19,7 @@ struct pd_command {
 
 extern const struct pd_command pd_commands[]; /* ends with a NULL name */
 
+pd_status pd_cmd_bench(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_data(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err);

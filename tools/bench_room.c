@@ -1,0 +1,150 @@
+#include "tools/bench_room.h"
+#include "ckpt/base/parse.h"
+#include "tools/bench.h"
+#include "tools/command.h"
+#include "tools/output.h"
+#include "trainer/signals.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- options ---- */
+
+enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS };
+
+struct parsing {
+    struct pd_bench_options *options;
+    struct pd_error *err;
+};
+
+static error_t parse_number(struct parsing *p, const char *name, const char *text, bool valid)
+{
+    if (valid) return 0;
+    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s is no number that can be used; see perdure bench --help",
+                       name, text);
+    return EINVAL;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    struct parsing *p = state->input;
+    struct pd_bench_options *o = p->options;
+    switch (key) {
+    case OPTION_DIR:
+        o->dir = argument;
+        return 0;
+    case OPTION_BYTES:
+        return parse_number(p, "bytes", argument,
+                            pd_parse_bytes(argument, &o->bytes) && o->bytes >= UINT64_C(32) << 20 &&
+                                o->bytes <= UINT64_C(1) << 46);
+    case OPTION_PAIRS:
+        return parse_number(p, "pairs", argument,
+                            pd_parse_u64(argument, &o->pairs) && o->pairs >= 1 && o->pairs <= PD_BENCH_PAIRS_MAX);
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options, bool *ret_done,
+                         struct pd_error *err)
+{
+    static const struct argp_option rows[] = {
+        {"dir", OPTION_DIR, "DIR", 0, "where files of the bench live while it runs (.)", 0},
+        {"bytes", OPTION_BYTES, "N", 0, "bytes of one file, 32M or more: 512M, 2G", 0},
+        {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
+        {0},
+    };
+    const struct argp argp = {rows, parse, NULL, program_doc, NULL, NULL, NULL};
+    struct parsing parsing = {options, err};
+    return pd_command_parse(&argp, argc, argv, &parsing, &options->json, ret_done, err);
+}
+
+/* ---- the room ---- */
+
+static pd_status check_disk(struct pd_door *door, const char *dir, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_space space;
+    PD_TRY(pd_door_space(door, dir, &space, err));
+    if (space.in_memory)
+        PD_FAIL(err, PD_INVALID, "%s is in memory (%s) and says nothing about a disk: give a directory on one with --dir",
+                dir, space.type_name);
+    if (space.available_bytes < bytes)
+        PD_FAIL(err, PD_NO_SPACE, "%s has %s free and the bench needs %s: give another with --dir, or less with --bytes",
+                dir, pd_text_bytes(space.available_bytes).text, pd_text_bytes(bytes).text);
+    return PD_OK;
+}
+
+pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room, struct pd_error *err)
+{
+    struct pd_bench_room room = {0};
+    int length = snprintf(room.path, sizeof room.path, "%s/perdure-bench-XXXXXX", dir);
+    if (length < 0 || (size_t)length >= sizeof room.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
+    PD_TRY(pd_signals_install(err));
+    PD_TRY(pd_door_new_auto(&room.door, err));
+    pd_status st = check_disk(room.door, dir, bytes, err);
+    if (!st && !mkdtemp(room.path)) {
+        int number = errno;
+        st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", dir);
+    }
+    if (st) {
+        pd_door_free(room.door);
+        return st;
+    }
+    *ret_room = room;
+    return PD_OK;
+}
+
+void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char *ret_path)
+{
+    int length = snprintf(ret_path, 4096, "%s/%s", room->path, name);
+    PD_CHECK(length > 0 && length < 4096);
+}
+
+static pd_status remove_tree(struct pd_door *door, const char *path, struct pd_error *err)
+{
+    struct pd_stat stat;
+    struct pd_listing listing;
+    pd_status st = pd_door_stat(door, path, &stat, err);
+    if (st) return st == PD_NOT_FOUND ? PD_OK : st;
+    if (stat.type != PD_ENTRY_DIRECTORY) return pd_door_unlink(door, path, err);
+    PD_TRY(pd_door_list(door, path, &listing, err));
+    for (uint32_t i = 0; !st && i < listing.count; i++) {
+        char below[4096];
+        int length = snprintf(below, sizeof below, "%s/%s", path, listing.names[i]);
+        PD_CHECK(length > 0 && (size_t)length < sizeof below);
+        st = remove_tree(door, below, err);
+    }
+    pd_listing_deinit(&listing);
+    return st ? st : pd_door_rmdir(door, path, err);
+}
+
+pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err)
+{
+    char path[4096];
+    pd_bench_room_path(room, name, path);
+    return remove_tree(room->door, path, err);
+}
+
+void pd_bench_room_close(struct pd_bench_room *room)
+{
+    struct pd_error err;
+    if (!room->door) return;
+    if (remove_tree(room->door, room->path, &err))
+        fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
+    pd_door_free(room->door);
+}
+
+pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err)
+{
+    if (pd_signals_pending() != PD_SIGNAL_NONE) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
+    int fd = open(room->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s: opening", room->path);
+    int failed = syncfs(fd) ? errno : 0;
+    close(fd);
+    if (failed) PD_FAIL_ERRNO(err, failed, "%s: waiting for the file system", room->path);
+    return PD_OK;
+}

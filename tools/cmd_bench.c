@@ -1,0 +1,14 @@
+#include "tools/bench.h"
+#include "tools/command.h"
+
+static const struct pd_command benches[] = {
+    {"io", "[--dir DIR]", "the I/O engine against bare system calls, writing and reading", pd_bench_io},
+    {"ckpt", "[--dir DIR] [--bytes 2G]", "saving and loading a checkpoint against raw direct I/O", pd_bench_ckpt},
+    {"step", "[--preset NAME]", "a training step against its matrix products alone", pd_bench_step},
+    {0},
+};
+
+pd_status pd_cmd_bench(int argc, char **argv, struct pd_error *err)
+{
+    return pd_command_dispatch(benches, "perdure bench", argc, argv, err);
+}
