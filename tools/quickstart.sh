@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 to the main job: installs, builds, trains a byte-level model on the King James Bible on two ranks, kills one
+# of them between checkpoints, watches the launcher come back on another rank count, finishes, samples, and proves by loss bits
+# and state digest that nothing changed against an undisturbed run on one rank.
+# tools/quickstart.sh [--build DIR] [--runs DIR] [--steps N]
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+build=$top/build
+runs=$top/runs
+steps=120
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build) build=${2:?--build wants a directory}; shift ;;
+    --runs) runs=${2:?--runs wants a directory}; shift ;;
+    --steps) steps=${2:?--steps wants a number}; shift ;;
+    *) echo "usage: tools/quickstart.sh [--build DIR] [--runs DIR] [--steps N]" >&2; exit 64 ;;
+  esac
+  shift
+done
+
+say() { printf '\n== %s\n' "$*"; }
+fail() { printf 'quickstart: %s\n' "$*" >&2; exit 1; }
+
+say "packages"
+"$top/tools/packages.sh" build run text
+say "build"
+"$top/tools/build.sh" "$build" -DPERDURE_TESTS=OFF
+perdure=$build/perdure
+
+mkdir -p "$runs"
+work=$(mktemp -d "$runs/quickstart-XXXXXX")
+trap '[ -z "${killed:-}" ] || kill "$killed" 2>/dev/null; wait 2>/dev/null' EXIT
+say "text: the King James Bible"
+bible -f 'gen1:1-rev22:21' >"$work/kjv.txt"
+ls -l "$work/kjv.txt" | awk '{print $5 " bytes"}'
+
+train() { # RUN_DIRECTORY [override ...]
+  local directory=$1
+  shift
+  "$perdure" train "$top/tools/configs/kjv.yaml" "run.dir=$directory" "data.train[0].path=$work/kjv.txt" "run.steps=$steps" "$@"
+}
+last_step() { tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -E 's/.*"step":([0-9]+).*/\1/'; }
+
+say "undisturbed, on one rank"
+train "$work/undisturbed" layout.ranks=1 layout.transport=local
+
+say "on two ranks; one is killed between checkpoints"
+train "$work/disturbed" layout.ranks=2 layout.transport=mpi &
+killed=$!
+for _ in $(seq 1200); do
+  step=$(last_step "$work/disturbed")
+  [ "${step:-0}" -lt $((steps / 2)) ] || [ $((step % 20)) -lt 5 ] || break
+  kill -0 "$killed" 2>/dev/null || fail "the run ended before a rank could be killed"
+  sleep 0.1
+done
+victim=$(pgrep -n -f "worker $work/disturbed/config.yaml") || fail "no rank of the run was found"
+kill -KILL "$victim"
+echo "killed: process $victim, a rank of the run, at step $step"
+wait "$killed" || fail "the disturbed run ended with exit code $?"
+killed=
+
+say "a sample"
+"$perdure" sample "$work/disturbed" --prompt "In the beginning " --count 200
+
+say "the proof"
+bits() { sed -E 's/.*"step":([0-9]+).*"loss_bits":"([0-9a-f]+)".*/\1 \2/' "$1/metrics.jsonl" | sort -n -u; }
+ranks() { sed -E 's/.*"ranks":([0-9]+).*/\1/' "$1/metrics.jsonl" | sort -u | tr '\n' ' '; }
+bits "$work/undisturbed" >"$work/undisturbed.bits"
+bits "$work/disturbed" >"$work/disturbed.bits"
+[ "$(wc -l <"$work/undisturbed.bits")" = "$steps" ] || fail "the undisturbed run has not $steps steps"
+cmp "$work/undisturbed.bits" "$work/disturbed.bits" || fail "losses differ: see $work"
+echo "loss: the same bits at each of $steps steps (ranks of the disturbed run: $(ranks "$work/disturbed"))"
+digest() { "$perdure" ckpt show "$1/checkpoints" --digest --json | sed -n -E 's/.*"state_digest": *"([0-9a-f]+)".*/\1/p'; }
+one=$(digest "$work/undisturbed")
+two=$(digest "$work/disturbed")
+[ -n "$one" ] && [ "$one" = "$two" ] || fail "state digests differ: $one and $two; see $work"
+echo "state: digest $one of parameters and both moments, in both runs"
+echo "files: $work"
+echo "quickstart: ok, same bits"
