@@ -16,7 +16,7 @@ struct pd_group;
 /* One message to or from `peer`; buffers are the caller's and may be reused when exchange returns. */
 struct pd_group_piece {
     uint32_t peer;
-    void *data;      /* host memory */
+    void *data; /* host memory */
     uint64_t bytes;
 };
 

@@ -1,5 +1,5 @@
-/* index.h5: for each tensor and kind a virtual dataset over the shard files beside it, fill value NaN, so that h5ls, h5dump and
- * h5py see whole, unsharded tensors. For people and tools; perdure itself never reads through it.
+/* index.h5: for each tensor and kind a virtual dataset over the shard files beside it, fill value NaN, so that h5ls, h5dump
+ * and h5py see whole, unsharded tensors. For people and tools; perdure itself never reads through it.
  *
  * Static for a launch: it depends on the layout and the file offsets' datasets, not on the step.
  */

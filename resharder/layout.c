@@ -37,9 +37,17 @@ uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place pla
 
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp)
 {
-    *ret_layout = (struct pd_layout){.dp = dp, .tp = 1, .pp = 1, .sp = 1, .virtual_tp = 1, .virtual_sp = 1,
-                                     .zero_shard = dp, .zero_stage = 3, .interleave = 1,
-                                     .small_bytes = PD_LAYOUT_SMALL_BYTES, .stage_count = 1};
+    *ret_layout = (struct pd_layout){.dp = dp,
+                                     .tp = 1,
+                                     .pp = 1,
+                                     .sp = 1,
+                                     .virtual_tp = 1,
+                                     .virtual_sp = 1,
+                                     .zero_shard = dp,
+                                     .zero_stage = 3,
+                                     .interleave = 1,
+                                     .small_bytes = PD_LAYOUT_SMALL_BYTES,
+                                     .stage_count = 1};
 }
 
 static bool is_power_of_two(uint32_t x)
@@ -58,8 +66,7 @@ static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *
         if (degrees[i].value < 1 || degrees[i].value > 65536)
             PD_FAIL(err, PD_INVALID, "layout: %s is %u and must be between 1 and 65536", degrees[i].name, degrees[i].value);
         world *= degrees[i].value;
-        if (world > 1u << 20)
-            PD_FAIL(err, PD_INVALID, "layout: more than 1048576 ranks; lower %s", degrees[i].name);
+        if (world > 1u << 20) PD_FAIL(err, PD_INVALID, "layout: more than 1048576 ranks; lower %s", degrees[i].name);
     }
     return PD_OK;
 }
@@ -94,7 +101,8 @@ pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
 static uint32_t unit_pp(const struct pd_layout *layout, uint32_t unit)
 {
     uint32_t stage = layout->stage_count - 1;
-    while (stage > 0 && layout->first_unit[stage] > unit) stage--;
+    while (stage > 0 && layout->first_unit[stage] > unit)
+        stage--;
     return stage % layout->pp;
 }
 
@@ -132,7 +140,8 @@ static struct tp_piece tp_piece_of(const struct pd_layout *layout, const struct 
 static uint64_t row_elements(const struct pd_tensor *tensor)
 {
     uint64_t elements = 1;
-    for (uint32_t i = 1; i < tensor->ndim; i++) elements *= tensor->shape[i];
+    for (uint32_t i = 1; i < tensor->ndim; i++)
+        elements *= tensor->shape[i];
     return elements;
 }
 

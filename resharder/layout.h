@@ -1,9 +1,10 @@
-/* The layout function: (tensor, degrees, rank) -> boxes. Pure arithmetic, no state, the same on every rank and in every tool.
+/* The layout function: (tensor, degrees, rank) -> boxes. Pure arithmetic, no state, the same on every rank and in every
+ * tool.
  *
  * The TP dimension is cut into virtual_tp chunks of whole units (ceil; the last may be short or empty); a rank owns a
- * contiguous run of chunks. A tensor split on dimension 1 is stored as one box a chunk, so any tp reads whole boxes. Dimension 0
- * of what is left is cut into zero_shard parts of ceil(rows / parts) rows. A tensor so small that a part would be under
- * small_bytes is not cut: one rank owns it, owners taken in turn. Replicas have one owner.
+ * contiguous run of chunks. A tensor split on dimension 1 is stored as one box a chunk, so any tp reads whole boxes.
+ * Dimension 0 of what is left is cut into zero_shard parts of ceil(rows / parts) rows. A tensor so small that a part would
+ * be under small_bytes is not cut: one rank owns it, owners taken in turn. Replicas have one owner.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
  */
@@ -26,11 +27,12 @@ PD_MUST_USE pd_status pd_layout_check(const struct pd_layout *layout, struct pd_
 /* dp ranks, everything else 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
 
-/* Boxes of `tensor` (number `tensor_index` of the table: owners of small tensors are taken in turn) that `rank` owns, ascending.
- * Returns the count; writes at most `capacity`. capacity 0 only counts. */
+/* Boxes of `tensor` (number `tensor_index` of the table: owners of small tensors are taken in turn) that `rank` owns,
+ * ascending. Returns the count; writes at most `capacity`. capacity 0 only counts. */
 uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                                uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity);
-/* Owned boxes of all tensors and kinds in table order, kind innermost over boxes: for tensor, for kind, for box. malloc'ed. */
+/* Owned boxes of all tensors and kinds in table order, kind innermost over boxes: for tensor, for kind, for box. malloc'ed.
+ */
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                             uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);

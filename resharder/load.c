@@ -23,10 +23,10 @@ struct loader {
     const struct pd_load_request *request;
     struct pd_plan *plan;
     struct pd_queue *queue;
-    struct pd_shard **shards;        /* (stored shards) those this rank reads */
-    struct pd_transfer *transfers;   /* (items of this reader) */
+    struct pd_shard **shards;      /* (stored shards) those this rank reads */
+    struct pd_transfer *transfers; /* (items of this reader) */
     uint64_t window_bytes;
-    uint64_t next_item[2];           /* first item of the round in each window; read-ahead position */
+    uint64_t next_item[2]; /* first item of the round in each window; read-ahead position */
     uint32_t in_flight;
     struct pieces sends, recvs;
     struct pd_load_report report;
@@ -62,7 +62,8 @@ static pd_status find_shards(struct loader *l, uint8_t **ret_host_has, uint32_t 
     uint8_t *mine = calloc(1, row), *all = calloc(size, row), *host_has = calloc(hosts, shards);
     uint32_t *reader_host = calloc(size, sizeof *reader_host);
     pd_status st = mine && all && host_has && reader_host
-                       ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list %u shards", shards);
+                       ? PD_OK
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list %u shards", shards);
     if (!st) {
         memcpy(mine, &l->group->host, sizeof(uint32_t));
         for (uint32_t s = 0; s < shards; s++) {
@@ -104,14 +105,17 @@ static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *
     const struct pd_tensor_table *stored = pd_shard_tensors(s), *tensors = l->request->tensors;
     const struct pd_shard_box *boxes = pd_shard_boxes(s), *expected = l->plan->shard_boxes[shard];
     if (pd_shard_box_count(s) != l->plan->shard_box_count[shard])
-        PD_FAIL(err, PD_INVALID, "shard-%05u.h5 holds %u boxes where its layout gives %u: it belongs to another model", shard,
-                pd_shard_box_count(s), l->plan->shard_box_count[shard]);
+        PD_FAIL(err, PD_INVALID, "shard-%05u.h5 holds %u boxes where its layout gives %u: it belongs to another model",
+                shard, pd_shard_box_count(s), l->plan->shard_box_count[shard]);
     for (uint32_t b = 0; b < pd_shard_box_count(s); b++) {
         const struct pd_tensor *have = &stored->tensors[boxes[b].tensor], *want = &tensors->tensors[expected[b].tensor];
-        if (strcmp(have->name, want->name) || have->ndim != want->ndim || memcmp(have->shape, want->shape, sizeof have->shape))
-            PD_FAIL(err, PD_INVALID, "shard-%05u.h5 holds %s (%llu x %llu) where the model has %s (%llu x %llu): the checkpoint is of "
-                    "another model", shard, have->name, (unsigned long long)have->shape[0], (unsigned long long)have->shape[1],
-                    want->name, (unsigned long long)want->shape[0], (unsigned long long)want->shape[1]);
+        if (strcmp(have->name, want->name) || have->ndim != want->ndim ||
+            memcmp(have->shape, want->shape, sizeof have->shape))
+            PD_FAIL(err, PD_INVALID,
+                    "shard-%05u.h5 holds %s (%llu x %llu) where the model has %s (%llu x %llu): the checkpoint is of "
+                    "another model",
+                    shard, have->name, (unsigned long long)have->shape[0], (unsigned long long)have->shape[1], want->name,
+                    (unsigned long long)want->shape[0], (unsigned long long)want->shape[1]);
         if (boxes[b].kind != expected[b].kind || !same_box(&boxes[b].box, &expected[b].box))
             PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5: box %u of %s is not where the layout puts it", shard, b, have->name);
     }
@@ -157,7 +161,8 @@ static pd_status submit_item(struct loader *l, uint64_t index, struct pd_error *
     const struct pd_read_item *item = &l->plan->items[index];
     PD_TRY(open_shard(l, item->shard, err));
     struct pd_transfer *t = &l->transfers[index - first_item(l)];
-    *t = (struct pd_transfer){.file = pd_shard_file(l->shards[item->shard]), .data = window(l, item->round) + item->window_offset,
+    *t = (struct pd_transfer){.file = pd_shard_file(l->shards[item->shard]),
+                              .data = window(l, item->round) + item->window_offset,
                               .offset = pd_shard_box_offset(l->shards[item->shard], item->box) +
                                         item->first_block * PD_SHARD_BLOCK_BYTES,
                               .bytes = (item->bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN};
@@ -183,7 +188,8 @@ static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error 
     return PD_OK;
 }
 
-/* Waits for every transfer in flight; the first failure is returned after all are back, since buffers are lent until then. */
+/* Waits for every transfer in flight; the first failure is returned after all are back, since buffers are lent until then.
+ */
 static pd_status reap_all(struct loader *l, struct pd_error *err)
 {
     pd_status first = PD_OK;
@@ -217,7 +223,8 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
 
 static pd_status verify_round(struct loader *l, uint64_t begin, uint64_t end, struct pd_error *err)
 {
-    for (uint64_t i = begin; i < end; i++) PD_TRY(verify_item(l, &l->plan->items[i], err));
+    for (uint64_t i = begin; i < end; i++)
+        PD_TRY(verify_item(l, &l->plan->items[i], err));
     return PD_OK;
 }
 
@@ -232,7 +239,8 @@ struct run_context {
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
     struct run_context *c = context;
-    append_piece(&c->l->sends, c->peer, window(c->l, c->item->round) + c->item->window_offset + run->item_offset, run->bytes);
+    append_piece(&c->l->sends, c->peer, window(c->l, c->item->round) + c->item->window_offset + run->item_offset,
+                 run->bytes);
 }
 
 static void visit_recv(void *context, const struct pd_transfer_run *run)
@@ -261,7 +269,8 @@ static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *read
         reader_position[reader] = i;
     }
     pd_status st = l->sends.failed || l->recvs.failed
-                       ? pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for the pieces of a round") : PD_OK;
+                       ? pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for the pieces of a round")
+                       : PD_OK;
     PD_TRY(pd_group_agree(l->group, st, err));
     return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
 }
@@ -294,9 +303,15 @@ static pd_status prepare(struct loader *l, const uint8_t *host_has, const uint32
     if (pd_layout_world(&r->commit->state.layout) != r->commit->shard_count)
         PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u ranks", r->directory,
                 r->commit->shard_count, pd_layout_world(&r->commit->state.layout));
-    struct pd_plan_input input = {.tensors = r->tensors, .stored = &r->commit->state.layout, .wanted = r->wanted,
-                                  .kinds = r->kinds, .tensor_wanted = r->tensor_wanted, .readers = l->group->size,
-                                  .reader_host = reader_host, .host_count = l->group->host_count, .host_has = host_has,
+    struct pd_plan_input input = {.tensors = r->tensors,
+                                  .stored = &r->commit->state.layout,
+                                  .wanted = r->wanted,
+                                  .kinds = r->kinds,
+                                  .tensor_wanted = r->tensor_wanted,
+                                  .readers = l->group->size,
+                                  .reader_host = reader_host,
+                                  .host_count = l->group->host_count,
+                                  .host_has = host_has,
                                   .window_bytes = l->window_bytes};
     PD_TRY(pd_plan_new(&input, &l->plan, err));
     l->report.rounds = l->plan->round_count;
@@ -309,7 +324,8 @@ static pd_status prepare(struct loader *l, const uint8_t *host_has, const uint32
 static void release(struct loader *l)
 {
     if (l->queue) pd_queue_close(l->queue);
-    for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++) pd_shard_close(l->shards[s]);
+    for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++)
+        pd_shard_close(l->shards[s]);
     free(l->shards);
     free(l->transfers);
     free(l->sends.data);
@@ -328,7 +344,8 @@ pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_
     if (!st) {
         st = pd_group_agree(group, prepare(&l, host_has, reader_host, err), err);
         reader_position = calloc(group->size, sizeof *reader_position);
-        for (uint32_t r = 0; !st && r < group->size; r++) reader_position[r] = l.plan->reader_first[r];
+        for (uint32_t r = 0; !st && r < group->size; r++)
+            reader_position[r] = l.plan->reader_first[r];
     }
     if (!st) st = run_rounds(&l, reader_position, err);
     release(&l);

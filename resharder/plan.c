@@ -46,7 +46,8 @@ static uint64_t wanted_blocks(const struct pd_plan *plan, uint32_t shard)
 {
     uint64_t blocks = 0;
     for (uint32_t b = 0; b < plan->shard_box_count[shard]; b++)
-        if (is_wanted(plan, &plan->shard_boxes[shard][b])) blocks += blocks_of(box_bytes(plan, &plan->shard_boxes[shard][b]));
+        if (is_wanted(plan, &plan->shard_boxes[shard][b]))
+            blocks += blocks_of(box_bytes(plan, &plan->shard_boxes[shard][b]));
     return blocks;
 }
 
@@ -54,7 +55,7 @@ static uint64_t wanted_blocks(const struct pd_plan *plan, uint32_t shard)
 
 struct builder {
     struct pd_plan *plan;
-    const uint32_t *pool;      /* (shards) */
+    const uint32_t *pool; /* (shards) */
     uint64_t capacity;
     uint32_t reader, round;
     uint64_t round_bytes;
@@ -118,7 +119,8 @@ static void append_range(struct builder *b, uint32_t pool, uint64_t begin, uint6
         for (uint32_t x = 0; x < plan->shard_box_count[s]; x++) {
             if (!is_wanted(plan, &plan->shard_boxes[s][x])) continue;
             uint64_t blocks = blocks_of(box_bytes(plan, &plan->shard_boxes[s][x]));
-            uint64_t from = begin > position ? begin - position : 0, to = end > position ? min_u64(end - position, blocks) : 0;
+            uint64_t from = begin > position ? begin - position : 0,
+                     to = end > position ? min_u64(end - position, blocks) : 0;
             if (from < to) append_blocks(b, s, x, from, to);
             position += blocks;
         }
@@ -147,15 +149,18 @@ static pd_status build_items(struct pd_plan *plan, uint32_t *pool, uint64_t *poo
     for (uint32_t s = 0; s < plan->shard_count; s++) {
         pool[s] = pool_of(plan, s);
         if (pool[s] == UINT32_MAX)
-            PD_FAIL(err, PD_NOT_FOUND, "shard-%05u.h5 can be opened on no host: bring back the host or the file, or resume from "
-                    "another checkpoint", s);
+            PD_FAIL(err, PD_NOT_FOUND,
+                    "shard-%05u.h5 can be opened on no host: bring back the host or the file, or resume from "
+                    "another checkpoint",
+                    s);
         pool_blocks[pool[s]] += wanted_blocks(plan, s);
     }
     struct builder b = {.plan = plan, .pool = pool};
     for (b.reader = 0; b.reader < plan->input.readers; b.reader++) {
         plan->reader_first[b.reader] = plan->item_count;
         assign_reader(&b, pool_blocks);
-        if (plan->item_count > plan->reader_first[b.reader] && b.round + 1 > plan->round_count) plan->round_count = b.round + 1;
+        if (plan->item_count > plan->reader_first[b.reader] && b.round + 1 > plan->round_count)
+            plan->round_count = b.round + 1;
     }
     plan->reader_first[plan->input.readers] = plan->item_count;
     if (b.failed) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfer plan");
@@ -200,7 +205,8 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
 void pd_plan_free(struct pd_plan *plan)
 {
     if (!plan) return;
-    for (uint32_t s = 0; plan->shard_boxes && s < plan->shard_count; s++) free(plan->shard_boxes[s]);
+    for (uint32_t s = 0; plan->shard_boxes && s < plan->shard_count; s++)
+        free(plan->shard_boxes[s]);
     free(plan->shard_boxes);
     free(plan->shard_box_count);
     free(plan->items);
@@ -227,8 +233,8 @@ static void visit_run(const struct run_walk *w, uint64_t begin, uint64_t end, ui
         begin = w->item_begin;
     }
     if (begin >= end) return;
-    struct pd_transfer_run run = {(begin - w->item_begin) * w->element_bytes, w->wanted_box, wanted_element * w->element_bytes,
-                                  (end - begin) * w->element_bytes};
+    struct pd_transfer_run run = {(begin - w->item_begin) * w->element_bytes, w->wanted_box,
+                                  wanted_element * w->element_bytes, (end - begin) * w->element_bytes};
     w->visit(w->context, &run);
 }
 
@@ -266,8 +272,8 @@ void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, u
     uint32_t count = pd_layout_owned_boxes(plan->input.wanted, tensor, stored->tensor, rank, wanted, 256);
     uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES / element_bytes;
     for (uint32_t b = 0; b < count; b++) {
-        struct run_walk walk = {&stored->box, &wanted[b], begin, begin + item->bytes / element_bytes, b, element_bytes, visit,
-                                context};
+        struct run_walk walk = {&stored->box,  &wanted[b], begin,  begin + item->bytes / element_bytes, b,
+                                element_bytes, visit,      context};
         walk_runs(&walk);
     }
 }

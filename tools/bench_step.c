@@ -1,5 +1,5 @@
-/* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear and
- * head products as whole oneDNN calls on the same threads. */
+/* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear
+ * and head products as whole oneDNN calls on the same threads. */
 #include "tools/bench.h"
 #include "tools/command.h"
 
@@ -37,19 +37,28 @@ static error_t parse_step(int key, char *argument, struct argp_state *state)
     struct step_bench *b = state->input;
     uint64_t *number = key == OPTION_PAIRS ? &b->pairs : key == OPTION_TOKENS ? &b->tokens : &b->threads;
     switch (key) {
-    case OPTION_PRESET: b->preset = argument; return 0;
+    case OPTION_PRESET:
+        b->preset = argument;
+        return 0;
     case OPTION_PAIRS:
     case OPTION_TOKENS:
     case OPTION_THREADS:
         if (!pd_parse_u64(argument, number) || *number == 0) b->bad = argument;
         return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp step_argp = {step_options, parse_step, NULL,
-                                      "A whole training step against all its linear and head products as oneDNN calls, alternated. "
-                                      "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor.", NULL, NULL, NULL};
+static const struct argp step_argp = {
+    step_options,
+    parse_step,
+    NULL,
+    "A whole training step against all its linear and head products as oneDNN calls, alternated. "
+    "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor.",
+    NULL,
+    NULL,
+    NULL};
 
 /* ---- one precision ---- */
 
@@ -106,8 +115,12 @@ static pd_status build_engine(struct bench_run *r, const struct step_bench *b, s
 {
     struct pd_memory_plan plan;
     const struct pd_config *c = &r->config;
-    const struct pd_data_options data = {.train = c->data.train, .train_count = c->data.train_count, .context = c->batch.context,
-                                         .vocab = c->model.vocab, .document_token = -1, .seed = 1};
+    const struct pd_data_options data = {.train = c->data.train,
+                                         .train_count = c->data.train_count,
+                                         .context = c->batch.context,
+                                         .vocab = c->model.vocab,
+                                         .document_token = -1,
+                                         .seed = 1};
     const struct pd_engine_options options = {c, NULL, 1, 0, (uint32_t)b->threads};
     struct pd_engine_options engine_options = options;
     PD_TRY(pd_model_new(&c->model, &r->model, err));
@@ -200,7 +213,8 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_command_parse(&step_argp, argc, argv, &b, &b.json, &done, err));
     if (done) return PD_OK;
     if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.threads > 1024)
-        PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help", b.bad ? b.bad : "--pairs");
+        PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
+                b.bad ? b.bad : "--pairs");
     int file = mkstemp(tokens_path);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", tokens_path);
     close(file);

@@ -43,12 +43,20 @@ static error_t parse_sample(int key, char *argument, struct argp_state *state)
 {
     struct sample *s = state->input;
     switch (key) {
-    case OPTION_PROMPT: s->prompt = argument; return 0;
-    case OPTION_TOKENS: s->tokens = argument; return 0;
-    case OPTION_COUNT: return parse_number(s, argument, &s->count);
-    case OPTION_TOP_K: return parse_number(s, argument, &s->top_k);
-    case OPTION_SEED: return parse_number(s, argument, &s->seed);
-    case OPTION_THREADS: return parse_number(s, argument, &s->threads);
+    case OPTION_PROMPT:
+        s->prompt = argument;
+        return 0;
+    case OPTION_TOKENS:
+        s->tokens = argument;
+        return 0;
+    case OPTION_COUNT:
+        return parse_number(s, argument, &s->count);
+    case OPTION_TOP_K:
+        return parse_number(s, argument, &s->top_k);
+    case OPTION_SEED:
+        return parse_number(s, argument, &s->seed);
+    case OPTION_THREADS:
+        return parse_number(s, argument, &s->threads);
     case OPTION_TEMPERATURE:
         if (!pd_parse_double(argument, &s->temperature) || s->temperature < 0) s->bad = argument;
         return 0;
@@ -56,13 +64,20 @@ static error_t parse_sample(int key, char *argument, struct argp_state *state)
         if (s->path) s->bad = argument;
         s->path = argument;
         return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp sample_argp = {sample_options, parse_sample, "PATH",
-                                        "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, or the "
-                                        "directory given as checkpoint.dir.", NULL, NULL, NULL};
+static const struct argp sample_argp = {
+    sample_options,
+    parse_sample,
+    "PATH",
+    "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, or the "
+    "directory given as checkpoint.dir.",
+    NULL,
+    NULL,
+    NULL};
 
 static void loaded(void *context, const struct pd_config *config, uint64_t step)
 {
@@ -88,7 +103,8 @@ static bool emit(void *context, int32_t token)
 }
 
 /* Tokens of the prompt: bytes of the text, or the numbers given. */
-static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_tokens, uint32_t *ret_count, struct pd_error *err)
+static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_tokens, uint32_t *ret_count,
+                        struct pd_error *err)
 {
     const char *text = s->tokens ? s->tokens : s->prompt ? s->prompt : "\n";
     if (!s->tokens && vocab > 256)
@@ -97,7 +113,8 @@ static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_to
     if (!tokens) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the prompt");
     uint32_t count = 0;
     if (!s->tokens) {
-        for (const char *p = text; *p; p++) tokens[count++] = (unsigned char)*p;
+        for (const char *p = text; *p; p++)
+            tokens[count++] = (unsigned char)*p;
     } else {
         for (const char *p = text; *p;) {
             char word[24];
@@ -132,8 +149,13 @@ static pd_status draw(struct sample *s, struct pd_error *err)
     struct pd_config config;
     int32_t *tokens = NULL;
     struct pd_sample_options options = {.checkpoints = checkpoints_of(s->path, buffer, sizeof buffer),
-                                        .count = (uint32_t)s->count, .temperature = s->temperature, .top_k = (uint32_t)s->top_k,
-                                        .seed = s->seed, .threads = (uint32_t)s->threads, .loaded = loaded, .emit = emit,
+                                        .count = (uint32_t)s->count,
+                                        .temperature = s->temperature,
+                                        .top_k = (uint32_t)s->top_k,
+                                        .seed = s->seed,
+                                        .threads = (uint32_t)s->threads,
+                                        .loaded = loaded,
+                                        .emit = emit,
                                         .context = s};
     PD_TRY(pd_sample_config(options.checkpoints, &config, err));
     uint32_t vocab = config.model.vocab;
@@ -152,7 +174,8 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_command_parse(&sample_argp, argc, argv, &s, &s.json, &done, err));
     if (done) return PD_OK;
     if (s.bad) PD_FAIL(err, PD_USAGE, "sample does not understand \"%s\"; see perdure sample --help", s.bad);
-    if (!s.path) PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
+    if (!s.path)
+        PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
     if (s.json) {

@@ -36,8 +36,12 @@ static error_t parse_train(int key, char *argument, struct argp_state *state)
 {
     struct train *t = state->input;
     switch (key) {
-    case OPTION_FRESH: t->fresh = true; return 0;
-    case OPTION_PRINT_CONFIG: t->print_config = true; return 0;
+    case OPTION_FRESH:
+        t->fresh = true;
+        return 0;
+    case OPTION_PRINT_CONFIG:
+        t->print_config = true;
+        return 0;
     case ARGP_KEY_ARG:
         if (!t->config_path && !strchr(argument, '=')) {
             t->config_path = argument;
@@ -46,16 +50,22 @@ static error_t parse_train(int key, char *argument, struct argp_state *state)
         if (t->override_count == OVERRIDES_MAX) return E2BIG;
         t->overrides[t->override_count++] = argument;
         return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
 static const struct argp train_argp = {
-    train_options, parse_train, "CONFIG [section.key=value...]",
-    "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die are "
+    train_options,
+    parse_train,
+    "CONFIG [section.key=value...]",
+    "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die "
+    "are "
     "replaced by a restart with what is left."
     "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
-    NULL, NULL, NULL};
+    NULL,
+    NULL,
+    NULL};
 
 /* ---- newest committed step, as the launcher asks ---- */
 
@@ -98,8 +108,10 @@ static pd_status check_fresh(const struct pd_config *config, struct pd_error *er
     pd_worker_checkpoint_dir(config, path);
     PD_TRY(look(path, &count, &step, err));
     if (count)
-        PD_FAIL(err, PD_INVALID, "--fresh: %s holds %u checkpoints, the newest of step %llu; choose another run.dir, move them away, or "
-                "leave --fresh out to go on", path, count, (unsigned long long)step);
+        PD_FAIL(err, PD_INVALID,
+                "--fresh: %s holds %u checkpoints, the newest of step %llu; choose another run.dir, move them away, or "
+                "leave --fresh out to go on",
+                path, count, (unsigned long long)step);
     return PD_OK;
 }
 

@@ -13,24 +13,30 @@
 static uint64_t io_bytes_of(uint64_t state_bytes)
 {
     uint64_t bytes = IO_BYTES_MIN;
-    while (bytes < IO_BYTES_MAX && bytes * 4 < state_bytes) bytes *= 2;
+    while (bytes < IO_BYTES_MAX && bytes * 4 < state_bytes)
+        bytes *= 2;
     return bytes;
 }
 
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.layout = e->layout, .rank = e->options.rank, .leaves = e->leaves,
-                                    .compute = c->numerics.precision, .gradient_type = c->numerics.gradient_type};
+    return (struct pd_zero_options){.layout = e->layout,
+                                    .rank = e->options.rank,
+                                    .leaves = e->leaves,
+                                    .compute = c->numerics.precision,
+                                    .gradient_type = c->numerics.gradient_type};
 }
 
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_transformer_options){.sequences = c->batch.leaf, .length = c->batch.context,
+    return (struct pd_transformer_options){.sequences = c->batch.leaf,
+                                           .length = c->batch.context,
                                            .dtype = c->numerics.precision,
                                            .keep_all = c->layout.recompute == PD_RECOMPUTE_NONE,
-                                           .separate_documents = c->data.separate_documents, .backward = true};
+                                           .separate_documents = c->data.separate_documents,
+                                           .backward = true};
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -49,7 +55,8 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
 }
 
 pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
-                        struct pd_thread_pool *pool, struct pd_arena *arena, struct pd_engine **ret_engine, struct pd_error *err)
+                        struct pd_thread_pool *pool, struct pd_arena *arena, struct pd_engine **ret_engine,
+                        struct pd_error *err)
 {
     const struct pd_config *c = options->config;
     struct pd_engine *e = calloc(1, sizeof *e);
@@ -63,8 +70,10 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     pd_layout_init_dp(&e->layout, options->world);
     pd_status st = PD_OK;
     if (options->world > e->leaves)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "layout: %u ranks for %u leaves a step; use at most %u ranks, or lower "
-                          "batch.leaf", options->world, e->leaves, e->leaves);
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "layout: %u ranks for %u leaves a step; use at most %u ranks, or lower "
+                          "batch.leaf",
+                          options->world, e->leaves, e->leaves);
     if (!st) st = build(e, arena, err);
     if (st) {
         pd_engine_free(e);

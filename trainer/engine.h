@@ -1,7 +1,7 @@
 /* One rank's share of a run: state, activations, buffers and the training step over them.
  *
- * pd_engine_new is the recipe of all memory a rank takes: on a dry arena it counts, and that count is the plan; on a real arena
- * made from that plan it builds. A step is readable in one sitting in step.c:
+ * pd_engine_new is the recipe of all memory a rank takes: on a dry arena it counts, and that count is the plan; on a real
+ * arena made from that plan it builds. A step is readable in one sitting in step.c:
  *
  *   for every slot: leaf -> embed, blocks, head (loss) -> blocks backward -> gradients to their owners
  *   sums of tied tensors, global norm, clip, AdamW on the owned boxes
@@ -19,22 +19,22 @@ struct pd_engine_options {
     const struct pd_config *config; /* borrowed */
     const struct pd_model *model;   /* borrowed */
     uint32_t world, rank;
-    uint32_t threads;               /* of this rank */
+    uint32_t threads; /* of this rank */
 };
 
 struct pd_engine {
     struct pd_engine_options options;
-    uint32_t leaves;                /* V */
-    uint32_t slots;                 /* ceil(V / world) */
+    uint32_t leaves; /* V */
+    uint32_t slots;  /* ceil(V / world) */
     struct pd_layout layout;
-    struct pd_comm *comm;           /* NULL when alone */
+    struct pd_comm *comm; /* NULL when alone */
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_transformer *transformer;
-    double *row_sums;               /* workspace of the norm */
-    void *io_buffers;               /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
+    double *row_sums; /* workspace of the norm */
+    void *io_buffers; /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
     /* Asked between leaves: true to leave the step unfinished (state is that of the last update). May be NULL. */
     bool (*should_leave)(void *context);
@@ -42,16 +42,16 @@ struct pd_engine {
 };
 
 struct pd_step_result {
-    double loss;           /* mean over the valid tokens of the batch */
-    uint64_t tokens;       /* valid target tokens */
-    double gradient_norm;  /* before clipping */
+    double loss;          /* mean over the valid tokens of the batch */
+    uint64_t tokens;      /* valid target tokens */
+    double gradient_norm; /* before clipping */
     double learning_rate;
 };
 
 /* comm NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
-PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
-                                    struct pd_thread_pool *pool, struct pd_arena *arena, struct pd_engine **ret_engine,
-                                    struct pd_error *err);
+PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm,
+                                    const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,
+                                    struct pd_engine **ret_engine, struct pd_error *err);
 void pd_engine_free(struct pd_engine *engine);
 
 /* Bytes by category that rank `rank` of `world` will take: the recipe on a dry arena. */
@@ -66,7 +66,8 @@ PD_MUST_USE pd_status pd_engine_init_state(struct pd_engine *engine, struct pd_e
 PD_MUST_USE pd_status pd_engine_step(struct pd_engine *engine, uint64_t first_sample, uint64_t updates,
                                      struct pd_step_result *ret_result, struct pd_error *err);
 /* Mean loss over the first `sequences` validation samples. */
-PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequences, double *ret_loss, struct pd_error *err);
+PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequences, double *ret_loss,
+                                         struct pd_error *err);
 
 /* Linear warm-up to lr, cosine to min_lr (Loshchilov and Hutter 2017); `update` counts from 0. */
 double pd_learning_rate(const struct pd_config *config, uint64_t update);

@@ -20,9 +20,9 @@ struct pd_metrics {
     int file;
     enum progress progress;
     uint64_t start_ns, last_line_ns;
-    uint64_t first_step;         /* of this launch */
-    double validation_loss;      /* newest */
-    bool drawn;                  /* a bar stands on the terminal's line */
+    uint64_t first_step;    /* of this launch */
+    double validation_loss; /* newest */
+    bool drawn;             /* a bar stands on the terminal's line */
 };
 
 uint64_t pd_metrics_resident_bytes(void)
@@ -116,7 +116,8 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
     if (!st && write(m->file, text, bytes) != (ssize_t)bytes)
-        st = pd_error_set(err, pd_status_from_errno(errno), PD_WHERE, errno, "%s/metrics.jsonl: appending", m->options.directory);
+        st = pd_error_set(err, pd_status_from_errno(errno), PD_WHERE, errno, "%s/metrics.jsonl: appending",
+                          m->options.directory);
     pd_json_writer_deinit(&w);
     return st;
 }

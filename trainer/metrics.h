@@ -1,8 +1,8 @@
 /* What a run says while it goes: metrics.jsonl in the run directory, one object a step, and a progress line for people.
  *
  * The line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere (line);
- * PERDURE_PROGRESS=off is silent. Rank 0 alone writes. A step that was computed again after a restart appears again, under its
- * launch's fence: the last line of a step counts.
+ * PERDURE_PROGRESS=off is silent. Rank 0 alone writes. A step that was computed again after a restart appears again, under
+ * its launch's fence: the last line of a step counts.
  */
 #ifndef PD_TRAINER_METRICS_H
 #define PD_TRAINER_METRICS_H
@@ -14,11 +14,11 @@ struct pd_metrics;
 struct pd_metrics_step {
     uint64_t step, fence;
     struct pd_step_result result;
-    double seconds;               /* of the step */
-    double validation_loss;       /* NaN: not measured at this step */
-    uint64_t memory_bytes;        /* resident, of rank 0 */
-    uint64_t last_checkpoint;     /* newest committed step; 0: none */
-    double save_seconds;          /* of the save after this step; 0: none */
+    double seconds;           /* of the step */
+    double validation_loss;   /* NaN: not measured at this step */
+    uint64_t memory_bytes;    /* resident, of rank 0 */
+    uint64_t last_checkpoint; /* newest committed step; 0: none */
+    double save_seconds;      /* of the save after this step; 0: none */
 };
 
 struct pd_metrics_options {

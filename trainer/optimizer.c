@@ -17,7 +17,8 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update)
 }
 
 /* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
-static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struct pd_superaccumulator *sum, struct pd_error *err)
+static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struct pd_superaccumulator *sum,
+                         struct pd_error *err)
 {
     uint64_t columns = b->box.count[1], rows = b->box.count[0];
     const float *gradient = pd_zero_gradient(e->zero) + b->gradient_offset;
@@ -33,7 +34,8 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
 {
     struct pd_superaccumulator sum;
     pd_superaccumulator_init(&sum);
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
+    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++)
+        PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
     PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
     *ret_norm = tokens ? sqrt(pd_superaccumulator_value(&sum)) / (double)tokens : 0.0;
     return PD_OK;
@@ -50,13 +52,18 @@ static double scale_of(const struct pd_config *c, uint64_t tokens, double norm)
 pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
-    const struct pd_adam_config adam = {.rate = pd_learning_rate(c, updates), .beta1 = c->optimizer.beta1,
-                                        .beta2 = c->optimizer.beta2, .epsilon = c->optimizer.epsilon,
-                                        .weight_decay = c->optimizer.weight_decay, .step = updates + 1,
+    const struct pd_adam_config adam = {.rate = pd_learning_rate(c, updates),
+                                        .beta1 = c->optimizer.beta1,
+                                        .beta2 = c->optimizer.beta2,
+                                        .epsilon = c->optimizer.epsilon,
+                                        .weight_decay = c->optimizer.weight_decay,
+                                        .step = updates + 1,
                                         .scale = scale_of(c, tokens, norm)};
     const struct pd_adam_step step = pd_adam_step_make(&adam);
     char *copy = pd_zero_compute_copy(e->zero);
-    if (!tokens) PD_FAIL(err, PD_INVALID, "a batch has no token to learn from: every target of it is masked; look at data.document_token");
+    if (!tokens)
+        PD_FAIL(err, PD_INVALID,
+                "a batch has no token to learn from: every target of it is masked; look at data.document_token");
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
         const struct pd_adam_range range = {.n = b->elements,

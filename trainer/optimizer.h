@@ -1,9 +1,9 @@
 /* Global norm, clipping and AdamW over the boxes a rank owns.
  *
- * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch) and the clip are one scale,
- * applied when AdamW reads them. The norm does not depend on the layout: squares in fp64, rows in 16 lanes, then an integer
- * superaccumulator, combined over ranks by integer sums.
- *   source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
+ * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch) and the clip are one
+ * scale, applied when AdamW reads them. The norm does not depend on the layout: squares in fp64, rows in 16 lanes, then an
+ * integer superaccumulator, combined over ranks by integer sums. source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al.
+ * 2013 (clipping by global norm)
  */
 #ifndef PD_TRAINER_OPTIMIZER_H
 #define PD_TRAINER_OPTIMIZER_H

@@ -14,7 +14,8 @@
 
 /* ---- configuration ---- */
 
-static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text, size_t room)
+static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
+                     size_t room)
 {
     size_t used = 0;
     text[0] = '\0';
@@ -42,14 +43,17 @@ static pd_status compare_configs(const struct pd_engine *e, const struct pd_comm
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, sizeof text);
     *ret_new_lineage = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
-        PD_FAIL(err, PD_INVALID, "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
-                "lineage with accept_new_lineage=true", text);
+        PD_FAIL(err, PD_INVALID,
+                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
+                "lineage with accept_new_lineage=true",
+                text);
     uint64_t fingerprint[2];
     pd_data_fingerprint(e->data, fingerprint);
     if (memcmp(fingerprint, commit->state.data_fingerprint, sizeof fingerprint)) {
         pd_status st = pd_data_check_fingerprint(e->data, commit->state.data_fingerprint, err);
         if (st && !e->options.config->accept_new_lineage)
-            return pd_error_context(err, st, "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
+            return pd_error_context(err, st,
+                                    "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
         *ret_new_lineage = true;
     }
     return PD_OK;
@@ -101,9 +105,15 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
     if (!st) st = compare_configs(e, commit, &new_lineage, err);
     PD_TRY(pd_group_agree(group, st, err));
     pd_store_entry_path(store, entry, path);
-    struct pd_load_request request = {.directory = path, .commit = commit, .tensors = &e->options.model->tensors,
-                                      .wanted = &e->layout, .kinds = (1u << PD_KIND_COUNT) - 1, .buffers = e->io_buffers,
-                                      .buffer_bytes = e->io_bytes, .destination = destination, .context = e};
+    struct pd_load_request request = {.directory = path,
+                                      .commit = commit,
+                                      .tensors = &e->options.model->tensors,
+                                      .wanted = &e->layout,
+                                      .kinds = (1u << PD_KIND_COUNT) - 1,
+                                      .buffers = e->io_buffers,
+                                      .buffer_bytes = e->io_bytes,
+                                      .destination = destination,
+                                      .context = e};
     PD_TRY(pd_load(door, group, &request, &load, err));
     report->bytes_read = load.bytes_read;
     report->from_world = commit->shard_count;
@@ -116,8 +126,8 @@ static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *
                            const struct pd_error *damage, struct pd_error *err)
 {
     if (group->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s", entry->name,
-               damage->message);
+        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s",
+               entry->name, damage->message);
     return pd_store_quarantine(store, entry, damage->message, err);
 }
 
@@ -145,8 +155,10 @@ pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_grou
         }
     }
     if (!report.resumed && report.damaged)
-        PD_FAIL(err, PD_CORRUPT, "all %u checkpoints are damaged (see the quarantine directory); start another run.dir, or restore one "
-                "from a copy. The last: %.500s", report.damaged, damage.message);
+        PD_FAIL(err, PD_CORRUPT,
+                "all %u checkpoints are damaged (see the quarantine directory); start another run.dir, or restore one "
+                "from a copy. The last: %.500s",
+                report.damaged, damage.message);
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;

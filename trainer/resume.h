@@ -1,7 +1,7 @@
 /* Where a run goes on: the newest checkpoint that is whole, under whatever layout it was saved, or the first step.
  *
- * A checkpoint whose bytes are damaged is moved to quarantine, loudly, and the one before is taken; a storage error is not damage
- * and ends the launch. Changed configuration follows the table of pd_config_compare.
+ * A checkpoint whose bytes are damaged is moved to quarantine, loudly, and the one before is taken; a storage error is not
+ * damage and ends the launch. Changed configuration follows the table of pd_config_compare.
  */
 #ifndef PD_TRAINER_RESUME_H
 #define PD_TRAINER_RESUME_H
@@ -10,16 +10,17 @@
 #include "trainer/engine.h"
 
 struct pd_resume_report {
-    bool resumed;            /* false: a fresh start */
-    uint32_t from_world;     /* ranks that wrote it */
-    uint32_t damaged;        /* checkpoints that were passed over */
+    bool resumed;        /* false: a fresh start */
+    uint32_t from_world; /* ranks that wrote it */
+    uint32_t damaged;    /* checkpoints that were passed over */
     double seconds;
-    uint64_t bytes_read;     /* by this rank */
+    uint64_t bytes_read; /* by this rank */
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
  *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
-PD_MUST_USE pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *engine,
-                                struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err);
+PD_MUST_USE pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group,
+                                struct pd_engine *engine, struct pd_run_state *ret_state,
+                                struct pd_resume_report *ret_report, struct pd_error *err);
 
 #endif

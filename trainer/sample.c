@@ -24,12 +24,12 @@ struct sampler {
     struct pd_arena *arena;
     struct pd_math *math;
     struct pd_transformer *transformer;
-    float *master;               /* all parameters, fp32, table order */
-    char *compute;               /* the same as activations see them; == master in fp32 */
-    uint64_t *offset;            /* (tensors) elements */
+    float *master;    /* all parameters, fp32, table order */
+    char *compute;    /* the same as activations see them; == master in fp32 */
+    uint64_t *offset; /* (tensors) elements */
     void *io_buffers;
-    float *logits;               /* (V) */
-    int32_t *window;             /* (length) tokens in view */
+    float *logits;   /* (V) */
+    int32_t *window; /* (length) tokens in view */
     uint32_t length, filled;
 };
 
@@ -79,8 +79,7 @@ static pd_status take(struct sampler *s, struct pd_arena *arena, unsigned thread
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;
-    if (precision != PD_F32)
-        s->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * pd_dtype_bytes(precision));
+    if (precision != PD_F32) s->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * pd_dtype_bytes(precision));
     s->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
     s->logits = pd_arena_take(arena, PD_MEMORY_BUFFERS, s->config.model.vocab * sizeof(float));
     s->window = pd_arena_take(arena, PD_MEMORY_BUFFERS, s->length * sizeof(int32_t));
@@ -126,9 +125,15 @@ static pd_status load(struct sampler *s, struct pd_error *err)
     struct pd_layout whole;
     pd_layout_init_dp(&whole, 1);
     pd_store_entry_path(s->store, pd_store_entry_at(s->store, 0), path);
-    const struct pd_load_request request = {.directory = path, .commit = &s->commit, .tensors = &s->model->tensors,
-                                            .wanted = &whole, .kinds = 1u << PD_PARAM, .buffers = s->io_buffers,
-                                            .buffer_bytes = IO_BYTES, .destination = destination, .context = s};
+    const struct pd_load_request request = {.directory = path,
+                                            .commit = &s->commit,
+                                            .tensors = &s->model->tensors,
+                                            .wanted = &whole,
+                                            .kinds = 1u << PD_PARAM,
+                                            .buffers = s->io_buffers,
+                                            .buffer_bytes = IO_BYTES,
+                                            .destination = destination,
+                                            .context = s};
     PD_TRY(pd_load(s->door, &s->group, &request, NULL, err));
     if (s->config.numerics.precision == PD_F32) return PD_OK;
     return pd_cast(s->math, s->model->parameter_count, s->config.numerics.precision, s->compute, PD_F32, s->master, err);
@@ -220,7 +225,8 @@ static void push(struct sampler *s, int32_t token)
 
 static pd_status generate(struct sampler *s, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < s->options->prompt_count; i++) push(s, s->options->prompt[i]);
+    for (uint32_t i = 0; i < s->options->prompt_count; i++)
+        push(s, s->options->prompt[i]);
     for (uint32_t i = 0; i < s->options->count; i++) {
         PD_TRY(forward(s, err));
         int32_t token = draw(s, i);

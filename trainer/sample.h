@@ -5,14 +5,14 @@
 #include "trainer/config.h"
 
 struct pd_sample_options {
-    const char *checkpoints;     /* directory of checkpoints, or one checkpoint */
-    const int32_t *prompt;       /* (prompt_count) tokens */
+    const char *checkpoints; /* directory of checkpoints, or one checkpoint */
+    const int32_t *prompt;   /* (prompt_count) tokens */
     uint32_t prompt_count;
-    uint32_t count;              /* tokens to draw */
-    double temperature;          /* 0: the likeliest token */
-    uint32_t top_k;              /* 0: all */
+    uint32_t count;     /* tokens to draw */
+    double temperature; /* 0: the likeliest token */
+    uint32_t top_k;     /* 0: all */
     uint64_t seed;
-    uint32_t threads;            /* 0: all cores */
+    uint32_t threads; /* 0: all cores */
     /* Called once before the first token, then for every token drawn; false stops. */
     void (*loaded)(void *context, const struct pd_config *config, uint64_t step);
     bool (*emit)(void *context, int32_t token);

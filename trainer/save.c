@@ -23,9 +23,10 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
     const uint32_t world = pd_layout_world(&s->engine->layout);
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     struct pd_index_source *sources = calloc(world, sizeof *sources);
-    char (*names)[32] = calloc(world, sizeof *names);
+    char(*names)[32] = calloc(world, sizeof *names);
     uint64_t bytes = 0;
-    pd_status st = sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", world);
+    pd_status st =
+        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", world);
     for (uint32_t r = 0; !st && r < world; r++) {
         struct pd_shard_box *boxes = NULL;
         st = pd_layout_shard_boxes(&s->engine->layout, tensors, r, &boxes, &sources[r].box_count, err);
@@ -35,7 +36,8 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
     }
     if (!st) st = pd_index_build(tensors, sources, world, &s->index, &bytes, err);
     if (!st) pd_store_set_index(s->store, s->index, bytes);
-    for (uint32_t r = 0; sources && r < world; r++) free((void *)sources[r].boxes);
+    for (uint32_t r = 0; sources && r < world; r++)
+        free((void *)sources[r].boxes);
     free(sources);
     free(names);
     return st;

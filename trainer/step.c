@@ -104,8 +104,7 @@ static pd_status run_slot(struct step *s, struct pd_error *err)
     uint64_t leaf = (uint64_t)s->slot * e->options.world + e->options.rank;
     s->ghost = leaf >= e->leaves;
     PD_TRY(check_leave(e, err));
-    if (!s->ghost)
-        PD_TRY(fill_input(e, PD_SPLIT_TRAIN, s->first_sample + leaf * e->options.config->batch.leaf, err));
+    if (!s->ghost) PD_TRY(fill_input(e, PD_SPLIT_TRAIN, s->first_sample + leaf * e->options.config->batch.leaf, err));
     PD_TRY(forward(e, s->ghost, err));
     PD_TRY(head(s, err));
     return backward(s, err);
@@ -126,14 +125,16 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
 {
     struct step s = {.e = e, .first_sample = first_sample};
     pd_superaccumulator_init(&s.loss);
-    for (s.slot = 0; s.slot < e->slots; s.slot++) PD_TRY(run_slot(&s, err));
+    for (s.slot = 0; s.slot < e->slots; s.slot++)
+        PD_TRY(run_slot(&s, err));
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     PD_TRY(reduce_loss(e, &s.loss, &s.tokens, &result.loss, err));
     result.tokens = s.tokens;
     PD_TRY(pd_zero_join_tied(e->zero, err));
     PD_TRY(pd_optimizer_norm(e, s.tokens, &result.gradient_norm, err));
     if (!isfinite(result.loss) || !isfinite(result.gradient_norm))
-        PD_FAIL(err, PD_BUG, "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
+        PD_FAIL(err, PD_BUG,
+                "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
                 result.loss, result.gradient_norm, (unsigned long long)first_sample,
                 (unsigned long long)first_sample + e->options.config->batch.sequences - 1);
     PD_TRY(pd_optimizer_update(e, updates, s.tokens, result.gradient_norm, err));

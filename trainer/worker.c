@@ -2,8 +2,8 @@
  *
  *   set up (store, data, memory, engine) -> resume -> [step -> validate -> save]* -> last save -> leave
  *
- * Signals are looked at between leaves and agreed upon by all ranks; a step left unfinished changes nothing, so the state that is
- * saved is that of the last update. */
+ * Signals are looked at between leaves and agreed upon by all ranks; a step left unfinished changes nothing, so the state
+ * that is saved is that of the last update. */
 #include "trainer/worker.h"
 
 #include "ckpt/base/clock.h"
@@ -41,7 +41,7 @@ struct worker {
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
     uint32_t threads;
-    uint64_t saved_step;        /* newest committed; 0: none */
+    uint64_t saved_step; /* newest committed; 0: none */
     uint32_t save_failures;
 };
 
@@ -70,7 +70,8 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
 static pd_status open_store(struct worker *w, struct pd_error *err)
 {
     char path[4096];
-    const struct pd_store_options options = {.writable = true, .keep_last = w->config->checkpoint.keep_last,
+    const struct pd_store_options options = {.writable = true,
+                                             .keep_last = w->config->checkpoint.keep_last,
                                              .keep_every = w->config->checkpoint.keep_every,
                                              .quarantine_bytes_max = UINT64_C(64) << 30};
     pd_worker_checkpoint_dir(w->config, path);
@@ -84,15 +85,22 @@ static pd_status open_store(struct worker *w, struct pd_error *err)
 static pd_status open_data(struct worker *w, struct pd_error *err)
 {
     const struct pd_config *c = w->config;
-    const struct pd_data_options options = {.train = c->data.train, .validation = c->data.validation,
-                                            .train_count = c->data.train_count, .validation_count = c->data.validation_count,
-                                            .validation_fraction = c->data.validation_fraction, .context = c->batch.context,
-                                            .vocab = c->model.vocab, .separate_documents = c->data.separate_documents,
-                                            .document_token = c->data.document_token, .seed = c->run.seed};
+    const struct pd_data_options options = {.train = c->data.train,
+                                            .validation = c->data.validation,
+                                            .train_count = c->data.train_count,
+                                            .validation_count = c->data.validation_count,
+                                            .validation_fraction = c->data.validation_fraction,
+                                            .context = c->batch.context,
+                                            .vocab = c->model.vocab,
+                                            .separate_documents = c->data.separate_documents,
+                                            .document_token = c->data.document_token,
+                                            .seed = c->run.seed};
     PD_TRY(pd_data_open(&options, &w->data, err));
     if (c->validation.every && !pd_data_sample_count(w->data, PD_SPLIT_VALIDATION))
-        PD_FAIL(err, PD_INVALID, "validation.every is %llu and there is no validation data: give data.validation or "
-                "data.validation_fraction, or set validation.every=0", (unsigned long long)c->validation.every);
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %llu and there is no validation data: give data.validation or "
+                "data.validation_fraction, or set validation.every=0",
+                (unsigned long long)c->validation.every);
     return PD_OK;
 }
 
@@ -120,9 +128,10 @@ static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, st
 {
     enum { SIDE = 512, TRIES = 4 };
     float *a = w->engine->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
-    for (int i = 0; i < 2 * SIDE * SIDE; i++) a[i] = (float)(i % 7) - 3.0f;
-    const struct pd_gemm gemm = {.m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE},
-                                 .c = {c, PD_F32, SIDE}};
+    for (int i = 0; i < 2 * SIDE * SIDE; i++)
+        a[i] = (float)(i % 7) - 3.0f;
+    const struct pd_gemm gemm = {
+        .m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE}, .c = {c, PD_F32, SIDE}};
     double best = 0;
     PD_TRY(pd_comm_barrier(w->comm, err));
     for (int i = 0; i < TRIES; i++) {
@@ -138,8 +147,11 @@ static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, st
 
 static pd_status open_metrics(struct worker *w, struct pd_error *err)
 {
-    struct pd_metrics_options options = {.directory = w->config->run.dir, .steps = w->config->run.steps,
-                                         .log_every = w->config->run.log_every, .ranks = w->comm->size, .threads = w->threads,
+    struct pd_metrics_options options = {.directory = w->config->run.dir,
+                                         .steps = w->config->run.steps,
+                                         .log_every = w->config->run.log_every,
+                                         .ranks = w->comm->size,
+                                         .threads = w->threads,
                                          .flops_per_token = pd_model_flops_per_token(w->model, w->config->batch.context)};
     PD_TRY(measure_gemm(w, &options.gemm_flops_per_second, err));
     pd_status st = w->comm->rank == 0 ? pd_metrics_open(&options, &w->metrics, err) : PD_OK;
@@ -205,7 +217,8 @@ static pd_status save(struct worker *w, double *ret_seconds, struct pd_error *er
     if (st == PD_PEER_LOST || st == PD_EXISTS || ++w->save_failures == SAVE_FAILURES_MAX)
         return pd_error_context(err, st, "saving step %llu", (unsigned long long)w->state.identity.step);
     if (w->comm->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE, "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
+        pd_log(PD_LOG_ERROR, MODULE,
+               "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
                (unsigned long long)w->state.identity.step, (unsigned long long)w->saved_step, err ? err->message : "");
     return PD_OK;
 }
@@ -230,7 +243,8 @@ static bool save_is_due(const struct worker *w, enum pd_signal signal)
 static pd_status save_and_leave(struct worker *w, struct pd_error *err)
 {
     double seconds;
-    while (w->saved_step != w->state.identity.step && w->state.identity.step > 0) PD_TRY(save(w, &seconds, err));
+    while (w->saved_step != w->state.identity.step && w->state.identity.step > 0)
+        PD_TRY(save(w, &seconds, err));
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)w->state.identity.step);
 }
@@ -279,7 +293,9 @@ static pd_status run_step(struct worker *w, struct pd_error *err)
     m.last_checkpoint = w->saved_step;
     m.memory_bytes = pd_metrics_resident_bytes();
     pd_status st = w->metrics ? pd_metrics_write(w->metrics, &m, err) : PD_OK;
-    if (st) pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m.step, err ? err->message : "");
+    if (st)
+        pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m.step,
+               err ? err->message : "");
     if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
     PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
 }
@@ -305,8 +321,10 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
 
 pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err)
 {
-    struct worker w = {.config = config, .comm = comm, 
-                       .threads = pd_launched_threads(config->layout.threads, (comm->size + comm->host_count - 1) / comm->host_count)};
+    struct worker w = {
+        .config = config,
+        .comm = comm,
+        .threads = pd_launched_threads(config->layout.threads, (comm->size + comm->host_count - 1) / comm->host_count)};
     comm->time_limit_seconds = config->restart.peer_timeout;
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);

@@ -43,20 +43,28 @@ int pd_status_exit_code(pd_status status)
 pd_status pd_status_from_errno(int sys_errno)
 {
     switch (sys_errno) {
-    case 0: return PD_OK;
-    case ENOENT: return PD_NOT_FOUND;
+    case 0:
+        return PD_OK;
+    case ENOENT:
+        return PD_NOT_FOUND;
     case EEXIST:
-    case ENOTEMPTY: return PD_EXISTS;
+    case ENOTEMPTY:
+        return PD_EXISTS;
     case EAGAIN:
-    case EBUSY: return PD_BUSY;
+    case EBUSY:
+        return PD_BUSY;
     case ENOSPC:
-    case EDQUOT: return PD_NO_SPACE;
-    case ENOMEM: return PD_NO_MEMORY;
+    case EDQUOT:
+        return PD_NO_SPACE;
+    case ENOMEM:
+        return PD_NO_MEMORY;
     case EOPNOTSUPP:
     case ENOSYS:
     case EXDEV:
-    case EINVAL: return PD_UNSUPPORTED;
-    default: return PD_IO;
+    case EINVAL:
+        return PD_UNSUPPORTED;
+    default:
+        return PD_IO;
     }
 }
 

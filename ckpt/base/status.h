@@ -35,13 +35,13 @@ typedef enum pd_status {
 
 struct pd_error {
     pd_status status;
-    int sys_errno;      /* 0 where no system call was involved */
-    char where[64];     /* "file.c:123", set at the origin */
-    char message[960];  /* always terminated; contexts are prepended: "checkpoint X: shard Y: cause" */
+    int sys_errno;     /* 0 where no system call was involved */
+    char where[64];    /* "file.c:123", set at the origin */
+    char message[960]; /* always terminated; contexts are prepended: "checkpoint X: shard Y: cause" */
 };
 
-const char *pd_status_name(pd_status status); /* static text such as "PD_IO" */
-int pd_status_exit_code(pd_status status);    /* DESIGN: 0, 64, 65, 70, 74, 75, 78, 93 */
+const char *pd_status_name(pd_status status);  /* static text such as "PD_IO" */
+int pd_status_exit_code(pd_status status);     /* DESIGN: 0, 64, 65, 70, 74, 75, 78, 93 */
 pd_status pd_status_from_errno(int sys_errno); /* ENOSPC/EDQUOT -> PD_NO_SPACE, ENOENT -> PD_NOT_FOUND, ... */
 
 /* Fills *err (may be NULL) and returns `status`. sys_errno 0 adds nothing; otherwise ": <strerror>" is appended. */
@@ -60,15 +60,15 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
 #define PD_FAIL_ERRNO(err, number, ...) \
     return pd_error_set((err), pd_status_from_errno(number), PD_WHERE, (number), __VA_ARGS__)
 
-#define PD_TRY(expression)                       \
-    do {                                         \
-        pd_status pd_try_st_ = (expression);     \
+#define PD_TRY(expression)                          \
+    do {                                            \
+        pd_status pd_try_st_ = (expression);        \
         if (pd_try_st_ != PD_OK) return pd_try_st_; \
     } while (0)
 
 /* For our own bugs only; on in release builds; the condition has no side effects. Prints and aborts. */
-#define PD_CHECK(condition) \
-    do {                    \
+#define PD_CHECK(condition)                                      \
+    do {                                                         \
         if (!(condition)) pd_check_failed(PD_WHERE, #condition); \
     } while (0)
 _Noreturn void pd_check_failed(const char *where, const char *condition);

@@ -3,7 +3,8 @@
  *   middle = x + attention(rope(norm1(x) Wqkv + bqkv)) Wo + bo
  *   out    = middle + activation(norm2(middle) Wup + bup) Wdown + bdown
  *
- * Llama: RMS norm, RoPE, SwiGLU over gate and up, biases at most at q, k, v. GPT-2: layer norm, no RoPE, GELU, biases everywhere. */
+ * Llama: RMS norm, RoPE, SwiGLU over gate and up, biases at most at q, k, v. GPT-2: layer norm, no RoPE, GELU, biases
+ * everywhere. */
 #include "trainer/model/transformer_internal.h"
 
 #include <math.h>
@@ -34,34 +35,54 @@ static struct pd_matrix matrix(struct pd_transformer *t, void *data, uint64_t co
 }
 
 /* y (R,out) = x (R,in) W^T + bias + residual;  W (out,in) */
-static pd_status linear(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *bias, void *residual,
-                        void *y, struct pd_error *err)
+static pd_status linear(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *bias,
+                        void *residual, void *y, struct pd_error *err)
 {
-    struct pd_gemm g = {.m = t->rows, .n = out, .k = in, .trans_b = true, .a = matrix(t, x, in), .b = matrix(t, weight, in),
-                        .c = matrix(t, y, out), .bias = bias, .bias_dtype = t->options.dtype,
+    struct pd_gemm g = {.m = t->rows,
+                        .n = out,
+                        .k = in,
+                        .trans_b = true,
+                        .a = matrix(t, x, in),
+                        .b = matrix(t, weight, in),
+                        .c = matrix(t, y, out),
+                        .bias = bias,
+                        .bias_dtype = t->options.dtype,
                         .residual = matrix(t, residual, out)};
     return pd_gemm(t->math, &g, err);
 }
 
 /* dx (R,in) = dy W;  dW (out,in) = dy^T x;  dbias = sum over rows of dy */
-static pd_status linear_backward(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *dy, void *dx,
-                                 float *dweight, float *dbias, struct pd_error *err)
+static pd_status linear_backward(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *dy,
+                                 void *dx, float *dweight, float *dbias, struct pd_error *err)
 {
-    struct pd_gemm input = {.m = t->rows, .n = in, .k = out, .a = matrix(t, dy, out), .b = matrix(t, weight, in),
-                            .c = matrix(t, dx, in)};
+    struct pd_gemm input = {
+        .m = t->rows, .n = in, .k = out, .a = matrix(t, dy, out), .b = matrix(t, weight, in), .c = matrix(t, dx, in)};
     PD_TRY(pd_gemm(t->math, &input, err));
-    struct pd_gemm weights = {.m = out, .n = in, .k = t->rows, .trans_a = true, .a = matrix(t, dy, out),
-                              .b = matrix(t, x, in), .c = {dweight, PD_F32, in}};
+    struct pd_gemm weights = {.m = out,
+                              .n = in,
+                              .k = t->rows,
+                              .trans_a = true,
+                              .a = matrix(t, dy, out),
+                              .b = matrix(t, x, in),
+                              .c = {dweight, PD_F32, in}};
     PD_TRY(pd_gemm(t->math, &weights, err));
     if (!dbias) return PD_OK;
     return pd_column_sum(t->math, t->rows, out, out, t->options.dtype, dy, dbias, err);
 }
 
-static struct pd_norm norm_of(struct pd_transformer *t, const void *x, void *weight, void *bias, float *mean, float *rstd, void *out)
+static struct pd_norm norm_of(struct pd_transformer *t, const void *x, void *weight, void *bias, float *mean, float *rstd,
+                              void *out)
 {
-    return (struct pd_norm){.rows = t->rows, .columns = t->model->config.hidden, .dtype = t->options.dtype,
-                            .epsilon = t->model->config.norm_epsilon, .x = x, .weight = weight, .bias = bias, .mean = mean,
-                            .rstd = rstd, .out = out};
+    return (struct pd_norm){.rows = t->rows,
+                            .columns = t->model->config.hidden,
+                            .dtype = t->options.dtype,
+                            .epsilon = t->model->config.norm_epsilon,
+                            .x = x,
+                            .weight = weight,
+                            .bias = bias,
+                            .mean = mean,
+                            .rstd = rstd,
+                            .out = out};
 }
 
 static pd_status norm_forward(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
@@ -70,7 +91,8 @@ static pd_status norm_forward(struct pd_transformer *t, const struct pd_norm *n,
 }
 
 /* dstream = gradient through the norm + dstream, which is the residual path. */
-static pd_status norm_backward(struct pd_transformer *t, struct pd_norm *n, float *dweight, float *dbias, struct pd_error *err)
+static pd_status norm_backward(struct pd_transformer *t, struct pd_norm *n, float *dweight, float *dbias,
+                               struct pd_error *err)
 {
     n->dout = t->dnorm;
     n->dresidual = t->dstream;
@@ -85,9 +107,15 @@ static pd_status rotate(struct pd_transformer *t, void *qkv, bool inverse, struc
     if (!t->is_llama) return PD_OK;
     const struct pd_model_config *c = &t->model->config;
     /* q and k are neighbours, so their heads are rotated as one run. */
-    struct pd_rope rope = {.rows = t->rows, .heads = c->heads + c->kv_heads, .head_size = c->head_size,
-                           .dtype = t->options.dtype, .x = qkv, .ld = t->qkv_columns, .positions = t->input.positions,
-                           .cos_sin = t->cos_sin, .inverse = inverse};
+    struct pd_rope rope = {.rows = t->rows,
+                           .heads = c->heads + c->kv_heads,
+                           .head_size = c->head_size,
+                           .dtype = t->options.dtype,
+                           .x = qkv,
+                           .ld = t->qkv_columns,
+                           .positions = t->input.positions,
+                           .cos_sin = t->cos_sin,
+                           .inverse = inverse};
     return pd_rope(t->math, &rope, err);
 }
 
@@ -96,11 +124,19 @@ static struct pd_attention attention_of(struct pd_transformer *t, struct pd_bloc
     const struct pd_model_config *c = &t->model->config;
     char *q = a->qkv, *k = q + t->query_columns * t->element_bytes;
     char *v = k + (uint64_t)c->kv_heads * c->head_size * t->element_bytes;
-    return (struct pd_attention){.sequences = t->options.sequences, .length = t->options.length, .heads = c->heads,
-                                 .kv_heads = c->kv_heads, .head_size = c->head_size, .dtype = t->options.dtype,
-                                 .scale = 1.0f / sqrtf((float)c->head_size), .q = q, .k = k, .v = v,
+    return (struct pd_attention){.sequences = t->options.sequences,
+                                 .length = t->options.length,
+                                 .heads = c->heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_size = c->head_size,
+                                 .dtype = t->options.dtype,
+                                 .scale = 1.0f / sqrtf((float)c->head_size),
+                                 .q = q,
+                                 .k = k,
+                                 .v = v,
                                  .ld_qkv = t->qkv_columns,
-                                 .first = t->options.separate_documents ? t->input.first : NULL, .out = a->attention,
+                                 .first = t->options.separate_documents ? t->input.first : NULL,
+                                 .out = a->attention,
                                  .lse = a->lse};
 }
 

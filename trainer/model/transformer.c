@@ -133,8 +133,13 @@ const float *pd_transformer_losses(const struct pd_transformer *t)
 static struct pd_embedding embedding_of(struct pd_transformer *t)
 {
     const struct pd_model_config *c = &t->model->config;
-    return (struct pd_embedding){.rows = t->rows, .columns = c->hidden, .vocab = c->vocab, .dtype = t->options.dtype,
-                                 .tokens = t->input.tokens, .positions = t->input.positions, .context = c->context};
+    return (struct pd_embedding){.rows = t->rows,
+                                 .columns = c->hidden,
+                                 .vocab = c->vocab,
+                                 .dtype = t->options.dtype,
+                                 .tokens = t->input.tokens,
+                                 .positions = t->input.positions,
+                                 .context = c->context};
 }
 
 pd_status pd_transformer_embed(struct pd_transformer *t, void *const *weights, struct pd_error *err)
@@ -159,7 +164,9 @@ pd_status pd_transformer_embed_backward(struct pd_transformer *t, float *const *
 
 static struct pd_norm head_norm_of(struct pd_transformer *t, void *const *weights)
 {
-    struct pd_norm n = {.rows = t->rows, .columns = t->model->config.hidden, .dtype = t->options.dtype,
+    struct pd_norm n = {.rows = t->rows,
+                        .columns = t->model->config.hidden,
+                        .dtype = t->options.dtype,
                         .epsilon = t->model->config.norm_epsilon};
     n.x = t->stream[t->model->config.layers];
     n.weight = weights[0];
@@ -184,7 +191,10 @@ static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_
                            struct pd_error *err)
 {
     uint64_t hidden = t->model->config.hidden, vocab = t->model->config.vocab;
-    struct pd_gemm g = {.m = rows, .n = vocab, .k = hidden, .trans_b = true,
+    struct pd_gemm g = {.m = rows,
+                        .n = vocab,
+                        .k = hidden,
+                        .trans_b = true,
                         .a = rows_of(t, t->head_norm, first_row, hidden),
                         .b = {output_matrix, t->options.dtype, hidden},
                         .c = {logits, PD_F32, vocab}};
@@ -197,9 +207,15 @@ static pd_status head_chunk(struct pd_transformer *t, uint64_t first_row, uint64
 {
     uint64_t hidden = t->model->config.hidden, vocab = t->model->config.vocab;
     PD_TRY(logits_of(t, first_row, rows, output_matrix, t->logits, err));
-    struct pd_cross_entropy loss = {.rows = rows, .vocab = vocab, .ld = vocab, .chunks = 1, .logits = t->logits,
-                                    .targets = t->input.targets + first_row, .losses = t->losses + first_row,
-                                    .dtype = t->options.dtype, .scale = 1.0f};
+    struct pd_cross_entropy loss = {.rows = rows,
+                                    .vocab = vocab,
+                                    .ld = vocab,
+                                    .chunks = 1,
+                                    .logits = t->logits,
+                                    .targets = t->input.targets + first_row,
+                                    .losses = t->losses + first_row,
+                                    .dtype = t->options.dtype,
+                                    .scale = 1.0f};
     /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
     uint64_t ld = vocab * sizeof(float) / t->element_bytes;
     if (doutput_matrix) {
@@ -209,11 +225,20 @@ static pd_status head_chunk(struct pd_transformer *t, uint64_t first_row, uint64
     PD_TRY(pd_cross_entropy(t->math, &loss, err));
     if (!doutput_matrix) return PD_OK;
     struct pd_matrix dlogits = {t->logits, t->options.dtype, ld};
-    struct pd_gemm dnorm = {.m = rows, .n = hidden, .k = vocab, .a = dlogits,
-                            .b = {output_matrix, t->options.dtype, hidden}, .c = rows_of(t, t->dnorm, first_row, hidden)};
+    struct pd_gemm dnorm = {.m = rows,
+                            .n = hidden,
+                            .k = vocab,
+                            .a = dlogits,
+                            .b = {output_matrix, t->options.dtype, hidden},
+                            .c = rows_of(t, t->dnorm, first_row, hidden)};
     PD_TRY(pd_gemm(t->math, &dnorm, err));
-    struct pd_gemm dmatrix = {.m = vocab, .n = hidden, .k = rows, .trans_a = true, .a = dlogits,
-                              .b = rows_of(t, t->head_norm, first_row, hidden), .c = {doutput_matrix, PD_F32, hidden},
+    struct pd_gemm dmatrix = {.m = vocab,
+                              .n = hidden,
+                              .k = rows,
+                              .trans_a = true,
+                              .a = dlogits,
+                              .b = rows_of(t, t->head_norm, first_row, hidden),
+                              .c = {doutput_matrix, PD_F32, hidden},
                               .accumulate = first_row > 0};
     return pd_gemm(t->math, &dmatrix, err);
 }

@@ -1,11 +1,13 @@
-/* A decoder-only transformer as a sequence of pipeline units: embedding, L blocks, head. Forward, loss and backward of one leaf.
+/* A decoder-only transformer as a sequence of pipeline units: embedding, L blocks, head. Forward, loss and backward of one
+ * leaf.
  *
- * Words as in trainer/math/math.h: R = sequences * T rows, C hidden, H heads, K key-value heads, D head size, F ffn, V vocabulary.
- * Weights and gradients come as pointers in the order of the model's tensor table inside a unit (trainer/model/model.h); q, k, v
- * lie one behind the other, and so do their biases, and gate and up: (H*D + 2*K*D, C) and (2F, C) are one matrix each.
+ * Words as in trainer/math/math.h: R = sequences * T rows, C hidden, H heads, K key-value heads, D head size, F ffn, V
+ * vocabulary. Weights and gradients come as pointers in the order of the model's tensor table inside a unit
+ * (trainer/model/model.h); q, k, v lie one behind the other, and so do their biases, and gate and up: (H*D + 2*K*D, C) and
+ * (2F, C) are one matrix each.
  *
- * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten: the division by the number of
- * valid tokens of the whole batch is the optimizer's. What is kept between forward and backward follows pd_recompute:
+ * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten: the division by the number
+ * of valid tokens of the whole batch is the optimizer's. What is kept between forward and backward follows pd_recompute:
  *   none  every input of an operation of every block
  *   full  the input of each block; the rest is computed again, with the same bits
  *
@@ -19,11 +21,11 @@
 #include "trainer/model/model.h"
 
 struct pd_transformer_options {
-    uint32_t sequences, length;   /* of a leaf: m and T */
-    enum pd_dtype dtype;          /* activations and weights */
-    bool keep_all;                /* recompute none */
-    bool separate_documents;      /* attention looks at `first` */
-    bool backward;                /* false: forward only (validation, sampling), less memory */
+    uint32_t sequences, length; /* of a leaf: m and T */
+    enum pd_dtype dtype;        /* activations and weights */
+    bool keep_all;              /* recompute none */
+    bool separate_documents;    /* attention looks at `first` */
+    bool backward;              /* false: forward only (validation, sampling), less memory */
 };
 
 /* Input of a leaf, filled by the caller before embed; (R) each. */
@@ -33,8 +35,8 @@ struct pd_leaf_input {
 
 struct pd_transformer;
 
-/* Takes all memory from the arena. On a dry arena nothing is touched and the object serves only to be freed. `math` may be NULL
- * there. Model and math are borrowed. */
+/* Takes all memory from the arena. On a dry arena nothing is touched and the object serves only to be freed. `math` may be
+ * NULL there. Model and math are borrowed. */
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);

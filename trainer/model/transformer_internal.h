@@ -13,9 +13,9 @@ struct pd_block_activations {
     void *attention;      /* (R, H*D) */
     void *middle;         /* (R,C) residual stream between attention and MLP */
     float *mean2, *rstd2;
-    void *norm2;          /* (R,C) */
-    void *up;             /* (R, 2F) gate and up, or (R,F) before GELU */
-    void *hidden;         /* (R,F) */
+    void *norm2;  /* (R,C) */
+    void *up;     /* (R, 2F) gate and up, or (R,F) before GELU */
+    void *hidden; /* (R,F) */
 };
 
 struct pd_transformer {
@@ -26,17 +26,17 @@ struct pd_transformer {
     uint64_t rows, element_bytes;
     uint64_t query_columns, qkv_columns, up_columns, logits_rows;
     struct pd_leaf_input input;
-    float *cos_sin;                       /* (T, D/2, 2), llama */
-    void **stream;                        /* (layers + 1) of (R,C): input of block i; the last is the head's */
-    struct pd_block_activations *blocks;  /* (layers); all alias one another unless everything is kept */
+    float *cos_sin;                      /* (T, D/2, 2), llama */
+    void **stream;                       /* (layers + 1) of (R,C): input of block i; the last is the head's */
+    struct pd_block_activations *blocks; /* (layers); all alias one another unless everything is kept */
     float *head_mean, *head_rstd;
-    void *head_norm;                      /* (R,C) */
-    float *logits;                        /* (logits_rows, V) */
-    float *losses;                        /* (R) */
+    void *head_norm; /* (R,C) */
+    float *logits;   /* (logits_rows, V) */
+    float *losses;   /* (R) */
     /* backward */
-    void *dstream, *dnorm;                /* (R,C) */
+    void *dstream, *dnorm; /* (R,C) */
     void *dup, *dhidden, *dqkv, *dattention;
-    float *delta;                         /* (sequences, H, T) */
+    float *delta; /* (sequences, H, T) */
 };
 
 #endif

@@ -14,7 +14,8 @@ bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
 uint64_t pd_zero_runs_elements(const struct pd_zero_run *runs, uint32_t count)
 {
     uint64_t elements = 0;
-    for (uint32_t i = 0; i < count; i++) elements += runs[i].elements;
+    for (uint32_t i = 0; i < count; i++)
+        elements += runs[i].elements;
     return elements;
 }
 
@@ -68,8 +69,8 @@ static uint64_t gradient_place(const struct pd_zero *zero, uint32_t set, uint32_
     uint64_t place = zero->gradient_set_offset[set];
     for (uint32_t e = 0; e < s->count; e++) {
         struct pd_box box;
-        bool owned = pd_layout_owned_boxes(&zero->options.layout, &zero->model->tensors.tensors[s->tensors[e]], s->tensors[e],
-                                           zero->options.rank, &box, 1);
+        bool owned = pd_layout_owned_boxes(&zero->options.layout, &zero->model->tensors.tensors[s->tensors[e]],
+                                           s->tensors[e], zero->options.rank, &box, 1);
         if (s->tensors[e] == tensor) return owned ? place : UINT64_MAX;
         if (owned) place += pd_box_elements(&box);
     }
@@ -82,7 +83,8 @@ static void describe_boxes(struct pd_zero *zero)
     for (uint32_t t = 0; t < tensors->count; t++) {
         struct pd_zero_box *b = &zero->boxes[zero->box_count];
         zero->tensor_offset[t] = zero->owned;
-        uint32_t count = pd_layout_owned_boxes(&zero->options.layout, &tensors->tensors[t], t, zero->options.rank, &b->box, 1);
+        uint32_t count =
+            pd_layout_owned_boxes(&zero->options.layout, &tensors->tensors[t], t, zero->options.rank, &b->box, 1);
         if (!count) continue;
         PD_CHECK(count == 1);
         b->tensor = t;
@@ -143,7 +145,8 @@ static uint64_t window_elements_of(const struct pd_zero *zero)
     return most;
 }
 
-static void take_pieces(struct pd_zero *zero, struct pd_arena *arena, struct pd_comm_piece **sends, struct pd_comm_piece **recvs)
+static void take_pieces(struct pd_zero *zero, struct pd_arena *arena, struct pd_comm_piece **sends,
+                        struct pd_comm_piece **recvs)
 {
     uint64_t bytes = (uint64_t)zero->dp * PD_ZERO_SET_TENSORS_MAX * sizeof(struct pd_comm_piece);
     *sends = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
@@ -153,7 +156,8 @@ static void take_pieces(struct pd_zero *zero, struct pd_arena *arena, struct pd_
 static void take_buffers(struct pd_zero *zero, struct pd_arena *arena)
 {
     uint64_t block = 0, end = largest(set_elements(zero, 0), set_elements(zero, zero->set_count - 1));
-    for (uint32_t s = 1; s + 1 < zero->set_count; s++) block = largest(block, set_elements(zero, s));
+    for (uint32_t s = 1; s + 1 < zero->set_count; s++)
+        block = largest(block, set_elements(zero, s));
     const enum pd_dtype type = zero->options.gradient_type;
     bool direct = zero->alone && zero->options.leaves == 1 && type == PD_F32;
     for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS; i++) {
@@ -174,8 +178,7 @@ static void take_buffers(struct pd_zero *zero, struct pd_arena *arena)
     if (zero->alone) return;
     take_pieces(zero, arena, &zero->exchange.sends, &zero->exchange.recvs);
     zero->window_elements = window_elements_of(zero);
-    zero->window = pd_arena_take(arena, PD_MEMORY_GRADIENTS,
-                                 zero->dp * zero->window_elements * pd_dtype_bytes(type));
+    zero->window = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->dp * zero->window_elements * pd_dtype_bytes(type));
 }
 
 pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options *options, struct pd_comm *comm,
@@ -184,7 +187,8 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     const struct pd_layout *layout = &options->layout;
     PD_TRY(pd_layout_check(layout, err));
     if (layout->tp * layout->pp * layout->sp > 1 || layout->virtual_tp > 1 || layout->zero_shard != layout->dp)
-        PD_FAIL(err, PD_UNSUPPORTED, "layout: training runs data parallel, ZeRO-3 over all ranks; set tp, pp, sp and virtual_tp to 1");
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "layout: training runs data parallel, ZeRO-3 over all ranks; set tp, pp, sp and virtual_tp to 1");
     struct pd_zero *zero = calloc(1, sizeof *zero);
     if (!zero) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory");
     zero->model = model;

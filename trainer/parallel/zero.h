@@ -1,9 +1,9 @@
 /* ZeRO-3: parameters, gradients and optimizer state live as boxes on their owners; a unit's parameters are gathered when it
  * computes and forgotten after, its gradients go to their owners as soon as its backward is done.
  *
- * A *set* is what one pipeline unit needs: its tensors in table order, dense, one behind the other (q, k, v are one matrix). Set 0 is
- * the embedding, 1..L the blocks, L+1 the head; a tied head also lists the token table, so that tensor has two gradient sums,
- * which are added once, embedding first, before the norm (pd_zero_join_tied).
+ * A *set* is what one pipeline unit needs: its tensors in table order, dense, one behind the other (q, k, v are one matrix).
+ * Set 0 is the embedding, 1..L the blocks, L+1 the head; a tied head also lists the token table, so that tensor has two
+ * gradient sums, which are added once, embedding first, before the norm (pd_zero_join_tied).
  *
  *   invariants  1. every rank makes the same calls in the same order
  *               2. a gradient sum is the leaves' pieces added in leaf order into fp32, whatever the number of ranks
@@ -70,8 +70,8 @@ void pd_zero_invalidate(struct pd_zero *zero);
 /* Where backward of `set` in slot `slot` writes the leaf's gradients (fp32), in set order. */
 PD_MUST_USE pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                              struct pd_error *err);
-/* The leaf's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's first. Ghosts
- * (slot * dp + rank >= leaves) call it too. */
+/* The leaf's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's first.
+ * Ghosts (slot * dp + rank >= leaves) call it too. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
 /* Completes every exchange in flight. */
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);

@@ -1,7 +1,7 @@
 /* Gradients in: every rank's leaf -> the owners, who add the pieces in leaf order.
  *
- * A set is exchanged in rounds of window_elements of each owner's runs, so the memory that pieces arrive in is bounded by the
- * largest block, whatever the size of the embedding. The first round travels while the next block computes. */
+ * A set is exchanged in rounds of window_elements of each owner's runs, so the memory that pieces arrive in is bounded by
+ * the largest block, whatever the size of the embedding. The first round travels while the next block computes. */
 #include "trainer/parallel/zero_internal.h"
 
 #include <string.h>
@@ -33,14 +33,15 @@ pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     (void)err;
     float *base = writes_sums(zero, slot) ? zero->gradient + zero->gradient_set_offset[set]
                                           : zero->leaf_gradients[leaf_buffer_index(zero, set)];
-    for (uint32_t e = 0; e < zero->sets[set].count; e++) zero->leaf_pointers[e] = base + zero->sets[set].offsets[e];
+    for (uint32_t e = 0; e < zero->sets[set].count; e++)
+        zero->leaf_pointers[e] = base + zero->sets[set].offsets[e];
     *ret_gradients = zero->leaf_pointers;
     return PD_OK;
 }
 
 /* Pieces of the part [begin, end) of a rank's runs, taken one behind the other, inside a buffer that holds the set. */
-static uint32_t cut_runs(const struct pd_zero_run *runs, uint32_t count, uint64_t begin, uint64_t end, uint32_t peer, char *data,
-                         uint64_t element_bytes, struct pd_comm_piece *ret_pieces)
+static uint32_t cut_runs(const struct pd_zero_run *runs, uint32_t count, uint64_t begin, uint64_t end, uint32_t peer,
+                         char *data, uint64_t element_bytes, struct pd_comm_piece *ret_pieces)
 {
     uint32_t used = 0;
     uint64_t position = 0;
@@ -87,8 +88,8 @@ static void describe_round(struct pd_zero *zero, struct pd_zero_exchange *x)
                 (struct pd_comm_piece){r, (char *)zero->window + r * zero->window_elements * bytes, length * bytes};
 }
 
-static pd_status add_own(struct pd_zero *zero, const struct pd_zero_exchange *x, const struct pd_zero_run *runs, uint32_t count,
-                         uint64_t begin, uint64_t end, float *sum, bool first, struct pd_error *err)
+static pd_status add_own(struct pd_zero *zero, const struct pd_zero_exchange *x, const struct pd_zero_run *runs,
+                         uint32_t count, uint64_t begin, uint64_t end, float *sum, bool first, struct pd_error *err)
 {
     struct pd_comm_piece pieces[PD_ZERO_SET_TENSORS_MAX];
     uint32_t n = cut_runs(runs, count, begin, end, 0, x->data, gradient_bytes(zero), pieces);

@@ -20,7 +20,7 @@ struct pd_zero_run {
 /* Gathered parameters of one set. */
 struct pd_zero_buffer {
     void *data;
-    uint32_t set;         /* PD_ZERO_NO_SET: nothing current */
+    uint32_t set; /* PD_ZERO_NO_SET: nothing current */
     bool in_flight;
     uint64_t last_use;
     struct pd_comm_op op;
@@ -30,11 +30,11 @@ struct pd_zero_buffer {
 
 /* Gradients of one set on their way to the owners. */
 struct pd_zero_exchange {
-    uint32_t set, slot;   /* PD_ZERO_NO_SET: none */
+    uint32_t set, slot; /* PD_ZERO_NO_SET: none */
     uint64_t round, rounds;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs;
-    void *data;           /* the leaf's gradients, gradient_type */
+    void *data; /* the leaf's gradients, gradient_type */
 };
 
 struct pd_zero {
@@ -43,15 +43,15 @@ struct pd_zero {
     struct pd_comm *comm;
     struct pd_math *math;
     uint32_t dp;
-    bool alone;           /* one data rank: no buffers, no transfers */
+    bool alone; /* one data rank: no buffers, no transfers */
     uint32_t set_count;
     struct pd_zero_set *sets;
     /* owned */
     uint64_t owned;
     struct pd_zero_box *boxes;
     uint32_t box_count;
-    uint64_t *tensor_offset;          /* (tensors) element offset of the tensor's first owned box */
-    uint64_t *gradient_set_offset;    /* (sets) element offset of the set's owned run in `gradient` */
+    uint64_t *tensor_offset;       /* (tensors) element offset of the tensor's first owned box */
+    uint64_t *gradient_set_offset; /* (sets) element offset of the set's owned run in `gradient` */
     float *state[PD_KIND_COUNT];
     void *compute;
     float *gradient;
@@ -63,8 +63,8 @@ struct pd_zero {
     float *leaf_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
     float *leaf_pointers[PD_ZERO_SET_TENSORS_MAX];
     struct pd_zero_exchange exchange;
-    void *rounded;                    /* a set's leaf gradients as gradient_type, where that is not fp32 */
-    void *window;                     /* (dp, window_elements) of gradient_type: pieces that arrive */
+    void *rounded; /* a set's leaf gradients as gradient_type, where that is not fp32 */
+    void *window;  /* (dp, window_elements) of gradient_type: pieces that arrive */
     uint64_t window_elements;
 };
 

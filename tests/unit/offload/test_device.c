@@ -18,7 +18,8 @@ static void check_contract(struct pd_dev *dev)
     cr_assert_eq(pd_dev_stream_new(dev, &stream, NULL), PD_OK);
     cr_assert_eq(pd_dev_stream_new(dev, &other, NULL), PD_OK);
     cr_assert_eq(pd_dev_event_new(dev, &event, NULL), PD_OK);
-    for (int i = 0; i < 10000; i++) ((unsigned char *)host.data)[i] = (unsigned char)(i * 7);
+    for (int i = 0; i < 10000; i++)
+        ((unsigned char *)host.data)[i] = (unsigned char)(i * 7);
     cr_assert_eq(pd_dev_fill(dev, stream, device, 0xab, NULL), PD_OK);
     cr_assert_eq(pd_dev_copy(dev, stream, device, 16, host, 1000, 5000, NULL), PD_OK);
     cr_assert_eq(pd_dev_event_record(dev, event, stream, NULL), PD_OK);

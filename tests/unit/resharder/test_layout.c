@@ -17,7 +17,8 @@ static struct pd_tensor random_tensor(uint32_t units)
     struct pd_tensor t = {.ndim = 1 + (uint32_t)random_below(2), .dtype = PD_F32, .unit = (uint32_t)random_below(units)};
     static const uint64_t unit_sizes[] = {1, 4, 16};
     t.tp_unit = unit_sizes[random_below(3)];
-    for (uint32_t i = 0; i < PD_TENSOR_DIMS_MAX; i++) t.shape[i] = 1;
+    for (uint32_t i = 0; i < PD_TENSOR_DIMS_MAX; i++)
+        t.shape[i] = 1;
     t.shape[0] = 1 + random_below(300);
     if (t.ndim == 2) t.shape[1] = 1 + random_below(70);
     t.tp_dim = (int32_t)random_below(t.ndim + 1) - 1;
@@ -39,7 +40,8 @@ static struct pd_layout random_layout(uint32_t units)
     l.interleave = 1 + (uint32_t)random_below(2);
     l.pp = 1 + (uint32_t)random_below(3);
     l.stage_count = l.pp * l.interleave;
-    for (uint32_t s = 0; s < l.stage_count; s++) l.first_unit[s] = (uint16_t)(s * units / l.stage_count);
+    for (uint32_t s = 0; s < l.stage_count; s++)
+        l.first_unit[s] = (uint16_t)(s * units / l.stage_count);
     return l;
 }
 

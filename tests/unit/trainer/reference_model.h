@@ -26,28 +26,34 @@ static const double *reference_tensor(const struct reference *r, const char *for
 }
 
 /* y (n,out) = x (n,in) W^T + b */
-static void reference_linear(uint64_t n, uint64_t in, uint64_t out, const double *x, const double *w, const double *b, double *y)
+static void reference_linear(uint64_t n, uint64_t in, uint64_t out, const double *x, const double *w, const double *b,
+                             double *y)
 {
     for (uint64_t i = 0; i < n; i++)
         for (uint64_t o = 0; o < out; o++) {
             double sum = b ? b[o] : 0.0;
-            for (uint64_t k = 0; k < in; k++) sum += x[i * in + k] * w[o * in + k];
+            for (uint64_t k = 0; k < in; k++)
+                sum += x[i * in + k] * w[o * in + k];
             y[i * out + o] = sum;
         }
 }
 
-static void reference_norm(const struct reference *r, uint64_t n, const double *x, const double *w, const double *b, double *y)
+static void reference_norm(const struct reference *r, uint64_t n, const double *x, const double *w, const double *b,
+                           double *y)
 {
     const uint64_t c = r->model->config.hidden;
     for (uint64_t i = 0; i < n; i++) {
         double mean = 0, square = 0;
         if (b) {
-            for (uint64_t k = 0; k < c; k++) mean += x[i * c + k];
+            for (uint64_t k = 0; k < c; k++)
+                mean += x[i * c + k];
             mean /= (double)c;
         }
-        for (uint64_t k = 0; k < c; k++) square += (x[i * c + k] - mean) * (x[i * c + k] - mean);
+        for (uint64_t k = 0; k < c; k++)
+            square += (x[i * c + k] - mean) * (x[i * c + k] - mean);
         double rstd = 1.0 / sqrt(square / (double)c + r->model->config.norm_epsilon);
-        for (uint64_t k = 0; k < c; k++) y[i * c + k] = (x[i * c + k] - mean) * rstd * w[k] + (b ? b[k] : 0.0);
+        for (uint64_t k = 0; k < c; k++)
+            y[i * c + k] = (x[i * c + k] - mean) * rstd * w[k] + (b ? b[k] : 0.0);
     }
 }
 
@@ -80,7 +86,8 @@ static void reference_attention(const struct reference *r, const double *q, cons
                 p[s] /= sqrt((double)d);
                 if (p[s] > top) top = p[s];
             }
-            for (uint32_t s = (uint32_t)r->first[t]; s <= t; s++) sum += p[s] = exp(p[s] - top);
+            for (uint32_t s = (uint32_t)r->first[t]; s <= t; s++)
+                sum += p[s] = exp(p[s] - top);
             for (uint32_t i = 0; i < d; i++) {
                 double value = 0;
                 for (uint32_t s = (uint32_t)r->first[t]; s <= t; s++)
@@ -95,21 +102,50 @@ struct reference_names {
     const char *norm1, *norm1_bias, *q, *k, *v, *q_bias, *k_bias, *v_bias, *out, *out_bias, *norm2, *norm2_bias, *gate, *up,
         *up_bias, *down, *down_bias, *embed, *positions, *final, *final_bias, *head;
 };
-static const struct reference_names reference_llama = {
-    "model.layers.%d.input_layernorm.weight", "-", "model.layers.%d.self_attn.q_proj.weight",
-    "model.layers.%d.self_attn.k_proj.weight", "model.layers.%d.self_attn.v_proj.weight",
-    "model.layers.%d.self_attn.q_proj.bias", "model.layers.%d.self_attn.k_proj.bias", "model.layers.%d.self_attn.v_proj.bias",
-    "model.layers.%d.self_attn.o_proj.weight", "-", "model.layers.%d.post_attention_layernorm.weight", "-",
-    "model.layers.%d.mlp.gate_proj.weight", "model.layers.%d.mlp.up_proj.weight", "-", "model.layers.%d.mlp.down_proj.weight",
-    "-", "model.embed_tokens.weight", "-", "model.norm.weight", "-", "lm_head.weight"};
-static const struct reference_names reference_gpt2 = {
-    "transformer.h.%d.ln_1.weight", "transformer.h.%d.ln_1.bias", "transformer.h.%d.attn.q_proj.weight",
-    "transformer.h.%d.attn.k_proj.weight", "transformer.h.%d.attn.v_proj.weight", "transformer.h.%d.attn.q_proj.bias",
-    "transformer.h.%d.attn.k_proj.bias", "transformer.h.%d.attn.v_proj.bias", "transformer.h.%d.attn.c_proj.weight",
-    "transformer.h.%d.attn.c_proj.bias", "transformer.h.%d.ln_2.weight", "transformer.h.%d.ln_2.bias", "-",
-    "transformer.h.%d.mlp.c_fc.weight", "transformer.h.%d.mlp.c_fc.bias", "transformer.h.%d.mlp.c_proj.weight",
-    "transformer.h.%d.mlp.c_proj.bias", "transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight",
-    "transformer.ln_f.bias", "lm_head.weight"};
+static const struct reference_names reference_llama = {"model.layers.%d.input_layernorm.weight",
+                                                       "-",
+                                                       "model.layers.%d.self_attn.q_proj.weight",
+                                                       "model.layers.%d.self_attn.k_proj.weight",
+                                                       "model.layers.%d.self_attn.v_proj.weight",
+                                                       "model.layers.%d.self_attn.q_proj.bias",
+                                                       "model.layers.%d.self_attn.k_proj.bias",
+                                                       "model.layers.%d.self_attn.v_proj.bias",
+                                                       "model.layers.%d.self_attn.o_proj.weight",
+                                                       "-",
+                                                       "model.layers.%d.post_attention_layernorm.weight",
+                                                       "-",
+                                                       "model.layers.%d.mlp.gate_proj.weight",
+                                                       "model.layers.%d.mlp.up_proj.weight",
+                                                       "-",
+                                                       "model.layers.%d.mlp.down_proj.weight",
+                                                       "-",
+                                                       "model.embed_tokens.weight",
+                                                       "-",
+                                                       "model.norm.weight",
+                                                       "-",
+                                                       "lm_head.weight"};
+static const struct reference_names reference_gpt2 = {"transformer.h.%d.ln_1.weight",
+                                                      "transformer.h.%d.ln_1.bias",
+                                                      "transformer.h.%d.attn.q_proj.weight",
+                                                      "transformer.h.%d.attn.k_proj.weight",
+                                                      "transformer.h.%d.attn.v_proj.weight",
+                                                      "transformer.h.%d.attn.q_proj.bias",
+                                                      "transformer.h.%d.attn.k_proj.bias",
+                                                      "transformer.h.%d.attn.v_proj.bias",
+                                                      "transformer.h.%d.attn.c_proj.weight",
+                                                      "transformer.h.%d.attn.c_proj.bias",
+                                                      "transformer.h.%d.ln_2.weight",
+                                                      "transformer.h.%d.ln_2.bias",
+                                                      "-",
+                                                      "transformer.h.%d.mlp.c_fc.weight",
+                                                      "transformer.h.%d.mlp.c_fc.bias",
+                                                      "transformer.h.%d.mlp.c_proj.weight",
+                                                      "transformer.h.%d.mlp.c_proj.bias",
+                                                      "transformer.wte.weight",
+                                                      "transformer.wpe.weight",
+                                                      "transformer.ln_f.weight",
+                                                      "transformer.ln_f.bias",
+                                                      "lm_head.weight"};
 
 static void reference_block(const struct reference *r, const struct reference_names *n, int layer, double *x)
 {
@@ -129,7 +165,8 @@ static void reference_block(const struct reference *r, const struct reference_na
     }
     reference_attention(r, q, k, v, a);
     reference_linear(t, qc, hidden, a, T(out), T(out_bias), z);
-    for (uint64_t i = 0; i < t * hidden; i++) x[i] += z[i];
+    for (uint64_t i = 0; i < t * hidden; i++)
+        x[i] += z[i];
     reference_norm(r, t, x, T(norm2), T(norm2_bias), y);
     reference_linear(t, hidden, ffn, y, T(up), T(up_bias), up);
     if (T(gate)) reference_linear(t, hidden, ffn, y, T(gate), NULL, gate);
@@ -137,7 +174,8 @@ static void reference_block(const struct reference *r, const struct reference_na
         up[i] = T(gate) ? gate[i] / (1.0 + exp(-gate[i])) * up[i]
                         : 0.5 * up[i] * (1.0 + tanh(sqrt(2.0 / M_PI) * (up[i] + 0.044715 * up[i] * up[i] * up[i])));
     reference_linear(t, ffn, hidden, up, T(down), T(down_bias), z);
-    for (uint64_t i = 0; i < t * hidden; i++) x[i] += z[i];
+    for (uint64_t i = 0; i < t * hidden; i++)
+        x[i] += z[i];
 #undef T
     free(y), free(q), free(k), free(v), free(a), free(up), free(gate), free(z);
 }
@@ -155,14 +193,17 @@ static double reference_loss(const struct reference *r)
         for (uint64_t i = 0; i < hidden; i++)
             x[t * hidden + i] = embed[(uint64_t)r->tokens[t] * hidden + i] +
                                 (positions ? positions[(uint64_t)r->positions[t] * hidden + i] : 0.0);
-    for (uint32_t layer = 0; layer < c->layers; layer++) reference_block(r, n, (int)layer, x);
+    for (uint32_t layer = 0; layer < c->layers; layer++)
+        reference_block(r, n, (int)layer, x);
     reference_norm(r, r->length, x, reference_tensor(r, n->final, 0), reference_tensor(r, n->final_bias, 0), y);
     for (uint32_t t = 0; t < r->length; t++) {
         if (r->targets[t] < 0) continue;
         double top = -1e300, sum = 0;
         reference_linear(1, hidden, c->vocab, y + t * hidden, head ? head : embed, NULL, logits);
-        for (uint32_t w = 0; w < c->vocab; w++) top = fmax(top, logits[w]);
-        for (uint32_t w = 0; w < c->vocab; w++) sum += exp(logits[w] - top);
+        for (uint32_t w = 0; w < c->vocab; w++)
+            top = fmax(top, logits[w]);
+        for (uint32_t w = 0; w < c->vocab; w++)
+            sum += exp(logits[w] - top);
         loss += log(sum) + top - logits[r->targets[t]];
     }
     free(x), free(y), free(logits);

@@ -1,5 +1,5 @@
-/* Steps of whole engines over ranks in this process: same loss bits and same state for every number of ranks and threads, and
- * exactly the memory that was planned. */
+/* Steps of whole engines over ranks in this process: same loss bits and same state for every number of ranks and threads,
+ * and exactly the memory that was planned. */
 #include "trainer/engine.h"
 
 #include "resharder/layout.h"
@@ -48,7 +48,8 @@ static void configure(struct pd_config *c, const char *family, const char *preci
     bool llama = !strcmp(family, "llama");
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: %d, seed: 5}\n"
-             "model: {family: %s, vocab: 256, context: 24, layers: 3, hidden: 48, heads: 3, kv_heads: %d, head_size: 16, ffn: 112,"
+             "model: {family: %s, vocab: 256, context: 24, layers: 3, hidden: 48, heads: 3, kv_heads: %d, head_size: 16, "
+             "ffn: 112,"
              " tie_embeddings: %s}\n"
              "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
              "batch: {sequences: 14, leaf: 2, context: 24}\n"
@@ -68,9 +69,13 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     struct pd_arena *arena;
     struct pd_engine *engine;
     struct pd_memory_plan plan, used;
-    const struct pd_data_options options = {.train = c->data.train, .train_count = c->data.train_count,
-                                            .validation_fraction = c->data.validation_fraction, .context = c->batch.context,
-                                            .vocab = c->model.vocab, .document_token = -1, .seed = c->run.seed};
+    const struct pd_data_options options = {.train = c->data.train,
+                                            .train_count = c->data.train_count,
+                                            .validation_fraction = c->data.validation_fraction,
+                                            .context = c->batch.context,
+                                            .vocab = c->model.vocab,
+                                            .document_token = -1,
+                                            .seed = c->run.seed};
     PD_TRY(pd_model_new(&c->model, &model, err));
     PD_TRY(pd_data_open(&options, &data, err));
     PD_TRY(pd_thread_pool_new(job->threads, &pool, err));
@@ -112,7 +117,8 @@ static void run(struct job *job, uint32_t world, uint32_t threads)
     job->threads = threads;
     cr_assert_eq(pd_comm_run_local(world, 1, run_rank, job, &err), PD_OK, "%s", err.message);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        for (int t = 0; t < TENSORS_MAX; t++) job->digest[kind][t] = job->parts[kind][t];
+        for (int t = 0; t < TENSORS_MAX; t++)
+            job->digest[kind][t] = job->parts[kind][t];
 }
 
 static void check_worlds(const char *family, const char *precision, const char *gradient_type)
@@ -136,8 +142,8 @@ static void check_worlds(const char *family, const char *precision, const char *
                          many.norm[s], one.norm[s]);
         }
         cr_assert_eq(memcmp(&one.validation, &many.validation, 8), 0);
-        cr_assert_eq(memcmp(one.digest, many.digest, sizeof one.digest), 0, "%s %s world %u: state differs", family, precision,
-                     worlds[w]);
+        cr_assert_eq(memcmp(one.digest, many.digest, sizeof one.digest), 0, "%s %s world %u: state differs", family,
+                     precision, worlds[w]);
     }
     pd_config_deinit(&none);
     pd_config_deinit(&full);

@@ -1,5 +1,5 @@
-/* Gradients of whole models, both families, against central differences of the float64 reference; and both recomputation modes
- * bit for bit against each other. */
+/* Gradients of whole models, both families, against central differences of the float64 reference; and both recomputation
+ * modes bit for bit against each other. */
 #include "reference_model.h"
 #include "trainer/model/transformer.h"
 
@@ -40,8 +40,12 @@ static struct pd_model_config tiny(enum pd_family family, bool bias, bool tied)
 
 static void build(struct setup *s, struct pd_arena *arena, bool keep_all)
 {
-    const struct pd_transformer_options options = {.sequences = SEQUENCES, .length = LENGTH, .dtype = PD_F32,
-                                                   .keep_all = keep_all, .separate_documents = true, .backward = true};
+    const struct pd_transformer_options options = {.sequences = SEQUENCES,
+                                                   .length = LENGTH,
+                                                   .dtype = PD_F32,
+                                                   .keep_all = keep_all,
+                                                   .separate_documents = true,
+                                                   .backward = true};
     struct pd_error err;
     cr_assert_eq(pd_math_cpu_new(s->pool, 2, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &s->math, &err), PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, &err), PD_OK);
@@ -97,7 +101,8 @@ static void finish(struct setup *s)
     pd_arena_free(s->arena);
     pd_thread_pool_free(s->pool);
     pd_model_free(s->model);
-    free(s->weights), free(s->gradients), free(s->storage), free(s->gradient_storage), free(s->tied_gradient), free(s->cos_sin);
+    free(s->weights), free(s->gradients), free(s->storage), free(s->gradient_storage), free(s->tied_gradient),
+        free(s->cos_sin);
 }
 
 static void unit_pointers(struct setup *s, uint32_t unit, void **weights, float **gradients)
@@ -137,7 +142,8 @@ static double run(struct setup *s)
         for (uint64_t i = 0; i < pd_tensor_elements(&s->model->tensors.tensors[0]); i++)
             s->gradients[0][i] += s->tied_gradient[i];
     double loss = 0;
-    for (int i = 0; i < SEQUENCES * LENGTH; i++) loss += (double)pd_transformer_losses(s->transformer)[i];
+    for (int i = 0; i < SEQUENCES * LENGTH; i++)
+        loss += (double)pd_transformer_losses(s->transformer)[i];
     return loss;
 }
 
@@ -146,8 +152,14 @@ static double total_reference(struct setup *s, double **parameters)
     double loss = 0;
     struct pd_leaf_input *in = pd_transformer_input(s->transformer);
     for (int q = 0; q < SEQUENCES; q++) {
-        struct reference r = {s->model, parameters, LENGTH, in->tokens + q * LENGTH, in->targets + q * LENGTH,
-                              in->positions + q * LENGTH, in->first + q * LENGTH, s->cos_sin};
+        struct reference r = {s->model,
+                              parameters,
+                              LENGTH,
+                              in->tokens + q * LENGTH,
+                              in->targets + q * LENGTH,
+                              in->positions + q * LENGTH,
+                              in->first + q * LENGTH,
+                              s->cos_sin};
         loss += reference_loss(&r);
     }
     return loss;
@@ -164,14 +176,16 @@ static void check_family(enum pd_family family, bool bias, bool tied)
     for (uint32_t t = 0; t < tensors; t++) {
         uint64_t n = pd_tensor_elements(&s.model->tensors.tensors[t]);
         parameters[t] = calloc(n, sizeof(double));
-        for (uint64_t i = 0; i < n; i++) parameters[t][i] = s.weights[t][i];
+        for (uint64_t i = 0; i < n; i++)
+            parameters[t][i] = s.weights[t][i];
     }
     double expected = total_reference(&s, parameters);
     cr_assert_lt(fabs(loss - expected), 1e-4 * fabs(expected), "loss %.9g, reference %.9g", loss, expected);
     for (uint32_t t = 0; t < tensors; t++) {
         uint64_t n = pd_tensor_elements(&s.model->tensors.tensors[t]);
         double largest = 0.1; /* of gradients that are zero by symmetry only rounding is left */
-        for (uint64_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)s.gradients[t][i]));
+        for (uint64_t i = 0; i < n; i++)
+            largest = fmax(largest, fabs((double)s.gradients[t][i]));
         for (uint64_t k = 0; k < 12; k++) {
             uint64_t i = (k * 7919 + t * 31) % n;
             const double h = 1e-5, old = parameters[t][i];
@@ -181,11 +195,12 @@ static void check_family(enum pd_family family, bool bias, bool tied)
             double below = total_reference(&s, parameters);
             parameters[t][i] = old;
             double difference = (above - below) / (2 * h), have = s.gradients[t][i];
-            cr_assert_lt(fabs(difference - have), 2e-3 * fabs(difference) + 2e-4 * largest, "%s[%lu]: gradient %.9g, differences %.9g",
-                         s.model->tensors.tensors[t].name, i, have, difference);
+            cr_assert_lt(fabs(difference - have), 2e-3 * fabs(difference) + 2e-4 * largest,
+                         "%s[%lu]: gradient %.9g, differences %.9g", s.model->tensors.tensors[t].name, i, have, difference);
         }
     }
-    for (uint32_t t = 0; t < tensors; t++) free(parameters[t]);
+    for (uint32_t t = 0; t < tensors; t++)
+        free(parameters[t]);
     free(parameters);
     finish(&s);
 }
