@@ -125,7 +125,10 @@ static pd_status enter_library(struct pd_error *err)
     pthread_mutex_lock(&library_mutex);
     if (driver_id < 0) {
         H5dont_atexit(); /* its exit handler would run beside threads of ours */
-        if (H5open() >= 0) driver_id = H5FDregister(&driver_class);
+        /* The superblock extension and groups made on the way are created from the default list, with the time of day in
+         * them unless it says otherwise. */
+        if (H5open() >= 0 && H5Pset_obj_track_times(H5P_GROUP_CREATE_DEFAULT, false) >= 0)
+            driver_id = H5FDregister(&driver_class);
     }
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     if (driver_id >= 0) return PD_OK;
