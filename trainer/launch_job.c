@@ -83,6 +83,7 @@ static void child_main(const struct pd_start *start, const struct pd_starter_com
     sigset_t none;
     sigemptyset(&none);
     setpgid(0, 0);
+    signal(SIGTTOU, SIG_IGN); /* or a terminal with tostop would stop its output */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL)) child_fail(report, errno);
     if (getppid() != launcher) _exit(127);
     sigprocmask(SIG_SETMASK, &none, NULL);

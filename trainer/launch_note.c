@@ -61,12 +61,22 @@ static void here(uint64_t host, char *ret_text, size_t bytes)
     snprintf(ret_text, bytes, "%llu %.*s %s", (unsigned long long)host, (int)strcspn(boot, "\n"), boot, space);
 }
 
-bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
+static bool process_write(const char *dir, const char *kind, uint32_t rank, uint32_t size)
 {
     char place[192], text[256];
     here(pretended_host(rank, size), place, sizeof place);
     snprintf(text, sizeof text, "%d\n%s\n", (int)getpid(), place);
-    return note_write(dir, "begun", rank, text);
+    return note_write(dir, kind, rank, text);
+}
+
+bool pd_note_write_owner(const char *dir)
+{
+    return process_write(dir, "owner", 0, 0);
+}
+
+bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
+{
+    return process_write(dir, "begun", rank, size);
 }
 
 bool pd_note_write_ready(const char *dir, uint32_t rank)
@@ -90,14 +100,24 @@ static char *next_line(char **text)
     return line;
 }
 
-bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
+static bool process_read(const char *dir, const char *kind, uint32_t rank, struct pd_note_begun *ret)
 {
     char text[NOTE_BYTES], place[192], *at = text;
     uint64_t process;
-    if (!note_read(dir, "begun", rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
+    if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
     here(0, place, sizeof place);
     *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
     return true;
+}
+
+bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret)
+{
+    return process_read(dir, "owner", 0, ret);
+}
+
+bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
+{
+    return process_read(dir, "begun", rank, ret);
 }
 
 bool pd_note_read_ready(const char *dir, uint32_t rank)
@@ -117,14 +137,30 @@ bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *re
     return true;
 }
 
-void pd_note_clear(const char *dir)
+static bool has_prefix(const char *name, const char *const *prefixes)
+{
+    for (; *prefixes; prefixes++)
+        if (strncmp(name, *prefixes, strlen(*prefixes)) == 0) return true;
+    return false;
+}
+
+static void notes_unlink(const char *dir, const char *const *prefixes)
 {
     DIR *listing = opendir(dir);
     if (!listing) return;
-    for (const struct dirent *entry; (entry = readdir(listing));) {
-        const char *name = entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name;
-        if (!strncmp(name, "begun-", 6) || !strncmp(name, "ready-", 6) || !strncmp(name, "ended-", 6))
+    for (const struct dirent *entry; (entry = readdir(listing));)
+        if (has_prefix(entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name, prefixes))
             unlinkat(dirfd(listing), entry->d_name, 0);
-    }
     closedir(listing);
+}
+
+void pd_note_clear(const char *dir)
+{
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", NULL});
+}
+
+void pd_note_dir_remove(const char *dir)
+{
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "owner-", NULL});
+    rmdir(dir);
 }

@@ -1,10 +1,12 @@
 #include "trainer/launcher.h"
 
 #include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
 #include "trainer/launch_job.h"
 #include "trainer/launch_note.h"
 #include "trainer/launched.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -17,6 +19,7 @@
 #define MODULE "launch"
 #define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
 #define PAUSE_MS_MAX 5000
+#define DIR_PREFIX ".launch-"
 
 struct launch_state {
     const struct pd_launch *launch;
@@ -30,6 +33,7 @@ struct launch_state {
 
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config)
 {
+    launch->dir = config->run.dir;
     launch->ranks = config->layout.ranks;
     launch->leaves = config->batch.leaf ? config->batch.sequences / config->batch.leaf : 0;
     launch->threads = config->layout.threads;
@@ -200,14 +204,50 @@ static void signals_restore(struct launch_state *state, const sigset_t *before)
     sigprocmask(SIG_SETMASK, before, NULL);
 }
 
+/* Directories of launches that were killed. */
+static void stale_dirs_remove(const char *parent)
+{
+    DIR *listing = opendir(parent);
+    if (!listing) return;
+    for (const struct dirent *entry; (entry = readdir(listing));) {
+        char path[PATH_MAX];
+        struct pd_note_begun owner;
+        int length = snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
+        if (strncmp(entry->d_name, DIR_PREFIX, strlen(DIR_PREFIX)) || length < 0 || (size_t)length >= sizeof path) continue;
+        if (!pd_note_read_owner(path, &owner) || !owner.is_here) continue;
+        if (kill(owner.process, 0) == 0 || errno != ESRCH) continue;
+        pd_note_dir_remove(path);
+    }
+    closedir(listing);
+}
+
+static bool private_dir_try(const char *parent, char *ret_dir, size_t bytes)
+{
+    if (!parent || !*parent) return false;
+    stale_dirs_remove(parent);
+    int length = snprintf(ret_dir, bytes, "%s/" DIR_PREFIX "XXXXXX", parent);
+    return length > 0 && (size_t)length < bytes && mkdtemp(ret_dir);
+}
+
+/* A full or read-only run directory is for the ranks to complain about, in better words. */
 static pd_status private_dir_make(const struct pd_launch *launch, char *ret_dir, size_t bytes, struct pd_error *err)
 {
-    const char *parent = launch->dir ? launch->dir : getenv("TMPDIR");
-    if (!parent || !*parent) parent = "/tmp";
-    int length = snprintf(ret_dir, bytes, "%s/.launch-XXXXXX", parent);
-    if (length < 0 || (size_t)length >= bytes) PD_FAIL(err, PD_INVALID, "%s: the path is too long", parent);
-    if (!mkdtemp(ret_dir)) PD_FAIL_ERRNO(err, errno, "%s: making a directory for the launch", parent);
-    return PD_OK;
+    const char *temporary = getenv("TMPDIR");
+    if (private_dir_try(launch->dir, ret_dir, bytes)) return PD_OK;
+    if (private_dir_try(temporary, ret_dir, bytes) || private_dir_try("/tmp", ret_dir, bytes)) return PD_OK;
+    PD_FAIL_ERRNO(err, errno, "making a directory for the launch in %s, $TMPDIR or /tmp", launch->dir ? launch->dir : "-");
+}
+
+/* `mpirun -n 4 perdure train` would start four launchers of the same run. */
+static bool is_a_rank(void)
+{
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};
+    uint64_t size;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *text = getenv(variables[i]);
+        if (text && pd_parse_u64(text, &size) && size > 1) return true;
+    }
+    return false;
 }
 
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
@@ -230,9 +270,13 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
     struct launch_state state = {.launch = launch};
+    if (is_a_rank())
+        PD_FAIL(err, PD_USAGE,
+                "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
+                "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
     PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
+    pd_note_write_owner(dir);
     pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
-    pd_note_clear(dir);
-    rmdir(dir);
+    pd_note_dir_remove(dir);
     return st;
 }

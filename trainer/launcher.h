@@ -33,7 +33,7 @@ struct pd_launch {
     void *context;
 };
 
-/* Everything that a configuration says; worker, dir, newest_step and context stay as they are. */
+/* Everything that a configuration says; worker, newest_step and context stay as they are. */
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
 
 /*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID for a rank count that is not

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -69,6 +70,7 @@ static pid_t launch_begin(const struct pd_launch *launch)
     pid_t process = fork();
     if (process == 0) {
         struct pd_error err;
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
         pd_status st = pd_launch_run(launch, &err);
         char path[PATH_MAX + 16];
         snprintf(path, sizeof path, "%s/error", dir);
@@ -429,12 +431,49 @@ Test(launcher, starter_of_the_user)
     cr_assert_eq(starts(1), 1);
 }
 
-Test(launcher, leaves_nothing_behind)
+static uint32_t private_dirs(void)
 {
-    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
-    cr_assert_eq(launch(&what), 0);
+    uint32_t count = 0;
     DIR *listing = opendir(dir);
     for (const struct dirent *entry; (entry = readdir(listing));)
-        cr_assert(strncmp(entry->d_name, ".launch", 7), "%s is left", entry->d_name);
+        count += !strncmp(entry->d_name, ".launch-", 8);
     closedir(listing);
+    return count;
+}
+
+Test(launcher, leaves_nothing_behind)
+{
+    struct pd_launch deaf = launch_of(WORKER("deaf"), PD_TRANSPORT_LOCAL, 1),
+                     done = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
+    pid_t process = launch_begin(&deaf);
+    wait_for(0, "start", 1);
+    kill(process, SIGKILL);
+    cr_assert_eq(launch_end(process), -SIGKILL);
+    cr_assert_eq(private_dirs(), 1, "of the killed launcher");
+    process = launch_begin(&deaf);
+    wait_for(0, "start", 2);
+    cr_assert_eq(private_dirs(), 1, "the stale one is gone, its own is there");
+    cr_assert_eq(launch(&done), 0);
+    cr_assert_eq(private_dirs(), 1, "that of a live launcher stays");
+    kill(process, SIGINT);
+    usleep(100000);
+    kill(process, SIGINT);
+    cr_assert_eq(launch_end(process), 75);
+    cr_assert_eq(private_dirs(), 0);
+}
+
+Test(launcher, a_directory_that_cannot_be_used_is_done_without)
+{
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 1);
+    what.dir = "/nonexistent";
+    cr_assert_eq(launch(&what), 0);
+}
+
+Test(launcher, a_launcher_is_not_a_rank)
+{
+    struct pd_error err;
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 1);
+    cr_assert_eq(pd_launch_run(&what, &err), PD_USAGE);
+    cr_assert(strstr(err.message, "without mpirun"), "%s", err.message);
 }
