@@ -189,7 +189,7 @@ static void view_write(const struct store_survey *survey, uint64_t *words)
                                                  s->lineage,   s->digest,     s->shard_count, s->file_count};
         memcpy(words, header, sizeof header);
         words += SIGHTING_WORDS;
-        memcpy(words, s->files, 2ull * s->file_count * sizeof *words);
+        if (s->file_count) memcpy(words, s->files, 2ull * s->file_count * sizeof *words);
         words += 2ull * s->file_count;
         if (s->shard_count) memcpy(words, s->expected, s->shard_count * sizeof *words);
         words += s->shard_count;

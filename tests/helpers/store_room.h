@@ -21,9 +21,10 @@
 #define ROOM_RANKS_MAX 16u
 
 struct room {
-    struct pd_simulated_disk *disk;
+    struct pd_simulated_disk *disk; /* NULL: the real one */
     uint32_t ranks, hosts;
-    bool shared; /* one file system for all hosts */
+    bool shared;      /* one file system for all hosts */
+    const char *root; /* NULL: ROOM_ROOT */
 };
 
 struct room_rank {
@@ -208,14 +209,19 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
     struct room_rank *rank = calloc(1, sizeof *rank);
     if (!rank) PD_FAIL(err, PD_NO_MEMORY, "no rank");
     *rank = (struct room_rank){.room = launch->room, .group = group, .context = launch->context};
-    pd_status st = pd_simulated_disk_door(launch->room->disk, group->host, &rank->door, err);
+    const char *root = launch->room->root ? launch->room->root : ROOM_ROOT;
+    pd_status st = PD_OK;
+    if (launch->room->disk)
+        st = pd_simulated_disk_door(launch->room->disk, group->host, &rank->door, err);
+    else
+        st = pd_door_new_auto(&rank->door, err);
     if (st == PD_OK) st = room_set_up(rank, err);
     st = pd_group_agree(group, st, err);
-    if (st == PD_OK) st = pd_store_open(rank->door, ROOM_ROOT, launch->options, group, &rank->store, err);
+    if (st == PD_OK) st = pd_store_open(rank->door, root, launch->options, group, &rank->store, err);
     if (st == PD_OK) st = launch->script(rank, err);
     pd_store_close(rank->store);
     pd_shard_writer_free(rank->writer);
-    pd_door_free(rank->door);
+    if (rank->door) pd_door_free(rank->door);
     free(rank);
     return st;
 }

@@ -1,0 +1,181 @@
+/* The store on the real disk: a process dies by SIGKILL at each named place of the protocol, the next one opens and goes on.
+ * (A kill proves nothing about syncs; the simulated disk does.) And many saves leak nothing. */
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "tests/helpers/store_room.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <ftw.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char root[64];
+
+static int remove_entry(const char *path, const struct stat *stat, int type, struct FTW *ftw)
+{
+    (void)stat;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+static void set_up(void)
+{
+    const char *base = getenv("TMPDIR");
+    snprintf(root, sizeof root, "%s/perdure-store-XXXXXX", base ? base : "/tmp");
+    cr_assert(mkdtemp(root));
+    cr_assert_eq(pd_log_configure("error", NULL), PD_OK);
+}
+
+static void tear_down(void)
+{
+    (void)nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+TestSuite(store_kills, .init = set_up, .fini = tear_down);
+
+/* Two steps beyond whatever is there; what it promised is in the status of the process. */
+static pd_status save_two(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t step = pd_store_count(rank->store) ? pd_store_entry_at(rank->store, 0)->step : 0;
+    for (unsigned i = 0; i < 2; i++) {
+        PD_TRY(room_save(rank, ++step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+    }
+    return PD_OK;
+}
+
+/* In a process of its own, which dies at the place if it comes by it often enough. True when it was killed. */
+static bool die_at(struct room *room, const char *place, unsigned nth)
+{
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        char spec[128];
+        snprintf(spec, sizeof spec, "%s:%u", place, nth);
+        pd_status st = pd_fault_configure(spec, NULL, NULL);
+        if (st == PD_OK) st = room_launch(room, save_two, NULL, NULL);
+        _exit(st == PD_OK ? 0 : 1);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    bool was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    cr_assert(was_killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "%s:%u: status %d", place, nth, status);
+    return was_killed;
+}
+
+static pd_status load_all(struct room_rank *rank, struct pd_error *err)
+{
+    uint64_t *newest = rank->context;
+    for (uint32_t i = 0; i < pd_store_count(rank->store); i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    if (rank->group->rank == 0) *newest = pd_store_count(rank->store) ? pd_store_entry_at(rank->store, 0)->step : 0;
+    return PD_OK;
+}
+
+static uint64_t newest_step(struct room *room)
+{
+    uint64_t newest = 0;
+    struct pd_error err = {0};
+    cr_assert_eq(room_launch(room, load_all, &newest, &err), PD_OK, "%s", err.message);
+    return newest;
+}
+
+static void kill_everywhere(uint32_t ranks)
+{
+    static const struct {
+        const char *name;
+        bool seals; /* once it is passed, a checkpoint more is there */
+    } places[] = {
+        {"store.open.fenced", false},      {"store.open.recovered", false}, {"store.begin.made", false},
+        {"store.prepare.written", false},  {"store.prepare.synced", false}, {"store.seal.checked", false},
+        {"store.seal.recorded", true},     {"store.seal.renamed", true},    {"store.seal.done", true},
+        {"store.retire.unrecorded", true}, {"store.retire.hidden", true},
+    };
+    struct room room = {.ranks = ranks, .hosts = 1, .root = root};
+    uint64_t before = 0;
+    cr_assert_not(die_at(&room, "store.never.passed", 1));
+    before = newest_step(&room);
+    cr_assert_eq(before, 2);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        for (unsigned nth = 1; nth <= 2; nth++) {
+            bool was_killed = die_at(&room, places[i].name, nth);
+            if (nth == 1) cr_assert(was_killed, "%s is never passed", places[i].name);
+            uint64_t after = newest_step(&room), least = before + (places[i].seals && ranks == 1 ? 1 : 0);
+            if (!was_killed) least = before + 2;
+            cr_assert(after >= least && after <= before + 2, "killed at %s:%u: step %llu after %llu", places[i].name, nth,
+                      (unsigned long long)after, (unsigned long long)before);
+            before = after;
+        }
+    }
+}
+
+Test(store_kills, one_rank)
+{
+    kill_everywhere(1);
+}
+
+Test(store_kills, four_ranks)
+{
+    kill_everywhere(4);
+}
+
+static unsigned open_descriptors(void)
+{
+    unsigned count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    cr_assert(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static pd_status save_often(struct room_rank *rank, struct pd_error *err)
+{
+    unsigned *descriptors = rank->context;
+    for (uint64_t step = 1; step <= 200; step++) {
+        PD_TRY(room_save(rank, step, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+        if (step == 10) descriptors[0] = open_descriptors();
+        if (step == 200) descriptors[1] = open_descriptors();
+    }
+    return PD_OK;
+}
+
+Test(store_kills, many_saves_leave_no_descriptors)
+{
+    struct room room = {.ranks = 1, .hosts = 1, .root = root};
+    struct pd_error err = {0};
+    unsigned descriptors[2];
+    cr_assert_eq(room_launch(&room, save_often, descriptors, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(descriptors[0], descriptors[1]);
+}
+
+/* `perdure ckpt ls` and `prune` beside a living run: one looks, the other is refused. */
+static pd_status be_watched(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_store_options look = {.keep_last = 1}, prune = {.writable = true, .keep_last = 1};
+    struct pd_group alone;
+    struct pd_store *store = NULL;
+    PD_TRY(room_save(rank, 1, err));
+    PD_TRY(room_save(rank, 2, err));
+    pd_group_init_single(&alone);
+    PD_TRY(pd_store_open(rank->door, root, &look, &alone, &store, err));
+    uint32_t seen = pd_store_count(store);
+    pd_store_close(store);
+    store = NULL;
+    if (seen != 2) PD_FAIL(err, PD_BUG, "%u checkpoints are seen", seen);
+    pd_status st = pd_store_open(rank->door, root, &prune, &alone, &store, err);
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "pruning beside a run gets %s", pd_status_name(st));
+    return room_save(rank, 3, err);
+}
+
+Test(store_kills, looking_and_pruning_beside_a_run)
+{
+    struct room room = {.ranks = 1, .hosts = 1, .root = root};
+    struct pd_error err = {0};
+    cr_assert_eq(room_launch(&room, be_watched, NULL, &err), PD_OK, "%s", err.message);
+}
