@@ -134,10 +134,13 @@ struct product {
     bool add;
 };
 
+/* As many rows as there are registers for sums. Plain C has none to offer, and a fused multiply-add may be a call there. */
 #if PD_ISA_LEVEL == 2
 #define TILE_ROWS 12u
-#else
+#elif PD_ISA_LEVEL == 1
 #define TILE_ROWS 6u
+#else
+#define TILE_ROWS 1u
 #endif
 
 V16_INLINE void product_tile(const struct product *p, uint32_t i, uint32_t j, const uint32_t rows)
@@ -164,45 +167,20 @@ V16_INLINE void product_tile(const struct product *p, uint32_t i, uint32_t j, co
 
 V16_INLINE void product_tail(const struct product *p, uint32_t i, uint32_t j)
 {
-    switch (p->m - i) {
-    case 1:
-        product_tile(p, i, j, 1);
-        break;
-    case 2:
-        product_tile(p, i, j, 2);
-        break;
-    case 3:
-        product_tile(p, i, j, 3);
-        break;
-    case 4:
-        product_tile(p, i, j, 4);
-        break;
-    case 5:
-        product_tile(p, i, j, 5);
-        break;
-#if PD_ISA_LEVEL == 2
-    case 6:
-        product_tile(p, i, j, 6);
-        break;
-    case 7:
-        product_tile(p, i, j, 7);
-        break;
-    case 8:
-        product_tile(p, i, j, 8);
-        break;
-    case 9:
-        product_tile(p, i, j, 9);
-        break;
-    case 10:
-        product_tile(p, i, j, 10);
-        break;
-    case 11:
-        product_tile(p, i, j, 11);
-        break;
-#endif
-    default:
-        break;
-    }
+#define TAIL(n) \
+    if (n < TILE_ROWS && p->m - i == n) product_tile(p, i, j, n < TILE_ROWS ? n : 0)
+    TAIL(1);
+    TAIL(2);
+    TAIL(3);
+    TAIL(4);
+    TAIL(5);
+    TAIL(6);
+    TAIL(7);
+    TAIL(8);
+    TAIL(9);
+    TAIL(10);
+    TAIL(11);
+#undef TAIL
 }
 
 static __attribute__((noinline, unused)) void product_run(const struct product *p)
