@@ -70,7 +70,7 @@ bits "$work/disturbed" >"$work/disturbed.bits"
 [ "$(wc -l <"$work/undisturbed.bits")" = "$steps" ] || fail "the undisturbed run has not $steps steps"
 cmp "$work/undisturbed.bits" "$work/disturbed.bits" || fail "losses differ: see $work"
 echo "loss: the same bits at each of $steps steps (ranks of the disturbed run: $(ranks "$work/disturbed"))"
-digest() { "$perdure" ckpt show "$1/checkpoints" --digest --json | sed -n -E 's/.*"state_digest": *"([0-9a-f]+)".*/\1/p'; }
+digest() { "$perdure" ckpt stats "$1/checkpoints" --json | sed -n -E 's/.*"state_digest": *"([0-9a-f]+)".*/\1/p'; }
 one=$(digest "$work/undisturbed")
 two=$(digest "$work/disturbed")
 [ -n "$one" ] && [ "$one" = "$two" ] || fail "state digests differ: $one and $two; see $work"

@@ -50,9 +50,9 @@ class Workspace:
 
     def state_digest(self, directory):
         """Digest of the newest checkpoint: one number for parameters and both moments, whatever the layout."""
-        result = self.command(["ckpt", "show", os.path.join(directory, "checkpoints"), "--digest", "--json"])
+        result = self.command(["ckpt", "stats", os.path.join(directory, "checkpoints"), "--json"])
         if result.returncode != 0:
-            raise Failure(f"perdure ckpt show {directory}: exit {result.returncode}\n{result.stderr}")
+            raise Failure(f"perdure ckpt stats {directory}: exit {result.returncode}\n{result.stderr}")
         return json.loads(result.stdout)["state_digest"]
 
 
