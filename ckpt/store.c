@@ -363,19 +363,30 @@ static struct human_bytes human(uint64_t bytes)
     return result;
 }
 
+/* What the newest sealed ones, of which one fewer than `copies` will stay, take of this disk: its ranks' share of them. */
+static uint64_t sealed_bytes_here(const struct pd_store *store, uint32_t ranks, uint32_t copies)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < store->sealed.count && i + 1 < copies; i++)
+        bytes += store->sealed.rows[i].entry.bytes / store->group->size * ranks;
+    return bytes;
+}
+
 static pd_status check_space_here(struct pd_store *store, uint64_t bytes, uint32_t ranks, uint32_t copies,
                                   struct pd_error *err)
 {
     struct pd_space space;
     PD_TRY(pd_door_space(store->door, store->root, &space, err));
-    uint64_t needed;
+    uint64_t needed, there = sealed_bytes_here(store, ranks, copies);
     if (__builtin_mul_overflow(bytes, copies, &needed)) needed = UINT64_MAX;
+    needed = needed > there && needed - there > bytes ? needed - there : bytes;
     if (needed > space.available_bytes)
-        PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %s free and %u more checkpoint%s of %s must fit, %s in all: delete some (perdure ckpt prune), "
-                "keep fewer (checkpoint.keep_last) or choose another directory",
-                store->root, space.type_name, human(space.available_bytes).text, copies, copies == 1 ? "" : "s",
-                human(bytes).text, human(needed).text);
+        PD_FAIL(
+            err, PD_NO_SPACE,
+            "%s (%s) has %s free and needs %s more: %u checkpoint%s of %s must fit at once, %s of them is there already; "
+            "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
+            store->root, space.type_name, human(space.available_bytes).text, human(needed).text, copies,
+            copies == 1 ? "" : "s", human(bytes).text, human(there).text);
     uint64_t inodes = ((uint64_t)ranks + 4) * copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,

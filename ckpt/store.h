@@ -50,8 +50,9 @@ void pd_store_unpin(struct pd_store *store, const char *name);
 PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry,
                                            struct pd_commit *ret_commit, struct pd_error *err);
 
-/* Free space for one more checkpoint of `bytes_here` written by this rank, summed per file system over the ranks of a host.
- * PD_NO_SPACE says what is needed, what is there, and what to delete or set. */
+/* Free space for `copies` checkpoints at once, of `bytes_here` from this rank, summed over the ranks that share a disk. Sealed
+ * ones that are there already count as theirs, since retention lets them go as new ones come; room for one new one must be
+ * free in any case.   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
 PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
                                            struct pd_error *err);
 

@@ -583,13 +583,40 @@ Test(store, space_is_summed_over_the_ranks_of_a_disk)
         uint64_t fits = (shared ? 8 : 16) << 20, exceeds = (shared ? 9 : 17) << 20, absurd = UINT64_MAX / 2;
         launch(&room, check_space, &fits, PD_OK);
         expect(room_launch(&room, check_space, &exceeds, &err), PD_NO_SPACE, &err);
-        cr_assert(strstr(err.message, shared ? "3 more checkpoints of 36.0 MiB must fit, 108.0 MiB"
-                                             : "3 more checkpoints of 34.0 MiB must fit, 102.0 MiB"),
+        cr_assert(strstr(err.message, shared ? "needs 108.0 MiB more: 3 checkpoints of 36.0 MiB"
+                                             : "needs 102.0 MiB more: 3 checkpoints of 34.0 MiB"),
                   "%s", err.message);
         cr_assert(strstr(err.message, "checkpoint.keep_last"), "%s", err.message);
         launch(&room, check_space, &absurd, PD_NO_SPACE);
         room_free(&room);
     }
+}
+
+/* A launch that comes back needs room for one new checkpoint only: the old ones make room for the others. */
+static pd_status save_then_check(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(save_three(rank, err));
+    uint64_t each = pd_store_entry_at(rank->store, 0)->bytes;
+    struct pd_space space;
+    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
+    uint64_t bytes = space.available_bytes - each / 2;
+    PD_TRY(pd_store_check_space(rank->store, bytes, 1, err));
+    PD_TRY(pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3, 3, err));
+    pd_status st = pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
+    if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
+    if (!strstr(err->message, "of them is there already")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
+    return PD_OK;
+}
+
+Test(store, what_is_there_counts_as_space)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 1};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
+    struct room room = {.ranks = 1, .hosts = 1};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    launch(&room, save_then_check, NULL, PD_OK);
+    room_free(&room);
 }
 
 Test(store, inodes_are_counted)
