@@ -11,10 +11,18 @@ struct adam_job {
     void (*kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range);
 };
 
+/* By squaring, so that the bits are those of IEEE multiplication and not of a C library. */
+static double power(double base, uint64_t exponent)
+{
+    double result = 1.0;
+    for (; exponent; exponent >>= 1, base *= base)
+        if (exponent & 1) result *= base;
+    return result;
+}
+
 struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config)
 {
     PD_CHECK(config->step >= 1);
-    double t = (double)config->step;
     return (struct pd_adam_step){
         .scale = (float)config->scale,
         .beta1 = (float)config->beta1,
@@ -22,8 +30,8 @@ struct pd_adam_step pd_adam_step_make(const struct pd_adam_config *config)
         .beta2 = (float)config->beta2,
         .beta2_rest = (float)(1.0 - config->beta2),
         .epsilon = (float)config->epsilon,
-        .root_correction = (float)(1.0 / sqrt(1.0 - pow(config->beta2, t))),
-        .rate_corrected = (float)(config->rate / (1.0 - pow(config->beta1, t))),
+        .root_correction = (float)(1.0 / sqrt(1.0 - power(config->beta2, config->step))),
+        .rate_corrected = (float)(config->rate / (1.0 - power(config->beta1, config->step))),
         .decay_keep = (float)(1.0 - config->rate * config->weight_decay),
     };
 }

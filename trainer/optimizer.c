@@ -2,6 +2,7 @@
 
 #include "offload/cpu_adam.h"
 #include "trainer/exact_sum.h"
+#include "trainer/model/polynomial.h"
 
 #include <math.h>
 
@@ -12,8 +13,11 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update)
     const uint64_t end = config->optimizer.decay_steps ? config->optimizer.decay_steps : config->run.steps;
     if (update < warmup) return peak * (double)(update + 1) / (double)warmup;
     if (update >= end || end <= warmup) return floor_lr;
-    double progress = (double)(update - warmup) / (double)(end - warmup);
-    return floor_lr + 0.5 * (peak - floor_lr) * (1.0 + cos(3.14159265358979323846 * progress));
+    double quarters = 2.0 * (double)(update - warmup) / (double)(end - warmup); /* of a turn: 0 to 2 */
+    uint64_t nearest = (uint64_t)(quarters + 0.5);
+    double cosine, sine;
+    pd_polynomial_cos_sin((quarters - (double)nearest) * (3.14159265358979323846 / 2), nearest, &cosine, &sine);
+    return floor_lr + 0.5 * (peak - floor_lr) * (1.0 + cosine);
 }
 
 /* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
