@@ -289,6 +289,30 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
     return run("What a checkpoint's commit record says. " PATH_MEANS, "PATH", options, 1, show, argc, argv, err);
 }
 
+static pd_status run_verify(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {step_option, {0}};
+    return run("Reads every byte of a checkpoint and compares it with its checksums. Exit code 65 when something is "
+               "damaged. " PATH_MEANS,
+               "PATH", options, 1, pd_ckpt_verify, argc, argv, err);
+}
+
+static pd_status run_diff(int argc, char **argv, struct pd_error *err)
+{
+    return run("Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
+               "PATH PATH", NULL, 2, pd_ckpt_diff, argc, argv, err);
+}
+
+static pd_status run_stats(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "tensor", .key = OPTION_TENSOR, .arg = "TEXT", .doc = "only tensors whose name contains TEXT"},
+        {0}};
+    return run("Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
+               "PATH", options, 1, pd_ckpt_stats, argc, argv, err);
+}
+
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 {
     const struct argp_option options[] = {
@@ -304,6 +328,9 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
     static const struct pd_command commands[] = {
         {"ls", "PATH", "list checkpoints", run_ls},
         {"show", "PATH", "step, layout, progress, configuration of one", run_show},
+        {"verify", "PATH", "read every byte and compare with its checksums", run_verify},
+        {"diff", "PATH PATH", "compare the tensors of two", run_diff},
+        {"stats", "PATH", "digest and statistics of each tensor", run_stats},
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };

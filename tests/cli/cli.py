@@ -209,6 +209,7 @@ report("ckpt-ls-changes-nothing", os.listdir("empty"), (0, "", ""))
 expect("ckpt-show-empty", ["ckpt", "show", "empty"], 65, err=re.compile(r"^perdure: /.*/empty holds no valid checkpoint\n$"))
 expect("ckpt-ls", ["ckpt", "ls", "run"], 0,
        re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000004-\d+ .*\nstep-000000000002-\d+ .*\n$"))
+rows = []
 text = expect("ckpt-ls-json", ["ckpt", "ls", "run/checkpoints", "--json"], 0, ANY)
 if text:
     rows = json.loads(text)
@@ -226,6 +227,42 @@ expect("ckpt-show-absent", ["ckpt", "show", "run", "--step=3"], 65,
 text = expect("ckpt-show-config", ["ckpt", "show", "run", "--config"], 0, ANY)
 if text:
     expect("ckpt-show-config-loads", ["plan", write("shown.yaml", text), "--print-config"], 0, text)
+expect("ckpt-verify", ["ckpt", "verify", "run"], 0, re.compile(r"^ok: .* checked in .* s, 0 findings\n$"))
+expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+if rows:
+    newest, older = (os.path.join("run/checkpoints", rows[i]["name"]) for i in (0, 2))
+    expect("ckpt-diff", ["ckpt", "diff", older, newest], 65, re.compile(r"^TENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
+           re.compile("hold different state"))
+    text = expect("ckpt-diff-json", ["ckpt", "diff", older, newest, "--json"], 65, ANY, ANY)
+    if text:
+        differences = json.loads(text)
+        good = differences["different"] == len(differences["differences"]) > 0
+        report("ckpt-diff-json-content", [] if good else ["counts"], (65, text, ""))
+text = expect("ckpt-stats-json", ["ckpt", "stats", "run", "--json"], 0, ANY)
+if text:
+    stats = json.loads(text)
+    norm = {row["kind"]: row for row in stats["tensors"] if row["tensor"] == "model.norm.weight"}
+    good = re.fullmatch("[0-9a-f]{16}", stats["state_digest"]) and abs(norm["param"]["mean"] - 1) < 0.01 and norm["param"]["nan"] == 0
+    report("ckpt-stats-json-content", [] if good else ["digest or norm"], (0, text, ""))
+expect("ckpt-stats", ["ckpt", "stats", "run", "--tensor=norm"], 0,
+       re.compile(r"^TENSOR .*\n(\S*norm\S* +(param|exp_avg|exp_avg_sq) .*\n)+state digest of step 6: [0-9a-f]{16}\n$"))
+expect("ckpt-stats-none", ["ckpt", "stats", "run", "--tensor=xyz"], 64,
+       err=said('no tensor has "xyz" in its name; leave --tensor out to see all'))
+if rows:  # one bit of the middle of a shard of step 4
+    shard = os.path.join("run/checkpoints", rows[1]["name"], "shard-00001.h5")
+    with open(shard, "r+b") as file:
+        file.seek(os.path.getsize(shard) // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    expect("ckpt-verify-damage", ["ckpt", "verify", "run", "--step=4"], 65, re.compile(r"shard-00001.h5"),
+           re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: \d+ findings?; "))
+    text = expect("ckpt-verify-damage-json", ["ckpt", "verify", "run", "--step=4", "--json"], 65, ANY, ANY)
+    if text:
+        found = json.loads(text)
+        good = not found["ok"] and found["damage"][0]["file"] == "shard-00001.h5"
+        report("ckpt-verify-damage-json-content", [] if good else ["damage"], (65, text, ""))
+
 expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,
        err=said("say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help"))
 expect("ckpt-prune", ["ckpt", "prune", "run", "--keep-last=1", "--keep-every=4"], 0, "1 of 3 checkpoints removed, 2 kept\n")

@@ -1,0 +1,321 @@
+/* perdure ckpt verify, diff, stats: the tensors of checkpoints. */
+#include "ckpt/base/clock.h"
+#include "ckpt/inspect.h"
+#include "tools/ckpt_place.h"
+#include "tools/cmd_ckpt.h"
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One checkpoint, looked into. */
+struct opened {
+    struct pd_ckpt_place place;
+    struct pd_inspect *inspect;
+    char path[4096];
+};
+
+static void opened_close(struct opened *o)
+{
+    pd_inspect_close(o->inspect);
+    pd_ckpt_place_close(&o->place);
+}
+
+/* A checkpoint that PATH names is opened even when the store would not list it: that is what verify is for. */
+static pd_status opened_open(const char *path, uint64_t step, struct opened *o, struct pd_error *err)
+{
+    const struct pd_store_entry *entry;
+    *o = (struct opened){0};
+    PD_TRY(pd_ckpt_place_open(path, NULL, &o->place, err));
+    pd_status status = PD_OK;
+    if (o->place.named[0]) {
+        int length = snprintf(o->path, sizeof o->path, "%s/%s", o->place.root, o->place.named);
+        PD_CHECK(length > 0 && (size_t)length < sizeof o->path);
+    } else {
+        status = pd_ckpt_place_choose(&o->place, step, &entry, err);
+        if (!status) pd_store_entry_path(o->place.store, entry, o->path);
+    }
+    if (!status) status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
+    if (status == PD_NOT_FOUND) status = PD_CORRUPT; /* its record is gone: no valid checkpoint where one must be */
+    if (status) opened_close(o);
+    return status;
+}
+
+/* A line that is written over, on a terminal only. */
+struct progress {
+    uint64_t start_ns, shown_ns;
+};
+
+static void show_progress(void *context, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct progress *p = context;
+    uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (now - p->shown_ns < 200000000) return;
+    p->shown_ns = now;
+    double seconds = (double)(now - p->start_ns) * 1e-9;
+    fprintf(stderr, "\r%s of %s, %s/s ", pd_text_bytes(done_bytes).text, pd_text_bytes(total_bytes).text,
+            pd_text_bytes((uint64_t)((double)done_bytes / seconds)).text);
+}
+
+static pd_inspect_progress progress_start(struct progress *p)
+{
+    p->start_ns = p->shown_ns = pd_clock_monotonic_ns(NULL);
+    return isatty(STDERR_FILENO) ? show_progress : NULL;
+}
+
+static void progress_end(const struct progress *p)
+{
+    if (p->shown_ns != p->start_ns) fprintf(stderr, "\r\033[K");
+}
+
+/* ---- verify ---- */
+
+static pd_status verify_json(const struct opened *o, const struct pd_damage_list *list, double seconds, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", o->path);
+    pd_json_bool(&w, "ok", list->count == 0);
+    pd_json_u64(&w, "bytes_checked", list->bytes_checked);
+    pd_json_u64(&w, "blocks_checked", list->blocks_checked);
+    pd_json_double(&w, "seconds", seconds);
+    pd_json_array_begin(&w, "damage");
+    for (uint32_t i = 0; i < list->count; i++) {
+        const struct pd_damage *d = &list->items[i];
+        pd_json_object_begin(&w, NULL);
+        pd_json_string(&w, "file", d->file);
+        pd_json_string(&w, "tensor", d->tensor[0] ? d->tensor : NULL);
+        if (d->tensor[0]) pd_json_string(&w, "kind", pd_kind_name(d->kind));
+        if (d->tensor[0]) pd_json_u64(&w, "block", d->block);
+        pd_json_string(&w, "text", d->text);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+/* Unreadable is a storage error, not proof of damage. */
+static pd_status verdict(const struct opened *o, const struct pd_damage_list *list, struct pd_error *err)
+{
+    if (!list->count) return PD_OK;
+    pd_status status = list->items[0].status;
+    for (uint32_t i = 0; i < list->count; i++)
+        if (list->items[i].status == PD_CORRUPT || list->items[i].status == PD_NOT_FOUND) status = PD_CORRUPT;
+    PD_FAIL(err, status, "checkpoint %s: %u finding%s; a run loads the newest checkpoint that is whole", o->path,
+            list->count, list->count == 1 ? "" : "s");
+}
+
+pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct opened o;
+    struct progress progress;
+    struct pd_damage_list list = {0};
+    PD_TRY(opened_open(options->paths[0], options->step, &o, err));
+    pd_status status = pd_inspect_verify(o.inspect, progress_start(&progress), &progress, &list, err);
+    progress_end(&progress);
+    double seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    if (!status && options->json) {
+        status = verify_json(&o, &list, seconds, err);
+    } else if (!status) {
+        for (uint32_t i = 0; i < list.count; i++)
+            printf("%s\n", list.items[i].text);
+        printf("%s: %s, %s blocks checked in %.1f s, %u finding%s\n", list.count ? "DAMAGED" : "ok",
+               pd_text_bytes(list.bytes_checked).text, pd_text_count(list.blocks_checked).text, seconds, list.count,
+               list.count == 1 ? "" : "s");
+    }
+    if (!status) status = verdict(&o, &list, err);
+    pd_damage_list_deinit(&list);
+    opened_close(&o);
+    return status;
+}
+
+/* ---- stats ---- */
+
+static bool wanted(const struct pd_ckpt_options *options, const char *name)
+{
+    return !options->tensor || strstr(name, options->tensor);
+}
+
+static void stats_row(struct pd_table *table, const struct pd_tensor *t, enum pd_kind kind, const struct pd_tensor_report *r)
+{
+    char bad[64] = "";
+    if (r->nan_count || r->inf_count)
+        snprintf(bad, sizeof bad, "%" PRIu64 " NaN, %" PRIu64 " inf", r->nan_count, r->inf_count);
+    pd_table_row(table, (const char *const[]){t->name, pd_kind_name(kind), pd_text_count(r->elements).text,
+                                              pd_text_number(r->min).text, pd_text_number(r->max).text,
+                                              pd_text_number(r->mean).text, pd_text_number(r->rms).text,
+                                              pd_text_hex(r->digest).text, bad});
+}
+
+static void stats_json_row(struct pd_json_writer *w, const struct pd_tensor *t, enum pd_kind kind,
+                           const struct pd_tensor_report *r)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "tensor", t->name);
+    pd_json_string(w, "kind", pd_kind_name(kind));
+    pd_json_array_begin(w, "shape");
+    for (uint32_t d = 0; d < t->ndim; d++)
+        pd_json_u64(w, NULL, t->shape[d]);
+    pd_json_array_end(w);
+    pd_json_u64(w, "elements", r->elements);
+    pd_json_hex64(w, "digest", r->digest);
+    pd_json_double(w, "min", r->min);
+    pd_json_double(w, "max", r->max);
+    pd_json_double(w, "mean", r->mean);
+    pd_json_double(w, "rms", r->rms);
+    pd_json_u64(w, "nan", r->nan_count);
+    pd_json_u64(w, "inf", r->inf_count);
+    pd_json_object_end(w);
+}
+
+static pd_status stats_print(const struct pd_ckpt_options *options, const struct opened *o,
+                             const struct pd_state_report *report, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", ""};
+    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
+    struct pd_json_writer w;
+    struct pd_table table;
+    uint32_t shown = 0;
+    pd_json_writer_init(&w, 2);
+    pd_table_init(&table, headings, 9);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", o->path);
+    pd_json_u64(&w, "step", pd_inspect_commit(o->inspect)->state.identity.step);
+    pd_json_hex64(&w, "state_digest", report->state_digest);
+    pd_json_array_begin(&w, "tensors");
+    for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
+        const struct pd_tensor *t = &tensors->tensors[i / PD_KIND_COUNT];
+        if (!wanted(options, t->name)) continue;
+        stats_row(&table, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        stats_json_row(&w, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        shown++;
+    }
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    pd_status status = PD_OK;
+    if (!shown)
+        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "no tensor has \"%s\" in its name; leave --tensor out to see all",
+                              options->tensor);
+    else if (options->json)
+        status = pd_output_json(&w, err);
+    else
+        status = pd_table_print(&table, err);
+    if (!status && !options->json)
+        printf("state digest of step %" PRIu64 ": %s\n", pd_inspect_commit(o->inspect)->state.identity.step,
+               pd_text_hex(report->state_digest).text);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    return status;
+}
+
+pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct opened o;
+    struct progress progress;
+    struct pd_state_report report = {0};
+    PD_TRY(opened_open(options->paths[0], options->step, &o, err));
+    pd_status status = pd_inspect_check_complete(o.inspect, err);
+    if (!status) status = pd_inspect_report(o.inspect, true, progress_start(&progress), &progress, &report, err);
+    if (!status) {
+        progress_end(&progress);
+        status = stats_print(options, &o, &report, err);
+    }
+    pd_state_report_deinit(&report);
+    opened_close(&o);
+    return status;
+}
+
+/* ---- diff ---- */
+
+static const char *const difference_names[] = {"same", "different", "only in the first", "only in the second",
+                                               "other shape"};
+
+static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
+{
+    char share[96] = "", first[64] = "", values[80] = "";
+    if (r->difference == PD_DIFFERENT) {
+        snprintf(share, sizeof share, "%s of %s", pd_text_count(r->differing).text, pd_text_count(r->elements).text);
+        snprintf(first, sizeof first, "%s", pd_text_count(r->first).text);
+        snprintf(values, sizeof values, "%.9g, %.9g", r->left, r->right);
+    }
+    pd_table_row(table,
+                 (const char *const[]){r->name, pd_kind_name(r->kind), difference_names[r->difference], share,
+                                       r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values});
+}
+
+static pd_status diff_text(const struct pd_diff *diff, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
+    struct pd_table table;
+    if (diff->different_count) {
+        pd_table_init(&table, headings, 7);
+        for (uint64_t i = 0; i < diff->count; i++)
+            if (diff->rows[i].difference != PD_SAME) diff_row(&table, &diff->rows[i]);
+        PD_TRY(pd_table_print(&table, err));
+    }
+    printf("%" PRIu64 " of %" PRIu64 " arrays differ\n", diff->different_count, diff->count);
+    return PD_OK;
+}
+
+static pd_status diff_json(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+{
+    static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "left", sides[0].path);
+    pd_json_string(&w, "right", sides[1].path);
+    pd_json_u64(&w, "arrays", diff->count);
+    pd_json_u64(&w, "different", diff->different_count);
+    pd_json_array_begin(&w, "differences");
+    for (uint64_t i = 0; i < diff->count; i++) {
+        const struct pd_diff_row *r = &diff->rows[i];
+        if (r->difference == PD_SAME) continue;
+        pd_json_object_begin(&w, NULL);
+        pd_json_string(&w, "tensor", r->name);
+        pd_json_string(&w, "kind", pd_kind_name(r->kind));
+        pd_json_string(&w, "difference", words[r->difference]);
+        pd_json_u64(&w, "elements", r->elements);
+        pd_json_u64(&w, "differing", r->differing);
+        pd_json_double(&w, "max_abs", r->max_abs);
+        pd_json_u64(&w, "first", r->first);
+        pd_json_double(&w, "left", r->left);
+        pd_json_double(&w, "right", r->right);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
+{
+    struct progress progress;
+    struct pd_diff diff = {0};
+    PD_TRY(pd_inspect_check_complete(sides[0].inspect, err));
+    PD_TRY(pd_inspect_check_complete(sides[1].inspect, err));
+    pd_status status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, progress_start(&progress), &progress, &diff, err);
+    progress_end(&progress);
+    if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
+    if (!status && diff.different_count)
+        status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
+    pd_diff_deinit(&diff);
+    return status;
+}
+
+pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct opened sides[2];
+    PD_TRY(opened_open(options->paths[0], options->step, &sides[0], err));
+    pd_status status = opened_open(options->paths[1], options->step, &sides[1], err);
+    if (!status) {
+        status = diff_opened(options, sides, err);
+        opened_close(&sides[1]);
+    }
+    opened_close(&sides[0]);
+    return status;
+}
