@@ -143,6 +143,17 @@ static pd_status leave_library(pd_status st)
     return st;
 }
 
+const char *pd_h5_version(void)
+{
+    static char text[32];
+    unsigned major = 0, minor = 0, release = 0;
+    pthread_mutex_lock(&library_mutex);
+    if (!text[0] && H5get_libversion(&major, &minor, &release) >= 0)
+        snprintf(text, sizeof text, "%u.%u.%u", major, minor, release);
+    pthread_mutex_unlock(&library_mutex);
+    return text;
+}
+
 /* ---- types ---- */
 
 static hid_t make_bf16(void)

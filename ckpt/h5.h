@@ -27,6 +27,9 @@ struct pd_h5_source {
 
 struct pd_h5_file;
 
+/* "1.10.8": of the library in use. Metadata bytes are the same for the same calls and the same version. */
+const char *pd_h5_version(void);
+
 PD_MUST_USE pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err);
 void pd_h5_free(struct pd_h5_file *file); /* abandons what was built; NULL is fine */
 

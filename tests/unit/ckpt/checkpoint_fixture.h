@@ -4,7 +4,7 @@
 
 #include "ckpt/commit.h"
 #include "ckpt/index.h"
-#include "shard_fixture.h"
+#include "tests/unit/ckpt/shard_fixture.h"
 
 #include <sys/stat.h>
 

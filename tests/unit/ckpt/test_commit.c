@@ -1,5 +1,5 @@
 #include "ckpt/commit.h"
-#include "shard_fixture.h"
+#include "tests/unit/ckpt/shard_fixture.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 #include "ckpt/h5.h"
-#include "shard_fixture.h"
+#include "tests/unit/ckpt/shard_fixture.h"
 
 #include <pthread.h>
 

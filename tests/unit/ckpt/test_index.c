@@ -1,4 +1,4 @@
-#include "checkpoint_fixture.h"
+#include "tests/unit/ckpt/checkpoint_fixture.h"
 
 #include <time.h>
 

@@ -1,5 +1,5 @@
-#include "checkpoint_fixture.h"
 #include "ckpt/inspect.h"
+#include "tests/unit/ckpt/checkpoint_fixture.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/io/simulated_disk.h"
 #include "ckpt/shard_table.h"
-#include "shard_fixture.h"
+#include "tests/unit/ckpt/shard_fixture.h"
 
 #include <errno.h>
 

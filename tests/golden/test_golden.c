@@ -1,0 +1,168 @@
+/* Files of format version 1 as they were written once. Reading them must work for ever; writing the same state with the same
+ * HDF5 library must give the same bytes.
+ *   PERDURE_GOLDEN_WRITE=<directory> writes the files there: for a new format version, never to make an old one pass. */
+#include "ckpt/h5.h"
+#include "ckpt/inspect.h"
+#include "tests/unit/ckpt/checkpoint_fixture.h"
+
+#include <math.h>
+
+#define GOLDEN_HDF5 "1.10.8"
+
+static const char *golden_directory(void)
+{
+    return PERDURE_SOURCE_DIR "/tests/golden/v1";
+}
+
+static void golden_model(struct fixture *f)
+{
+    fixture_init(f, 3, 6);
+    f->identity = (struct pd_identity){{0x0123456789abcdef, 0xfedcba9876543210}, 3, 41};
+    fixture_tensor(f, 0, "model.embed_tokens.weight", 2, 30, 50);
+    fixture_tensor(f, 1, "model.norm.weight", 1, 50, 1);
+    fixture_tensor(f, 2, "scale", 1, 1, 1);
+    f->tensors.tensors[0].tp_dim = 0;
+    f->tensors.tensors[0].decay = true;
+    f->tensors.tensors[1].unit = 2;
+    for (uint32_t t = 0; t < 3; t++)
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            if (t < 2 || kind == 0) fixture_box(f, t, (enum pd_kind)kind, pd_box_whole(&f->tensors.tensors[t]), 0);
+}
+
+static struct pd_commit golden_commit(const struct fixture *f, struct pd_shard_summary *summary)
+{
+    struct pd_commit c = {.shard_count = 1, .shards = summary};
+    c.state = (struct pd_run_state){.identity = f->identity,
+                                    .fence = 4,
+                                    .updates = 40,
+                                    .samples = 328,
+                                    .tokens = 167936,
+                                    .loss_scale = 1.0,
+                                    .seed = 1234,
+                                    .data_fingerprint = {5, 6},
+                                    .last_loss = 3.25,
+                                    .best_validation_loss = 3.5,
+                                    .tensor_count = 3,
+                                    .parameter_count = 1551,
+                                    .created_by = "perdure 0.1.0",
+                                    .config = (char *)(uintptr_t) "model: {preset: golden}\n",
+                                    .environment = (char *)(uintptr_t) "{}"};
+    c.state.layout = (struct pd_layout){.dp = 1,
+                                        .tp = 1,
+                                        .pp = 1,
+                                        .sp = 1,
+                                        .virtual_tp = 1,
+                                        .virtual_sp = 1,
+                                        .zero_shard = 1,
+                                        .zero_stage = 3,
+                                        .interleave = 1,
+                                        .small_bytes = 65536,
+                                        .stage_count = 1};
+    return c;
+}
+
+static unsigned char *load_file(const char *path, uint64_t *ret_bytes)
+{
+    FILE *file = fopen(path, "rb");
+    cr_assert(file && fseek(file, 0, SEEK_END) == 0, "%s", path);
+    *ret_bytes = (uint64_t)ftell(file);
+    unsigned char *data = malloc(*ret_bytes + 1);
+    cr_assert(data && fseek(file, 0, SEEK_SET) == 0 && fread(data, 1, *ret_bytes, file) == *ret_bytes);
+    fclose(file);
+    return data;
+}
+
+static void write_all(struct fixture *f, const char *directory, struct pd_shard_summary *ret_summary)
+{
+    char path[4096];
+    void *data = NULL;
+    uint64_t bytes = 0;
+    struct pd_shard_writer *writer = NULL;
+    snprintf(path, sizeof path, "%s/shard-00000.h5", directory);
+    OK(pd_shard_writer_new(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_write(writer, path, &f->identity, 0, (const void *const *)f->data, ret_summary, err));
+    pd_shard_writer_free(writer);
+    struct pd_commit commit = golden_commit(f, ret_summary);
+    OK(pd_commit_encode(&commit, &data, &bytes, err));
+    snprintf(path, sizeof path, "%s/commit.h5", directory);
+    checkpoint_write_file(path, data, bytes);
+    free(data);
+    const struct pd_index_source source = {"shard-00000.h5", f->boxes, f->box_count};
+    OK(pd_index_build(&f->tensors, &source, 1, &data, &bytes, err));
+    snprintf(path, sizeof path, "%s/index.h5", directory);
+    checkpoint_write_file(path, data, bytes);
+    free(data);
+}
+
+Test(golden, version_1_reads)
+{
+    struct fixture f;
+    struct pd_inspect *in = NULL;
+    struct pd_state_report report = {0};
+    golden_model(&f);
+    OK(pd_inspect_open(f.door, golden_directory(), &in, err));
+    OK(pd_inspect_check_complete(in, err));
+    const struct pd_commit *commit = pd_inspect_commit(in);
+    struct pd_shard_summary summary = commit->shards[0];
+    struct pd_commit expected = golden_commit(&f, &summary);
+    cr_assert_eq(memcmp(&commit->state.identity, &f.identity, sizeof f.identity), 0);
+    cr_assert_eq(memcmp(&commit->state.layout, &expected.state.layout, sizeof expected.state.layout), 0);
+    cr_assert_eq(commit->state.tokens, 167936);
+    cr_assert_eq(commit->state.last_loss, 3.25);
+    cr_assert_str_eq(commit->state.config, expected.state.config);
+    cr_assert_eq(pd_inspect_box_count(in), f.box_count);
+    for (uint32_t b = 0; b < f.box_count; b++) {
+        const struct pd_shard_box *box = &f.boxes[b];
+        float values[1500];
+        const struct pd_tensor *tensor = &pd_inspect_tensors(in)->tensors[box->tensor];
+        cr_assert_eq(memcmp(tensor, &f.tensors.tensors[box->tensor], sizeof *tensor), 0);
+        OK(pd_inspect_read(in, box->tensor, box->kind, &box->box, values, err));
+        cr_assert_eq(memcmp(values, f.data[b], pd_box_elements(&box->box) * sizeof(float)), 0);
+    }
+    /* One of its tensors has no moments: a whole-state report must say so. */
+    struct pd_error error = {0};
+    cr_assert_eq(pd_inspect_report(in, false, NULL, NULL, &report, &error), PD_CORRUPT);
+    cr_assert_not_null(strstr(error.message, "scale"));
+    pd_inspect_close(in);
+    fixture_deinit(&f);
+}
+
+Test(golden, version_1_is_written_byte_for_byte)
+{
+    static const char *const names[] = {"shard-00000.h5", "commit.h5", "index.h5"};
+    struct fixture f;
+    struct pd_shard_summary summary;
+    if (strcmp(pd_h5_version(), GOLDEN_HDF5) != 0)
+        cr_skip_test("HDF5 %s lays out metadata in its own way; the files are of " GOLDEN_HDF5, pd_h5_version());
+    golden_model(&f);
+    const char *target = getenv("PERDURE_GOLDEN_WRITE");
+    if (target) write_all(&f, target, &summary);
+    write_all(&f, f.directory, &summary);
+    for (int i = 0; i < 3; i++) {
+        char path[4096];
+        uint64_t bytes = 0, expected_bytes = 0;
+        snprintf(path, sizeof path, "%s/%s", f.directory, names[i]);
+        unsigned char *data = load_file(path, &bytes);
+        snprintf(path, sizeof path, "%s/%s", golden_directory(), names[i]);
+        unsigned char *expected = load_file(path, &expected_bytes);
+        cr_assert_eq(bytes, expected_bytes, "%s", names[i]);
+        for (uint64_t b = 0; b < bytes; b++)
+            cr_assert_eq(data[b], expected[b], "%s, byte %llu", names[i], (unsigned long long)b);
+        free(data);
+        free(expected);
+    }
+    fixture_deinit(&f);
+}
+
+/* Numbers that a second implementation must reproduce (FORMAT.md). */
+Test(golden, digests_of_the_specification)
+{
+    struct pd_tensor tensor = {.name = "t", .ndim = 1, .shape = {4, 1, 1, 1}};
+    struct pd_box whole = pd_box_whole(&tensor);
+    const float values[4] = {0.0f, 1.0f, -2.5f, 1e-30f};
+    struct pd_tensor_table table = {&tensor, 1};
+    uint64_t digests[3] = {pd_tensor_digest(&tensor, &whole, values), 1, 2}, state = 0;
+    OK(pd_state_digest(&table, digests, &state, err));
+    cr_assert_eq(digests[0], UINT64_C(0x38773023db1018d9), "%016llx", (unsigned long long)digests[0]);
+    cr_assert_eq(state, UINT64_C(0x9fd7c074ae6dc66b), "%016llx", (unsigned long long)state);
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Reads a checkpoint directory with h5py alone and compares whole tensors of index.h5 with the boxes of the shards.
+
+usage: h5py_reads.py CHECKPOINT        exit 77: h5py is not installed (pip install h5py), nothing was tested
+"""
+import glob
+import os
+import re
+import sys
+
+try:
+    import h5py
+    import numpy
+except ImportError as missing:
+    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install h5py, then PERDURE_PEER_PYTHON=V/bin/python")
+    sys.exit(77)
+
+BOX = re.compile(r"^(.*)\[([0-9:,]+)\]$")
+
+
+def boxes(shard):
+    for kind in ("param", "exp_avg", "exp_avg_sq"):
+        for name, data in shard.get(kind, {}).items():
+            tensor, ranges = BOX.match(name).groups()
+            yield kind, tensor, tuple(slice(*map(int, r.split(":"))) for r in ranges.split(",")), data
+
+
+def main(directory):
+    compared = 0
+    with h5py.File(os.path.join(directory, "index.h5"), "r") as index:
+        for path in sorted(glob.glob(os.path.join(directory, "shard-*.h5"))):
+            with h5py.File(path, "r") as shard:
+                assert shard.attrs["format"] == b"perdure shard", path
+                assert shard.attrs["format_version"] == 1, path
+                for kind, tensor, ranges, data in boxes(shard):
+                    whole = index[kind][tensor]
+                    assert whole.dtype == numpy.float32 == data.dtype
+                    assert numpy.isnan(whole.fillvalue)
+                    assert whole[ranges].tobytes() == data[...].tobytes(), f"{kind}/{tensor}"
+                    compared += 1
+    with h5py.File(os.path.join(directory, "commit.h5"), "r") as commit:
+        state = commit["state"][0]
+        assert commit.attrs["format"] == b"perdure commit"
+        assert commit["shards"].shape[0] == len(glob.glob(os.path.join(directory, "shard-*.h5")))
+        print(f"step {state['step']}, lineage {state['lineage']}, by {commit['created_by'][...].tobytes().decode()}")
+    assert compared > 0
+    print(f"ok: {compared} boxes equal through index.h5, h5py {h5py.__version__}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
