@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""A second implementation of ckpt/FORMAT.md, without HDF5: verifies every byte of a checkpoint and prints its state digest.
+
+usage: format_reads.py CHECKPOINT        exit 77: the module xxhash is not installed, nothing was tested
+"""
+import os
+import struct
+import sys
+
+try:
+    import xxhash
+except ImportError as missing:
+    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install xxhash, then PERDURE_PEER_PYTHON=V/bin/python")
+    sys.exit(77)
+
+PAGE, BLOCK, MASK, SEED = 4096, 65536, (1 << 64) - 1, 0x5045524455524531
+KINDS = ("param", "exp_avg", "exp_avg_sq")
+
+
+def xxh3(data, seed):
+    return xxhash.xxh3_64_intdigest(data, seed=seed & MASK)
+
+
+def words(*values):
+    return xxh3(struct.pack(f"<{len(values)}Q", *values), SEED)
+
+
+def u64(data, offset, count=1):
+    values = struct.unpack_from(f"<{count}Q", data, offset)
+    return values[0] if count == 1 else values
+
+
+def trailer(data, magic, name):
+    assert len(data) >= 2 * PAGE and len(data) % PAGE == 0, f"{name}: not whole pages"
+    page = data[-PAGE:]
+    assert xxh3(page[:4088], 0) == u64(page, 4088), f"{name}: trailer"
+    assert page[:8] == magic, f"{name}: magic"
+    assert u64(page, 8) == 1, f"{name}: version {u64(page, 8)}"
+    assert u64(page, 16) == len(data), f"{name}: size"
+    return page
+
+
+def read_commit(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    page = trailer(data, b"PDCOMMIT", path)
+    assert xxh3(data[:-PAGE], SEED) == u64(page, 4080), f"{path}: body"
+    extents = [u64(page, 32 + 16 * i, 2) for i in range(7)]
+    identity = u64(data, extents[0][0], 4)
+    rows = [u64(data, extents[3][0] + 64 * r, 8) for r in range(extents[3][1] // 64)]
+    return identity, rows
+
+
+def mix(index, bits):
+    x = (index + 1) * 0x9E3779B97F4A7C15 & MASK ^ (bits << 32 | bits)
+    y = ((x >> 32 | x << 32 & MASK) + (x & 0xFFFFFFFF) * (x >> 32)) & MASK
+    y ^= y >> 29
+    return (y >> 32 | y << 32 & MASK) + (y & 0xFFFFFFFF) * 0x85EBCA6B & MASK
+
+
+def box_digest(shape, start, count, data):
+    total = 0
+    for e, (bits,) in enumerate(struct.iter_unpack("<I", data)):
+        index, scale, rest = 0, 1, e
+        for d in (3, 2, 1, 0):
+            index += (start[d] + rest % count[d]) * scale
+            rest //= count[d]
+            scale *= shape[d]
+        total += mix(index, bits)
+    return total & MASK
+
+
+def read_shard(path, identity, row, digests):
+    with open(path, "rb") as file:
+        data = file.read()
+    assert len(data) == row[0], f"{path}: size"
+    page = trailer(data, b"PDTRAIL1", path)
+    table_offset, table_bytes, table_digest = u64(page, 24, 3)
+    assert (table_offset, table_bytes, table_digest) == row[1:4], f"{path}: not the committed shard"
+    table = data[table_offset:table_offset + table_bytes]
+    seed = words(*u64(table, 32, 4))
+    assert xxh3(table, seed) == table_digest, f"{path}: table"
+    assert u64(table, 32, 4) == identity, f"{path}: identity"
+    tensor_count, box_count, block_count = u64(table, 72, 3)
+    tensors_at, boxes_at, checksums_at, rest_digest = u64(table, 112, 4)
+    checksums = u64(table, checksums_at, block_count) if block_count > 1 else (u64(table, checksums_at),)
+    rest = bytearray(data)
+    owned = [(table_offset, table_bytes), (len(data) - PAGE, PAGE)]
+    for b in range(box_count):
+        at = boxes_at + 96 * b
+        start, count = u64(table, at, 4), u64(table, at + 32, 4)
+        offset, size, first = u64(table, at + 64, 3)
+        tensor, kind = struct.unpack_from("<2I", table, at + 88)
+        tensor_at = tensors_at + 224 * tensor
+        name = table[tensor_at:tensor_at + 160].split(b"\0")[0]
+        base = words(*identity, xxh3(name, SEED), kind, *start)
+        for k, place in enumerate(range(0, size, BLOCK)):
+            block = data[offset + place:offset + min(place + BLOCK, size)]
+            assert xxh3(block, base + k * 0x9E3779B97F4A7C15) == checksums[first + k], f"{path}: {name} block {k}"
+        if size >= PAGE:
+            pages = -(-size // PAGE) * PAGE
+            assert not any(data[offset + size:offset + pages]), f"{path}: padding of {name}"
+            owned.append((offset, pages))
+        else:
+            rest[offset:offset + size] = bytes(size)
+        key = (name, kind)
+        value = box_digest(u64(table, tensor_at + 160, 4), start, count, data[offset:offset + size])
+        digests[key] = (digests.get(key, 0) + value) & MASK
+    for offset, size in sorted(owned, reverse=True):
+        del rest[offset:offset + size]
+    assert xxh3(bytes(rest), seed) == rest_digest, f"{path}: metadata"
+
+
+def main(directory):
+    identity, rows = read_commit(os.path.join(directory, "commit.h5"))
+    digests = {}
+    for number, row in enumerate(rows):
+        read_shard(os.path.join(directory, f"shard-{number:05d}.h5"), identity, row, digests)
+    names = sorted({name for name, _ in digests})
+    state = b"".join(name + b"\0" + struct.pack("<2Q", kind, digests.get((name, kind), 0))
+                     for name in names for kind in range(len(KINDS)))
+    print(f"ok: {len(rows)} shards, step {identity[3]}, state {xxh3(state, SEED):016x}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
