@@ -342,6 +342,15 @@ static void say_lost(const struct job *job, uint32_t first, const char *end, str
                  others);
 }
 
+/* Threads of one process have put their rank in front themselves. */
+static void say_note(const struct job *job, uint32_t rank, const struct pd_note_ended *note,
+                     struct pd_launch_verdict *verdict)
+{
+    char who[24] = "";
+    if (job->start->transport == PD_TRANSPORT_MPI) snprintf(who, sizeof who, "rank %u: ", rank);
+    snprintf(verdict->message, sizeof verdict->message, "%s%.900s", who, note->message);
+}
+
 /* In this order: success; a cause that a rank names; ranks that could not say anything; leaving; a silent peer. */
 static void job_judge(const struct job *job, int status, struct pd_launch_verdict *verdict)
 {
@@ -357,14 +366,14 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
     if (find_note(job, true, PD_OK, &rank, &note)) {
         verdict->status = note.status;
         verdict->lost = 0;
-        snprintf(verdict->message, sizeof verdict->message, "rank %u: %.900s", rank, note.message);
+        say_note(job, rank, &note, verdict);
     } else if (verdict->lost > 0) {
         verdict->status = PD_PEER_LOST;
         say_lost(job, first, end, verdict);
     } else if (find_note(job, false, PD_STOPPED, &rank, &note) || find_note(job, false, PD_PEER_LOST, &rank, &note)) {
         verdict->status = note.status;
         verdict->lost = note.status == PD_PEER_LOST;
-        snprintf(verdict->message, sizeof verdict->message, "rank %u: %.900s", rank, note.message);
+        say_note(job, rank, &note, verdict);
     } else {
         verdict->status = PD_PEER_LOST;
         snprintf(verdict->message, sizeof verdict->message, "%s ended (%s) %s", job->starter_name, end,

@@ -152,7 +152,7 @@ static void say_start(const struct launch_state *state)
 
 static void say_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
-    pd_log(PD_LOG_WARN, MODULE, "%s (%u of %u restarts without progress)", verdict->message, state->idle_restarts,
+    pd_log(PD_LOG_WARN, MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
            state->launch->restart_limit);
 }
 

@@ -254,7 +254,7 @@ Test(launcher, ends_that_restarting_does_not_mend_are_final)
     expect_error_says("rank 1: as planned");
     snprintf(plan, sizeof plan, "fail:%d", PD_BUG);
     expect_final(plan, PD_TRANSPORT_LOCAL, PD_BUG, 2);
-    expect_error_says("twice the same: rank 0");
+    expect_error_says("twice the same: as planned");
 }
 
 Test(launcher, an_end_without_a_word_is_tried_again)
