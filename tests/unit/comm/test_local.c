@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 static const uint32_t worlds[] = {1, 2, 3, 5, 8, 19};
+#define SOON_SECONDS 10.0 /* on a busy machine; the time limit is 600 */
 #define WORLDS (sizeof worlds / sizeof *worlds)
 
 static uint64_t scale(void)
@@ -156,7 +157,7 @@ Test(local, a_rank_that_fails_is_dead_to_the_others_at_once)
     _Atomic uint32_t told = 0;
     double began = seconds_now();
     cr_assert_eq(pd_comm_run_local(5, 1, dead_main, &told, &err), PD_IO, "the cause, not a consequence");
-    cr_assert_lt(seconds_now() - began, 2.0);
+    cr_assert_lt(seconds_now() - began, SOON_SECONDS);
     expect_says(&err, "rank 2: the disk");
     cr_assert_eq(atomic_load(&told), 4 + 400 + 40000, "%u", atomic_load(&told));
 }
@@ -164,8 +165,8 @@ Test(local, a_rank_that_fails_is_dead_to_the_others_at_once)
 static pd_status late_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
-    comm->time_limit_seconds = 0.3;
     PD_TRY(pd_comm_barrier(comm, err));
+    comm->time_limit_seconds = 0.3;
     if (comm->rank % 2 == 1) usleep(1500000);
     return pd_comm_barrier(comm, err);
 }
@@ -191,7 +192,7 @@ Test(local, a_rank_that_finished_early_is_named)
     double began = seconds_now();
     cr_assert_eq(pd_comm_run_local(3, 1, early_main, NULL, &err), PD_PEER_LOST);
     expect_says(&err, "rank 1 left while rank");
-    cr_assert_lt(seconds_now() - began, 2.0);
+    cr_assert_lt(seconds_now() - began, SOON_SECONDS);
 }
 
 /* A rank gives up with an operation in flight, whose memory it then reuses; nobody may touch it any more. */
@@ -225,7 +226,7 @@ Test(local, abort_ends_what_is_in_flight)
     struct pd_error err;
     double began = seconds_now();
     cr_assert_eq(pd_comm_run_local(2, 1, abort_main, NULL, &err), PD_PEER_LOST);
-    cr_assert_lt(seconds_now() - began, 2.0);
+    cr_assert_lt(seconds_now() - began, SOON_SECONDS);
 }
 
 struct storm {
@@ -253,7 +254,7 @@ Test(local, a_rank_fails_at_any_moment)
         double began = seconds_now();
         cr_assert_eq(pd_comm_run_local(world, 1, storm_main, &storm, &err), PD_IO, "seed %lu", (unsigned long)seed);
         cr_assert_eq(atomic_load(&storm.told), world - 1, "seed %lu", (unsigned long)seed);
-        cr_assert_lt(seconds_now() - began, 2.0, "seed %lu", (unsigned long)seed);
+        cr_assert_lt(seconds_now() - began, SOON_SECONDS, "seed %lu", (unsigned long)seed);
     }
 }
 
