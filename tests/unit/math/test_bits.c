@@ -369,3 +369,116 @@ Test(bits, a_sequence_alone_and_in_a_batch)
     free(gradient);
     fixture_free(&f);
 }
+
+/* (0,1), (2,3), ... then up, in fp32: the order that any tensor parallelism can keep. */
+static float tree_of(const float *terms, size_t count, size_t stride)
+{
+    float level[16];
+    for (size_t i = 0; i < count; i++)
+        level[i] = terms[i * stride];
+    while (count > 1) {
+        for (size_t i = 0; i < count / 2; i++)
+            level[i] = level[2 * i] + level[2 * i + 1];
+        if (count % 2) level[count / 2] = level[count - 1];
+        count = (count + 1) / 2;
+    }
+    return level[0];
+}
+
+/* The gradient of a shared key-value head against those of as many heads that share nothing. */
+static void check_tree(struct fixture *f, uint32_t group, uint32_t length)
+{
+    enum { D = 16 };
+    uint64_t seed = group, wide = (uint64_t)group * D, ld = wide + 2 * D, ld_alone = 3 * wide;
+    struct array qkv = array_random(PD_F32, length * ld, 1, &seed), dout = array_random(PD_F32, length * wide, 1, &seed);
+    float *x = qkv.data, *alone = calloc(length * ld_alone, sizeof *alone), *out = calloc(length * wide, sizeof *out);
+    float *shared_gradient = calloc(length * ld, sizeof *out), *gradient = calloc(length * ld_alone, sizeof *gradient);
+    float *lse = calloc(length * group, sizeof *lse), *delta = calloc(length * group, sizeof *delta);
+    for (uint64_t r = 0; r < length; r++) {
+        memcpy(alone + r * ld_alone, x + r * ld, wide * sizeof *x);
+        for (uint32_t g = 0; g < group; g++) {
+            memcpy(alone + r * ld_alone + wide + g * D, x + r * ld + wide, D * sizeof *x);
+            memcpy(alone + r * ld_alone + 2 * wide + g * D, x + r * ld + wide + D, D * sizeof *x);
+        }
+    }
+    struct pd_attention a = {.sequences = 1,
+                             .length = length,
+                             .heads = group,
+                             .kv_heads = 1,
+                             .head_size = D,
+                             .scale = 0.25f,
+                             .q = x,
+                             .k = x + wide,
+                             .v = x + wide + D,
+                             .ld_qkv = ld,
+                             .out = out,
+                             .lse = lse,
+                             .dout = dout.data,
+                             .delta = delta,
+                             .dq = shared_gradient,
+                             .dk = shared_gradient + wide,
+                             .dv = shared_gradient + wide + D};
+    struct pd_attention b = a;
+    b.kv_heads = group;
+    b.q = alone;
+    b.k = alone + wide;
+    b.v = alone + 2 * wide;
+    b.ld_qkv = ld_alone;
+    b.dq = gradient;
+    b.dk = gradient + wide;
+    b.dv = gradient + 2 * wide;
+    MUST(pd_attention_forward(f->math, &a, &err));
+    MUST(pd_attention_backward(f->math, &a, &err));
+    MUST(pd_attention_backward(f->math, &b, &err));
+    for (uint64_t r = 0; r < length; r++) {
+        for (uint64_t i = 0; i < 2 * D; i++) {
+            const float *parts = gradient + r * ld_alone + (i < D ? wide + i : 2 * wide + i - D);
+            float got = shared_gradient[r * ld + wide + i], want = tree_of(parts, group, D);
+            cr_assert_eq(got, want, "%u heads, row %lu, %s %lu: %a, not %a", group, r, i < D ? "dk" : "dv", i % D,
+                         (double)got, (double)want);
+        }
+    }
+    array_free(&qkv);
+    array_free(&dout);
+    float *all[] = {alone, out, shared_gradient, gradient, lse, delta};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+Test(bits, grouped_heads_add_up_as_a_tree)
+{
+    for (unsigned threads = 1; threads <= 2; threads++) {
+        struct fixture f = fixture_new(PD_ISA_AUTO, threads);
+        for (uint32_t group = 2; group <= 9; group++)
+            check_tree(&f, group, 70);
+        fixture_free(&f);
+    }
+}
+
+/* The sum of squares of a row as the contract words it, one lane after the other. */
+Test(bits, a_row_is_summed_in_sixteen_lanes)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    enum { ROWS = 40, COLUMNS = 777 };
+    uint64_t seed = 21;
+    struct array x = array_random(PD_F32, ROWS * COLUMNS, 1, &seed), weight = array_random(PD_F32, COLUMNS, 1, &seed);
+    float *out = malloc(ROWS * COLUMNS * sizeof *out), rstd[ROWS];
+    struct pd_norm n = {
+        .rows = ROWS, .columns = COLUMNS, .epsilon = 1e-5f, .x = x.data, .weight = weight.data, .rstd = rstd, .out = out};
+    MUST(pd_rmsnorm_forward(f.math, &n, &err));
+    for (size_t r = 0; r < ROWS; r++) {
+        float lane[16] = {0};
+        for (size_t i = 0; i < COLUMNS; i++) {
+            float e = ((const float *)x.data)[r * COLUMNS + i];
+            lane[i % 16] = fmaf(e, e, lane[i % 16]);
+        }
+        for (int half = 8; half >= 1; half /= 2)
+            for (int l = 0; l < half; l++)
+                lane[l] += lane[l + half];
+        cr_assert_eq(rstd[r], 1.0f / sqrtf(lane[0] / COLUMNS + 1e-5f), "row %zu", r);
+    }
+    array_free(&x);
+    array_free(&weight);
+    free(out);
+    fixture_free(&f);
+}
