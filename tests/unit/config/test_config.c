@@ -423,3 +423,34 @@ Test(load, files)
     cr_expect_eq(pd_config_load(NULL, overrides, 2, &config, &err), PD_OK, "%s", err.message);
     pd_config_deinit(&config);
 }
+
+/* Bytes from outside: whatever they are, the answer is a configuration or a sentence. A failure prints the seed. */
+Test(config, damaged_texts_are_refused_or_read)
+{
+    struct pd_config c =
+        parse(MINIMAL "model: {preset: qwen2.5-0.5b}\nbatch: {context: 64}\nrestart: {ranks: [4, 3]}\n", NULL);
+    char *text = printed(&c);
+    size_t length = strlen(text);
+    char *damaged = malloc(length + 1);
+    uint32_t refused_count = 0;
+    for (unsigned seed = 1; seed <= 2000; seed++) {
+        struct pd_config back;
+        struct pd_error err = {0};
+        unsigned state = seed;
+        memcpy(damaged, text, length + 1);
+        for (int i = 0; i < 1 + (int)(seed % 4); i++)
+            damaged[(size_t)rand_r(&state) % length] = (char)(1 + rand_r(&state) % 255);
+        if (seed % 5 == 0) damaged[(size_t)rand_r(&state) % length] = '\0';
+        pd_status status = pd_config_parse("damaged", damaged, NULL, 0, &back, &err);
+        if (status) {
+            cr_assert(status == PD_INVALID && strncmp(err.message, "damaged", 7) == 0, "seed %u: %s", seed, err.message);
+            refused_count++;
+        } else {
+            pd_config_deinit(&back);
+        }
+    }
+    cr_assert(refused_count > 200 && refused_count < 2000, "%u", refused_count);
+    free(damaged);
+    free(text);
+    pd_config_deinit(&c);
+}
