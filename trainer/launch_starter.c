@@ -81,7 +81,11 @@ static void export_by_setting(void)
 
 pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_transport *ret_transport, struct pd_error *err)
 {
-    bool can_start = own_starter() || starter_find();
+    bool can_start = PERDURE_HAVE_MPI && (own_starter() || starter_find());
+    if (asked == PD_TRANSPORT_MPI && !PERDURE_HAVE_MPI)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "layout.transport is mpi and this build has none: use layout.transport=local, or configure with "
+                "-DPERDURE_MPI=ON");
     if (asked == PD_TRANSPORT_MPI && !can_start)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "layout.transport is mpi and there is no mpirun on PATH: apt-get install openmpi-bin, or use "

@@ -54,6 +54,7 @@ static bool newest_step(void *context, uint64_t *ret_step)
 
 static struct pd_launch launch_of(const char *const *argv, enum pd_transport transport, uint32_t ranks)
 {
+    if (transport == PD_TRANSPORT_MPI && !PERDURE_HAVE_MPI) cr_skip_test("this build has no MPI");
     return (struct pd_launch){.worker = argv,
                               .dir = dir,
                               .ranks = ranks,
@@ -425,6 +426,7 @@ Test(launcher, without_mpirun)
 
 Test(launcher, starter_of_the_user)
 {
+    if (!PERDURE_HAVE_MPI) cr_skip_test("this build has no MPI");
     setenv("PERDURE_MPIRUN", "mpirun -x HOME --tag-output", 1);
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_AUTO, 2);
     cr_assert_eq(launch(&what), 0);
