@@ -199,8 +199,10 @@ static pd_status build_record(struct pd_store *store, const struct pd_shard_summ
     if (st == PD_OK) st = pd_group_broadcast(group, 0, &sizes, sizeof sizes, err);
     if (st == PD_OK && group->rank != 0) data = malloc(sizes.bytes);
     if (st == PD_OK) {
-        pd_status has = data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a commit record");
-        st = pd_group_agree(group, has, err);
+        pd_status ready = data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a commit record");
+        /* The last word before anybody seals: still the owner, on every host. */
+        if (ready == PD_OK && store->leads_domain) ready = store_check_fence_here(store, err);
+        st = pd_group_agree(group, ready, err);
     }
     if (st == PD_OK) st = pd_group_broadcast(group, 0, data, sizes.bytes, err);
     if (st != PD_OK) {
@@ -252,11 +254,10 @@ static pd_status sync_prepared(struct pd_store *store, struct pd_error *err)
     return store->has_other_domains && store->leads_domain ? store_sync_dir(store, store->root, err) : PD_OK;
 }
 
-static pd_status seal_if_owner(struct pd_store *store, const void *record, uint64_t bytes, struct pd_error *err)
+static pd_status seal_prepared(struct pd_store *store, const void *record, uint64_t bytes, struct pd_error *err)
 {
     char from[PD_STORE_NAME_MAX + 4];
     snprintf(from, sizeof from, "%s.tmp", store->name);
-    PD_TRY(store_check_fence_here(store, err));
     pd_fault_point("store.seal.checked");
     return store_seal_here(store, from, store->name, record, bytes, err);
 }
@@ -270,7 +271,7 @@ static pd_status seal(struct pd_store *store, const struct pd_shard_summary *sum
     void *record = NULL;
     uint64_t bytes = 0;
     PD_TRY(build_record(store, summary, state, &record, &bytes, ret_total, err));
-    pd_status st = store->leads_domain ? seal_if_owner(store, record, bytes, err) : PD_OK;
+    pd_status st = store->leads_domain ? seal_prepared(store, record, bytes, err) : PD_OK;
     free(record);
     return pd_group_agree(store->group, st, err);
 }

@@ -115,7 +115,7 @@ static inline bool campaign_is_tidy_name(struct room_rank *rank, const char *nam
     }
     /* A lie may leave a record whose shards are gone: never offered, never removed by a guess. */
     const struct campaign_check *check = rank->context;
-    return check->may_be_damaged && strncmp(name, "step-", 5) == 0 && !strstr(name, ".tmp");
+    return check->may_be_damaged && strncmp(name, "step-", 5) == 0;
 }
 
 /* After an open without misfortune: one fence, one pool, the checkpoints that are offered, nothing else. */

@@ -238,6 +238,34 @@ Test(store_claim, a_zombie_neither_seals_nor_removes)
     room_free(&room);
 }
 
+/* Only the fence of the next launch is there yet: nothing else stops the seal. */
+static pd_status meet_a_fence(struct room_rank *rank, struct pd_error *err)
+{
+    struct zombie zombie;
+    struct pd_stat stat;
+    pd_status st = write_unsealed(rank, 4, &zombie, err);
+    if (st == PD_OK && rank->group->rank == 0) {
+        struct pd_file *file;
+        st = pd_file_open(rank->door, ROOM_ROOT "/fence-2", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
+        if (st == PD_OK) st = pd_file_close(file, err);
+    }
+    PD_TRY(pd_group_agree(rank->group, st, err));
+    PD_TRY(is_taken_over(pd_store_commit(rank->store, PD_OK, &zombie.summary, &zombie.state, err), err));
+    if (pd_door_stat(rank->door, ROOM_ROOT "/step-000000000004-1", &stat, err) == PD_OK)
+        PD_FAIL(err, PD_BUG, "sealed under an old fence");
+    return PD_OK;
+}
+
+Test(store_claim, a_newer_fence_stops_the_seal)
+{
+    for (unsigned shared = 0; shared < 2; shared++) {
+        struct room room = room_that_lacks(4, 2, shared, 0);
+        struct pd_error err = {0};
+        expect(room_launch(&room, meet_a_fence, NULL, &err), PD_OK, &err);
+        room_free(&room);
+    }
+}
+
 /* The launch is dead, but the worker of rank 1 still writes the shard it began: its pool and files are not reused. */
 static pd_status outlive(struct room_rank *rank, struct pd_error *err)
 {
