@@ -334,19 +334,32 @@ Test(store, a_damaged_record_is_repaired_from_another_host)
     room_free(&room);
 }
 
-/* The record and its name went missing on one host: both are made again, durably. */
+static void lose_record(struct room *room, uint32_t host)
+{
+    struct pd_door *door = door_of(room, host);
+    struct pd_error err = {0};
+    expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
+    expect(pd_door_sync_dir(door, ROOM_ROOT "/step-000000000003-1", &err), PD_OK, &err);
+    pd_door_free(door);
+}
+
+/* The record and its name went missing on one host: both are made again, durably, so the other host may lose them next. */
 Test(store, a_missing_record_is_made_again)
 {
     struct room room = new_room(4, 2, false);
     launch(&room, save_three, NULL, PD_OK);
     for (uint32_t host = 0; host < 2; host++) {
-        struct pd_door *door = door_of(&room, host);
-        struct pd_error err = {0};
-        expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
-        expect(pd_door_sync_dir(door, ROOM_ROOT "/step-000000000003-1", &err), PD_OK, &err);
-        pd_door_free(door);
+        lose_record(&room, host);
         launch(&room, newest_is, (uint64_t[]){3, 0}, PD_OK);
-        pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+        for (uint64_t seed = 0; seed < 10; seed++) {
+            struct room later = room;
+            struct pd_error err = {0};
+            expect(pd_simulated_disk_clone(room.disk, &later.disk, &err), PD_OK, &err);
+            pd_simulated_disk_crash(later.disk, PD_DISK_ALL_HOSTS, seed);
+            lose_record(&later, 1 - host);
+            launch(&later, newest_is, (uint64_t[]){3, 0}, PD_OK);
+            room_free(&later);
+        }
     }
     room_free(&room);
 }

@@ -125,6 +125,22 @@ Test(store_claim, a_second_launch_is_refused_on_every_host)
     }
 }
 
+/* The first launch is on host 1 only; the second one's rank 0 finds host 0 free and must still leave. */
+Test(store_claim, a_launch_on_another_host_of_ours_is_met)
+{
+    struct room room = room_that_lacks(4, 2, false, 0);
+    struct lone_launch first;
+    struct pd_error err = {0};
+    uint64_t step = 1;
+    expect(lone_open(&room, 1, &first, &err), PD_OK, &err);
+    expect(room_launch(&room, save_one, &step, &err), PD_BUSY, &err);
+    cr_assert(strstr(err.message, "rank 2: another launch is using this directory (rank 0, process"), "%s", err.message);
+    expect(pd_store_check_fence(first.store, &err), PD_OK, &err);
+    lone_close(&first);
+    expect(room_launch(&room, save_one, &step, &err), PD_OK, &err);
+    room_free(&room);
+}
+
 struct racer {
     struct room *room;
     atomic_uint *open_now;
