@@ -4,6 +4,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/store.h"
+#include "tools/output.h"
 #include "trainer/launcher.h"
 #include "trainer/worker.h"
 
@@ -18,6 +19,7 @@
 #define OVERRIDES_MAX 128
 
 struct train {
+    bool json;
     const char *config_path;
     const char *overrides[OVERRIDES_MAX];
     uint32_t override_count;
@@ -146,12 +148,32 @@ static pd_status launch(const struct pd_config *config, struct pd_error *err)
     return pd_launch_run(&l, err);
 }
 
+/* What the run has come to, for programs; people read the progress on stderr. */
+static pd_status print_result(const struct pd_config *config, struct pd_error *err)
+{
+    char path[4096];
+    uint32_t count;
+    uint64_t step = 0;
+    struct pd_json_writer w;
+    pd_worker_checkpoint_dir(config, path);
+    PD_TRY(look(path, &count, &step, err));
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "run_dir", config->run.dir);
+    pd_json_string(&w, "checkpoints", path);
+    pd_json_u64(&w, "checkpoint_count", count);
+    pd_json_u64(&w, "newest_step", step);
+    pd_json_u64(&w, "steps", config->run.steps);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
 pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 {
     struct train t = {0};
     struct pd_config config;
     bool done;
-    PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, NULL, &done, err));
+    PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, &t.json, &done, err));
     if (done) return PD_OK;
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
@@ -165,6 +187,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     } else {
         if (t.fresh) st = check_fresh(&config, err);
         if (!st) st = launch(&config, err);
+        if (!st && t.json) st = print_result(&config, err);
     }
     pd_config_deinit(&config);
     return st;
@@ -188,6 +211,7 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_launched_begin(&launched, err));
     pd_status st = work(&launched, argv[1], err);
-    pd_launched_end(&launched, st, st && err ? err->message : "");
+    pd_launched_end(&launched, st, st ? err->message : "");
+    if (launched.is_launched) err->message[0] = '\0'; /* the launcher says it, once for all ranks */
     return st;
 }

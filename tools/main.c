@@ -52,6 +52,6 @@ int main(int argc, char **argv)
     bool lost = fflush(stdout) != 0 || ferror(stdout);
     if (lost && reader_left()) return pd_status_exit_code(PD_IO); /* `| head` has seen enough: nothing to say */
     if (status == PD_OK && lost) status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
-    if (status != PD_OK) fprintf(stderr, "perdure: %s\n", err.message);
+    if (status != PD_OK && err.message[0]) fprintf(stderr, "perdure: %s\n", err.message);
     return pd_status_exit_code(status);
 }

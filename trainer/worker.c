@@ -329,6 +329,9 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, st
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);
     if (!st) st = run_steps(&w, err);
+    /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
+    if (st) pd_comm_abort(comm);
+    if (st && w.engine) pd_zero_settle(w.engine->zero);
     tear_down(&w);
     return st;
 }

@@ -56,7 +56,7 @@ static pd_status check_sizes(const struct pd_model_config *c, struct pd_error *e
         PD_FAIL(err, PD_INVALID,
                 "model.hidden %u is no multiple of model.heads %u; take model.heads %u, or name model.head_size", c->hidden,
                 c->heads, nearest_divisor(c->hidden, c->heads));
-    PD_TRY(check_range("head_size", c->head_size, 1, 1024, err));
+    PD_TRY(check_range("head_size", c->head_size, 1, 256, err));
     return check_range("ffn", c->ffn, 1, 1u << 22, err);
 }
 
@@ -65,6 +65,9 @@ static pd_status check_heads(const struct pd_model_config *c, struct pd_error *e
     if (c->heads % c->kv_heads)
         PD_FAIL(err, PD_INVALID, "model.kv_heads %u does not divide model.heads %u; the nearest that does is %u",
                 c->kv_heads, c->heads, nearest_divisor(c->heads, c->kv_heads));
+    if (c->heads / c->kv_heads > 64)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads %u would serve %u query heads each, at most 64 can share one; set it to %u",
+                c->kv_heads, c->heads / c->kv_heads, nearest_divisor(c->heads, (c->heads + 63) / 64));
     if (c->family == PD_FAMILY_LLAMA && c->head_size % 2)
         PD_FAIL(err, PD_INVALID, "model.head_size %u is odd, and RoPE rotates pairs; set model.head_size to %u",
                 c->head_size, c->head_size + 1);

@@ -56,6 +56,8 @@ float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind);
 float *pd_zero_gradient(struct pd_zero *zero);
 /* Compute copy of the owned parameters, or NULL where compute is fp32 and the master serves. */
 void *pd_zero_compute_copy(struct pd_zero *zero);
+/* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted. */
+void pd_zero_settle(struct pd_zero *zero);
 /* Makes the compute copy from the master: after initialisation and after loading. */
 PD_MUST_USE pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err);
 

@@ -138,7 +138,9 @@ static uint64_t rounds_of(const struct pd_zero *zero, uint32_t set)
 static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
 {
     describe_round(zero, &zero->exchange);
-    return pd_comm_start(zero->comm, &zero->exchange.op, err);
+    PD_TRY(pd_comm_start(zero->comm, &zero->exchange.op, err));
+    zero->exchange.in_flight = true;
+    return PD_OK;
 }
 
 pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
@@ -146,6 +148,7 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
     struct pd_zero_exchange *x = &zero->exchange;
     if (x->set == PD_ZERO_NO_SET) return PD_OK;
     for (;;) {
+        x->in_flight = false;
         PD_TRY(pd_comm_wait(zero->comm, &x->op, err));
         PD_TRY(add_round(zero, x, err));
         if (++x->round == x->rounds) break;
@@ -183,4 +186,16 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     x->set = set;
     x->rounds = rounds_of(zero, set);
     return start_round(zero, err);
+}
+
+void pd_zero_settle(struct pd_zero *zero)
+{
+    for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS; i++) {
+        struct pd_zero_buffer *buffer = &zero->buffers[i];
+        if (buffer->in_flight) (void)!pd_comm_wait(zero->comm, &buffer->op, NULL);
+        buffer->in_flight = false;
+    }
+    if (zero->exchange.in_flight) (void)!pd_comm_wait(zero->comm, &zero->exchange.op, NULL);
+    zero->exchange.in_flight = false;
+    zero->exchange.set = PD_ZERO_NO_SET;
 }

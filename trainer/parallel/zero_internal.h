@@ -32,6 +32,7 @@ struct pd_zero_buffer {
 struct pd_zero_exchange {
     uint32_t set, slot; /* PD_ZERO_NO_SET: none */
     uint64_t round, rounds;
+    bool in_flight;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs;
     void *data; /* the leaf's gradients, gradient_type */

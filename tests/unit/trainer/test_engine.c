@@ -170,3 +170,53 @@ Test(engine, gpt2_bf16_with_bf16_gradients_same_bits)
 {
     check_worlds("gpt2", "bf16", "bf16");
 }
+
+/* A rank that gives up in the middle of traffic: the others learn it at once and nobody touches freed memory (the address
+ * sanitizer sees it). */
+static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct job *job = context;
+    const struct pd_config *c = job->config;
+    struct pd_model *model;
+    struct pd_arena *arena;
+    struct pd_math *math;
+    struct pd_zero *zero;
+    struct pd_memory_plan plan = {0};
+    struct pd_zero_options options = {.rank = comm->rank, .leaves = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
+    pd_layout_init_dp(&options.layout, comm->size);
+    PD_TRY(pd_model_new(&c->model, &model, err));
+    for (int i = 0; i < PD_MEMORY_CATEGORY_COUNT; i++)
+        plan.bytes[i] = 64 << 20;
+    PD_TRY(pd_arena_new(&plan, &arena, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &math, err));
+    PD_TRY(pd_zero_new(model, &options, comm, math, arena, &zero, err));
+    pd_status st = PD_OK;
+    for (int round = 0; !st && round < 50; round++) {
+        void *const *weights;
+        pd_zero_invalidate(zero);
+        st = pd_zero_prefetch(zero, 1, err);
+        if (!st && comm->rank == 1 && round == 7) st = pd_error_set(err, PD_IO, PD_WHERE, 0, "given up");
+        if (!st) st = pd_zero_acquire(zero, 1, &weights, err);
+        if (!st) st = pd_zero_push_gradients(zero, 1, 0, err);
+        if (!st) st = pd_zero_drain(zero, err);
+    }
+    pd_comm_abort(comm);
+    pd_zero_settle(zero);
+    pd_zero_free(zero);
+    pd_math_free(math);
+    pd_arena_free(arena);
+    pd_model_free(model);
+    return st;
+}
+
+Test(engine, a_rank_that_gives_up_takes_nobody_s_memory_away)
+{
+    struct pd_config config;
+    struct pd_error err;
+    configure(&config, "llama", "fp32", "none", "fp32");
+    for (uint32_t world = 2; world < 6; world++) {
+        struct job job = {.config = &config};
+        cr_assert_eq(pd_comm_run_local(world, 1, fail_in_traffic, &job, &err), PD_IO, "%s", err.message);
+    }
+    pd_config_deinit(&config);
+}
