@@ -1,5 +1,6 @@
 #include "trainer/save.h"
 
+#include "ckpt/base/log.h"
 #include "ckpt/index.h"
 #include "resharder/layout.h"
 
@@ -96,5 +97,10 @@ pd_status pd_saver_save(struct pd_saver *s, const struct pd_run_state *state, st
     pd_status written = pd_shard_write(s->writer, path, &state->identity, s->group->rank, s->data, &summary, err);
     summary.host = s->group->host;
     PD_TRY(pd_store_commit(s->store, written, &summary, state, err));
-    return pd_store_prune(s->store, err);
+    pd_status pruned = pd_store_prune(s->store, err);
+    if (!pruned || pruned == PD_PEER_LOST || pruned == PD_BUSY) return pruned;
+    if (s->group->rank == 0)
+        pd_log(PD_LOG_WARN, "save", "step %llu is saved, but older checkpoints could not be removed: %s",
+               (unsigned long long)state->identity.step, err ? err->message : "");
+    return PD_OK;
 }

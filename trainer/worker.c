@@ -73,7 +73,8 @@ static pd_status open_store(struct worker *w, struct pd_error *err)
     const struct pd_store_options options = {.writable = true,
                                              .keep_last = w->config->checkpoint.keep_last,
                                              .keep_every = w->config->checkpoint.keep_every,
-                                             .quarantine_bytes_max = UINT64_C(64) << 30};
+                                             .quarantine_bytes_max = UINT64_C(64) << 30,
+                                             .busy_wait_ms = 10000};
     pd_worker_checkpoint_dir(w->config, path);
     pd_status st = pd_worker_make_directories(w->config->run.dir, err);
     if (!st) st = pd_worker_make_directories(path, err);
@@ -214,7 +215,7 @@ static pd_status save(struct worker *w, double *ret_seconds, struct pd_error *er
         pd_fault_point("worker.saved");
         return PD_OK;
     }
-    if (st == PD_PEER_LOST || st == PD_EXISTS || ++w->save_failures == SAVE_FAILURES_MAX)
+    if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++w->save_failures == SAVE_FAILURES_MAX)
         return pd_error_context(err, st, "saving step %llu", (unsigned long long)w->state.identity.step);
     if (w->comm->rank == 0)
         pd_log(PD_LOG_ERROR, MODULE,
