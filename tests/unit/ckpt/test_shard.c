@@ -414,3 +414,50 @@ Test(shard, every_failing_operation_is_reported, .timeout = 120)
     pd_simulated_disk_free(disk);
     fixture_deinit(&f);
 }
+
+/* Most of the file is data: the table and the trailer are walked apart, so that no field of theirs is left to chance. */
+Test(shard, no_byte_of_table_and_trailer_is_uncovered)
+{
+    struct fixture f;
+    struct pd_shard_summary summary;
+    char path[256];
+    uint64_t bytes = 0;
+    add_small_model(&f);
+    fixture_save(&f, "s.h5", &summary);
+    fixture_path(&f, "s.h5", path, sizeof path);
+    unsigned char *data = load_file(path, &bytes);
+    FILE *file = fopen(path, "r+b");
+    for (uint64_t at = summary.table_offset; at < bytes; at += at < summary.table_offset + 2600 ? 3 : 89) {
+        struct pd_shard *shard = NULL;
+        unsigned char byte = data[at] ^ (unsigned char)(1u << at % 8);
+        cr_assert(fseek(file, (long)at, SEEK_SET) == 0 && fwrite(&byte, 1, 1, file) == 1 && fflush(file) == 0);
+        cr_assert_eq(pd_shard_open(f.door, path, &f.identity, at % 2 ? &summary : NULL, &shard, NULL), PD_CORRUPT,
+                     "byte %llu", (unsigned long long)at);
+        cr_assert(fseek(file, (long)at, SEEK_SET) == 0 && fwrite(&data[at], 1, 1, file) == 1 && fflush(file) == 0);
+    }
+    fclose(file);
+    free(data);
+    fixture_deinit(&f);
+}
+
+/* Equal data has other checksums in another run, lineage, step, tensor, kind, place or block. */
+Test(shard, seeds_tell_everything_apart)
+{
+    const struct pd_identity base = {{1, 2}, 3, 4};
+    struct pd_identity others[4] = {base, base, base, base};
+    others[0].run_id[0]++;
+    others[1].run_id[1]++;
+    others[2].lineage++;
+    others[3].step++;
+    struct pd_box box = {{5, 6, 0, 0}, {1, 1, 1, 1}}, moved = {{6, 5, 0, 0}, {1, 1, 1, 1}};
+    uint64_t seed = pd_shard_box_seed(&base, 9, PD_PARAM, &box);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_neq(pd_shard_box_seed(&others[i], 9, PD_PARAM, &box), seed);
+        cr_assert_neq(pd_shard_table_seed(&others[i]), pd_shard_table_seed(&base));
+    }
+    cr_assert_neq(pd_shard_box_seed(&base, 8, PD_PARAM, &box), seed);
+    cr_assert_neq(pd_shard_box_seed(&base, 9, PD_EXP_AVG, &box), seed);
+    cr_assert_neq(pd_shard_box_seed(&base, 9, PD_PARAM, &moved), seed);
+    cr_assert_neq(pd_shard_block_digest(seed, 0, &box, sizeof box), pd_shard_block_digest(seed, 1, &box, sizeof box));
+    cr_assert_neq(pd_shard_block_digest(seed, 0, &box, sizeof box), pd_shard_block_digest(seed + 1, 0, &box, sizeof box));
+}
