@@ -29,35 +29,34 @@ perdure=$build/perdure
 
 mkdir -p "$runs"
 work=$(mktemp -d "$runs/quickstart-XXXXXX")
-trap '[ -z "${killed:-}" ] || kill "$killed" 2>/dev/null; wait 2>/dev/null' EXIT
+run=
+trap 'if [ -n "$run" ]; then kill "$run"; wait "$run"; fi' EXIT
 say "text: the King James Bible"
 bible -f 'gen1:1-rev22:21' >"$work/kjv.txt"
 ls -l "$work/kjv.txt" | awk '{print $5 " bytes"}'
 
-train() { # RUN_DIRECTORY [override ...]
-  local directory=$1
-  shift
-  "$perdure" train "$top/tools/configs/kjv.yaml" "run.dir=$directory" "data.train[0].path=$work/kjv.txt" "run.steps=$steps" "$@"
+train=("$perdure" train "$top/tools/configs/kjv.yaml" "data.train[0].path=$work/kjv.txt" "run.steps=$steps")
+last_step() {
+  if [ -s "$1/metrics.jsonl" ]; then tail -n 1 "$1/metrics.jsonl" | sed -E 's/.*"step":([0-9]+).*/\1/'; else echo 0; fi
 }
-last_step() { tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -E 's/.*"step":([0-9]+).*/\1/'; }
 
 say "undisturbed, on one rank"
-train "$work/undisturbed" layout.ranks=1 layout.transport=local
+"${train[@]}" "run.dir=$work/undisturbed" layout.ranks=1 layout.transport=local
 
 say "on two ranks; one is killed between checkpoints"
-train "$work/disturbed" layout.ranks=2 layout.transport=mpi &
-killed=$!
+"${train[@]}" "run.dir=$work/disturbed" layout.ranks=2 layout.transport=mpi &
+run=$!
 for _ in $(seq 1200); do
   step=$(last_step "$work/disturbed")
-  [ "${step:-0}" -lt $((steps / 2)) ] || [ $((step % 20)) -lt 5 ] || break
-  kill -0 "$killed" 2>/dev/null || fail "the run ended before a rank could be killed"
+  [ "$step" -lt $((steps / 2)) ] || [ $((step % 20)) -lt 5 ] || break
+  kill -0 "$run" 2>/dev/null || fail "the run ended before a rank could be killed"
   sleep 0.1
 done
 victim=$(pgrep -n -f "worker $work/disturbed/config.yaml") || fail "no rank of the run was found"
 kill -KILL "$victim"
 echo "killed: process $victim, a rank of the run, at step $step"
-wait "$killed" || fail "the disturbed run ended with exit code $?"
-killed=
+wait "$run" || fail "the disturbed run ended with exit code $?"
+run=
 
 say "a sample"
 "$perdure" sample "$work/disturbed" --prompt "In the beginning " --count 200

@@ -127,7 +127,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
 /* Rate of the GEMM this run uses, all ranks at once: what the progress line measures itself against. */
 static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, struct pd_error *err)
 {
-    enum { SIDE = 512, TRIES = 4 };
+    enum { SIDE = 512, TRIES = 12 };
     float *a = w->engine->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
     for (int i = 0; i < 2 * SIDE * SIDE; i++)
         a[i] = (float)(i % 7) - 3.0f;
