@@ -10,6 +10,7 @@
  */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
+#include "ckpt/base/stream_copy.h"
 #include "ckpt/h5.h"
 #include "ckpt/shard_table.h"
 
@@ -321,7 +322,7 @@ static pd_status copy_out(struct saving *s, uint64_t offset, const unsigned char
         uint64_t piece = 0;
         PD_TRY(stage(s, offset + done, bytes - done, &room, &piece));
         if (data)
-            memcpy(room, data + done, piece);
+            pd_stream_copy(room, data + done, piece);
         else
             memset(room, 0, piece);
         done += piece;

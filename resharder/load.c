@@ -1,15 +1,25 @@
-/* Carries out a transfer plan. Round k+1 is on its way from the disk while round k is verified and exchanged.
+/* Carries out a transfer plan. Rounds k+1, k+2, ... are on their way from the disk while round k is verified and exchanged,
+ * so that the disk never waits for us.
  *
- *   invariants  1. nothing of a block is sent before its checksum verified
+ *   invariants  1. nothing of a block leaves its window before its checksum verified
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
  *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
 #include "resharder/load.h"
 
+#include "ckpt/base/stream_copy.h"
 #include "resharder/plan.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
+ * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
+#define READ_BYTES_MAX (UINT64_C(2) << 20)
+
+/* Rounds that have a place in memory; all but one of them on their way. */
+#define WINDOWS 8u
 
 struct pieces {
     struct pd_group_piece *data;
@@ -23,11 +33,16 @@ struct loader {
     const struct pd_load_request *request;
     struct pd_plan *plan;
     struct pd_queue *queue;
-    struct pd_shard **shards;      /* (stored shards) those this rank reads */
-    struct pd_transfer *transfers; /* (items of this reader) */
-    uint64_t window_bytes;
-    uint64_t next_item[2]; /* first item of the round in each window; read-ahead position */
-    uint32_t in_flight;
+    struct pd_shard **shards; /* (stored shards) those this rank reads */
+    struct window {
+        struct pd_transfer *transfers; /* (window_transfers) */
+        uint64_t begin, end;           /* items of its round */
+        uint32_t sent, in_flight;
+        const struct pd_transfer *failed; /* the first one that did */
+    } windows[WINDOWS];
+    uint64_t window_bytes, window_transfers;
+    uint64_t next_item; /* first that is not sent for */
+    uint32_t next_round, in_flight;
     struct pieces sends, recvs;
     struct pd_load_report report;
 };
@@ -132,6 +147,59 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
     return check_table(l, shard, err);
 }
 
+/* ---- where items go ---- */
+
+/* Pieces of an item that this rank owns itself: they reach their place without the group. */
+struct own_runs {
+    struct loader *l;
+    const struct pd_read_item *item;
+    uint32_t count;
+    struct pd_transfer_run last;
+};
+
+static void visit_count(void *context, const struct pd_transfer_run *run)
+{
+    struct own_runs *own = context;
+    own->count++;
+    own->last = *run;
+}
+
+static char *place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
+{
+    const struct pd_shard_box *stored = &l->plan->shard_boxes[item->shard][item->box];
+    const struct pd_load_request *r = l->request;
+    return (char *)r->destination(r->context, stored->tensor, stored->kind, run->wanted_box) + run->wanted_offset;
+}
+
+static struct window *window_of(struct loader *l, uint32_t round)
+{
+    return &l->windows[round % WINDOWS];
+}
+
+/* Boxes of a page and more begin on one; smaller ones lie anywhere and come with the pages around them. */
+static uint64_t item_skip(const struct loader *l, const struct pd_read_item *item)
+{
+    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN;
+}
+
+/* Where the whole item is to lie in the end, when this rank alone wants it and direct I/O can put it there; else NULL. */
+static char *final_place(struct loader *l, const struct pd_read_item *item)
+{
+    struct own_runs own = {.l = l, .item = item};
+    if (item_skip(l, item) || item->bytes % PD_DOOR_ALIGN) return NULL;
+    pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
+    if (own.count != 1 || own.last.bytes != item->bytes) return NULL;
+    char *place = place_of(l, item, &own.last);
+    return (uintptr_t)place % PD_DOOR_ALIGN ? NULL : place;
+}
+
+static char *item_data(struct loader *l, const struct pd_read_item *item)
+{
+    char *place = final_place(l, item), *data = l->request->buffers;
+    if (place) return place;
+    return data + item->round % WINDOWS * l->window_bytes + item->window_offset + item_skip(l, item);
+}
+
 /* ---- reading ---- */
 
 static uint64_t first_item(const struct loader *l)
@@ -144,86 +212,123 @@ static uint64_t end_item(const struct loader *l)
     return l->plan->reader_first[l->group->rank + 1];
 }
 
-static char *window(const struct loader *l, uint32_t round)
+static uint64_t align_up(uint64_t bytes)
 {
-    return (char *)l->request->buffers + (round & 1) * l->window_bytes;
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
 }
 
-static bool is_direct_read(const struct loader *l, const struct pd_read_item *item)
+static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
-    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN == 0 &&
-           pd_shard_box_bytes(l->shards[item->shard], item->box) >= PD_DOOR_ALIGN;
-}
-
-/* Whole pages of the item: a box of a page or more owns the pages it ends in. */
-static pd_status submit_item(struct loader *l, uint64_t index, struct pd_error *err)
-{
-    const struct pd_read_item *item = &l->plan->items[index];
     PD_TRY(open_shard(l, item->shard, err));
-    struct pd_transfer *t = &l->transfers[index - first_item(l)];
-    *t = (struct pd_transfer){.file = pd_shard_file(l->shards[item->shard]),
-                              .data = window(l, item->round) + item->window_offset,
-                              .offset = pd_shard_box_offset(l->shards[item->shard], item->box) +
-                                        item->first_block * PD_SHARD_BLOCK_BYTES,
-                              .bytes = (item->bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN};
+    struct window *w = window_of(l, item->round);
+    struct pd_shard *shard = l->shards[item->shard];
+    const uint64_t skip = item_skip(l, item), span = align_up(skip + item->bytes);
+    char *data = item_data(l, item) - skip;
+    const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item->first_block * PD_SHARD_BLOCK_BYTES;
     l->report.bytes_wanted += item->bytes;
-    l->report.bytes_read += t->bytes;
-    if (!is_direct_read(l, item))
-        return pd_shard_read_blocks(l->shards[item->shard], item->box, item->first_block, item->block_count, t->data, err);
-    t->user = t;
-    PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
-    l->in_flight++;
+    l->report.bytes_read += span;
+    for (uint64_t at = 0; at < span; at += READ_BYTES_MAX) {
+        PD_CHECK(w->sent < l->window_transfers);
+        struct pd_transfer *t = &w->transfers[w->sent++];
+        *t = (struct pd_transfer){.file = pd_shard_file(shard),
+                                  .data = data + at,
+                                  .offset = offset + at,
+                                  .bytes = span - at < READ_BYTES_MAX ? span - at : READ_BYTES_MAX,
+                                  .user = w};
+        PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
+        w->in_flight++;
+        l->in_flight++;
+    }
     return PD_OK;
 }
 
 static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    uint64_t i = l->next_item[1];
-    l->next_item[0] = i;
-    for (; i < end_item(l) && l->plan->items[i].round == round; i++) {
-        pd_status st = submit_item(l, i, err);
-        if (st) return st;
-    }
-    l->next_item[1] = i;
+    struct window *w = window_of(l, round);
+    w->begin = w->end = l->next_item;
+    w->sent = 0;
+    w->failed = NULL;
+    while (w->end < end_item(l) && l->plan->items[w->end].round == round)
+        PD_TRY(submit_item(l, &l->plan->items[w->end++], err));
+    l->next_item = w->end;
     return PD_OK;
 }
 
-/* Waits for every transfer in flight; the first failure is returned after all are back, since buffers are lent until then.
- */
-static pd_status reap_all(struct loader *l, struct pd_error *err)
+/* Sends for every round that has a window, while `round` and those after it occupy theirs. */
+static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    pd_status first = PD_OK;
-    while (l->in_flight) {
-        struct pd_transfer *done[64];
-        uint32_t count = 0;
-        PD_TRY(pd_queue_reap(l->queue, done, 64, &count, err));
-        PD_CHECK(count > 0);
-        l->in_flight -= count;
-        for (uint32_t i = 0; i < count; i++)
-            if (done[i]->status && !first)
-                first = pd_error_set(err, done[i]->status, PD_WHERE, done[i]->sys_errno, "%s: reading %llu bytes at %llu",
-                                     pd_file_path(done[i]->file), (unsigned long long)done[i]->bytes,
-                                     (unsigned long long)done[i]->offset);
-    }
-    return first;
+    while (l->next_round < l->plan->round_count && l->next_round < round + WINDOWS)
+        PD_TRY(submit_round(l, l->next_round++, err));
+    return PD_OK;
 }
 
+static pd_status reap_some(struct loader *l, struct pd_error *err)
+{
+    struct pd_transfer *done[64];
+    uint32_t count = 0;
+    PD_TRY(pd_queue_reap(l->queue, done, 64, &count, err));
+    PD_CHECK(count > 0);
+    l->in_flight -= count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct window *w = done[i]->user;
+        w->in_flight--;
+        if (done[i]->status && !w->failed) w->failed = done[i];
+    }
+    return PD_OK;
+}
+
+static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    struct window *w = window_of(l, round);
+    while (w->in_flight)
+        PD_TRY(reap_some(l, err));
+    return w->failed ? pd_transfer_error(w->failed, err) : PD_OK;
+}
+
+/* Buffers are lent until everything is back. */
+static void drain(struct loader *l)
+{
+    while (l->in_flight)
+        if (reap_some(l, NULL)) return;
+}
+
+static void visit_copy(void *context, const struct pd_transfer_run *run)
+{
+    struct own_runs *own = context;
+    pd_stream_copy(place_of(own->l, own->item, run), item_data(own->l, own->item) + run->item_offset, run->bytes);
+}
+
+/* Of one run, what lies in bytes [begin, end) of the item. */
+static void copy_part(const char *data, const struct pd_transfer_run *run, char *place, uint64_t begin, uint64_t end)
+{
+    uint64_t run_end = run->item_offset + run->bytes;
+    if (begin < run->item_offset) begin = run->item_offset;
+    if (end > run_end) end = run_end;
+    if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
+}
+
+/* Verifies an item; when all that this rank wants of it is one run, each block is copied while it is in the cache. */
 static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
     struct pd_shard *shard = l->shards[item->shard];
-    if (!is_direct_read(l, item)) return PD_OK; /* verified while it was read */
-    char *data = window(l, item->round) + item->window_offset;
+    char *data = item_data(l, item);
+    struct own_runs own = {.l = l, .item = item};
+    pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
+    char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
+    if (place == data) place = NULL; /* it is there */
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        if (pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) == PD_OK) continue;
-        PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
+        if (pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
+            PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
+        if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }
+    if (own.count > 1) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
     return PD_OK;
 }
 
-static pd_status verify_round(struct loader *l, uint64_t begin, uint64_t end, struct pd_error *err)
+static pd_status verify_round(struct loader *l, const struct window *w, struct pd_error *err)
 {
-    for (uint64_t i = begin; i < end; i++)
+    for (uint64_t i = w->begin; i < w->end; i++)
         PD_TRY(verify_item(l, &l->plan->items[i], err));
     return PD_OK;
 }
@@ -239,16 +344,13 @@ struct run_context {
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
     struct run_context *c = context;
-    append_piece(&c->l->sends, c->peer, window(c->l, c->item->round) + c->item->window_offset + run->item_offset,
-                 run->bytes);
+    append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + run->item_offset, run->bytes);
 }
 
 static void visit_recv(void *context, const struct pd_transfer_run *run)
 {
     struct run_context *c = context;
-    const struct pd_shard_box *stored = &c->l->plan->shard_boxes[c->item->shard][c->item->box];
-    char *box = c->l->request->destination(c->l->request->context, stored->tensor, stored->kind, run->wanted_box);
-    append_piece(&c->l->recvs, c->peer, box + run->wanted_offset, run->bytes);
+    append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run), run->bytes);
 }
 
 static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *reader_position, struct pd_error *err)
@@ -260,10 +362,10 @@ static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *read
         uint64_t i = reader_position[reader];
         for (; i < plan->reader_first[reader + 1] && plan->items[i].round == round; i++) {
             struct run_context c = {l, &plan->items[i], reader};
-            pd_plan_runs(plan, &plan->items[i], me, visit_recv, &c);
+            if (reader != me) pd_plan_runs(plan, &plan->items[i], me, visit_recv, &c);
             for (uint32_t to = 0; reader == me && to < l->group->size; to++) {
                 c.peer = to;
-                pd_plan_runs(plan, &plan->items[i], to, visit_send, &c);
+                if (to != me) pd_plan_runs(plan, &plan->items[i], to, visit_send, &c);
             }
         }
         reader_position[reader] = i;
@@ -275,31 +377,43 @@ static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *read
     return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
 }
 
+static pd_status run_round(struct loader *l, uint32_t round, uint64_t *reader_position, struct pd_error *err)
+{
+    pd_status st = submit_ahead(l, round, err);
+    if (!st) st = reap_round(l, round, err);
+    if (!st) st = verify_round(l, window_of(l, round), err);
+    PD_TRY(pd_group_agree(l->group, st, err));
+    return exchange_round(l, round, reader_position, err);
+}
+
 static pd_status run_rounds(struct loader *l, uint64_t *reader_position, struct pd_error *err)
 {
-    l->next_item[1] = first_item(l);
-    pd_status st = submit_round(l, 0, err);
-    for (uint32_t round = 0; round < l->plan->round_count; round++) {
-        uint64_t begin = l->next_item[0], end = l->next_item[1];
-        pd_status reaped = reap_all(l, st ? NULL : err);
-        if (!st) st = reaped;
-        if (!st && round + 1 < l->plan->round_count) st = submit_round(l, round + 1, err);
-        if (!st) st = verify_round(l, begin, end, err);
-        st = pd_group_agree(l->group, st, err);
-        if (!st) st = exchange_round(l, round, reader_position, err);
-        if (st) {
-            reaped = reap_all(l, NULL);
-            return st;
-        }
+    pd_status st = PD_OK;
+    l->next_item = first_item(l);
+    for (uint32_t round = 0; !st && round < l->plan->round_count; round++)
+        st = run_round(l, round, reader_position, err);
+    drain(l);
+    return st;
+}
+
+/* Transfers of this reader's largest round, an item at most one more than its bytes fill. */
+static uint64_t count_transfers(const struct loader *l)
+{
+    uint64_t most = 0, count = 0;
+    for (uint64_t i = first_item(l); i < end_item(l); i++) {
+        const struct pd_read_item *item = &l->plan->items[i];
+        if (i == first_item(l) || item->round != l->plan->items[i - 1].round) count = 0;
+        count += (item->bytes + 2 * PD_DOOR_ALIGN) / READ_BYTES_MAX + 1;
+        if (count > most) most = count;
     }
-    return PD_OK;
+    return most;
 }
 
 static pd_status prepare(struct loader *l, const uint8_t *host_has, const uint32_t *reader_host, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
-    l->window_bytes = r->buffer_bytes / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
-    PD_CHECK(l->window_bytes >= 2 * PD_SHARD_BLOCK_BYTES);
+    l->window_bytes = r->buffer_bytes / WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
     if (pd_layout_world(&r->commit->state.layout) != r->commit->shard_count)
         PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u ranks", r->directory,
                 r->commit->shard_count, pd_layout_world(&r->commit->state.layout));
@@ -316,8 +430,11 @@ static pd_status prepare(struct loader *l, const uint8_t *host_has, const uint32
     PD_TRY(pd_plan_new(&input, &l->plan, err));
     l->report.rounds = l->plan->round_count;
     l->shards = calloc(r->commit->shard_count, sizeof *l->shards);
-    l->transfers = calloc(end_item(l) - first_item(l) + 1, sizeof *l->transfers);
-    if (!l->shards || !l->transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
+    l->window_transfers = count_transfers(l);
+    struct pd_transfer *transfers = calloc(WINDOWS * l->window_transfers + 1, sizeof *transfers);
+    for (uint32_t i = 0; i < WINDOWS; i++)
+        l->windows[i].transfers = transfers + i * l->window_transfers;
+    if (!l->shards || !transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
     return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
 }
 
@@ -327,7 +444,7 @@ static void release(struct loader *l)
     for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++)
         pd_shard_close(l->shards[s]);
     free(l->shards);
-    free(l->transfers);
+    free(l->windows[0].transfers);
     free(l->sends.data);
     free(l->recvs.data);
     pd_plan_free(l->plan);

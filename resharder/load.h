@@ -1,8 +1,8 @@
 /* Loading state under any layout: readers read whole checksum blocks, verify them, and hand the pieces to their owners.
  *
- * Collective over the group. Memory: two windows. Over all ranks the bytes read are the wanted bytes stored, once (small
- * boxes share pages, so up to a page each is read besides). Received pieces land where the caller wants them. errors
- * PD_CORRUPT: a block mismatched twice or a shard is not the one the record names (file, tensor, block); PD_IO,
+ * Collective over the group. Memory: the caller's buffers. Over all ranks the bytes read are the wanted bytes stored, once
+ * (small boxes share pages, so up to two pages each are read). Received pieces land where the caller wants them.
+ *   errors  PD_CORRUPT: a block mismatched twice or a shard is not the one the record names (file, tensor, block); PD_IO,
  *           PD_NOT_FOUND: storage. All ranks return the same status. State at the destinations is then undefined.
  */
 #ifndef PD_RESHARDER_LOAD_H
@@ -18,8 +18,8 @@ struct pd_load_request {
     const struct pd_layout *wanted;        /* one rank of it per rank of the group */
     uint32_t kinds;                        /* bit k: kind k */
     const bool *tensor_wanted;             /* (tensors) or NULL: all */
-    void *buffers;                         /* (buffer_bytes) aligned to PD_DOOR_ALIGN: two windows */
-    uint64_t buffer_bytes;                 /* at least 4 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast */
+    void *buffers;                         /* (buffer_bytes) aligned to PD_DOOR_ALIGN: windows of rounds */
+    uint64_t buffer_bytes;                 /* at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast */
     /* Start of this rank's wanted box: dense fp32. */
     void *(*destination)(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box);
     void *context;

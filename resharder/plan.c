@@ -83,6 +83,12 @@ static uint64_t align_up(uint64_t bytes)
     return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
 }
 
+/* Whole pages; a box of less than a page may lie across two. */
+static uint64_t window_room(uint64_t bytes)
+{
+    return bytes < PD_DOOR_ALIGN ? 2 * PD_DOOR_ALIGN : align_up(bytes);
+}
+
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -95,7 +101,7 @@ static void append_blocks(struct builder *b, uint32_t shard, uint32_t box, uint6
     while (first < end && !b->failed) {
         uint64_t room = (b->plan->input.window_bytes - b->round_bytes) / PD_SHARD_BLOCK_BYTES;
         uint64_t rest = min_u64(bytes, end * PD_SHARD_BLOCK_BYTES) - first * PD_SHARD_BLOCK_BYTES;
-        bool fits = align_up(rest) <= b->plan->input.window_bytes - b->round_bytes;
+        bool fits = window_room(rest) <= b->plan->input.window_bytes - b->round_bytes;
         if (!fits && room == 0) {
             b->round++;
             b->round_bytes = 0;
@@ -104,7 +110,7 @@ static void append_blocks(struct builder *b, uint32_t shard, uint32_t box, uint6
         uint64_t count = fits ? end - first : room;
         uint64_t length = min_u64(rest, count * PD_SHARD_BLOCK_BYTES);
         append(b, (struct pd_read_item){shard, box, first, count, length, b->reader, b->round, b->round_bytes});
-        b->round_bytes += align_up(length);
+        b->round_bytes += window_room(length);
         first += count;
     }
 }

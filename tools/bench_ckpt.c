@@ -4,6 +4,8 @@
  * One rank. A save is begin, shard, commit and prune of a store; the raw side is open, write, fdatasync, close. Fresh: both
  * files are new. Recycled: both overwrite blocks that a file before them left. A load opens, verifies every checksum and
  * leaves the state in memory that was touched before; the raw side reads the same shard file into its buffers. */
+#include "ckpt/base/arena.h"
+#include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/io/raw_bench.h"
 #include "ckpt/store.h"
@@ -12,13 +14,11 @@
 #include "tools/bench_room.h"
 #include "tools/output.h"
 #include "trainer/model/model.h"
+#include "trainer/parallel/zero.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-#include "ckpt/base/clock.h"
 
 #define IO_BYTES (UINT64_C(64) << 20) /* what a run takes for a state of this size */
 #define STATE_BYTES_A_PARAMETER 12u   /* fp32 master and two moments */
@@ -35,9 +35,9 @@ struct ckpt_bench {
     struct pd_shard_box *boxes;
     uint32_t box_count;
     const void **data; /* (box_count) */
-    char *state;       /* (state_bytes) kind after kind, tensors one after the other as a run holds them */
-    uint64_t state_bytes, kind_bytes;
-    uint64_t *tensor_at; /* (tensors) byte offset in a kind */
+    struct pd_arena *arena;
+    struct pd_zero *zero; /* holds the state */
+    uint64_t state_bytes;
     void *io_buffers;
     struct pd_shard_writer *writer;
     struct pd_raw_bench *raw;
@@ -64,45 +64,56 @@ static pd_status make_model(struct ckpt_bench *b, struct pd_error *err)
     return pd_model_new(&config, &b->model, err);
 }
 
-static void *map_bytes(uint64_t bytes)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return data == MAP_FAILED ? NULL : data;
-}
-
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     struct ckpt_bench *b = context;
     PD_CHECK(box == 0);
-    return b->state + kind * b->kind_bytes + b->tensor_at[tensor];
+    const struct pd_zero_box *boxes = pd_zero_boxes(b->zero);
+    PD_CHECK(boxes[tensor].tensor == tensor); /* one rank owns all of them */
+    return pd_zero_state(b->zero, kind) + boxes[tensor].offset;
 }
 
+static pd_status build_zero(struct ckpt_bench *b, struct pd_arena *arena, struct pd_error *err)
+{
+    const struct pd_zero_options options = {.layout = b->layout, .leaves = 1, .compute = PD_F32, .gradient_type = PD_F32};
+    b->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
+    return pd_zero_new(b->model, &options, NULL, NULL, arena, &b->zero, err);
+}
+
+/* Bits of numbers, none of them infinite or NaN. */
+static void fill(uint32_t *words, uint64_t count, uint32_t seed)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        words[i] = seed & ~(1u << 30);
+    }
+}
+
+/* Memory as a run lays it out, by the recipe of a run. */
 static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
 {
-    const struct pd_tensor_table *tensors = &b->model->tensors;
-    b->kind_bytes = b->model->parameter_count * sizeof(float);
-    b->state_bytes = PD_KIND_COUNT * b->kind_bytes;
-    b->state = map_bytes(b->state_bytes);
-    b->io_buffers = map_bytes(IO_BYTES);
-    b->tensor_at = calloc(tensors->count, sizeof *b->tensor_at);
-    if (!b->state || !b->io_buffers || !b->tensor_at)
-        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for a state of %s: take less with --bytes",
-                pd_text_bytes(b->state_bytes).text);
+    struct pd_memory_plan plan;
+    struct pd_arena *dry = NULL;
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    pd_status st = build_zero(b, dry, err);
+    pd_arena_usage(dry, &plan);
+    pd_zero_free(b->zero);
+    b->zero = NULL;
+    pd_arena_free(dry);
+    if (!st) st = pd_arena_new(&plan, &b->arena, err);
+    if (!st) st = build_zero(b, b->arena, err);
+    PD_TRY(st);
+    b->state_bytes = b->model->parameter_count * STATE_BYTES_A_PARAMETER;
     memset(b->io_buffers, 0, IO_BYTES);
-    uint32_t *words = (uint32_t *)(void *)b->state, bits = 1;
-    for (uint64_t i = 0; i < b->state_bytes / sizeof *words; i++) { /* floats of all bits but infinities and NaN */
-        bits = bits * 1664525u + 1013904223u;
-        words[i] = bits & ~(1u << 30);
-    }
-    for (uint32_t t = 1; t < tensors->count; t++)
-        b->tensor_at[t] = b->tensor_at[t - 1] + pd_tensor_elements(&tensors->tensors[t - 1]) * sizeof(float);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        for (uint32_t t = 0; t < b->model->tensors.count; t++)
+            fill(destination(b, t, (enum pd_kind)kind, 0), pd_zero_boxes(b->zero)[t].elements, t * 3u + (uint32_t)kind + 1u);
     return PD_OK;
 }
 
 static pd_status make_writer(struct ckpt_bench *b, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &b->model->tensors;
-    pd_layout_init_dp(&b->layout, 1);
     PD_TRY(pd_layout_shard_boxes(&b->layout, tensors, 0, &b->boxes, &b->box_count, err));
     b->data = calloc(b->box_count, sizeof *b->data);
     if (!b->data) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
@@ -199,14 +210,24 @@ static pd_status read_raw(struct ckpt_bench *b, double *ret_seconds, struct pd_e
     return pd_raw_bench_read(b->raw, path, pd_shard_writer_file_bytes(b->writer), ret_seconds, err);
 }
 
+static uint64_t state_digest(const struct ckpt_bench *b)
+{
+    const uint64_t bytes = pd_zero_owned_elements(b->zero) * sizeof(float);
+    uint64_t digests[PD_KIND_COUNT];
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        digests[kind] = pd_digest64(pd_zero_state(b->zero, (enum pd_kind)kind), bytes, 0);
+    return pd_digest_words(digests, PD_KIND_COUNT, 0);
+}
+
 /* What a load leaves must be what was saved, or its speed means nothing. */
 static pd_status load_check(struct ckpt_bench *b, struct pd_error *err)
 {
     double seconds;
-    uint64_t saved = pd_digest64(b->state, b->state_bytes, 0);
-    memset(b->state, 0, b->state_bytes);
+    uint64_t saved = state_digest(b);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        memset(pd_zero_state(b->zero, (enum pd_kind)kind), 0, pd_zero_owned_elements(b->zero) * sizeof(float));
     PD_TRY(load(b, &seconds, err));
-    if (pd_digest64(b->state, b->state_bytes, 0) != saved) PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
+    if (state_digest(b) != saved) PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
     return PD_OK;
 }
 
@@ -239,6 +260,7 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
 {
     double unused;
     pd_group_init_single(&b->group);
+    pd_layout_init_dp(&b->layout, 1);
     PD_TRY(make_model(b, err));
     PD_TRY(make_state(b, err));
     PD_TRY(make_writer(b, err));
@@ -263,11 +285,10 @@ static void release(struct ckpt_bench *b)
     pd_store_close(b->recycled);
     pd_raw_bench_free(b->raw);
     pd_shard_writer_free(b->writer);
-    if (b->state) munmap(b->state, b->state_bytes);
-    if (b->io_buffers) munmap(b->io_buffers, IO_BYTES);
+    pd_zero_free(b->zero);
+    pd_arena_free(b->arena);
     free(b->boxes);
     free(b->data);
-    free(b->tensor_at);
     pd_model_free(b->model);
     pd_bench_room_close(&b->room);
 }

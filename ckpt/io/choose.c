@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AUTO_QUEUE_DEPTH 32u
+#define AUTO_QUEUE_DEPTH 128u
 
 pd_status pd_door_new_auto(struct pd_door **ret_door, struct pd_error *err)
 {

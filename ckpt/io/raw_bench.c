@@ -39,7 +39,10 @@ pd_status pd_raw_bench_new(struct pd_door *door, uint64_t block_bytes, uint32_t 
                           bench->block_bytes, PD_DOOR_ALIGN);
     void *buffers =
         st ? MAP_FAILED : mmap(NULL, bench->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (buffers != MAP_FAILED) bench->buffers = buffers;
+    if (buffers != MAP_FAILED) {
+        bench->buffers = buffers;
+        madvise(buffers, bench->buffer_bytes, MADV_HUGEPAGE); /* as the buffers of a run; a refusal changes nothing */
+    }
     bench->transfers = calloc(bench->depth, sizeof *bench->transfers);
     if (!st && (!bench->buffers || !bench->transfers))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM, "%" PRIu64 " bytes of I/O buffers", bench->buffer_bytes);

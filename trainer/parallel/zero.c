@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PAGE_ALIGNED_ELEMENTS_MIN (UINT64_C(1) << 18) /* smaller ones are staged by saves anyway */
+
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set)
 {
     return set == 0 || set == zero->set_count - 1;
@@ -77,6 +79,16 @@ static uint64_t gradient_place(const struct pd_zero *zero, uint32_t set, uint32_
     return UINT64_MAX;
 }
 
+/* Where the box of tensor t begins. A large matrix behind a vector begins a page, so that saves and loads move it by direct
+ * I/O without a copy; matrices that are used as one (q, k, v) follow each other and stay together. */
+static uint64_t box_offset(const struct pd_zero *zero, uint32_t t, uint64_t elements)
+{
+    const struct pd_tensor *tensors = zero->model->tensors.tensors;
+    const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
+    bool begins = tensors[t].ndim > 1 && t > 0 && tensors[t - 1].ndim == 1 && elements >= PAGE_ALIGNED_ELEMENTS_MIN;
+    return begins ? (zero->owned + page - 1) / page * page : zero->owned;
+}
+
 static void describe_boxes(struct pd_zero *zero)
 {
     const struct pd_tensor_table *tensors = &zero->model->tensors;
@@ -88,13 +100,13 @@ static void describe_boxes(struct pd_zero *zero)
         if (!count) continue;
         PD_CHECK(count == 1);
         b->tensor = t;
-        b->offset = zero->owned;
         b->elements = pd_box_elements(&b->box);
+        b->offset = zero->tensor_offset[t] = box_offset(zero, t, b->elements);
         b->gradient_offset = gradient_place(zero, tensors->tensors[t].unit, t);
         b->tied_gradient_offset = UINT64_MAX;
         if (t == 0 && zero->model->config.tie_embeddings)
             b->tied_gradient_offset = gradient_place(zero, zero->set_count - 1, t);
-        zero->owned += b->elements;
+        zero->owned = b->offset + b->elements;
         zero->box_count++;
     }
 }

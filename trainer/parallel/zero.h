@@ -48,7 +48,7 @@ PD_MUST_USE pd_status pd_zero_new(const struct pd_model *model, const struct pd_
                                   struct pd_error *err);
 void pd_zero_free(struct pd_zero *zero);
 
-/* Owned state: (owned) fp32 each, boxes in table order, dense. */
+/* Owned state: (owned) fp32 each, boxes in table order, zeros between those that begin a page. */
 uint64_t pd_zero_owned_elements(const struct pd_zero *zero);
 uint32_t pd_zero_box_count(const struct pd_zero *zero);
 const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero);
