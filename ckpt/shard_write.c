@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define SLOTS_MAX 32u
-#define SLOT_BYTES_MAX (4u << 20)
+#define SLOT_BYTES_MAX (2u << 20)
 #define SLOT_BYTES_MIN (1u << 20)
 #define LENT_BYTES_MIN (1u << 20) /* smaller boxes are staged even when aligned: fewer, larger writes */
 

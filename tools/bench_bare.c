@@ -43,6 +43,7 @@ pd_status pd_bare_new(uint64_t block_bytes, uint32_t depth, struct pd_bare **ret
         PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u buffers", depth);
     }
     bare->buffers = buffers;
+    madvise(buffers, block_bytes * depth, MADV_HUGEPAGE); /* as the other side; a refusal changes nothing */
     uint64_t *words = buffers, state = 1;
     for (uint64_t i = 0; i < block_bytes * depth / sizeof *words; i++) /* not compressible */
         words[i] = state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
