@@ -21,7 +21,8 @@
 #include <string.h>
 
 #define IO_BYTES (UINT64_C(64) << 20) /* what a run takes for a state of this size */
-#define STATE_BYTES_A_PARAMETER 12u   /* fp32 master and two moments */
+#define SMALL_BYTES (UINT64_C(512) << 20)
+#define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 
 enum measure { SAVE_FRESH, SAVE_RECYCLED, LOAD, MEASURES };
 static const char *const measure_names[MEASURES] = {"save, fresh", "save, recycled", "load"};
@@ -48,13 +49,17 @@ struct ckpt_bench {
 
 /* ---- a state ---- */
 
-/* GPT-2 of width 768 with as many layers as fit and positions for the rest; a small one gets a small vocabulary too. */
+/* GPT-2 of width 768 (256 for a small one) with as many layers as fit and positions for the rest; the vocabulary takes at
+ * most a third. */
 static pd_status make_model(struct ckpt_bench *b, struct pd_error *err)
 {
-    const uint64_t hidden = 768, block = 12 * hidden * hidden + 13 * hidden,
-                   parameters = b->options.bytes / STATE_BYTES_A_PARAMETER;
+    const uint64_t hidden = b->options.bytes < SMALL_BYTES ? 256 : 768, block = 12 * hidden * hidden + 13 * hidden;
+    const uint64_t parameters = b->options.bytes / STATE_BYTES_A_PARAMETER;
     struct pd_model_config config;
     PD_TRY(pd_model_preset("gpt2-124m", &config, err));
+    config.hidden = (uint32_t)hidden;
+    config.heads = (uint32_t)hidden / 64;
+    config.head_size = config.kv_heads = config.ffn = 0; /* as follows from these */
     uint64_t vocab = parameters / 3 / hidden, left;
     if (vocab < config.vocab) config.vocab = (uint32_t)vocab;
     left = parameters - config.vocab * hidden - 2 * hidden;
