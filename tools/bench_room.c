@@ -14,6 +14,9 @@
 
 /* ---- options ---- */
 
+#define BYTES_MIN (UINT64_C(32) << 20)
+#define BYTES_MAX (UINT64_C(1) << 46)
+
 enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS };
 
 struct parsing {
@@ -21,11 +24,9 @@ struct parsing {
     struct pd_error *err;
 };
 
-static error_t parse_number(struct parsing *p, const char *name, const char *text, bool valid)
+static error_t refuse(struct parsing *p, const char *option, const char *text, const char *expected)
 {
-    if (valid) return 0;
-    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s is no number that can be used; see perdure bench --help",
-                       name, text);
+    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected %s", option, text, expected);
     return EINVAL;
 }
 
@@ -38,12 +39,11 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         o->dir = argument;
         return 0;
     case OPTION_BYTES:
-        return parse_number(p, "bytes", argument,
-                            pd_parse_bytes(argument, &o->bytes) && o->bytes >= UINT64_C(32) << 20 &&
-                                o->bytes <= UINT64_C(1) << 46);
+        if (pd_parse_bytes(argument, &o->bytes) && o->bytes >= BYTES_MIN && o->bytes <= BYTES_MAX) return 0;
+        return refuse(p, "bytes", argument, "32M or more, such as 512M or 2G");
     case OPTION_PAIRS:
-        return parse_number(p, "pairs", argument,
-                            pd_parse_u64(argument, &o->pairs) && o->pairs >= 1 && o->pairs <= PD_BENCH_PAIRS_MAX);
+        if (pd_parse_u64(argument, &o->pairs) && o->pairs >= 1 && o->pairs <= PD_BENCH_PAIRS_MAX) return 0;
+        return refuse(p, "pairs", argument, "a number from 1 to 99");
     default:
         return ARGP_ERR_UNKNOWN;
     }

@@ -272,6 +272,24 @@ if text:
     good = done["removed"] == 1 and len(done["kept"]) == 1 and done["kept"][0].startswith("step-000000000006-")
     report("ckpt-prune-json-content", [] if good else ["removed or kept"], (0, text, ""))
 
+# ---- bench: what it says, not how fast it is ----
+expect("bench-bytes", ["bench", "io", "--bytes=5"], 64, err=said("--bytes=5: expected 32M or more, such as 512M or 2G"))
+expect("bench-pairs", ["bench", "ckpt", "--pairs=0"], 64, err=said("--pairs=0: expected a number from 1 to 99"))
+expect("bench-no-directory", ["bench", "io", "--dir=none"], 78, err=re.compile("^perdure: .*none: No such file or directory\n$"))
+expect("bench-no-space", ["bench", "ckpt", "--bytes=32T"], 74, err=re.compile(r"^perdure: \. has .* free"))
+if os.path.isdir("/dev/shm") and os.stat("/dev/shm").st_dev != os.stat("/dev").st_dev:
+    expect("bench-in-memory", ["bench", "io", "--dir=/dev/shm"], 78, err=re.compile("is in memory.*give a directory on one with --dir"))
+for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"})):
+    result = perdure("bench", bench, "--bytes=32M", "--pairs=1", "--json")
+    if "is in memory" in result[2]:
+        print(f"skipped bench-{bench}: {os.getcwd()} is in memory")
+        continue
+    values = json.loads(result[1]) if result[0] == 0 else {}
+    problems = [] if keys <= set(values) and all(values[key] > 0 for key in keys) else ["no ratios"]
+    if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
+        problems.append("files stay behind")
+    report(f"bench-{bench}", problems, result)
+
 # ---- stdout that cannot be written ----
 if os.path.exists("/dev/full"):
     with open("/dev/full", "w") as full:
