@@ -459,8 +459,10 @@ pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_
     uint64_t *reader_position = NULL;
     pd_status st = find_shards(&l, &host_has, &reader_host, err);
     if (!st) {
-        st = pd_group_agree(group, prepare(&l, host_has, reader_host, err), err);
         reader_position = calloc(group->size, sizeof *reader_position);
+        st = reader_position ? prepare(&l, host_has, reader_host, err)
+                             : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u readers", group->size);
+        st = pd_group_agree(group, st, err);
         for (uint32_t r = 0; !st && r < group->size; r++)
             reader_position[r] = l.plan->reader_first[r];
     }
