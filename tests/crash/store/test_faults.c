@@ -119,7 +119,7 @@ static void save_campaign(const struct world *world)
     base_of(world, &room);
     sweep(&campaign, world, &room);
     room_free(&room);
-    cr_log_warn("save, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
+    cr_log_info("save, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 
 static void open_campaign(const struct world *world)
@@ -141,7 +141,7 @@ static void open_campaign(const struct world *world)
         room_free(&wounded);
     }
     room_free(&room);
-    cr_log_warn("open, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
+    cr_log_info("open, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 
 Test(store_faults, save_one_rank)
