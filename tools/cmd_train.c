@@ -9,7 +9,8 @@
 #include "trainer/worker.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <glob.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,21 +118,22 @@ static pd_status check_fresh(const struct pd_config *config, struct pd_error *er
     return PD_OK;
 }
 
-/* The directory and the resolved configuration in it: what workers read, and what the user finds again. */
-static pd_status write_config(const struct pd_config *config, char *ret_path, struct pd_error *err)
+/* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
+ * runs. Those that killed launches of this host left behind go. */
+static void private_config_path(const struct pd_config *config, char *ret_path)
 {
-    char *yaml = NULL, temporary[4200];
-    PD_TRY(pd_worker_make_directories(config->run.dir, err));
-    snprintf(ret_path, 4096, "%s/config.yaml", config->run.dir);
-    snprintf(temporary, sizeof temporary, "%s.%d", ret_path, (int)getpid());
-    PD_TRY(pd_config_print(config, &yaml, err));
-    FILE *f = fopen(temporary, "we");
-    bool written = f && fputs(yaml, f) >= 0;
-    if (f && fclose(f)) written = false;
-    int number = errno;
-    free(yaml);
-    if (!written || rename(temporary, ret_path)) PD_FAIL_ERRNO(err, written ? errno : number, "%s: writing it", ret_path);
-    return PD_OK;
+    char host[256] = "host", pattern[4096];
+    glob_t stale;
+    gethostname(host, sizeof host - 1);
+    snprintf(pattern, sizeof pattern, "%s/.config-%s-*.yaml", config->run.dir, host);
+    if (glob(pattern, 0, NULL, &stale) == 0) {
+        for (size_t i = 0; i < stale.gl_pathc; i++) {
+            const char *number = strrchr(stale.gl_pathv[i], '-') + 1;
+            if (kill((pid_t)strtol(number, NULL, 10), 0) && errno == ESRCH) unlink(stale.gl_pathv[i]);
+        }
+        globfree(&stale);
+    }
+    snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
 }
 
 static pd_status launch(const struct pd_config *config, struct pd_error *err)
@@ -140,12 +142,16 @@ static pd_status launch(const struct pd_config *config, struct pd_error *err)
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
     self[length] = '\0';
-    PD_TRY(write_config(config, path, err));
+    PD_TRY(pd_worker_make_directories(config->run.dir, err));
+    private_config_path(config, path);
+    PD_TRY(pd_worker_write_config(config, path, err));
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
     struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = (void *)config};
     pd_launch_configure(&l, config);
-    return pd_launch_run(&l, err);
+    pd_status st = pd_launch_run(&l, err);
+    unlink(path);
+    return st;
 }
 
 /* What the run has come to, for programs; people read the progress on stderr. */

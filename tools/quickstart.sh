@@ -52,7 +52,7 @@ for _ in $(seq 1200); do
   kill -0 "$run" 2>/dev/null || fail "the run ended before a rank could be killed"
   sleep 0.1
 done
-victim=$(pgrep -n -f "worker $work/disturbed/config.yaml") || fail "no rank of the run was found"
+victim=$(pgrep -n -f "worker $work/disturbed/") || fail "no rank of the run was found"
 kill -KILL "$victim"
 echo "killed: process $victim, a rank of the run, at step $step"
 wait "$run" || fail "the disturbed run ended with exit code $?"

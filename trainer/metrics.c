@@ -115,9 +115,13 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_u64(&w, "fence", s->fence);
     pd_json_object_end(&w);
     pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
-    if (!st && write(m->file, text, bytes) != (ssize_t)bytes)
-        st = pd_error_set(err, pd_status_from_errno(errno), PD_WHERE, errno, "%s/metrics.jsonl: appending",
-                          m->options.directory);
+    if (!st) {
+        ssize_t written = write(m->file, text, bytes);
+        int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
+        if (written != (ssize_t)bytes)
+            st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s/metrics.jsonl: appending",
+                              m->options.directory);
+    }
     pd_json_writer_deinit(&w);
     return st;
 }

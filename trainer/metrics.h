@@ -18,7 +18,7 @@ struct pd_metrics_step {
     double validation_loss;   /* NaN: not measured at this step */
     uint64_t memory_bytes;    /* resident, of rank 0 */
     uint64_t last_checkpoint; /* newest committed step; 0: none */
-    double save_seconds;      /* of the save after this step; 0: none */
+    double save_seconds;      /* of the save after the step before this; 0: none */
 };
 
 struct pd_metrics_options {

@@ -6,6 +6,7 @@
 #include "trainer/model/transformer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@ struct sampler {
     const struct pd_sample_options *options;
     struct pd_door *door;
     struct pd_store *store;
+    const struct pd_store_entry *entry; /* the store's */
     struct pd_group group;
     struct pd_commit commit;
     struct pd_config config;
@@ -33,15 +35,42 @@ struct sampler {
     uint32_t length, filled;
 };
 
+/* One checkpoint is named as <root>/<name>: *ret_name is then inside `root`. */
+static void split_path(struct sampler *s, const char *path, char *root, const char **ret_name)
+{
+    char commit[4200];
+    struct pd_stat st;
+    snprintf(root, 4096, "%s", path);
+    *ret_name = NULL;
+    for (size_t length = strlen(root); length > 1 && root[length - 1] == '/'; length--)
+        root[length - 1] = '\0';
+    snprintf(commit, sizeof commit, "%s/commit.h5", root);
+    char *slash = strrchr(root, '/');
+    if (!slash || slash == root || pd_door_stat(s->door, commit, &st, NULL)) return;
+    *slash = '\0';
+    *ret_name = slash + 1;
+}
+
+static pd_status find_entry(struct sampler *s, const char *path, const char *name, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(s->store); i++) {
+        s->entry = pd_store_entry_at(s->store, i);
+        if (!name || !strcmp(s->entry->name, name)) return PD_OK;
+    }
+    PD_FAIL(err, PD_CORRUPT, "%s: no valid checkpoint; look with: perdure ckpt verify %s", path, path);
+}
+
 static pd_status open_newest(struct sampler *s, const char *checkpoints, struct pd_error *err)
 {
+    char root[4096];
+    const char *name;
     const struct pd_store_options options = {.writable = false, .keep_last = 1};
     pd_group_init_single(&s->group);
     PD_TRY(pd_door_new_auto(&s->door, err));
-    PD_TRY(pd_store_open(s->door, checkpoints, &options, &s->group, &s->store, err));
-    if (!pd_store_count(s->store))
-        PD_FAIL(err, PD_CORRUPT, "%s: no valid checkpoint; look with: perdure ckpt ls %s", checkpoints, checkpoints);
-    PD_TRY(pd_store_read_commit(s->store, pd_store_entry_at(s->store, 0), &s->commit, err));
+    split_path(s, checkpoints, root, &name);
+    PD_TRY(pd_store_open(s->door, root, &options, &s->group, &s->store, err));
+    PD_TRY(find_entry(s, checkpoints, name, err));
+    PD_TRY(pd_store_read_commit(s->store, s->entry, &s->commit, err));
     return pd_config_parse("saved configuration", s->commit.state.config, NULL, 0, &s->config, err);
 }
 
@@ -124,7 +153,7 @@ static pd_status load(struct sampler *s, struct pd_error *err)
     char path[4096];
     struct pd_layout whole;
     pd_layout_init_dp(&whole, 1);
-    pd_store_entry_path(s->store, pd_store_entry_at(s->store, 0), path);
+    pd_store_entry_path(s->store, s->entry, path);
     const struct pd_load_request request = {.directory = path,
                                             .commit = &s->commit,
                                             .tensors = &s->model->tensors,

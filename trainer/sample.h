@@ -5,7 +5,7 @@
 #include "trainer/config.h"
 
 struct pd_sample_options {
-    const char *checkpoints; /* directory of checkpoints, or one checkpoint */
+    const char *checkpoints; /* directory of checkpoints (the newest is taken), or one checkpoint */
     const int32_t *prompt;   /* (prompt_count) tokens */
     uint32_t prompt_count;
     uint32_t count;     /* tokens to draw */

@@ -43,6 +43,7 @@ struct worker {
     uint32_t threads;
     uint64_t saved_step; /* newest committed; 0: none */
     uint32_t save_failures;
+    double save_seconds; /* of the save after the step before; 0: there was none */
 };
 
 void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
@@ -65,6 +66,31 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
         if (!slash) return PD_OK;
         *slash = '/';
     }
+}
+
+pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err)
+{
+    char *yaml = NULL, temporary[4200];
+    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
+    PD_TRY(pd_config_print(config, &yaml, err));
+    FILE *f = fopen(temporary, "we");
+    bool written = f && fputs(yaml, f) >= 0;
+    if (f && fclose(f)) written = false;
+    int number = errno;
+    free(yaml);
+    if (written && !rename(temporary, path)) return PD_OK;
+    if (written) number = errno;
+    if (f) unlink(temporary);
+    PD_FAIL_ERRNO(err, number, "%s: writing it", path);
+}
+
+/* For people, once this launch owns the run. */
+static pd_status publish_config(struct worker *w, struct pd_error *err)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.yaml", w->config->run.dir);
+    pd_status st = w->comm->rank == 0 ? pd_worker_write_config(w->config, path, err) : PD_OK;
+    return pd_group_agree(&w->group, st, err);
 }
 
 static pd_status open_store(struct worker *w, struct pd_error *err)
@@ -172,6 +198,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     pd_comm_group(w->comm, &w->group);
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_store(w, err));
+    PD_TRY(publish_config(w, err));
     PD_TRY(pd_resume(w->door, w->store, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(pd_group_agree(&w->group, pd_saver_new(w->door, w->store, &w->group, w->engine, &w->saver, err), err));
@@ -244,6 +271,8 @@ static bool save_is_due(const struct worker *w, enum pd_signal signal)
 static pd_status save_and_leave(struct worker *w, struct pd_error *err)
 {
     double seconds;
+    if (w->state.identity.step == 0)
+        PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
     while (w->saved_step != w->state.identity.step && w->state.identity.step > 0)
         PD_TRY(save(w, &seconds, err));
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
@@ -289,14 +318,17 @@ static pd_status run_step(struct worker *w, struct pd_error *err)
     pd_fault_point("worker.stepped");
     PD_TRY(validate(w, &m.validation_loss, err));
     PD_TRY(agree_signal(w, &signal, err));
-    if (signal != PD_SIGNAL_ABORT && save_is_due(w, signal)) PD_TRY(save(w, &m.save_seconds, err));
+    /* The line goes first: a step that a kill leaves committed is not computed again. */
     m.step = w->state.identity.step;
     m.last_checkpoint = w->saved_step;
+    m.save_seconds = w->save_seconds;
     m.memory_bytes = pd_metrics_resident_bytes();
+    w->save_seconds = 0;
     pd_status st = w->metrics ? pd_metrics_write(w->metrics, &m, err) : PD_OK;
     if (st)
         pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m.step,
                err ? err->message : "");
+    if (signal != PD_SIGNAL_ABORT && save_is_due(w, signal)) PD_TRY(save(w, &w->save_seconds, err));
     if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
     PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
 }
