@@ -28,7 +28,8 @@
  *   10. What is not named by store_names.h is not ours: never touched, also inside our directories.
  *
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
- * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared).
+ * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared,
+ * aloud; kept where nothing is whole, since a removal of ours leaves something whole).
  * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
  * at open (store_claim.c) and never configured.
  *
@@ -261,6 +262,7 @@ void pd_store_close(struct pd_store *store)
     free(store->domain_of);
     free(store->sealed.rows);
     free(store->partial.rows);
+    free(store->unusable);
     free(store);
 }
 
@@ -280,6 +282,17 @@ const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uin
 {
     PD_CHECK(newest_first < store->sealed.count);
     return &store->sealed.rows[newest_first].entry;
+}
+
+uint32_t pd_store_unusable_count(const struct pd_store *store)
+{
+    return store->unusable_count;
+}
+
+const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index)
+{
+    PD_CHECK(index < store->unusable_count);
+    return &store->unusable[index];
 }
 
 void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path)

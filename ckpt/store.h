@@ -5,7 +5,8 @@
  *   <root>/fence-<N>                                                              one a launch, created exclusively
  *   <root>/lock, <root>/owner                                                     held by the living launch; who it is
  *   <root>/pool-<fence>/                                                          files of that launch that wait to be
- * reused <root>/quarantine/                                                            damaged checkpoints, space capped
+ *                                                                                reused
+ *   <root>/quarantine/                                                            damaged checkpoints, space capped
  *
  * The protocol (prepare, seal, choose, delete) with its invariants and state diagram opens store.c. Every call is collective
  * over the group given at open. No decision uses wall clock or mtime.
@@ -50,9 +51,28 @@ void pd_store_unpin(struct pd_store *store, const char *name);
 PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry,
                                            struct pd_commit *ret_commit, struct pd_error *err);
 
-/* Free space for `copies` checkpoints at once, of `bytes_here` from this rank, summed over the ranks that share a disk. Sealed
- * ones that are there already count as theirs, since retention lets them go as new ones come; room for one new one must be
- * free in any case.   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
+/* What the open saw that is no checkpoint to go on from, the same on every rank. A fresh start beside any of it would bury a
+ * run that may still be saved. */
+enum pd_store_flaw {
+    PD_STORE_INCOMPLETE, /* sealed, and shards are absent or of another size */
+    PD_STORE_DAMAGED,    /* in quarantine by now, when the store is writable */
+    PD_STORE_UNRECORDED, /* shards under a final name without commit.h5: somebody's removal, finished or not */
+    PD_STORE_UNREADABLE, /* a storage error */
+};
+struct pd_store_unusable {
+    char name[64];
+    uint64_t step;
+    enum pd_store_flaw flaw;
+    char cause[256]; /* names the file; in full on rank 0 */
+};
+uint32_t pd_store_unusable_count(const struct pd_store *store);
+const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index); /* by step, ascending */
+/* Checkpoints that lie in the quarantine now, of the host that has most. Collective. */
+PD_MUST_USE pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err);
+
+/* Free space for `copies` checkpoints at once, of `bytes_here` from this rank, summed over the ranks that share a disk.
+ * Sealed ones that are there already count as theirs, since retention lets them go as new ones come; room for one new one
+ * must be free in any case.   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
 PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
                                            struct pd_error *err);
 

@@ -37,8 +37,10 @@ struct pd_store {
     struct pd_lock *launch_lock, *rank_lock;
     char token[33]; /* of this launch, random */
 
-    struct store_items sealed;  /* every shard and a valid record are in sight */
-    struct store_items partial; /* a valid record, but shards are not in sight */
+    struct store_items sealed;          /* every shard and a valid record are in sight */
+    struct store_items partial;         /* a valid record, but shards are not in sight */
+    struct pd_store_unusable *unusable; /* (unusable_count) what the open saw, owned */
+    uint32_t unusable_count;
 
     bool is_preparing;
     struct pd_identity identity;
@@ -79,10 +81,10 @@ void store_release(struct pd_store *store); /* locks, and this rank's files in t
 /* ---- store_survey.c: what lies where, united over all hosts ---- */
 
 enum store_verdict_kind {
-    STORE_SEALED,     /* valid record, every shard in sight */
-    STORE_PARTIAL,    /* valid record, shards missing or of another size: never touched */
-    STORE_UNSEALED,   /* no record anywhere: a save or a removal that was interrupted */
-    STORE_DAMAGED,    /* a sealed name, and its record does not verify anywhere */
+    STORE_SEALED,   /* valid record, every shard in sight */
+    STORE_PARTIAL,  /* valid record, shards missing (or of another size on a disk that may not show it yet): never touched */
+    STORE_UNSEALED, /* no record anywhere: a save or a removal that was interrupted */
+    STORE_DAMAGED,  /* a sealed name, and its record does not verify anywhere or a shard has another size */
     STORE_UNREADABLE, /* the record cannot be read: a storage error, not damage */
 };
 
@@ -92,7 +94,8 @@ struct store_verdict { /* one (step, fence), the same on every rank */
     uint32_t kind;
     uint32_t needs_repair; /* somewhere the record or the final name is missing */
     uint32_t has_tmp;      /* somewhere it still has its temporary name */
-    uint32_t reserved;
+    uint32_t is_emptied;   /* no shard lies under its final name */
+    char cause[160];       /* what is wrong with its shards, or empty */
 };
 
 enum store_record_state { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };
@@ -100,6 +103,7 @@ enum store_record_state { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_
 struct store_sighting { /* one step directory as a leader sees it */
     struct pd_step_name name;
     enum store_record_state record;
+    char cause[192]; /* why the record is not valid; stays on this rank */
     uint64_t lineage, digest;
     uint32_t shard_count;
     uint64_t *expected; /* (shard_count) file sizes the record promises, owned */

@@ -25,11 +25,27 @@ static const struct store_sighting *find_sighting(const struct store_survey *sur
     return NULL;
 }
 
-static void warn(const struct pd_store *store, const struct store_verdict *verdict, const char *what)
+/* Room for every verdict is there. */
+static const struct pd_store_unusable *note_unusable(struct pd_store *store, const struct store_survey *survey,
+                                                     const struct store_verdict *verdict, enum pd_store_flaw flaw)
 {
-    char name[PD_STORE_NAME_MAX];
-    verdict_name(verdict, false, name);
-    if (store->group->rank == 0) pd_log_warn("ckpt", "%s/%s %s", store->root, name, what);
+    static const char *const otherwise[] = {"not all of it is in sight", "commit.h5 does not verify", "commit.h5 is absent",
+                                            "commit.h5 cannot be read"};
+    struct pd_store_unusable *row = &store->unusable[store->unusable_count++];
+    const struct store_sighting *final = find_sighting(survey, verdict, false);
+    *row = (struct pd_store_unusable){.step = verdict->step, .flaw = flaw};
+    verdict_name(verdict, false, row->name);
+    bool has_local = flaw != PD_STORE_UNRECORDED && final && final->cause[0];
+    snprintf(row->cause, sizeof row->cause, "%s",
+             verdict->cause[0] ? verdict->cause
+             : has_local       ? final->cause
+                               : otherwise[flaw]);
+    return row;
+}
+
+static void warn(const struct pd_store *store, const struct pd_store_unusable *row, const char *what)
+{
+    if (store->group->rank == 0) pd_log_warn("ckpt", "%s/%s %s: %s", store->root, row->name, what, row->cause);
 }
 
 /* ---- roll forward ---- */
@@ -115,13 +131,36 @@ static void clear_unsealed(struct pd_store *store, const struct store_survey *su
     }
 }
 
-static void move_damaged(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict)
+static bool any_sealed(const struct store_survey *survey)
+{
+    for (uint32_t i = 0; i < survey->verdict_count; i++) {
+        if (survey->verdicts[i].kind == STORE_SEALED) return true;
+    }
+    return false;
+}
+
+/* Shards under a final name without a record: a removal that was interrupted leaves them, and so does a hand that deletes
+ * commit.h5. Removals of ours leave a whole checkpoint, so without one it was no removal of ours. */
+static void treat_unsealed(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict)
+{
+    bool clears = store->options.writable;
+    if (!verdict->is_emptied) {
+        const struct pd_store_unusable *row = note_unusable(store, survey, verdict, PD_STORE_UNRECORDED);
+        clears = clears && any_sealed(survey);
+        if (store->options.writable)
+            warn(store, row, clears ? "is no checkpoint (any more) and is cleared" : "is no checkpoint and stays");
+    }
+    if (clears && store->leads_domain) clear_unsealed(store, survey, verdict);
+}
+
+static void move_damaged(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,
+                         const char *cause)
 {
     char name[PD_STORE_NAME_MAX];
     struct pd_error own;
     verdict_name(verdict, false, name);
     if (!find_sighting(survey, verdict, false)) return;
-    pd_status st = store_quarantine_here(store, name, "the commit record does not verify", &own);
+    pd_status st = store_quarantine_here(store, name, cause, &own);
     if (st != PD_OK) pd_log_warn("ckpt", "damaged %s/%s stays where it is: %s", store->root, name, own.message);
 }
 
@@ -157,22 +196,24 @@ static pd_status take_sealed(struct pd_store *store, const struct store_survey *
 static pd_status act(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,
                      struct pd_error *err)
 {
-    bool acts = store->options.writable && store->leads_domain;
+    const struct pd_store_unusable *row;
     switch ((enum store_verdict_kind)verdict->kind) {
     case STORE_SEALED:
         return take_sealed(store, survey, verdict, err);
     case STORE_PARTIAL:
-        warn(store, verdict, "is sealed but not all of its shards are in sight: passed over (is a host absent?)");
+        warn(store, note_unusable(store, survey, verdict, PD_STORE_INCOMPLETE),
+             "is sealed but not whole, passed over (is a host absent?)");
         return keep_item(store, verdict, &store->partial, err);
     case STORE_UNSEALED:
-        if (acts) clear_unsealed(store, survey, verdict);
+        treat_unsealed(store, survey, verdict);
         return PD_OK;
     case STORE_DAMAGED:
-        warn(store, verdict, "is damaged: its commit record does not verify");
-        if (acts) move_damaged(store, survey, verdict);
+        row = note_unusable(store, survey, verdict, PD_STORE_DAMAGED);
+        warn(store, row, "is damaged");
+        if (store->options.writable && store->leads_domain) move_damaged(store, survey, verdict, row->cause);
         return PD_OK;
     case STORE_UNREADABLE:
-        warn(store, verdict, "cannot be read: passed over");
+        warn(store, note_unusable(store, survey, verdict, PD_STORE_UNREADABLE), "cannot be read, passed over");
         return PD_OK;
     }
     return PD_OK;
@@ -204,6 +245,11 @@ static pd_status refuse_unreadable(struct pd_store *store, const struct store_su
 pd_status store_recover(struct pd_store *store, const struct store_survey *survey, struct pd_error *err)
 {
     PD_TRY(refuse_unreadable(store, survey, err));
+    store->unusable = calloc((size_t)survey->verdict_count + 1, sizeof *store->unusable);
+    pd_status st = PD_OK;
+    if (!store->unusable)
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u checkpoints", survey->verdict_count);
+    PD_TRY(pd_group_agree(store->group, st, err));
     for (uint32_t i = 0; i < survey->verdict_count; i++)
         PD_TRY(act(store, survey, &survey->verdicts[i], err));
     return PD_OK;

@@ -330,3 +330,34 @@ pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entr
     store_items_remove(&store->sealed, name);
     return PD_OK;
 }
+
+static pd_status count_quarantined_here(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_listing listing = {0};
+    struct pd_step_name name;
+    *ret_count = 0;
+    store_path(store, path, "quarantine");
+    pd_status st = pd_door_list(store->door, path, &listing, err);
+    if (st == PD_NOT_FOUND) return PD_OK;
+    PD_TRY(st);
+    for (uint32_t i = 0; i < listing.count; i++)
+        *ret_count += pd_step_name_parse(listing.names[i], &name);
+    pd_listing_deinit(&listing);
+    return PD_OK;
+}
+
+pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)
+{
+    uint32_t size = store->group->size, mine = 0, most = 0, *all = calloc(size, sizeof *all);
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    if (st == PD_OK && store->leads_domain) st = count_quarantined_here(store, &mine, err);
+    st = pd_group_agree(store->group, st, err);
+    if (st == PD_OK) st = store_gather_all(store, &mine, sizeof mine, all, err);
+    for (uint32_t r = 0; st == PD_OK && r < size; r++)
+        most = all[r] > most ? all[r] : most;
+    free(all);
+    PD_TRY(st);
+    *ret_count = most;
+    return PD_OK;
+}

@@ -9,6 +9,7 @@
 #include "ckpt/store_internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,6 +84,7 @@ static pd_status look_at_record(struct pd_store *store, struct store_sighting *s
     struct pd_error own = {0};
     pd_status st = read_record(store, sighting, path, &own);
     if (st == PD_CORRUPT) st = read_record(store, sighting, path, &own);
+    snprintf(sighting->cause, sizeof sighting->cause, "%.191s", own.message);
     switch (st) {
     case PD_OK:
         sighting->record = STORE_RECORD_VALID;
@@ -289,24 +291,59 @@ static int compare_remote(const void *a, const void *b)
     return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-/* Whether every shard that `record` promises lies somewhere in its promised size. */
-static pd_status all_in_sight(const struct remote_sighting *group, uint64_t count, const struct remote_sighting *record,
-                              bool *ret_all, struct pd_error *err)
+#define SIZE_ABSENT UINT64_MAX
+
+/* The shards that `record` promises, against what lies somewhere. */
+struct shards_seen {
+    uint64_t absent, wrong; /* how many */
+};
+
+static void explain_shard(uint64_t shard, uint64_t bytes, uint64_t expected, uint64_t others, struct store_verdict *verdict)
 {
-    uint64_t shards = record->header[W_SHARDS], found = 0;
-    bool *seen = calloc(shards + 1, sizeof *seen);
-    if (!seen) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " shards", shards);
+    char name[PD_STORE_NAME_MAX], more[48] = "";
+    pd_shard_name_format((uint32_t)shard, name);
+    if (others) snprintf(more, sizeof more, " (and %" PRIu64 " more)", others);
+    if (bytes == SIZE_ABSENT)
+        snprintf(verdict->cause, sizeof verdict->cause, "%.32s is absent%s", name, more);
+    else
+        snprintf(verdict->cause, sizeof verdict->cause,
+                 "%.32s has %" PRIu64 " bytes where the commit record says %" PRIu64 "%s", name, bytes, expected, more);
+}
+
+static pd_status look_for_shards(const struct remote_sighting *group, uint64_t count, const struct remote_sighting *record,
+                                 struct shards_seen *ret_seen, struct store_verdict *verdict, struct pd_error *err)
+{
+    uint64_t shards = record->header[W_SHARDS], worst = 0;
+    uint64_t *sizes = malloc((shards + 1) * sizeof *sizes);
+    if (!sizes) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " shards", shards);
+    for (uint64_t i = 0; i < shards; i++)
+        sizes[i] = SIZE_ABSENT;
     for (uint64_t i = 0; i < count; i++) {
         for (uint64_t f = 0; f < group[i].header[W_FILES]; f++) {
-            uint64_t rank = group[i].files[2 * f], bytes = group[i].files[2 * f + 1];
-            if (rank >= shards || seen[rank] || bytes != record->expected[rank]) continue;
-            seen[rank] = true;
-            found++;
+            uint64_t rank = group[i].files[2 * f];
+            if (rank < shards && sizes[rank] != record->expected[rank]) sizes[rank] = group[i].files[2 * f + 1];
         }
     }
-    free(seen);
-    *ret_all = found == shards;
+    struct shards_seen seen = {0};
+    for (uint64_t i = shards; i-- > 0;) {
+        if (sizes[i] == record->expected[i]) continue;
+        *(sizes[i] == SIZE_ABSENT ? &seen.absent : &seen.wrong) += 1;
+        worst = i;
+    }
+    if (seen.absent + seen.wrong)
+        explain_shard(worst, sizes[worst], record->expected[worst], seen.absent + seen.wrong - 1, verdict);
+    free(sizes);
+    *ret_seen = seen;
     return PD_OK;
+}
+
+/* A network file system may show an old size for a while, so there another size proves nothing. */
+static enum store_verdict_kind judge_recorded(const struct pd_store *store, const struct store_verdict *verdict,
+                                              const struct shards_seen *seen, bool agrees)
+{
+    if (agrees && !seen->absent && !seen->wrong) return STORE_SEALED;
+    bool proves = store->options.writable && store->domain_is_local && !verdict->has_tmp;
+    return proves && seen->wrong && !seen->absent ? STORE_DAMAGED : STORE_PARTIAL;
 }
 
 static enum store_verdict_kind judge_unrecorded(const struct remote_sighting *group, uint64_t count)
@@ -320,15 +357,17 @@ static enum store_verdict_kind judge_unrecorded(const struct remote_sighting *gr
 }
 
 /* All sightings of one (step, fence). */
-static pd_status judge(const struct remote_sighting *group, uint64_t count, struct store_verdict *verdict,
-                       struct pd_error *err)
+static pd_status judge(const struct pd_store *store, const struct remote_sighting *group, uint64_t count,
+                       struct store_verdict *verdict, struct pd_error *err)
 {
     const struct remote_sighting *record = NULL;
-    bool agrees = true, complete = false;
-    *verdict = (struct store_verdict){.step = group[0].header[W_STEP], .fence = group[0].header[W_FENCE]};
+    struct shards_seen seen = {0};
+    bool agrees = true;
+    *verdict = (struct store_verdict){.step = group[0].header[W_STEP], .fence = group[0].header[W_FENCE], .is_emptied = 1};
     for (uint64_t i = 0; i < count; i++) {
         bool is_valid = group[i].header[W_RECORD] == STORE_RECORD_VALID;
         if (group[i].header[W_TMP]) verdict->has_tmp = 1;
+        if (!group[i].header[W_TMP] && group[i].header[W_FILES]) verdict->is_emptied = 0;
         if (group[i].header[W_TMP] || !is_valid) verdict->needs_repair = 1;
         if (is_valid && !record) record = &group[i];
         if (is_valid && record->header[W_DIGEST] != group[i].header[W_DIGEST]) agrees = false;
@@ -337,8 +376,9 @@ static pd_status judge(const struct remote_sighting *group, uint64_t count, stru
         verdict->kind = judge_unrecorded(group, count);
         return PD_OK;
     }
-    PD_TRY(all_in_sight(group, count, record, &complete, err));
-    verdict->kind = complete && agrees ? STORE_SEALED : STORE_PARTIAL;
+    PD_TRY(look_for_shards(group, count, record, &seen, verdict, err));
+    if (!agrees) snprintf(verdict->cause, sizeof verdict->cause, "commit.h5 is not the same on every host");
+    verdict->kind = judge_recorded(store, verdict, &seen, agrees);
     verdict->record_rank = record->rank;
     verdict->lineage = record->header[W_LINEAGE];
     verdict->shard_count = (uint32_t)record->header[W_SHARDS];
@@ -347,7 +387,8 @@ static pd_status judge(const struct remote_sighting *group, uint64_t count, stru
     return PD_OK;
 }
 
-static pd_status judge_all(struct views *views, struct store_survey *survey, struct pd_error *err)
+static pd_status judge_all(const struct pd_store *store, struct views *views, struct store_survey *survey,
+                           struct pd_error *err)
 {
     survey->verdicts = calloc(views->count + 1, sizeof *survey->verdicts);
     if (!survey->verdicts) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " checkpoints", views->count);
@@ -358,7 +399,7 @@ static pd_status judge_all(struct views *views, struct store_survey *survey, str
             const uint64_t *other = views->sightings[last].header;
             if (other[W_STEP] != header[W_STEP] || other[W_FENCE] != header[W_FENCE]) break;
         }
-        PD_TRY(judge(&views->sightings[first], last - first, &survey->verdicts[survey->verdict_count], err));
+        PD_TRY(judge(store, &views->sightings[first], last - first, &survey->verdicts[survey->verdict_count], err));
         survey->verdict_count++;
     }
     return PD_OK;
@@ -407,7 +448,7 @@ pd_status store_survey_take(struct pd_store *store, struct store_survey *ret_sur
     pd_status st = look_if_there(store, &survey, err);
     if (st == PD_OK) st = views_collect(store, &survey, &views, err);
     if (st == PD_OK) {
-        pd_status mine = store->group->rank == 0 ? judge_all(&views, &survey, err) : PD_OK;
+        pd_status mine = store->group->rank == 0 ? judge_all(store, &views, &survey, err) : PD_OK;
         st = pd_group_agree(store->group, mine, err);
     }
     if (st == PD_OK) st = spread_verdicts(store, &survey, err);

@@ -131,6 +131,29 @@ static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *
     return pd_store_quarantine(store, entry, damage->message, err);
 }
 
+/* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
+static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
+                                struct pd_error *err)
+{
+    char root[4096], what[704] = "";
+    uint32_t quarantined, unusable = pd_store_unusable_count(store);
+    PD_TRY(pd_store_count_quarantined(store, &quarantined, err));
+    if (!unusable && !quarantined && !report->damaged) return PD_OK;
+    pd_store_entry_path(store, &(struct pd_store_entry){0}, root);
+    root[strlen(root) - 1] = '\0'; /* the slash before the name */
+    if (report->damaged) {
+        snprintf(what, sizeof what, ". The last: %.600s", damage->message);
+    } else if (unusable) {
+        const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
+        snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
+    }
+    PD_FAIL(err, PD_CORRUPT,
+            "%.500s holds no whole checkpoint, but damaged or incomplete ones (%u in its quarantine directory): restore a "
+            "checkpoint from a copy and bring missing files or hosts back, or start from step 1 with another run.dir or "
+            "after moving that directory away%s",
+            root, quarantined, what);
+}
+
 pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
                     struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
 {
@@ -154,11 +177,7 @@ pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_grou
             return st;
         }
     }
-    if (!report.resumed && report.damaged)
-        PD_FAIL(err, PD_CORRUPT,
-                "all %u checkpoints are damaged (see the quarantine directory); start another run.dir, or restore one "
-                "from a copy. The last: %.500s",
-                report.damaged, damage.message);
+    if (!report.resumed) PD_TRY(refuse_to_bury(store, &report, &damage, err));
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
