@@ -9,7 +9,7 @@ import time
 import harness
 
 CONFIG = """
-run: {{seed: 3, steps: 400}}
+run: {{seed: 3, steps: 200}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
 batch: {{sequences: 8, leaf: 2, context: 64}}
