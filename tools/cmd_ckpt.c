@@ -192,20 +192,37 @@ static pd_status prune_report(const struct pd_ckpt_options *o, uint32_t before, 
     return pd_output_json(&w, err);
 }
 
+/* Where there is nothing to delete, nothing is written either: the path may be a mistake. */
+static pd_status prune_looks_first(const struct pd_ckpt_options *o, bool *ret_is_empty, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    pd_status status = PD_OK;
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    if (place.named[0])
+        status =
+            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", o->paths[0]);
+    *ret_is_empty = !pd_store_count(place.store);
+    if (!status && *ret_is_empty && o->json)
+        status = prune_report(o, 0, &place, err);
+    else if (!status && *ret_is_empty)
+        printf("%s holds no checkpoint: nothing is removed\n", place.root);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
 static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 {
+    bool is_empty = false;
     const struct pd_store_options options = {
         .writable = true, .keep_last = o->keep_last, .keep_every = o->keep_every, .quarantine_bytes_max = UINT64_MAX};
     struct pd_ckpt_place place;
     if (!o->keep_last)
         PD_FAIL(err, PD_USAGE, "say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help");
+    PD_TRY(prune_looks_first(o, &is_empty, err));
+    if (is_empty) return PD_OK;
     PD_TRY(pd_ckpt_place_open(o->paths[0], &options, &place, err));
-    pd_status status = PD_OK;
-    if (place.named[0])
-        status =
-            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", o->paths[0]);
     uint32_t before = pd_store_count(place.store);
-    if (!status) status = pd_store_prune(place.store, err);
+    pd_status status = pd_store_prune(place.store, err);
     if (!status) status = prune_report(o, before, &place, err);
     pd_ckpt_place_close(&place);
     return status;
@@ -291,10 +308,12 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {step_option, {0}};
-    return run("Reads every byte of a checkpoint and compares it with its checksums. Exit code 65 when something is "
-               "damaged. " PATH_MEANS,
-               "PATH", options, 1, pd_ckpt_verify, argc, argv, err);
+    const struct argp_option options[] = {{.name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not all but this one"},
+                                          {0}};
+    return run(
+        "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 when "
+        "any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one checkpoint.",
+        "PATH", options, 1, pd_ckpt_verify, argc, argv, err);
 }
 
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)

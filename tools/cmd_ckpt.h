@@ -2,7 +2,8 @@
 #ifndef PD_TOOLS_CMD_CKPT_H
 #define PD_TOOLS_CMD_CKPT_H
 
-#include "ckpt/base/status.h"
+#include "ckpt/inspect.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -17,9 +18,17 @@ struct pd_ckpt_options {
     struct pd_error *err;
 };
 
-/* Of tensors: cmd_ckpt_tensors.c. */
+/* Every byte, of one checkpoint or of all: cmd_ckpt_verify.c. */
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
+/* Of tensors: cmd_ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
+
+/* A line on stderr that is written over, on a terminal only: cmd_ckpt_verify.c. */
+struct pd_ckpt_progress {
+    uint64_t start_ns, shown_ns;
+};
+pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *progress);
+void pd_ckpt_progress_end(const struct pd_ckpt_progress *progress);
 
 #endif

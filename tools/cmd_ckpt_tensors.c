@@ -1,4 +1,4 @@
-/* perdure ckpt verify, diff, stats: the tensors of checkpoints. */
+/* perdure ckpt diff, stats: the tensors of checkpoints. */
 #include "ckpt/base/clock.h"
 #include "ckpt/inspect.h"
 #include "tools/ckpt_place.h"
@@ -23,7 +23,7 @@ static void opened_close(struct opened *o)
     pd_ckpt_place_close(&o->place);
 }
 
-/* A checkpoint that PATH names is opened even when the store would not list it: that is what verify is for. */
+/* A checkpoint that PATH names is opened even when the store would not list it. */
 static pd_status opened_open(const char *path, uint64_t step, struct opened *o, struct pd_error *err)
 {
     const struct pd_store_entry *entry;
@@ -40,96 +40,6 @@ static pd_status opened_open(const char *path, uint64_t step, struct opened *o, 
     if (!status) status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
     if (status == PD_NOT_FOUND) status = PD_CORRUPT; /* its record is gone: no valid checkpoint where one must be */
     if (status) opened_close(o);
-    return status;
-}
-
-/* A line that is written over, on a terminal only. */
-struct progress {
-    uint64_t start_ns, shown_ns;
-};
-
-static void show_progress(void *context, uint64_t done_bytes, uint64_t total_bytes)
-{
-    struct progress *p = context;
-    uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (now - p->shown_ns < 200000000) return;
-    p->shown_ns = now;
-    double seconds = (double)(now - p->start_ns) * 1e-9;
-    fprintf(stderr, "\r%s of %s, %s/s ", pd_text_bytes(done_bytes).text, pd_text_bytes(total_bytes).text,
-            pd_text_bytes((uint64_t)((double)done_bytes / seconds)).text);
-}
-
-static pd_inspect_progress progress_start(struct progress *p)
-{
-    p->start_ns = p->shown_ns = pd_clock_monotonic_ns(NULL);
-    return isatty(STDERR_FILENO) ? show_progress : NULL;
-}
-
-static void progress_end(const struct progress *p)
-{
-    if (p->shown_ns != p->start_ns) fprintf(stderr, "\r\033[K");
-}
-
-/* ---- verify ---- */
-
-static pd_status verify_json(const struct opened *o, const struct pd_damage_list *list, double seconds, struct pd_error *err)
-{
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "checkpoint", o->path);
-    pd_json_bool(&w, "ok", list->count == 0);
-    pd_json_u64(&w, "bytes_checked", list->bytes_checked);
-    pd_json_u64(&w, "blocks_checked", list->blocks_checked);
-    pd_json_double(&w, "seconds", seconds);
-    pd_json_array_begin(&w, "damage");
-    for (uint32_t i = 0; i < list->count; i++) {
-        const struct pd_damage *d = &list->items[i];
-        pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "file", d->file);
-        pd_json_string(&w, "tensor", d->tensor[0] ? d->tensor : NULL);
-        if (d->tensor[0]) pd_json_string(&w, "kind", pd_kind_name(d->kind));
-        if (d->tensor[0]) pd_json_u64(&w, "block", d->block);
-        pd_json_string(&w, "text", d->text);
-        pd_json_object_end(&w);
-    }
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
-}
-
-/* Unreadable is a storage error, not proof of damage. */
-static pd_status verdict(const struct opened *o, const struct pd_damage_list *list, struct pd_error *err)
-{
-    if (!list->count) return PD_OK;
-    pd_status status = list->items[0].status;
-    for (uint32_t i = 0; i < list->count; i++)
-        if (list->items[i].status == PD_CORRUPT || list->items[i].status == PD_NOT_FOUND) status = PD_CORRUPT;
-    PD_FAIL(err, status, "checkpoint %s: %u finding%s; a run loads the newest checkpoint that is whole", o->path,
-            list->count, list->count == 1 ? "" : "s");
-}
-
-pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
-{
-    struct opened o;
-    struct progress progress;
-    struct pd_damage_list list = {0};
-    PD_TRY(opened_open(options->paths[0], options->step, &o, err));
-    pd_status status = pd_inspect_verify(o.inspect, progress_start(&progress), &progress, &list, err);
-    progress_end(&progress);
-    double seconds = pd_clock_seconds_since(NULL, progress.start_ns);
-    if (!status && options->json) {
-        status = verify_json(&o, &list, seconds, err);
-    } else if (!status) {
-        for (uint32_t i = 0; i < list.count; i++)
-            printf("%s\n", list.items[i].text);
-        printf("%s: %s, %s blocks checked in %.1f s, %u finding%s\n", list.count ? "DAMAGED" : "ok",
-               pd_text_bytes(list.bytes_checked).text, pd_text_count(list.blocks_checked).text, seconds, list.count,
-               list.count == 1 ? "" : "s");
-    }
-    if (!status) status = verdict(&o, &list, err);
-    pd_damage_list_deinit(&list);
-    opened_close(&o);
     return status;
 }
 
@@ -215,13 +125,13 @@ static pd_status stats_print(const struct pd_ckpt_options *options, const struct
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct opened o;
-    struct progress progress;
+    struct pd_ckpt_progress progress;
     struct pd_state_report report = {0};
     PD_TRY(opened_open(options->paths[0], options->step, &o, err));
     pd_status status = pd_inspect_check_complete(o.inspect, err);
-    if (!status) status = pd_inspect_report(o.inspect, true, progress_start(&progress), &progress, &report, err);
+    if (!status) status = pd_inspect_report(o.inspect, true, pd_ckpt_progress_start(&progress), &progress, &report, err);
     if (!status) {
-        progress_end(&progress);
+        pd_ckpt_progress_end(&progress);
         status = stats_print(options, &o, &report, err);
     }
     pd_state_report_deinit(&report);
@@ -294,12 +204,13 @@ static pd_status diff_json(const struct opened sides[2], const struct pd_diff *d
 
 static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
 {
-    struct progress progress;
+    struct pd_ckpt_progress progress;
     struct pd_diff diff = {0};
     PD_TRY(pd_inspect_check_complete(sides[0].inspect, err));
     PD_TRY(pd_inspect_check_complete(sides[1].inspect, err));
-    pd_status status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, progress_start(&progress), &progress, &diff, err);
-    progress_end(&progress);
+    pd_status status =
+        pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
+    pd_ckpt_progress_end(&progress);
     if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);

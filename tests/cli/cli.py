@@ -227,7 +227,10 @@ expect("ckpt-show-absent", ["ckpt", "show", "run", "--step=3"], 65,
 text = expect("ckpt-show-config", ["ckpt", "show", "run", "--config"], 0, ANY)
 if text:
     expect("ckpt-show-config-loads", ["plan", write("shown.yaml", text), "--print-config"], 0, text)
-expect("ckpt-verify", ["ckpt", "verify", "run"], 0, re.compile(r"^ok: .* checked in .* s, 0 findings\n$"))
+expect("ckpt-verify", ["ckpt", "verify", "run"], 0, 
+       re.compile(r"^(ok: step-\d{12}-1: .* checked in .* s, 0 findings\n){3}$"))
+expect("ckpt-verify-step", ["ckpt", "verify", "run", "--step=4"], 0,
+       re.compile(r"^ok: step-000000000004-\d+: .* checked in .* s, 0 findings\n$"))
 expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
 if rows:
     newest, older = (os.path.join("run/checkpoints", rows[i]["name"]) for i in (0, 2))
@@ -260,9 +263,29 @@ if rows:  # one bit of the middle of a shard of step 4
     text = expect("ckpt-verify-damage-json", ["ckpt", "verify", "run", "--step=4", "--json"], 65, ANY, ANY)
     if text:
         found = json.loads(text)
-        good = not found["ok"] and found["damage"][0]["file"] == "shard-00001.h5"
+        good = not found["ok"] and found["checkpoints"][0]["damage"][0]["file"] == "shard-00001.h5"
         report("ckpt-verify-damage-json-content", [] if good else ["damage"], (65, text, ""))
 
+    text = expect("ckpt-verify-older-damage", ["ckpt", "verify", "run", "--json"], 65, ANY,
+                  re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: "))
+    if text:
+        good = [row["ok"] for row in json.loads(text)["checkpoints"]] == [True, False, True]
+        report("ckpt-verify-older-damage-content", [] if good else ["which are ok"], (65, text, ""))
+    index = os.path.join("run/checkpoints", rows[0]["name"], "index.h5")
+    os.rename(index, "index.h5")
+    expect("ckpt-verify-no-index", ["ckpt", "verify", "run", "--step=6"], 0,
+           re.compile(r"^warning: step-000000000006-\d+: index.h5 is absent; .*\nok: .* 0 findings\n$"))
+    for name, content, cause in (("text", b"a" * 100, "is no HDF5 file"), ("empty", b"", "is no HDF5 file"),
+                                 ("short", open("index.h5", "rb").read()[:-100], "has another length than it says")):
+        write(index, content)
+        expect(f"ckpt-verify-index-{name}", ["ckpt", "verify", "run", "--step=6"], 0,
+               re.compile(rf"^warning: step-000000000006-\d+: index.h5 {cause}; "))
+    os.replace("index.h5", index)
+
+expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
+       re.compile(r"^/.*/empty holds no checkpoint: nothing is removed\n$"))
+expect("ckpt-prune-nothing-json", ["ckpt", "prune", "empty", "--keep-last=1", "--json"], 0, ANY)
+report("ckpt-prune-writes-nothing", os.listdir("empty"), (0, "", ""))
 expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,
        err=said("say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help"))
 expect("ckpt-prune", ["ckpt", "prune", "run", "--keep-last=1", "--keep-every=4"], 0, "1 of 3 checkpoints removed, 2 kept\n")

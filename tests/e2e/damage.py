@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Every way to damage a checkpoint, of the newest and of all: verify names the file and gives 65; a launch falls back to what is
+whole, or gives 65 when nothing is, however often it is asked, and never begins again at step 1."""
+import glob
+import os
+import re
+import shutil
+
+import harness
+
+CONFIG = """
+run: {{seed: 3, steps: 12}}
+model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 32, heads: 2, kv_heads: 1, head_size: 16, ffn: 64}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 8, leaf: 2}}
+checkpoint: {{every: 2, keep_last: 2}}
+layout: {{ranks: 2, transport: local, threads: 1}}
+"""
+
+
+def flip(path, _):
+    with open(path, "r+b") as f:
+        f.seek(os.path.getsize(path) // 2)
+        byte = f.read(1)[0]
+        f.seek(-1, 1)
+        f.write(bytes([byte ^ 1]))
+
+
+def truncate(path, _):
+    os.truncate(path, os.path.getsize(path) - 1000)
+
+
+def delete(path, _):
+    os.unlink(path)
+
+
+def empty(path, _):
+    os.truncate(path, 0)
+
+
+def append(path, _):
+    with open(path, "ab") as f:
+        f.write(b"more")
+
+
+def swap(path, other):
+    shutil.copy(other, path)
+
+
+WAYS = (flip, truncate, delete, empty, append, swap)
+
+
+def expect(condition, what, result):
+    if not condition:
+        raise harness.Failure(f"{what}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+
+
+def checkpoints(directory):
+    return sorted(glob.glob(os.path.join(directory, "checkpoints", "step-*")))
+
+
+def expect_fallback(workspace, config, directory, what):
+    """Step 6 is gone, step 4 is whole: the run goes on from there, and once more from where it then is."""
+    result = workspace.train(config, directory, ["run.steps=8"])
+    expect("resumed at step 4," in result.stderr, f"{what}: goes on from step 4", result)
+    result = workspace.train(config, directory, ["run.steps=10"])
+    expect("resumed at step 8," in result.stderr, f"{what}: goes on from step 8", result)
+
+
+def expect_refusal(workspace, config, directory, what):
+    for launch in (1, 2, 3):
+        result = workspace.train(config, directory, ["run.steps=12"], expect=65)
+        expect("holds no whole checkpoint" in result.stderr, f"{what}, launch {launch}: says why", result)
+    root = os.path.join(directory, "checkpoints")
+    left = glob.glob(os.path.join(root, "step-*", "*.h5")) + glob.glob(os.path.join(root, "quarantine", "step-*", "*.h5"))
+    expect(len(left) >= 6, f"{what}: the files are still there", result)
+
+
+def damage_one(workspace, config, base, way, name, of_all):
+    what = f"{way.__name__} {name} of {'all' if of_all else 'the newest'}"
+    directory = workspace.directory()
+    shutil.copytree(base, directory)
+    found = checkpoints(directory)
+    others = [os.path.join(at, name) for at in checkpoints(base)]
+    for i, checkpoint in enumerate(found):
+        if of_all or i == len(found) - 1:
+            way(os.path.join(checkpoint, name), others[i - 1])
+    result = workspace.command(["ckpt", "verify", directory])
+    expect(result.returncode == 65 and name in result.stdout, f"{what}: verify names the file", result)
+    for checkpoint in found if of_all else found[-1:]:
+        expect(re.search(f"^DAMAGED: {os.path.basename(checkpoint)}: ", result.stdout, re.M), f"{what}: verify names it", result)
+    (expect_refusal if of_all else expect_fallback)(workspace, config, directory, what)
+    shutil.rmtree(directory)
+
+
+def no_checkpoint_yet(workspace, config):
+    """What a first launch leaves that dies before it seals is no reason to refuse, whatever it had prepared."""
+    directory = workspace.directory()
+    workspace.train(config, directory, ["run.steps=2"])
+    for checkpoint in checkpoints(directory):
+        os.unlink(os.path.join(checkpoint, "commit.h5"))
+        os.rename(checkpoint, checkpoint + ".tmp")
+    result = workspace.train(config, directory, ["run.steps=2"])
+    expect("fresh start" in result.stderr, "a prepared checkpoint: begins again", result)
+    expect(len(checkpoints(directory)) == 1, "a prepared checkpoint: is cleared", result)
+
+
+def body(workspace, _):
+    data = workspace.file("text", harness.text_of(20000))
+    config = workspace.file("run.yaml", CONFIG.format(data=data))
+    base = workspace.directory("base")
+    workspace.train(config, base, ["run.steps=6"])
+    for way in WAYS:
+        for name in ("shard-00001.h5", "commit.h5"):
+            for of_all in (False, True):
+                damage_one(workspace, config, base, way, name, of_all)
+    no_checkpoint_yet(workspace, config)
+    print("ok: 24 kinds of damage, and none")
+
+
+harness.main(body)

@@ -1,0 +1,335 @@
+/* perdure ckpt verify: every byte of one checkpoint, or of all that lie in a directory, and what lies there and is none. */
+#include "ckpt/base/clock.h"
+#include "ckpt/inspect.h"
+#include "tools/ckpt_place.h"
+#include "tools/cmd_ckpt.h"
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- progress ---- */
+
+static void show_progress(void *context, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct pd_ckpt_progress *p = context;
+    uint64_t now = pd_clock_monotonic_ns(NULL);
+    if (now - p->shown_ns < 200000000) return;
+    p->shown_ns = now;
+    double seconds = (double)(now - p->start_ns) * 1e-9;
+    fprintf(stderr, "\r%s of %s, %s/s ", pd_text_bytes(done_bytes).text, pd_text_bytes(total_bytes).text,
+            pd_text_bytes((uint64_t)((double)done_bytes / seconds)).text);
+}
+
+pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *p)
+{
+    p->start_ns = p->shown_ns = pd_clock_monotonic_ns(NULL);
+    return isatty(STDERR_FILENO) ? show_progress : NULL;
+}
+
+void pd_ckpt_progress_end(const struct pd_ckpt_progress *p)
+{
+    if (p->shown_ns != p->start_ns) fprintf(stderr, "\r\033[K");
+}
+
+/* ---- what is to be checked ---- */
+
+struct candidate {
+    char name[64];
+    const struct pd_store_unusable *unusable; /* borrowed; NULL: the store offers it */
+};
+
+struct verify {
+    struct pd_ckpt_place place;
+    struct candidate *candidates; /* (count), newest first, owned */
+    uint32_t count;
+    uint64_t newest_whole; /* step of the newest that the store offers */
+    bool is_json, names_one;
+    struct pd_json_writer w;
+    uint32_t damaged, findings;
+    char first_damaged[64];
+    pd_status status; /* PD_CORRUPT when anything is damaged, else what kept files from being read */
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    return strcmp(((const struct candidate *)b)->name, ((const struct candidate *)a)->name);
+}
+
+static bool is_asked_for(const struct verify *v, uint64_t asked_step, const char *name, uint64_t step)
+{
+    return v->place.named[0] ? strcmp(v->place.named, name) == 0 : asked_step == UINT64_MAX || asked_step == step;
+}
+
+static void collect(struct verify *v, uint64_t step)
+{
+    for (uint32_t i = 0; i < pd_store_count(v->place.store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(v->place.store, i);
+        if (entry->step > v->newest_whole) v->newest_whole = entry->step;
+        if (!is_asked_for(v, step, entry->name, entry->step)) continue;
+        memcpy(v->candidates[v->count++].name, entry->name, sizeof entry->name);
+    }
+    for (uint32_t i = 0; i < pd_store_unusable_count(v->place.store); i++) {
+        const struct pd_store_unusable *unusable = pd_store_unusable_at(v->place.store, i);
+        if (!is_asked_for(v, step, unusable->name, unusable->step)) continue;
+        v->candidates[v->count].unusable = unusable;
+        memcpy(v->candidates[v->count++].name, unusable->name, sizeof unusable->name);
+    }
+    qsort(v->candidates, v->count, sizeof *v->candidates, newest_first);
+}
+
+static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
+{
+    const struct pd_store_entry *entry;
+    uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
+    v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
+    if (!v->candidates) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", most);
+    collect(v, step);
+    if (v->count) return PD_OK;
+    if (!v->place.named[0]) return pd_ckpt_place_choose(&v->place, step, &entry, err); /* says what there is */
+    snprintf(v->candidates[0].name, sizeof v->candidates[0].name, "%s", v->place.named);
+    v->count = 1;
+    return PD_OK;
+}
+
+/* ---- one checkpoint ---- */
+
+struct checked {
+    const struct candidate *candidate;
+    char path[4200];
+    struct pd_damage_list list;
+    char warning[320]; /* or empty */
+    double seconds;
+};
+
+static pd_status add_finding(struct pd_damage_list *list, const char *file, pd_status status, const char *text,
+                             struct pd_error *err)
+{
+    struct pd_damage *items = realloc(list->items, (list->count + 1u) * sizeof *items);
+    if (!items) PD_FAIL(err, PD_NO_MEMORY, "no memory for the findings");
+    list->items = items;
+    struct pd_damage *d = &items[list->count++];
+    *d = (struct pd_damage){.status = status};
+    snprintf(d->file, sizeof d->file, "%s", file);
+    snprintf(d->text, sizeof d->text, "%.511s", text);
+    return PD_OK;
+}
+
+/* The store's reason begins with the name of a file, unless it is about the record. */
+static pd_status add_unusable(struct checked *c, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    pd_status status = unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT;
+    bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
+    if (is_shard && c->list.count) return PD_OK; /* found just now, too */
+    char file[64] = "commit.h5", text[512];
+    if (is_shard) snprintf(file, sizeof file, "%.*s", (int)strcspn(unusable->cause, " "), unusable->cause);
+    snprintf(text, sizeof text, "%s: %s", unusable->name, unusable->cause);
+    return add_finding(&c->list, file, status, text, err);
+}
+
+static bool is_gone(const struct verify *v, const struct checked *c, const char *file)
+{
+    char path[4300];
+    struct pd_stat stat;
+    snprintf(path, sizeof path, "%s%s", c->path, file);
+    return pd_door_stat(v->place.door, path, &stat, NULL) == PD_NOT_FOUND;
+}
+
+static uint64_t little_endian(const unsigned char *bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 8; i-- > 0;)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+/* The index is for people and covered by no checksum of ours: an HDF5 file of the length it says it has is all we ask. */
+static void check_index(const struct verify *v, struct checked *c)
+{
+    static const unsigned char signature[8] = "\211HDF\r\n\032\n";
+    enum { VERSION = 8, END_OF_FILE = 28, HEAD = 48 };
+    unsigned char head[HEAD] = {0};
+    char path[4300];
+    struct pd_file *file;
+    struct pd_stat stat = {0};
+    snprintf(path, sizeof path, "%s/index.h5", c->path);
+    pd_status st = pd_file_open(v->place.door, path, PD_OPEN_READ, &file, NULL);
+    const char *what = st == PD_NOT_FOUND ? "is absent" : st ? "cannot be read" : NULL;
+    if (!st) {
+        st = pd_file_stat(file, &stat, NULL);
+        if (!st && stat.bytes >= HEAD) st = pd_file_read(file, 0, head, HEAD, NULL);
+        pd_file_close_readonly(file);
+        if (st)
+            what = "cannot be read";
+        else if (memcmp(head, signature, sizeof signature))
+            what = "is no HDF5 file";
+        else if (head[VERSION] >= 2 && little_endian(head + END_OF_FILE) != stat.bytes)
+            what = "has another length than it says";
+    }
+    if (what)
+        snprintf(c->warning, sizeof c->warning,
+                 "%s: index.h5 %s; it is for people (h5dump, h5py), training does not need it and the next launch makes it "
+                 "for the checkpoints it saves",
+                 c->candidate->name, what);
+}
+
+static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *err)
+{
+    struct pd_inspect *inspect;
+    struct pd_ckpt_progress progress;
+    struct pd_error why = {0};
+    pd_status st = pd_inspect_open(v->place.door, c->path, &inspect, &why);
+    if (st == PD_NO_MEMORY) {
+        if (err) *err = why;
+        return st;
+    }
+    /* Its record is gone or wrong; the store's reason says so already where there is one. */
+    if (st && c->candidate->unusable) return PD_OK;
+    if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
+    st = pd_inspect_verify(inspect, pd_ckpt_progress_start(&progress), &progress, &c->list, err);
+    pd_ckpt_progress_end(&progress);
+    c->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_inspect_close(inspect);
+    return st;
+}
+
+/* What a living run removes meanwhile, and what an interrupted removal left, is no damage. */
+static bool is_a_removal(const struct verify *v, const struct checked *c)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    if (v->names_one || !c->list.count) return false;
+    if (unusable && unusable->flaw != PD_STORE_UNRECORDED) return is_gone(v, c, "");
+    return unusable ? unusable->step < v->newest_whole : is_gone(v, c, "");
+}
+
+static pd_status check(struct verify *v, struct checked *c, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    int length = snprintf(c->path, sizeof c->path, "%s/%s", v->place.root, c->candidate->name);
+    PD_CHECK(length > 0 && (size_t)length < sizeof c->path);
+    PD_TRY(read_all(v, c, err));
+    if (unusable) PD_TRY(add_unusable(c, err));
+    if (is_a_removal(v, c)) {
+        snprintf(c->warning, sizeof c->warning, "%s is no checkpoint: it %s", c->candidate->name,
+                 unusable ? "has no commit.h5, as a removal leaves it that was interrupted; the next launch clears it"
+                          : "was removed while it was read");
+        c->list.count = 0;
+    } else if (!c->list.count) {
+        check_index(v, c);
+    }
+    return PD_OK;
+}
+
+/* ---- telling ---- */
+
+static void tell_json(struct pd_json_writer *w, const struct checked *c)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "checkpoint", c->path);
+    pd_json_bool(w, "ok", c->list.count == 0);
+    pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
+    pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
+    pd_json_double(w, "seconds", c->seconds);
+    pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
+    pd_json_array_begin(w, "damage");
+    for (uint32_t i = 0; i < c->list.count; i++) {
+        const struct pd_damage *d = &c->list.items[i];
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "file", d->file);
+        pd_json_string(w, "tensor", d->tensor[0] ? d->tensor : NULL);
+        if (d->tensor[0]) pd_json_string(w, "kind", pd_kind_name(d->kind));
+        if (d->tensor[0]) pd_json_u64(w, "block", d->block);
+        pd_json_string(w, "text", d->text);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+    pd_json_object_end(w);
+}
+
+static void tell_text(const struct checked *c)
+{
+    uint32_t count = c->list.count;
+    for (uint32_t i = 0; i < count; i++)
+        printf("%s\n", c->list.items[i].text);
+    if (c->warning[0]) printf("warning: %s\n", c->warning);
+    if (!c->list.blocks_checked && !count) return;
+    printf("%s: %s: %s, %s blocks checked in %.1f s, %u finding%s\n", count ? "DAMAGED" : "ok", c->candidate->name,
+           pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text, c->seconds, count,
+           count == 1 ? "" : "s");
+}
+
+/* Unreadable is a storage error, not proof of damage. */
+static void count_findings(struct verify *v, const struct checked *c)
+{
+    if (!c->list.count) return;
+    if (!v->damaged++) memcpy(v->first_damaged, c->candidate->name, sizeof v->first_damaged);
+    v->findings += c->list.count;
+    for (uint32_t i = 0; i < c->list.count; i++) {
+        pd_status st = c->list.items[i].status;
+        if (st == PD_NOT_FOUND) st = PD_CORRUPT;
+        if (!v->status || st == PD_CORRUPT) v->status = st;
+    }
+}
+
+static pd_status verdict(const struct verify *v, struct pd_error *err)
+{
+    if (!v->damaged) return PD_OK;
+    if (v->damaged == 1)
+        PD_FAIL(err, v->status, "checkpoint %s/%s: %u finding%s; a run loads the newest checkpoint that is whole",
+                v->place.root, v->first_damaged, v->findings, v->findings == 1 ? "" : "s");
+    PD_FAIL(err, v->status, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
+            v->damaged, v->count, v->place.root, v->first_damaged);
+}
+
+static pd_status check_all(struct verify *v, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < v->count; i++) {
+        struct checked c = {.candidate = &v->candidates[i]};
+        pd_status st = check(v, &c, err);
+        if (!st && v->is_json) tell_json(&v->w, &c);
+        if (!st && !v->is_json) tell_text(&c);
+        if (!st) count_findings(v, &c);
+        pd_damage_list_deinit(&c.list);
+        PD_TRY(st);
+    }
+    return PD_OK;
+}
+
+static pd_status finish(struct verify *v, struct pd_error *err)
+{
+    uint32_t quarantined;
+    PD_TRY(pd_store_count_quarantined(v->place.store, &quarantined, err));
+    pd_json_array_end(&v->w);
+    pd_json_bool(&v->w, "ok", v->damaged == 0);
+    pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "findings", v->findings);
+    pd_json_u64(&v->w, "quarantined", quarantined);
+    pd_json_object_end(&v->w);
+    if (v->is_json) return pd_output_json(&v->w, err);
+    if (quarantined && !v->names_one)
+        printf("%u damaged checkpoint%s moved aside by earlier launches: %s/quarantine\n", quarantined,
+               quarantined == 1 ? "" : "s", v->place.root);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct verify v = {.is_json = options->json};
+    PD_TRY(pd_ckpt_place_open(options->paths[0], NULL, &v.place, err));
+    v.names_one = v.place.named[0] || options->step != UINT64_MAX;
+    pd_json_writer_init(&v.w, 2);
+    pd_json_object_begin(&v.w, NULL);
+    pd_json_array_begin(&v.w, "checkpoints");
+    pd_status status = choose(&v, options->step, err);
+    if (!status) status = check_all(&v, err);
+    if (!status) status = finish(&v, err);
+    if (!status) status = verdict(&v, err);
+    pd_json_writer_deinit(&v.w);
+    free(v.candidates);
+    pd_ckpt_place_close(&v.place);
+    return status;
+}
