@@ -337,12 +337,14 @@ static pd_status look_for_shards(const struct remote_sighting *group, uint64_t c
     return PD_OK;
 }
 
-/* A network file system may show an old size for a while, so there another size proves nothing. */
+/* A network file system may show an old size for a while, and the right file may be on another host: there another size
+ * proves nothing. */
 static enum store_verdict_kind judge_recorded(const struct pd_store *store, const struct store_verdict *verdict,
                                               const struct shards_seen *seen, bool agrees)
 {
     if (agrees && !seen->absent && !seen->wrong) return STORE_SEALED;
-    bool proves = store->options.writable && store->domain_is_local && !verdict->has_tmp;
+    bool is_alone = store->domain_is_local && !store->has_other_domains;
+    bool proves = store->options.writable && is_alone && !verdict->has_tmp;
     return proves && seen->wrong && !seen->absent ? STORE_DAMAGED : STORE_PARTIAL;
 }
 

@@ -1,0 +1,191 @@
+/* What a store sees and does not offer: it is named, alike on every rank, and stays where it could be all that is left. */
+#include "ckpt/base/log.h"
+#include "tests/helpers/store_room.h"
+
+#include <criterion/criterion.h>
+
+static void expect(pd_status found, pd_status expected, const struct pd_error *err)
+{
+    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
+}
+
+static void set_up(void)
+{
+    struct pd_error err = {0};
+    expect(pd_log_configure("error", &err), PD_OK, &err);
+}
+
+TestSuite(store_unusable, .init = set_up);
+
+static struct room new_room(uint32_t ranks, uint32_t hosts)
+{
+    struct room room;
+    struct pd_error err = {0};
+    expect(room_new(&room, ranks, hosts, false, &err), PD_OK, &err);
+    return room;
+}
+
+static void launch(struct room *room, bool writable, room_script *script, void *context)
+{
+    struct pd_error err = {0};
+    struct pd_store_options options = room_options();
+    options.writable = writable;
+    expect(room_launch_with(room, &options, script, context, &err), PD_OK, &err);
+}
+
+static pd_status save_two(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(room_save(rank, 1, err));
+    return room_save(rank, 2, err);
+}
+
+/* What an open is expected to see. */
+struct view {
+    uint32_t whole, unusable, quarantined;
+    enum pd_store_flaw flaw; /* of the newest that is not usable */
+    const char *name, *cause;
+};
+
+static pd_status sees(struct room_rank *rank, struct pd_error *err)
+{
+    const struct view *view = rank->context;
+    uint32_t quarantined, unusable = pd_store_unusable_count(rank->store);
+    PD_TRY(pd_store_count_quarantined(rank->store, &quarantined, err));
+    if (pd_store_count(rank->store) != view->whole || unusable != view->unusable || quarantined != view->quarantined)
+        PD_FAIL(err, PD_BUG, "%u whole, %u unusable, %u in quarantine", pd_store_count(rank->store), unusable, quarantined);
+    if (!unusable) return PD_OK;
+    const struct pd_store_unusable *newest = pd_store_unusable_at(rank->store, unusable - 1);
+    if (newest->flaw != view->flaw || strcmp(newest->name, view->name) != 0)
+        PD_FAIL(err, PD_BUG, "%s has flaw %d", newest->name, (int)newest->flaw);
+    if (rank->group->rank == 0 && !strstr(newest->cause, view->cause)) PD_FAIL(err, PD_BUG, "cause: %s", newest->cause);
+    return PD_OK;
+}
+
+static void resize(struct room *room, uint32_t host, const char *path, uint64_t bytes)
+{
+    struct pd_door *door;
+    struct pd_file *file;
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
+    expect(pd_file_open(door, path, PD_OPEN_WRITE, &file, &err), PD_OK, &err);
+    expect(pd_file_truncate(file, bytes, &err), PD_OK, &err);
+    expect(pd_file_close(file, &err), PD_OK, &err);
+    pd_door_free(door);
+}
+
+static void drop(struct room *room, uint32_t host, const char *path)
+{
+    struct pd_door *door;
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
+    expect(pd_door_unlink(door, path, &err), PD_OK, &err);
+    pd_door_free(door);
+}
+
+#define FIRST ROOM_ROOT "/step-000000000001-1"
+#define SECOND ROOM_ROOT "/step-000000000002-1"
+
+Test(store_unusable, nothing_in_a_sound_store)
+{
+    struct room room = new_room(2, 1);
+    launch(&room, true, sees, &(struct view){0});
+    launch(&room, true, save_two, NULL);
+    launch(&room, false, sees, &(struct view){.whole = 2});
+    launch(&room, true, sees, &(struct view){.whole = 2});
+    room_free(&room);
+}
+
+/* On one host with its own disk another size is damage; a look changes nothing about it. */
+Test(store_unusable, a_shard_of_another_size)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_INCOMPLETE,
+                        .name = "step-000000000002-1",
+                        .cause = "shard-00001.h5 has 5000 bytes where the commit record says "};
+    launch(&room, true, save_two, NULL);
+    resize(&room, 0, SECOND "/shard-00001.h5", 5000);
+    launch(&room, false, sees, &view);
+    view.flaw = PD_STORE_DAMAGED;
+    view.quarantined = 1;
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
+    room_free(&room);
+}
+
+/* Between hosts nothing but the cause is said: the right one may be on a host that is away. */
+Test(store_unusable, a_shard_of_another_size_between_hosts)
+{
+    struct room room = new_room(4, 2);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_INCOMPLETE,
+                        .name = "step-000000000002-1",
+                        .cause = "shard-00003.h5 has 0 bytes"};
+    launch(&room, true, save_two, NULL);
+    resize(&room, 1, SECOND "/shard-00003.h5", 0);
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &view);
+    room_free(&room);
+}
+
+static pd_status prune(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_store_prune(rank->store, err));
+    return sees(rank, err);
+}
+
+Test(store_unusable, absent_shards_stay_while_nothing_is_whole)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.unusable = 2,
+                        .flaw = PD_STORE_INCOMPLETE,
+                        .name = "step-000000000002-1",
+                        .cause = "shard-00000.h5 is absent (and 1 more)"};
+    launch(&room, true, save_two, NULL);
+    drop(&room, 0, FIRST "/shard-00000.h5");
+    drop(&room, 0, SECOND "/shard-00000.h5");
+    drop(&room, 0, SECOND "/shard-00001.h5");
+    launch(&room, true, prune, &view);
+    launch(&room, true, prune, &view);
+    room_free(&room);
+}
+
+/* A removal of ours leaves something whole, so without that the records were taken by somebody else. */
+Test(store_unusable, records_that_are_gone)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_UNRECORDED,
+                        .name = "step-000000000001-1",
+                        .cause = "commit.h5 is absent"};
+    launch(&room, true, save_two, NULL);
+    drop(&room, 0, FIRST "/commit.h5");
+    launch(&room, false, sees, &view);
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &(struct view){.whole = 1});
+    drop(&room, 0, SECOND "/commit.h5");
+    view.whole = 0;
+    view.name = "step-000000000002-1";
+    launch(&room, true, sees, &view);
+    launch(&room, true, prune, &view);
+    room_free(&room);
+}
+
+Test(store_unusable, a_damaged_record)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .quarantined = 1,
+                        .flaw = PD_STORE_DAMAGED,
+                        .name = "step-000000000002-1",
+                        .cause = "commit.h5: "};
+    launch(&room, true, save_two, NULL);
+    resize(&room, 0, SECOND "/commit.h5", 100);
+    launch(&room, true, sees, &view);
+    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
+    room_free(&room);
+}
