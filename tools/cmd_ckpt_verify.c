@@ -131,12 +131,10 @@ static pd_status add_unusable(struct checked *c, struct pd_error *err)
     return add_finding(&c->list, file, status, text, err);
 }
 
-static bool is_gone(const struct verify *v, const struct checked *c, const char *file)
+static bool is_gone(const struct verify *v, const struct checked *c)
 {
-    char path[4300];
     struct pd_stat stat;
-    snprintf(path, sizeof path, "%s%s", c->path, file);
-    return pd_door_stat(v->place.door, path, &stat, NULL) == PD_NOT_FOUND;
+    return pd_door_stat(v->place.door, c->path, &stat, NULL) == PD_NOT_FOUND;
 }
 
 static uint64_t little_endian(const unsigned char *bytes)
@@ -197,13 +195,11 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     return st;
 }
 
-/* What a living run removes meanwhile, and what an interrupted removal left, is no damage. */
+/* What an interrupted removal left is no damage; it is older than what a removal keeps. */
 static bool is_a_removal(const struct verify *v, const struct checked *c)
 {
     const struct pd_store_unusable *unusable = c->candidate->unusable;
-    if (v->names_one || !c->list.count) return false;
-    if (unusable && unusable->flaw != PD_STORE_UNRECORDED) return is_gone(v, c, "");
-    return unusable ? unusable->step < v->newest_whole : is_gone(v, c, "");
+    return !v->names_one && unusable && unusable->flaw == PD_STORE_UNRECORDED && unusable->step < v->newest_whole;
 }
 
 static pd_status check(struct verify *v, struct checked *c, struct pd_error *err)
@@ -213,13 +209,13 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
     PD_CHECK(length > 0 && (size_t)length < sizeof c->path);
     PD_TRY(read_all(v, c, err));
     if (unusable) PD_TRY(add_unusable(c, err));
-    if (is_a_removal(v, c)) {
+    if (!c->list.count) check_index(v, c);
+    bool is_gone_now = !v->names_one && is_gone(v, c);
+    if (is_gone_now || is_a_removal(v, c)) {
         snprintf(c->warning, sizeof c->warning, "%s is no checkpoint: it %s", c->candidate->name,
-                 unusable ? "has no commit.h5, as a removal leaves it that was interrupted; the next launch clears it"
-                          : "was removed while it was read");
+                 is_gone_now ? "was removed while it was read"
+                             : "has no commit.h5, as a removal leaves it that was interrupted; the next launch clears it");
         c->list.count = 0;
-    } else if (!c->list.count) {
-        check_index(v, c);
     }
     return PD_OK;
 }
