@@ -1,7 +1,8 @@
 /* Where a run goes on: the newest checkpoint that is whole, under whatever layout it was saved, or the first step.
  *
  * A checkpoint whose bytes are damaged is moved to quarantine, loudly, and the one before is taken; a storage error is not
- * damage and ends the launch. Changed configuration follows the table of pd_config_compare.
+ * damage and ends the launch. The first step is for a directory that holds nothing else: beside damaged or incomplete
+ * checkpoints, in quarantine or not, a launch fails. Changed configuration follows the table of pd_config_compare.
  */
 #ifndef PD_TRAINER_RESUME_H
 #define PD_TRAINER_RESUME_H
