@@ -5,6 +5,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/store.h"
 #include "tools/output.h"
+#include "trainer/comm/comm.h"
 #include "trainer/launcher.h"
 #include "trainer/worker.h"
 
@@ -181,6 +182,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     bool done;
     PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, &t.json, &done, err));
     if (done) return PD_OK;
+    if (!t.print_config) pd_launch_signals_hold();
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
@@ -217,7 +219,7 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_launched_begin(&launched, err));
     pd_status st = work(&launched, argv[1], err);
-    pd_launched_end(&launched, st, st ? err->message : "");
+    bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
     if (launched.is_launched) err->message[0] = '\0'; /* the launcher says it, once for all ranks */
-    return st;
+    return is_told && pd_comm_mpi_is_over() ? PD_OK : st;
 }

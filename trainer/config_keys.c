@@ -151,7 +151,7 @@ const struct pd_key pd_keys[] = {
     LIST(PD_KEY_RANKS, "restart.ranks", restart.ranks, restart.ranks_count, FREE,
          "ranks of the first, second, ... restart; empty: what is left"),
     NUMBER(PD_KEY_DOUBLE, "restart.peer_timeout", restart.peer_timeout, "120", 0.1, 1e6, FREE,
-           "seconds before a silent rank is named and the launch ends", PLAIN),
+           "seconds before a silent rank is named and the launch ends; of ranks that are processes (mpi)", PLAIN),
 
     SWITCH("accept_new_lineage", accept_new_lineage, "false", FREE,
            "resume with changed numerics, batch or data on purpose"),

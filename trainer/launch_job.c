@@ -21,7 +21,6 @@
 #define TICK_MS 50
 #define LOST_TOGETHER_NS UINT64_C(700000000) /* the starter ends the other ranks a second after the first is gone */
 #define STARTER_ALONE_NS UINT64_C(10000000000)
-#define STARTER_PATIENCE_NS UINT64_C(200000000)
 
 struct worker {
     int32_t process;
@@ -223,21 +222,8 @@ static void job_abort(struct job *job)
     if (!has_begun || job->start->transport == PD_TRANSPORT_LOCAL) job_kill(job);
 }
 
-/* Every rank said how it ended, and not all ended well. */
-static bool has_failed_in_words(const struct job *job)
-{
-    struct pd_note_ended note;
-    bool has_failed = false;
-    for (uint32_t r = 0; r < job->processes; r++) {
-        if (!pd_note_read_ended(job->start->dir, r, &note)) return false;
-        has_failed |= note.status != PD_OK;
-    }
-    return has_failed;
-}
-
-/* When a rank fails, mpirun gives the others two seconds to end, even if they have. Told twice it ends at once and still
- * removes its files, but its exit code is then worthless: so not where that is needed to tell how a rank died. One that
- * hears nothing is stuck. */
+/* When a rank fails, mpirun gives the others two seconds to end, even if they have. It is not told to hurry: version 4 then
+ * often crashes on its way out, with a page of addresses. One that takes much longer is stuck. */
 static void starter_look(struct job *job)
 {
     bool is_alone = job->start->transport == PD_TRANSPORT_MPI && all_are_here(job);
@@ -251,8 +237,6 @@ static void starter_look(struct job *job)
     } else if (now - job->alone_since_ns > STARTER_ALONE_NS) {
         pd_log(PD_LOG_WARN, MODULE, "%s does not end although all its ranks have: ending it", job->starter_name);
         job_kill(job);
-    } else if (now - job->alone_since_ns > STARTER_PATIENCE_NS && has_failed_in_words(job)) {
-        kill(job->starter, SIGTERM);
     }
 }
 
@@ -342,16 +326,24 @@ static void say_lost(const struct job *job, uint32_t first, const char *end, str
                  others);
 }
 
-/* Threads of one process have put their rank in front themselves. */
+static bool begins_with_rank(const char *message)
+{
+    size_t digits = strncmp(message, "rank ", 5) ? 0 : strspn(message + 5, "0123456789");
+    return digits > 0 && message[5 + digits] == ':';
+}
+
+/* Ranks that agreed upon a failure, and threads of one process, have put the rank in front themselves. */
 static void say_note(const struct job *job, uint32_t rank, const struct pd_note_ended *note,
                      struct pd_launch_verdict *verdict)
 {
     char who[24] = "";
-    if (job->start->transport == PD_TRANSPORT_MPI) snprintf(who, sizeof who, "rank %u: ", rank);
+    if (job->start->transport == PD_TRANSPORT_MPI && !begins_with_rank(note->message))
+        snprintf(who, sizeof who, "rank %u: ", rank);
     snprintf(verdict->message, sizeof verdict->message, "%s%.900s", who, note->message);
 }
 
-/* In this order: success; a cause that a rank names; ranks that could not say anything; leaving; a silent peer. */
+/* In this order: a cause that a rank names; ranks that could not say anything; leaving; a silent peer; success. Ranks that
+ * left together end with 0 whatever they have to say, so notes go before the starter's exit code. */
 static void job_judge(const struct job *job, int status, struct pd_launch_verdict *verdict)
 {
     struct pd_note_ended note = {.status = PD_OK};
@@ -361,8 +353,8 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
     for (uint32_t r = 0; r < job->processes; r++)
         verdict->has_begun |= job->workers[r].has_begun;
     describe_end(status, verdict->has_begun, end, sizeof end);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-    verdict->lost = count_lost(job, &first);
+    bool is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!is_success) verdict->lost = count_lost(job, &first);
     if (find_note(job, true, PD_OK, &rank, &note)) {
         verdict->status = note.status;
         verdict->lost = 0;
@@ -374,7 +366,7 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
         verdict->status = note.status;
         verdict->lost = note.status == PD_PEER_LOST;
         say_note(job, rank, &note, verdict);
-    } else {
+    } else if (!is_success) {
         verdict->status = PD_PEER_LOST;
         snprintf(verdict->message, sizeof verdict->message, "%s ended (%s) %s", job->starter_name, end,
                  verdict->has_begun ? "and no rank says why" : "before a rank had begun");

@@ -66,9 +66,9 @@ void pd_launched_ready(const struct pd_launched *launched)
     if (launched->is_launched) pd_note_write_ready(launched->dir, launched->rank);
 }
 
-void pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
+bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
 {
-    if (launched->is_launched) pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");
+    return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");
 }
 
 uint32_t pd_launched_cores(void)

@@ -25,7 +25,8 @@ struct pd_launched {
 
 PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err);
 void pd_launched_ready(const struct pd_launched *launched);
-void pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
+/* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
+bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 
 /* Threads for each of `ranks_here` ranks of this host: `asked`, or an even share of the cores this process may use. */
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);

@@ -117,6 +117,19 @@ static pd_status fail_stuck(const struct launch_state *state, const struct pd_la
             from, state->launch->restart_limit, verdict->message);
 }
 
+/* What keeps the very first ranks from beginning keeps all others: a limit, a word of the command, a host out of reach. */
+static pd_status fail_before_begin(const struct launch_state *state, const struct pd_launch_verdict *verdict,
+                                   struct pd_error *err)
+{
+    if (state->start.transport != PD_TRANSPORT_MPI)
+        PD_FAIL(err, PD_UNSUPPORTED, "%.600s; what it said is above. See the limits of this shell: ulimit -a",
+                verdict->message);
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%.600s; what it said is above. Try `mpirun -n %u true`, and see the limits of this shell: ulimit -a. On one "
+            "host layout.transport=local needs no mpirun",
+            verdict->message, state->start.ranks);
+}
+
 /* Sets what the next start is, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
@@ -128,6 +141,7 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
         PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
+    if (!verdict->has_begun && state->restarts == 0) return fail_before_begin(state, verdict, err);
     step_look(state);
     if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
     if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
@@ -183,13 +197,25 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
     }
 }
 
-static pd_status signals_block(struct launch_state *state, sigset_t *ret_before, struct pd_error *err)
+static sigset_t signals_of_launch(void)
 {
+    static const int numbers[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGCHLD};
     sigset_t mask;
     sigemptyset(&mask);
-    static const int numbers[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGCHLD};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         sigaddset(&mask, numbers[i]);
+    return mask;
+}
+
+void pd_launch_signals_hold(void)
+{
+    sigset_t mask = signals_of_launch();
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+}
+
+static pd_status signals_block(struct launch_state *state, sigset_t *ret_before, struct pd_error *err)
+{
+    sigset_t mask = signals_of_launch();
     state->requests.signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
     if (state->requests.signals < 0) PD_FAIL_ERRNO(err, errno, "signals of the launcher");
     sigprocmask(SIG_BLOCK, &mask, ret_before);

@@ -6,6 +6,7 @@
  *   a rank died or fell silent             start again: restart_ranks, or one rank fewer (ranks that are threads: as many)
  *   internal error, loss not finite        start again as it was; the same words twice without progress are final
  *   configuration, storage, damage, usage  final, the ranks' own status
+ *   no rank of the first start began       final: what kept it will keep the next
  *
  * Progress is a newer committed step than at the start before. After restart_limit restarts without it: PD_STUCK.
  *   signals  see signals.h; honoured while ranks start, run, end, and between two starts
@@ -35,6 +36,9 @@ struct pd_launch {
 
 /* Everything that a configuration says; worker, newest_step and context stay as they are. */
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
+
+/* From here on signals wait for the launch: called before reading what the launch needs. */
+void pd_launch_signals_hold(void);
 
 /*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID for a rank count that is not
  *           admitted, with the nearest that is. pd_status_exit_code gives the exit code of the command */

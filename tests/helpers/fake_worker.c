@@ -50,6 +50,13 @@ static int end_with(pd_status status, const char *message)
     return pd_status_exit_code(status);
 }
 
+/* All ranks have agreed, as real ones do before they leave MPI together. */
+static int end_together(pd_status status, const char *message)
+{
+    bool is_told = pd_launched_end(&launched, status, message);
+    return is_told && launched.transport == PD_TRANSPORT_MPI ? 0 : pd_status_exit_code(status);
+}
+
 static int serve(void)
 {
     for (;; usleep(5000)) {
@@ -61,7 +68,7 @@ static int serve(void)
         if (signal >= PD_SIGNAL_SAVE_AND_LEAVE) {
             say("leave");
             usleep(100000); /* other ranks, as if they agreed */
-            return end_with(PD_STOPPED, "saved at step 7");
+            return end_together(PD_STOPPED, "saved at step 7");
         }
     }
 }
@@ -89,7 +96,8 @@ static int follow(const char *word)
     }
     if (!strncmp(word, "kill:", 5) && pd_parse_u64(word + 5, &rank)) return kill_rank((uint32_t)rank);
     if (!strncmp(word, "exit:", 5) && pd_parse_u64(word + 5, &number)) return (int)number;
-    if (!strncmp(word, "fail:", 5) && pd_parse_u64(word + 5, &number)) return end_with((pd_status)number, "as planned");
+    if (!strncmp(word, "fail:", 5) && pd_parse_u64(word + 5, &number))
+        return end_together((pd_status)number, "rank 0: as planned");
     if (sscanf(word, "one:%15[0-9]:", first) == 1 && pd_parse_u64(first, &rank) &&
         pd_parse_u64(word + 5 + strlen(first), &number)) {
         if (launched.rank == rank) return end_with((pd_status)number, "as planned");

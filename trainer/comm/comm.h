@@ -15,6 +15,7 @@
 
 #include "ckpt/base/status.h"
 #include "ckpt/group.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 #define PD_COMM_MAILBOX_BYTES (8u << 20)
@@ -87,8 +88,11 @@ PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
                                         void *context, struct pd_error *err);
 
 /* Joins the MPI job this process was started in (MPI_Init included; MPI is finalised by pd_comm_free of this communicator,
- * which waits for the other ranks to come to it, unless one of them failed: then MPI is left to the end of the process).
- * PD_UNSUPPORTED in builds without MPI. */
+ * which waits for the other ranks to come to it, after a failure for a moment only; where one does not come, MPI is left to
+ * the end of the process). PD_UNSUPPORTED in builds without MPI. */
 PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err);
+
+/* All ranks came to pd_comm_free and MPI is finalised: whatever the status is, an exit code of 0 is honest to mpirun. */
+bool pd_comm_mpi_is_over(void);
 
 #endif

@@ -26,6 +26,7 @@
 #define CHUNK_BYTES (PD_COMM_MAILBOX_BYTES / (2u * LANES * LANE_CHUNKS))
 #define OPERATIONS 128u
 #define CANCEL_SECONDS 1
+#define GOODBYE_SECONDS 3 /* after a failure, when peers that can come do so at once */
 
 struct chunk {
     MPI_Request request;
@@ -57,6 +58,8 @@ struct remote {
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static MPI_Comm mpi_world = MPI_COMM_NULL;
 static int mpi_tag_max;
+static bool mpi_has_leftovers; /* transfers that never ended: MPI_Finalize could wait for them */
+static bool mpi_is_over;
 
 static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_error *err)
 {
@@ -266,35 +269,34 @@ static void remote_end(struct pd_comm_engine *engine)
         if (!is_busy) return;
         nanosleep(&nap, NULL);
     }
+    pthread_mutex_lock(&mpi_lock);
+    mpi_has_leftovers = true;
+    pthread_mutex_unlock(&mpi_lock);
 }
 
 static const struct pd_channel_ops channel_remote = {
     .name = "mpi", .begin = remote_begin, .progress = remote_progress, .end = remote_end};
 
-static bool has_lost_member(const struct pd_comm_engine *engine)
-{
-    for (uint32_t s = 0; s < engine->segment->slots; s++) {
-        uint32_t state = atomic_load(&engine->segment->members[s].state);
-        if (state == PD_MEMBER_BROKEN || state == PD_MEMBER_DEAD) return true;
-    }
-    return false;
-}
-
-/* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point: a rank that fails
- * alone and frees its communicator must get away, and its peers are told that it left. */
+/* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
+ * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails
+ * and frees its communicator must get away, and its peers are told that it left. */
 static bool say_goodbye(struct pd_comm_engine *engine)
 {
     MPI_Request request;
     struct timespec nap = {.tv_nsec = 1000000};
-    double naps = engine->comm.time_limit_seconds * 1e3;
+    double limit = engine->comm.time_limit_seconds;
+    if (engine->broken && limit > GOODBYE_SECONDS) limit = GOODBYE_SECONDS;
     pd_comm_engine_leave(&engine->comm);
-    if (MPI_Ibarrier(mpi_world, &request) != MPI_SUCCESS) return false;
-    for (double n = 0; n < naps; n++) {
+    pthread_mutex_lock(&mpi_lock);
+    bool is_asked = !mpi_has_leftovers && MPI_Ibarrier(mpi_world, &request) == MPI_SUCCESS;
+    pthread_mutex_unlock(&mpi_lock);
+    for (double n = 0; is_asked && n < limit * 1e3; n++) {
         int is_done = 0;
-        if (MPI_Test(&request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-        if (is_done) return true;
-        if ((int64_t)n % 64 == 63) pd_segment_look(engine->segment);
-        if (has_lost_member(engine)) return false;
+        pthread_mutex_lock(&mpi_lock);
+        is_asked = MPI_Test(&request, &is_done, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+        pthread_mutex_unlock(&mpi_lock);
+        if (is_asked && is_done) return true;
+        if ((int64_t)n % 64 == 0 && pd_segment_has_lost(engine->segment, engine->slot)) return false;
         nanosleep(&nap, NULL);
     }
     return false;
@@ -304,9 +306,14 @@ static void mpi_free(struct pd_comm *comm)
 {
     struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     bool is_root = engine->root == engine;
-    bool can_finalize = is_root && !engine->broken && say_goodbye(engine);
+    bool can_finalize = is_root && say_goodbye(engine);
     pd_comm_engine_free(comm);
-    if (can_finalize) MPI_Finalize();
+    if (can_finalize && !mpi_has_leftovers) mpi_is_over = MPI_Finalize() == MPI_SUCCESS;
+}
+
+bool pd_comm_mpi_is_over(void)
+{
+    return mpi_is_over;
 }
 
 static const struct pd_comm_ops mpi_ops = {

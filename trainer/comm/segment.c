@@ -234,6 +234,13 @@ void pd_segment_look(struct pd_segment *segment)
             pd_segment_depart(segment, s, PD_MEMBER_DEAD, PD_NOBODY);
 }
 
+bool pd_segment_has_lost(const struct pd_segment *segment, uint32_t own_slot)
+{
+    for (uint32_t s = 0; segment->is_processes && s < segment->slots; s++)
+        if (s != own_slot && has_ended(segment, s)) return true;
+    return false;
+}
+
 void pd_segment_depart(struct pd_segment *segment, uint32_t slot, enum pd_member_state state, uint32_t blamed_rank)
 {
     struct pd_member *member = &segment->members[slot];

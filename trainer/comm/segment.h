@@ -81,6 +81,8 @@ void pd_segment_sleep(struct pd_segment *segment, uint32_t slot, uint32_t seen, 
 
 /* Looks whether processes of other members have ended and marks those dead. Costs system calls. */
 void pd_segment_look(struct pd_segment *segment);
+/* Whether the process of another member has ended, whatever it had said before. */
+bool pd_segment_has_lost(const struct pd_segment *segment, uint32_t own_slot);
 
 /* Leaves PD_MEMBER_ALIVE (once) and wakes everybody. blamed_rank: PD_NOBODY, or the rank that was missing. */
 #define PD_NOBODY UINT32_MAX

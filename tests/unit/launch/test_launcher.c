@@ -95,14 +95,27 @@ static int launch(const struct pd_launch *what)
     return launch_end(launch_begin(what));
 }
 
-static void expect_error_says(const char *text)
+static void error_read(char *ret_message, int bytes)
 {
-    char path[PATH_MAX + 16], message[1024] = "";
+    char path[PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/error", dir);
     FILE *file = fopen(path, "r");
     cr_assert(file);
-    cr_assert(fgets(message, sizeof message, file));
+    cr_assert(fgets(ret_message, bytes, file));
     fclose(file);
+}
+
+static void expect_error_does_not_say(const char *text)
+{
+    char message[1024] = "";
+    error_read(message, sizeof message);
+    cr_assert(!strstr(message, text), "\"%s\" says \"%s\"", message, text);
+}
+
+static void expect_error_says(const char *text)
+{
+    char message[1024] = "";
+    error_read(message, sizeof message);
     cr_assert(strstr(message, text), "\"%s\" does not say \"%s\"", message, text);
 }
 
@@ -250,12 +263,16 @@ Test(launcher, ends_that_restarting_does_not_mend_are_final)
         snprintf(plan, sizeof plan, "fail:%d", finals[i]);
         expect_final(plan, PD_TRANSPORT_LOCAL, finals[i], 1);
     }
+    snprintf(plan, sizeof plan, "fail:%d", PD_INVALID);
+    expect_final(plan, PD_TRANSPORT_MPI, PD_INVALID, 1);
+    expect_error_says("rank 0: as planned");
+    expect_error_does_not_say("rank 0: rank 0");
     snprintf(plan, sizeof plan, "one:1:%d", PD_NO_SPACE);
     expect_final(plan, PD_TRANSPORT_MPI, PD_NO_SPACE, 1);
     expect_error_says("rank 1: as planned");
     snprintf(plan, sizeof plan, "fail:%d", PD_BUG);
     expect_final(plan, PD_TRANSPORT_LOCAL, PD_BUG, 2);
-    expect_error_says("twice the same: as planned");
+    expect_error_says("twice the same: rank 0: as planned");
 }
 
 Test(launcher, an_end_without_a_word_is_tried_again)
@@ -264,9 +281,9 @@ Test(launcher, an_end_without_a_word_is_tried_again)
     cr_assert_eq(launch(&local), 0);
     cr_assert_eq(starts(0), 2);
     struct pd_launch mpi = launch_of((const char *[]){"/nonexistent/worker", NULL}, PD_TRANSPORT_MPI, 2);
-    mpi.restart_limit = 1;
-    cr_assert_eq(launch(&mpi), 93);
+    cr_assert_eq(launch(&mpi), 78, "what never began is not tried again");
     expect_error_says("mpirun ended (exit code 132) before a rank had begun");
+    expect_error_says("ulimit -a");
     local.worker = mpi.worker;
     cr_assert_eq(launch(&local), 78, "the command itself is wrong");
     expect_error_says("/nonexistent/worker: No such file");
