@@ -350,9 +350,14 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
     uint32_t rank = 0, first = 0;
     char end[96];
     *verdict = (struct pd_launch_verdict){.status = PD_OK};
-    for (uint32_t r = 0; r < job->processes; r++)
-        verdict->has_begun |= job->workers[r].has_begun;
-    describe_end(status, verdict->has_begun, end, sizeof end);
+    bool has_come_up = false;
+    for (uint32_t r = 0; r < job->processes; r++) {
+        has_come_up |= job->workers[r].has_begun;
+        verdict->has_begun |= pd_note_read_ready(job->start->dir, r);
+    }
+    bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
+    verdict->has_begun |= has_come_up && was_killed;
+    describe_end(status, has_come_up, end, sizeof end);
     bool is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!is_success) verdict->lost = count_lost(job, &first);
     if (find_note(job, true, PD_OK, &rank, &note)) {
@@ -369,7 +374,7 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
     } else if (!is_success) {
         verdict->status = PD_PEER_LOST;
         snprintf(verdict->message, sizeof verdict->message, "%s ended (%s) %s", job->starter_name, end,
-                 verdict->has_begun ? "and no rank says why" : "before a rank had begun");
+                 has_come_up ? "and no rank says why" : "before a rank had begun");
     }
 }
 

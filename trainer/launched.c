@@ -63,6 +63,8 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
 
 void pd_launched_ready(const struct pd_launched *launched)
 {
+    /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
+    signal(SIGXFSZ, SIG_IGN);
     if (launched->is_launched) pd_note_write_ready(launched->dir, launched->rank);
 }
 

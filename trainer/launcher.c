@@ -121,13 +121,12 @@ static pd_status fail_stuck(const struct launch_state *state, const struct pd_la
 static pd_status fail_before_begin(const struct launch_state *state, const struct pd_launch_verdict *verdict,
                                    struct pd_error *err)
 {
-    if (state->start.transport != PD_TRANSPORT_MPI)
-        PD_FAIL(err, PD_UNSUPPORTED, "%.600s; what it said is above. See the limits of this shell: ulimit -a",
-                verdict->message);
+    const char *local =
+        state->start.transport == PD_TRANSPORT_MPI ? "; on one host layout.transport=local needs no mpirun" : "";
     PD_FAIL(err, PD_UNSUPPORTED,
-            "%.600s; what it said is above. Try `mpirun -n %u true`, and see the limits of this shell: ulimit -a. On one "
-            "host layout.transport=local needs no mpirun",
-            verdict->message, state->start.ranks);
+            "%.600s; no rank has joined, so nothing is tried again. What it said is above; see the limits of this shell "
+            "with ulimit -a%s",
+            verdict->message, local);
 }
 
 /* Sets what the next start is, or returns the end of the launch. */
