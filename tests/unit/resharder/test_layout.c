@@ -2,6 +2,7 @@
 #include "resharder/layout.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ static struct pd_tensor random_tensor(uint32_t units)
     if (t.ndim == 2) t.shape[1] = 1 + random_below(70);
     t.tp_dim = (int32_t)random_below(t.ndim + 1) - 1;
     if (t.tp_dim >= 0) t.shape[t.tp_dim] = t.tp_unit * (1 + random_below(20));
-    strcpy(t.name, "t");
+    snprintf(t.name, sizeof t.name, "t");
     return t;
 }
 
