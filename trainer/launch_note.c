@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,8 +65,9 @@ static void here(uint64_t host, char *ret_text, size_t bytes)
 static bool process_write(const char *dir, const char *kind, uint32_t rank, uint32_t size)
 {
     char place[192], text[256];
+    const char *job = getenv("OMPI_MCA_ess_base_jobid");
     here(pretended_host(rank, size), place, sizeof place);
-    snprintf(text, sizeof text, "%d\n%s\n", (int)getpid(), place);
+    snprintf(text, sizeof text, "%d\n%s\n%.20s\n", (int)getpid(), place, job ? job : "");
     return note_write(dir, kind, rank, text);
 }
 
@@ -103,10 +105,11 @@ static char *next_line(char **text)
 static bool process_read(const char *dir, const char *kind, uint32_t rank, struct pd_note_begun *ret)
 {
     char text[NOTE_BYTES], place[192], *at = text;
-    uint64_t process;
+    uint64_t process, job;
     if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
     here(0, place, sizeof place);
     *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
+    if (pd_parse_u64(next_line(&at), &job) && job <= UINT32_MAX) ret->mpi_job = (uint32_t)job;
     return true;
 }
 
@@ -144,13 +147,31 @@ static bool has_prefix(const char *name, const char *const *prefixes)
     return false;
 }
 
+/* Open MPI leaves the memory of a killed rank in /dev/shm, 4 MiB each, under its host, user, job and rank. */
+static void memory_unlink(const char *dir, const char *name)
+{
+    char pattern[128];
+    uint64_t rank;
+    struct pd_note_begun note;
+    glob_t found;
+    if (strncmp(name, "begun-", 6) || !pd_parse_u64(name + 6, &rank) || rank >= UINT32_MAX) return;
+    if (!pd_note_read_begun(dir, (uint32_t)rank, &note) || !note.is_here || note.mpi_job == 0) return;
+    snprintf(pattern, sizeof pattern, "/dev/shm/vader_segment.*.%u.%x.*", (unsigned)geteuid(), note.mpi_job);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found)) return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
 static void notes_unlink(const char *dir, const char *const *prefixes)
 {
     DIR *listing = opendir(dir);
     if (!listing) return;
-    for (const struct dirent *entry; (entry = readdir(listing));)
-        if (has_prefix(entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name, prefixes))
-            unlinkat(dirfd(listing), entry->d_name, 0);
+    for (const struct dirent *entry; (entry = readdir(listing));) {
+        if (!has_prefix(entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name, prefixes)) continue;
+        memory_unlink(dir, entry->d_name);
+        unlinkat(dirfd(listing), entry->d_name, 0);
+    }
     closedir(listing);
 }
 

@@ -1,6 +1,6 @@
 /* Notes that workers leave for their launcher in its private directory, one file a rank and kind:
  *
- *   begun-<rank>   process, boot, process namespace: signals are caught from here on
+ *   begun-<rank>   process, boot, process namespace, number of the MPI job: signals are caught from here on
  *   ready-<rank>   the rank has joined the others
  *   ended-<rank>   status and message of its end
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
@@ -16,7 +16,8 @@
 
 struct pd_note_begun {
     int32_t process;
-    bool is_here; /* on this host, where the number means this process */
+    bool is_here;     /* on this host, where the number means this process */
+    uint32_t mpi_job; /* Open MPI's number of the job; 0: unknown */
 };
 
 struct pd_note_ended {
@@ -35,7 +36,8 @@ bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *re
 bool pd_note_read_ready(const char *dir, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
 
-void pd_note_clear(const char *dir); /* the notes of ranks */
+/* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */
+void pd_note_clear(const char *dir);
 void pd_note_dir_remove(const char *dir);
 
 #endif

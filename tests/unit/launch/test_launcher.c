@@ -481,6 +481,26 @@ Test(launcher, leaves_nothing_behind)
     cr_assert_eq(private_dirs(), 0);
 }
 
+/* Open MPI keeps memory of ranks in /dev/shm and a killed one cannot remove it. */
+Test(launcher, memory_of_killed_ranks_is_removed)
+{
+    char own[80], other[80];
+    snprintf(own, sizeof own, "/dev/shm/vader_segment.test%d.%u.7f5a0001.0", (int)getpid(), (unsigned)geteuid());
+    snprintf(other, sizeof other, "/dev/shm/vader_segment.test%d.%u.7f5b0001.0", (int)getpid(), (unsigned)geteuid());
+    FILE *files[] = {fopen(own, "w"), fopen(other, "w")};
+    if (!files[0] || !files[1]) cr_skip_test("no /dev/shm here");
+    fclose(files[0]);
+    fclose(files[1]);
+    setenv("OMPI_MCA_ess_base_jobid", "2136604673", 1); /* 0x7f5a0001 */
+    struct pd_launch local = launch_of(WORKER("kill:0,done"), PD_TRANSPORT_LOCAL, 1);
+    cr_assert_eq(launch(&local), 0);
+    bool is_own_left = access(own, F_OK) == 0, is_other_left = access(other, F_OK) == 0;
+    unlink(own);
+    unlink(other);
+    cr_assert(!is_own_left, "of the killed rank");
+    cr_assert(is_other_left, "of another job");
+}
+
 Test(launcher, a_directory_that_cannot_be_used_is_done_without)
 {
     struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_LOCAL, 1);
