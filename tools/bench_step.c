@@ -208,7 +208,9 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
     struct step_bench b = {.pairs = 7, .tokens = 512, .threads = 2, .preset = "gpt2-124m"};
-    char tokens_path[] = "/tmp/perdure-bench-XXXXXX";
+    char tokens_path[4096];
+    const char *directory = getenv("TMPDIR");
+    snprintf(tokens_path, sizeof tokens_path, "%s/perdure-bench-XXXXXX", directory && directory[0] ? directory : "/tmp");
     bool done;
     PD_TRY(pd_command_parse(&step_argp, argc, argv, &b, &b.json, &done, err));
     if (done) return PD_OK;
