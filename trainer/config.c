@@ -105,18 +105,30 @@ static pd_status apply(const struct source *source, struct pd_config *config, st
     return PD_OK;
 }
 
-/* The last text given for a key, or NULL. */
-static const char *given(const struct source *source, const char *name)
+/* The last text given for a key, or NULL. ret_entry may be NULL: where the file gives it, or NULL for the command line. */
+static const char *given_at(const struct source *source, const char *name, const struct pd_yaml_entry **ret_entry)
 {
     const char *last = NULL;
-    for (uint32_t i = 0; i < source->yaml.count; i++)
-        if (source->yaml.entries[i].value && strcmp(source->yaml.entries[i].path, name) == 0)
-            last = source->yaml.entries[i].value;
+    const struct pd_yaml_entry *entry = NULL;
+    for (uint32_t i = 0; i < source->yaml.count; i++) {
+        const struct pd_yaml_entry *e = &source->yaml.entries[i];
+        if (!e->value || strcmp(e->path, name) != 0) continue;
+        last = e->value;
+        entry = e;
+    }
     size_t length = strlen(name);
-    for (uint32_t i = 0; i < source->override_count; i++)
-        if (strncmp(source->overrides[i], name, length) == 0 && source->overrides[i][length] == '=')
-            last = source->overrides[i] + length + 1;
+    for (uint32_t i = 0; i < source->override_count; i++) {
+        if (strncmp(source->overrides[i], name, length) != 0 || source->overrides[i][length] != '=') continue;
+        last = source->overrides[i] + length + 1;
+        entry = NULL;
+    }
+    if (ret_entry) *ret_entry = entry;
     return last;
+}
+
+static const char *given(const struct source *source, const char *name)
+{
+    return given_at(source, name, NULL);
 }
 
 /* A preset's sizes that follow from others do so again when those are changed and they are not named themselves. */
@@ -131,9 +143,12 @@ static void forget_derived(const struct source *source, struct pd_model_config *
 
 static pd_status apply_preset(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
-    const char *preset = given(source, "model.preset");
+    const struct pd_yaml_entry *entry;
+    const char *preset = given_at(source, "model.preset", &entry);
     if (!preset) preset = config->model_preset;
-    if (preset[0]) PD_TRY(pd_model_preset(preset, &config->model, err));
+    pd_status status = preset[0] ? pd_model_preset(preset, &config->model, err) : PD_OK;
+    if (status && entry) return pd_error_context(err, status, "%s:%u:%u", source->name, entry->line, entry->column);
+    if (status) return pd_error_context(err, status, "command line");
     forget_derived(source, &config->model);
     return PD_OK;
 }
@@ -144,7 +159,8 @@ static pd_status build(const struct source *source, struct pd_config *config, st
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));
     if (config->model.family == PD_FAMILY_GPT2 && given(source, "model.qkv_bias") && !config->model.qkv_bias)
-        PD_FAIL(err, PD_INVALID, "model.qkv_bias is false, but family gpt2 has biases everywhere; leave it out");
+        PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family gpt2 has biases everywhere; leave it out",
+                source->name);
     pd_status status = pd_config_resolve(config, err);
     if (!status) status = pd_config_check(config, err);
     return status ? pd_error_context(err, status, "%s", source->name) : PD_OK;

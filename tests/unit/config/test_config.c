@@ -371,6 +371,18 @@ Test(resume, table)
     cr_expect_eq(effect_of(MINIMAL "batch: {context: 64}\n", "model.context=512", 1), PD_RESUME_FREE);
 }
 
+Test(config, unknown_preset_is_named_with_its_place)
+{
+    struct pd_config c;
+    struct pd_error err;
+    const char *text = MINIMAL "model: {preset: gpt3-124m}\n";
+    cr_expect_eq(pd_config_parse("run.yaml", text, NULL, 0, &c, &err), PD_INVALID);
+    cr_expect(strncmp(err.message, "run.yaml:3:17: model.preset gpt3-124m is unknown", 48) == 0, "%s", err.message);
+    const char *const overrides[] = {"model.preset=gpt3-124m"};
+    cr_expect_eq(pd_config_parse("run.yaml", text, overrides, 1, &c, &err), PD_INVALID);
+    cr_expect(strncmp(err.message, "command line: model.preset gpt3-124m", 36) == 0, "%s", err.message);
+}
+
 Test(resume, worst_first_and_texts)
 {
     struct pd_config before = parse(MINIMAL, NULL);
@@ -450,6 +462,17 @@ Test(config, damaged_texts_are_refused_or_read)
         }
     }
     cr_assert(refused_count > 200 && refused_count < 2000, "%u", refused_count);
+    /* A byte in each place: no length of the text, and so no machine, is the first to try it. */
+    for (size_t i = 0; i < length; i++) {
+        struct pd_config back;
+        struct pd_error err = {0};
+        memcpy(damaged, text, length + 1);
+        damaged[i] = '|';
+        if (pd_config_parse("damaged", damaged, NULL, 0, &back, &err))
+            cr_assert(strncmp(err.message, "damaged", 7) == 0, "byte %zu: %s", i, err.message);
+        else
+            pd_config_deinit(&back);
+    }
     free(damaged);
     free(text);
     pd_config_deinit(&c);
