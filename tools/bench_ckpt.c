@@ -33,6 +33,7 @@ struct ckpt_bench {
     struct pd_group group;
     struct pd_model *model;
     struct pd_layout layout;
+    struct pd_grid grid;
     struct pd_shard_box *boxes;
     uint32_t box_count;
     const void **data; /* (box_count) */
@@ -80,9 +81,10 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 
 static pd_status build_zero(struct ckpt_bench *b, struct pd_arena *arena, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.layout = b->layout, .leaves = 1, .compute = PD_F32, .gradient_type = PD_F32};
+    const struct pd_zero_options options = {.leaves = 1, .compute = PD_F32, .gradient_type = PD_F32};
+    PD_TRY(pd_grid_init(&b->layout, 0, NULL, &b->grid, err));
     b->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
-    return pd_zero_new(b->model, &options, NULL, NULL, arena, &b->zero, err);
+    return pd_zero_new(b->model, &options, &b->grid, NULL, arena, &b->zero, err);
 }
 
 /* Bits of numbers, none of them infinite or NaN. */

@@ -18,9 +18,9 @@
 #include "trainer/data/data.h"
 #include "trainer/math/math.h"
 #include "trainer/model/model.h"
+#include "trainer/parallel/schedule.h"
 
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
-enum pd_recompute { PD_RECOMPUTE_NONE, PD_RECOMPUTE_FULL };
 
 struct pd_config {
     struct {
@@ -53,13 +53,18 @@ struct pd_config {
         enum pd_dtype precision;   /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
         enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
         uint32_t virtual_tp, virtual_sp;
+        double loss_scale;            /* fp16: the first one, a power of two */
+        uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
     } numerics;
     struct {
         uint32_t ranks;            /* 0: as many as there are devices */
         uint32_t threads;          /* a rank; 0: cores / ranks on this host */
         enum pd_transport transport;
         enum pd_recompute recompute;
-        uint32_t dp, tp, pp, sp;   /* 0: chosen */
+        bool automatic;            /* the planner chooses degrees, recompute and zero_stage */
+        uint32_t dp, tp, pp, sp;   /* 0: dp what is left, the others 1 */
+        uint32_t interleave;       /* pipeline chunks a rank */
+        enum pd_schedule_kind schedule;
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
     struct {

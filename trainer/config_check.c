@@ -124,24 +124,10 @@ static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_e
     PD_FAIL(err, PD_INVALID, "%s %u is no power of two; the nearest are %u and %u", key, value, below, 2 * below);
 }
 
-/* What the configuration can already say and this version cannot yet do: silently doing something else would change bits
- * later on. */
-static pd_status check_only_one(const char *key, uint32_t value, struct pd_error *err)
-{
-    if (value > 1)
-        PD_FAIL(err, PD_INVALID, "%s is %u; this version admits 1: it has data parallelism (layout.ranks) with ZeRO stage 3",
-                key, value);
-    return PD_OK;
-}
-
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
-    if (c->numerics.precision == PD_F16)
-        PD_FAIL(err, PD_INVALID, "numerics.precision is fp16; this version admits bf16 and fp32");
     PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
-    PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
-    PD_TRY(check_only_one("numerics.virtual_tp", c->numerics.virtual_tp, err));
-    return check_only_one("numerics.virtual_sp", c->numerics.virtual_sp, err);
+    return check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err);
 }
 
 static pd_status check_ranks(const char *key, uint32_t ranks, const struct pd_config *c, struct pd_error *err)
@@ -158,26 +144,7 @@ static pd_status check_ranks(const char *key, uint32_t ranks, const struct pd_co
 
 static pd_status check_layout(const struct pd_config *c, struct pd_error *err)
 {
-    PD_TRY(check_only_one("layout.tp", c->layout.tp, err));
-    PD_TRY(check_only_one("layout.pp", c->layout.pp, err));
-    PD_TRY(check_only_one("layout.sp", c->layout.sp, err));
-    if (c->layout.zero_stage != 3)
-        PD_FAIL(err, PD_INVALID, "layout.zero_stage is %u; this version admits 3", c->layout.zero_stage);
-    if (c->layout.dp && c->layout.ranks && c->layout.dp != c->layout.ranks)
-        PD_FAIL(err, PD_INVALID, "layout.dp %u is not layout.ranks %u; set one of them, or both to the same", c->layout.dp,
-                c->layout.ranks);
-    PD_TRY(check_ranks("layout.ranks", c->layout.ranks, c, err));
     PD_TRY(check_ranks("layout.dp", c->layout.dp, c, err));
-    for (uint32_t i = 0; i < c->restart.ranks_count; i++) {
-        char key[40];
-        snprintf(key, sizeof key, "restart.ranks[%u]", i);
-        PD_TRY(check_ranks(key, c->restart.ranks[i], c, err));
-    }
-    uint32_t dp = c->layout.dp ? c->layout.dp : c->layout.ranks;
-    if (c->layout.zero_shard && c->layout.zero_shard != dp)
-        PD_FAIL(err, PD_INVALID,
-                "layout.zero_shard is %u; this version cuts state over all data-parallel ranks, which 0 says",
-                c->layout.zero_shard);
     return PD_OK;
 }
 

@@ -15,7 +15,8 @@ static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
-static const char *const recompute_words[] = {"none", "full", NULL};
+static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
+static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 
 #define STRING(NAME, MEMBER, INITIAL, EFFECT, MEANING)                                                            \
     {                                                                                                             \
@@ -115,10 +116,14 @@ const struct pd_key pd_keys[] = {
          "of activations and compute copies; the master is fp32"),
     WORD("numerics.gradient_type", numerics.gradient_type, "fp32", gradient_words, LINEAGE,
          "of leaf gradients as exchanged"),
-    NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 4096, LINEAGE,
+    NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 256, LINEAGE,
            "chunks of tensor-parallel sums; tp divides it", PLAIN),
-    NUMBER(PD_KEY_U32, "numerics.virtual_sp", numerics.virtual_sp, "1", 1, 4096, LINEAGE,
+    NUMBER(PD_KEY_U32, "numerics.virtual_sp", numerics.virtual_sp, "1", 1, 256, LINEAGE,
            "half the token pieces of a leaf; sp divides it", PLAIN),
+    NUMBER(PD_KEY_DOUBLE, "numerics.loss_scale", numerics.loss_scale, "1024", 1.0 / 16777216, 16777216, FREE,
+           "fp16: the first one, a power of two", PLAIN),
+    NUMBER(PD_KEY_U32, "numerics.loss_scale_interval", numerics.loss_scale_interval, "1000", 1, 1e9, LINEAGE,
+           "fp16: steps without overflow after which it doubles", STEPS),
 
     NUMBER(PD_KEY_U32, "layout.ranks", layout.ranks, "0", 0, 65536, FREE,
            "worker processes; 0: one a device or socket of cores", .automatic = true),
@@ -126,11 +131,15 @@ const struct pd_key pd_keys[] = {
            .automatic = true),
     WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
     WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
-         "full: keep a block's input only and compute the rest again"),
-    NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: chosen", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.tp", layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: chosen", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.pp", layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: chosen", .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.sp", layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: chosen", .automatic = true),
+         "selective: norms and activations again; full: keep a block's input only"),
+    SWITCH("layout.auto", layout.automatic, "false", FREE,
+           "the planner chooses dp, tp, pp, sp, recompute and zero_stage"),
+    NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),
+    NUMBER(PD_KEY_U32, "layout.tp", layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: 1", .automatic = true),
+    NUMBER(PD_KEY_U32, "layout.pp", layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
+    NUMBER(PD_KEY_U32, "layout.sp", layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: 1", .automatic = true),
+    NUMBER(PD_KEY_U32, "layout.interleave", layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank", PLAIN),
+    WORD("layout.schedule", layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
     NUMBER(PD_KEY_U32, "layout.zero_stage", layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training", PLAIN),
     NUMBER(PD_KEY_U32, "layout.zero_shard", layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp",
            .automatic = true),

@@ -21,11 +21,8 @@ static uint64_t io_bytes_of(uint64_t state_bytes)
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.layout = e->layout,
-                                    .rank = e->options.rank,
-                                    .leaves = e->leaves,
-                                    .compute = c->numerics.precision,
-                                    .gradient_type = c->numerics.gradient_type};
+    return (struct pd_zero_options){
+        .leaves = e->leaves, .compute = c->numerics.precision, .gradient_type = c->numerics.gradient_type};
 }
 
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e)
@@ -34,9 +31,10 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
     return (struct pd_transformer_options){.sequences = c->batch.leaf,
                                            .length = c->batch.context,
                                            .dtype = c->numerics.precision,
-                                           .keep_all = c->layout.recompute == PD_RECOMPUTE_NONE,
+                                           .recompute = c->layout.recompute,
                                            .separate_documents = c->data.separate_documents,
-                                           .backward = true};
+                                           .backward = true,
+                                           .partition = pd_partition_whole()};
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -44,9 +42,10 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     const struct pd_config *c = e->options.config;
     PD_TRY(pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err));
     struct pd_zero_options zero = zero_options_of(e);
-    PD_TRY(pd_zero_new(e->options.model, &zero, e->comm, e->math, arena, &e->zero, err));
+    PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     struct pd_transformer_options transformer = transformer_options_of(e);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
+    e->dstream = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = io_bytes_of(pd_zero_owned_elements(e->zero) * PD_KIND_COUNT * sizeof(float));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
@@ -67,9 +66,10 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->pool = pool;
     e->leaves = c->batch.sequences / c->batch.leaf;
     e->slots = (e->leaves + options->world - 1) / options->world;
-    pd_layout_init_dp(&e->layout, options->world);
-    pd_status st = PD_OK;
-    if (options->world > e->leaves)
+    struct pd_layout layout;
+    pd_layout_init_dp(&layout, options->world);
+    pd_status st = pd_grid_init(&layout, options->rank, e->comm, &e->grid, err);
+    if (!st && options->world > e->leaves)
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
                           "layout: %u ranks for %u leaves a step; use at most %u ranks, or lower "
                           "batch.leaf",
@@ -89,6 +89,7 @@ void pd_engine_free(struct pd_engine *e)
     pd_transformer_free(e->transformer);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
+    pd_grid_deinit(&e->grid);
     free(e);
 }
 

@@ -24,15 +24,16 @@ struct pd_engine_options {
 
 struct pd_engine {
     struct pd_engine_options options;
-    uint32_t leaves; /* V */
-    uint32_t slots;  /* ceil(V / world) */
-    struct pd_layout layout;
+    uint32_t leaves;      /* V */
+    uint32_t slots;       /* ceil(V / world) */
+    struct pd_grid grid;  /* layout, place, communicators */
     struct pd_comm *comm; /* NULL when alone */
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_transformer *transformer;
+    void *dstream;    /* (R,C) gradient of the residual stream */
     double *row_sums; /* workspace of the norm */
     void *io_buffers; /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;

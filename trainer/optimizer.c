@@ -80,6 +80,5 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
                                             .copy_dtype = c->numerics.precision};
         pd_cpu_adam(e->pool, e->math->isa, &step, &range);
     }
-    pd_zero_invalidate(e->zero);
-    return PD_OK;
+    return pd_zero_updated(e->zero, err);
 }

@@ -65,7 +65,7 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_store *s
                              struct pd_error *err)
 {
     state->fence = pd_store_fence(store);
-    state->layout = e->layout;
+    state->layout = e->grid.layout;
     state->seed = e->options.config->run.seed;
     state->tensor_count = e->options.model->tensors.count;
     state->parameter_count = e->options.model->parameter_count;
@@ -108,7 +108,7 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
     struct pd_load_request request = {.directory = path,
                                       .commit = commit,
                                       .tensors = &e->options.model->tensors,
-                                      .wanted = &e->layout,
+                                      .wanted = &e->grid.layout,
                                       .kinds = (1u << PD_KIND_COUNT) - 1,
                                       .buffers = e->io_buffers,
                                       .buffer_bytes = e->io_bytes,

@@ -104,7 +104,8 @@ pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config
 static pd_status take(struct sampler *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
 {
     const enum pd_dtype precision = s->config.numerics.precision;
-    const struct pd_transformer_options options = {.sequences = 1, .length = s->length, .dtype = precision};
+    const struct pd_transformer_options options = {
+        .sequences = 1, .length = s->length, .dtype = precision, .partition = pd_partition_whole()};
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;
@@ -181,7 +182,7 @@ static void unit_weights(const struct sampler *s, uint32_t unit, void **weights)
 static pd_status forward(struct sampler *s, struct pd_error *err)
 {
     void *weights[32];
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer);
+    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
     for (uint32_t t = 0; t < s->length; t++) {
         in->tokens[t] = t < s->filled ? s->window[t] : 0; /* causal: what follows the last token is not seen */
         in->targets[t] = -1;
@@ -189,10 +190,10 @@ static pd_status forward(struct sampler *s, struct pd_error *err)
         in->first[t] = 0;
     }
     unit_weights(s, 0, weights);
-    PD_TRY(pd_transformer_embed(s->transformer, weights, err));
+    PD_TRY(pd_transformer_embed(s->transformer, 0, weights, err));
     for (uint32_t block = 0; block < s->model->config.layers; block++) {
         unit_weights(s, block + 1, weights);
-        PD_TRY(pd_transformer_block_forward(s->transformer, block, weights, err));
+        PD_TRY(pd_transformer_block_forward(s->transformer, 0, block, weights, NULL, err));
     }
     unit_weights(s, s->model->config.layers + 1, weights);
     return pd_transformer_row_logits(s->transformer, weights, s->filled - 1, s->logits, err);

@@ -21,7 +21,7 @@ struct pd_saver {
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
 static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 {
-    const uint32_t world = pd_layout_world(&s->engine->layout);
+    const uint32_t world = pd_layout_world(&s->engine->grid.layout);
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     struct pd_index_source *sources = calloc(world, sizeof *sources);
     char(*names)[32] = calloc(world, sizeof *names);
@@ -30,7 +30,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
         sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", world);
     for (uint32_t r = 0; !st && r < world; r++) {
         struct pd_shard_box *boxes = NULL;
-        st = pd_layout_shard_boxes(&s->engine->layout, tensors, r, &boxes, &sources[r].box_count, err);
+        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
         snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
         sources[r].file_name = names[r];
         sources[r].boxes = boxes;
@@ -47,7 +47,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    PD_TRY(pd_layout_shard_boxes(&s->engine->layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
+    PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
     s->data = calloc(s->box_count + 1ull, sizeof *s->data);
     if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
     for (uint32_t b = 0; b < s->box_count; b++)

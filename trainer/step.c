@@ -22,7 +22,7 @@ static uint32_t head_set(const struct pd_engine *e)
 
 static pd_status fill_input(struct pd_engine *e, enum pd_split split, uint64_t first_sample, struct pd_error *err)
 {
-    struct pd_leaf_input *in = pd_transformer_input(e->transformer);
+    struct pd_leaf_input *in = pd_transformer_input(e->transformer, 0);
     const uint64_t length = e->options.config->batch.context;
     for (uint64_t s = 0; s < e->options.config->batch.leaf; s++)
         PD_TRY(pd_data_sample(e->data, split, first_sample + s, in->tokens + s * length, in->targets + s * length,
@@ -33,7 +33,7 @@ static pd_status fill_input(struct pd_engine *e, enum pd_split split, uint64_t f
 /* Token losses into the exact sum; only rows [0, rows) count. */
 static void account(struct pd_engine *e, uint64_t rows, struct pd_superaccumulator *loss, uint64_t *tokens)
 {
-    const int32_t *targets = pd_transformer_input(e->transformer)->targets;
+    const int32_t *targets = pd_transformer_input(e->transformer, 0)->targets;
     const float *losses = pd_transformer_losses(e->transformer);
     for (uint64_t r = 0; r < rows; r++) {
         if (targets[r] < 0) continue;
@@ -48,11 +48,11 @@ static pd_status forward(struct pd_engine *e, bool ghost, struct pd_error *err)
     void *const *weights;
     PD_TRY(pd_zero_acquire(e->zero, 0, &weights, err));
     PD_TRY(pd_zero_prefetch(e->zero, 1, err));
-    if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, weights, err));
+    if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, 0, weights, err));
     for (uint32_t set = 1; set < head; set++) {
         PD_TRY(pd_zero_acquire(e->zero, set, &weights, err));
         PD_TRY(pd_zero_prefetch(e->zero, set + 1, err));
-        if (!ghost) PD_TRY(pd_transformer_block_forward(e->transformer, set - 1, weights, err));
+        if (!ghost) PD_TRY(pd_transformer_block_forward(e->transformer, 0, set - 1, weights, NULL, err));
     }
     return PD_OK;
 }
@@ -65,7 +65,7 @@ static pd_status head(struct step *s, struct pd_error *err)
     PD_TRY(pd_zero_acquire(e->zero, head_set(e), &weights, err));
     PD_TRY(pd_zero_leaf_gradients(e->zero, head_set(e), s->slot, &gradients, err));
     if (!s->ghost) {
-        PD_TRY(pd_transformer_head(e->transformer, weights, gradients, err));
+        PD_TRY(pd_transformer_head(e->transformer, 0, weights, gradients, 1.0f, e->dstream, err));
         account(e, (uint64_t)e->options.config->batch.leaf * e->options.config->batch.context, &s->loss, &s->tokens);
     }
     return pd_zero_push_gradients(e->zero, head_set(e), s->slot, err);
@@ -80,13 +80,13 @@ static pd_status backward(struct step *s, struct pd_error *err)
         PD_TRY(pd_zero_acquire(e->zero, set, &weights, err));
         if (set > 1) PD_TRY(pd_zero_prefetch(e->zero, set - 1, err));
         PD_TRY(pd_zero_leaf_gradients(e->zero, set, s->slot, &gradients, err));
-        if (!s->ghost) PD_TRY(pd_transformer_block_backward(e->transformer, set - 1, weights, gradients, err));
+        if (!s->ghost)
+            PD_TRY(pd_transformer_block_backward(e->transformer, 0, set - 1, weights, gradients, e->dstream, err));
         PD_TRY(pd_zero_push_gradients(e->zero, set, s->slot, err));
     }
     PD_TRY(pd_zero_leaf_gradients(e->zero, 0, s->slot, &gradients, err));
-    if (!s->ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, gradients, err));
-    PD_TRY(pd_zero_push_gradients(e->zero, 0, s->slot, err));
-    return pd_zero_drain(e->zero, err);
+    if (!s->ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, 0, gradients, e->dstream, err));
+    return pd_zero_push_gradients(e->zero, 0, s->slot, err);
 }
 
 /* All ranks leave together or none does. */
@@ -130,7 +130,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     PD_TRY(reduce_loss(e, &s.loss, &s.tokens, &result.loss, err));
     result.tokens = s.tokens;
-    PD_TRY(pd_zero_join_tied(e->zero, err));
+    PD_TRY(pd_zero_finish_gradients(e->zero, err));
     PD_TRY(pd_optimizer_norm(e, s.tokens, &result.gradient_norm, err));
     if (!isfinite(result.loss) || !isfinite(result.gradient_norm))
         PD_FAIL(err, PD_BUG,
@@ -158,7 +158,7 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
         void *const *weights;
         PD_TRY(pd_zero_acquire(e->zero, head_set(e), &weights, err));
         if (ghost) continue;
-        PD_TRY(pd_transformer_head(e->transformer, weights, NULL, err));
+        PD_TRY(pd_transformer_head(e->transformer, 0, weights, NULL, 1.0f, NULL, err));
         uint64_t counted = sequences - mine * leaf < leaf ? sequences - mine * leaf : leaf;
         account(e, counted * length, &loss, &tokens);
     }

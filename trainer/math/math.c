@@ -100,6 +100,26 @@ pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention 
     return math->ops->attention_backward(math, attention, err);
 }
 
+pd_status pd_attention_delta(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+{
+    return math->ops->attention_delta(math, attention, err);
+}
+
+pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+{
+    return math->ops->attention_backward_queries(math, attention, err);
+}
+
+pd_status pd_attention_backward_keys(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+{
+    return math->ops->attention_backward_keys(math, attention, err);
+}
+
+pd_status pd_finish(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err)
+{
+    return math->ops->finish(math, finish, err);
+}
+
 pd_status pd_swiglu_forward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
                             void *out, struct pd_error *err)
 {
@@ -145,6 +165,16 @@ pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding 
     check_embedding(e);
     PD_CHECK(e->dout && (!e->dposition_table || (e->positions && e->context > 0)));
     return math->ops->embedding_backward(math, e, err);
+}
+
+pd_status pd_logits_max(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    return math->ops->logits_max(math, l, err);
+}
+
+pd_status pd_logits_sum(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    return math->ops->logits_sum(math, l, err);
 }
 
 pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)

@@ -174,13 +174,16 @@ static pd_status block_inner(struct pd_transformer *t, uint32_t block, void *con
     return activation_forward(t, a, err);
 }
 
-pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t block, void *const *w, struct pd_error *err)
+pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, void *out,
+                                       struct pd_error *err)
 {
+    (void)slot;
     const struct roles *r = roles_of(t);
     const struct pd_model_config *c = &t->model->config;
     PD_TRY(block_inner(t, block, w, err));
     struct pd_block_activations *a = &t->blocks[block];
-    return linear(t, c->ffn, c->hidden, a->hidden, w[r->down], at(w, r->down_bias), a->middle, t->stream[block + 1], err);
+    return linear(t, c->ffn, c->hidden, a->hidden, w[r->down], at(w, r->down_bias), a->middle,
+                  out ? out : t->stream[block + 1], err);
 }
 
 static pd_status mlp_backward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w, float *const *g,
@@ -219,10 +222,12 @@ static pd_status attention_backward(struct pd_transformer *t, uint32_t block, vo
     return norm_backward(t, &n1, g[r->norm1], at((void *const *)g, r->norm1_bias), err);
 }
 
-pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t block, void *const *w, float *const *g,
-                                        struct pd_error *err)
+pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
+                                        float *const *g, void *dstream, struct pd_error *err)
 {
-    if (!t->options.keep_all) PD_TRY(block_inner(t, block, w, err));
+    (void)slot;
+    t->dstream = dstream;
+    if (t->options.recompute != PD_RECOMPUTE_NONE) PD_TRY(block_inner(t, block, w, err));
     PD_TRY(mlp_backward(t, &t->blocks[block], w, g, err));
     return attention_backward(t, block, w, g, err);
 }

@@ -10,17 +10,19 @@ enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3 };
 
 struct pd_model_config {
     enum pd_family family;
-    uint32_t vocab, context;      /* context: the longest sequence positions exist for */
+    uint32_t vocab, context; /* context: the longest sequence positions exist for */
     uint32_t layers, hidden, heads, kv_heads, head_size, ffn;
-    bool qkv_bias;                /* llama family: Qwen2.5 */
-    bool tie_embeddings;          /* always true for GPT-2 as published */
+    bool qkv_bias;       /* llama family: Qwen2.5 */
+    bool tie_embeddings; /* always true for GPT-2 as published */
     float norm_epsilon;
     float rope_theta;
     enum pd_rope_scaling rope_scaling;
     float rope_factor, rope_low_frequency_factor, rope_high_frequency_factor; /* Llama 3.1: 8, 1, 4 */
     uint32_t rope_original_context;                                           /* 8192 */
-    float init_std;               /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
+    float init_std; /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
 };
+
+enum pd_recompute { PD_RECOMPUTE_NONE, PD_RECOMPUTE_SELECTIVE, PD_RECOMPUTE_FULL };
 
 enum pd_init { PD_INIT_ZEROS, PD_INIT_ONES, PD_INIT_NORMAL };
 struct pd_tensor_init {
@@ -30,10 +32,10 @@ struct pd_tensor_init {
 
 struct pd_model {
     struct pd_model_config config;
-    struct pd_tensor_table tensors;   /* in pipeline-unit order; q, k, v and gate, up of a block are consecutive */
-    struct pd_tensor_init *init;      /* (tensors.count), owned */
-    uint32_t unit_count;              /* layers + 2: embedding, blocks, head (final norm and, unless tied, the output matrix) */
-    uint32_t *unit_first;             /* (unit_count + 1) first tensor of each unit, owned */
+    struct pd_tensor_table tensors; /* in pipeline-unit order; q, k, v and gate, up of a block are consecutive */
+    struct pd_tensor_init *init;    /* (tensors.count), owned */
+    uint32_t unit_count;  /* layers + 2: embedding, blocks, head (final norm and, unless tied, the output matrix) */
+    uint32_t *unit_first; /* (unit_count + 1) first tensor of each unit, owned */
     uint64_t parameter_count;
 };
 
@@ -55,9 +57,9 @@ const char *const *pd_model_preset_names(void); /* NULL-terminated, static */
  *   dst (box elements) fp32, host */
 void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const struct pd_box *box, uint64_t seed, float *dst);
 
-/* Floating-point operations of forward and backward for one token at sequence length `length`: 6 for each element of a matrix
- * that is multiplied (embeddings that are only looked up are not), and the causal half of attention,
- * 6 * layers * heads * head_size * (length + 1). Recomputation is not counted. */
+/* Floating-point operations of forward and backward for one token at sequence length `length`: 6 for each element of a
+ * matrix that is multiplied (embeddings that are only looked up are not), and the causal half of attention, 6 * layers *
+ * heads * head_size * (length + 1). Recomputation is not counted. */
 double pd_model_flops_per_token(const struct pd_model *model, uint32_t length);
 
 /* cos and sin of every position and frequency, Llama 3.1 scaling included.   ret (positions, D/2, 2) */

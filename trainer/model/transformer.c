@@ -41,7 +41,7 @@ static void take_activations(struct pd_transformer *t, struct pd_arena *arena)
     uint32_t streams = t->options.backward ? c->layers + 1 : 2;
     for (uint32_t i = 0; i <= c->layers; i++)
         t->stream[i] = i < streams ? take(arena, stream, t->element_bytes) : t->stream[i - 2];
-    uint32_t kept = t->options.backward && t->options.keep_all ? c->layers : 1;
+    uint32_t kept = t->options.backward && t->options.recompute == PD_RECOMPUTE_NONE ? c->layers : 1;
     for (uint32_t i = 0; i < c->layers; i++) {
         if (i < kept)
             take_block(t, &t->blocks[i], arena);
@@ -54,7 +54,6 @@ static void take_activations(struct pd_transformer *t, struct pd_arena *arena)
     t->logits = take(arena, t->logits_rows * c->vocab, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
     if (!t->options.backward) return;
-    t->dstream = take(arena, stream, t->element_bytes);
     t->dnorm = take(arena, stream, t->element_bytes);
     t->dup = take(arena, t->rows * t->up_columns, t->element_bytes);
     t->dhidden = take(arena, t->rows * c->ffn, t->element_bytes);
@@ -120,9 +119,26 @@ void pd_transformer_free(struct pd_transformer *t)
     free(t);
 }
 
-struct pd_leaf_input *pd_transformer_input(struct pd_transformer *t)
+uint64_t pd_transformer_rows(const struct pd_transformer *t)
 {
+    return t->rows;
+}
+
+uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
+{
+    return t->rows * t->model->config.hidden * t->element_bytes;
+}
+
+struct pd_leaf_input *pd_transformer_input(struct pd_transformer *t, uint32_t slot)
+{
+    (void)slot;
     return &t->input;
+}
+
+void *pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_t block)
+{
+    (void)slot;
+    return t->stream[block];
 }
 
 const float *pd_transformer_losses(const struct pd_transformer *t)
@@ -142,8 +158,9 @@ static struct pd_embedding embedding_of(struct pd_transformer *t)
                                  .context = c->context};
 }
 
-pd_status pd_transformer_embed(struct pd_transformer *t, void *const *weights, struct pd_error *err)
+pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *const *weights, struct pd_error *err)
 {
+    (void)slot;
     struct pd_embedding e = embedding_of(t);
     e.token_table = weights[0];
     e.position_table = t->is_llama ? NULL : weights[1];
@@ -151,10 +168,12 @@ pd_status pd_transformer_embed(struct pd_transformer *t, void *const *weights, s
     return pd_embedding_forward(t->math, &e, err);
 }
 
-pd_status pd_transformer_embed_backward(struct pd_transformer *t, float *const *gradients, struct pd_error *err)
+pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot, float *const *gradients, void *dstream,
+                                        struct pd_error *err)
 {
+    (void)slot;
     struct pd_embedding e = embedding_of(t);
-    e.dout = t->dstream;
+    e.dout = dstream;
     e.dtoken_table = gradients[0];
     e.dposition_table = t->is_llama ? NULL : gradients[1];
     return pd_embedding_backward(t->math, &e, err);
@@ -203,7 +222,7 @@ static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_
 
 /* Loss of a chunk of rows; with a gradient: dlogits over the logits, then the two products. */
 static pd_status head_chunk(struct pd_transformer *t, uint64_t first_row, uint64_t rows, void *output_matrix,
-                            float *doutput_matrix, struct pd_error *err)
+                            float *doutput_matrix, float scale, struct pd_error *err)
 {
     uint64_t hidden = t->model->config.hidden, vocab = t->model->config.vocab;
     PD_TRY(logits_of(t, first_row, rows, output_matrix, t->logits, err));
@@ -215,7 +234,7 @@ static pd_status head_chunk(struct pd_transformer *t, uint64_t first_row, uint64
                                     .targets = t->input.targets + first_row,
                                     .losses = t->losses + first_row,
                                     .dtype = t->options.dtype,
-                                    .scale = 1.0f};
+                                    .scale = scale};
     /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
     uint64_t ld = vocab * sizeof(float) / t->element_bytes;
     if (doutput_matrix) {
@@ -243,18 +262,20 @@ static pd_status head_chunk(struct pd_transformer *t, uint64_t first_row, uint64
     return pd_gemm(t->math, &dmatrix, err);
 }
 
-pd_status pd_transformer_head(struct pd_transformer *t, void *const *weights, float *const *gradients, struct pd_error *err)
+pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *const *weights, float *const *gradients,
+                              float scale, void *dstream, struct pd_error *err)
 {
+    (void)slot;
     struct pd_norm n = head_norm_of(t, weights);
     PD_TRY(head_norm_forward(t, &n, err));
     uint32_t matrix = t->is_llama ? 1 : 2;
     for (uint64_t row = 0; row < t->rows; row += t->logits_rows) {
         uint64_t rows = t->rows - row < t->logits_rows ? t->rows - row : t->logits_rows;
-        PD_TRY(head_chunk(t, row, rows, weights[matrix], gradients ? gradients[matrix] : NULL, err));
+        PD_TRY(head_chunk(t, row, rows, weights[matrix], gradients ? gradients[matrix] : NULL, scale, err));
     }
     if (!gradients) return PD_OK;
     n.dout = t->dnorm;
-    n.dx = t->dstream;
+    n.dx = dstream;
     n.dweight = gradients[0];
     n.dbias = t->is_llama ? NULL : gradients[1];
     return t->is_llama ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);

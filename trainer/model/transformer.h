@@ -8,8 +8,15 @@
  *
  * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten: the division by the number
  * of valid tokens of the whole batch is the optimizer's. What is kept between forward and backward follows pd_recompute:
- *   none  every input of an operation of every block
- *   full  the input of each block; the rest is computed again, with the same bits
+ *   none       every input of an operation of every block
+ *   selective  what a matrix product or attention wrote; norms and activation functions are computed again
+ *   full       the input of each block; the rest is computed again, with the same bits
+ *
+ * A transformer holds the pipeline chunks of one rank. `slot` numbers the leaves of a step on this rank: between the forward
+ * and the backward of a leaf at most depth[chunk] - 1 others of that chunk begin (trainer/parallel/schedule.h), so slot s
+ * is kept in place s % depth[chunk]. With tensor parallelism the residual stream is whole on every tp rank, and all its
+ * ranks make the same calls; with sequence parallelism a rank holds the rows of its pieces (partition.h). R is then the
+ * rows of this rank.
  *
  * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
  * threads  one caller
@@ -17,18 +24,25 @@
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_H
 #define PD_TRAINER_MODEL_TRANSFORMER_H
 
+#include "trainer/comm/comm.h"
 #include "trainer/math/math.h"
-#include "trainer/model/model.h"
+#include "trainer/model/partition.h"
 
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a leaf: m and T */
     enum pd_dtype dtype;        /* activations and weights */
-    bool keep_all;              /* recompute none */
-    bool separate_documents;    /* attention looks at `first` */
-    bool backward;              /* false: forward only (validation, sampling), less memory */
+    enum pd_recompute recompute;
+    bool separate_documents; /* attention looks at `first` */
+    bool backward;           /* false: forward only (validation, sampling), less memory */
+    struct pd_partition partition;
+    struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
+    uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
+    const struct pd_stage *chunks; /* (chunk_count), read by new alone */
+    const uint32_t *depth;         /* (chunk_count), read by new alone */
 };
 
-/* Input of a leaf, filled by the caller before embed; (R) each. */
+/* Input of a leaf, filled by the caller before its forward on every rank; (R) each, rows as partition.h orders them.
+ * positions and first count from the start of the sequence. */
 struct pd_leaf_input {
     int32_t *tokens, *targets, *positions, *first;
 };
@@ -41,21 +55,32 @@ PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);
 void pd_transformer_free(struct pd_transformer *transformer);
-struct pd_leaf_input *pd_transformer_input(struct pd_transformer *transformer);
+uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
+uint64_t
+pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */
+struct pd_leaf_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
 const float *pd_transformer_losses(const struct pd_transformer *transformer); /* (R) after the head: 0 where target < 0 */
+/* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
+ * the stage before writes it.   (R,C) act */
+void *pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block);
 
-/* weights: unit 0. Writes the residual stream. */
-PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, void *const *weights, struct pd_error *err);
-PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transformer, uint32_t block, void *const *weights,
-                                                   struct pd_error *err);
+/* weights: unit 0. Writes stream(slot, 0). */
+PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, uint32_t slot, void *const *weights,
+                                           struct pd_error *err);
+/* Reads stream(slot, block); writes `out`, or stream(slot, block + 1) when out is NULL. */
+PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                                   void *const *weights, void *out, struct pd_error *err);
 /* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied).
- * gradients NULL: loss only; otherwise the gradient of the residual stream is ready for the last block. */
-PD_MUST_USE pd_status pd_transformer_head(struct pd_transformer *transformer, void *const *weights, float *const *gradients,
-                                          struct pd_error *err);
-PD_MUST_USE pd_status pd_transformer_block_backward(struct pd_transformer *transformer, uint32_t block, void *const *weights,
-                                                    float *const *gradients, struct pd_error *err);
-PD_MUST_USE pd_status pd_transformer_embed_backward(struct pd_transformer *transformer, float *const *gradients,
+ * gradients NULL: loss only; otherwise dstream (R,C) is the gradient of the residual stream, and all gradients are
+ * multiplied by `scale` (fp16's loss scale, a power of two; 1 otherwise). */
+PD_MUST_USE pd_status pd_transformer_head(struct pd_transformer *transformer, uint32_t slot, void *const *weights,
+                                          float *const *gradients, float scale, void *dstream, struct pd_error *err);
+/* dstream: in, the gradient of the block's output; out, that of its input. */
+PD_MUST_USE pd_status pd_transformer_block_backward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                                    void *const *weights, float *const *gradients, void *dstream,
                                                     struct pd_error *err);
+PD_MUST_USE pd_status pd_transformer_embed_backward(struct pd_transformer *transformer, uint32_t slot,
+                                                    float *const *gradients, void *dstream, struct pd_error *err);
 /* Logits of one row after all blocks ran forward (sampling).   ret_logits (V) fp32 */
 PD_MUST_USE pd_status pd_transformer_row_logits(struct pd_transformer *transformer, void *const *head_weights, uint64_t row,
                                                 float *ret_logits, struct pd_error *err);

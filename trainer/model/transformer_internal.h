@@ -34,7 +34,8 @@ struct pd_transformer {
     float *logits;   /* (logits_rows, V) */
     float *losses;   /* (R) */
     /* backward */
-    void *dstream, *dnorm; /* (R,C) */
+    void *dstream; /* (R,C) of the backward being run, the caller's */
+    void *dnorm;   /* (R,C) */
     void *dup, *dhidden, *dqkv, *dattention;
     float *delta; /* (sequences, H, T) */
 };

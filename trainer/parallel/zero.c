@@ -28,7 +28,7 @@ uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, uint32_t r, stru
     for (uint32_t e = 0; e < s->count; e++) {
         const struct pd_tensor *tensor = &zero->model->tensors.tensors[s->tensors[e]];
         struct pd_box box;
-        if (!pd_layout_owned_boxes(&zero->options.layout, tensor, s->tensors[e], r, &box, 1)) continue;
+        if (!pd_layout_owned_boxes(&zero->grid->layout, tensor, s->tensors[e], r, &box, 1)) continue;
         struct pd_box whole = pd_box_whole(tensor);
         ret_runs[count++] = (struct pd_zero_run){s->offsets[e] + pd_box_offset(&whole, &box), pd_box_elements(&box)};
     }
@@ -59,7 +59,7 @@ static uint64_t describe_gradients(struct pd_zero *zero)
     for (uint32_t s = 0; s < zero->set_count; s++) {
         struct pd_zero_run runs[PD_ZERO_SET_TENSORS_MAX];
         zero->gradient_set_offset[s] = total;
-        total += pd_zero_runs_elements(runs, pd_zero_runs(zero, s, zero->options.rank, runs));
+        total += pd_zero_runs_elements(runs, pd_zero_runs(zero, s, zero->grid->rank, runs));
     }
     return total;
 }
@@ -71,8 +71,8 @@ static uint64_t gradient_place(const struct pd_zero *zero, uint32_t set, uint32_
     uint64_t place = zero->gradient_set_offset[set];
     for (uint32_t e = 0; e < s->count; e++) {
         struct pd_box box;
-        bool owned = pd_layout_owned_boxes(&zero->options.layout, &zero->model->tensors.tensors[s->tensors[e]],
-                                           s->tensors[e], zero->options.rank, &box, 1);
+        bool owned = pd_layout_owned_boxes(&zero->grid->layout, &zero->model->tensors.tensors[s->tensors[e]], s->tensors[e],
+                                           zero->grid->rank, &box, 1);
         if (s->tensors[e] == tensor) return owned ? place : UINT64_MAX;
         if (owned) place += pd_box_elements(&box);
     }
@@ -95,11 +95,11 @@ static void describe_boxes(struct pd_zero *zero)
     for (uint32_t t = 0; t < tensors->count; t++) {
         struct pd_zero_box *b = &zero->boxes[zero->box_count];
         zero->tensor_offset[t] = zero->owned;
-        uint32_t count =
-            pd_layout_owned_boxes(&zero->options.layout, &tensors->tensors[t], t, zero->options.rank, &b->box, 1);
+        uint32_t count = pd_layout_owned_boxes(&zero->grid->layout, &tensors->tensors[t], t, zero->grid->rank, &b->box, 1);
         if (!count) continue;
         PD_CHECK(count == 1);
         b->tensor = t;
+        b->owned = true;
         b->elements = pd_box_elements(&b->box);
         b->offset = zero->tensor_offset[t] = box_offset(zero, t, b->elements);
         b->gradient_offset = gradient_place(zero, tensors->tensors[t].unit, t);
@@ -193,10 +193,10 @@ static void take_buffers(struct pd_zero *zero, struct pd_arena *arena)
     zero->window = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->dp * zero->window_elements * pd_dtype_bytes(type));
 }
 
-pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options *options, struct pd_comm *comm,
+pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options *options, const struct pd_grid *grid,
                       struct pd_math *math, struct pd_arena *arena, struct pd_zero **ret_zero, struct pd_error *err)
 {
-    const struct pd_layout *layout = &options->layout;
+    const struct pd_layout *layout = &grid->layout;
     PD_TRY(pd_layout_check(layout, err));
     if (layout->tp * layout->pp * layout->sp > 1 || layout->virtual_tp > 1 || layout->zero_shard != layout->dp)
         PD_FAIL(err, PD_UNSUPPORTED,
@@ -205,7 +205,8 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     if (!zero) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory");
     zero->model = model;
     zero->options = *options;
-    zero->comm = comm;
+    zero->grid = grid;
+    zero->comm = grid->stage;
     zero->math = math;
     zero->dp = layout->dp;
     zero->alone = layout->dp == 1;
@@ -229,6 +230,11 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->tensor_offset);
     free(zero->gradient_set_offset);
     free(zero);
+}
+
+uint64_t pd_zero_held_elements(const struct pd_zero *zero)
+{
+    return zero->owned;
 }
 
 uint64_t pd_zero_owned_elements(const struct pd_zero *zero)
@@ -266,15 +272,29 @@ uint32_t pd_zero_set_count(const struct pd_zero *zero)
     return zero->set_count;
 }
 
-pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
+pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
 {
-    pd_zero_invalidate(zero);
-    if (!zero->compute) return PD_OK;
-    return pd_cast(zero->math, zero->owned, zero->options.compute, zero->compute, PD_F32, zero->state[PD_PARAM], err);
+    (void)zero, (void)err;
+    return PD_OK;
 }
 
-pd_status pd_zero_join_tied(struct pd_zero *zero, struct pd_error *err)
+pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
 {
+    (void)err;
+    pd_zero_invalidate(zero);
+    return PD_OK;
+}
+
+pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
+{
+    if (zero->compute)
+        PD_TRY(pd_cast(zero->math, zero->owned, zero->options.compute, zero->compute, PD_F32, zero->state[PD_PARAM], err));
+    return pd_zero_updated(zero, err);
+}
+
+pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err)
+{
+    PD_TRY(pd_zero_drain(zero, err));
     for (uint32_t i = 0; i < zero->box_count; i++) {
         const struct pd_zero_box *b = &zero->boxes[i];
         if (b->tied_gradient_offset == UINT64_MAX) continue;

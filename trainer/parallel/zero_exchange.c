@@ -30,7 +30,9 @@ static bool writes_sums(const struct pd_zero *zero, uint32_t slot)
 pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                  struct pd_error *err)
 {
-    (void)err;
+    const struct pd_zero_exchange *x = &zero->exchange;
+    bool is_being_sent = x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set) == leaf_buffer_index(zero, set);
+    if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
     float *base = writes_sums(zero, slot) ? zero->gradient + zero->gradient_set_offset[set]
                                           : zero->leaf_gradients[leaf_buffer_index(zero, set)];
     for (uint32_t e = 0; e < zero->sets[set].count; e++)

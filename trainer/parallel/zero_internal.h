@@ -41,6 +41,7 @@ struct pd_zero_exchange {
 struct pd_zero {
     const struct pd_model *model;
     struct pd_zero_options options;
+    const struct pd_grid *grid;
     struct pd_comm *comm;
     struct pd_math *math;
     uint32_t dp;
@@ -69,6 +70,8 @@ struct pd_zero {
     uint64_t window_elements;
 };
 
+void pd_zero_invalidate(struct pd_zero *zero);
+PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
 /* Runs of `set` that data rank r owns; ret_runs has room for PD_ZERO_SET_TENSORS_MAX. Returns how many. */
 uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, uint32_t r, struct pd_zero_run *ret_runs);

@@ -182,23 +182,26 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_memory_plan plan = {0};
-    struct pd_zero_options options = {.rank = comm->rank, .leaves = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
-    pd_layout_init_dp(&options.layout, comm->size);
+    struct pd_zero_options options = {.leaves = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
+    struct pd_layout layout;
+    struct pd_grid grid;
+    pd_layout_init_dp(&layout, comm->size);
+    PD_TRY(pd_grid_init(&layout, comm->rank, comm, &grid, err));
     PD_TRY(pd_model_new(&c->model, &model, err));
     for (int i = 0; i < PD_MEMORY_CATEGORY_COUNT; i++)
         plan.bytes[i] = 64 << 20;
     PD_TRY(pd_arena_new(&plan, &arena, err));
     PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &math, err));
-    PD_TRY(pd_zero_new(model, &options, comm, math, arena, &zero, err));
+    PD_TRY(pd_zero_new(model, &options, &grid, math, arena, &zero, err));
     pd_status st = PD_OK;
     for (int round = 0; !st && round < 50; round++) {
         void *const *weights;
-        pd_zero_invalidate(zero);
-        st = pd_zero_prefetch(zero, 1, err);
+        st = pd_zero_updated(zero, err);
+        if (!st) st = pd_zero_prefetch(zero, 1, err);
         if (!st && comm->rank == 1 && round == 7) st = pd_error_set(err, PD_IO, PD_WHERE, 0, "given up");
         if (!st) st = pd_zero_acquire(zero, 1, &weights, err);
         if (!st) st = pd_zero_push_gradients(zero, 1, 0, err);
-        if (!st) st = pd_zero_drain(zero, err);
+        if (!st) st = pd_zero_finish_gradients(zero, err);
     }
     pd_comm_abort(comm);
     pd_zero_settle(zero);

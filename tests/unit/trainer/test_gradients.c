@@ -15,7 +15,7 @@ struct setup {
     struct pd_transformer *transformer;
     float **weights, **gradients; /* (tensors) dense fp32 */
     float *storage, *gradient_storage, *tied_gradient;
-    float *cos_sin;
+    float *cos_sin, *dstream;
     uint64_t *offset;
 };
 
@@ -38,20 +38,21 @@ static struct pd_model_config tiny(enum pd_family family, bool bias, bool tied)
     return c;
 }
 
-static void build(struct setup *s, struct pd_arena *arena, bool keep_all)
+static void build(struct setup *s, struct pd_arena *arena, enum pd_recompute recompute)
 {
     const struct pd_transformer_options options = {.sequences = SEQUENCES,
                                                    .length = LENGTH,
                                                    .dtype = PD_F32,
-                                                   .keep_all = keep_all,
+                                                   .recompute = recompute,
                                                    .separate_documents = true,
-                                                   .backward = true};
+                                                   .backward = true,
+                                                   .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(pd_math_cpu_new(s->pool, 2, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &s->math, &err), PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, &err), PD_OK);
 }
 
-static void start(struct setup *s, const struct pd_model_config *config, bool keep_all)
+static void start(struct setup *s, const struct pd_model_config *config, enum pd_recompute recompute)
 {
     struct pd_error err;
     struct pd_memory_plan plan;
@@ -59,18 +60,19 @@ static void start(struct setup *s, const struct pd_model_config *config, bool ke
     cr_assert_eq(pd_model_new(config, &s->model, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_thread_pool_new(2, &s->pool, &err), PD_OK);
     cr_assert_eq(pd_arena_new_dry(&s->arena, &err), PD_OK);
-    build(s, s->arena, keep_all);
+    build(s, s->arena, recompute);
     pd_arena_usage(s->arena, &plan);
     pd_transformer_free(s->transformer);
     pd_arena_free(s->arena);
     cr_assert_eq(pd_arena_new(&plan, &s->arena, &err), PD_OK);
-    build(s, s->arena, keep_all);
+    build(s, s->arena, recompute);
     uint32_t tensors = s->model->tensors.count;
     s->weights = calloc(tensors, sizeof(float *));
     s->gradients = calloc(tensors, sizeof(float *));
     s->storage = calloc(s->model->parameter_count, sizeof(float));
     s->gradient_storage = calloc(s->model->parameter_count, sizeof(float));
     s->tied_gradient = calloc(pd_tensor_elements(&s->model->tensors.tensors[0]), sizeof(float));
+    s->dstream = calloc(1, pd_transformer_stream_bytes(s->transformer));
     s->cos_sin = calloc(LENGTH * config->head_size, sizeof(float));
     if (config->family == PD_FAMILY_LLAMA) pd_model_rope_table(config, LENGTH, s->cos_sin);
     uint64_t offset = 0;
@@ -84,7 +86,7 @@ static void start(struct setup *s, const struct pd_model_config *config, bool ke
             s->weights[t][i] += 0.02f * (float)((int)((i * 2654435761u + t) >> 7) % 11 - 5);
         offset += pd_tensor_elements(tensor);
     }
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer);
+    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
     for (int i = 0; i < SEQUENCES * LENGTH; i++) {
         int t = i % LENGTH, document = t < 9 ? 0 : 9;
         in->tokens[i] = (i * 7 + i / 3) % (int)config->vocab;
@@ -102,7 +104,7 @@ static void finish(struct setup *s)
     pd_thread_pool_free(s->pool);
     pd_model_free(s->model);
     free(s->weights), free(s->gradients), free(s->storage), free(s->gradient_storage), free(s->tied_gradient),
-        free(s->cos_sin);
+        free(s->cos_sin), free(s->dstream);
 }
 
 static void unit_pointers(struct setup *s, uint32_t unit, void **weights, float **gradients)
@@ -125,19 +127,19 @@ static double run(struct setup *s)
     struct pd_error err;
     const uint32_t layers = s->model->config.layers;
     unit_pointers(s, 0, w, g);
-    cr_assert_eq(pd_transformer_embed(s->transformer, w, &err), PD_OK);
+    cr_assert_eq(pd_transformer_embed(s->transformer, 0, w, &err), PD_OK);
     for (uint32_t i = 0; i < layers; i++) {
         unit_pointers(s, i + 1, w, g);
-        cr_assert_eq(pd_transformer_block_forward(s->transformer, i, w, &err), PD_OK);
+        cr_assert_eq(pd_transformer_block_forward(s->transformer, 0, i, w, NULL, &err), PD_OK);
     }
     unit_pointers(s, layers + 1, w, g);
-    cr_assert_eq(pd_transformer_head(s->transformer, w, g, &err), PD_OK);
+    cr_assert_eq(pd_transformer_head(s->transformer, 0, w, g, 1.0f, s->dstream, &err), PD_OK);
     for (uint32_t i = layers; i-- > 0;) {
         unit_pointers(s, i + 1, w, g);
-        cr_assert_eq(pd_transformer_block_backward(s->transformer, i, w, g, &err), PD_OK);
+        cr_assert_eq(pd_transformer_block_backward(s->transformer, 0, i, w, g, s->dstream, &err), PD_OK);
     }
     unit_pointers(s, 0, w, g);
-    cr_assert_eq(pd_transformer_embed_backward(s->transformer, g, &err), PD_OK);
+    cr_assert_eq(pd_transformer_embed_backward(s->transformer, 0, g, s->dstream, &err), PD_OK);
     if (s->model->config.tie_embeddings)
         for (uint64_t i = 0; i < pd_tensor_elements(&s->model->tensors.tensors[0]); i++)
             s->gradients[0][i] += s->tied_gradient[i];
@@ -150,7 +152,7 @@ static double run(struct setup *s)
 static double total_reference(struct setup *s, double **parameters)
 {
     double loss = 0;
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer);
+    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
     for (int q = 0; q < SEQUENCES; q++) {
         struct reference r = {s->model,
                               parameters,
@@ -169,7 +171,7 @@ static void check_family(enum pd_family family, bool bias, bool tied)
 {
     struct setup s;
     struct pd_model_config config = tiny(family, bias, tied);
-    start(&s, &config, true);
+    start(&s, &config, PD_RECOMPUTE_NONE);
     double loss = run(&s);
     uint32_t tensors = s.model->tensors.count;
     double **parameters = calloc(tensors, sizeof *parameters);

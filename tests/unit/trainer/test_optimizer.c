@@ -17,7 +17,8 @@ static struct pd_config schedule(void)
 Test(learning_rate, warms_up_to_the_peak)
 {
     struct pd_config c = schedule();
-    for (uint64_t i = 0; i < 100; i++) cr_assert_float_eq(pd_learning_rate(&c, i), 3e-3 * (double)(i + 1) / 100, 1e-12);
+    for (uint64_t i = 0; i < 100; i++)
+        cr_assert_float_eq(pd_learning_rate(&c, i), 3e-3 * (double)(i + 1) / 100, 1e-12);
 }
 
 Test(learning_rate, follows_the_cosine)

@@ -1,0 +1,45 @@
+/* Where a rank stands, and the communicators of its neighbours.
+ *
+ *   stage      ranks of the same pp index, ordered (dp, sp, tp): ZeRO
+ *   tp, sp     ranks that share a leaf's heads, or its tokens
+ *   pipe       one communicator of two ranks a direction and neighbour, so that sends of one direction never wait for the
+ *              other's: forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. The
+ *              stage after the last is the first when stages are interleaved.
+ *   mirror     first and last pp rank of one (dp, sp, tp): a tied embedding; rank 0 is the first
+ *
+ * A communicator of one rank is NULL.
+ *   threads  one caller
+ */
+#ifndef PD_TRAINER_PARALLEL_GRID_H
+#define PD_TRAINER_PARALLEL_GRID_H
+
+#include "resharder/layout.h"
+#include "trainer/comm/comm.h"
+#include "trainer/model/partition.h"
+
+struct pd_grid {
+    struct pd_layout layout;
+    struct pd_rank_place place;
+    struct pd_partition partition;
+    uint32_t world, rank;
+    struct pd_comm *comm; /* the world's, borrowed; NULL for one rank */
+    struct pd_comm *stage, *tp, *sp;
+    struct pd_comm *forward_in, *forward_out, *backward_in, *backward_out;
+    struct pd_comm *mirror;
+};
+
+/* Collective over comm. comm NULL (and world > 1): no communicators, for dry runs. The grid is about 64 KiB of arithmetic
+ * and pointers; deinit frees the communicators but comm. */
+PD_MUST_USE pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_comm *comm,
+                                   struct pd_grid *ret_grid, struct pd_error *err);
+void pd_grid_deinit(struct pd_grid *grid);
+/* Gives up every communicator of the grid, so that nobody waits for this rank. */
+void pd_grid_abort(struct pd_grid *grid);
+/* Bytes that the communicators of this place take (staging included), as pd_grid_init will request them. */
+uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_processes);
+
+/* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
+struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,
+                              uint32_t chunk);
+
+#endif

@@ -1,0 +1,46 @@
+/* Pipeline schedules: which leaf's forward or backward of which chunk a pp rank runs next. A pure function.
+ *
+ *   gpipe         all forwards, then all backwards (Huang et al. 2019)
+ *   1f1b          as many forwards as stages follow, then one backward for each forward (Narayanan et al. 2021,
+ * PipeDream-Flush) interleaved   1F1B over `interleave` chunks a rank (Narayanan et al. 2021, Megatron-LM); slots are a
+ * multiple of pp
+ *
+ * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in leaf order.
+ * Theoretical bubble: (pp - 1) / (interleave * slots + pp - 1) of the step.
+ */
+#ifndef PD_TRAINER_PARALLEL_SCHEDULE_H
+#define PD_TRAINER_PARALLEL_SCHEDULE_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+enum pd_schedule_kind { PD_SCHEDULE_1F1B, PD_SCHEDULE_GPIPE };
+
+struct pd_schedule_options {
+    enum pd_schedule_kind kind; /* interleave > 1: 1f1b */
+    uint32_t pp, pp_rank, interleave, slots;
+    bool forward_only; /* validation */
+};
+
+struct pd_action {
+    bool is_backward;
+    uint32_t chunk, slot;
+};
+
+struct pd_schedule {
+    struct pd_action *actions; /* owned */
+    uint32_t count;
+    uint32_t depth[256]; /* (interleave) leaves of a chunk between forward and backward at most: what must be kept */
+};
+
+/* ceil(leaves / dp), rounded up to a multiple of pp when stages are interleaved. */
+uint32_t pd_schedule_slots(uint32_t leaves, uint32_t dp, uint32_t pp, uint32_t interleave);
+PD_MUST_USE pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule,
+                                      struct pd_error *err);
+void pd_schedule_deinit(struct pd_schedule *schedule);
+/* depth alone, without making the actions: for plans of large worlds. */
+void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_depth);
+double pd_schedule_bubble(uint32_t pp, uint32_t interleave, uint32_t slots);
+
+#endif
