@@ -92,7 +92,8 @@ struct pd_attention {
 struct pd_finish {
     uint64_t rows, columns;
     uint32_t part_count;       /* places of the tree, a power of two */
-    const float *const *parts; /* (rows, columns) dense each; NULL: no term */
+    const float *const *parts; /* (rows, columns) each; NULL: no term */
+    uint64_t ld_parts;         /* elements from row to row of every part; 0: columns */
     float scale;               /* 1: not multiplied */
     const void *bias;          /* (columns) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;
