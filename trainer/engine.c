@@ -49,7 +49,8 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = io_bytes_of(pd_zero_owned_elements(e->zero) * PD_KIND_COUNT * sizeof(float));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
-    if (e->options.world > 1) pd_arena_note(arena, PD_MEMORY_BUFFERS, PD_COMM_MAILBOX_BYTES);
+    pd_arena_note(arena, PD_MEMORY_BUFFERS,
+                  pd_grid_bytes(&e->grid.layout, e->options.rank, c->layout.transport != PD_TRANSPORT_LOCAL));
     return PD_OK;
 }
 

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FLAT_RANKS_MAX 16u
-
 static uint64_t combine(uint64_t a, uint64_t b, enum pd_reduce reduce)
 {
     switch (reduce) {
@@ -101,7 +99,7 @@ pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint
     struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     for (uint32_t at = 0; at < count; at += PD_REDUCE_ROUND) {
         uint32_t round = count - at < PD_REDUCE_ROUND ? count - at : PD_REDUCE_ROUND;
-        if (comm->size <= FLAT_RANKS_MAX)
+        if (comm->size <= PD_FLAT_RANKS_MAX)
             PD_TRY(reduce_flat(engine, values + at, round, reduce, err));
         else
             PD_TRY(reduce_tree(engine, values + at, round, reduce, err));
@@ -141,7 +139,7 @@ static pd_status broadcast_tree(struct pd_comm_engine *engine, uint32_t root, vo
 pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     struct pd_comm_engine *engine = pd_comm_engine_of(comm);
-    if (comm->size <= FLAT_RANKS_MAX) return broadcast_flat(engine, root, data, bytes, err);
+    if (comm->size <= PD_FLAT_RANKS_MAX) return broadcast_flat(engine, root, data, bytes, err);
     return broadcast_tree(engine, root, data, bytes, err);
 }
 

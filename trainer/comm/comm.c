@@ -1,4 +1,7 @@
-#include "trainer/comm/comm.h"
+#include "trainer/comm/direct.h"
+#include "trainer/comm/engine.h"
+#include "trainer/comm/pipe.h"
+#include "trainer/comm/staging.h"
 
 #include <assert.h>
 #include <stdbool.h>
@@ -27,6 +30,14 @@ pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_e
 pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     return comm->ops->wait(comm, op, err);
+}
+
+pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                           const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    PD_TRY(check_pieces(comm, sends, send_count, "send", err));
+    PD_TRY(check_pieces(comm, recvs, recv_count, "receive", err));
+    return comm->ops->exchange(comm, sends, send_count, recvs, recv_count, err);
 }
 
 pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
@@ -61,20 +72,21 @@ void pd_comm_free(struct pd_comm *comm)
     if (comm) comm->ops->free(comm);
 }
 
+uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
+{
+    const struct pd_segment_shape shape = {.slots = is_processes && size > PD_COMM_HOST_RANKS ? PD_COMM_HOST_RANKS : size,
+                                           .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
+                                           .mailbox_bytes =
+                                               is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
+    return pd_comm_engine_bytes(size) + pd_segment_share_bytes(&shape);
+}
+
 /* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */
 static_assert(sizeof(struct pd_group_piece) == sizeof(struct pd_comm_piece) &&
                   offsetof(struct pd_group_piece, peer) == offsetof(struct pd_comm_piece, peer) &&
                   offsetof(struct pd_group_piece, data) == offsetof(struct pd_comm_piece, data) &&
                   offsetof(struct pd_group_piece, bytes) == offsetof(struct pd_comm_piece, bytes),
               "a group piece is a comm piece");
-
-static pd_status exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
-                          const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
-{
-    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
-    PD_TRY(pd_comm_start(comm, &op, err));
-    return pd_comm_wait(comm, &op, err);
-}
 
 static pd_status group_barrier(struct pd_group *group, struct pd_error *err)
 {
@@ -89,8 +101,8 @@ static pd_status group_broadcast(struct pd_group *group, uint32_t root, void *da
 static pd_status group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
                                 const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
-    return exchange(group->context, (const struct pd_comm_piece *)sends, send_count, (const struct pd_comm_piece *)recvs,
-                    recv_count, err);
+    return pd_comm_exchange(group->context, (const struct pd_comm_piece *)sends, send_count,
+                            (const struct pd_comm_piece *)recvs, recv_count, err);
 }
 
 /* In rounds of a fixed number of ranks, so that nothing is allocated; every rank takes part in every round. */
@@ -105,7 +117,7 @@ static pd_status group_gather(struct pd_group *group, uint32_t root, const void 
         for (uint32_t r = first; comm->rank == root && r < last; r++)
             recvs[recv_count++] = (struct pd_comm_piece){.peer = r, .data = (uint8_t *)recv + r * bytes, .bytes = bytes};
         bool is_sender = comm->rank >= first && comm->rank < last;
-        PD_TRY(exchange(comm, &mine, is_sender, recvs, recv_count, err));
+        PD_TRY(pd_comm_exchange(comm, &mine, is_sender, recvs, recv_count, err));
     }
     return PD_OK;
 }

@@ -6,9 +6,9 @@
  * sums of gradients are made by their owner in leaf order (trainer/parallel/ordered_sum.h).
  *
  *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
- * missing. After that every call on the communicator fails at once. threads  one caller a communicator memory   staging is
- * bounded by PD_COMM_MAILBOX_BYTES a rank (shared), requested at open; nothing is allocated later except the caller's own
- * pd_comm_op
+ * missing. After that every call on the communicator fails at once
+ *   threads  one caller a communicator
+ *   memory   pd_comm_bytes, requested at open and split; nothing is allocated later except the caller's own pd_comm_op
  */
 #ifndef PD_TRAINER_COMM_COMM_H
 #define PD_TRAINER_COMM_COMM_H
@@ -17,8 +17,6 @@
 #include "ckpt/group.h"
 #include <stdbool.h>
 #include <stdint.h>
-
-#define PD_COMM_MAILBOX_BYTES (8u << 20)
 
 enum pd_reduce { PD_REDUCE_SUM_U64, PD_REDUCE_OR_U64, PD_REDUCE_MAX_U64, PD_REDUCE_MIN_U64 };
 
@@ -46,6 +44,8 @@ struct pd_comm_ops {
     const char *name;
     pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
     pd_status (*wait)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
+    pd_status (*exchange)(struct pd_comm *, const struct pd_comm_piece *sends, uint32_t send_count,
+                          const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *);
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     pd_status (*barrier)(struct pd_comm *, struct pd_error *);
@@ -60,10 +60,14 @@ struct pd_comm {
     uint32_t rank, size;
     uint32_t host, host_count;
     double time_limit_seconds; /* of one operation before missing ranks are named */
+    uint64_t bytes;            /* what this rank took for it */
 };
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+/* Start and wait in one. Quicker where the caller has nothing to do meanwhile: no other thread is woken. */
+PD_MUST_USE pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                                       const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes,
@@ -76,6 +80,11 @@ PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32
  * of an operation that was started belong to it until it was waited for, and this makes that wait short. */
 void pd_comm_abort(struct pd_comm *comm);
 void pd_comm_free(struct pd_comm *comm); /* NULL is fine */
+
+/* Bytes that each rank of a communicator of `size` ranks takes, staging included: threads of a process, or processes on any
+ * hosts of at most PD_COMM_HOST_RANKS of its ranks each (more take some pages more). */
+#define PD_COMM_HOST_RANKS 30u
+uint64_t pd_comm_bytes(uint32_t size, bool is_processes);
 
 /* A pd_group over a communicator, for ckpt/ and resharder/. Valid while the communicator lives; needs no release. */
 void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);

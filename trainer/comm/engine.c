@@ -1,6 +1,7 @@
 #include "trainer/comm/engine.h"
 #include "ckpt/base/rank.h"
 #include "trainer/comm/exchange.h"
+#include "trainer/comm/staging.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -35,29 +36,48 @@ static void hosts_set(struct pd_comm_engine *engine)
     engine->comm.host_count = count;
 }
 
-static void engine_release(struct pd_comm_engine *engine)
+/* The parts of one allocation, the engine first. */
+struct parts {
+    uint64_t members, links, active, pieces, values, end;
+};
+
+static struct parts parts_of(uint32_t size)
 {
-    free(engine->members);
-    free(engine->links);
-    free(engine->active);
-    free(engine->scratch_pieces);
-    free(engine->scratch_values);
-    free(engine);
+    uint64_t rounds = size < PD_FLAT_RANKS_MAX ? size : PD_FLAT_RANKS_MAX;
+    struct parts p = {.links = (sizeof(struct pd_comm_engine) + 15) / 16 * 16};
+    p.pieces = p.links + size * sizeof(struct pd_link);
+    p.values = p.pieces + 2 * size * sizeof(struct pd_comm_piece);
+    p.members = p.values + rounds * PD_REDUCE_ROUND * sizeof(uint64_t);
+    p.active = p.members + size * sizeof(struct pd_member_info);
+    p.end = p.active + size * sizeof(uint32_t);
+    return p;
+}
+
+uint64_t pd_comm_engine_bytes(uint32_t size)
+{
+    return parts_of(size).end;
+}
+
+struct pd_segment_shape pd_comm_engine_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
+{
+    return (struct pd_segment_shape){.slots = slots,
+                                     .is_processes = transport->is_processes,
+                                     .pair_bytes = transport->pair_bytes,
+                                     .mailbox_bytes = transport->is_processes ? pd_staging_mailbox_bytes(size, slots) : 0};
 }
 
 static struct pd_comm_engine *engine_allocate(uint32_t size)
 {
-    struct pd_comm_engine *engine = calloc(1, sizeof *engine);
+    struct parts parts = parts_of(size);
+    uint8_t *base = calloc(1, parts.end);
+    struct pd_comm_engine *engine = (struct pd_comm_engine *)base;
     if (!engine) return NULL;
-    engine->members = calloc(size, sizeof *engine->members);
-    engine->links = calloc(size, sizeof *engine->links);
-    engine->active = calloc(size, sizeof *engine->active);
-    engine->scratch_pieces = calloc((size_t)2 * size, sizeof *engine->scratch_pieces);
-    engine->scratch_values = calloc((size_t)size * PD_REDUCE_ROUND, sizeof *engine->scratch_values);
-    if (engine->members && engine->links && engine->active && engine->scratch_pieces && engine->scratch_values)
-        return engine;
-    engine_release(engine);
-    return NULL;
+    engine->members = (struct pd_member_info *)(base + parts.members);
+    engine->links = (struct pd_link *)(base + parts.links);
+    engine->active = (uint32_t *)(base + parts.active);
+    engine->scratch_pieces = (struct pd_comm_piece *)(base + parts.pieces);
+    engine->scratch_values = (uint64_t *)(base + parts.values);
+    return engine;
 }
 
 /* Called with the lock, which is open while the operation runs. */
@@ -173,6 +193,7 @@ pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct p
     struct pd_comm_engine *engine = engine_allocate(size);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
     engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
+    engine->comm.bytes = pd_comm_engine_bytes(size) + pd_segment_share_bytes(&segment->shape);
     engine->transport = transport;
     engine->id = id;
     engine->next_id = id + 1;
@@ -196,14 +217,16 @@ pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct p
     return PD_OK;
 }
 
-/* Fails what is pending and tells the peers. */
+/* Fails what is pending and tells the peers; whoever gives up because another rank is missing names that one. */
 static void engine_break(struct pd_comm_engine *engine, enum pd_member_state state)
 {
     pthread_mutex_lock(&engine->lock);
     if (!engine->broken)
         engine->broken = pd_error_set(&engine->broken_error, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
     atomic_store(&engine->is_aborted, 1);
-    if (engine->segment) pd_segment_depart(engine->segment, engine->slot, state, PD_NOBODY);
+    uint32_t blamed = atomic_load(&engine->root->blamed) - 1;
+    if (blamed != PD_NOBODY && state == PD_MEMBER_DEAD) state = PD_MEMBER_BROKEN;
+    if (engine->segment) pd_segment_depart(engine->segment, engine->slot, state, blamed);
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -244,7 +267,7 @@ void pd_comm_engine_free(struct pd_comm *comm)
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->done);
     pthread_mutex_destroy(&engine->lock);
-    engine_release(engine);
+    free(engine);
 }
 
 pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
@@ -291,4 +314,10 @@ pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm
         queue_push(engine, &op);
     pthread_mutex_unlock(&engine->lock);
     return pd_comm_engine_wait(&engine->comm, &op, err);
+}
+
+pd_status pd_comm_engine_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                                  const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    return pd_comm_engine_run(pd_comm_engine_of(comm), sends, send_count, recvs, recv_count, err);
 }

@@ -5,6 +5,8 @@
  *                  caller itself when it would only wait for it anyway
  *               2. an operation is done only when no peer reads from or writes to its pieces any more
  *               3. the first failure is final: it is kept, told to the peers, and returned by every later call
+ *               4. communicators split from one another are a family: who gives up names to all of it the rank that the
+ *                  first failure in the family found missing
  *   states      alive -> broken (failure, or abort by the caller) -> freed
  */
 #ifndef PD_TRAINER_COMM_ENGINE_H
@@ -16,7 +18,8 @@
 #include <pthread.h>
 
 #define PD_NO_SLOT UINT32_MAX
-#define PD_REDUCE_ROUND 64u /* values of all_reduce in one exchange */
+#define PD_REDUCE_ROUND 64u   /* values of all_reduce in one exchange */
+#define PD_FLAT_RANKS_MAX 16u /* up to here collectives go straight to everybody, then by trees */
 
 struct pd_comm_engine;
 
@@ -43,7 +46,7 @@ struct pd_comm_transport {
     const struct pd_channel_ops *remote; /* to the others */
     uint64_t pair_bytes;
     bool is_processes;
-    pd_status (*remote_new)(struct pd_comm_engine *, struct pd_error *);
+    pd_status (*remote_new)(struct pd_comm_engine *, struct pd_error *); /* adds what it takes to comm.bytes */
     void (*remote_free)(struct pd_comm_engine *);
 };
 
@@ -72,7 +75,7 @@ struct pd_comm_engine {
 
     /* scratch of the collectives */
     struct pd_comm_piece *scratch_pieces; /* (2, size) */
-    uint64_t *scratch_values;             /* (size, PD_REDUCE_ROUND) */
+    uint64_t *scratch_values;             /* (at most PD_FLAT_RANKS_MAX, PD_REDUCE_ROUND) */
 
     pthread_mutex_t lock;      /* guards what follows */
     pthread_cond_t work, done; /* for the thread; for the caller */
@@ -81,6 +84,7 @@ struct pd_comm_engine {
     pd_status broken;
     struct pd_error broken_error;
     _Atomic uint32_t is_aborted;
+    _Atomic uint32_t blamed; /* of the root: rank of the world that was found missing first, plus 1; 0: none */
     pthread_t thread;
 
     struct pd_comm_engine *child, *sibling; /* communicators split from the root, guarded by the root's lock */
@@ -90,6 +94,11 @@ static inline struct pd_comm_engine *pd_comm_engine_of(struct pd_comm *comm)
 {
     return (struct pd_comm_engine *)comm;
 }
+
+/* Memory of a rank's place in a communicator of `size` ranks, without the shared segment and what a transport adds. */
+uint64_t pd_comm_engine_bytes(uint32_t size);
+/* The segment of `slots` of `size` members. */
+struct pd_segment_shape pd_comm_engine_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
 
 /* members: (size) copied. segment and slot: this rank's place, owned by the engine afterwards (on success). root NULL: it
  * is its own root. */
@@ -103,6 +112,8 @@ uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t s
 /* The slots of pd_comm_ops that every transport uses. */
 pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_comm_engine_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                                  const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
 pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                     struct pd_error *err);
 pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);

@@ -91,10 +91,9 @@ static uint32_t world_rank(const struct pd_comm_engine *engine, uint32_t rank)
 static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
 {
     const struct pd_member *member = member_of(engine, peer);
-    uint32_t state = atomic_load(&member->state);
+    uint32_t state = atomic_load(&member->state), messenger = world_rank(engine, peer);
     uint32_t blamed = atomic_load(&member->blamed) - 1;
-    *ret_blamed = state == PD_MEMBER_BROKEN && blamed < engine->comm.size ? blamed : peer;
-    uint32_t missing = world_rank(engine, *ret_blamed), messenger = world_rank(engine, peer);
+    uint32_t missing = *ret_blamed = state == PD_MEMBER_BROKEN && blamed != PD_NOBODY ? blamed : messenger;
     if (missing != messenger) PD_FAIL(err, PD_PEER_LOST, "rank %u is missing, as rank %u found", missing, messenger);
     if (state == PD_MEMBER_LEFT)
         PD_FAIL(err, PD_PEER_LOST, "rank %u left while rank %u was waiting for it", missing,
@@ -113,7 +112,7 @@ static pd_status fail_late(struct pd_comm_engine *engine, uint32_t *ret_blamed, 
     uint32_t missing = 0;
     for (uint32_t i = 0; i < engine->active_count; i++) {
         uint32_t peer = engine->active[i];
-        if (missing++ == 0) *ret_blamed = peer;
+        if (missing++ == 0) *ret_blamed = world_rank(engine, peer);
         if (used < sizeof names - 24)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
                                      world_rank(engine, peer));
@@ -194,6 +193,8 @@ pd_status pd_exchange_run(struct pd_comm_engine *engine, const struct pd_comm_op
     engine->transport->remote->begin(engine);
     pd_status st = copy_to_self(engine, err);
     if (!st) st = exchange_loop(engine, &blamed, err);
+    uint32_t nobody = 0;
+    if (st && blamed != PD_NOBODY) atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
     /* Told first, so that a peer which is in the way of `end` lets go. */
     if (st) pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, blamed);
     engine->transport->memory->end(engine);

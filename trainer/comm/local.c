@@ -34,6 +34,7 @@ static const struct pd_comm_ops local_ops = {
     .name = "local",
     .start = pd_comm_engine_start,
     .wait = pd_comm_engine_wait,
+    .exchange = pd_comm_engine_exchange,
     .all_reduce = pd_comm_engine_all_reduce,
     .broadcast = pd_comm_engine_broadcast,
     .barrier = pd_comm_engine_barrier,
@@ -78,7 +79,8 @@ static pd_status rank_make(struct local_rank *rank, uint32_t index, uint32_t siz
                            const struct pd_segment_ticket *ticket, struct pd_error *err)
 {
     struct pd_segment *segment;
-    PD_TRY(pd_segment_attach(ticket, size, transport_local.pair_bytes, false, &segment, err));
+    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_local, size, size);
+    PD_TRY(pd_segment_attach(ticket, &shape, &segment, err));
     pd_segment_enter(segment, index);
     pd_status st = pd_comm_engine_new(&transport_local, NULL, 0, index, size, members, segment, &rank->engine, err);
     if (st) pd_segment_free(segment);
@@ -131,7 +133,8 @@ static pd_status ranks_make_and_run(struct local_rank *ranks, struct pd_member_i
 {
     struct pd_segment_ticket ticket;
     struct pd_segment *segment;
-    PD_TRY(pd_segment_make(size, transport_local.pair_bytes, false, &ticket, &segment, err));
+    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_local, size, size);
+    PD_TRY(pd_segment_make(&shape, &ticket, &segment, err));
     pd_status st = PD_OK;
     for (uint32_t r = 0; r < size && !st; r++)
         st = rank_make(&ranks[r], r, size, members, &ticket, err);

@@ -3,15 +3,16 @@
  *
  *   calls     MPI_THREAD_SERIALIZED: several communicators have threads, one lock lets one of them into MPI. Only calls that
  *             return at once are made after start-up
- *   order     in step k a rank sends to rank+k and receives from rank-k. A window of LANES steps is open on either side,
- *             lowest first. The lowest unfinished step of all ranks is open on both its ends, so something always moves
- *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a copy
- *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+ *   order     in step k a rank sends to rank+k and receives from rank-k. A window of some steps is open on either side, one
+ * a lane (staging.h), lowest first. The lowest unfinished step of all ranks is open on both its ends, so something always
+ * moves chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a
+ * copy tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/rank.h"
 #include "trainer/comm/engine.h"
 #include "trainer/comm/pipe.h"
+#include "trainer/comm/staging.h"
 
 #include <fcntl.h>
 #include <mpi.h>
@@ -21,9 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LANES 4u
 #define LANE_CHUNKS 2u
-#define CHUNK_BYTES (PD_COMM_MAILBOX_BYTES / (2u * LANES * LANE_CHUNKS))
+#define CHUNK_BYTES (PD_STAGING_UNIT_BYTES / (2u * LANE_CHUNKS)) /* equal on all ranks: sender and receiver cut alike */
 #define OPERATIONS 128u
 #define CANCEL_SECONDS 1
 #define GOODBYE_SECONDS 3 /* after a failure, when peers that can come do so at once */
@@ -44,14 +44,15 @@ struct lane {
 };
 
 struct side {
-    struct lane lanes[LANES];
+    struct lane lanes[PD_STAGING_UNITS_MAX];
+    uint32_t lane_count;
     uint32_t *peers; /* (size) in the order of steps */
     uint32_t count, next;
 };
 
 struct remote {
     struct side sends, recvs;
-    uint8_t *staging; /* (PD_COMM_MAILBOX_BYTES) */
+    uint8_t *staging; /* half of a unit a lane and side */
 };
 
 /* MPI is one to a process. */
@@ -90,9 +91,10 @@ static void remote_release(struct remote *remote)
     free(remote);
 }
 
-static void side_init(struct side *side, uint8_t *staging)
+static void side_init(struct side *side, uint32_t lane_count, uint8_t *staging)
 {
-    for (uint32_t l = 0; l < LANES; l++)
+    side->lane_count = lane_count;
+    for (uint32_t l = 0; l < side->lane_count; l++)
         for (uint32_t c = 0; c < LANE_CHUNKS; c++)
             side->lanes[l].chunks[c].staging = staging + (size_t)(l * LANE_CHUNKS + c) * CHUNK_BYTES;
 }
@@ -103,19 +105,22 @@ static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
     if (engine->id >= (uint32_t)mpi_tag_max / OPERATIONS)
         PD_FAIL(err, PD_UNSUPPORTED, "this MPI has tags up to %d only: too few for communicator %u", mpi_tag_max,
                 engine->id);
+    uint32_t lanes = pd_staging_lanes(engine->comm.size, engine->segment->shape.slots);
+    uint64_t bytes = lanes * PD_STAGING_UNIT_BYTES;
     struct remote *remote = calloc(1, sizeof *remote);
     if (remote) {
         remote->sends.peers = calloc(engine->comm.size, sizeof *remote->sends.peers);
         remote->recvs.peers = calloc(engine->comm.size, sizeof *remote->recvs.peers);
-        remote->staging = malloc(PD_COMM_MAILBOX_BYTES);
+        remote->staging = malloc(bytes);
     }
     if (!remote || !remote->sends.peers || !remote->recvs.peers || !remote->staging) {
         remote_release(remote);
         PD_FAIL(err, PD_NO_MEMORY, "buffers to ranks on other hosts");
     }
-    side_init(&remote->sends, remote->staging);
-    side_init(&remote->recvs, remote->staging + PD_COMM_MAILBOX_BYTES / 2);
+    side_init(&remote->sends, lanes, remote->staging);
+    side_init(&remote->recvs, lanes, remote->staging + bytes / 2);
     engine->remote = remote;
+    engine->comm.bytes += bytes;
     return PD_OK;
 }
 
@@ -214,7 +219,7 @@ static pd_status lane_progress(struct pd_comm_engine *engine, struct lane *lane,
 static pd_status side_progress(struct pd_comm_engine *engine, struct side *side, bool is_send, bool *ret_has_moved,
                                struct pd_error *err)
 {
-    for (uint32_t l = 0; l < LANES; l++) {
+    for (uint32_t l = 0; l < side->lane_count; l++) {
         struct lane *lane = &side->lanes[l];
         if (!lane->is_used && side->next < side->count) {
             lane->peer = side->peers[side->next++];
@@ -240,7 +245,7 @@ static pd_status remote_progress(struct pd_comm_engine *engine, bool *ret_has_mo
 static bool side_cancel(struct side *side, bool is_send, bool is_first)
 {
     bool is_busy = false;
-    for (uint32_t l = 0; l < LANES; l++) {
+    for (uint32_t l = 0; l < side->lane_count; l++) {
         for (uint32_t c = 0; c < LANE_CHUNKS; c++) {
             struct chunk *chunk = &side->lanes[l].chunks[c];
             if (!chunk->is_busy) continue;
@@ -320,6 +325,7 @@ static const struct pd_comm_ops mpi_ops = {
     .name = "mpi",
     .start = pd_comm_engine_start,
     .wait = pd_comm_engine_wait,
+    .exchange = pd_comm_engine_exchange,
     .all_reduce = pd_comm_engine_all_reduce,
     .broadcast = pd_comm_engine_broadcast,
     .barrier = pd_comm_engine_barrier,
@@ -395,10 +401,11 @@ static pd_status segment_open(const struct pd_member_info *members, uint32_t ran
     uint32_t slots, slot = pd_comm_engine_slot_of(members, size, rank, &slots), leader = 0;
     while (members[leader].domain != members[rank].domain)
         leader++;
+    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_mpi, size, slots);
     pd_status st = PD_OK;
-    if (leader == rank) st = pd_segment_make(slots, transport_mpi.pair_bytes, true, &mine, &segment, err);
+    if (leader == rank) st = pd_segment_make(&shape, &mine, &segment, err);
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, tickets, sizeof mine, MPI_BYTE, mpi_world);
-    if (leader != rank) st = pd_segment_attach(&tickets[leader], slots, transport_mpi.pair_bytes, true, &segment, err);
+    if (leader != rank) st = pd_segment_attach(&tickets[leader], &shape, &segment, err);
     if (segment) pd_segment_enter(segment, slot);
     if (!agree(st == PD_OK)) {
         pd_segment_free(segment);

@@ -25,10 +25,11 @@ static struct ring ring_between(const struct pd_comm_engine *engine, uint32_t se
 {
     const struct pd_segment *segment = engine->segment;
     uint32_t index = receiver < sender ? receiver : receiver - 1;
-    uint64_t share = PD_COMM_MAILBOX_BYTES / (segment->slots - 1) / PD_CACHE_LINE * PD_CACHE_LINE;
+    uint64_t mailbox = segment->shape.mailbox_bytes;
+    uint64_t share = mailbox / (segment->shape.slots - 1) / PD_CACHE_LINE * PD_CACHE_LINE;
     return (struct ring){
         .pipe = pd_segment_pair(segment, sender, receiver),
-        .data = segment->mailboxes + (uint64_t)sender * PD_COMM_MAILBOX_BYTES + index * share,
+        .data = segment->mailboxes + sender * mailbox + index * share,
         .capacity = least(share, RING_BYTES_MAX),
     };
 }

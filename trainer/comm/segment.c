@@ -21,41 +21,41 @@ static uint64_t round_up(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* Slots are ranks of one host, so none of these products can overflow. */
-static uint64_t pairs_offset(uint32_t slots)
+/* Slots are ranks of one host, so none of these products can overflow. Everything but the mailboxes, in whole pages a slot.
+ */
+static uint64_t table_bytes(const struct pd_segment_shape *shape)
 {
-    return round_up(round_up(sizeof(struct pd_segment_head), PD_CACHE_LINE) + slots * sizeof(struct pd_member), 4096);
+    uint64_t row = PD_CACHE_LINE + sizeof(struct pd_member) + shape->slots * shape->pair_bytes;
+    return round_up(row, 4096);
 }
 
-static uint64_t mailboxes_offset(uint32_t slots, uint64_t pair_bytes)
+uint64_t pd_segment_share_bytes(const struct pd_segment_shape *shape)
 {
-    return round_up(pairs_offset(slots) + pair_bytes * slots * slots, 4096);
+    return table_bytes(shape) + shape->mailbox_bytes;
 }
 
-static uint64_t segment_bytes(uint32_t slots, uint64_t pair_bytes, bool is_processes)
+static uint64_t segment_bytes(const struct pd_segment_shape *shape)
 {
-    return mailboxes_offset(slots, pair_bytes) + (is_processes && slots > 1 ? (uint64_t)slots * PD_COMM_MAILBOX_BYTES : 0);
+    return shape->slots * pd_segment_share_bytes(shape);
 }
 
-static pd_status segment_new(uint8_t *base, uint32_t slots, uint64_t pair_bytes, bool is_processes,
-                             struct pd_segment **ret_segment, struct pd_error *err)
+static pd_status segment_new(uint8_t *base, const struct pd_segment_shape *shape, struct pd_segment **ret_segment,
+                             struct pd_error *err)
 {
     struct pd_segment *segment = calloc(1, sizeof *segment);
-    int *watches = malloc(slots * sizeof *watches);
+    int *watches = malloc(shape->slots * sizeof *watches);
     if (!segment || !watches) {
         free(segment);
         free(watches);
-        PD_FAIL(err, PD_NO_MEMORY, "communication of %u ranks", slots);
+        PD_FAIL(err, PD_NO_MEMORY, "communication of %u ranks", shape->slots);
     }
-    for (uint32_t s = 0; s < slots; s++)
+    for (uint32_t s = 0; s < shape->slots; s++)
         watches[s] = -1;
+    segment->shape = *shape;
     segment->head = (struct pd_segment_head *)base;
-    segment->members = (struct pd_member *)(base + round_up(sizeof(struct pd_segment_head), PD_CACHE_LINE));
-    segment->pairs = base + pairs_offset(slots);
-    segment->mailboxes = is_processes && slots > 1 ? base + mailboxes_offset(slots, pair_bytes) : NULL;
-    segment->pair_bytes = pair_bytes;
-    segment->slots = slots;
-    segment->is_processes = is_processes;
+    segment->members = (struct pd_member *)(base + PD_CACHE_LINE);
+    segment->pairs = (uint8_t *)(segment->members + shape->slots);
+    segment->mailboxes = base + shape->slots * table_bytes(shape);
     segment->descriptor = -1;
     segment->watches = watches;
     *ret_segment = segment;
@@ -93,18 +93,18 @@ static pd_status map_threads(uint64_t bytes, uint8_t **ret_base, struct pd_error
     return PD_OK;
 }
 
-pd_status pd_segment_make(uint32_t slots, uint64_t pair_bytes, bool is_processes, struct pd_segment_ticket *ret_ticket,
+pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segment_ticket *ret_ticket,
                           struct pd_segment **ret_segment, struct pd_error *err)
 {
-    uint64_t bytes = segment_bytes(slots, pair_bytes, is_processes);
+    uint64_t bytes = segment_bytes(shape);
     int descriptor = -1;
     uint8_t *base = NULL;
-    if (is_processes)
+    if (shape->is_processes)
         PD_TRY(map_processes(bytes, &descriptor, &base, err));
     else
         PD_TRY(map_threads(bytes, &base, err));
     struct pd_segment *segment = NULL;
-    pd_status st = segment_new(base, slots, pair_bytes, is_processes, &segment, err);
+    pd_status st = segment_new(base, shape, &segment, err);
     if (st) {
         munmap(base, bytes);
         if (descriptor >= 0) close(descriptor);
@@ -113,7 +113,7 @@ pd_status pd_segment_make(uint32_t slots, uint64_t pair_bytes, bool is_processes
     segment->descriptor = descriptor;
     segment->head->magic = SEGMENT_MAGIC;
     segment->head->bytes = bytes;
-    segment->head->slots = slots;
+    segment->head->slots = shape->slots;
     atomic_store(&segment->head->users, 1);
     *ret_ticket = (struct pd_segment_ticket){
         .address = (uint64_t)(uintptr_t)base, .process = (int32_t)getpid(), .descriptor = descriptor, .made = 1};
@@ -136,22 +136,22 @@ static pd_status attach_processes(const struct pd_segment_ticket *ticket, uint64
     return PD_OK;
 }
 
-pd_status pd_segment_attach(const struct pd_segment_ticket *ticket, uint32_t slots, uint64_t pair_bytes, bool is_processes,
+pd_status pd_segment_attach(const struct pd_segment_ticket *ticket, const struct pd_segment_shape *shape,
                             struct pd_segment **ret_segment, struct pd_error *err)
 {
     if (!ticket->made) PD_FAIL(err, PD_PEER_LOST, "the rank that makes the shared memory could not make it");
-    uint64_t bytes = segment_bytes(slots, pair_bytes, is_processes);
+    uint64_t bytes = segment_bytes(shape);
     uint8_t *base = (uint8_t *)(uintptr_t)ticket->address;
-    if (is_processes) PD_TRY(attach_processes(ticket, bytes, &base, err));
+    if (shape->is_processes) PD_TRY(attach_processes(ticket, bytes, &base, err));
     const struct pd_segment_head *head = (const struct pd_segment_head *)base;
-    PD_CHECK(head->magic == SEGMENT_MAGIC && head->bytes == bytes && head->slots == slots);
+    PD_CHECK(head->magic == SEGMENT_MAGIC && head->bytes == bytes && head->slots == shape->slots);
     struct pd_segment *segment = NULL;
-    pd_status st = segment_new(base, slots, pair_bytes, is_processes, &segment, err);
+    pd_status st = segment_new(base, shape, &segment, err);
     if (st) {
-        if (is_processes) munmap(base, bytes);
+        if (shape->is_processes) munmap(base, bytes);
         return st;
     }
-    if (!is_processes) atomic_fetch_add(&segment->head->users, 1);
+    if (!shape->is_processes) atomic_fetch_add(&segment->head->users, 1);
     *ret_segment = segment;
     return PD_OK;
 }
@@ -166,10 +166,10 @@ void pd_segment_free(struct pd_segment *segment)
 {
     if (!segment) return;
     pd_segment_close_ticket(segment);
-    for (uint32_t s = 0; s < segment->slots; s++)
+    for (uint32_t s = 0; s < segment->shape.slots; s++)
         if (segment->watches[s] >= 0) close(segment->watches[s]);
-    if (segment->is_processes || atomic_fetch_sub(&segment->head->users, 1) == 1)
-        munmap(segment->head, segment_bytes(segment->slots, segment->pair_bytes, segment->is_processes));
+    if (segment->shape.is_processes || atomic_fetch_sub(&segment->head->users, 1) == 1)
+        munmap(segment->head, segment_bytes(&segment->shape));
     free(segment->watches);
     free(segment);
 }
@@ -181,8 +181,8 @@ void pd_segment_enter(struct pd_segment *segment, uint32_t slot)
 
 void pd_segment_watch(struct pd_segment *segment, uint32_t own_slot)
 {
-    if (!segment->is_processes) return;
-    for (uint32_t s = 0; s < segment->slots; s++)
+    if (!segment->shape.is_processes) return;
+    for (uint32_t s = 0; s < segment->shape.slots; s++)
         if (s != own_slot) segment->watches[s] = (int)syscall(SYS_pidfd_open, atomic_load(&segment->members[s].process), 0);
 }
 
@@ -196,12 +196,12 @@ void pd_segment_ring(struct pd_segment *segment, uint32_t slot)
     struct pd_member *member = &segment->members[slot];
     atomic_fetch_add(&member->bell, 1);
     if (atomic_load(&member->sleeping))
-        futex(&member->bell, segment->is_processes ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL);
+        futex(&member->bell, segment->shape.is_processes ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL);
 }
 
 void pd_segment_ring_all(struct pd_segment *segment)
 {
-    for (uint32_t s = 0; s < segment->slots; s++)
+    for (uint32_t s = 0; s < segment->shape.slots; s++)
         pd_segment_ring(segment, s);
 }
 
@@ -211,7 +211,7 @@ void pd_segment_sleep(struct pd_segment *segment, uint32_t slot, uint32_t seen, 
     struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000), .tv_nsec = (long)(timeout_ns % 1000000000)};
     atomic_store(&member->sleeping, 1);
     if (atomic_load(&member->bell) == seen)
-        futex(&member->bell, segment->is_processes ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, &timeout);
+        futex(&member->bell, segment->shape.is_processes ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, &timeout);
     atomic_store(&member->sleeping, 0);
 }
 
@@ -228,15 +228,15 @@ static bool has_ended(const struct pd_segment *segment, uint32_t slot)
 
 void pd_segment_look(struct pd_segment *segment)
 {
-    if (!segment->is_processes) return;
-    for (uint32_t s = 0; s < segment->slots; s++)
+    if (!segment->shape.is_processes) return;
+    for (uint32_t s = 0; s < segment->shape.slots; s++)
         if (atomic_load(&segment->members[s].state) == PD_MEMBER_ALIVE && has_ended(segment, s))
             pd_segment_depart(segment, s, PD_MEMBER_DEAD, PD_NOBODY);
 }
 
 bool pd_segment_has_lost(const struct pd_segment *segment, uint32_t own_slot)
 {
-    for (uint32_t s = 0; segment->is_processes && s < segment->slots; s++)
+    for (uint32_t s = 0; segment->shape.is_processes && s < segment->shape.slots; s++)
         if (s != own_slot && has_ended(segment, s)) return true;
     return false;
 }

@@ -3,7 +3,7 @@
  *   head      one
  *   members   one a rank, a cache line each: bell, state, progress, process
  *   pairs     (slots, slots) of the channel's own kind, row = sender; zero at the start
- *   mailboxes slots times PD_COMM_MAILBOX_BYTES, only where bytes are staged
+ *   mailboxes one a rank, where bytes are staged
  *
  *   invariants  1. a member's state only ever leaves PD_MEMBER_ALIVE
  *               2. whoever changes what member m may be waiting for rings m's bell afterwards; a sleeper reads its bell
@@ -28,7 +28,7 @@ struct pd_member {
     alignas(PD_CACHE_LINE) _Atomic uint32_t bell; /* futex */
     _Atomic uint32_t sleeping;
     _Atomic uint32_t state;  /* enum pd_member_state */
-    _Atomic uint32_t blamed; /* PD_MEMBER_BROKEN: the rank of the communicator that it found missing, plus 1 */
+    _Atomic uint32_t blamed; /* PD_MEMBER_BROKEN: the rank of the world that it found missing, plus 1 */
     _Atomic int32_t process;
 };
 
@@ -38,16 +38,20 @@ struct pd_segment_head {
     uint32_t slots;
 };
 
+struct pd_segment_shape {
+    uint32_t slots;
+    bool is_processes;
+    uint64_t pair_bytes, mailbox_bytes; /* mailbox_bytes: a multiple of 4096, 0 for none */
+};
+
 struct pd_segment {
+    struct pd_segment_shape shape;
     struct pd_segment_head *head;
     struct pd_member *members; /* (slots) */
     uint8_t *pairs;            /* (slots, slots) of pair_bytes */
-    uint8_t *mailboxes;        /* (slots, PD_COMM_MAILBOX_BYTES), or NULL */
-    uint64_t pair_bytes;
-    uint32_t slots;
-    bool is_processes;
-    int descriptor; /* memfd of the maker until pd_segment_close_ticket; -1 */
-    int *watches;   /* (slots) pidfd of the other processes, or -1 */
+    uint8_t *mailboxes;        /* (slots, mailbox_bytes) */
+    int descriptor;            /* memfd of the maker until pd_segment_close_ticket; -1 */
+    int *watches;              /* (slots) pidfd of the other processes, or -1 */
 };
 
 /* How another rank of the same domain finds the segment. Plain data, sent between ranks. */
@@ -57,11 +61,12 @@ struct pd_segment_ticket {
     uint64_t made; /* 0: the maker failed */
 };
 
-PD_MUST_USE pd_status pd_segment_make(uint32_t slots, uint64_t pair_bytes, bool is_processes,
-                                      struct pd_segment_ticket *ret_ticket, struct pd_segment **ret_segment,
-                                      struct pd_error *err);
-PD_MUST_USE pd_status pd_segment_attach(const struct pd_segment_ticket *ticket, uint32_t slots, uint64_t pair_bytes,
-                                        bool is_processes, struct pd_segment **ret_segment, struct pd_error *err);
+/* Bytes of a segment divided by its slots: what each rank takes. */
+uint64_t pd_segment_share_bytes(const struct pd_segment_shape *shape);
+PD_MUST_USE pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segment_ticket *ret_ticket,
+                                      struct pd_segment **ret_segment, struct pd_error *err);
+PD_MUST_USE pd_status pd_segment_attach(const struct pd_segment_ticket *ticket, const struct pd_segment_shape *shape,
+                                        struct pd_segment **ret_segment, struct pd_error *err);
 void pd_segment_close_ticket(struct pd_segment *segment); /* all others are attached */
 void pd_segment_free(struct pd_segment *segment);
 
@@ -71,7 +76,7 @@ void pd_segment_watch(struct pd_segment *segment, uint32_t own_slot);
 
 static inline void *pd_segment_pair(const struct pd_segment *segment, uint32_t sender, uint32_t receiver)
 {
-    return segment->pairs + ((uint64_t)sender * segment->slots + receiver) * segment->pair_bytes;
+    return segment->pairs + ((uint64_t)sender * segment->shape.slots + receiver) * segment->shape.pair_bytes;
 }
 
 void pd_segment_ring(struct pd_segment *segment, uint32_t slot);
@@ -84,7 +89,7 @@ void pd_segment_look(struct pd_segment *segment);
 /* Whether the process of another member has ended, whatever it had said before. */
 bool pd_segment_has_lost(const struct pd_segment *segment, uint32_t own_slot);
 
-/* Leaves PD_MEMBER_ALIVE (once) and wakes everybody. blamed_rank: PD_NOBODY, or the rank that was missing. */
+/* Leaves PD_MEMBER_ALIVE (once) and wakes everybody. blamed_rank: PD_NOBODY, or the rank of the world that was missing. */
 #define PD_NOBODY UINT32_MAX
 void pd_segment_depart(struct pd_segment *segment, uint32_t slot, enum pd_member_state state, uint32_t blamed_rank);
 

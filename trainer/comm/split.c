@@ -49,18 +49,15 @@ static uint32_t domain_leader(const struct split_plan *plan)
 static pd_status segment_share(struct pd_comm_engine *parent, const struct split_plan *plan,
                                struct pd_segment_ticket *tickets, struct pd_segment **ret_segment, struct pd_error *err)
 {
-    const struct pd_comm_transport *transport = parent->transport;
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
     uint32_t slots, slot = pd_comm_engine_slot_of(plan->members, plan->size, plan->rank, &slots),
                     leader = domain_leader(plan);
+    const struct pd_segment_shape shape = pd_comm_engine_shape(parent->transport, plan->size, slots);
     pd_status st = PD_OK;
-    if (leader == plan->rank)
-        st = pd_segment_make(slots, transport->pair_bytes, transport->is_processes, &mine, &segment, err);
+    if (leader == plan->rank) st = pd_segment_make(&shape, &mine, &segment, err);
     pd_status peers = pd_comm_engine_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
-    if (!peers && leader != plan->rank)
-        st = pd_segment_attach(&tickets[plan->ranks[leader]], slots, transport->pair_bytes, transport->is_processes,
-                               &segment, err);
+    if (!peers && leader != plan->rank) st = pd_segment_attach(&tickets[plan->ranks[leader]], &shape, &segment, err);
     if (segment) pd_segment_enter(segment, slot);
     uint64_t failed = st != PD_OK;
     if (!peers) peers = pd_comm_engine_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);

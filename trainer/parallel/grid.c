@@ -1,5 +1,130 @@
 #include "trainer/parallel/grid.h"
 
+/* One communicator of the grid: whom this rank meets there. Ranks of equal colour meet; a rank that meets nobody has a
+ * colour of its own. */
+struct meeting {
+    bool is_on;
+    uint32_t color, key, size;
+};
+
+enum { STAGE, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR, MEETING_COUNT };
+
+/* Links from pipeline rank s to s + 1 by the parity of s, so that a rank is in one of a kind; the link from the last to the
+ * first is of a third kind, since with an odd number of them it meets both parities. */
+static uint32_t link_kind(const struct pd_layout *layout, uint32_t from)
+{
+    return from + 1 == layout->pp ? 2 : from % 2;
+}
+
+static bool has_link(const struct pd_layout *layout, uint32_t from)
+{
+    return layout->pp > 1 && (from + 1 < layout->pp || layout->interleave > 1);
+}
+
+/* The link after `from` as seen by this place, which is one of its ends. */
+static struct meeting link_meeting(const struct pd_layout *layout, struct pd_rank_place place, uint32_t from,
+                                   bool is_backward)
+{
+    bool is_sender = (place.pp == from) != is_backward;
+    place.pp = from;
+    return (struct meeting){.is_on = true, .color = pd_layout_rank(layout, place), .key = is_sender ? 0 : 1, .size = 2};
+}
+
+static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, uint32_t which)
+{
+    const uint32_t world = pd_layout_world(layout), stage = world / layout->pp;
+    const struct pd_rank_place place = pd_layout_place(layout, rank);
+    struct pd_rank_place first = place;
+    struct meeting m = {.color = world + rank, .size = 1};
+    switch (which) {
+    case STAGE:
+        m = (struct meeting){.is_on = layout->pp > 1 && stage > 1, .color = place.pp, .key = rank, .size = stage};
+        break;
+    case TP:
+        first.tp = 0;
+        m = (struct meeting){layout->tp > 1, pd_layout_rank(layout, first), rank, layout->tp};
+        break;
+    case SP:
+        first.sp = 0;
+        m = (struct meeting){layout->sp > 1, pd_layout_rank(layout, first), rank, layout->sp};
+        break;
+    case MIRROR:
+        first.pp = 0;
+        if (layout->pp > 1 && (place.pp == 0 || place.pp + 1 == layout->pp))
+            m = (struct meeting){true, pd_layout_rank(layout, first), rank, 2};
+        break;
+    default: {
+        const bool is_backward = which >= BACKWARD_A;
+        const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
+        const uint32_t before = (place.pp + layout->pp - 1) % layout->pp;
+        if (has_link(layout, place.pp) && link_kind(layout, place.pp) == kind)
+            m = link_meeting(layout, place, place.pp, is_backward);
+        else if (has_link(layout, before) && link_kind(layout, before) == kind)
+            m = link_meeting(layout, place, before, is_backward);
+    }
+    }
+    return m;
+}
+
+/* Nobody on any rank: no agreement is needed. */
+static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
+{
+    switch (which) {
+    case STAGE:
+        return layout->pp == 1 || pd_layout_world(layout) == layout->pp;
+    case TP:
+        return layout->tp == 1;
+    case SP:
+        return layout->sp == 1;
+    case FORWARD_B:
+    case BACKWARD_B:
+        return layout->pp < 3;
+    case FORWARD_C:
+    case BACKWARD_C:
+        return layout->pp == 1 || layout->interleave == 1;
+    default:
+        return layout->pp == 1;
+    }
+}
+
+/* Which member of the grid a meeting is. */
+static struct pd_comm **place_of(struct pd_grid *grid, uint32_t which)
+{
+    const struct pd_layout *layout = &grid->layout;
+    switch (which) {
+    case STAGE:
+        return &grid->stage;
+    case TP:
+        return &grid->tp;
+    case SP:
+        return &grid->sp;
+    case MIRROR:
+        return &grid->mirror;
+    default:
+        break;
+    }
+    const bool is_backward = which >= BACKWARD_A;
+    const uint32_t kind = which - (is_backward ? BACKWARD_A : FORWARD_A);
+    const bool is_after = has_link(layout, grid->place.pp) && link_kind(layout, grid->place.pp) == kind;
+    if (is_backward) return is_after ? &grid->backward_in : &grid->backward_out;
+    return is_after ? &grid->forward_out : &grid->forward_in;
+}
+
+static pd_status meet(struct pd_grid *grid, uint32_t which, struct pd_error *err)
+{
+    const struct meeting m = meeting_of(&grid->layout, grid->rank, which);
+    struct pd_comm *comm;
+    if (is_nowhere(&grid->layout, which)) return PD_OK;
+    const uint32_t color = m.is_on ? m.color : grid->world + grid->rank;
+    PD_TRY(pd_comm_split(grid->comm, color, m.key, &comm, err));
+    PD_CHECK(comm->size == (m.is_on ? m.size : 1));
+    if (m.is_on)
+        *place_of(grid, which) = comm;
+    else
+        pd_comm_free(comm);
+    return PD_OK;
+}
+
 pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_comm *comm, struct pd_grid *ret_grid,
                        struct pd_error *err)
 {
@@ -13,17 +138,56 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
                                         .sp = layout->sp,
                                         .sp_rank = g.place.sp,
                                         .virtual_sp = layout->virtual_sp};
-    g.stage = comm;
+    pd_status st = PD_OK;
+    if (comm) {
+        PD_CHECK(comm->size == g.world && comm->rank == rank);
+        if (layout->pp == 1) g.stage = comm;
+        for (uint32_t which = 0; which < MEETING_COUNT && !st; which++)
+            st = meet(&g, which, err);
+    }
+    if (st) {
+        pd_grid_deinit(&g);
+        return st;
+    }
     *ret_grid = g;
     return PD_OK;
 }
 
 void pd_grid_deinit(struct pd_grid *grid)
 {
+    struct pd_comm *own[] = {grid->tp,          grid->sp,           grid->forward_in, grid->forward_out,
+                             grid->backward_in, grid->backward_out, grid->mirror};
+    if (grid->stage != grid->comm) pd_comm_free(grid->stage);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        pd_comm_free(own[i]);
     *grid = (struct pd_grid){0};
 }
 
 void pd_grid_abort(struct pd_grid *grid)
 {
     if (grid->comm) pd_comm_abort(grid->comm);
+}
+
+uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_processes)
+{
+    const uint32_t world = pd_layout_world(layout);
+    uint64_t bytes = world > 1 ? pd_comm_bytes(world, is_processes) : 0;
+    for (uint32_t which = 0; which < MEETING_COUNT; which++) {
+        const struct meeting m = meeting_of(layout, rank, which);
+        if (m.is_on) bytes += pd_comm_bytes(m.size, is_processes);
+    }
+    return bytes;
+}
+
+struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank, uint32_t chunk)
+{
+    const uint32_t stage = chunk * layout->pp + pp_rank, last = model->unit_count - 1;
+    uint32_t begin = layout->first_unit[stage];
+    uint32_t end = stage + 1 < layout->stage_count ? layout->first_unit[stage + 1] : model->unit_count;
+    struct pd_stage s = {.has_embedding = begin == 0, .has_head = end == model->unit_count};
+    if (begin == 0) begin = 1;
+    if (end > last) end = last;
+    s.first_block = begin - 1;
+    s.block_count = end > begin ? end - begin : 0;
+    return s;
 }
