@@ -12,18 +12,35 @@
 
 #define STRIP 1024u
 
-static void update(const struct pd_adam_step *step, float keep, uint64_t n, float *restrict p, float *restrict m,
-                   float *restrict v, const float *restrict grad)
+#define LINE 16u
+/* Elements from what is updated to what is fetched: four streams are more than the processor follows by itself. */
+#define AHEAD 128u
+
+static inline void update_elements(const struct pd_adam_step *restrict s, float keep, uint64_t n, float *restrict p,
+                                   float *restrict m, float *restrict v, const float *restrict grad)
 {
-    struct pd_adam_step s = *step;
     for (uint64_t i = 0; i < n; i++) {
-        float g = s.scale * grad[i];
-        float first = s.beta1 * m[i] + s.beta1_rest * g;
-        float second = s.beta2 * v[i] + s.beta2_rest * g * g;
+        float g = s->scale * grad[i];
+        float first = s->beta1 * m[i] + s->beta1_rest * g;
+        float second = s->beta2 * v[i] + s->beta2_rest * g * g;
         m[i] = first;
         v[i] = second;
-        p[i] = keep * p[i] - s.rate_corrected * (first / (sqrtf(second) * s.root_correction + s.epsilon));
+        p[i] = keep * p[i] - s->rate_corrected * (first / (sqrtf(second) * s->root_correction + s->epsilon));
     }
+}
+
+static void update(const struct pd_adam_step *step, float keep, uint64_t n, float *p, float *m, float *v, const float *grad)
+{
+    const struct pd_adam_step s = *step;
+    uint64_t whole = n / LINE * LINE;
+    for (uint64_t i = 0; i < whole; i += LINE) {
+        __builtin_prefetch(p + i + AHEAD, 1);
+        __builtin_prefetch(m + i + AHEAD, 1);
+        __builtin_prefetch(v + i + AHEAD, 1);
+        __builtin_prefetch(grad + i + AHEAD, 0);
+        update_elements(&s, keep, LINE, p + i, m + i, v + i, grad + i);
+    }
+    update_elements(&s, keep, n - whole, p + whole, m + whole, v + whole, grad + whole);
 }
 
 static void copy_bf16(uint64_t n, const float *restrict p, uint16_t *restrict copy)

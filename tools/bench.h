@@ -29,6 +29,7 @@ void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const s
 void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
                           const struct pd_pairs_summary *summary);
 
+pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
