@@ -1,10 +1,12 @@
 /* Pipeline schedules: which leaf's forward or backward of which chunk a pp rank runs next. A pure function.
  *
  *   gpipe         all forwards, then all backwards (Huang et al. 2019)
- *   1f1b          as many forwards as stages follow, then one backward for each forward (Narayanan et al. 2021,
- * PipeDream-Flush) interleaved   1F1B over `interleave` chunks a rank (Narayanan et al. 2021, Megatron-LM); slots are a
- * multiple of pp
+ *   1f1b          as many forwards as stages follow, then one backward for each forward (PipeDream-Flush, Narayanan et al.
+ *                 2021)
+ *   interleaved   1F1B over `interleave` chunks a rank (Megatron-LM, Narayanan et al. 2021); slots are a multiple of pp
  *
+ * All ranks run the same forwards in the same order, and backwards likewise, so what one stage sends in order the next
+ * takes in order: a link needs no tags.
  * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in leaf order.
  * Theoretical bubble: (pp - 1) / (interleave * slots + pp - 1) of the step.
  */
