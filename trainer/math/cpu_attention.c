@@ -3,7 +3,8 @@
  *
  *   m' = max(m, max S)   P = exp(S - m')   l = l exp(m - m') + (sum over keys, ascending, of P)   O = O exp(m - m') + V^T P
  *
- * out = O (1/l), lse = m + log l. Keys that a query does not see have P = 0. */
+ * out = O (1/l), lse = m + log l. Keys that a query does not see have P = 0. Between parts of the keys, O, m and l rest in
+ * the caller's arrays as they are: the sequence of blocks is what makes the bits, not the calls it comes in. */
 #include "trainer/math/cpu_attention_block.h"
 
 #include <float.h>
@@ -25,18 +26,47 @@ struct forward_job {
     struct pd_cpu_queue queue;
 };
 
+/* What the key parts before this one left of a block of queries. */
+static void carry_load(const struct head *h, uint32_t qb, struct forward_space *s)
+{
+    const struct pd_attention *a = h->a;
+    uint32_t count = block_count(&h->queries, qb);
+    uint64_t ld = (uint64_t)a->heads * h->d, at = block_at(&h->queries, qb, a->heads, h->index, 1);
+    rows_load_as(PD_F32, a->acc, query_at(h, qb, ld), ld, h, count, s->k);
+    rows_to_lanes(s->k, h, count, s->o);
+    for (uint32_t r = 0; r < count; r++) {
+        s->max[r] = a->max[at + (uint64_t)r * a->heads];
+        s->sum[r] = a->sum[at + (uint64_t)r * a->heads];
+    }
+}
+
+static void carry_store(const struct head *h, uint32_t qb, struct forward_space *s)
+{
+    const struct pd_attention *a = h->a;
+    uint32_t count = block_count(&h->queries, qb);
+    uint64_t ld = (uint64_t)a->heads * h->d, at = block_at(&h->queries, qb, a->heads, h->index, 1);
+    lanes_to_rows(s->o, h, count, s->k);
+    rows_store_as(PD_F32, s->k, h, count, 1.0f, a->acc, query_at(h, qb, ld), ld);
+    for (uint32_t r = 0; r < count; r++) {
+        a->max[at + (uint64_t)r * a->heads] = s->max[r];
+        a->sum[at + (uint64_t)r * a->heads] = s->sum[r];
+    }
+}
+
 static void forward_start(const struct head *h, uint32_t qb, struct forward_space *s)
 {
-    uint32_t count = block_count(h, qb);
+    uint32_t count = block_count(&h->queries, qb);
     const struct pd_attention *a = h->a;
-    rows_load(a->q, block_at(h, qb, a->ld_qkv, h->index), a->ld_qkv, h, count, s->k);
-    rows_to_lanes(s->k, h, count, s->q);
     for (uint32_t r = 0; r < BLOCK; r++) {
         s->max[r] = -FLT_MAX;
         s->sum[r] = 0.0f;
-        s->position[r] = (float)(qb * BLOCK + r);
+        s->position[r] = (float)(block_start(&h->queries, qb) + r);
         s->first[r] = r < count ? (float)first_visible(h, qb * BLOCK + r) : 0.0f;
     }
+    memset(s->o, 0, (uint64_t)h->d * BLOCK * sizeof *s->o);
+    if (!a->first_part) carry_load(h, qb, s);
+    rows_load(a->q, query_at(h, qb, a->ld_qkv), a->ld_qkv, h, count, s->k);
+    rows_to_lanes(s->k, h, count, s->q);
 }
 
 /* 16 queries: S to P in place. */
@@ -89,20 +119,20 @@ static void rescale_block(const struct head *h, struct forward_space *s)
 static void forward_key_block(const struct head *h, uint32_t qb, uint32_t kb, struct forward_space *s)
 {
     const struct pd_attention *a = h->a;
-    uint32_t keys = block_count(h, kb);
-    uint64_t at = block_at(h, kb, a->ld_qkv, head_kv(h));
-    rows_load(a->k, at, a->ld_qkv, h, keys, s->k);
-    rows_load(a->v, at, a->ld_qkv, h, keys, s->v);
+    uint32_t keys = block_count(&h->keys, kb);
+    uint64_t at = key_at(h, kb, a->ld_kv);
+    rows_load(a->k, at, a->ld_kv, h, keys, s->k);
+    rows_load(a->v, at, a->ld_kv, h, keys, s->v);
     product_run(&(struct product){keys, BLOCK, h->d, s->k, h->padded, 1, s->q, BLOCK, s->p, BLOCK, false});
-    softmax_block(s, keys, kb * BLOCK, a->scale, block_is_cut(h, qb, kb));
-    bool is_first = kb == first_block(h, qb);
-    if (!is_first) rescale_block(h, s);
-    product_run(&(struct product){h->d, BLOCK, keys, s->v, 1, h->padded, s->p, BLOCK, s->o, BLOCK, !is_first});
+    softmax_block(s, keys, block_start(&h->keys, kb), a->scale, block_is_cut(h, qb, kb));
+    bool add = kb != keys_begin(h, qb) || !a->first_part;
+    if (add) rescale_block(h, s);
+    product_run(&(struct product){h->d, BLOCK, keys, s->v, 1, h->padded, s->p, BLOCK, s->o, BLOCK, add});
 }
 
 static void forward_finish(const struct head *h, uint32_t qb, struct forward_space *s)
 {
-    uint32_t count = block_count(h, qb);
+    uint32_t count = block_count(&h->queries, qb);
     const struct pd_attention *a = h->a;
     float lse[BLOCK];
     for (uint32_t lane = 0; lane < BLOCK; lane += 16) {
@@ -114,7 +144,7 @@ static void forward_finish(const struct head *h, uint32_t qb, struct forward_spa
     rescale_block(h, s);
     lanes_to_rows(s->o, h, count, s->k);
     uint64_t ld = (uint64_t)a->heads * h->d;
-    rows_store(s->k, h, count, 1.0f, a->out, block_at(h, qb, ld, h->index), ld);
+    rows_store(s->k, h, count, 1.0f, a->out, query_at(h, qb, ld), ld);
 }
 
 /* Long tasks first: the last blocks of queries see most keys. */
@@ -126,19 +156,23 @@ static void forward_body(void *context, uint64_t index)
     while (pd_cpu_queue_take(&job->queue, &item)) {
         uint64_t which = item % heads;
         struct head h = head_of(job->a, which / job->a->heads, which % job->a->heads);
-        uint32_t qb = h.blocks - 1 - (uint32_t)(item / heads);
+        uint32_t qb = h.queries.blocks - 1 - (uint32_t)(item / heads);
         forward_start(&h, qb, space);
-        for (uint32_t kb = first_block(&h, qb); kb <= qb; kb++)
+        for (uint32_t kb = keys_begin(&h, qb), end = keys_end(&h, qb); kb < end; kb++)
             forward_key_block(&h, qb, kb, space);
-        forward_finish(&h, qb, space);
+        if (job->a->last_part)
+            forward_finish(&h, qb, space);
+        else
+            carry_store(&h, qb, space);
     }
 }
 
 pd_status PD_CPU(attention_forward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     (void)err;
-    uint64_t blocks = (a->length + BLOCK - 1u) / BLOCK;
-    struct forward_job job = {pd_math_cpu_of(math), a, {0, a->sequences * (uint64_t)a->heads * blocks}};
+    struct pd_attention resolved = attention_resolve(a, a->acc != NULL);
+    uint64_t blocks = span_of(0, 0, a->length).blocks;
+    struct forward_job job = {pd_math_cpu_of(math), &resolved, {0, a->sequences * (uint64_t)a->heads * blocks}};
     pd_parallel(math->pool, job.cpu->threads, forward_body, &job);
     return PD_OK;
 }

@@ -3,17 +3,15 @@
  *   dQ = scale dS K      dK = scale dS^T Q      dV = P^T dO
  *
  * Every element is one chain: dQ over the keys ascending, dK and dV over the queries ascending; with grouped heads the
- * gradient of a key-value head is a binary tree over its query heads ((0,1),(2,3), ...). Two ways give these bits:
+ * gradient of a key-value head is a binary tree over its query heads (cpu_attention_tree.h). Two ways give these bits:
  *
  *   whole   one pass over the blocks of a head, query blocks outside, key blocks inside; dK and dV of the whole sequence lie
  *           in the workspace. 5 products a pair of blocks. A task is a key-value head of a sequence.
  *   pieces  dQ where the query is, then dK and dV where the key is. 7 products, any length. A task is a block.
  *
- * Which is taken depends on sizes and on how many threads want work, and nobody can tell from the result. */
-#include "trainer/math/cpu_attention_block.h"
-
-#define LEVELS_MAX 8u /* partial sums of a tree over at most 2^(LEVELS_MAX - 1) heads */
-_Static_assert(PD_CPU_HEAD_GROUP_MAX <= 1u << (LEVELS_MAX - 1), "a tree fits its levels");
+ * Which is taken depends on sizes and on how many threads want work, and nobody can tell from the result. Parts of a
+ * sequence go the second way, one half of it a call; between calls the chains rest in the caller's arrays. */
+#include "trainer/math/cpu_attention_tree.h"
 
 /* Blocks of a pair; the second letter says rows or lanes. */
 struct backward_space {
@@ -61,13 +59,13 @@ static void delta_body(void *context, uint64_t index)
 static void load_queries(const struct head *h, uint32_t qb, struct backward_space *s)
 {
     const struct pd_attention *a = h->a;
-    uint32_t count = block_count(h, qb);
+    uint32_t count = block_count(&h->queries, qb);
     uint64_t ld_out = (uint64_t)a->heads * h->d;
-    rows_load(a->q, block_at(h, qb, a->ld_qkv, h->index), a->ld_qkv, h, count, s->q_rows);
-    rows_load(a->dout, block_at(h, qb, ld_out, h->index), ld_out, h, count, s->dout_rows);
+    rows_load(a->q, query_at(h, qb, a->ld_qkv), a->ld_qkv, h, count, s->q_rows);
+    rows_load(a->dout, query_at(h, qb, ld_out), ld_out, h, count, s->dout_rows);
     for (uint32_t r = 0; r < BLOCK; r++) {
         bool there = r < count;
-        s->position[r] = (float)(qb * BLOCK + r);
+        s->position[r] = (float)(block_start(&h->queries, qb) + r);
         s->first[r] = there ? (float)first_visible(h, qb * BLOCK + r) : 0.0f;
         s->lse[r] = there ? a->lse[row_at(h, qb) + r] : 0.0f;
         s->delta[r] = there ? a->delta[row_at(h, qb) + r] : 0.0f;
@@ -77,9 +75,9 @@ static void load_queries(const struct head *h, uint32_t qb, struct backward_spac
 static void load_keys(const struct head *h, uint32_t kb, struct backward_space *s)
 {
     const struct pd_attention *a = h->a;
-    uint64_t at = block_at(h, kb, a->ld_qkv, head_kv(h));
-    rows_load(a->k, at, a->ld_qkv, h, block_count(h, kb), s->k_rows);
-    rows_load(a->v, at, a->ld_qkv, h, block_count(h, kb), s->v_rows);
+    uint64_t at = key_at(h, kb, a->ld_kv);
+    rows_load(a->k, at, a->ld_kv, h, block_count(&h->keys, kb), s->k_rows);
+    rows_load(a->v, at, a->ld_kv, h, block_count(&h->keys, kb), s->v_rows);
 }
 
 /* P and dS from S and dP, 16 pairs. */
@@ -123,33 +121,45 @@ V16_INLINE void gradients_by_key(struct backward_space *s, uint32_t queries, uin
 
 static void pair_by_query(const struct head *h, uint32_t qb, uint32_t kb, struct backward_space *s)
 {
-    uint32_t keys = block_count(h, kb);
+    uint32_t keys = block_count(&h->keys, kb), first_key = block_start(&h->keys, kb);
     product_run(&(struct product){keys, BLOCK, h->d, s->k_rows, h->padded, 1, s->left_lanes, BLOCK, s->p, BLOCK, false});
     product_run(&(struct product){keys, BLOCK, h->d, s->v_rows, h->padded, 1, s->right_lanes, BLOCK, s->ds, BLOCK, false});
     if (block_is_cut(h, qb, kb))
-        gradients_by_query(s, keys, kb * BLOCK, h->a->scale, true);
+        gradients_by_query(s, keys, first_key, h->a->scale, true);
     else
-        gradients_by_query(s, keys, kb * BLOCK, h->a->scale, false);
-    bool add = kb != first_block(h, qb);
+        gradients_by_query(s, keys, first_key, h->a->scale, false);
+    bool add = kb != keys_begin(h, qb) || !h->a->first_part;
     product_run(&(struct product){h->d, BLOCK, keys, s->k_rows, 1, h->padded, s->ds, BLOCK, s->dq_lanes, BLOCK, add});
 }
 
 static void queries_start(const struct head *h, uint32_t qb, struct backward_space *s)
 {
+    const struct pd_attention *a = h->a;
+    uint32_t count = block_count(&h->queries, qb);
+    uint64_t ld = (uint64_t)a->heads * h->d;
+    memset(s->dq_lanes, 0, (uint64_t)h->d * BLOCK * sizeof *s->dq_lanes);
+    if (!a->first_part) {
+        rows_load_as(PD_F32, a->dq_acc, query_at(h, qb, ld), ld, h, count, s->q_rows);
+        rows_to_lanes(s->q_rows, h, count, s->dq_lanes);
+    }
     load_queries(h, qb, s);
-    rows_to_lanes(s->q_rows, h, block_count(h, qb), s->left_lanes);
-    rows_to_lanes(s->dout_rows, h, block_count(h, qb), s->right_lanes);
+    rows_to_lanes(s->q_rows, h, count, s->left_lanes);
+    rows_to_lanes(s->dout_rows, h, count, s->right_lanes);
 }
 
 static void queries_finish(const struct head *h, uint32_t qb, struct backward_space *s)
 {
     const struct pd_attention *a = h->a;
-    uint32_t count = block_count(h, qb);
+    uint32_t count = block_count(&h->queries, qb);
+    uint64_t ld = (uint64_t)a->heads * h->d;
     lanes_to_rows(s->dq_lanes, h, count, s->q_rows);
-    rows_store(s->q_rows, h, count, a->scale, a->dq, block_at(h, qb, a->ld_qkv, h->index), a->ld_qkv);
+    if (a->last_part)
+        rows_store(s->q_rows, h, count, a->scale, a->dq, query_at(h, qb, a->ld_dq), a->ld_dq);
+    else
+        rows_store_as(PD_F32, s->q_rows, h, count, 1.0f, a->dq_acc, query_at(h, qb, ld), ld);
 }
 
-static void pieces_queries_body(void *context, uint64_t index)
+static void queries_body(void *context, uint64_t index)
 {
     struct backward_job *job = context;
     struct backward_space *s = space_of(job, index);
@@ -157,9 +167,9 @@ static void pieces_queries_body(void *context, uint64_t index)
     while (pd_cpu_queue_take(&job->queue, &item)) {
         uint64_t which = item % heads;
         struct head h = head_of(job->a, which / job->a->heads, which % job->a->heads);
-        uint32_t qb = h.blocks - 1 - (uint32_t)(item / heads);
+        uint32_t qb = h.queries.blocks - 1 - (uint32_t)(item / heads);
         queries_start(&h, qb, s);
-        for (uint32_t kb = first_block(&h, qb); kb <= qb; kb++) {
+        for (uint32_t kb = keys_begin(&h, qb), end = keys_end(&h, qb); kb < end; kb++) {
             load_keys(&h, kb, s);
             pair_by_query(&h, qb, kb, s);
         }
@@ -167,44 +177,11 @@ static void pieces_queries_body(void *context, uint64_t index)
     }
 }
 
-/* Partial sums of a tree over query heads: a stack whose entry of level n covers 2^n heads. An entry is dK then dV. */
-struct tree {
-    float *entries;
-    uint64_t entry; /* floats */
-    uint32_t level[LEVELS_MAX];
-    uint32_t depth;
-};
-
-static float *tree_push(struct tree *t)
-{
-    PD_CHECK(t->depth < LEVELS_MAX);
-    t->level[t->depth] = 0;
-    float *entry = t->entries + t->depth++ * t->entry;
-    memset(entry, 0, t->entry * sizeof *entry);
-    return entry;
-}
-
-static void tree_merge_top(struct tree *t)
-{
-    float *to = t->entries + (t->depth - 2) * t->entry, *from = to + t->entry;
-    for (uint64_t i = 0; i < t->entry; i += 16)
-        v16_store(to + i, v16_add(v16_load(to + i), v16_load(from + i)));
-    t->depth--;
-    t->level[t->depth - 1]++;
-}
-
-/* Merges what is complete; at the end, what is left. */
-static void tree_settle(struct tree *t, bool at_end)
-{
-    while (t->depth > 1 && (at_end || t->level[t->depth - 1] == t->level[t->depth - 2]))
-        tree_merge_top(t);
-}
-
 static void add_pair_to_keys(const struct head *h, uint32_t qb, uint32_t kb, struct backward_space *s, bool by_query,
                              float *dk, float *dv)
 {
-    uint32_t row = by_query ? BLOCK : 1, column = by_query ? 1 : BLOCK, keys = block_count(h, kb),
-             queries = block_count(h, qb);
+    uint32_t row = by_query ? BLOCK : 1, column = by_query ? 1 : BLOCK, keys = block_count(&h->keys, kb),
+             queries = block_count(&h->queries, qb);
     product_run(&(struct product){keys, h->padded, queries, s->ds, row, column, s->q_rows, h->padded, dk, h->padded, true});
     product_run(
         &(struct product){keys, h->padded, queries, s->p, row, column, s->dout_rows, h->padded, dv, h->padded, true});
@@ -213,57 +190,79 @@ static void add_pair_to_keys(const struct head *h, uint32_t qb, uint32_t kb, str
 static void store_keys(const struct head *h, uint32_t kb, const float *dk, const float *dv)
 {
     const struct pd_attention *a = h->a;
-    uint64_t at = block_at(h, kb, a->ld_qkv, head_kv(h));
-    rows_store(dk, h, block_count(h, kb), a->scale, a->dk, at, a->ld_qkv);
-    rows_store(dv, h, block_count(h, kb), 1.0f, a->dv, at, a->ld_qkv);
+    uint32_t count = block_count(&h->keys, kb);
+    uint64_t at = key_at(h, kb, a->ld_dkv);
+    if (a->kv_partial) {
+        rows_store_as(PD_F32, dk, h, count, 1.0f, a->dk, at, a->ld_dkv);
+        rows_store_as(PD_F32, dv, h, count, 1.0f, a->dv, at, a->ld_dkv);
+    } else {
+        rows_store(dk, h, count, a->scale, a->dk, at, a->ld_dkv);
+        rows_store(dv, h, count, 1.0f, a->dv, at, a->ld_dkv);
+    }
 }
 
 static void pair_by_key(const struct head *h, uint32_t qb, uint32_t kb, struct backward_space *s, float *dk, float *dv)
 {
-    uint32_t queries = block_count(h, qb);
+    uint32_t queries = block_count(&h->queries, qb), first_key = block_start(&h->keys, kb);
     load_queries(h, qb, s);
     product_run(&(struct product){queries, BLOCK, h->d, s->q_rows, h->padded, 1, s->left_lanes, BLOCK, s->p, BLOCK, false});
     product_run(
         &(struct product){queries, BLOCK, h->d, s->dout_rows, h->padded, 1, s->right_lanes, BLOCK, s->ds, BLOCK, false});
     if (block_is_cut(h, qb, kb))
-        gradients_by_key(s, queries, kb * BLOCK, h->a->scale, true);
+        gradients_by_key(s, queries, first_key, h->a->scale, true);
     else
-        gradients_by_key(s, queries, kb * BLOCK, h->a->scale, false);
+        gradients_by_key(s, queries, first_key, h->a->scale, false);
     add_pair_to_keys(h, qb, kb, s, false, dk, dv);
 }
 
-static void pieces_keys_body(void *context, uint64_t index)
+/* The chains of one query head over the queries of this call; dk and dv hold zeros. */
+static void keys_of_head(const struct head *h, uint32_t kb, struct backward_space *s, float *dk, float *dv)
+{
+    const struct pd_attention *a = h->a;
+    uint32_t count = block_count(&h->keys, kb), last = block_last(&h->keys, kb);
+    uint64_t ld = (uint64_t)a->heads * h->d, at = block_at(&h->keys, kb, ld, h->index, h->d);
+    if (!a->first_part) {
+        rows_load_as(PD_F32, a->dk_acc, at, ld, h, count, dk);
+        rows_load_as(PD_F32, a->dv_acc, at, ld, h, count, dv);
+    }
+    uint32_t qb = block_holding(&h->queries, block_start(&h->keys, kb));
+    for (; qb < h->queries.blocks && first_visible(h, qb * BLOCK) <= last; qb++)
+        pair_by_key(h, qb, kb, s, dk, dv);
+    if (a->last_part) return;
+    rows_store_as(PD_F32, dk, h, count, 1.0f, a->dk_acc, at, ld);
+    rows_store_as(PD_F32, dv, h, count, 1.0f, a->dv_acc, at, ld);
+}
+
+static void keys_body(void *context, uint64_t index)
 {
     struct backward_job *job = context;
     const struct pd_attention *a = job->a;
     struct backward_space *s = space_of(job, index);
     uint64_t item, kv_heads = (uint64_t)a->sequences * a->kv_heads;
-    uint32_t group = a->heads / a->kv_heads;
     while (pd_cpu_queue_take(&job->queue, &item)) {
         uint64_t which = item % kv_heads;
-        uint32_t kb = (uint32_t)(item / kv_heads);
-        struct head h = head_of(a, which / a->kv_heads, which % a->kv_heads * group);
+        uint32_t kb = (uint32_t)(item / kv_heads), kv = (uint32_t)(which % a->kv_heads);
+        struct head h = head_of(a, which / a->kv_heads, heads_begin(a, kv));
         load_keys(&h, kb, s);
-        rows_to_lanes(s->k_rows, &h, block_count(&h, kb), s->left_lanes);
-        rows_to_lanes(s->v_rows, &h, block_count(&h, kb), s->right_lanes);
+        rows_to_lanes(s->k_rows, &h, block_count(&h.keys, kb), s->left_lanes);
+        rows_to_lanes(s->v_rows, &h, block_count(&h.keys, kb), s->right_lanes);
         struct tree tree = {.entries = s->sums, .entry = 2 * (uint64_t)BLOCK * h.padded};
-        for (uint32_t g = 0; g < group; g++, h.index++) {
-            float *dk = tree_push(&tree), *dv = dk + BLOCK * h.padded;
-            for (uint32_t qb = kb; qb < h.blocks && first_block(&h, qb) <= kb; qb++)
-                pair_by_key(&h, qb, kb, s, dk, dv);
-            tree_settle(&tree, false);
+        for (; h.index < heads_end(a, kv); h.index++) {
+            if (!a->last_part) tree.depth = 0; /* a chain is stored, not added to its neighbours */
+            float *dk = tree_push(&tree, tree_key(a, kv, h.index));
+            keys_of_head(&h, kb, s, dk, dk + BLOCK * h.padded);
         }
-        tree_settle(&tree, true);
-        h.index--;
+        if (!a->last_part) continue;
+        tree_finish(&tree);
         store_keys(&h, kb, s->sums, s->sums + BLOCK * h.padded);
     }
 }
 
 static void whole_head(const struct head *h, struct backward_space *s, float *dk, float *dv)
 {
-    for (uint32_t qb = 0; qb < h->blocks; qb++) {
+    for (uint32_t qb = 0; qb < h->queries.blocks; qb++) {
         queries_start(h, qb, s);
-        for (uint32_t kb = first_block(h, qb); kb <= qb; kb++) {
+        for (uint32_t kb = keys_begin(h, qb); kb <= qb; kb++) {
             uint64_t at = (uint64_t)kb * BLOCK * h->padded;
             load_keys(h, kb, s);
             pair_by_query(h, qb, kb, s);
@@ -278,39 +277,28 @@ static void whole_body(void *context, uint64_t index)
     struct backward_job *job = context;
     const struct pd_attention *a = job->a;
     struct backward_space *s = space_of(job, index);
-    uint32_t group = a->heads / a->kv_heads;
     uint64_t item;
     while (pd_cpu_queue_take(&job->queue, &item)) {
-        struct head h = head_of(a, item / a->kv_heads, item % a->kv_heads * group);
-        uint64_t half = (uint64_t)h.blocks * BLOCK * h.padded;
+        uint32_t kv = (uint32_t)(item % a->kv_heads);
+        struct head h = head_of(a, item / a->kv_heads, heads_begin(a, kv));
+        uint64_t half = (uint64_t)h.keys.blocks * BLOCK * h.padded;
         struct tree tree = {.entries = s->sums, .entry = 2 * half};
-        for (uint32_t g = 0; g < group; g++, h.index++) {
-            float *dk = tree_push(&tree);
+        for (; h.index < heads_end(a, kv); h.index++) {
+            float *dk = tree_push(&tree, tree_key(a, kv, h.index));
             whole_head(&h, s, dk, dk + half);
-            tree_settle(&tree, false);
         }
-        tree_settle(&tree, true);
-        h.index--;
-        for (uint32_t kb = 0; kb < h.blocks; kb++) {
+        tree_finish(&tree);
+        for (uint32_t kb = 0; kb < h.keys.blocks; kb++) {
             uint64_t at = (uint64_t)kb * BLOCK * h.padded;
             store_keys(&h, kb, s->sums + at, s->sums + half + at);
         }
     }
 }
 
-/* Levels that a tree over `group` heads needs at once: floor(log2(group)) + 1. */
-static uint32_t tree_levels(uint32_t group)
-{
-    uint32_t levels = 0;
-    for (; group > 0; group /= 2)
-        levels++;
-    return levels;
-}
-
 static bool whole_fits(const struct pd_attention *a, unsigned threads)
 {
     struct head h = head_of(a, 0, 0);
-    uint64_t floats = 2 * (uint64_t)h.blocks * BLOCK * h.padded * tree_levels(a->heads / a->kv_heads);
+    uint64_t floats = 2 * (uint64_t)h.keys.blocks * BLOCK * h.padded * tree_levels(a);
     return floats * sizeof(float) <= SUMS_BYTES && (uint64_t)a->sequences * a->kv_heads >= threads;
 }
 
@@ -321,17 +309,58 @@ static void run(struct pd_math *math, struct backward_job *job, uint64_t items, 
     pd_parallel(math->pool, job->cpu->threads, body, job);
 }
 
+static void run_delta(struct pd_math *math, struct backward_job *job)
+{
+    pd_parallel(math->pool, (uint64_t)job->a->sequences * job->a->length, delta_body, job);
+}
+
+static void run_queries(struct pd_math *math, struct backward_job *job)
+{
+    run(math, job, job->a->sequences * (uint64_t)job->a->heads * span_of(0, 0, job->a->length).blocks, queries_body);
+}
+
+static void run_keys(struct pd_math *math, struct backward_job *job)
+{
+    run(math, job, job->a->sequences * (uint64_t)job->a->kv_heads * span_of(0, 0, job->a->key_length).blocks, keys_body);
+}
+
 pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     (void)err;
-    struct backward_job job = {pd_math_cpu_of(math), a, {0, 0}};
-    uint64_t blocks = (a->length + BLOCK - 1u) / BLOCK;
-    pd_parallel(math->pool, (uint64_t)a->sequences * a->length, delta_body, &job);
-    if (whole_fits(a, job.cpu->threads)) {
-        run(math, &job, a->sequences * (uint64_t)a->kv_heads, whole_body);
+    struct pd_attention resolved = attention_resolve(a, false);
+    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
+    run_delta(math, &job);
+    if (whole_fits(&resolved, job.cpu->threads)) {
+        run(math, &job, resolved.sequences * (uint64_t)resolved.kv_heads, whole_body);
         return PD_OK;
     }
-    run(math, &job, a->sequences * (uint64_t)a->heads * blocks, pieces_queries_body);
-    run(math, &job, a->sequences * (uint64_t)a->kv_heads * blocks, pieces_keys_body);
+    run_queries(math, &job);
+    run_keys(math, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    (void)err;
+    struct backward_job job = {pd_math_cpu_of(math), a, {0, 0}};
+    run_delta(math, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(attention_backward_queries)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    (void)err;
+    struct pd_attention resolved = attention_resolve(a, true);
+    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
+    run_queries(math, &job);
+    return PD_OK;
+}
+
+pd_status PD_CPU(attention_backward_keys)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    (void)err;
+    struct pd_attention resolved = attention_resolve(a, true);
+    struct backward_job job = {pd_math_cpu_of(math), &resolved, {0, 0}};
+    run_keys(math, &job);
     return PD_OK;
 }

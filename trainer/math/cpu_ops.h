@@ -12,6 +12,9 @@ pd_status PD_CPU(layernorm_backward)(struct pd_math *, const struct pd_norm *, s
 pd_status PD_CPU(rope)(struct pd_math *, const struct pd_rope *, struct pd_error *);
 pd_status PD_CPU(attention_forward)(struct pd_math *, const struct pd_attention *, struct pd_error *);
 pd_status PD_CPU(attention_backward)(struct pd_math *, const struct pd_attention *, struct pd_error *);
+pd_status PD_CPU(attention_delta)(struct pd_math *, const struct pd_attention *, struct pd_error *);
+pd_status PD_CPU(attention_backward_queries)(struct pd_math *, const struct pd_attention *, struct pd_error *);
+pd_status PD_CPU(attention_backward_keys)(struct pd_math *, const struct pd_attention *, struct pd_error *);
 pd_status PD_CPU(swiglu_forward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,
                                  void *out, struct pd_error *);
 pd_status PD_CPU(swiglu_backward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,

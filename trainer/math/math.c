@@ -80,39 +80,86 @@ pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error
     return math->ops->rope(math, r, err);
 }
 
-static void check_attention(const struct pd_attention *a)
+/* Query heads of this rank fill its key-value heads without gaps; the first and the last may be shared with neighbours. */
+static void check_attention_heads(const struct pd_attention *a)
 {
-    PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->kv_heads > 0 && a->heads % a->kv_heads == 0);
-    PD_CHECK(a->q && a->k && a->v && a->out && a->lse);
-    PD_CHECK(a->ld_qkv >= (uint64_t)a->heads * a->head_size);
+    PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->kv_heads > 0);
+    if (a->group) {
+        PD_CHECK(a->group_offset < a->group);
+        PD_CHECK(((uint64_t)a->heads + a->group_offset + a->group - 1) / a->group == a->kv_heads);
+    } else {
+        PD_CHECK(a->group_offset == 0 && a->heads % a->kv_heads == 0);
+    }
 }
 
-pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+static void check_attention(const struct pd_attention *a, bool parts)
 {
-    check_attention(attention);
-    return math->ops->attention_forward(math, attention, err);
+    const uint64_t width = (uint64_t)a->heads * a->head_size, kv_width = (uint64_t)a->kv_heads * a->head_size;
+    check_attention_heads(a);
+    PD_CHECK(a->q && a->k && a->v);
+    PD_CHECK(a->ld_qkv >= width && (a->ld_kv ? a->ld_kv : a->ld_qkv) >= kv_width);
+    PD_CHECK(!parts || (a->length > 0 && a->key_length > 0 && a->key_start < (uint64_t)a->query_start + a->length));
 }
 
-pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+static void check_attention_kv_gradient(const struct pd_attention *a)
 {
-    check_attention(attention);
-    PD_CHECK(attention->dout && attention->delta && attention->dq && attention->dk && attention->dv);
-    return math->ops->attention_backward(math, attention, err);
+    const uint64_t ld_kv = a->ld_kv ? a->ld_kv : a->ld_qkv;
+    PD_CHECK(a->dk && a->dv && (a->ld_dkv ? a->ld_dkv : ld_kv) >= (uint64_t)a->kv_heads * a->head_size);
 }
 
-pd_status pd_attention_delta(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+static void check_attention_query_gradient(const struct pd_attention *a)
 {
-    return math->ops->attention_delta(math, attention, err);
+    PD_CHECK(a->dq && (a->ld_dq ? a->ld_dq : a->ld_qkv) >= (uint64_t)a->heads * a->head_size);
 }
 
-pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+/* A rank of more chunks than heads may have none. */
+static bool attention_is_empty(const struct pd_attention *a)
 {
-    return math->ops->attention_backward_queries(math, attention, err);
+    return a->heads == 0 || a->sequences == 0 || a->length == 0;
 }
 
-pd_status pd_attention_backward_keys(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err)
+pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    return math->ops->attention_backward_keys(math, attention, err);
+    if (attention_is_empty(a)) return PD_OK;
+    check_attention(a, a->acc != NULL);
+    PD_CHECK(a->acc ? a->max && a->sum : !a->max && !a->sum);
+    PD_CHECK((a->acc && !a->last_part) || (a->out && a->lse));
+    return math->ops->attention_forward(math, a, err);
+}
+
+pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    if (attention_is_empty(a)) return PD_OK;
+    check_attention(a, false);
+    check_attention_query_gradient(a);
+    check_attention_kv_gradient(a);
+    PD_CHECK(a->out && a->lse && a->dout && a->delta);
+    return math->ops->attention_backward(math, a, err);
+}
+
+pd_status pd_attention_delta(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    if (attention_is_empty(a)) return PD_OK;
+    PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->out && a->dout && a->delta);
+    return math->ops->attention_delta(math, a, err);
+}
+
+pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    if (attention_is_empty(a)) return PD_OK;
+    check_attention(a, true);
+    PD_CHECK(a->lse && a->dout && a->delta && ((a->first_part && a->last_part) || a->dq_acc));
+    if (a->last_part) check_attention_query_gradient(a);
+    return math->ops->attention_backward_queries(math, a, err);
+}
+
+pd_status pd_attention_backward_keys(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    if (attention_is_empty(a)) return PD_OK;
+    check_attention(a, true);
+    PD_CHECK(a->lse && a->dout && a->delta && ((a->first_part && a->last_part) || (a->dk_acc && a->dv_acc)));
+    if (a->last_part) check_attention_kv_gradient(a);
+    return math->ops->attention_backward_keys(math, a, err);
 }
 
 pd_status pd_finish(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err)
