@@ -141,7 +141,7 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
     pd_status st = PD_OK;
     if (comm) {
         PD_CHECK(comm->size == g.world && comm->rank == rank);
-        if (layout->pp == 1) g.stage = comm;
+        if (layout->pp == 1 && g.world > 1) g.stage = comm;
         for (uint32_t which = 0; which < MEETING_COUNT && !st; which++)
             st = meet(&g, which, err);
     }
