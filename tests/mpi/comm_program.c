@@ -147,11 +147,50 @@ static pd_status case_speed(struct pd_comm *comm, void *context, struct pd_error
     return PD_OK;
 }
 
+/* Small messages to everybody, as the sums of tensor parallelism are: waited for by the caller, and through the queue. */
+static pd_status case_latency(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    enum { ROUNDS = 4000 };
+    const uint64_t sizes[] = {8, 4096, 65536};
+    struct pd_comm_piece sends[64], recvs[64];
+    uint8_t *out = calloc(64, 65536), *in = calloc(64, 65536);
+    for (uint32_t s = 0; s < 3; s++) {
+        uint32_t count = 0;
+        for (uint32_t p = 0; p < comm->size; p++) {
+            if (p == comm->rank) continue;
+            sends[count] = (struct pd_comm_piece){.peer = p, .data = out + 65536 * p, .bytes = sizes[s]};
+            recvs[count++] = (struct pd_comm_piece){.peer = p, .data = in + 65536 * p, .bytes = sizes[s]};
+        }
+        double seconds[2];
+        for (int is_queued = 0; is_queued < 2; is_queued++) {
+            PD_TRY(pd_comm_barrier(comm, err));
+            const double began = seconds_now();
+            for (int i = 0; i < ROUNDS; i++) {
+                struct pd_comm_op op = {.sends = sends, .send_count = count, .recvs = recvs, .recv_count = count};
+                if (!is_queued) {
+                    PD_TRY(pd_comm_exchange(comm, sends, count, recvs, count, err));
+                    continue;
+                }
+                PD_TRY(pd_comm_start(comm, &op, err));
+                PD_TRY(pd_comm_wait(comm, &op, err));
+            }
+            seconds[is_queued] = (seconds_now() - began) / ROUNDS;
+        }
+        if (comm->rank == 0)
+            printf("%s ranks %u: %llu bytes to each other rank: exchange %.1f us, start and wait %.1f us\n", comm->ops->name,
+                   comm->size, (unsigned long long)sizes[s], seconds[0] * 1e6, seconds[1] * 1e6);
+    }
+    free(out);
+    free(in);
+    return PD_OK;
+}
+
 static const struct {
     const char *name;
     pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
-} cases[] = {{"all", case_all},     {"hosts", case_hosts}, {"kill", case_kill},  {"silent", case_silent},
-             {"speed", case_speed}, {"storm", case_storm}, {"alone", case_alone}};
+} cases[] = {{"all", case_all},     {"hosts", case_hosts}, {"kill", case_kill},   {"silent", case_silent},
+             {"speed", case_speed}, {"storm", case_storm}, {"alone", case_alone}, {"latency", case_latency}};
 
 static pd_status run_mpi(pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), struct pd_error *err)
 {
@@ -177,6 +216,6 @@ int main(int argc, char **argv)
         if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
         return pd_status_exit_code(st);
     }
-    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed\n");
+    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed|latency\n");
     return 64;
 }
