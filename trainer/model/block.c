@@ -4,10 +4,12 @@
  *   out    = middle + activation(norm2(middle) Wup + bup) Wdown + bdown
  *
  * Llama: RMS norm, RoPE, SwiGLU over gate and up, biases at most at q, k, v. GPT-2: layer norm, no RoPE, GELU, biases
- * everywhere. */
+ * everywhere.
+ *
+ * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
+ * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
+ * over chunks. Sums over tokens go piece by piece. */
 #include "trainer/model/transformer_internal.h"
-
-#include <math.h>
 
 /* Places of tensors inside a block of the tensor table; -1: the family has none. */
 struct roles {
@@ -18,216 +20,360 @@ static const struct roles llama_roles = {0, -1, 1, -1, 4, -1, 5, -1, 6, -1, 8, -
 static const struct roles llama_bias_roles = {0, -1, 1, 4, 7, -1, 8, -1, 9, -1, 11, -1};
 static const struct roles gpt2_roles = {0, 1, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15};
 
-static const struct roles *roles_of(const struct pd_transformer *t)
+/* One pass over a block. */
+struct pass {
+    struct pd_transformer *t;
+    const struct roles *roles;
+    const struct pd_leaf_input *input;
+    struct pd_block_activations *a;
+    void *x; /* (R,C) input of the block */
+    void *const *w;
+    float *const *g;
+    uint64_t hidden;
+};
+
+static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, float *const *g)
 {
-    if (!t->is_llama) return &gpt2_roles;
-    return t->model->config.qkv_bias ? &llama_bias_roles : &llama_roles;
+    const bool bias = t->model->config.qkv_bias;
+    uint32_t place = pd_transformer_place(t, slot, block);
+    PD_CHECK(block < t->model->config.layers);
+    return (struct pass){.t = t,
+                         .roles = !t->is_llama ? &gpt2_roles
+                                  : bias       ? &llama_bias_roles
+                                               : &llama_roles,
+                         .input = pd_transformer_input(t, slot),
+                         .a = &t->blocks[place],
+                         .x = t->stream[place],
+                         .w = w,
+                         .g = g,
+                         .hidden = t->model->config.hidden};
 }
 
-static void *at(void *const *pointers, int role)
+static void *weight(const struct pass *p, int role)
 {
-    return role < 0 ? NULL : pointers[role];
+    return role < 0 ? NULL : p->w[role];
 }
 
-static struct pd_matrix matrix(struct pd_transformer *t, void *data, uint64_t columns)
+static float *gradient(const struct pass *p, int role)
 {
-    return (struct pd_matrix){data, t->options.dtype, columns};
+    return role < 0 ? NULL : p->g[role];
 }
 
-/* y (R,out) = x (R,in) W^T + bias + residual;  W (out,in) */
-static pd_status linear(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *bias,
-                        void *residual, void *y, struct pd_error *err)
+static struct pd_matrix matrix(const struct pd_transformer *t, const void *data, uint64_t ld)
 {
+    return (struct pd_matrix){(void *)(uintptr_t)data, t->options.dtype, ld};
+}
+
+static const char *shift(const struct pd_transformer *t, const void *base, uint64_t elements)
+{
+    return (const char *)base + elements * t->element_bytes;
+}
+
+/* ---- what is cut by rows of the weight ---- */
+
+/* y (R,out) = x (R,C) W^T + bias;  W (out,C) */
+static pd_status columns_forward(const struct pass *p, uint64_t out, const void *x, const void *w, const void *bias, void *y,
+                                 struct pd_error *err)
+{
+    const struct pd_transformer *t = p->t;
     struct pd_gemm g = {.m = t->rows,
                         .n = out,
-                        .k = in,
+                        .k = p->hidden,
                         .trans_b = true,
-                        .a = matrix(t, x, in),
-                        .b = matrix(t, weight, in),
+                        .a = matrix(t, x, p->hidden),
+                        .b = matrix(t, w, p->hidden),
                         .c = matrix(t, y, out),
                         .bias = bias,
-                        .bias_dtype = t->options.dtype,
-                        .residual = matrix(t, residual, out)};
+                        .bias_dtype = t->options.dtype};
+    return out ? pd_gemm(t->math, &g, err) : PD_OK;
+}
+
+static pd_status qkv_forward(const struct pass *p, struct pd_error *err)
+{
+    const struct pd_transformer *t = p->t;
+    const uint64_t q = t->share.q_columns, kv = 2 * t->share.k_columns;
+    const char *w = weight(p, p->roles->qkv), *bias = weight(p, p->roles->qkv_bias);
+    if (!t->sp.by_parts) return columns_forward(p, q + kv, p->a->norm1, w, bias, p->a->qkv, err);
+    struct pd_qkv y = pd_qkv_of(t, p->a->qkv, t->share.k_columns);
+    PD_TRY(columns_forward(p, q, p->a->norm1, w, bias, y.q, err));
+    return columns_forward(p, kv, p->a->norm1, shift(t, w, q * p->hidden), bias ? shift(t, bias, q) : NULL, y.k, err);
+}
+
+/* dW (out,in) = dy^T x, a chain of tokens a piece. */
+struct weight_gradient {
+    const void *dy, *x;
+    uint64_t out, ld_dy, in, ld_x;
+};
+
+static pd_status weight_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const struct weight_gradient *w = context;
+    const uint64_t row = t->sp.row[place];
+    struct pd_gemm g = {.m = w->out,
+                        .n = w->in,
+                        .k = t->sp.rows[place],
+                        .trans_a = true,
+                        .a = matrix(t, shift(t, w->dy, row * w->ld_dy), w->ld_dy),
+                        .b = matrix(t, shift(t, w->x, row * w->ld_x), w->ld_x),
+                        .c = {dst, PD_F32, w->in}};
     return pd_gemm(t->math, &g, err);
 }
 
-/* dx (R,in) = dy W;  dW (out,in) = dy^T x;  dbias = sum over rows of dy */
-static pd_status linear_backward(struct pd_transformer *t, uint64_t in, uint64_t out, void *x, void *weight, void *dy,
-                                 void *dx, float *dweight, float *dbias, struct pd_error *err)
+static pd_status bias_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
 {
-    struct pd_gemm input = {
-        .m = t->rows, .n = in, .k = out, .a = matrix(t, dy, out), .b = matrix(t, weight, in), .c = matrix(t, dx, in)};
-    PD_TRY(pd_gemm(t->math, &input, err));
-    struct pd_gemm weights = {.m = out,
-                              .n = in,
-                              .k = t->rows,
-                              .trans_a = true,
-                              .a = matrix(t, dy, out),
-                              .b = matrix(t, x, in),
-                              .c = {dweight, PD_F32, in}};
-    PD_TRY(pd_gemm(t->math, &weights, err));
-    if (!dbias) return PD_OK;
-    return pd_column_sum(t->math, t->rows, out, out, t->options.dtype, dy, dbias, err);
+    const struct weight_gradient *w = context;
+    return pd_column_sum(t->math, t->sp.rows[place], w->out, w->ld_dy, t->options.dtype,
+                         shift(t, w->dy, t->sp.row[place] * w->ld_dy), dst, err);
 }
 
-static struct pd_norm norm_of(struct pd_transformer *t, const void *x, void *weight, void *bias, float *mean, float *rstd,
-                              void *out)
+static pd_status weight_backward(struct pd_transformer *t, struct weight_gradient *w, float *dweight, float *dbias,
+                                 struct pd_error *err)
 {
-    return (struct pd_norm){.rows = t->rows,
-                            .columns = t->model->config.hidden,
-                            .dtype = t->options.dtype,
-                            .epsilon = t->model->config.norm_epsilon,
-                            .x = x,
-                            .weight = weight,
-                            .bias = bias,
-                            .mean = mean,
-                            .rstd = rstd,
-                            .out = out};
+    if (!w->out || !w->in) return PD_OK;
+    PD_TRY(pd_sum_pieces(t, w->out * w->in, weight_piece, w, dweight, err));
+    return dbias ? pd_sum_pieces(t, w->out, bias_piece, w, dbias, err) : PD_OK;
 }
 
-static pd_status norm_forward(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
+static pd_status qkv_weights(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
 {
-    return t->is_llama ? pd_rmsnorm_forward(t->math, n, err) : pd_layernorm_forward(t->math, n, err);
+    struct pd_transformer *t = p->t;
+    const uint64_t q = t->share.q_columns, kv = 2 * t->share.dk_columns;
+    float *dweight = gradient(p, p->roles->qkv), *dbias = gradient(p, p->roles->qkv_bias);
+    struct weight_gradient all = {d->q, p->a->norm1, q + kv, d->ld_q, p->hidden, p->hidden};
+    if (!t->sp.by_parts) return weight_backward(t, &all, dweight, dbias, err);
+    struct weight_gradient queries = {d->q, p->a->norm1, q, d->ld_q, p->hidden, p->hidden};
+    struct weight_gradient keys = {d->k, p->a->norm1, kv, d->ld_kv, p->hidden, p->hidden};
+    PD_TRY(weight_backward(t, &queries, dweight, dbias, err));
+    return weight_backward(t, &keys, dweight + q * p->hidden, dbias ? dbias + q : NULL, err);
 }
 
-/* dstream = gradient through the norm + dstream, which is the residual path. */
-static pd_status norm_backward(struct pd_transformer *t, struct pd_norm *n, float *dweight, float *dbias,
-                               struct pd_error *err)
+static struct pd_chunk_term term(const struct pd_transformer *t, const void *dy, uint64_t ld_dy, uint64_t dy_column,
+                                 const void *w, uint64_t w_row, uint64_t k)
 {
-    n->dout = t->dnorm;
-    n->dresidual = t->dstream;
-    n->dx = t->dstream;
-    n->dweight = dweight;
-    n->dbias = dbias;
-    return t->is_llama ? pd_rmsnorm_backward(t->math, n, err) : pd_layernorm_backward(t->math, n, err);
+    const uint64_t hidden = t->model->config.hidden;
+    return (struct pd_chunk_term){shift(t, dy, dy_column), shift(t, w, w_row * hidden), ld_dy, hidden, k};
 }
 
-static pd_status rotate(struct pd_transformer *t, void *qkv, bool inverse, struct pd_error *err)
+/* dnorm (R,C) = tree over chunks of the chain of a chunk's columns of q, of k, of v. */
+static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
 {
-    if (!t->is_llama) return PD_OK;
+    struct pd_transformer *t = p->t;
     const struct pd_model_config *c = &t->model->config;
-    /* q and k are neighbours, so their heads are rotated as one run. */
-    struct pd_rope rope = {.rows = t->rows,
-                           .heads = c->heads + c->kv_heads,
-                           .head_size = c->head_size,
-                           .dtype = t->options.dtype,
-                           .x = qkv,
-                           .ld = t->qkv_columns,
-                           .positions = t->input.positions,
-                           .cos_sin = t->cos_sin,
-                           .inverse = inverse};
-    return pd_rope(t->math, &rope, err);
+    const struct pd_share *s = &t->share;
+    const char *w = weight(p, p->roles->qkv);
+    const uint64_t first_computed = (s->kv_computed.begin - s->kv_needed.begin) * c->head_size;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        struct pd_range heads = pd_partition_chunk(&t->partition, c->heads, t->tp.first_chunk + i);
+        struct pd_range kv = pd_partition_kv_computed(c, heads), q = pd_chunk_columns(t, c->heads, c->head_size, i);
+        const uint64_t column = (kv.begin - s->kv_computed.begin) * c->head_size;
+        const uint64_t k = (kv.end - kv.begin) * c->head_size, row = s->q_columns + first_computed + column;
+        terms[0] = term(t, d->q, d->ld_q, q.begin, w, q.begin, q.end - q.begin);
+        terms[1] = term(t, d->k, d->ld_kv, column, w, row, k);
+        terms[2] = term(t, d->v, d->ld_kv, column, w, row + s->k_columns, k);
+    }
+    if (t->partition.virtual_tp == 1 && !t->sp.by_parts) { /* neighbours in memory: one product */
+        t->tp.terms[0].k = s->q_columns + 2 * s->dk_columns;
+        t->tp.terms[1].k = t->tp.terms[2].k = 0;
+    }
+    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm};
+    return pd_chunk_sum_run(t, &sum, err);
 }
 
-static struct pd_attention attention_of(struct pd_transformer *t, struct pd_block_activations *a)
+static pd_status up_input(const struct pass *p, struct pd_error *err)
 {
-    const struct pd_model_config *c = &t->model->config;
-    char *q = a->qkv, *k = q + t->query_columns * t->element_bytes;
-    char *v = k + (uint64_t)c->kv_heads * c->head_size * t->element_bytes;
-    return (struct pd_attention){.sequences = t->options.sequences,
-                                 .length = t->options.length,
-                                 .heads = c->heads,
-                                 .kv_heads = c->kv_heads,
-                                 .head_size = c->head_size,
-                                 .dtype = t->options.dtype,
-                                 .scale = 1.0f / sqrtf((float)c->head_size),
-                                 .q = q,
-                                 .k = k,
-                                 .v = v,
-                                 .ld_qkv = t->qkv_columns,
-                                 .first = t->options.separate_documents ? t->input.first : NULL,
-                                 .out = a->attention,
-                                 .lse = a->lse};
+    struct pd_transformer *t = p->t;
+    const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
+    const void *w = weight(p, p->roles->up);
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
+        const uint64_t k = r.end - r.begin;
+        terms[0] = term(t, t->dup, ld, r.begin, w, r.begin, k);
+        terms[1] = term(t, t->dup, ld, columns + r.begin, w, columns + r.begin, t->is_llama ? k : 0);
+        terms[2].k = 0;
+    }
+    if (t->partition.virtual_tp == 1) {
+        t->tp.terms[0].k = ld;
+        t->tp.terms[1].k = 0;
+    }
+    struct pd_chunk_sum sum = {.rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm};
+    return pd_chunk_sum_run(t, &sum, err);
 }
 
-static pd_status activation_forward(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+/* ---- what is cut by columns of the weight ---- */
+
+struct row_parallel {
+    uint64_t units, unit; /* unit elements make one that chunks cut */
+    uint64_t in;          /* of this rank */
+    const void *x;        /* (R,in) */
+    int weight, bias;
+};
+
+static struct row_parallel out_projection(const struct pass *p)
 {
-    uint64_t ffn = t->model->config.ffn;
-    if (t->is_llama) return pd_swiglu_forward(t->math, t->rows, ffn, t->options.dtype, a->up, a->hidden, err);
-    return pd_gelu_forward(t->math, t->rows * ffn, t->options.dtype, a->up, a->hidden, err);
+    const struct pd_model_config *c = &p->t->model->config;
+    return (struct row_parallel){c->heads,        c->head_size,  p->t->share.q_columns,
+                                 p->a->attention, p->roles->out, p->roles->out_bias};
 }
 
-static pd_status activation_backward(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+static struct row_parallel down_projection(const struct pass *p)
 {
-    uint64_t ffn = t->model->config.ffn;
-    if (t->is_llama) return pd_swiglu_backward(t->math, t->rows, ffn, t->options.dtype, a->up, t->dhidden, t->dup, err);
-    return pd_gelu_backward(t->math, t->rows * ffn, t->options.dtype, a->up, t->dhidden, t->dup, err);
+    return (struct row_parallel){p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden, p->roles->down,
+                                 p->roles->down_bias};
 }
+
+/* y (R,C) = x W^T + bias + residual */
+static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
+                              struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
+        const uint64_t k = r.end - r.begin;
+        terms[0] = (struct pd_chunk_term){shift(t, l->x, r.begin), shift(t, weight(p, l->weight), r.begin * p->hidden),
+                                          l->in, k, k};
+        terms[1].k = terms[2].k = 0;
+    }
+    struct pd_chunk_sum sum = {.rows = t->rows,
+                               .columns = p->hidden,
+                               .units = l->units,
+                               .trans_b = true,
+                               .bias = weight(p, l->bias),
+                               .residual = residual,
+                               .out = y};
+    return pd_chunk_sum_run(t, &sum, err);
+}
+
+/* dx (R,in) = dy W;  dW as W;  dbias on every rank. dy is dstream. */
+static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
+        const uint64_t n = r.end - r.begin;
+        if (!n) continue;
+        struct pd_gemm g = {.m = t->rows,
+                            .n = n,
+                            .k = p->hidden,
+                            .a = matrix(t, t->dstream, p->hidden),
+                            .b = matrix(t, shift(t, weight(p, l->weight), r.begin * p->hidden), n),
+                            .c = matrix(t, shift(t, dx, r.begin), l->in)};
+        PD_TRY(pd_gemm(t->math, &g, err));
+        struct weight_gradient w = {t->dstream, shift(t, l->x, r.begin), p->hidden, p->hidden, n, l->in};
+        PD_TRY(weight_backward(t, &w, gradient(p, l->weight) + r.begin * p->hidden, NULL, err));
+    }
+    struct weight_gradient bias = {.dy = t->dstream, .out = p->hidden, .ld_dy = p->hidden};
+    float *dbias = gradient(p, l->bias);
+    return dbias ? pd_sum_pieces(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
+}
+
+/* ---- norms ---- */
+
+static pd_status norm1_forward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_norm n = pd_norm_of(p->t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1,
+                                  p->a->rstd1, p->a->norm1);
+    return pd_norm_run(p->t, &n, err);
+}
+
+static pd_status norm2_forward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_norm n = pd_norm_of(p->t, p->a->middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias),
+                                  p->a->mean2, p->a->rstd2, p->a->norm2);
+    return pd_norm_run(p->t, &n, err);
+}
+
+/* ---- activation functions ---- */
+
+static pd_status activation_forward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    const uint64_t ffn = t->share.ffn_columns;
+    if (!ffn) return PD_OK;
+    if (t->is_llama) return pd_swiglu_forward(t->math, t->rows, ffn, t->options.dtype, p->a->up, p->a->hidden, err);
+    return pd_gelu_forward(t->math, t->rows * ffn, t->options.dtype, p->a->up, p->a->hidden, err);
+}
+
+static pd_status activation_backward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    const uint64_t ffn = t->share.ffn_columns;
+    if (!ffn) return PD_OK;
+    if (t->is_llama) return pd_swiglu_backward(t->math, t->rows, ffn, t->options.dtype, p->a->up, t->dhidden, t->dup, err);
+    return pd_gelu_backward(t->math, t->rows * ffn, t->options.dtype, p->a->up, t->dhidden, t->dup, err);
+}
+
+/* ---- the block ---- */
 
 /* Everything of a block up to, but not including, its output. */
-static pd_status block_inner(struct pd_transformer *t, uint32_t block, void *const *w, struct pd_error *err)
+static pd_status inner(const struct pass *p, struct pd_error *err)
 {
-    const struct roles *r = roles_of(t);
-    const uint64_t hidden = t->model->config.hidden;
-    struct pd_block_activations *a = &t->blocks[block];
-    void *x = t->stream[block];
-    struct pd_norm n1 = norm_of(t, x, at(w, r->norm1), at(w, r->norm1_bias), a->mean1, a->rstd1, a->norm1);
-    PD_TRY(norm_forward(t, &n1, err));
-    PD_TRY(linear(t, hidden, t->qkv_columns, a->norm1, w[r->qkv], at(w, r->qkv_bias), NULL, a->qkv, err));
-    PD_TRY(rotate(t, a->qkv, false, err));
-    struct pd_attention attention = attention_of(t, a);
-    PD_TRY(pd_attention_forward(t->math, &attention, err));
-    PD_TRY(linear(t, t->query_columns, hidden, a->attention, w[r->out], at(w, r->out_bias), x, a->middle, err));
-    struct pd_norm n2 = norm_of(t, a->middle, at(w, r->norm2), at(w, r->norm2_bias), a->mean2, a->rstd2, a->norm2);
-    PD_TRY(norm_forward(t, &n2, err));
-    PD_TRY(linear(t, hidden, t->up_columns, a->norm2, w[r->up], at(w, r->up_bias), NULL, a->up, err));
-    return activation_forward(t, a, err);
+    struct pd_block_activations *a = p->a;
+    struct row_parallel out = out_projection(p);
+    PD_TRY(norm1_forward(p, err));
+    PD_TRY(qkv_forward(p, err));
+    PD_TRY(pd_block_attention_forward(p->t, p->input, a, err));
+    PD_TRY(rows_forward(p, &out, p->x, a->middle, err));
+    PD_TRY(norm2_forward(p, err));
+    PD_TRY(columns_forward(p, p->t->share.up_columns, a->norm2, weight(p, p->roles->up), weight(p, p->roles->up_bias), a->up,
+                           err));
+    return activation_forward(p, err);
+}
+
+static pd_status recompute(const struct pass *p, struct pd_error *err)
+{
+    if (p->t->options.recompute == PD_RECOMPUTE_NONE) return PD_OK;
+    if (p->t->options.recompute == PD_RECOMPUTE_FULL) return inner(p, err);
+    PD_TRY(norm1_forward(p, err));
+    PD_TRY(norm2_forward(p, err));
+    return activation_forward(p, err);
 }
 
 pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, void *out,
                                        struct pd_error *err)
 {
-    (void)slot;
-    const struct roles *r = roles_of(t);
-    const struct pd_model_config *c = &t->model->config;
-    PD_TRY(block_inner(t, block, w, err));
-    struct pd_block_activations *a = &t->blocks[block];
-    return linear(t, c->ffn, c->hidden, a->hidden, w[r->down], at(w, r->down_bias), a->middle,
-                  out ? out : t->stream[block + 1], err);
+    struct pass p = pass_of(t, slot, block, w, NULL);
+    PD_TRY(inner(&p, err));
+    struct row_parallel down = down_projection(&p);
+    return rows_forward(&p, &down, p.a->middle, out ? out : pd_transformer_stream(t, slot, block + 1), err);
 }
 
-static pd_status mlp_backward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w, float *const *g,
-                              struct pd_error *err)
+static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
 {
-    const struct roles *r = roles_of(t);
-    const struct pd_model_config *c = &t->model->config;
-    PD_TRY(linear_backward(t, c->ffn, c->hidden, a->hidden, w[r->down], t->dstream, t->dhidden, g[r->down],
-                           at((void *const *)g, r->down_bias), err));
-    PD_TRY(activation_backward(t, a, err));
-    PD_TRY(linear_backward(t, c->hidden, t->up_columns, a->norm2, w[r->up], t->dup, t->dnorm, g[r->up],
-                           at((void *const *)g, r->up_bias), err));
-    struct pd_norm n2 = norm_of(t, a->middle, at(w, r->norm2), at(w, r->norm2_bias), a->mean2, a->rstd2, NULL);
-    return norm_backward(t, &n2, g[r->norm2], at((void *const *)g, r->norm2_bias), err);
+    struct pd_transformer *t = p->t;
+    struct row_parallel down = down_projection(p);
+    PD_TRY(rows_backward(p, &down, t->dhidden, err));
+    PD_TRY(activation_backward(p, err));
+    PD_TRY(up_input(p, err));
+    struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
+    PD_TRY(weight_backward(t, &up, gradient(p, p->roles->up), gradient(p, p->roles->up_bias), err));
+    struct pd_norm n = pd_norm_of(t, p->a->middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias), p->a->mean2,
+                                  p->a->rstd2, NULL);
+    return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm2), gradient(p, p->roles->norm2_bias), err);
 }
 
-static pd_status attention_backward(struct pd_transformer *t, uint32_t block, void *const *w, float *const *g,
-                                    struct pd_error *err)
+static pd_status attention_backward(const struct pass *p, struct pd_error *err)
 {
-    const struct roles *r = roles_of(t);
-    const struct pd_model_config *c = &t->model->config;
-    struct pd_block_activations *a = &t->blocks[block];
-    PD_TRY(linear_backward(t, t->query_columns, c->hidden, a->attention, w[r->out], t->dstream, t->dattention, g[r->out],
-                           at((void *const *)g, r->out_bias), err));
-    struct pd_attention attention = attention_of(t, a);
-    attention.dout = t->dattention;
-    attention.delta = t->delta;
-    attention.dq = t->dqkv;
-    attention.dk = (char *)t->dqkv + t->query_columns * t->element_bytes;
-    attention.dv = (char *)attention.dk + (uint64_t)c->kv_heads * c->head_size * t->element_bytes;
-    PD_TRY(pd_attention_backward(t->math, &attention, err));
-    PD_TRY(rotate(t, t->dqkv, true, err));
-    PD_TRY(linear_backward(t, c->hidden, t->qkv_columns, a->norm1, w[r->qkv], t->dqkv, t->dnorm, g[r->qkv],
-                           at((void *const *)g, r->qkv_bias), err));
-    struct pd_norm n1 = norm_of(t, t->stream[block], at(w, r->norm1), at(w, r->norm1_bias), a->mean1, a->rstd1, NULL);
-    return norm_backward(t, &n1, g[r->norm1], at((void *const *)g, r->norm1_bias), err);
+    struct pd_transformer *t = p->t;
+    struct row_parallel out = out_projection(p);
+    PD_TRY(rows_backward(p, &out, t->dattention, err));
+    PD_TRY(pd_block_attention_backward(t, p->input, p->a, err));
+    struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
+    PD_TRY(qkv_input(p, &d, err));
+    PD_TRY(qkv_weights(p, &d, err));
+    struct pd_norm n =
+        pd_norm_of(t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1, NULL);
+    return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
 }
 
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
-    (void)slot;
+    struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;
-    if (t->options.recompute != PD_RECOMPUTE_NONE) PD_TRY(block_inner(t, block, w, err));
-    PD_TRY(mlp_backward(t, &t->blocks[block], w, g, err));
-    return attention_backward(t, block, w, g, err);
+    PD_TRY(recompute(&p, err));
+    PD_TRY(mlp_backward(&p, err));
+    return attention_backward(&p, err);
 }

@@ -54,7 +54,11 @@ struct pd_transformer;
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);
+/* Waits for what is in flight, as settle does. */
 void pd_transformer_free(struct pd_transformer *transformer);
+/* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators are
+ * aborted. */
+void pd_transformer_settle(struct pd_transformer *transformer);
 uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */

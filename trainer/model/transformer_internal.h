@@ -1,15 +1,21 @@
-/* State shared by transformer.c (embedding, head) and block.c. */
+/* State shared by the files of the transformer: transformer.c (what lies where, embedding), storage.c (memory), block.c,
+ * block_attention.c, norm.c, head.c, tensor_parallel.c, sequence_parallel.c, transfers.c. */
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
+#include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
+
+#define PD_NOT_HELD UINT32_MAX
+#define PD_CHUNK_TERMS 3   /* q, k, v */
+#define PD_FETCH_ROWS 512u /* of an embedding, in one exchange */
 
 /* What the operations of one block read again in backward; act dtype unless said otherwise. */
 struct pd_block_activations {
     float *mean1, *rstd1; /* (R) fp32; means only for layer norm */
     void *norm1;          /* (R,C) */
-    void *qkv;            /* (R, H*D + 2*K*D) after RoPE */
-    float *lse;           /* (sequences, H, T) fp32 */
+    void *qkv;            /* (R, H*D + 2*K*D) after RoPE; see struct pd_qkv */
+    float *lse;           /* (sequences, H, T) fp32; with pieces that of each, one after the other */
     void *attention;      /* (R, H*D) */
     void *middle;         /* (R,C) residual stream between attention and MLP */
     float *mean2, *rstd2;
@@ -18,17 +24,98 @@ struct pd_block_activations {
     void *hidden; /* (R,F) */
 };
 
+/* Queries, keys and values of all rows, or their gradients. One matrix; with pieces two, so that the keys and values of a
+ * piece lie in one run and can be sent. */
+struct pd_qkv {
+    char *q, *k, *v;
+    uint64_t ld_q, ld_kv;
+};
+
+/* What this tensor-parallel rank computes. H, K, F, V of its own: `columns` count elements of a row. */
+struct pd_share {
+    struct pd_range heads, kv_needed, kv_computed, ffn, vocab;
+    uint64_t q_columns, k_columns, dk_columns; /* dk: of the heads whose gradient is computed here */
+    uint64_t up_columns, ffn_columns, vocab_columns;
+    bool kv_is_shared; /* some tp rank adds partial sums of a key-value head to another's */
+};
+
+/* One product of a chunk's chain: a (rows, k) times b (k, columns), or b^T where b is (columns, k). k 0: none. */
+struct pd_chunk_term {
+    const void *a, *b;
+    uint64_t lda, ldb, k;
+};
+
+/* out = round(tree over the chunks of all tp ranks of their chains + bias + residual). The chains are t->tp.terms, of which
+ * chunk i of this rank has [i * PD_CHUNK_TERMS, (i + 1) * PD_CHUNK_TERMS). */
+struct pd_chunk_sum {
+    uint64_t rows, columns;
+    uint64_t units; /* what the chunks cut: tells which ranks have none */
+    bool trans_b;
+    const void *bias;     /* act, or NULL */
+    const void *residual; /* (rows, columns) act, or NULL */
+    void *out;            /* (rows, columns) act */
+};
+
+struct pd_tensor_parallel {
+    uint32_t chunks, first_chunk; /* of this rank */
+    struct pd_chunk_term *terms;  /* (chunks * PD_CHUNK_TERMS) */
+    const float **parts;          /* (max(chunks, tp)) operands of finish */
+    uint64_t window_rows;
+    float *chunk_parts;           /* (chunks, window_rows, C) */
+    float *subtree[2];            /* (window_rows, C): of this rank */
+    float *arrived[2];            /* (tp, own slice of a window, C) */
+    struct pd_transfer sums[2];   /* row slices of subtrees to their owners */
+    struct pd_transfer slices[2]; /* rounded slices to everybody */
+    /* key-value heads */
+    uint32_t kv_owner;              /* tp rank that computes my first head; PD_NOT_HELD: this one */
+    uint32_t kv_sharer_count;       /* ranks after this one that have a part of my last head: consecutive ones */
+    float *dk_partial, *dv_partial; /* (R, k_columns) */
+    float *kv_send, *kv_own;        /* (2, R, D): dk, dv of one head */
+    float *kv_arrived;              /* (sharers, 2, R, D) */
+    struct pd_transfer kv;
+    /* loss: (logits_rows) each, of every rank */
+    float *max, *sum, *target;             /* of this rank, then of all */
+    float *all_max, *all_sum, *all_target; /* (tp, logits_rows) */
+    struct pd_transfer loss;
+    struct pd_transfer rows[2]; /* embedding */
+};
+
+struct pd_sequence_parallel {
+    uint32_t pieces, total; /* places of this rank; pieces of a sequence */
+    uint64_t *row;          /* (pieces + 1) first row of each place */
+    uint64_t *rows;         /* (pieces) */
+    uint32_t *place;        /* (total) of a piece on this rank, or PD_NOT_HELD */
+    uint32_t *first, *last; /* (sp) least and greatest piece of a rank */
+    bool by_parts;          /* virtual_sp > 1 */
+    uint64_t largest;       /* rows of the largest piece */
+    float *sums;            /* (log2 pieces, sums_stride) */
+    uint64_t sums_stride;
+    float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice */
+    char *arrived[2];              /* keys and values, or what belongs to queries, of one piece */
+    struct pd_transfer transfer[2];
+};
+
+struct pd_held {
+    uint32_t chunk, depth, base; /* place of slot s: base + s % depth */
+};
+
 struct pd_transformer {
     const struct pd_model *model;
     struct pd_math *math;
     struct pd_transformer_options options;
-    bool is_llama;
-    uint64_t rows, element_bytes;
-    uint64_t query_columns, qkv_columns, up_columns, logits_rows;
-    struct pd_leaf_input input;
+    struct pd_partition partition;
+    struct pd_share share;
+    struct pd_tensor_parallel tp;
+    struct pd_sequence_parallel sp;
+    bool is_llama, has_head, has_blocks;
+    uint64_t rows, element_bytes, logits_rows;
+    uint32_t input_count;
+    struct pd_leaf_input *inputs;        /* (input_count) */
     float *cos_sin;                      /* (T, D/2, 2), llama */
-    void **stream;                       /* (layers + 1) of (R,C): input of block i; the last is the head's */
-    struct pd_block_activations *blocks; /* (layers); all alias one another unless everything is kept */
+    struct pd_held *held;                /* (layers + 1), the last is the head */
+    void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
+    struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
+    struct pd_block_activations work;
     float *head_mean, *head_rstd;
     void *head_norm; /* (R,C) */
     float *logits;   /* (logits_rows, V) */
@@ -37,7 +124,54 @@ struct pd_transformer {
     void *dstream; /* (R,C) of the backward being run, the caller's */
     void *dnorm;   /* (R,C) */
     void *dup, *dhidden, *dqkv, *dattention;
-    float *delta; /* (sequences, H, T) */
+    float *delta;         /* as lse */
+    float *norm_gradient; /* (2,C) */
 };
+
+/* ---- transformer.c ---- */
+uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
+/* ---- storage.c ---- */
+void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena);
+
+/* ---- norm.c ---- */
+struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const void *weight, const void *bias, float *mean,
+                          float *rstd, void *out);
+PD_MUST_USE pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err);
+/* dstream = gradient through the norm of dnorm + dresidual, where there is one; sums over tokens piece by piece. */
+PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const void *dresidual, float *dweight,
+                                       float *dbias, struct pd_error *err);
+
+/* ---- block_attention.c ---- */
+struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
+struct pd_attention pd_attention_of(const struct pd_transformer *t);
+PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                                 struct pd_block_activations *a, struct pd_error *err);
+/* From dattention to dqkv, before RoPE. */
+PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                                  struct pd_block_activations *a, struct pd_error *err);
+
+/* ---- tensor_parallel.c ---- */
+PD_MUST_USE pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *sum, struct pd_error *err);
+/* Columns [begin, end) of chunk i of this rank, counted from the rank's first, for `units` units of `unit` elements. */
+struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units, uint64_t unit, uint32_t i);
+/* dk_partial and dv_partial of all ranks become dk, dv of the heads computed here. */
+PD_MUST_USE pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qkv *d, struct pd_error *err);
+/* Max, then sum and target logit, of the whole vocabulary from those of every rank's columns. */
+PD_MUST_USE pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err);
+PD_MUST_USE pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err);
+/* Rows of `out` (R,C) from the ranks that hold their tokens. */
+PD_MUST_USE pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, void *out, struct pd_error *err);
+PD_MUST_USE pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err);
+
+/* ---- sequence_parallel.c ---- */
+/* dst (n) = the tree over this rank's pieces of what `piece` writes for each. */
+typedef pd_status pd_piece_sum(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err);
+PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
+                                    struct pd_error *err);
+PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                       struct pd_block_activations *a, struct pd_error *err);
+PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                        struct pd_block_activations *a, const struct pd_attention *gradient,
+                                        struct pd_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Gradients of whole models, both families, against central differences of the float64 reference; and both recomputation
+/* Gradients of whole models, both families, against central differences of the float64 reference; and the recomputation
  * modes bit for bit against each other. */
 #include "reference_model.h"
 #include "trainer/model/transformer.h"
@@ -222,21 +222,24 @@ Test(gradients, gpt2_tied)
     check_family(PD_FAMILY_GPT2, true, true);
 }
 
-static void check_recompute(enum pd_family family)
+static void check_recompute(enum pd_family family, enum pd_recompute recompute)
 {
     struct setup kept, again;
     struct pd_model_config config = tiny(family, family == PD_FAMILY_GPT2, true);
-    start(&kept, &config, true);
-    start(&again, &config, false);
+    start(&kept, &config, PD_RECOMPUTE_NONE);
+    start(&again, &config, recompute);
     run(&kept);
     run(&again);
     cr_assert_eq(memcmp(kept.gradient_storage, again.gradient_storage, kept.model->parameter_count * sizeof(float)), 0);
+    cr_assert_eq(memcmp(kept.dstream, again.dstream, pd_transformer_stream_bytes(kept.transformer)), 0);
     finish(&kept);
     finish(&again);
 }
 
 Test(gradients, recomputation_has_the_same_bits)
 {
-    check_recompute(PD_FAMILY_LLAMA);
-    check_recompute(PD_FAMILY_GPT2);
+    for (int family = 0; family < 2; family++) {
+        check_recompute(family ? PD_FAMILY_GPT2 : PD_FAMILY_LLAMA, PD_RECOMPUTE_SELECTIVE);
+        check_recompute(family ? PD_FAMILY_GPT2 : PD_FAMILY_LLAMA, PD_RECOMPUTE_FULL);
+    }
 }

@@ -1,0 +1,111 @@
+/* Attention of one block between the projections: RoPE, then whole sequences, or parts of them. */
+#include "trainer/model/transformer_internal.h"
+
+#include <math.h>
+
+struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns)
+{
+    const uint64_t q = t->share.q_columns, bytes = t->element_bytes;
+    struct pd_qkv x = {.q = base};
+    x.k = x.q + (t->sp.by_parts ? t->rows : 1) * q * bytes;
+    x.v = x.k + k_columns * bytes;
+    x.ld_q = t->sp.by_parts ? q : q + 2 * k_columns;
+    x.ld_kv = t->sp.by_parts ? 2 * k_columns : x.ld_q;
+    return x;
+}
+
+static pd_status rotate_run(struct pd_transformer *t, const struct pd_leaf_input *input, void *x, uint64_t columns,
+                            uint64_t ld, bool inverse, struct pd_error *err)
+{
+    struct pd_rope rope = {.rows = t->rows,
+                           .heads = (uint32_t)(columns / t->model->config.head_size),
+                           .head_size = t->model->config.head_size,
+                           .dtype = t->options.dtype,
+                           .x = x,
+                           .ld = ld,
+                           .positions = input->positions,
+                           .cos_sin = t->cos_sin,
+                           .inverse = inverse};
+    return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
+}
+
+static pd_status rotate(struct pd_transformer *t, const struct pd_leaf_input *input, const struct pd_qkv *x,
+                        uint64_t k_columns, bool inverse, struct pd_error *err)
+{
+    const uint64_t q = t->share.q_columns;
+    if (!t->is_llama) return PD_OK;
+    /* q and k are neighbours, so their heads are rotated as one run. */
+    if (!t->sp.by_parts) return rotate_run(t, input, x->q, q + k_columns, x->ld_q, inverse, err);
+    PD_TRY(rotate_run(t, input, x->q, q, x->ld_q, inverse, err));
+    return rotate_run(t, input, x->k, k_columns, x->ld_kv, inverse, err);
+}
+
+/* What every call of attention on this rank has in common. */
+struct pd_attention pd_attention_of(const struct pd_transformer *t)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const struct pd_share *s = &t->share;
+    const uint32_t group = c->heads / c->kv_heads, virtual_tp = t->partition.virtual_tp;
+    return (struct pd_attention){.sequences = t->options.sequences,
+                                 .length = t->options.length,
+                                 .heads = (uint32_t)(s->heads.end - s->heads.begin),
+                                 .kv_heads = (uint32_t)(s->kv_needed.end - s->kv_needed.begin),
+                                 .head_size = c->head_size,
+                                 .group = group,
+                                 .group_offset = (uint32_t)(s->heads.begin - s->kv_needed.begin * group),
+                                 .head_chunk = virtual_tp == 1 ? 0 : (c->heads + virtual_tp - 1) / virtual_tp,
+                                 .dtype = t->options.dtype,
+                                 .scale = 1.0f / sqrtf((float)c->head_size)};
+}
+
+pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                     struct pd_block_activations *a, struct pd_error *err)
+{
+    struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
+    struct pd_attention attention = pd_attention_of(t);
+    if (!attention.heads) return PD_OK;
+    PD_TRY(rotate(t, input, &x, t->share.k_columns, false, err));
+    if (t->sp.by_parts) return pd_parts_forward(t, input, a, err);
+    attention.q = x.q;
+    attention.k = x.k;
+    attention.v = x.v;
+    attention.ld_qkv = x.ld_q;
+    attention.first = t->options.separate_documents ? input->first : NULL;
+    attention.out = a->attention;
+    attention.lse = a->lse;
+    return pd_attention_forward(t->math, &attention, err);
+}
+
+static pd_status whole_backward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
+                                struct pd_attention *attention, struct pd_error *err)
+{
+    struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
+    attention->q = x.q;
+    attention->k = x.k;
+    attention->v = x.v;
+    attention->ld_qkv = x.ld_q;
+    attention->first = t->options.separate_documents ? input->first : NULL;
+    attention->out = a->attention;
+    attention->lse = a->lse;
+    attention->dout = t->dattention;
+    attention->delta = t->delta;
+    return pd_attention_backward(t->math, attention, err);
+}
+
+pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+                                      struct pd_block_activations *a, struct pd_error *err)
+{
+    const struct pd_share *s = &t->share;
+    struct pd_qkv d = pd_qkv_of(t, t->dqkv, s->dk_columns);
+    struct pd_attention attention = pd_attention_of(t);
+    attention.dq = d.q;
+    attention.ld_dq = d.ld_q;
+    attention.dk = s->kv_is_shared ? (void *)t->tp.dk_partial : d.k;
+    attention.dv = s->kv_is_shared ? (void *)t->tp.dv_partial : d.v;
+    attention.ld_dkv = s->kv_is_shared ? s->k_columns : d.ld_kv;
+    attention.kv_partial = s->kv_is_shared;
+    if (attention.heads && t->sp.by_parts) PD_TRY(pd_parts_backward(t, input, a, &attention, err));
+    if (attention.heads && !t->sp.by_parts) PD_TRY(whole_backward(t, input, a, &attention, err));
+    if (s->kv_is_shared) PD_TRY(pd_kv_combine(t, &d, err));
+    return rotate(t, input, &d, s->dk_columns, true, err);
+}

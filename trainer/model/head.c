@@ -1,0 +1,154 @@
+/* The head: final norm, logits, loss, and both gradients of the output matrix. Weights are norm weight, [norm bias,] output
+ * matrix. Logits exist for a run of rows at a time, and no run crosses a piece. */
+#include "trainer/model/transformer_internal.h"
+
+#include <string.h>
+
+/* One call of pd_transformer_head. */
+struct head {
+    const struct pd_leaf_input *input;
+    void *matrix; /* (V,C) of this rank */
+    float *dnorm_weight, *dnorm_bias;
+    bool backward;
+    float scale;
+};
+
+static void *norm_weight(void *const *weights)
+{
+    return weights[0];
+}
+
+static void *norm_bias(const struct pd_transformer *t, void *const *weights)
+{
+    return t->is_llama ? NULL : weights[1];
+}
+
+static struct pd_norm norm_of(struct pd_transformer *t, uint32_t slot, void *const *weights)
+{
+    return pd_norm_of(t, pd_transformer_stream(t, slot, t->model->config.layers), norm_weight(weights),
+                      norm_bias(t, weights), t->head_mean, t->head_rstd, t->head_norm);
+}
+
+static struct pd_matrix rows_of(struct pd_transformer *t, void *base, uint64_t first_row)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    return (struct pd_matrix){(char *)base + first_row * hidden * t->element_bytes, t->options.dtype, hidden};
+}
+
+static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_t rows, void *matrix, float *logits,
+                           struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden, vocab = t->share.vocab_columns;
+    struct pd_gemm g = {.m = rows,
+                        .n = vocab,
+                        .k = hidden,
+                        .trans_b = true,
+                        .a = rows_of(t, t->head_norm, first_row),
+                        .b = {matrix, t->options.dtype, hidden},
+                        .c = {logits, PD_F32, vocab}};
+    return vocab ? pd_gemm(t->math, &g, err) : PD_OK;
+}
+
+/* Losses of rows; with a gradient: dlogits over the logits. */
+static pd_status loss(struct pd_transformer *t, const struct head *h, uint64_t row, uint64_t rows, uint64_t ld_dlogits,
+                      struct pd_error *err)
+{
+    const struct pd_partition *p = &t->partition;
+    const uint64_t vocab = t->share.vocab_columns;
+    struct pd_cross_entropy l = {.rows = rows,
+                                 .vocab = vocab,
+                                 .ld = vocab,
+                                 .first_column = t->share.vocab.begin,
+                                 .chunk = (t->model->config.vocab + p->virtual_tp - 1) / p->virtual_tp,
+                                 .chunks = t->tp.chunks,
+                                 .logits = t->logits,
+                                 .targets = h->input->targets + row,
+                                 .losses = t->losses + row,
+                                 .dtype = t->options.dtype,
+                                 .scale = h->scale};
+    if (h->backward) {
+        l.dlogits = t->logits;
+        l.ld_dlogits = ld_dlogits;
+    }
+    if (p->tp == 1) return pd_cross_entropy(t->math, &l, err);
+    l.max = t->tp.max;
+    l.sum = t->tp.sum;
+    l.target_logit = t->tp.target;
+    if (vocab) PD_TRY(pd_logits_max(t->math, &l, err));
+    PD_TRY(pd_loss_max(t, rows, err));
+    if (vocab) PD_TRY(pd_logits_sum(t->math, &l, err));
+    PD_TRY(pd_loss_sum(t, rows, l.targets, err));
+    return pd_cross_entropy(t->math, &l, err);
+}
+
+/* Gradient of the norm's output, a sum over chunks of the vocabulary. */
+static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint64_t row, uint64_t rows, uint64_t ld,
+                            struct pd_error *err)
+{
+    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_range r = pd_chunk_columns(t, vocab, 1, i);
+        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        terms[0] =
+            (struct pd_chunk_term){(char *)t->logits + r.begin * t->element_bytes,
+                                   (char *)h->matrix + r.begin * hidden * t->element_bytes, ld, hidden, r.end - r.begin};
+        terms[1].k = terms[2].k = 0;
+    }
+    struct pd_chunk_sum sum = {.rows = rows, .columns = hidden, .units = vocab, .out = rows_of(t, t->dnorm, row).data};
+    return pd_chunk_sum_run(t, &sum, err);
+}
+
+/* Rows of one piece; dmatrix (V,C) is the chain over them. */
+static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t place, float *dmatrix, struct pd_error *err)
+{
+    const struct head *h = context;
+    const uint64_t vocab = t->share.vocab_columns, hidden = t->model->config.hidden;
+    const uint64_t begin = t->sp.row[place], end = t->sp.row[place + 1];
+    /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
+    const uint64_t ld = vocab * sizeof(float) / t->element_bytes;
+    for (uint64_t row = begin; row < end; row += t->logits_rows) {
+        uint64_t rows = end - row < t->logits_rows ? end - row : t->logits_rows;
+        PD_TRY(logits_of(t, row, rows, h->matrix, t->logits, err));
+        PD_TRY(loss(t, h, row, rows, ld, err));
+        if (!h->backward) continue;
+        PD_TRY(dnorm_rows(t, h, row, rows, ld, err));
+        struct pd_gemm g = {.m = vocab,
+                            .n = hidden,
+                            .k = rows,
+                            .trans_a = true,
+                            .a = {t->logits, t->options.dtype, ld},
+                            .b = rows_of(t, t->head_norm, row),
+                            .c = {dmatrix, PD_F32, hidden},
+                            .accumulate = row > begin};
+        if (vocab) PD_TRY(pd_gemm(t->math, &g, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *const *weights, float *const *gradients,
+                              float scale, void *dstream, struct pd_error *err)
+{
+    const uint32_t matrix = t->is_llama ? 1 : 2;
+    struct pd_norm n = norm_of(t, slot, weights);
+    struct head h = {
+        .input = pd_transformer_input(t, slot), .matrix = weights[matrix], .backward = gradients != NULL, .scale = scale};
+    PD_TRY(pd_norm_run(t, &n, err));
+    if (!gradients) {
+        for (uint32_t place = 0; place < t->sp.pieces; place++)
+            PD_TRY(head_piece(t, &h, place, NULL, err));
+        return PD_OK;
+    }
+    PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
+    t->dstream = dstream;
+    return pd_norm_gradient(t, &n, NULL, gradients[0], t->is_llama ? NULL : gradients[1], err);
+}
+
+pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_weights, uint64_t row, float *ret_logits,
+                                    struct pd_error *err)
+{
+    PD_CHECK(row < t->rows && t->partition.sp == 1);
+    struct pd_norm n = norm_of(t, 0, head_weights);
+    PD_TRY(pd_norm_run(t, &n, err));
+    PD_TRY(logits_of(t, row, 1, head_weights[t->is_llama ? 1 : 2], ret_logits + t->share.vocab.begin, err));
+    return t->partition.tp > 1 ? pd_logits_fetch(t, ret_logits, err) : PD_OK;
+}

@@ -1,0 +1,50 @@
+#include "trainer/model/transformer_internal.h"
+
+struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const void *weight, const void *bias, float *mean,
+                          float *rstd, void *out)
+{
+    return (struct pd_norm){.rows = t->rows,
+                            .columns = t->model->config.hidden,
+                            .dtype = t->options.dtype,
+                            .epsilon = t->model->config.norm_epsilon,
+                            .x = x,
+                            .weight = weight,
+                            .bias = bias,
+                            .mean = mean,
+                            .rstd = rstd,
+                            .out = out};
+}
+
+pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
+{
+    return t->is_llama ? pd_rmsnorm_forward(t->math, n, err) : pd_layernorm_forward(t->math, n, err);
+}
+
+/* dweight and dbias lie one behind the other here, so that one tree makes both. */
+static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    struct pd_norm n = *(const struct pd_norm *)context;
+    const uint64_t row = t->sp.row[place], bytes = row * n.columns * t->element_bytes;
+    n.rows = t->sp.rows[place];
+    n.x = (const char *)n.x + bytes;
+    n.dout = (const char *)n.dout + bytes;
+    n.dx = (char *)n.dx + bytes;
+    if (n.dresidual) n.dresidual = (const char *)n.dresidual + bytes;
+    n.rstd += row;
+    if (n.mean) n.mean += row;
+    n.dweight = dst;
+    n.dbias = t->is_llama ? NULL : dst + n.columns;
+    return t->is_llama ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);
+}
+
+pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const void *dresidual, float *dweight, float *dbias,
+                           struct pd_error *err)
+{
+    n->dout = t->dnorm;
+    n->dresidual = dresidual;
+    n->dx = t->dstream;
+    PD_TRY(pd_sum_pieces(t, (t->is_llama ? 1 : 2) * n->columns, norm_piece, n, t->norm_gradient, err));
+    PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->norm_gradient, true, err));
+    if (!dbias) return PD_OK;
+    return pd_add(t->math, n->columns, dbias, PD_F32, t->norm_gradient + n->columns, true, err);
+}

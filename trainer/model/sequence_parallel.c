@@ -1,0 +1,267 @@
+/* Sums over tokens as trees over pieces, and attention by parts: keys and values, or what belongs to queries, of one piece
+ * after the other come from the sp rank that has it, the next while this one is computed with. Every sp rank starts the same
+ * exchanges in the same order, whether it needs the piece or not. */
+#include "trainer/model/transformer_internal.h"
+
+/* ---- sums over tokens ---- */
+
+struct tree {
+    uint64_t n;
+    pd_piece_sum *piece;
+    void *context;
+};
+
+static pd_status sum_places(struct pd_transformer *t, const struct tree *tree, uint32_t first, uint32_t level, float *dst,
+                            struct pd_error *err)
+{
+    if (!level) return tree->piece(t, tree->context, first, dst, err);
+    float *right = t->sp.sums + (level - 1) * t->sp.sums_stride;
+    PD_TRY(sum_places(t, tree, first, level - 1, dst, err));
+    PD_TRY(sum_places(t, tree, first + (1u << (level - 1)), level - 1, right, err));
+    return pd_add(t->math, tree->n, dst, PD_F32, right, false, err);
+}
+
+pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
+                        struct pd_error *err)
+{
+    const struct tree tree = {n, piece, context};
+    uint32_t level = 0;
+    while ((1u << level) < t->sp.pieces)
+        level++;
+    PD_CHECK(!level || n <= t->sp.sums_stride);
+    return sum_places(t, &tree, 0, level, dst, err);
+}
+
+/* ---- one piece after the other ---- */
+
+/* What travels: contiguous runs of a piece, in this order. */
+#define RUNS 5
+
+struct travel {
+    struct pd_transformer *t;
+    bool forwards; /* needed by ranks with a later piece of their own, or else with an earlier one */
+    uint32_t run_count;
+    const void *base[RUNS]; /* of all rows of this rank */
+    uint64_t bytes[RUNS];   /* a row */
+};
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static bool needs(const struct travel *v, uint32_t rank, uint32_t piece)
+{
+    return v->forwards ? v->t->sp.last[rank] >= piece : v->t->sp.first[rank] <= piece;
+}
+
+static uint64_t rows_of(const struct pd_transformer *t, uint32_t piece)
+{
+    struct pd_range r = pd_partition_piece(&t->partition, t->options.length, piece);
+    return t->options.sequences * (r.end - r.begin);
+}
+
+static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *err)
+{
+    struct pd_transformer *t = v->t;
+    if (t->partition.sp == 1 || piece >= t->sp.total) return PD_OK;
+    const uint32_t me = t->partition.sp_rank, owner = pd_partition_piece_owner(&t->partition, piece);
+    const uint64_t rows = rows_of(t, piece);
+    struct pd_transfer *x = &t->sp.transfer[piece % 2];
+    char *arrived = t->sp.arrived[piece % 2];
+    pd_transfer_clear(x);
+    for (uint32_t i = 0; i < v->run_count; i++) {
+        if (owner != me && needs(v, me, piece)) pd_transfer_recv(x, owner, arrived, rows * v->bytes[i]);
+        arrived += aligned(rows * v->bytes[i]);
+        if (owner != me) continue;
+        const char *run = (const char *)v->base[i] + t->sp.row[t->sp.place[piece]] * v->bytes[i];
+        for (uint32_t r = 0; r < t->partition.sp; r++)
+            if (r != me && needs(v, r, piece)) pd_transfer_send(x, r, run, rows * v->bytes[i]);
+    }
+    return pd_transfer_start(x, err);
+}
+
+/* Waits for a piece, with the next one on its way; ret_runs is where its rows are. */
+static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret_runs, struct pd_error *err)
+{
+    struct pd_transformer *t = v->t;
+    const uint32_t place = t->sp.place[piece];
+    char *arrived = t->sp.arrived[piece % 2];
+    PD_TRY(start(v, piece + 1, err));
+    if (t->partition.sp > 1) PD_TRY(pd_transfer_wait(&t->sp.transfer[piece % 2], err));
+    for (uint32_t i = 0; i < v->run_count; i++) {
+        ret_runs[i] = place == PD_NOT_HELD ? arrived : (const char *)v->base[i] + t->sp.row[place] * v->bytes[i];
+        if (place == PD_NOT_HELD) arrived += aligned(rows_of(t, piece) * v->bytes[i]);
+    }
+    return PD_OK;
+}
+
+/* ---- attention ---- */
+
+/* One attention: its common operands, and where those of all rows begin. */
+struct parts {
+    struct pd_transformer *t;
+    const struct pd_leaf_input *input;
+    struct pd_block_activations *a;
+    struct pd_qkv x;
+    struct pd_attention common;
+    uint64_t heads;
+};
+
+static struct parts parts_of(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a)
+{
+    struct parts p = {t, input, a, pd_qkv_of(t, a->qkv, t->share.k_columns), pd_attention_of(t), 0};
+    p.common.ld_qkv = p.x.ld_q;
+    p.common.ld_kv = p.x.ld_kv;
+    p.heads = p.common.heads;
+    return p;
+}
+
+static struct pd_range positions_of(const struct pd_transformer *t, uint32_t piece)
+{
+    return pd_partition_piece(&t->partition, t->options.length, piece);
+}
+
+/* Own queries of a place. */
+static void set_queries(const struct parts *p, uint32_t place, struct pd_attention *c)
+{
+    const struct pd_transformer *t = p->t;
+    const uint64_t row = t->sp.row[place], q = t->share.q_columns, bytes = t->element_bytes;
+    struct pd_range r = positions_of(t, pd_partition_piece_at(&t->partition, place));
+    c->query_start = (uint32_t)r.begin;
+    c->length = (uint32_t)(r.end - r.begin);
+    c->q = p->x.q + row * p->x.ld_q * bytes;
+    c->first = t->options.separate_documents ? p->input->first + row : NULL;
+    c->out = (char *)p->a->attention + row * q * bytes;
+    c->lse = p->a->lse + row * p->heads;
+    c->acc = t->sp.acc + row * q;
+    c->max = t->sp.max + row * p->heads;
+    c->sum = t->sp.sum + row * p->heads;
+}
+
+/* Also what backward reads of own queries. */
+static void set_gradients(const struct parts *p, uint32_t place, struct pd_attention *c)
+{
+    const struct pd_transformer *t = p->t;
+    const uint64_t row = t->sp.row[place], bytes = t->element_bytes;
+    set_queries(p, place, c);
+    c->acc = NULL;
+    c->dout = (char *)t->dattention + row * t->share.q_columns * bytes;
+    c->delta = t->delta + row * p->heads;
+    c->dq = (char *)p->common.dq + row * p->common.ld_dq * bytes;
+    c->dq_acc = t->sp.acc + row * t->share.q_columns;
+}
+
+static void set_keys(const struct parts *p, uint32_t piece, const char *kv, struct pd_attention *c)
+{
+    struct pd_range r = positions_of(p->t, piece);
+    c->key_start = (uint32_t)r.begin;
+    c->key_length = (uint32_t)(r.end - r.begin);
+    c->k = kv;
+    c->v = kv + (p->x.v - p->x.k);
+}
+
+static struct travel keys_travel(const struct parts *p)
+{
+    return (struct travel){
+        .t = p->t, .forwards = true, .run_count = 1, .base = {p->x.k}, .bytes = {p->x.ld_kv * p->t->element_bytes}};
+}
+
+typedef pd_status attention_call(struct pd_math *math, const struct pd_attention *attention, struct pd_error *err);
+
+/* Key pieces ascending; each with all own queries at or after it. */
+static pd_status over_keys(const struct parts *p, void (*set)(const struct parts *, uint32_t, struct pd_attention *),
+                           attention_call *call, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    struct travel v = keys_travel(p);
+    PD_TRY(start(&v, 0, err));
+    for (uint32_t key = 0; key < t->sp.total; key++) {
+        const void *kv;
+        PD_TRY(arrive(&v, key, &kv, err));
+        for (uint32_t place = 0; place < t->sp.pieces; place++) {
+            const uint32_t query = pd_partition_piece_at(&t->partition, place);
+            if (query < key) continue;
+            struct pd_attention c = p->common;
+            set(p, place, &c);
+            set_keys(p, key, kv, &c);
+            c.first_part = key == 0;
+            c.last_part = key == query;
+            PD_TRY(call(t->math, &c, err));
+        }
+    }
+    return PD_OK;
+}
+
+pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
+                           struct pd_error *err)
+{
+    struct parts p = parts_of(t, input, a);
+    return over_keys(&p, set_queries, pd_attention_forward, err);
+}
+
+static struct travel queries_travel(const struct parts *p)
+{
+    const struct pd_transformer *t = p->t;
+    const uint64_t q = t->share.q_columns * t->element_bytes, heads = p->heads * sizeof(float);
+    return (struct travel){.t = p->t,
+                           .run_count = t->options.separate_documents ? 5 : 4,
+                           .base = {p->x.q, t->dattention, p->a->lse, t->delta, p->input->first},
+                           .bytes = {q, q, heads, heads, sizeof(int32_t)}};
+}
+
+/* Query pieces ascending; each with all own keys at or before it. */
+static pd_status over_queries(const struct parts *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    struct travel v = queries_travel(p);
+    const uint64_t kv_element = p->common.kv_partial ? sizeof(float) : t->element_bytes;
+    PD_TRY(start(&v, 0, err));
+    for (uint32_t query = 0; query < t->sp.total; query++) {
+        const void *runs[RUNS];
+        PD_TRY(arrive(&v, query, runs, err));
+        for (uint32_t place = 0; place < t->sp.pieces; place++) {
+            const uint32_t key = pd_partition_piece_at(&t->partition, place);
+            const uint64_t row = t->sp.row[place];
+            struct pd_range r = positions_of(t, query);
+            if (query < key) continue;
+            struct pd_attention c = p->common;
+            set_keys(p, key, p->x.k + row * p->x.ld_kv * t->element_bytes, &c);
+            c.query_start = (uint32_t)r.begin;
+            c.length = (uint32_t)(r.end - r.begin);
+            c.q = runs[0];
+            c.dout = runs[1];
+            c.lse = (float *)(uintptr_t)runs[2];
+            c.delta = (float *)(uintptr_t)runs[3];
+            c.first = t->options.separate_documents ? runs[4] : NULL;
+            c.dk_acc = t->sp.acc + row * t->share.q_columns;
+            c.dv_acc = t->sp.acc2 + row * t->share.q_columns;
+            c.dk = (char *)p->common.dk + row * p->common.ld_dkv * kv_element;
+            c.dv = (char *)p->common.dv + row * p->common.ld_dkv * kv_element;
+            c.first_part = query == key;
+            c.last_part = query + 1 == t->sp.total;
+            PD_TRY(pd_attention_backward_keys(t->math, &c, err));
+        }
+    }
+    return PD_OK;
+}
+
+/* `gradient` says where dq, dk, dv of all rows go. */
+pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
+                            const struct pd_attention *gradient, struct pd_error *err)
+{
+    struct parts p = parts_of(t, input, a);
+    p.common.dq = gradient->dq;
+    p.common.dk = gradient->dk;
+    p.common.dv = gradient->dv;
+    p.common.ld_dq = gradient->ld_dq;
+    p.common.ld_dkv = gradient->ld_dkv;
+    p.common.kv_partial = gradient->kv_partial;
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        struct pd_attention c = p.common;
+        set_gradients(&p, place, &c);
+        PD_TRY(pd_attention_delta(t->math, &c, err));
+    }
+    PD_TRY(over_keys(&p, set_gradients, pd_attention_backward_queries, err));
+    return over_queries(&p, err);
+}

@@ -1,0 +1,251 @@
+/* Everything a transformer takes from the arena. */
+#include "trainer/model/transformer_internal.h"
+
+#define LOGITS_BYTES_MAX (128ull << 20)
+#define WINDOW_BYTES (4ull << 20)
+
+static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
+{
+    return pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, elements * element_bytes);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
+{
+    return t->is_llama ? NULL : take(arena, t->rows, sizeof(float));
+}
+
+/* What every recomputation but full keeps. */
+static void take_products(struct pd_transformer *t, struct pd_block_activations *a, struct pd_arena *arena)
+{
+    const struct pd_share *s = &t->share;
+    a->qkv = take(arena, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
+    a->lse = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+    a->attention = take(arena, t->rows * s->q_columns, t->element_bytes);
+    a->middle = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    a->up = take(arena, t->rows * s->up_columns, t->element_bytes);
+}
+
+static void take_cheap(struct pd_transformer *t, struct pd_block_activations *a, struct pd_arena *arena)
+{
+    const uint64_t stream = t->rows * t->model->config.hidden;
+    a->mean1 = take_norm_mean(t, arena);
+    a->rstd1 = take(arena, t->rows, sizeof(float));
+    a->norm1 = take(arena, stream, t->element_bytes);
+    a->mean2 = take_norm_mean(t, arena);
+    a->rstd2 = take(arena, t->rows, sizeof(float));
+    a->norm2 = take(arena, stream, t->element_bytes);
+    a->hidden = take(arena, t->rows * t->share.ffn_columns, t->element_bytes);
+}
+
+static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const bool keeps = t->options.backward && t->options.recompute != PD_RECOMPUTE_FULL;
+    const bool keeps_all = t->options.backward && t->options.recompute == PD_RECOMPUTE_NONE;
+    if (!t->has_blocks) return;
+    if (!keeps_all) take_cheap(t, &t->work, arena);
+    if (!keeps) take_products(t, &t->work, arena);
+    for (uint32_t block = 0; block < t->model->config.layers; block++) {
+        const struct pd_held *held = &t->held[block];
+        for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
+            struct pd_block_activations *a = &t->blocks[held->base + i];
+            *a = t->work;
+            if (keeps_all) take_cheap(t, a, arena);
+            if (keeps) take_products(t, a, arena);
+        }
+    }
+}
+
+/* Without a backward the inputs of a chunk's units take turns in two places. */
+static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint32_t layers = t->model->config.layers;
+    for (uint32_t block = 0; block <= layers; block++) {
+        const struct pd_held *held = &t->held[block];
+        const struct pd_held *before = block >= 2 ? &t->held[block - 2] : NULL;
+        bool again = !t->options.backward && before && before->chunk == held->chunk;
+        for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++)
+            t->stream[held->base + i] =
+                again ? t->stream[before->base + i] : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    }
+}
+
+/* Rows of logits that exist at once: they do not change a bit, since gradient chains go on from one run of rows to the
+ * next. The same on all tp ranks. */
+static void take_head(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
+    if (!t->has_head) return;
+    uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
+    uint64_t fit = most(LOGITS_BYTES_MAX / (widest * sizeof(float)) / 16 * 16, 16);
+    t->logits_rows = least(t->sp.largest, fit);
+    t->head_mean = take_norm_mean(t, arena);
+    t->head_rstd = take(arena, t->rows, sizeof(float));
+    t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->logits = take(arena, t->logits_rows * t->share.vocab_columns, sizeof(float));
+    t->losses = take(arena, t->rows, sizeof(float));
+    if (t->partition.tp == 1) return;
+    const uint64_t all = t->logits_rows * t->partition.tp;
+    const uint32_t peers = t->partition.tp - 1;
+    t->tp.max = take(arena, t->logits_rows, sizeof(float));
+    t->tp.sum = take(arena, t->logits_rows, sizeof(float));
+    t->tp.target = take(arena, t->logits_rows, sizeof(float));
+    t->tp.all_max = take(arena, all, sizeof(float));
+    t->tp.all_sum = take(arena, all, sizeof(float));
+    t->tp.all_target = take(arena, all, sizeof(float));
+    pd_transfer_init(&t->tp.loss, t->options.tp, 2 * peers, 2 * peers, arena);
+}
+
+static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const struct pd_share *s = &t->share;
+    if (!t->options.backward) return;
+    t->dnorm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->norm_gradient = take(arena, 2ull * t->model->config.hidden, sizeof(float));
+    if (!t->has_blocks) return;
+    t->dup = take(arena, t->rows * s->up_columns, t->element_bytes);
+    t->dhidden = take(arena, t->rows * s->ffn_columns, t->element_bytes);
+    t->dqkv = take(arena, t->rows * (s->q_columns + 2 * s->dk_columns), t->element_bytes);
+    t->dattention = take(arena, t->rows * s->q_columns, t->element_bytes);
+    t->delta = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+}
+
+static void take_input(struct pd_transformer *t, struct pd_arena *arena)
+{
+    for (uint32_t i = 0; i < t->input_count; i++) {
+        t->inputs[i].tokens = take(arena, t->rows, sizeof(int32_t));
+        t->inputs[i].targets = take(arena, t->rows, sizeof(int32_t));
+        t->inputs[i].positions = take(arena, t->rows, sizeof(int32_t));
+        t->inputs[i].first = take(arena, t->rows, sizeof(int32_t));
+    }
+    if (!t->is_llama) return;
+    t->cos_sin = take(arena, (uint64_t)t->options.length * t->model->config.head_size, sizeof(float));
+    if (!pd_arena_is_dry(arena)) pd_model_rope_table(&t->model->config, t->options.length, t->cos_sin);
+}
+
+/* ---- tensor parallel ---- */
+
+/* Which ranks add to a head's gradient follows from where each rank's query heads begin. */
+static void find_sharers(struct pd_transformer *t)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const struct pd_share *s = &t->share;
+    const uint64_t group = c->heads / c->kv_heads;
+    struct pd_partition other = t->partition;
+    t->tp.kv_owner = PD_NOT_HELD;
+    for (other.tp_rank = 0; other.tp_rank < other.tp; other.tp_rank++) {
+        struct pd_range heads = pd_partition_units(&other, c->heads);
+        struct pd_range computed = pd_partition_kv_computed(c, heads);
+        if (heads.begin == heads.end) continue;
+        uint64_t mine = s->kv_needed.begin;
+        if (s->q_columns && mine < s->kv_computed.begin && computed.begin <= mine && mine < computed.end)
+            t->tp.kv_owner = other.tp_rank;
+        if (other.tp_rank > t->partition.tp_rank && heads.begin % group && s->kv_computed.begin < s->kv_computed.end &&
+            heads.begin / group == s->kv_computed.end - 1)
+            t->tp.kv_sharer_count++;
+    }
+}
+
+static void take_kv(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint64_t head = 2 * t->rows * t->model->config.head_size;
+    struct pd_tensor_parallel *tp = &t->tp;
+    if (!t->share.kv_is_shared || !t->options.backward || !t->has_blocks) return;
+    find_sharers(t);
+    tp->dk_partial = take(arena, t->rows * t->share.k_columns, sizeof(float));
+    tp->dv_partial = take(arena, t->rows * t->share.k_columns, sizeof(float));
+    tp->kv_send = take(arena, tp->kv_owner == PD_NOT_HELD ? 0 : head, sizeof(float));
+    tp->kv_own = take(arena, tp->kv_sharer_count ? head : 0, sizeof(float));
+    tp->kv_arrived = take(arena, tp->kv_sharer_count * head, sizeof(float));
+    pd_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
+}
+
+/* Windows of rows: partial sums stay in the cache, and one window's sums travel while the next is multiplied. */
+static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    const uint64_t hidden = t->model->config.hidden;
+    const uint32_t ranks = t->partition.tp, peers = ranks - 1;
+    uint64_t rows = most(WINDOW_BYTES / (hidden * sizeof(float) * tp->chunks) / 16 * 16, 64);
+    if (ranks > 1) rows = least(rows, most((t->rows + 1) / 2, 64));
+    tp->window_rows = least(rows, t->rows);
+    if (tp->chunks > 1 || (ranks == 1 && t->sp.by_parts))
+        tp->chunk_parts = take(arena, tp->chunks * tp->window_rows * hidden, sizeof(float));
+    if (ranks == 1) return;
+    const uint64_t slice = (tp->window_rows + ranks - 1) / ranks;
+    for (int i = 0; i < 2; i++) {
+        tp->subtree[i] = take(arena, tp->window_rows * hidden, sizeof(float));
+        tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
+        pd_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
+        pd_transfer_init(&tp->slices[i], t->options.tp, peers, peers, arena);
+        pd_transfer_init(&tp->rows[i], t->options.tp, PD_FETCH_ROWS * peers, PD_FETCH_ROWS, arena);
+    }
+}
+
+/* ---- sequence parallel ---- */
+
+static uint64_t largest_gradient(const struct pd_transformer *t)
+{
+    const struct pd_share *s = &t->share;
+    uint64_t columns = 2; /* weight and bias of a norm */
+    if (t->has_head) columns = most(columns, s->vocab_columns);
+    if (t->has_blocks) {
+        columns = most(columns, s->q_columns + 2 * s->dk_columns);
+        columns = most(columns, most(s->up_columns, s->ffn_columns));
+    }
+    return columns * t->model->config.hidden;
+}
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
+{
+    struct pd_sequence_parallel *sp = &t->sp;
+    const struct pd_share *s = &t->share;
+    const uint64_t heads = s->heads.end - s->heads.begin;
+    if (!sp->by_parts) return;
+    uint32_t levels = 0;
+    while ((1u << levels) < sp->pieces)
+        levels++;
+    if (t->options.backward) {
+        sp->sums_stride = largest_gradient(t);
+        sp->sums = take(arena, levels * sp->sums_stride, sizeof(float));
+    }
+    if (!t->has_blocks) return;
+    sp->acc = take(arena, t->rows * s->q_columns, sizeof(float));
+    if (t->options.backward) sp->acc2 = take(arena, t->rows * s->q_columns, sizeof(float));
+    sp->max = take(arena, t->rows * heads, sizeof(float));
+    sp->sum = take(arena, t->rows * heads, sizeof(float));
+    if (t->partition.sp == 1) return;
+    uint64_t keys = sp->largest * 2 * s->k_columns * t->element_bytes;
+    uint64_t queries = 2 * aligned(sp->largest * s->q_columns * t->element_bytes) +
+                       3 * aligned(sp->largest * most(heads, 1) * sizeof(float));
+    for (int i = 0; i < 2; i++) {
+        sp->arrived[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->options.backward ? most(keys, queries) : keys);
+        pd_transfer_init(&sp->transfer[i], t->options.sp, 5 * (t->partition.sp - 1), 5, arena);
+    }
+}
+
+void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena)
+{
+    take_input(t, arena);
+    take_streams(t, arena);
+    take_blocks(t, arena);
+    take_head(t, arena);
+    take_backward(t, arena);
+    take_kv(t, arena);
+    take_sums(t, arena);
+    take_pieces(t, arena);
+}

@@ -1,0 +1,412 @@
+/* Sums over chunks, and what tensor-parallel ranks exchange. Every tp rank makes the same calls in the same order.
+ *
+ * A sum over chunks, for one window of rows after the other: each chunk's chain in fp32, the tree over this rank's chunks,
+ * slices of the window's rows to the ranks that finish them (tree over ranks, bias, residual, one rounding), rounded slices
+ * to everybody. The window before travels while this one is multiplied. With one rank the first tree is also the last. */
+#include "trainer/model/transformer_internal.h"
+
+#include <string.h>
+
+static struct pd_range units_of(const struct pd_transformer *t, uint32_t rank, uint64_t units)
+{
+    struct pd_partition other = t->partition;
+    other.tp_rank = rank;
+    return pd_partition_units(&other, units);
+}
+
+static bool has_units(const struct pd_transformer *t, uint32_t rank, uint64_t units)
+{
+    struct pd_range r = units_of(t, rank, units);
+    return r.begin < r.end;
+}
+
+struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units, uint64_t unit, uint32_t i)
+{
+    struct pd_range r = pd_partition_chunk(&t->partition, units, t->tp.first_chunk + i);
+    uint64_t first = pd_partition_units(&t->partition, units).begin;
+    return (struct pd_range){(r.begin - first) * unit, (r.end - first) * unit};
+}
+
+/* ---- sums over chunks ---- */
+
+static uint32_t chunk_products(const struct pd_transformer *t, uint32_t chunk)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < PD_CHUNK_TERMS; i++)
+        count += t->tp.terms[chunk * PD_CHUNK_TERMS + i].k > 0;
+    return count;
+}
+
+static struct pd_gemm product(const struct pd_transformer *t, const struct pd_chunk_sum *s, const struct pd_chunk_term *term,
+                              uint64_t row, uint64_t rows)
+{
+    const char *a = (const char *)term->a + row * term->lda * t->element_bytes;
+    return (struct pd_gemm){.m = rows,
+                            .n = s->columns,
+                            .k = term->k,
+                            .a = {(void *)(uintptr_t)a, t->options.dtype, term->lda},
+                            .b = {(void *)(uintptr_t)term->b, t->options.dtype, term->ldb},
+                            .trans_b = s->trans_b};
+}
+
+/* c (rows, columns) fp32: the chain of one chunk. */
+static pd_status chain(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t chunk, uint64_t row, uint64_t rows,
+                       float *c, struct pd_error *err)
+{
+    bool begun = false;
+    for (uint32_t i = 0; i < PD_CHUNK_TERMS; i++) {
+        const struct pd_chunk_term *term = &t->tp.terms[chunk * PD_CHUNK_TERMS + i];
+        if (!term->k) continue;
+        struct pd_gemm g = product(t, s, term, row, rows);
+        g.c = (struct pd_matrix){c, PD_F32, s->columns};
+        g.accumulate = begun;
+        PD_TRY(pd_gemm(t->math, &g, err));
+        begun = true;
+    }
+    return PD_OK;
+}
+
+/* Chains of all chunks; t->tp.parts are the operands of a tree over them. */
+static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
+                        struct pd_error *err)
+{
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        float *part = t->tp.chunk_parts + i * t->tp.window_rows * s->columns;
+        t->tp.parts[i] = chunk_products(t, i) ? part : NULL;
+        if (t->tp.parts[i]) PD_TRY(chain(t, s, i, row, rows, part, err));
+    }
+    return PD_OK;
+}
+
+/* out, rows [row, row + rows) of s, from t->tp.parts. */
+static pd_status finish(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part_count, uint64_t row,
+                        uint64_t rows, struct pd_error *err)
+{
+    const uint64_t bytes = row * s->columns * t->element_bytes;
+    struct pd_finish f = {.rows = rows,
+                          .columns = s->columns,
+                          .part_count = part_count,
+                          .parts = t->tp.parts,
+                          .scale = 1.0f,
+                          .bias = s->bias,
+                          .bias_dtype = t->options.dtype,
+                          .out = {(char *)s->out + bytes, t->options.dtype, s->columns}};
+    if (s->residual) f.residual = (struct pd_matrix){(char *)(uintptr_t)s->residual + bytes, t->options.dtype, s->columns};
+    return pd_finish(t->math, &f, err);
+}
+
+/* One chain in all: the product rounds by itself. */
+static pd_status single_product(struct pd_transformer *t, const struct pd_chunk_sum *s, const struct pd_chunk_term *term,
+                                struct pd_error *err)
+{
+    struct pd_gemm g = product(t, s, term, 0, s->rows);
+    g.c = (struct pd_matrix){s->out, t->options.dtype, s->columns};
+    g.bias = s->bias;
+    g.bias_dtype = t->options.dtype;
+    g.residual = (struct pd_matrix){(void *)(uintptr_t)s->residual, t->options.dtype, s->columns};
+    return pd_gemm(t->math, &g, err);
+}
+
+static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
+{
+    const struct pd_chunk_term *only = NULL;
+    uint32_t products = 0;
+    for (uint32_t i = 0; i < t->tp.chunks * PD_CHUNK_TERMS; i++) {
+        if (!t->tp.terms[i].k) continue;
+        only = &t->tp.terms[i];
+        products++;
+    }
+    if (products == 1) return single_product(t, s, only, err);
+    for (uint64_t row = 0; row < s->rows; row += t->tp.window_rows) {
+        uint64_t rows = s->rows - row < t->tp.window_rows ? s->rows - row : t->tp.window_rows;
+        PD_TRY(chains(t, s, row, rows, err));
+        PD_TRY(finish(t, s, t->tp.chunks, row, rows, err));
+    }
+    return PD_OK;
+}
+
+/* Rows of a window that `rank` finishes. */
+static struct pd_range slice_of(const struct pd_transformer *t, uint64_t rows, uint32_t rank)
+{
+    return (struct pd_range){rank * rows / t->partition.tp, (rank + 1ull) * rows / t->partition.tp};
+}
+
+static pd_status subtree(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows, float *sum,
+                         struct pd_error *err)
+{
+    if (!has_units(t, t->partition.tp_rank, s->units)) return PD_OK;
+    if (t->tp.chunks == 1) return chain(t, s, 0, row, rows, sum, err);
+    PD_TRY(chains(t, s, row, rows, err));
+    struct pd_finish f = {.rows = rows,
+                          .columns = s->columns,
+                          .part_count = t->tp.chunks,
+                          .parts = t->tp.parts,
+                          .scale = 1.0f,
+                          .out = {sum, PD_F32, s->columns}};
+    return pd_finish(t->math, &f, err);
+}
+
+/* Slices of this window's subtree to their owners. */
+static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t rows, uint32_t turn,
+                           struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t row_bytes = s->columns * sizeof(float);
+    struct pd_transfer *x = &t->tp.sums[turn];
+    struct pd_range mine = slice_of(t, rows, me);
+    const uint64_t bytes = (mine.end - mine.begin) * row_bytes;
+    pd_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        struct pd_range slice = slice_of(t, rows, r);
+        if (r == me) continue;
+        if (has_units(t, me, s->units))
+            pd_transfer_send(x, r, t->tp.subtree[turn] + slice.begin * s->columns, (slice.end - slice.begin) * row_bytes);
+        if (has_units(t, r, s->units)) pd_transfer_recv(x, r, (char *)t->tp.arrived[turn] + r * bytes, bytes);
+    }
+    return pd_transfer_start(x, err);
+}
+
+/* Own slice of the window: tree over ranks, rounded, to everybody; theirs back. */
+static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
+                              uint32_t turn, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank, ranks = t->partition.tp;
+    const uint64_t row_bytes = s->columns * t->element_bytes;
+    struct pd_range mine = slice_of(t, rows, me);
+    const uint64_t elements = (mine.end - mine.begin) * s->columns;
+    PD_TRY(pd_transfer_wait(&t->tp.sums[turn], err));
+    for (uint32_t r = 0; r < ranks; r++) {
+        t->tp.parts[r] = r == me ? t->tp.subtree[turn] + mine.begin * s->columns : t->tp.arrived[turn] + r * elements;
+        if (!has_units(t, r, s->units)) t->tp.parts[r] = NULL;
+    }
+    if (elements) PD_TRY(finish(t, s, ranks, row + mine.begin, mine.end - mine.begin, err));
+    struct pd_transfer *x = &t->tp.slices[turn];
+    PD_TRY(pd_transfer_wait(x, err));
+    pd_transfer_clear(x);
+    char *out = (char *)s->out + row * row_bytes;
+    for (uint32_t r = 0; r < ranks; r++) {
+        struct pd_range slice = slice_of(t, rows, r);
+        if (r == me) continue;
+        pd_transfer_send(x, r, out + mine.begin * row_bytes, (mine.end - mine.begin) * row_bytes);
+        pd_transfer_recv(x, r, out + slice.begin * row_bytes, (slice.end - slice.begin) * row_bytes);
+    }
+    return pd_transfer_start(x, err);
+}
+
+static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
+{
+    const uint64_t window = t->tp.window_rows, count = (s->rows + window - 1) / window;
+    for (uint64_t i = 0; i <= count; i++) {
+        const uint64_t row = i * window, rows = i < count && s->rows - row < window ? s->rows - row : window;
+        const uint64_t before = i == count && s->rows % window ? s->rows % window : window;
+        if (i < count) PD_TRY(subtree(t, s, row, rows, t->tp.subtree[i % 2], err));
+        if (i < count) PD_TRY(send_sums(t, s, rows, i % 2, err));
+        if (i > 0) PD_TRY(finish_slice(t, s, row - window, before, (i - 1) % 2, err));
+    }
+    PD_TRY(pd_transfer_wait(&t->tp.slices[0], err));
+    return pd_transfer_wait(&t->tp.slices[1], err);
+}
+
+pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
+{
+    return t->partition.tp == 1 ? sum_alone(t, s, err) : sum_together(t, s, err);
+}
+
+/* ---- gradients of key-value heads ---- */
+
+/* Columns of one head of dk_partial or dv_partial, dense. */
+static pd_status cut_head(struct pd_transformer *t, const float *partial, uint64_t head, float *dst, struct pd_error *err)
+{
+    const uint64_t d = t->model->config.head_size;
+    const float *part = partial + head * d;
+    struct pd_finish f = {.rows = t->rows,
+                          .columns = d,
+                          .part_count = 1,
+                          .parts = &part,
+                          .ld_parts = t->share.k_columns,
+                          .scale = 1.0f,
+                          .out = {dst, PD_F32, d}};
+    return pd_finish(t->math, &f, err);
+}
+
+static pd_status exchange_heads(struct pd_transformer *t, struct pd_error *err)
+{
+    const struct pd_share *s = &t->share;
+    struct pd_tensor_parallel *tp = &t->tp;
+    const uint64_t half = t->rows * t->model->config.head_size, bytes = 2 * half * sizeof(float);
+    pd_transfer_clear(&tp->kv);
+    if (tp->kv_owner != PD_NOT_HELD) {
+        PD_TRY(cut_head(t, tp->dk_partial, 0, tp->kv_send, err));
+        PD_TRY(cut_head(t, tp->dv_partial, 0, tp->kv_send + half, err));
+        pd_transfer_send(&tp->kv, tp->kv_owner, tp->kv_send, bytes);
+    }
+    for (uint32_t i = 0; i < tp->kv_sharer_count; i++)
+        pd_transfer_recv(&tp->kv, t->partition.tp_rank + 1 + i, tp->kv_arrived + i * 2 * half, bytes);
+    PD_TRY(pd_transfer_start(&tp->kv, err));
+    if (!tp->kv_sharer_count) return PD_OK;
+    const uint64_t last = s->kv_computed.end - 1 - s->kv_needed.begin;
+    PD_TRY(cut_head(t, tp->dk_partial, last, tp->kv_own, err));
+    return cut_head(t, tp->dv_partial, last, tp->kv_own + half, err);
+}
+
+/* Heads that no other rank shares. */
+static pd_status finish_own(struct pd_transformer *t, uint64_t heads, const float *partial, float scale, void *out,
+                            uint64_t ld, struct pd_error *err)
+{
+    const uint64_t d = t->model->config.head_size;
+    const float *part = partial + (t->share.kv_computed.begin - t->share.kv_needed.begin) * d;
+    struct pd_finish f = {.rows = t->rows,
+                          .columns = heads * d,
+                          .part_count = 1,
+                          .parts = &part,
+                          .ld_parts = t->share.k_columns,
+                          .scale = scale,
+                          .out = {out, t->options.dtype, ld}};
+    return heads ? pd_finish(t->math, &f, err) : PD_OK;
+}
+
+/* The last head: which is 0 for dk, 1 for dv. */
+static pd_status finish_shared(struct pd_transformer *t, uint32_t which, float scale, char *out, uint64_t ld,
+                               struct pd_error *err)
+{
+    const uint64_t d = t->model->config.head_size, half = t->rows * d;
+    const uint32_t me = t->partition.tp_rank;
+    for (uint32_t r = 0; r < t->partition.tp; r++)
+        t->tp.parts[r] = NULL;
+    t->tp.parts[me] = t->tp.kv_own + which * half;
+    for (uint32_t i = 0; i < t->tp.kv_sharer_count; i++)
+        t->tp.parts[me + 1 + i] = t->tp.kv_arrived + (2 * i + which) * half;
+    struct pd_finish f = {.rows = t->rows,
+                          .columns = d,
+                          .part_count = t->partition.tp,
+                          .parts = t->tp.parts,
+                          .scale = scale,
+                          .out = {out + (t->share.dk_columns - d) * t->element_bytes, t->options.dtype, ld}};
+    return pd_finish(t->math, &f, err);
+}
+
+pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qkv *d, struct pd_error *err)
+{
+    const struct pd_tensor_parallel *tp = &t->tp;
+    const float scale = pd_attention_of(t).scale;
+    const uint64_t computed = t->share.kv_computed.end - t->share.kv_computed.begin;
+    const uint64_t own = computed - (tp->kv_sharer_count > 0);
+    PD_TRY(exchange_heads(t, err));
+    PD_TRY(finish_own(t, own, tp->dk_partial, scale, d->k, d->ld_kv, err));
+    PD_TRY(finish_own(t, own, tp->dv_partial, 1.0f, d->v, d->ld_kv, err));
+    PD_TRY(pd_transfer_wait(&t->tp.kv, err));
+    if (!tp->kv_sharer_count) return PD_OK;
+    PD_TRY(finish_shared(t, 0, scale, d->k, d->ld_kv, err));
+    return finish_shared(t, 1, 1.0f, d->v, d->ld_kv, err);
+}
+
+/* ---- loss over a cut vocabulary: a few numbers a row ---- */
+
+/* mine (rows) and, unless NULL, mine2 of every rank. */
+static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *const *mine, float *const *all, uint32_t arrays,
+                             struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t vocab = t->model->config.vocab;
+    struct pd_transfer *x = &t->tp.loss;
+    pd_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++)
+        for (uint32_t i = 0; i < arrays; i++) {
+            float *place = all[i] + r * t->logits_rows;
+            if (r == me) memcpy(place, mine[i], rows * sizeof(float));
+            if (r == me) continue;
+            if (has_units(t, me, vocab)) pd_transfer_send(x, r, mine[i], rows * sizeof(float));
+            if (has_units(t, r, vocab)) pd_transfer_recv(x, r, place, rows * sizeof(float));
+        }
+    PD_TRY(pd_transfer_start(x, err));
+    return pd_transfer_wait(x, err);
+}
+
+pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    PD_TRY(gather_rows(t, rows, &tp->max, &tp->all_max, 1, err));
+    for (uint64_t row = 0; row < rows; row++) {
+        float max = tp->all_max[row]; /* chunk 0 of the vocabulary is never empty */
+        for (uint32_t r = 1; r < t->partition.tp; r++)
+            if (has_units(t, r, t->model->config.vocab) && tp->all_max[r * t->logits_rows + row] > max)
+                max = tp->all_max[r * t->logits_rows + row];
+        tp->max[row] = max;
+    }
+    return PD_OK;
+}
+
+static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
+{
+    const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
+    uint64_t chunk = (uint64_t)token / ((vocab + virtual_tp - 1) / virtual_tp);
+    return (uint32_t)(chunk / t->tp.chunks);
+}
+
+pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    float *const mine[] = {tp->sum, tp->target}, *const all[] = {tp->all_sum, tp->all_target};
+    PD_TRY(gather_rows(t, rows, mine, all, 2, err));
+    for (uint32_t r = 0; r < t->partition.tp; r++)
+        tp->parts[r] = has_units(t, r, t->model->config.vocab) ? tp->all_sum + r * t->logits_rows : NULL;
+    struct pd_finish f = {.rows = 1,
+                          .columns = rows,
+                          .part_count = t->partition.tp,
+                          .parts = tp->parts,
+                          .scale = 1.0f,
+                          .out = {tp->sum, PD_F32, rows}};
+    PD_TRY(pd_finish(t->math, &f, err));
+    for (uint64_t row = 0; row < rows; row++)
+        if (targets[row] >= 0) tp->target[row] = tp->all_target[rank_of_token(t, targets[row]) * t->logits_rows + row];
+    return PD_OK;
+}
+
+pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err)
+{
+    const uint32_t me = t->partition.tp_rank;
+    struct pd_transfer *x = &t->tp.loss;
+    pd_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        struct pd_range theirs = units_of(t, r, t->model->config.vocab);
+        if (r == me) continue;
+        pd_transfer_send(x, r, logits + t->share.vocab.begin, t->share.vocab_columns * sizeof(float));
+        pd_transfer_recv(x, r, logits + theirs.begin, (theirs.end - theirs.begin) * sizeof(float));
+    }
+    PD_TRY(pd_transfer_start(x, err));
+    return pd_transfer_wait(x, err);
+}
+
+/* ---- embedding ---- */
+
+/* Runs of rows [begin, end) whose tokens one rank holds: to or from it. */
+static void add_runs(struct pd_transformer *t, struct pd_transfer *x, const int32_t *tokens, char *out, uint64_t begin,
+                     uint64_t end)
+{
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
+    for (uint64_t row = begin, next; row < end; row = next) {
+        uint32_t holder = rank_of_token(t, tokens[row]);
+        for (next = row + 1; next < end && rank_of_token(t, tokens[next]) == holder;)
+            next++;
+        char *run = out + row * row_bytes;
+        if (holder != me) pd_transfer_recv(x, holder, run, (next - row) * row_bytes);
+        for (uint32_t r = 0; holder == me && r < t->partition.tp; r++)
+            if (r != me) pd_transfer_send(x, r, run, (next - row) * row_bytes);
+    }
+}
+
+pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, void *out, struct pd_error *err)
+{
+    uint32_t turn = 0;
+    for (uint64_t row = 0; row < t->rows; row += PD_FETCH_ROWS, turn ^= 1) {
+        uint64_t end = t->rows - row < PD_FETCH_ROWS ? t->rows : row + PD_FETCH_ROWS;
+        struct pd_transfer *x = &t->tp.rows[turn];
+        PD_TRY(pd_transfer_wait(x, err));
+        pd_transfer_clear(x);
+        add_runs(t, x, tokens, out, row, end);
+        PD_TRY(pd_transfer_start(x, err));
+    }
+    PD_TRY(pd_transfer_wait(&t->tp.rows[0], err));
+    return pd_transfer_wait(&t->tp.rows[1], err);
+}

@@ -1,0 +1,29 @@
+/* An exchange of one model with its neighbours: pieces are added, it is started, and waited for later.
+ *   threads  one caller */
+#ifndef PD_TRAINER_MODEL_TRANSFERS_H
+#define PD_TRAINER_MODEL_TRANSFERS_H
+
+#include "ckpt/base/arena.h"
+#include "trainer/comm/comm.h"
+
+struct pd_transfer {
+    struct pd_comm *comm;
+    struct pd_comm_op op;
+    struct pd_comm_piece *sends, *recvs; /* arena */
+    uint32_t send_capacity, recv_capacity, send_count, recv_count;
+    bool in_flight;
+};
+
+/* comm may be NULL on a dry arena. */
+void pd_transfer_init(struct pd_transfer *transfer, struct pd_comm *comm, uint32_t send_capacity, uint32_t recv_capacity,
+                      struct pd_arena *arena);
+/* Forgets the pieces of the last exchange, which has been waited for. */
+void pd_transfer_clear(struct pd_transfer *transfer);
+/* Empty pieces are left out. */
+void pd_transfer_send(struct pd_transfer *transfer, uint32_t peer, const void *data, uint64_t bytes);
+void pd_transfer_recv(struct pd_transfer *transfer, uint32_t peer, void *data, uint64_t bytes);
+PD_MUST_USE pd_status pd_transfer_start(struct pd_transfer *transfer, struct pd_error *err);
+/* PD_OK when nothing is in flight. */
+PD_MUST_USE pd_status pd_transfer_wait(struct pd_transfer *transfer, struct pd_error *err);
+
+#endif
