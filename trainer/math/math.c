@@ -98,6 +98,7 @@ static void check_attention(const struct pd_attention *a, bool parts)
     check_attention_heads(a);
     PD_CHECK(a->q && a->k && a->v);
     PD_CHECK(a->ld_qkv >= width && (a->ld_kv ? a->ld_kv : a->ld_qkv) >= kv_width);
+    PD_CHECK((uint64_t)a->query_start + a->length <= 1u << 24); /* positions are compared in fp32 */
     PD_CHECK(!parts || (a->length > 0 && a->key_length > 0 && a->key_start < (uint64_t)a->query_start + a->length));
 }
 
