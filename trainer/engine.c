@@ -25,33 +25,94 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
         .leaves = e->leaves, .compute = c->numerics.precision, .gradient_type = c->numerics.gradient_type};
 }
 
-static struct pd_transformer_options transformer_options_of(const struct pd_engine *e)
+/* One stage alone runs as one chunk, however many were asked for. */
+static uint32_t interleave_of(const struct pd_layout *layout)
+{
+    return layout->pp == 1 ? 1 : layout->interleave;
+}
+
+static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
+{
+    const struct pd_layout *layout = &e->grid.layout;
+    return (struct pd_schedule_options){.kind = e->options.config->layout.schedule,
+                                        .pp = layout->pp,
+                                        .pp_rank = e->grid.place.pp,
+                                        .interleave = e->chunk_count,
+                                        .slots = e->slots};
+}
+
+static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
     return (struct pd_transformer_options){.sequences = c->batch.leaf,
                                            .length = c->batch.context,
                                            .dtype = c->numerics.precision,
-                                           .recompute = c->layout.recompute,
+                                           .recompute = e->laid_out.recompute,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
-                                           .partition = pd_partition_whole()};
+                                           .partition = e->grid.partition,
+                                           .tp = e->grid.tp,
+                                           .sp = e->grid.sp,
+                                           .chunk_count = e->chunk_count,
+                                           .chunks = e->chunks,
+                                           .depth = depth};
+}
+
+static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
+{
+    const struct pd_layout *layout = &e->grid.layout;
+    e->chunk_count = interleave_of(layout);
+    e->slots = pd_schedule_slots(e->leaves, layout->dp, layout->pp, e->chunk_count);
+    e->chunks = calloc(e->chunk_count, sizeof *e->chunks);
+    if (!e->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->chunk_count);
+    for (uint32_t c = 0; c < e->chunk_count; c++)
+        e->chunks[c] = pd_grid_stage(layout, e->options.model, e->grid.place.pp, c);
+    if (layout->pp == 1) e->chunks[0] = (struct pd_stage){0, e->options.model->config.layers, true, true};
+    return PD_OK;
+}
+
+static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    uint32_t depth[256];
+    const struct pd_schedule_options schedule = schedule_options_of(e);
+    pd_schedule_depth(&schedule, depth);
+    if (!pd_arena_is_dry(arena)) PD_TRY(pd_schedule_new(&schedule, &e->schedule, err));
+    const struct pd_transformer_options transformer = transformer_options_of(e, depth);
+    PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
+    PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), arena, &e->pipeline, err));
+    if (pd_partition_piece_total(&e->grid.partition) > 1)
+        e->sample = pd_arena_take(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
+    return PD_OK;
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     PD_TRY(pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err));
-    struct pd_zero_options zero = zero_options_of(e);
+    const struct pd_zero_options zero = zero_options_of(e);
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
-    struct pd_transformer_options transformer = transformer_options_of(e);
-    PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
-    e->dstream = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
+    PD_TRY(build_model(e, arena, err));
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = io_bytes_of(pd_zero_owned_elements(e->zero) * PD_KIND_COUNT * sizeof(float));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
-                  pd_grid_bytes(&e->grid.layout, e->options.rank, c->layout.transport != PD_TRANSPORT_LOCAL));
+                  pd_grid_bytes(&e->grid.layout, e->options.rank, c->layout.transport == PD_TRANSPORT_MPI));
     return PD_OK;
+}
+
+static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
+{
+    const struct pd_engine_options *o = &e->options;
+    if (o->laid_out)
+        e->laid_out = *o->laid_out;
+    else
+        PD_TRY(pd_lay_out(o->config, o->model, o->world, &e->laid_out, err));
+    const uint32_t dp = e->laid_out.layout.dp;
+    if (dp > e->leaves)
+        PD_FAIL(err, PD_INVALID, "layout: dp %u for %u leaves a step; use dp %u at most, or lower batch.leaf", dp, e->leaves,
+                e->leaves);
+    return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
 }
 
 pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
@@ -66,15 +127,10 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->data = data;
     e->pool = pool;
     e->leaves = c->batch.sequences / c->batch.leaf;
-    e->slots = (e->leaves + options->world - 1) / options->world;
-    struct pd_layout layout;
-    pd_layout_init_dp(&layout, options->world);
-    pd_status st = pd_grid_init(&layout, options->rank, e->comm, &e->grid, err);
-    if (!st && options->world > e->leaves)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "layout: %u ranks for %u leaves a step; use at most %u ranks, or lower "
-                          "batch.leaf",
-                          options->world, e->leaves, e->leaves);
+    e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
+    pd_status st = lay_out(e, err);
+    e->options.laid_out = NULL;
+    if (!st) st = describe_chunks(e, err);
     if (!st) st = build(e, arena, err);
     if (st) {
         pd_engine_free(e);
@@ -87,25 +143,34 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
 void pd_engine_free(struct pd_engine *e)
 {
     if (!e) return;
+    pd_pipeline_free(e->pipeline);
     pd_transformer_free(e->transformer);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
+    pd_schedule_deinit(&e->schedule);
     pd_grid_deinit(&e->grid);
+    free(e->chunks);
     free(e);
+}
+
+pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan, struct pd_error *err)
+{
+    struct pd_arena *arena;
+    struct pd_engine *engine = NULL;
+    PD_TRY(pd_arena_new_dry(&arena, err));
+    pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
+    if (!st) pd_arena_usage(arena, ret_plan);
+    pd_engine_free(engine);
+    pd_arena_free(arena);
+    return st;
 }
 
 pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t rank,
                          uint32_t threads, struct pd_memory_plan *ret_plan, struct pd_error *err)
 {
-    struct pd_engine_options options = {config, model, world, rank, threads};
-    struct pd_arena *arena;
-    struct pd_engine *engine = NULL;
-    PD_TRY(pd_arena_new_dry(&arena, err));
-    pd_status st = pd_engine_new(&options, NULL, NULL, NULL, arena, &engine, err);
-    if (!st) pd_arena_usage(arena, ret_plan);
-    pd_engine_free(engine);
-    pd_arena_free(arena);
-    return st;
+    const struct pd_engine_options options = {
+        .config = config, .model = model, .world = world, .rank = rank, .threads = threads};
+    return pd_engine_plan_of(&options, ret_plan, err);
 }
 
 struct init_job {
@@ -125,16 +190,46 @@ pd_status pd_engine_init_state(struct pd_engine *e, struct pd_error *err)
 {
     struct init_job job = {e, e->options.config->run.seed};
     pd_parallel(e->pool, pd_zero_box_count(e->zero), init_box, &job);
-    uint64_t bytes = pd_zero_owned_elements(e->zero) * sizeof(float);
+    uint64_t bytes = pd_zero_held_elements(e->zero) * sizeof(float);
     memset(pd_zero_state(e->zero, PD_EXP_AVG), 0, bytes);
     memset(pd_zero_state(e->zero, PD_EXP_AVG_SQ), 0, bytes);
     return pd_zero_refresh_compute(e->zero, err);
 }
 
-void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind)
+/* First of the boxes, which come in table order, whose tensor is `tensor` or later. */
+static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
+{
+    const struct pd_zero_box *boxes = pd_zero_boxes(zero);
+    uint32_t low = 0, high = pd_zero_box_count(zero);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (boxes[middle].tensor < tensor)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     const struct pd_zero_box *boxes = pd_zero_boxes(e->zero);
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++)
-        if (boxes[i].tensor == tensor) return pd_zero_state(e->zero, kind) + boxes[i].offset;
+    const uint32_t count = pd_zero_box_count(e->zero);
+    for (uint32_t i = first_box_of(e->zero, tensor); i < count && boxes[i].tensor == tensor; i++)
+        if (boxes[i].owned && boxes[i].number == box) return pd_zero_state(e->zero, kind) + boxes[i].offset;
+    PD_CHECK(!"a box that this rank owns");
     return NULL;
+}
+
+pd_status pd_engine_loaded(struct pd_engine *e, struct pd_error *err)
+{
+    PD_TRY(pd_zero_share_state(e->zero, err));
+    return pd_zero_refresh_compute(e->zero, err);
+}
+
+void pd_engine_abort(struct pd_engine *e)
+{
+    pd_grid_abort(&e->grid);
+    if (e->zero) pd_zero_settle(e->zero);
+    if (e->pipeline) pd_pipeline_settle(e->pipeline);
 }

@@ -3,41 +3,53 @@
  * pd_engine_new is the recipe of all memory a rank takes: on a dry arena it counts, and that count is the plan; on a real
  * arena made from that plan it builds. A step is readable in one sitting in step.c:
  *
- *   for every slot: leaf -> embed, blocks, head (loss) -> blocks backward -> gradients to their owners
- *   sums of tied tensors, global norm, clip, AdamW on the owned boxes
+ *   for every action of the schedule
+ *     forward:  leaf or the stage before -> embed, blocks -> the stage after
+ *     backward: head (loss) or the stage after -> blocks backward -> gradients to their owners, to the stage before
+ *   sums of tied tensors, global norm, clip, AdamW on the boxes that are held
  *
  *   threads  one caller
  */
 #ifndef PD_TRAINER_ENGINE_H
 #define PD_TRAINER_ENGINE_H
 
+#include "trainer/auto_layout.h"
 #include "trainer/config.h"
 #include "trainer/model/transformer.h"
+#include "trainer/parallel/pipeline.h"
 #include "trainer/parallel/zero.h"
 
 struct pd_engine_options {
     const struct pd_config *config; /* borrowed */
     const struct pd_model *model;   /* borrowed */
     uint32_t world, rank;
-    uint32_t threads; /* of this rank */
+    uint32_t threads;                   /* of this rank */
+    const struct pd_laid_out *laid_out; /* NULL: what pd_lay_out makes of the configuration; read by new alone */
 };
 
 struct pd_engine {
     struct pd_engine_options options;
-    uint32_t leaves;      /* V */
-    uint32_t slots;       /* ceil(V / world) */
-    struct pd_grid grid;  /* layout, place, communicators */
-    struct pd_comm *comm; /* NULL when alone */
+    uint32_t leaves; /* V */
+    uint32_t slots;  /* leaves of this rank in a step, ghosts included */
+    struct pd_laid_out laid_out;
+    struct pd_grid grid;     /* layout, place, communicators */
+    struct pd_comm *comm;    /* the world's; NULL when alone */
+    uint32_t chunk_count;    /* pipeline chunks of this rank */
+    struct pd_stage *chunks; /* (chunk_count) */
+    struct pd_schedule schedule;
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_transformer *transformer;
-    void *dstream;    /* (R,C) gradient of the residual stream */
+    struct pd_pipeline *pipeline;
+    int32_t *sample;  /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
     double *row_sums; /* workspace of the norm */
     void *io_buffers; /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
-    /* Asked between leaves: true to leave the step unfinished (state is that of the last update). May be NULL. */
+    double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */
+    /* Asked between leaves (with pipeline stages: before the first): true to leave the step unfinished (state is that of the
+     * last update). May be NULL. */
     bool (*should_leave)(void *context);
     void *leave_context;
 };
@@ -47,6 +59,9 @@ struct pd_step_result {
     uint64_t tokens;      /* valid target tokens */
     double gradient_norm; /* before clipping */
     double learning_rate;
+    bool skipped;         /* fp16: a gradient overflowed; parameters and moments are as before */
+    double bubble;        /* share of the step that ranks waited for other stages, mean over ranks */
+    double bubble_theory; /* of the schedule with equal stages */
 };
 
 /* comm NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
@@ -58,12 +73,16 @@ void pd_engine_free(struct pd_engine *engine);
 /* Bytes by category that rank `rank` of `world` will take: the recipe on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world,
                                      uint32_t rank, uint32_t threads, struct pd_memory_plan *ret_plan, struct pd_error *err);
+/* The same under a layout that is given: for plans of many. */
+PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
+                                        struct pd_error *err);
 
 /* Parameters from (seed, name, index), moments zero. */
 PD_MUST_USE pd_status pd_engine_init_state(struct pd_engine *engine, struct pd_error *err);
 
-/* One update. first_sample: sequences consumed so far; updates: applied so far.
- *   errors  PD_STOPPED: should_leave said so, nothing changed; PD_BUG: loss or norm is not finite, nothing changed */
+/* One step: an update, or in fp16 possibly none. first_sample: sequences consumed so far; updates: applied so far.
+ *   errors  PD_STOPPED: should_leave said so, nothing changed; PD_BUG: the loss is not finite, or the norm is not and
+ *           precision is not fp16, nothing changed */
 PD_MUST_USE pd_status pd_engine_step(struct pd_engine *engine, uint64_t first_sample, uint64_t updates,
                                      struct pd_step_result *ret_result, struct pd_error *err);
 /* Mean loss over the first `sequences` validation samples. */
@@ -73,7 +92,12 @@ PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequ
 /* Linear warm-up to lr, cosine to min_lr (Loshchilov and Hutter 2017); `update` counts from 0. */
 double pd_learning_rate(const struct pd_config *config, uint64_t update);
 
-/* Names of one tensor's owned state for loading and saving: data of (kind, box) in the order of pd_layout_shard_boxes. */
-void *pd_engine_box_data(struct pd_engine *engine, uint32_t tensor, enum pd_kind kind);
+/* Data of a box this rank owns, `box` numbered as pd_layout_owned_boxes does: what saves write and loads fill. After a load
+ * of all of them comes pd_engine_loaded, collective: other holders get what owners read. */
+void *pd_engine_box_data(struct pd_engine *engine, uint32_t tensor, enum pd_kind kind, uint32_t box);
+PD_MUST_USE pd_status pd_engine_loaded(struct pd_engine *engine, struct pd_error *err);
+
+/* The way out after a failure: gives up every communicator and waits until nobody uses this rank's memory. */
+void pd_engine_abort(struct pd_engine *engine);
 
 #endif

@@ -103,6 +103,14 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     if (!isnan(s->validation_loss)) pd_json_double(&w, "validation_loss", s->validation_loss);
     pd_json_double(&w, "gradient_norm", s->result.gradient_norm);
     pd_json_double(&w, "learning_rate", s->result.learning_rate);
+    if (m->options.has_loss_scale) {
+        pd_json_double(&w, "loss_scale", s->loss_scale);
+        pd_json_u64(&w, "skipped", s->skipped_steps);
+    }
+    if (m->options.has_stages) {
+        pd_json_double(&w, "bubble", s->result.bubble);
+        pd_json_double(&w, "bubble_theory", s->result.bubble_theory);
+    }
     pd_json_u64(&w, "tokens", s->result.tokens);
     pd_json_double(&w, "seconds", s->seconds);
     pd_json_double(&w, "tokens_per_second", tokens_per_second(s));
@@ -138,14 +146,19 @@ static void format_eta(double seconds, char *text, size_t room)
 
 static void print_progress(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    char eta[32], validation[32] = "", checkpoint[48] = "none";
+    char eta[32], validation[32] = "", checkpoint[48] = "none", bubble[64] = "", scale[64] = "";
     format_eta(eta_seconds(m, s), eta, sizeof eta);
     if (!isnan(m->validation_loss)) snprintf(validation, sizeof validation, " val %.4f", m->validation_loss);
+    if (m->options.has_stages)
+        snprintf(bubble, sizeof bubble, " bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble,
+                 100 * s->result.bubble_theory);
+    if (m->options.has_loss_scale)
+        snprintf(scale, sizeof scale, " scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
     if (s->last_checkpoint) snprintf(checkpoint, sizeof checkpoint, "%llu", (unsigned long long)s->last_checkpoint);
-    fprintf(stderr, "%sstep %llu/%llu loss %.4f%s |g| %.3f lr %.2e %.0f tok/s %.0f%% of GEMM %.2f GiB ckpt %s eta %s%s",
+    fprintf(stderr, "%sstep %llu/%llu loss %.4f%s |g| %.3f lr %.2e %.0f tok/s %.0f%% of GEMM%s%s %.2f GiB ckpt %s eta %s%s",
             m->progress == PROGRESS_BAR ? "\r\033[K" : "", (unsigned long long)s->step, (unsigned long long)m->options.steps,
             s->result.loss, validation, s->result.gradient_norm, s->result.learning_rate, tokens_per_second(s),
-            100 * gemm_share(m, s), (double)s->memory_bytes / (1ull << 30), checkpoint, eta,
+            100 * gemm_share(m, s), bubble, scale, (double)s->memory_bytes / (1ull << 30), checkpoint, eta,
             m->progress == PROGRESS_BAR ? "" : "\n");
     fflush(stderr);
     m->drawn = m->progress == PROGRESS_BAR;

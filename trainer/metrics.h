@@ -14,6 +14,8 @@ struct pd_metrics;
 struct pd_metrics_step {
     uint64_t step, fence;
     struct pd_step_result result;
+    double loss_scale;        /* of the step */
+    uint64_t skipped_steps;   /* of the run */
     double seconds;           /* of the step */
     double validation_loss;   /* NaN: not measured at this step */
     uint64_t memory_bytes;    /* resident, of rank 0 */
@@ -25,6 +27,7 @@ struct pd_metrics_options {
     const char *directory;
     uint64_t steps, log_every;
     uint32_t ranks, threads;
+    bool has_loss_scale, has_stages; /* say loss scale and skips; say the bubble */
     double flops_per_token;
     double gemm_flops_per_second; /* of all ranks together, measured at start */
 };

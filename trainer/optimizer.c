@@ -39,16 +39,19 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
     struct pd_superaccumulator sum;
     pd_superaccumulator_init(&sum);
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++)
-        PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
+        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
     PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
-    *ret_norm = tokens ? sqrt(pd_superaccumulator_value(&sum)) / (double)tokens : 0.0;
+    const double total = sqrt(pd_superaccumulator_value(&sum)) / e->loss_scale;
+    *ret_norm = tokens ? total / (double)tokens : 0.0;
     return PD_OK;
 }
 
-/* Factor on every summed gradient: mean over tokens, and clip to the configured norm. */
-static double scale_of(const struct pd_config *c, uint64_t tokens, double norm)
+/* Factor on every summed gradient: mean over tokens, and clip to the configured norm. The loss scale, a power of two, goes
+ * out as exactly as it came in. */
+static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
 {
-    double scale = 1.0 / (double)tokens;
+    const struct pd_config *c = e->options.config;
+    double scale = 1.0 / (double)tokens / e->loss_scale;
     if (c->optimizer.clip_norm > 0 && norm > c->optimizer.clip_norm) scale *= c->optimizer.clip_norm / norm;
     return scale;
 }
@@ -62,7 +65,7 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
                                         .epsilon = c->optimizer.epsilon,
                                         .weight_decay = c->optimizer.weight_decay,
                                         .step = updates + 1,
-                                        .scale = scale_of(c, tokens, norm)};
+                                        .scale = scale_of(e, tokens, norm)};
     const struct pd_adam_step step = pd_adam_step_make(&adam);
     char *copy = pd_zero_compute_copy(e->zero);
     if (!tokens)

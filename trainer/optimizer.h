@@ -1,9 +1,10 @@
-/* Global norm, clipping and AdamW over the boxes a rank owns.
+/* Global norm, clipping and AdamW. The norm counts the boxes a rank owns, so that replicas count once; the update is made on
+ * all that it holds, with the same bits everywhere.
  *
- * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch) and the clip are one
- * scale, applied when AdamW reads them. The norm does not depend on the layout: squares in fp64, rows in 16 lanes, then an
- * integer superaccumulator, combined over ranks by integer sums. source  Loshchilov and Hutter 2019 (AdamW); Pascanu et al.
- * 2013 (clipping by global norm)
+ * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch), the inverse of the loss
+ * scale and the clip are one scale, applied when AdamW reads them. The norm does not depend on the layout: squares in fp64,
+ * rows in 16 lanes, then an integer superaccumulator, combined over ranks by integer sums. source  Loshchilov and Hutter
+ * 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
  */
 #ifndef PD_TRAINER_OPTIMIZER_H
 #define PD_TRAINER_OPTIMIZER_H
@@ -15,7 +16,7 @@
 /* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */
 PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm, struct pd_error *err);
 
-/* Applies one update to the owned boxes and refreshes the compute copy; `updates` were applied before it. */
+/* Applies one update to the held boxes and refreshes the compute copy; `updates` were applied before it. */
 PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t updates, uint64_t tokens, double norm,
                                           struct pd_error *err);
 

@@ -78,7 +78,7 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_store *s
 
 static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
 {
-    *state = (struct pd_run_state){.loss_scale = 1.0, .best_validation_loss = NAN, .last_loss = NAN};
+    *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
     state->identity.lineage = 1;
     if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
         state->identity.run_id[0] = pd_clock_wall_ns(NULL);
@@ -90,8 +90,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
 
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
-    PD_CHECK(box == 0);
-    return pd_engine_box_data(context, tensor, kind);
+    return pd_engine_box_data(context, tensor, kind, box);
 }
 
 static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
@@ -119,7 +118,7 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
     report->from_world = commit->shard_count;
     report->resumed = true;
     if (new_lineage) commit->state.identity.lineage = pd_store_entry_at(store, 0)->lineage + 1;
-    return pd_zero_refresh_compute(e->zero, err);
+    return pd_engine_loaded(e, err);
 }
 
 static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *entry, struct pd_group *group,

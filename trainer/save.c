@@ -50,8 +50,12 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
     PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
     s->data = calloc(s->box_count + 1ull, sizeof *s->data);
     if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
-    for (uint32_t b = 0; b < s->box_count; b++)
-        s->data[b] = pd_engine_box_data(s->engine, s->boxes[b].tensor, s->boxes[b].kind);
+    for (uint32_t b = 0, number = 0; b < s->box_count; b++) {
+        const struct pd_shard_box *box = &s->boxes[b];
+        bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
+        number = is_first ? 0 : number + 1;
+        s->data[b] = pd_engine_box_data(s->engine, box->tensor, box->kind, number);
+    }
     PD_TRY(pd_shard_writer_new(door, tensors, s->boxes, s->box_count, s->engine->io_buffers, s->engine->io_bytes, &s->writer,
                                err));
     return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;

@@ -1,93 +1,241 @@
 /* One training step, readable from top to bottom: see engine.h for its outline. */
 #include "trainer/engine.h"
 
+#include "ckpt/base/clock.h"
 #include "trainer/exact_sum.h"
 #include "trainer/optimizer.h"
 
 #include <math.h>
+#include <string.h>
 
+#define NO_SET UINT32_MAX
+
+/* A walk through the actions of a schedule. */
 struct step {
     struct pd_engine *e;
+    const struct pd_schedule *schedule;
+    enum pd_split split;
+    bool learns; /* false: forward only */
     uint64_t first_sample;
-    uint32_t slot;
-    bool ghost; /* this rank has no leaf in this slot: it takes part in transfers only */
+    uint64_t leaves, sequences;       /* of all ranks; sequences that count */
+    uint32_t next_action, next_place; /* of the parameters that come next */
     struct pd_superaccumulator loss;
-    uint64_t tokens;
+    uint64_t tokens, wait_ns;
 };
+
+/* ---- input and loss ---- */
+
+/* A sequence cut into the pieces of this rank, behind the `sequence` before it in each. */
+static void scatter(struct pd_engine *e, const int32_t *from, uint64_t sequence, int32_t *to)
+{
+    const struct pd_partition *p = &e->grid.partition;
+    const uint32_t length = e->options.config->batch.context, sequences = e->options.config->batch.leaf;
+    for (uint32_t place = 0; place < pd_partition_piece_count(p); place++) {
+        struct pd_range r = pd_partition_piece(p, length, pd_partition_piece_at(p, place));
+        const uint64_t n = r.end - r.begin;
+        memcpy(to + sequence * n, from + r.begin, n * sizeof *to);
+        to += sequences * n;
+    }
+}
+
+static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequence, struct pd_leaf_input *in,
+                               struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const uint64_t length = e->options.config->batch.context;
+    struct pd_leaf_input whole = {in->tokens + sequence * length, in->targets + sequence * length,
+                                  in->positions + sequence * length, in->first + sequence * length};
+    if (e->sample)
+        whole = (struct pd_leaf_input){e->sample, e->sample + length, e->sample + 2 * length, e->sample + 3 * length};
+    PD_TRY(pd_data_sample(e->data, s->split, s->first_sample + sample, whole.tokens, whole.targets, whole.positions,
+                          whole.first, err));
+    if (sample >= s->sequences)
+        for (uint64_t t = 0; t < length; t++)
+            whole.targets[t] = -1;
+    if (!e->sample) return PD_OK;
+    scatter(e, whole.tokens, sequence, in->tokens);
+    scatter(e, whole.targets, sequence, in->targets);
+    scatter(e, whole.positions, sequence, in->positions);
+    scatter(e, whole.first, sequence, in->first);
+    return PD_OK;
+}
+
+static uint64_t leaf_of(const struct step *s, uint32_t slot)
+{
+    return (uint64_t)slot * s->e->grid.layout.dp + s->e->grid.place.dp;
+}
+
+/* This rank has no leaf in this slot: it takes part in the transfers of its stage only. */
+static bool is_ghost(const struct step *s, uint32_t slot)
+{
+    return leaf_of(s, slot) >= s->leaves;
+}
+
+static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
+{
+    const uint64_t sequences = s->e->options.config->batch.leaf;
+    struct pd_leaf_input *in = pd_transformer_input(s->e->transformer, slot);
+    for (uint64_t i = 0; i < sequences; i++)
+        PD_TRY(fill_sequence(s, leaf_of(s, slot) * sequences + i, i, in, err));
+    return PD_OK;
+}
+
+/* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. */
+static void account(struct step *s, uint32_t slot)
+{
+    const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
+    const float *losses = pd_transformer_losses(s->e->transformer);
+    if (s->e->grid.place.tp > 0) return;
+    for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++) {
+        if (targets[r] < 0) continue;
+        pd_superaccumulator_add(&s->loss, losses[r]);
+        s->tokens++;
+    }
+}
+
+/* ---- parameters in the order they are used ---- */
 
 static uint32_t head_set(const struct pd_engine *e)
 {
     return pd_zero_set_count(e->zero) - 1;
 }
 
-static pd_status fill_input(struct pd_engine *e, enum pd_split split, uint64_t first_sample, struct pd_error *err)
+static bool is_end(const struct pd_engine *e, uint32_t set)
 {
-    struct pd_leaf_input *in = pd_transformer_input(e->transformer, 0);
-    const uint64_t length = e->options.config->batch.context;
-    for (uint64_t s = 0; s < e->options.config->batch.leaf; s++)
-        PD_TRY(pd_data_sample(e->data, split, first_sample + s, in->tokens + s * length, in->targets + s * length,
-                              in->positions + s * length, in->first + s * length, err));
-    return PD_OK;
+    return set == 0 || set == head_set(e);
 }
 
-/* Token losses into the exact sum; only rows [0, rows) count. */
-static void account(struct pd_engine *e, uint64_t rows, struct pd_superaccumulator *loss, uint64_t *tokens)
+/* The `place`-th set of parameters that an action reads; NO_SET behind the last. */
+static uint32_t set_at(const struct step *s, const struct pd_action *a, uint32_t place)
 {
-    const int32_t *targets = pd_transformer_input(e->transformer, 0)->targets;
-    const float *losses = pd_transformer_losses(e->transformer);
-    for (uint64_t r = 0; r < rows; r++) {
-        if (targets[r] < 0) continue;
-        pd_superaccumulator_add(loss, losses[r]);
-        ++*tokens;
+    const struct pd_stage *c = &s->e->chunks[a->chunk];
+    const uint32_t first = a->is_backward ? c->has_head : c->has_embedding;
+    if (place < first) return a->is_backward ? head_set(s->e) : 0;
+    place -= first;
+    if (place < c->block_count)
+        return 1 + (a->is_backward ? c->first_block + c->block_count - 1 - place : c->first_block + place);
+    return place == c->block_count && !a->is_backward && !s->learns && c->has_head ? head_set(s->e) : NO_SET;
+}
+
+static uint32_t next_set(struct step *s)
+{
+    while (s->next_action < s->schedule->count) {
+        uint32_t set = set_at(s, &s->schedule->actions[s->next_action], s->next_place);
+        if (set != NO_SET) return set;
+        s->next_action++;
+        s->next_place = 0;
     }
+    return NO_SET;
 }
 
-static pd_status forward(struct pd_engine *e, bool ghost, struct pd_error *err)
+/* The parameters of `set`, which is the next in order, while those after it are on their way. */
+static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
-    const uint32_t head = head_set(e);
+    PD_CHECK(next_set(s) == set);
+    PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
+    s->next_place++;
+    uint32_t next = next_set(s);
+    if (next == NO_SET || next == set || (is_end(s->e, next) && is_end(s->e, set))) return PD_OK;
+    return pd_zero_prefetch(s->e->zero, next, err);
+}
+
+/* ---- forward ---- */
+
+static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
     void *const *weights;
-    PD_TRY(pd_zero_acquire(e->zero, 0, &weights, err));
-    PD_TRY(pd_zero_prefetch(e->zero, 1, err));
-    if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, 0, weights, err));
-    for (uint32_t set = 1; set < head; set++) {
-        PD_TRY(pd_zero_acquire(e->zero, set, &weights, err));
-        PD_TRY(pd_zero_prefetch(e->zero, set + 1, err));
-        if (!ghost) PD_TRY(pd_transformer_block_forward(e->transformer, 0, set - 1, weights, NULL, err));
+    for (uint32_t i = 0; i < c->block_count; i++) {
+        void *out = NULL;
+        PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
+        if (ghost) continue;
+        bool leaves_stage = i + 1 == c->block_count && !c->has_head;
+        if (leaves_stage) PD_TRY(pd_pipeline_next_stream(e->pipeline, &out, err));
+        PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
+        if (leaves_stage) PD_TRY(pd_pipeline_send_stream(e->pipeline, err));
     }
     return PD_OK;
 }
 
-static pd_status head(struct step *s, struct pd_error *err)
+static pd_status head_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    void *const *weights;
+    PD_TRY(enter(s, head_set(s->e), &weights, err));
+    if (ghost) return PD_OK;
+    PD_TRY(pd_transformer_head(s->e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
+    account(s, a->slot);
+    return PD_OK;
+}
+
+static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    void *const *weights;
+    if (!ghost && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
+    if (c->has_embedding) {
+        PD_TRY(enter(s, 0, &weights, err));
+        if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
+    } else if (!ghost) {
+        void *stream = pd_transformer_stream(e->transformer, a->slot, c->first_block);
+        PD_TRY(pd_pipeline_take_stream(e->pipeline, stream, err));
+    }
+    PD_TRY(blocks_forward(s, a, ghost, err));
+    return c->has_head && !s->learns ? head_forward(s, a, ghost, err) : PD_OK;
+}
+
+/* ---- backward ---- */
+
+static pd_status head_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
-    PD_TRY(pd_zero_acquire(e->zero, head_set(e), &weights, err));
-    PD_TRY(pd_zero_leaf_gradients(e->zero, head_set(e), s->slot, &gradients, err));
-    if (!s->ghost) {
-        PD_TRY(pd_transformer_head(e->transformer, 0, weights, gradients, 1.0f, e->dstream, err));
-        account(e, (uint64_t)e->options.config->batch.leaf * e->options.config->batch.context, &s->loss, &s->tokens);
+    PD_TRY(enter(s, head_set(e), &weights, err));
+    PD_TRY(pd_zero_leaf_gradients(e->zero, head_set(e), a->slot, &gradients, err));
+    if (!ghost) {
+        PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
+        account(s, a->slot);
     }
-    return pd_zero_push_gradients(e->zero, head_set(e), s->slot, err);
+    return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
 }
 
-static pd_status backward(struct step *s, struct pd_error *err)
+static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
     void *const *weights;
     float *const *gradients;
-    for (uint32_t set = head_set(e) - 1; set > 0; set--) {
-        PD_TRY(pd_zero_acquire(e->zero, set, &weights, err));
-        if (set > 1) PD_TRY(pd_zero_prefetch(e->zero, set - 1, err));
-        PD_TRY(pd_zero_leaf_gradients(e->zero, set, s->slot, &gradients, err));
-        if (!s->ghost)
-            PD_TRY(pd_transformer_block_backward(e->transformer, 0, set - 1, weights, gradients, e->dstream, err));
-        PD_TRY(pd_zero_push_gradients(e->zero, set, s->slot, err));
+    for (uint32_t i = c->block_count; i-- > 0;) {
+        const uint32_t block = c->first_block + i, set = 1 + block;
+        PD_TRY(enter(s, set, &weights, err));
+        PD_TRY(pd_zero_leaf_gradients(e->zero, set, a->slot, &gradients, err));
+        if (!ghost) PD_TRY(pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err));
+        if (!ghost && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
+        PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
     }
-    PD_TRY(pd_zero_leaf_gradients(e->zero, 0, s->slot, &gradients, err));
-    if (!s->ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, 0, gradients, e->dstream, err));
-    return pd_zero_push_gradients(e->zero, 0, s->slot, err);
+    return PD_OK;
 }
+
+static pd_status backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    void *dstream = NULL;
+    float *const *gradients;
+    if (!ghost)
+        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->pipeline, &dstream, err)
+                           : pd_pipeline_take_gradient(e->pipeline, &dstream, err));
+    if (c->has_head) PD_TRY(head_backward(s, a, ghost, dstream, err));
+    PD_TRY(blocks_backward(s, a, ghost, dstream, err));
+    if (!c->has_embedding) return PD_OK;
+    PD_TRY(pd_zero_leaf_gradients(e->zero, 0, a->slot, &gradients, err));
+    if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, a->slot, gradients, dstream, err));
+    return pd_zero_push_gradients(e->zero, 0, a->slot, err);
+}
+
+/* ---- the schedule ---- */
 
 /* All ranks leave together or none does. */
 static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
@@ -98,69 +246,105 @@ static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status run_slot(struct step *s, struct pd_error *err)
+/* Counts what will come from the neighbours, and starts the first of it. */
+static pd_status begin_transfers(struct step *s, struct pd_error *err)
 {
-    struct pd_engine *e = s->e;
-    uint64_t leaf = (uint64_t)s->slot * e->options.world + e->options.rank;
-    s->ghost = leaf >= e->leaves;
-    PD_TRY(check_leave(e, err));
-    if (!s->ghost) PD_TRY(fill_input(e, PD_SPLIT_TRAIN, s->first_sample + leaf * e->options.config->batch.leaf, err));
-    PD_TRY(forward(e, s->ghost, err));
-    PD_TRY(head(s, err));
-    return backward(s, err);
+    uint64_t streams = 0, gradients = 0;
+    for (uint32_t i = 0; i < s->schedule->count; i++) {
+        const struct pd_action *a = &s->schedule->actions[i];
+        const struct pd_stage *c = &s->e->chunks[a->chunk];
+        if (is_ghost(s, a->slot)) continue;
+        if (a->is_backward)
+            gradients += !c->has_head;
+        else
+            streams += !c->has_embedding;
+    }
+    return pd_pipeline_begin(s->e->pipeline, streams, gradients, err);
+}
+
+/* With one stage all ranks come to every slot together; stages meet at the beginning only. */
+static pd_status run_schedule(struct step *s, struct pd_error *err)
+{
+    const bool is_one_stage = s->e->grid.layout.pp == 1;
+    if (!is_one_stage) PD_TRY(check_leave(s->e, err));
+    PD_TRY(begin_transfers(s, err));
+    for (uint32_t i = 0; i < s->schedule->count; i++) {
+        const struct pd_action *a = &s->schedule->actions[i];
+        const bool ghost = is_ghost(s, a->slot);
+        if (is_one_stage && !a->is_backward) PD_TRY(check_leave(s->e, err));
+        PD_TRY(a->is_backward ? backward(s, a, ghost, err) : forward(s, a, ghost, err));
+    }
+    return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
 }
 
 /* Mean of the exact sum over all ranks. */
-static pd_status reduce_loss(struct pd_engine *e, struct pd_superaccumulator *loss, uint64_t *tokens, double *ret_mean,
-                             struct pd_error *err)
+static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *err)
 {
-    PD_TRY(pd_exact_sum_reduce(loss, e->comm, err));
-    if (e->comm) PD_TRY(pd_comm_all_reduce(e->comm, tokens, 1, PD_REDUCE_SUM_U64, err));
-    *ret_mean = *tokens ? pd_superaccumulator_value(loss) / (double)*tokens : 0.0;
+    uint64_t sums[2] = {s->tokens, s->wait_ns};
+    PD_TRY(pd_exact_sum_reduce(&s->loss, s->e->comm, err));
+    if (s->e->comm) PD_TRY(pd_comm_all_reduce(s->e->comm, sums, 2, PD_REDUCE_SUM_U64, err));
+    s->tokens = sums[0];
+    s->wait_ns = sums[1];
+    *ret_mean = s->tokens ? pd_superaccumulator_value(&s->loss) / (double)s->tokens : 0.0;
     return PD_OK;
+}
+
+static pd_status check_finite(const struct step *s, const struct pd_step_result *result, struct pd_error *err)
+{
+    const bool may_overflow = s->e->options.config->numerics.precision == PD_F16;
+    if (isfinite(result->loss) && (may_overflow || isfinite(result->gradient_norm))) return PD_OK;
+    PD_FAIL(err, PD_BUG,
+            "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
+            result->loss, result->gradient_norm, (unsigned long long)s->first_sample,
+            (unsigned long long)s->first_sample + s->e->options.config->batch.sequences - 1);
 }
 
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
                          struct pd_error *err)
 {
-    struct step s = {.e = e, .first_sample = first_sample};
-    pd_superaccumulator_init(&s.loss);
-    for (s.slot = 0; s.slot < e->slots; s.slot++)
-        PD_TRY(run_slot(&s, err));
+    const uint32_t pp = e->grid.layout.pp;
+    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    struct step s = {.e = e,
+                     .schedule = &e->schedule,
+                     .split = PD_SPLIT_TRAIN,
+                     .learns = true,
+                     .first_sample = first_sample,
+                     .leaves = e->leaves,
+                     .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
-    PD_TRY(reduce_loss(e, &s.loss, &s.tokens, &result.loss, err));
+    pd_superaccumulator_init(&s.loss);
+    PD_TRY(run_schedule(&s, err));
+    PD_TRY(reduce_loss(&s, &result.loss, err));
     result.tokens = s.tokens;
     PD_TRY(pd_zero_finish_gradients(e->zero, err));
     PD_TRY(pd_optimizer_norm(e, s.tokens, &result.gradient_norm, err));
-    if (!isfinite(result.loss) || !isfinite(result.gradient_norm))
-        PD_FAIL(err, PD_BUG,
-                "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
-                result.loss, result.gradient_norm, (unsigned long long)first_sample,
-                (unsigned long long)first_sample + e->options.config->batch.sequences - 1);
-    PD_TRY(pd_optimizer_update(e, updates, s.tokens, result.gradient_norm, err));
+    PD_TRY(check_finite(&s, &result, err));
+    result.skipped = !isfinite(result.gradient_norm);
+    if (!result.skipped) PD_TRY(pd_optimizer_update(e, updates, s.tokens, result.gradient_norm, err));
+    if (pp > 1) {
+        const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;
+        result.bubble = (double)s.wait_ns / busy_ns;
+        result.bubble_theory = pd_schedule_bubble(pp, e->chunk_count, e->slots);
+    }
     *ret_result = result;
     return PD_OK;
 }
 
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
 {
-    const uint64_t leaf = e->options.config->batch.leaf, length = e->options.config->batch.context;
-    const uint64_t leaves = (sequences + leaf - 1) / leaf, world = e->options.world;
-    struct pd_superaccumulator loss;
-    pd_superaccumulator_init(&loss);
-    uint64_t tokens = 0;
-    for (uint64_t first = 0; first < leaves; first += world) {
-        uint64_t mine = first + e->options.rank;
-        bool ghost = mine >= leaves;
-        PD_TRY(check_leave(e, err));
-        if (!ghost) PD_TRY(fill_input(e, PD_SPLIT_VALIDATION, mine * leaf, err));
-        PD_TRY(forward(e, ghost, err));
-        void *const *weights;
-        PD_TRY(pd_zero_acquire(e->zero, head_set(e), &weights, err));
-        if (ghost) continue;
-        PD_TRY(pd_transformer_head(e->transformer, 0, weights, NULL, 1.0f, NULL, err));
-        uint64_t counted = sequences - mine * leaf < leaf ? sequences - mine * leaf : leaf;
-        account(e, counted * length, &loss, &tokens);
-    }
-    return reduce_loss(e, &loss, &tokens, ret_loss, err);
+    const struct pd_layout *layout = &e->grid.layout;
+    const uint32_t leaf = e->options.config->batch.leaf, leaves = (sequences + leaf - 1) / leaf;
+    const struct pd_schedule_options options = {.pp = layout->pp,
+                                                .pp_rank = e->grid.place.pp,
+                                                .interleave = e->chunk_count,
+                                                .slots = pd_schedule_slots(leaves, layout->dp, layout->pp, e->chunk_count),
+                                                .forward_only = true};
+    struct pd_schedule schedule;
+    PD_TRY(pd_schedule_new(&options, &schedule, err));
+    struct step s = {.e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .leaves = leaves, .sequences = sequences};
+    pd_superaccumulator_init(&s.loss);
+    pd_status st = run_schedule(&s, err);
+    if (!st) st = reduce_loss(&s, ret_loss, err);
+    pd_schedule_deinit(&schedule);
+    return st;
 }

@@ -10,6 +10,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
+#include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
 #include "trainer/save.h"
@@ -141,8 +142,10 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
 {
     struct pd_memory_plan plan;
     const uint32_t world = w->comm->size, rank = w->comm->rank;
-    const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads};
-    PD_TRY(pd_engine_plan(w->config, w->model, world, rank, w->threads, &plan, err));
+    struct pd_laid_out laid_out;
+    PD_TRY(pd_lay_out(w->config, w->model, world, &laid_out, err));
+    const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads, &laid_out};
+    PD_TRY(pd_engine_plan_of(&options, &plan, err));
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
     PD_TRY(pd_arena_new(&plan, &w->arena, err));
     PD_TRY(pd_engine_new(&options, w->comm, w->data, w->pool, w->arena, &w->engine, err));
@@ -181,6 +184,8 @@ static pd_status open_metrics(struct worker *w, struct pd_error *err)
                                          .log_every = w->config->run.log_every,
                                          .ranks = w->comm->size,
                                          .threads = w->threads,
+                                         .has_loss_scale = w->config->numerics.precision == PD_F16,
+                                         .has_stages = w->engine->grid.layout.pp > 1,
                                          .flops_per_token = pd_model_flops_per_token(w->model, w->config->batch.context)};
     PD_TRY(measure_gemm(w, &options.gemm_flops_per_second, err));
     pd_status st = w->comm->rank == 0 ? pd_metrics_open(&options, &w->metrics, err) : PD_OK;
@@ -290,13 +295,20 @@ static pd_status leave(struct worker *w, struct pd_error *err)
     PD_FAIL(err, PD_STOPPED, "aborted; nothing after step %llu is saved", (unsigned long long)w->saved_step);
 }
 
-static void advance(struct worker *w, const struct pd_step_result *result)
+/* A skipped step consumes its samples and updates nothing. */
+static pd_status advance(struct worker *w, const struct pd_step_result *result, struct pd_error *err)
 {
+    if (w->config->numerics.precision == PD_F16)
+        PD_TRY(pd_loss_scale_advance(&w->state, result->skipped, w->config->numerics.loss_scale_interval, err));
     w->state.identity.step++;
-    w->state.updates++;
+    w->state.updates += !result->skipped;
     w->state.samples += w->config->batch.sequences;
     w->state.tokens += result->tokens;
     w->state.last_loss = result->loss;
+    if (result->skipped && w->comm->rank == 0)
+        pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%llu skips so far); loss scale %g",
+               (unsigned long long)w->state.identity.step, (unsigned long long)w->state.skipped_steps, w->state.loss_scale);
+    return PD_OK;
 }
 
 static pd_status validate(struct worker *w, double *ret_loss, struct pd_error *err)
@@ -314,14 +326,16 @@ static pd_status run_step(struct worker *w, struct pd_error *err)
     struct pd_metrics_step m = {.fence = w->state.fence};
     enum pd_signal signal;
     uint64_t start = pd_clock_monotonic_ns(NULL);
+    w->engine->loss_scale = m.loss_scale = w->state.loss_scale;
     PD_TRY(pd_engine_step(w->engine, w->state.samples, w->state.updates, &m.result, err));
     m.seconds = pd_clock_seconds_since(NULL, start);
-    advance(w, &m.result);
+    PD_TRY(advance(w, &m.result, err));
     pd_fault_point("worker.stepped");
     PD_TRY(validate(w, &m.validation_loss, err));
     PD_TRY(agree_signal(w, &signal, err));
     /* The line goes first: a step that a kill leaves committed is not computed again. */
     m.step = w->state.identity.step;
+    m.skipped_steps = w->state.skipped_steps;
     m.last_checkpoint = w->saved_step;
     m.save_seconds = w->save_seconds;
     m.memory_bytes = pd_metrics_resident_bytes();
@@ -366,7 +380,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, st
     if (!st) st = run_steps(&w, err);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
     if (st) pd_comm_abort(comm);
-    if (st && w.engine) pd_zero_settle(w.engine->zero);
+    if (st && w.engine) pd_engine_abort(w.engine);
     tear_down(&w);
     return st;
 }

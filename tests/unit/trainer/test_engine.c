@@ -81,7 +81,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(pd_thread_pool_new(job->threads, &pool, err));
     PD_TRY(pd_engine_plan(c, model, comm->size, comm->rank, job->threads, &plan, err));
     PD_TRY(pd_arena_new(&plan, &arena, err));
-    const struct pd_engine_options engine_options = {c, model, comm->size, comm->rank, job->threads};
+    const struct pd_engine_options engine_options = {c, model, comm->size, comm->rank, job->threads, NULL};
     PD_TRY(pd_engine_new(&engine_options, comm, data, pool, arena, &engine, err));
     pd_arena_usage(arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0, "the plan is not what was taken");

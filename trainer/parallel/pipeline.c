@@ -1,0 +1,214 @@
+#include "trainer/parallel/pipeline.h"
+
+#include "ckpt/base/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUFFERS_MAX = 3 };
+
+struct buffer {
+    void *data;
+    struct pd_comm *comm; /* of the transfer in flight; NULL: none */
+    struct pd_comm_op op;
+    struct pd_comm_piece piece;
+    uint64_t last_use;
+};
+
+/* Buffers of one kind: streams that arrive, streams that leave, or gradients. */
+struct ring {
+    uint32_t count;
+    struct buffer buffers[BUFFERS_MAX];
+    struct buffer *current, *expected; /* in the caller's hands; the next to be received */
+    uint64_t left;                     /* receives not yet started */
+};
+
+struct pd_pipeline {
+    const struct pd_grid *grid;
+    uint64_t bytes, clock, wait_ns;
+    struct ring streams_in, streams_out, gradients;
+};
+
+static void take_ring(struct ring *ring, uint32_t count, uint64_t bytes, struct pd_arena *arena,
+                      enum pd_memory_category category)
+{
+    ring->count = count;
+    for (uint32_t i = 0; i < count; i++)
+        ring->buffers[i].data = pd_arena_take(arena, category, bytes);
+}
+
+pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_arena *arena,
+                          struct pd_pipeline **ret_pipeline, struct pd_error *err)
+{
+    const struct pd_layout *layout = &grid->layout;
+    const bool wraps = layout->pp > 1 && layout->interleave > 1;
+    const bool has_before = grid->place.pp > 0 || wraps, has_after = grid->place.pp + 1 < layout->pp || wraps;
+    struct pd_pipeline *p = calloc(1, sizeof *p);
+    if (!p) PD_FAIL(err, PD_NO_MEMORY, "pipeline: no memory");
+    p->grid = grid;
+    p->bytes = stream_bytes;
+    take_ring(&p->streams_in, has_before ? 1 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
+    take_ring(&p->streams_out, has_after ? 2 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
+    take_ring(&p->gradients, 1u + has_before + has_after, stream_bytes, arena, PD_MEMORY_ACTIVATIONS);
+    *ret_pipeline = p;
+    return PD_OK;
+}
+
+void pd_pipeline_free(struct pd_pipeline *pipeline)
+{
+    free(pipeline);
+}
+
+/* ---- one transfer ---- */
+
+static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *comm, bool is_send, struct pd_error *err)
+{
+    PD_CHECK(comm && !b->comm);
+    b->piece = (struct pd_comm_piece){.peer = 1 - comm->rank, .data = b->data, .bytes = p->bytes};
+    b->op = (struct pd_comm_op){0};
+    if (is_send) {
+        b->op.sends = &b->piece;
+        b->op.send_count = 1;
+    } else {
+        b->op.recvs = &b->piece;
+        b->op.recv_count = 1;
+    }
+    PD_TRY(pd_comm_start(comm, &b->op, err));
+    b->comm = comm;
+    return PD_OK;
+}
+
+static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error *err)
+{
+    if (!b->comm) return PD_OK;
+    struct pd_comm *comm = b->comm;
+    uint64_t begin = pd_clock_monotonic_ns(NULL);
+    b->comm = NULL;
+    pd_status st = pd_comm_wait(comm, &b->op, err);
+    p->wait_ns += pd_clock_monotonic_ns(NULL) - begin;
+    return st;
+}
+
+/* ---- rings ---- */
+
+/* The buffer that was not in use for the longest time: its send was started first. */
+static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buffer **ret_buffer, struct pd_error *err)
+{
+    struct buffer *oldest = NULL;
+    for (uint32_t i = 0; i < ring->count; i++) {
+        struct buffer *b = &ring->buffers[i];
+        if (b == ring->current || b == ring->expected) continue;
+        if (!oldest || b->last_use < oldest->last_use) oldest = b;
+    }
+    PD_CHECK(oldest);
+    PD_TRY(finish(p, oldest, err));
+    oldest->last_use = ++p->clock;
+    *ret_buffer = oldest;
+    return PD_OK;
+}
+
+static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
+{
+    struct buffer *b;
+    if (!ring->left) return PD_OK;
+    ring->left--;
+    PD_TRY(take_free(p, ring, &b, err));
+    PD_TRY(start(p, b, comm, false, err));
+    ring->expected = b;
+    return PD_OK;
+}
+
+static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_error *err)
+{
+    PD_CHECK(ring->expected);
+    PD_TRY(finish(p, ring->expected, err));
+    ring->expected->last_use = ++p->clock;
+    ring->current = ring->expected;
+    ring->expected = NULL;
+    return PD_OK;
+}
+
+static pd_status take_current(struct pd_pipeline *p, struct ring *ring, void **ret_data, struct pd_error *err)
+{
+    ring->current = NULL;
+    PD_TRY(take_free(p, ring, &ring->current, err));
+    *ret_data = ring->current->data;
+    return PD_OK;
+}
+
+static pd_status send_current(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
+{
+    struct buffer *b = ring->current;
+    PD_CHECK(b);
+    ring->current = NULL;
+    b->last_use = ++p->clock;
+    return start(p, b, comm, true, err);
+}
+
+pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gradients, struct pd_error *err)
+{
+    p->wait_ns = 0;
+    p->streams_in.current = p->streams_out.current = p->gradients.current = NULL;
+    PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
+    p->streams_in.left = streams;
+    p->gradients.left = gradients;
+    PD_TRY(expect(p, &p->streams_in, p->grid->forward_in, err));
+    return expect(p, &p->gradients, p->grid->backward_in, err);
+}
+
+pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd_error *err)
+{
+    struct ring *ring = &p->streams_in;
+    PD_TRY(receive(p, ring, err));
+    memcpy(stream, ring->current->data, p->bytes);
+    ring->current = NULL;
+    return expect(p, ring, p->grid->forward_in, err);
+}
+
+pd_status pd_pipeline_next_stream(struct pd_pipeline *p, void **ret_stream, struct pd_error *err)
+{
+    return take_current(p, &p->streams_out, ret_stream, err);
+}
+
+pd_status pd_pipeline_send_stream(struct pd_pipeline *p, struct pd_error *err)
+{
+    return send_current(p, &p->streams_out, p->grid->forward_out, err);
+}
+
+pd_status pd_pipeline_take_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
+{
+    PD_TRY(receive(p, &p->gradients, err));
+    *ret_gradient = p->gradients.current->data;
+    return expect(p, &p->gradients, p->grid->backward_in, err);
+}
+
+pd_status pd_pipeline_next_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
+{
+    return take_current(p, &p->gradients, ret_gradient, err);
+}
+
+pd_status pd_pipeline_send_gradient(struct pd_pipeline *p, struct pd_error *err)
+{
+    return send_current(p, &p->gradients, p->grid->backward_out, err);
+}
+
+pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct pd_error *err)
+{
+    struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
+    for (int r = 0; r < 3; r++)
+        for (uint32_t i = 0; i < rings[r]->count; i++)
+            PD_TRY(finish(p, &rings[r]->buffers[i], err));
+    *ret_wait_ns = p->wait_ns;
+    return PD_OK;
+}
+
+void pd_pipeline_settle(struct pd_pipeline *p)
+{
+    struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
+    struct pd_error ignored;
+    for (int r = 0; r < 3; r++)
+        for (uint32_t i = 0; i < rings[r]->count; i++) {
+            pd_status st = finish(p, &rings[r]->buffers[i], &ignored);
+            (void)st;
+        }
+}
