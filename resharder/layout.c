@@ -97,44 +97,34 @@ pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
     return PD_OK;
 }
 
-/* Pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
-static uint32_t unit_pp(const struct pd_layout *layout, uint32_t unit)
+uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
 {
-    uint32_t stage = layout->stage_count - 1;
-    while (stage > 0 && layout->first_unit[stage] > unit)
-        stage--;
-    return stage % layout->pp;
-}
-
-/* Half-open range of indices along the TP dimension that chunk `chunk` of `virtual_tp` covers. */
-static void chunk_range(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t chunk, uint64_t *ret_begin,
-                        uint64_t *ret_end)
-{
-    uint64_t extent = tensor->shape[tensor->tp_dim];
-    uint64_t chunk_extent = ceil_div(ceil_div(extent, tensor->tp_unit), layout->virtual_tp) * tensor->tp_unit;
-    *ret_begin = least(chunk * chunk_extent, extent);
-    *ret_end = least((chunk + 1ull) * chunk_extent, extent);
-}
-
-/* What a tensor-parallel rank holds of a tensor before dimension 0 is cut: rows, and the chunks of dimension 1. */
-struct tp_piece {
-    uint64_t row_begin, row_end;
-    uint32_t chunk_begin, chunk_end; /* of dimension 1; one pretended chunk when it is not split */
-};
-
-static struct tp_piece tp_piece_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tp_rank)
-{
-    struct tp_piece piece = {0, tensor->shape[0], 0, 1};
-    uint32_t chunks = layout->virtual_tp / layout->tp;
-    uint64_t unused;
-    if (tensor->tp_dim == 0) {
-        chunk_range(layout, tensor, tp_rank * chunks, &piece.row_begin, &unused);
-        chunk_range(layout, tensor, (tp_rank + 1) * chunks - 1, &unused, &piece.row_end);
-    } else if (tensor->tp_dim == 1) {
-        piece.chunk_begin = tp_rank * chunks;
-        piece.chunk_end = (tp_rank + 1) * chunks;
+    uint32_t low = 0, high = layout->stage_count; /* the last stage that starts at or before the unit */
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if (layout->first_unit[middle] > unit)
+            high = middle;
+        else
+            low = middle;
     }
-    return piece;
+    return low % layout->pp;
+}
+
+/* Indices along the TP dimension in a chunk that is not cut short. */
+static uint64_t chunk_extent(const struct pd_layout *layout, const struct pd_tensor *tensor)
+{
+    return ceil_div(ceil_div(tensor->shape[tensor->tp_dim], tensor->tp_unit), layout->virtual_tp) * tensor->tp_unit;
+}
+
+void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t chunk,
+                             uint64_t *ret_begin, uint64_t *ret_end)
+{
+    *ret_begin = 0;
+    *ret_end = tensor->shape[1];
+    if (tensor->tp_dim != 1) return;
+    uint64_t extent = chunk_extent(layout, tensor);
+    *ret_begin = least(chunk * extent, tensor->shape[1]);
+    *ret_end = least((chunk + 1ull) * extent, tensor->shape[1]);
 }
 
 static uint64_t row_elements(const struct pd_tensor *tensor)
@@ -145,46 +135,101 @@ static uint64_t row_elements(const struct pd_tensor *tensor)
     return elements;
 }
 
-/* Rows of the piece that data rank `q` (of dp*sp) owns; false when none. */
-static bool owned_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index, uint32_t q,
-                       uint64_t *row_begin, uint64_t *row_end)
+static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                     struct pd_layout_cut *cut)
 {
-    uint64_t rows = *row_end - *row_begin;
-    if (q >= layout->zero_shard || rows == 0) return false;
-    uint64_t part = ceil_div(rows, layout->zero_shard);
+    const uint64_t rows = cut->row_end - cut->row_begin, part = ceil_div(rows, layout->zero_shard);
     uint64_t columns = row_elements(tensor);
     if (tensor->tp_dim == 1) columns = ceil_div(columns, layout->tp);
-    if (layout->zero_shard > 1 && part * columns * pd_dtype_bytes(tensor->dtype) < layout->small_bytes)
-        return q == tensor_index % layout->zero_shard;
-    uint64_t begin = least(q * part, rows), end = least((q + 1ull) * part, rows);
-    if (begin == end) return false;
-    *row_end = *row_begin + end;
-    *row_begin += begin;
+    if (layout->zero_shard > 1 && part * columns * pd_dtype_bytes(tensor->dtype) < layout->small_bytes) {
+        cut->part_rows = rows;
+        cut->part_count = 1;
+        cut->q_first = tensor_index % layout->zero_shard;
+        return;
+    }
+    cut->part_rows = part;
+    cut->part_count = (uint32_t)ceil_div(rows, part);
+    cut->q_first = 0;
+}
+
+bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                      uint32_t tp_rank, struct pd_layout_cut *ret_cut)
+{
+    struct pd_layout_cut cut = {.row_end = tensor->shape[0], .chunk_end = 1};
+    const uint32_t chunks = layout->virtual_tp / layout->tp;
+    if (tensor->tp_dim < 0 && tp_rank != tensor_index % layout->tp) return false;
+    if (tensor->tp_dim == 0) {
+        const uint64_t extent = chunk_extent(layout, tensor) * chunks;
+        cut.row_begin = least(tp_rank * extent, tensor->shape[0]);
+        cut.row_end = least((tp_rank + 1) * extent, tensor->shape[0]);
+    } else if (tensor->tp_dim == 1) {
+        cut.chunk_begin = tp_rank * chunks;
+        cut.chunk_end = (tp_rank + 1) * chunks;
+    }
+    if (cut.row_begin == cut.row_end) return false;
+    cut_rows(layout, tensor, tensor_index, &cut);
+    *ret_cut = cut;
     return true;
+}
+
+/* Tensor-parallel ranks [*ret_begin, *ret_end) that hold something of the part. */
+static void owners_tp(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                      const struct pd_box *part, uint32_t *ret_begin, uint32_t *ret_end)
+{
+    *ret_begin = tensor_index % layout->tp;
+    *ret_end = *ret_begin + 1;
+    if (tensor->tp_dim < 0) return;
+    const uint64_t extent = chunk_extent(layout, tensor) * (layout->virtual_tp / layout->tp);
+    const uint64_t start = part->start[tensor->tp_dim], end = start + part->count[tensor->tp_dim];
+    *ret_begin = (uint32_t)(start / extent);
+    *ret_end = (uint32_t)((end - 1) / extent) + 1;
+}
+
+uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                          const struct pd_box *part, struct pd_owner_run ret_runs[PD_LAYOUT_CHUNKS_MAX])
+{
+    const uint32_t group = pd_layout_unit_pp(layout, tensor->unit) * layout->dp * layout->sp;
+    uint32_t count = 0, tp_begin, tp_end;
+    owners_tp(layout, tensor, tensor_index, part, &tp_begin, &tp_end);
+    for (uint32_t tp = tp_begin; tp < tp_end; tp++) {
+        struct pd_layout_cut cut;
+        if (!pd_layout_cut_of(layout, tensor, tensor_index, tp, &cut)) continue;
+        uint64_t begin = part->start[0], end = begin + part->count[0];
+        if (begin < cut.row_begin) begin = cut.row_begin;
+        if (end > cut.row_end) end = cut.row_end;
+        if (begin >= end) continue;
+        const uint32_t first = (uint32_t)((begin - cut.row_begin) / cut.part_rows),
+                       last = (uint32_t)((end - 1 - cut.row_begin) / cut.part_rows);
+        ret_runs[count++] = (struct pd_owner_run){
+            .first = (group + cut.q_first + first) * layout->tp + tp, .stride = layout->tp, .count = last - first + 1};
+    }
+    return count;
 }
 
 uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                                uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity)
 {
-    struct pd_rank_place place = pd_layout_place(layout, rank);
-    if (unit_pp(layout, tensor->unit) != place.pp) return 0;
-    if (tensor->tp_dim < 0 && place.tp != tensor_index % layout->tp) return 0;
-    struct tp_piece piece = tp_piece_of(layout, tensor, place.tp);
-    uint64_t row_begin = piece.row_begin, row_end = piece.row_end;
-    if (!owned_rows(layout, tensor, tensor_index, place.dp * layout->sp + place.sp, &row_begin, &row_end)) return 0;
+    const struct pd_rank_place place = pd_layout_place(layout, rank);
+    const uint32_t q = place.dp * layout->sp + place.sp;
+    struct pd_layout_cut cut;
+    if (pd_layout_unit_pp(layout, tensor->unit) != place.pp) return 0;
+    if (!pd_layout_cut_of(layout, tensor, tensor_index, place.tp, &cut)) return 0;
+    if (q < cut.q_first || q - cut.q_first >= cut.part_count) return 0;
+    const uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    const uint64_t row_end = least(row_begin + cut.part_rows, cut.row_end);
     uint32_t count = 0;
-    for (uint32_t chunk = piece.chunk_begin; chunk < piece.chunk_end; chunk++) {
-        struct pd_box box = pd_box_whole(tensor);
-        box.start[0] = row_begin;
-        box.count[0] = row_end - row_begin;
-        if (tensor->tp_dim == 1) {
-            uint64_t begin, end;
-            chunk_range(layout, tensor, chunk, &begin, &end);
-            if (begin == end) continue;
-            box.start[1] = begin;
-            box.count[1] = end - begin;
+    for (uint32_t chunk = cut.chunk_begin; chunk < cut.chunk_end; chunk++) {
+        uint64_t begin, end;
+        pd_layout_chunk_columns(layout, tensor, chunk, &begin, &end);
+        if (begin == end) break; /* and so are those after it */
+        if (count < capacity) {
+            struct pd_box *box = &ret_boxes[count];
+            *box = pd_box_whole(tensor);
+            box->start[0] = row_begin;
+            box->count[0] = row_end - row_begin;
+            box->start[1] = begin;
+            box->count[1] = end - begin;
         }
-        if (count < capacity) ret_boxes[count] = box;
         count++;
     }
     return count;
@@ -203,8 +248,8 @@ pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_
     }
     uint32_t used = 0;
     for (uint32_t t = 0; t < tensors->count; t++) {
-        struct pd_box owned[256];
-        uint32_t count = pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, owned, 256);
+        struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
+        uint32_t count = pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, owned, PD_LAYOUT_CHUNKS_MAX);
         for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
             for (uint32_t b = 0; b < count; b++)
                 boxes[used++] = (struct pd_shard_box){.tensor = t, .kind = (enum pd_kind)kind, .box = owned[b]};

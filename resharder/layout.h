@@ -14,6 +14,7 @@
 #include "ckpt/commit.h"
 
 #define PD_LAYOUT_SMALL_BYTES 65536u
+#define PD_LAYOUT_CHUNKS_MAX 256u /* virtual_tp, and so boxes of one tensor and kind in a shard */
 
 struct pd_rank_place {
     uint32_t dp, tp, pp, sp;
@@ -26,6 +27,32 @@ uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place pla
 PD_MUST_USE pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err);
 /* dp ranks, everything else 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
+
+/* Pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
+uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
+
+/* What one tensor-parallel rank of a tensor's stage holds of it, and how dimension 0 of that is cut: part i has part_rows
+ * rows (the last one the rest) and belongs to the data rank q = dp index * sp + sp index = q_first + i. */
+struct pd_layout_cut {
+    uint64_t row_begin, row_end, part_rows;
+    uint32_t q_first, part_count;
+    uint32_t chunk_begin, chunk_end; /* of dimension 1, some may be empty; one pretended chunk when it is not split */
+};
+/* False when the tensor-parallel rank holds nothing of it. */
+bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                      uint32_t tp_rank, struct pd_layout_cut *ret_cut);
+/* Columns [*ret_begin, *ret_end) of a chunk of a cut; empty when equal. */
+void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t chunk,
+                             uint64_t *ret_begin, uint64_t *ret_end);
+
+/* Ranks first, first + stride, ...: `count` of them. */
+struct pd_owner_run {
+    uint32_t first, stride, count;
+};
+/* The ranks that own something of `part`, found by arithmetic: a run for each tensor-parallel rank concerned. Returns the
+ * count of runs, at most PD_LAYOUT_CHUNKS_MAX. */
+uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                          const struct pd_box *part, struct pd_owner_run ret_runs[PD_LAYOUT_CHUNKS_MAX]);
 
 /* Boxes of `tensor` (number `tensor_index` of the table: owners of small tensors are taken in turn) that `rank` owns,
  * ascending. Returns the count; writes at most `capacity`. capacity 0 only counts. */

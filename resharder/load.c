@@ -7,6 +7,8 @@
 #include "resharder/load.h"
 
 #include "ckpt/base/stream_copy.h"
+#include "ckpt/inspect.h"
+#include "ckpt/store_names.h"
 #include "resharder/plan.h"
 
 #include <stdint.h>
@@ -41,7 +43,10 @@ struct loader {
         const struct pd_transfer *failed; /* the first one that did */
     } windows[WINDOWS];
     uint64_t window_bytes, window_transfers;
-    uint64_t next_item; /* first that is not sent for */
+    uint64_t next_item;    /* first that is not sent for */
+    uint64_t next_coming;  /* first of the plan's that has not come */
+    uint8_t *host_has;     /* as the plan wants them; NULL when every rank sees every shard */
+    uint32_t *reader_host; /* (ranks) */
     uint32_t next_round, in_flight;
     struct pieces sends, recvs;
     struct pd_load_report report;
@@ -69,72 +74,168 @@ static void shard_path(const struct loader *l, uint32_t shard, char *ret_path, s
     snprintf(ret_path, room, "%s/shard-%05u.h5", l->request->directory, shard);
 }
 
-/* host_has for the plan: the first rank of each host looks, everybody learns. */
-static pd_status find_shards(struct loader *l, uint8_t **ret_host_has, uint32_t **ret_reader_host, struct pd_error *err)
+/* Bit s: this rank's host has shard s. */
+static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all)
 {
-    const uint32_t shards = l->request->commit->shard_count, size = l->group->size, hosts = l->group->host_count;
-    uint64_t row = shards + sizeof(uint32_t);
-    uint8_t *mine = calloc(1, row), *all = calloc(size, row), *host_has = calloc(hosts, shards);
-    uint32_t *reader_host = calloc(size, sizeof *reader_host);
-    pd_status st = mine && all && host_has && reader_host
-                       ? PD_OK
-                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list %u shards", shards);
-    if (!st) {
-        memcpy(mine, &l->group->host, sizeof(uint32_t));
-        for (uint32_t s = 0; s < shards; s++) {
-            char path[4096];
-            struct pd_stat stat;
-            shard_path(l, s, path, sizeof path);
-            mine[sizeof(uint32_t) + s] = pd_door_stat(l->door, path, &stat, NULL) == PD_OK;
-        }
+    const uint32_t shards = l->request->commit->shard_count;
+    struct pd_listing listing = {0};
+    uint32_t count = 0, number;
+    if (pd_door_list(l->door, l->request->directory, &listing, NULL)) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        if (!pd_shard_name_parse(listing.names[i], &number) || number >= shards) continue;
+        bits[number / 8] |= (uint8_t)(1u << number % 8);
+        count++;
     }
-    st = pd_group_agree(l->group, st, err);
-    if (!st) st = pd_group_gather(l->group, 0, mine, row, all, err);
-    if (!st) st = pd_group_broadcast(l->group, 0, all, size * row, err);
-    for (uint32_t r = 0; !st && r < size; r++) {
-        memcpy(&reader_host[r], all + r * row, sizeof(uint32_t));
-        for (uint32_t s = 0; s < shards; s++)
-            if (all[r * row + sizeof(uint32_t) + s]) host_has[(uint64_t)reader_host[r] * shards + s] = 1;
-    }
-    free(mine);
+    pd_listing_deinit(&listing);
+    *ret_has_all = count == shards;
+}
+
+/* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
+static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, struct pd_error *err)
+{
+    struct pd_group *group = l->group;
+    uint8_t mine = has_all, *all = calloc(group->size, 1), alike = 1;
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
+    st = pd_group_agree(group, st, err);
+    if (!st) st = pd_group_gather(group, 0, &mine, 1, all, err);
+    for (uint32_t r = 0; !st && group->rank == 0 && r < group->size; r++)
+        alike &= all[r];
+    if (!st) st = pd_group_broadcast(group, 0, &alike, 1, err);
     free(all);
-    if (st) {
-        free(host_has);
-        free(reader_host);
-        return st;
+    *ret_alike = alike;
+    return st;
+}
+
+/* host_has and reader_host for the plan: `row` is this rank's host, then its bits; `all` has room for everybody's. */
+static pd_status unite(struct loader *l, const uint8_t *mine, uint64_t row, uint8_t *all, struct pd_error *err)
+{
+    struct pd_group *group = l->group;
+    const uint32_t shards = l->request->commit->shard_count;
+    PD_TRY(pd_group_gather(group, 0, mine, row, all, err));
+    PD_TRY(pd_group_broadcast(group, 0, all, group->size * row, err));
+    for (uint32_t r = 0; r < group->size; r++) {
+        const uint8_t *bits = all + r * row + sizeof(uint32_t);
+        memcpy(&l->reader_host[r], all + r * row, sizeof(uint32_t));
+        for (uint32_t s = 0; s < shards; s++)
+            if (bits[s / 8] >> s % 8 & 1) l->host_has[(uint64_t)l->reader_host[r] * shards + s] = 1;
     }
-    *ret_host_has = host_has;
-    *ret_reader_host = reader_host;
     return PD_OK;
 }
 
-static bool same_box(const struct pd_box *a, const struct pd_box *b)
+static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint64_t row, struct pd_error *err)
 {
-    return !memcmp(a, b, sizeof *a);
+    const struct pd_group *group = l->group;
+    uint8_t *all = calloc(group->size, row);
+    l->host_has = calloc(group->host_count, l->request->commit->shard_count);
+    l->reader_host = calloc(group->size, sizeof *l->reader_host);
+    pd_status st = all && l->host_has && l->reader_host
+                       ? PD_OK
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list the shards of all hosts");
+    st = pd_group_agree(l->group, st, err);
+    if (!st) st = unite(l, mine, row, all, err);
+    free(all);
+    return st;
+}
+
+static pd_status find_shards(struct loader *l, struct pd_error *err)
+{
+    const uint64_t row = sizeof(uint32_t) + (l->request->commit->shard_count + 7ull) / 8;
+    uint8_t *mine = calloc(1, row);
+    bool has_all = false, alike = false;
+    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
+    st = pd_group_agree(l->group, st, err);
+    if (!st) {
+        memcpy(mine, &l->group->host, sizeof(uint32_t));
+        look_for_shards(l, mine + sizeof(uint32_t), &has_all);
+        st = see_alike(l, has_all, &alike, err);
+    }
+    if (!st && !alike) st = share_what_is_where(l, mine, row, err);
+    free(mine);
+    return st;
+}
+
+/* ---- whether it is this model's checkpoint ---- */
+
+static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
+{
+    size_t used = 0;
+    for (uint32_t d = 0; d < tensor->ndim && used < room; d++)
+        used += (size_t)snprintf(ret + used, room - used, "%s%llu", d ? " x " : "", (unsigned long long)tensor->shape[d]);
+}
+
+/* Shards hold tensors in the order of the model: looks on from the one found last. */
+static const struct pd_tensor *find_next(const struct pd_tensor_table *model, const char *name, uint32_t *cursor)
+{
+    for (uint32_t i = 0; i < model->count; i++) {
+        const uint32_t t = (*cursor + i) % model->count;
+        if (strcmp(model->tensors[t].name, name) != 0) continue;
+        *cursor = t;
+        return &model->tensors[t];
+    }
+    return NULL;
+}
+
+/* Tensors of the checkpoint, or of one of its shards, that the model does not have like that. */
+static pd_status check_stored(const struct pd_tensor_table *stored, const struct pd_tensor_table *model,
+                              struct pd_error *err)
+{
+    uint32_t cursor = 0;
+    for (uint32_t t = 0; t < stored->count; t++) {
+        const struct pd_tensor *have = &stored->tensors[t], *want = find_next(model, have->name, &cursor);
+        if (!want)
+            PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it holds %s, which this model does not have",
+                    have->name);
+        char is[100], shall[100];
+        if (have->ndim == want->ndim && !memcmp(have->shape, want->shape, sizeof have->shape)) continue;
+        shape_text(have, is, sizeof is);
+        shape_text(want, shall, sizeof shall);
+        PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: %s is %s there and %s here", have->name, is, shall);
+    }
+    return PD_OK;
+}
+
+/* Looks at all shards, for the one sentence that says what is different. */
+static pd_status explain(const struct loader *l, struct pd_error *err)
+{
+    const struct pd_tensor_table *model = l->request->tensors;
+    struct pd_inspect *inspect = NULL;
+    PD_TRY(pd_inspect_open(l->door, l->request->directory, &inspect, err));
+    const struct pd_tensor_table *stored = pd_inspect_tensors(inspect);
+    pd_status st = check_stored(stored, model, err);
+    for (uint32_t t = 0; !st && t < model->count; t++)
+        if (pd_tensor_table_find(stored, model->tensors[t].name) < 0)
+            st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                              "the checkpoint is of another model: it lacks %s, which this model has",
+                              model->tensors[t].name);
+    pd_inspect_close(inspect);
+    return st;
+}
+
+static bool same_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model,
+                       const struct pd_shard_box *expected, uint32_t count)
+{
+    const struct pd_shard_box *boxes = pd_shard_boxes(shard);
+    if (pd_shard_box_count(shard) != count) return false;
+    for (uint32_t b = 0; b < count; b++)
+        if (boxes[b].kind != expected[b].kind || memcmp(&boxes[b].box, &expected[b].box, sizeof boxes[b].box) ||
+            strcmp(pd_shard_tensors(shard)->tensors[boxes[b].tensor].name, model->tensors[expected[b].tensor].name))
+            return false;
+    return true;
 }
 
 /* The shard's own table must say what the layout function says. */
 static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *err)
 {
-    const struct pd_shard *s = l->shards[shard];
-    const struct pd_tensor_table *stored = pd_shard_tensors(s), *tensors = l->request->tensors;
-    const struct pd_shard_box *boxes = pd_shard_boxes(s), *expected = l->plan->shard_boxes[shard];
-    if (pd_shard_box_count(s) != l->plan->shard_box_count[shard])
-        PD_FAIL(err, PD_INVALID, "shard-%05u.h5 holds %u boxes where its layout gives %u: it belongs to another model",
-                shard, pd_shard_box_count(s), l->plan->shard_box_count[shard]);
-    for (uint32_t b = 0; b < pd_shard_box_count(s); b++) {
-        const struct pd_tensor *have = &stored->tensors[boxes[b].tensor], *want = &tensors->tensors[expected[b].tensor];
-        if (strcmp(have->name, want->name) || have->ndim != want->ndim ||
-            memcmp(have->shape, want->shape, sizeof have->shape))
-            PD_FAIL(err, PD_INVALID,
-                    "shard-%05u.h5 holds %s (%llu x %llu) where the model has %s (%llu x %llu): the checkpoint is of "
-                    "another model",
-                    shard, have->name, (unsigned long long)have->shape[0], (unsigned long long)have->shape[1], want->name,
-                    (unsigned long long)want->shape[0], (unsigned long long)want->shape[1]);
-        if (boxes[b].kind != expected[b].kind || !same_box(&boxes[b].box, &expected[b].box))
-            PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5: box %u of %s is not where the layout puts it", shard, b, have->name);
-    }
-    return PD_OK;
+    const struct pd_tensor_table *model = l->request->tensors;
+    struct pd_shard_box *expected = NULL;
+    uint32_t count = 0;
+    PD_TRY(check_stored(pd_shard_tensors(l->shards[shard]), model, err));
+    PD_TRY(pd_layout_shard_boxes(&l->request->commit->state.layout, model, shard, &expected, &count, err));
+    bool same = same_boxes(l->shards[shard], model, expected, count);
+    free(expected);
+    if (same) return PD_OK;
+    PD_TRY(explain(l, err));
+    PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5: its boxes are not where the layout puts them", shard);
 }
 
 static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *err)
@@ -145,6 +246,14 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
     shard_path(l, shard, path, sizeof path);
     PD_TRY(pd_shard_open(l->door, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err));
     return check_table(l, shard, err);
+}
+
+/* All that this rank reads from, so that whatever is refused is refused before any work. */
+static pd_status open_shards(struct loader *l, struct pd_error *err)
+{
+    for (uint64_t i = 0; i < l->plan->item_count; i++)
+        PD_TRY(open_shard(l, l->plan->items[i].shard, err));
+    return PD_OK;
 }
 
 /* ---- where items go ---- */
@@ -166,9 +275,8 @@ static void visit_count(void *context, const struct pd_transfer_run *run)
 
 static char *place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
 {
-    const struct pd_shard_box *stored = &l->plan->shard_boxes[item->shard][item->box];
     const struct pd_load_request *r = l->request;
-    return (char *)r->destination(r->context, stored->tensor, stored->kind, run->wanted_box) + run->wanted_offset;
+    return (char *)r->destination(r->context, item->tensor, item->kind, run->wanted_box) + run->wanted_offset;
 }
 
 static struct window *window_of(struct loader *l, uint32_t round)
@@ -202,16 +310,6 @@ static char *item_data(struct loader *l, const struct pd_read_item *item)
 
 /* ---- reading ---- */
 
-static uint64_t first_item(const struct loader *l)
-{
-    return l->plan->reader_first[l->group->rank];
-}
-
-static uint64_t end_item(const struct loader *l)
-{
-    return l->plan->reader_first[l->group->rank + 1];
-}
-
 static uint64_t align_up(uint64_t bytes)
 {
     return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
@@ -219,7 +317,6 @@ static uint64_t align_up(uint64_t bytes)
 
 static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
-    PD_TRY(open_shard(l, item->shard, err));
     struct window *w = window_of(l, item->round);
     struct pd_shard *shard = l->shards[item->shard];
     const uint64_t skip = item_skip(l, item), span = align_up(skip + item->bytes);
@@ -248,7 +345,7 @@ static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error 
     w->begin = w->end = l->next_item;
     w->sent = 0;
     w->failed = NULL;
-    while (w->end < end_item(l) && l->plan->items[w->end].round == round)
+    while (w->end < l->plan->item_count && l->plan->items[w->end].round == round)
         PD_TRY(submit_item(l, &l->plan->items[w->end++], err));
     l->next_item = w->end;
     return PD_OK;
@@ -353,22 +450,29 @@ static void visit_recv(void *context, const struct pd_transfer_run *run)
     append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run), run->bytes);
 }
 
-static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *reader_position, struct pd_error *err)
+static void name_sends(struct loader *l, const struct pd_read_item *item)
+{
+    struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
+    struct run_context c = {.l = l, .item = item};
+    uint32_t count = pd_plan_owners(l->plan, item, owners);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; k < owners[i].count; k++) {
+            c.peer = owners[i].first + k * owners[i].stride;
+            if (c.peer != l->group->rank) pd_plan_runs(l->plan, item, c.peer, visit_send, &c);
+        }
+}
+
+static pd_status exchange_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
     const struct pd_plan *plan = l->plan;
-    const uint32_t me = l->group->rank;
+    const struct window *w = window_of(l, round);
     l->sends.count = l->recvs.count = 0;
-    for (uint32_t reader = 0; reader < l->group->size; reader++) {
-        uint64_t i = reader_position[reader];
-        for (; i < plan->reader_first[reader + 1] && plan->items[i].round == round; i++) {
-            struct run_context c = {l, &plan->items[i], reader};
-            if (reader != me) pd_plan_runs(plan, &plan->items[i], me, visit_recv, &c);
-            for (uint32_t to = 0; reader == me && to < l->group->size; to++) {
-                c.peer = to;
-                if (to != me) pd_plan_runs(plan, &plan->items[i], to, visit_send, &c);
-            }
-        }
-        reader_position[reader] = i;
+    for (uint64_t i = w->begin; i < w->end; i++)
+        name_sends(l, &plan->items[i]);
+    for (; l->next_coming < plan->coming_count && plan->coming[l->next_coming].round == round; l->next_coming++) {
+        const struct pd_read_item *item = &plan->coming[l->next_coming];
+        struct run_context c = {l, item, item->reader};
+        pd_plan_runs(plan, item, l->group->rank, visit_recv, &c);
     }
     pd_status st = l->sends.failed || l->recvs.failed
                        ? pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for the pieces of a round")
@@ -377,21 +481,20 @@ static pd_status exchange_round(struct loader *l, uint32_t round, uint64_t *read
     return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
 }
 
-static pd_status run_round(struct loader *l, uint32_t round, uint64_t *reader_position, struct pd_error *err)
+static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
     PD_TRY(pd_group_agree(l->group, st, err));
-    return exchange_round(l, round, reader_position, err);
+    return exchange_round(l, round, err);
 }
 
-static pd_status run_rounds(struct loader *l, uint64_t *reader_position, struct pd_error *err)
+static pd_status run_rounds(struct loader *l, struct pd_error *err)
 {
     pd_status st = PD_OK;
-    l->next_item = first_item(l);
     for (uint32_t round = 0; !st && round < l->plan->round_count; round++)
-        st = run_round(l, round, reader_position, err);
+        st = run_round(l, round, err);
     drain(l);
     return st;
 }
@@ -400,41 +503,56 @@ static pd_status run_rounds(struct loader *l, uint64_t *reader_position, struct 
 static uint64_t count_transfers(const struct loader *l)
 {
     uint64_t most = 0, count = 0;
-    for (uint64_t i = first_item(l); i < end_item(l); i++) {
+    for (uint64_t i = 0; i < l->plan->item_count; i++) {
         const struct pd_read_item *item = &l->plan->items[i];
-        if (i == first_item(l) || item->round != l->plan->items[i - 1].round) count = 0;
+        if (i == 0 || item->round != l->plan->items[i - 1].round) count = 0;
         count += (item->bytes + 2 * PD_DOOR_ALIGN) / READ_BYTES_MAX + 1;
         if (count > most) most = count;
     }
     return most;
 }
 
-static pd_status prepare(struct loader *l, const uint8_t *host_has, const uint32_t *reader_host, struct pd_error *err)
+static pd_status check_record(const struct loader *l, struct pd_error *err)
+{
+    const struct pd_load_request *r = l->request;
+    const struct pd_commit *commit = r->commit;
+    if (pd_layout_world(&commit->state.layout) != commit->shard_count)
+        PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u ranks", commit->shard_count,
+                pd_layout_world(&commit->state.layout));
+    if (pd_layout_world(r->wanted) != l->group->size)
+        PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
+    if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;
+    PD_TRY(explain(l, err));
+    PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it counts %llu tensors where this one has %u",
+            (unsigned long long)commit->state.tensor_count, r->tensors->count);
+}
+
+static pd_status prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
     l->window_bytes = r->buffer_bytes / WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
     PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
-    if (pd_layout_world(&r->commit->state.layout) != r->commit->shard_count)
-        PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u ranks", r->directory,
-                r->commit->shard_count, pd_layout_world(&r->commit->state.layout));
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
                                   .wanted = r->wanted,
                                   .kinds = r->kinds,
                                   .tensor_wanted = r->tensor_wanted,
+                                  .rank = l->group->rank,
                                   .readers = l->group->size,
-                                  .reader_host = reader_host,
+                                  .reader_host = l->reader_host,
                                   .host_count = l->group->host_count,
-                                  .host_has = host_has,
+                                  .host_has = l->host_has,
                                   .window_bytes = l->window_bytes};
     PD_TRY(pd_plan_new(&input, &l->plan, err));
     l->report.rounds = l->plan->round_count;
     l->shards = calloc(r->commit->shard_count, sizeof *l->shards);
+    if (!l->shards) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
+    PD_TRY(open_shards(l, err));
     l->window_transfers = count_transfers(l);
     struct pd_transfer *transfers = calloc(WINDOWS * l->window_transfers + 1, sizeof *transfers);
     for (uint32_t i = 0; i < WINDOWS; i++)
         l->windows[i].transfers = transfers + i * l->window_transfers;
-    if (!l->shards || !transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
+    if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", WINDOWS);
     return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
 }
 
@@ -447,6 +565,8 @@ static void release(struct loader *l)
     free(l->windows[0].transfers);
     free(l->sends.data);
     free(l->recvs.data);
+    free(l->host_has);
+    free(l->reader_host);
     pd_plan_free(l->plan);
 }
 
@@ -454,23 +574,11 @@ pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_
                   struct pd_load_report *ret_report, struct pd_error *err)
 {
     struct loader l = {.door = door, .group = group, .request = request};
-    uint8_t *host_has = NULL;
-    uint32_t *reader_host = NULL;
-    uint64_t *reader_position = NULL;
-    pd_status st = find_shards(&l, &host_has, &reader_host, err);
-    if (!st) {
-        reader_position = calloc(group->size, sizeof *reader_position);
-        st = reader_position ? prepare(&l, host_has, reader_host, err)
-                             : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u readers", group->size);
-        st = pd_group_agree(group, st, err);
-        for (uint32_t r = 0; !st && r < group->size; r++)
-            reader_position[r] = l.plan->reader_first[r];
-    }
-    if (!st) st = run_rounds(&l, reader_position, err);
+    pd_status st = pd_group_agree(group, check_record(&l, err), err);
+    if (!st) st = find_shards(&l, err);
+    if (!st) st = pd_group_agree(group, prepare(&l, err), err);
+    if (!st) st = run_rounds(&l, err);
     release(&l);
-    free(host_has);
-    free(reader_host);
-    free(reader_position);
     if (st) return pd_error_context(err, st, "loading %s", request->directory);
     if (ret_report) *ret_report = l.report;
     return PD_OK;

@@ -3,198 +3,677 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t box_bytes(const struct pd_plan *plan, const struct pd_shard_box *b)
+#define BLOCK_PAGES (PD_SHARD_BLOCK_BYTES / PD_DOOR_ALIGN)
+
+static uint64_t ceil_div(uint64_t a, uint64_t b)
 {
-    return pd_box_elements(&b->box) * pd_dtype_bytes(plan->input.tensors->tensors[b->tensor].dtype);
+    return (a + b - 1) / b;
 }
 
-static bool is_wanted(const struct pd_plan *plan, const struct pd_shard_box *b)
+/* ---- lines ---- */
+
+struct line {
+    uint64_t pages;
+    uint32_t members; /* readers it is cut over */
+};
+
+struct pd_plan_lines {
+    struct line *lines;      /* (host_count + 1): one a host, then that of all */
+    uint32_t *shard_line;    /* (shards), or NULL: all stand in the last */
+    uint64_t *shard_first;   /* (shards) position of its first wanted page */
+    uint32_t *member;        /* (readers) by host, or NULL */
+    uint32_t *host_first;    /* (host_count + 1) into member */
+    uint32_t *stage_first;   /* (pp + 1) into stage_tensors */
+    uint32_t *stage_tensors; /* (tensors) ascending within the stage that stores them */
+    uint64_t window_pages;
+    uint32_t kind_count;
+    uint64_t bytes;
+};
+
+static bool kind_is_wanted(const struct pd_plan *plan, uint32_t kind)
 {
-    if (!(plan->input.kinds >> b->kind & 1)) return false;
-    return !plan->input.tensor_wanted || plan->input.tensor_wanted[b->tensor];
+    return plan->input.kinds >> kind & 1;
 }
 
-static uint64_t blocks_of(uint64_t bytes)
+static bool tensor_is_wanted(const struct pd_plan *plan, uint32_t tensor)
 {
-    return (bytes + PD_SHARD_BLOCK_BYTES - 1) / PD_SHARD_BLOCK_BYTES;
+    return !plan->input.tensor_wanted || plan->input.tensor_wanted[tensor];
 }
 
-/* ---- who may read a shard: all ranks, or those of one host ---- */
-
-static bool everywhere(const struct pd_plan *plan, uint32_t shard)
+/* Pages that reading a box takes: whole ones; a box of less than a page may lie across two. */
+static uint64_t pages_of(uint64_t bytes)
 {
-    for (uint32_t h = 0; h < plan->input.host_count; h++)
-        if (!plan->input.host_has[(uint64_t)h * plan->shard_count + shard]) return false;
-    return true;
+    return bytes < PD_DOOR_ALIGN ? 2 : ceil_div(bytes, PD_DOOR_ALIGN);
 }
 
-/* Pool of readers a shard belongs to: host_count stands for "all ranks"; UINT32_MAX: nobody has it. */
-static uint32_t pool_of(const struct pd_plan *plan, uint32_t shard)
+static uint32_t line_of(const struct pd_plan *plan, uint32_t shard)
 {
-    if (everywhere(plan, shard)) return plan->input.host_count;
-    for (uint32_t h = 0; h < plan->input.host_count; h++)
-        if (plan->input.host_has[(uint64_t)h * plan->shard_count + shard]) return h;
-    return UINT32_MAX;
+    return plan->lines->shard_line ? plan->lines->shard_line[shard] : plan->input.host_count;
 }
 
-static bool in_pool(const struct pd_plan *plan, uint32_t pool, uint32_t reader)
+static void *take(struct pd_plan_lines *lines, uint64_t count, uint64_t bytes)
 {
-    return pool == plan->input.host_count || plan->input.reader_host[reader] == pool;
+    lines->bytes += (count + 1) * bytes;
+    return calloc(count + 1, bytes);
 }
 
-static uint64_t wanted_blocks(const struct pd_plan *plan, uint32_t shard)
+/* Stages come from the layout, so every tensor is in the line of one. */
+static void sort_tensors(struct pd_plan *plan)
 {
-    uint64_t blocks = 0;
-    for (uint32_t b = 0; b < plan->shard_box_count[shard]; b++)
-        if (is_wanted(plan, &plan->shard_boxes[shard][b]))
-            blocks += blocks_of(box_bytes(plan, &plan->shard_boxes[shard][b]));
-    return blocks;
+    struct pd_plan_lines *lines = plan->lines;
+    const struct pd_tensor_table *tensors = plan->input.tensors;
+    const struct pd_layout *stored = plan->input.stored;
+    for (uint32_t t = 0; t < tensors->count; t++)
+        lines->stage_first[pd_layout_unit_pp(stored, tensors->tensors[t].unit) + 1]++;
+    for (uint32_t p = 0; p < stored->pp; p++)
+        lines->stage_first[p + 1] += lines->stage_first[p];
+    for (uint32_t t = 0; t < tensors->count; t++)
+        lines->stage_tensors[lines->stage_first[pd_layout_unit_pp(stored, tensors->tensors[t].unit)]++] = t;
+    for (uint32_t p = stored->pp; p > 0; p--)
+        lines->stage_first[p] = lines->stage_first[p - 1];
+    lines->stage_first[0] = 0;
+}
+
+/* Elements of one row of a box, dimension 1 apart. */
+static uint64_t inner_elements(const struct pd_tensor *tensor)
+{
+    uint64_t elements = 1;
+    for (uint32_t d = 2; d < tensor->ndim; d++)
+        elements *= tensor->shape[d];
+    return elements;
+}
+
+/* Pages of one kind of a part of `rows` rows: a box a chunk. */
+static uint64_t part_pages(const struct pd_plan *plan, const struct pd_tensor *tensor, const struct pd_layout_cut *cut,
+                           uint64_t rows)
+{
+    const uint64_t column = inner_elements(tensor) * pd_dtype_bytes(tensor->dtype);
+    uint64_t pages = 0;
+    for (uint32_t chunk = cut->chunk_begin; chunk < cut->chunk_end; chunk++) {
+        uint64_t begin, end;
+        pd_layout_chunk_columns(plan->input.stored, tensor, chunk, &begin, &end);
+        if (begin == end) break;
+        pages += pages_of(rows * (end - begin) * column);
+    }
+    return pages;
+}
+
+/* What a tensor adds to the shards of its stage, as differences from one data rank to the next: add[q * tp + tp rank]. */
+static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
+{
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
+    const uint32_t tp = plan->input.stored->tp;
+    for (uint32_t p = 0; p < tp; p++) {
+        struct pd_layout_cut cut;
+        if (!pd_layout_cut_of(plan->input.stored, tensor, t, p, &cut)) continue;
+        const uint64_t rest = cut.row_end - cut.row_begin - (cut.part_count - 1) * cut.part_rows;
+        const uint64_t last = part_pages(plan, tensor, &cut, rest) * plan->lines->kind_count;
+        uint64_t full = last;
+        if (rest != cut.part_rows) full = part_pages(plan, tensor, &cut, cut.part_rows) * plan->lines->kind_count;
+        add[(uint64_t)cut.q_first * tp + p] += full;
+        add[(uint64_t)(cut.q_first + cut.part_count - 1) * tp + p] += last - full;
+        add[(uint64_t)(cut.q_first + cut.part_count) * tp + p] -= last;
+    }
+}
+
+/* Pages of every shard, into shard_first. */
+static pd_status count_pages(struct pd_plan *plan, struct pd_error *err)
+{
+    struct pd_plan_lines *lines = plan->lines;
+    const struct pd_layout *stored = plan->input.stored;
+    const uint64_t group = (uint64_t)stored->dp * stored->sp, stage = group * stored->tp;
+    uint64_t *add = calloc(stage + stored->tp, sizeof *add);
+    if (!add) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to count %u shards", plan->shard_count);
+    for (uint32_t pp = 0; pp < stored->pp; pp++) {
+        memset(add, 0, (stage + stored->tp) * sizeof *add);
+        for (uint32_t i = lines->stage_first[pp]; i < lines->stage_first[pp + 1]; i++)
+            if (tensor_is_wanted(plan, lines->stage_tensors[i])) count_tensor(plan, lines->stage_tensors[i], add);
+        uint64_t *pages = lines->shard_first + pp * stage;
+        memcpy(pages, add, stage * sizeof *pages);
+        for (uint64_t s = stored->tp; s < stage; s++)
+            pages[s] += pages[s - stored->tp];
+    }
+    free(add);
+    return PD_OK;
+}
+
+static bool host_has(const struct pd_plan *plan, uint32_t host, uint32_t shard)
+{
+    return plan->input.host_has[(uint64_t)host * plan->shard_count + shard];
+}
+
+static pd_status find_line(const struct pd_plan *plan, uint32_t shard, uint32_t *ret_line, struct pd_error *err)
+{
+    const uint32_t hosts = plan->input.host_count;
+    uint32_t first = hosts, count = 0;
+    for (uint32_t h = 0; h < hosts; h++) {
+        if (!host_has(plan, h, shard)) continue;
+        if (!count++) first = h;
+    }
+    if (!count)
+        PD_FAIL(err, PD_NOT_FOUND,
+                "shard-%05u.h5 can be opened on no host: bring back the host or the file, or resume from another checkpoint",
+                shard);
+    *ret_line = count == hosts ? hosts : first;
+    return PD_OK;
+}
+
+/* Shards take their places, one behind the other. */
+static pd_status line_up(struct pd_plan *plan, struct pd_error *err)
+{
+    struct pd_plan_lines *lines = plan->lines;
+    for (uint32_t s = 0; s < plan->shard_count; s++) {
+        if (lines->shard_line) PD_TRY(find_line(plan, s, &lines->shard_line[s], err));
+        struct line *line = &lines->lines[line_of(plan, s)];
+        uint64_t pages = lines->shard_first[s];
+        lines->shard_first[s] = line->pages;
+        line->pages += pages;
+    }
+    return PD_OK;
+}
+
+static void assign_members(struct pd_plan *plan)
+{
+    struct pd_plan_lines *lines = plan->lines;
+    const struct pd_plan_input *in = &plan->input;
+    lines->lines[in->host_count].members = in->readers;
+    if (!lines->member) return;
+    for (uint32_t r = 0; r < in->readers; r++)
+        lines->lines[in->reader_host[r]].members++;
+    for (uint32_t h = 0; h < in->host_count; h++)
+        lines->host_first[h + 1] = lines->host_first[h] + lines->lines[h].members;
+    for (uint32_t r = 0; r < in->readers; r++)
+        lines->member[lines->host_first[in->reader_host[r]]++] = r;
+    for (uint32_t h = in->host_count; h > 0; h--)
+        lines->host_first[h] = lines->host_first[h - 1];
+    lines->host_first[0] = 0;
+}
+
+static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
+{
+    const struct pd_plan_input *in = &plan->input;
+    struct pd_plan_lines *lines = calloc(1, sizeof *lines);
+    plan->lines = lines;
+    if (!lines) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
+    const bool has_hosts = in->host_has && in->reader_host;
+    lines->lines = take(lines, in->host_count + 1ull, sizeof *lines->lines);
+    lines->shard_first = take(lines, plan->shard_count, sizeof *lines->shard_first);
+    lines->stage_first = take(lines, in->stored->pp + 1ull, sizeof *lines->stage_first);
+    lines->stage_tensors = take(lines, in->tensors->count, sizeof *lines->stage_tensors);
+    bool ready = lines->lines && lines->shard_first && lines->stage_first && lines->stage_tensors;
+    if (has_hosts) {
+        lines->shard_line = take(lines, plan->shard_count, sizeof *lines->shard_line);
+        lines->member = take(lines, in->readers, sizeof *lines->member);
+        lines->host_first = take(lines, in->host_count + 1ull, sizeof *lines->host_first);
+        ready = ready && lines->shard_line && lines->member && lines->host_first;
+    }
+    if (!ready) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan over %u shards", plan->shard_count);
+    for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
+        lines->kind_count += kind_is_wanted(plan, kind);
+    /* The last block of a round may begin in its last page. */
+    lines->window_pages = in->window_bytes / PD_DOOR_ALIGN - (BLOCK_PAGES - 1);
+    sort_tensors(plan);
+    PD_TRY(count_pages(plan, err));
+    PD_TRY(line_up(plan, err));
+    assign_members(plan);
+    return PD_OK;
+}
+
+static void free_lines(struct pd_plan_lines *lines)
+{
+    if (!lines) return;
+    free(lines->lines);
+    free(lines->shard_line);
+    free(lines->shard_first);
+    free(lines->member);
+    free(lines->host_first);
+    free(lines->stage_first);
+    free(lines->stage_tensors);
+    free(lines);
+}
+
+/* ---- stretches: what of a line is whose ---- */
+
+struct stretch {
+    uint64_t begin, end; /* positions */
+    uint64_t base;       /* pages that the reader's windows hold before it */
+    uint32_t reader;
+};
+
+/* Of member `m` of a line. A reader takes the line of its host first; its last block may reach beyond its stretch. */
+static struct stretch stretch_of(const struct pd_plan *plan, uint32_t line_number, uint32_t m)
+{
+    const struct pd_plan_lines *lines = plan->lines;
+    const struct line *line = &lines->lines[line_number];
+    struct stretch s = {.begin = line->pages * m / line->members, .end = line->pages * (m + 1ull) / line->members};
+    s.reader = m;
+    if (!lines->member) return s;
+    if (line_number < plan->input.host_count) {
+        s.reader = lines->member[lines->host_first[line_number] + m];
+        return s;
+    }
+    const uint32_t host = plan->input.reader_host[m], first = lines->host_first[host];
+    uint32_t place = 0, count = lines->lines[host].members;
+    while (count > 1) { /* members are ascending */
+        uint32_t half = count / 2;
+        if (lines->member[first + place + half] <= m) place += half;
+        count -= half;
+    }
+    const struct stretch before = stretch_of(plan, host, place);
+    if (before.end > before.begin) s.base = before.end - before.begin + BLOCK_PAGES - 1;
+    return s;
+}
+
+static uint32_t member_at(const struct line *line, uint64_t position)
+{
+    return (uint32_t)(((position + 1) * line->members - 1) / line->pages);
+}
+
+/* Every reader's stretches, for the count of rounds; of a line they differ by one page. */
+static uint32_t count_rounds(const struct pd_plan *plan)
+{
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < plan->input.readers; r++) {
+        const struct stretch all = stretch_of(plan, plan->input.host_count, r);
+        uint64_t pages = all.base + (all.end - all.begin);
+        if (pages > most) most = pages;
+    }
+    return (uint32_t)ceil_div(most, plan->lines->window_pages);
+}
+
+/* ---- boxes of a shard, in file order ---- */
+
+struct place {
+    struct pd_read_item item; /* shard, box, tensor, kind, stored */
+    uint64_t position, bytes;
+};
+
+struct walk {
+    const struct pd_plan *plan;
+    struct place place;
+    uint64_t begin, end; /* positions: only boxes that touch [begin, end) are visited */
+    pd_status (*visit)(void *context, const struct place *place, struct pd_error *err);
+    void *context;
+};
+
+/* The boxes of one tensor: rows [row_begin, row_end) of the cut, for each kind, for each chunk. */
+static pd_status walk_boxes(struct walk *w, const struct pd_layout_cut *cut, uint64_t row_begin, uint64_t row_end,
+                            uint32_t boxes, struct pd_error *err)
+{
+    struct place *p = &w->place;
+    const struct pd_tensor *tensor = &w->plan->input.tensors->tensors[p->item.tensor];
+    for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++) {
+        if (!kind_is_wanted(w->plan, kind)) {
+            p->item.box += boxes;
+            continue;
+        }
+        for (uint32_t b = 0; b < boxes; b++, p->item.box++) {
+            struct pd_box *box = &p->item.stored;
+            uint64_t begin, end;
+            pd_layout_chunk_columns(w->plan->input.stored, tensor, cut->chunk_begin + b, &begin, &end);
+            *box = pd_box_whole(tensor);
+            box->start[0] = row_begin;
+            box->count[0] = row_end - row_begin;
+            box->start[1] = begin;
+            box->count[1] = end - begin;
+            p->item.kind = (enum pd_kind)kind;
+            p->bytes = pd_box_elements(box) * pd_dtype_bytes(tensor->dtype);
+            const uint64_t pages = pages_of(p->bytes);
+            if (p->position < w->end && p->position + pages > w->begin) PD_TRY(w->visit(w->context, p, err));
+            p->position += pages;
+        }
+    }
+    return PD_OK;
+}
+
+static uint32_t count_chunks(const struct pd_plan *plan, const struct pd_tensor *tensor, const struct pd_layout_cut *cut)
+{
+    uint32_t count = 0;
+    for (uint32_t chunk = cut->chunk_begin; chunk < cut->chunk_end; chunk++) {
+        uint64_t begin, end;
+        pd_layout_chunk_columns(plan->input.stored, tensor, chunk, &begin, &end);
+        if (begin == end) break;
+        count++;
+    }
+    return count;
+}
+
+static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_place *rank, struct pd_error *err)
+{
+    const struct pd_layout *stored = w->plan->input.stored;
+    const struct pd_tensor *tensor = &w->plan->input.tensors->tensors[t];
+    const uint32_t q = rank->dp * stored->sp + rank->sp;
+    struct pd_layout_cut cut;
+    if (!pd_layout_cut_of(stored, tensor, t, rank->tp, &cut)) return PD_OK;
+    if (q < cut.q_first || q - cut.q_first >= cut.part_count) return PD_OK;
+    const uint64_t begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    const uint64_t end = begin + cut.part_rows < cut.row_end ? begin + cut.part_rows : cut.row_end;
+    const uint32_t boxes = count_chunks(w->plan, tensor, &cut);
+    if (!tensor_is_wanted(w->plan, t)) {
+        w->place.item.box += boxes * PD_KIND_COUNT;
+        return PD_OK;
+    }
+    w->place.item.tensor = t;
+    return walk_boxes(w, &cut, begin, end, boxes, err);
+}
+
+static pd_status walk_shard(struct walk *w, uint32_t shard, struct pd_error *err)
+{
+    const struct pd_plan_lines *lines = w->plan->lines;
+    const struct pd_rank_place rank = pd_layout_place(w->plan->input.stored, shard);
+    w->place = (struct place){.item = {.shard = shard}, .position = lines->shard_first[shard]};
+    for (uint32_t i = lines->stage_first[rank.pp]; i < lines->stage_first[rank.pp + 1]; i++) {
+        if (w->place.position >= w->end) break;
+        PD_TRY(walk_tensor(w, lines->stage_tensors[i], &rank, err));
+    }
+    return PD_OK;
 }
 
 /* ---- items ---- */
 
-struct builder {
-    struct pd_plan *plan;
-    const uint32_t *pool; /* (shards) */
-    uint64_t capacity;
-    uint32_t reader, round;
-    uint64_t round_bytes;
-    bool failed;
-};
-
-static void append(struct builder *b, struct pd_read_item item)
+/* First block of a box at or after a position. */
+static uint64_t block_at(const struct place *place, uint64_t position)
 {
-    struct pd_plan *plan = b->plan;
-    if (plan->item_count == b->capacity) {
-        uint64_t capacity = b->capacity ? b->capacity * 2 : 1024;
-        struct pd_read_item *items = realloc(plan->items, capacity * sizeof *items);
-        if (!items) {
-            b->failed = true;
-            return;
-        }
-        plan->items = items;
-        b->capacity = capacity;
+    return position <= place->position ? 0 : ceil_div(position - place->position, BLOCK_PAGES);
+}
+
+/* The item of `stretch` that holds the block: the blocks of its box that are read in the same round. */
+static struct pd_read_item item_with(const struct pd_plan *plan, const struct place *place, const struct stretch *stretch,
+                                     uint64_t block)
+{
+    struct pd_read_item item = place->item;
+    const uint64_t window = plan->lines->window_pages, blocks = ceil_div(place->bytes, PD_SHARD_BLOCK_BYTES);
+    const uint64_t page = stretch->base + (place->position + block * BLOCK_PAGES - stretch->begin);
+    const uint64_t round = page / window;
+    uint64_t begin = stretch->begin, end = stretch->begin + (round + 1) * window - stretch->base;
+    if (round * window > stretch->base) begin += round * window - stretch->base;
+    if (end > stretch->end) end = stretch->end;
+    uint64_t last = block_at(place, end);
+    if (last > blocks) last = blocks;
+    item.first_block = block_at(place, begin);
+    item.block_count = last - item.first_block;
+    const uint64_t offset = item.first_block * PD_SHARD_BLOCK_BYTES, length = item.block_count * PD_SHARD_BLOCK_BYTES;
+    item.bytes = place->bytes - offset < length ? place->bytes - offset : length;
+    item.reader = stretch->reader;
+    item.round = (uint32_t)round;
+    const uint64_t first = stretch->base + (place->position + item.first_block * BLOCK_PAGES - stretch->begin);
+    item.window_offset = first % window * PD_DOOR_ALIGN;
+    return item;
+}
+
+static pd_status append(struct pd_read_item **items, uint64_t *count, uint64_t *capacity, const struct pd_read_item *item,
+                        struct pd_error *err)
+{
+    if (*count == *capacity) {
+        uint64_t wanted = *capacity ? *capacity * 2 : 256;
+        struct pd_read_item *grown = realloc(*items, wanted * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan of %llu items", (unsigned long long)wanted);
+        *items = grown;
+        *capacity = wanted;
     }
-    plan->items[plan->item_count++] = item;
-}
-
-static uint64_t align_up(uint64_t bytes)
-{
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
-}
-
-/* Whole pages; a box of less than a page may lie across two. */
-static uint64_t window_room(uint64_t bytes)
-{
-    return bytes < PD_DOOR_ALIGN ? 2 * PD_DOOR_ALIGN : align_up(bytes);
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Blocks [first, end) of a box, cut where the window of a round is full. */
-static void append_blocks(struct builder *b, uint32_t shard, uint32_t box, uint64_t first, uint64_t end)
-{
-    uint64_t bytes = box_bytes(b->plan, &b->plan->shard_boxes[shard][box]);
-    while (first < end && !b->failed) {
-        uint64_t room = (b->plan->input.window_bytes - b->round_bytes) / PD_SHARD_BLOCK_BYTES;
-        uint64_t rest = min_u64(bytes, end * PD_SHARD_BLOCK_BYTES) - first * PD_SHARD_BLOCK_BYTES;
-        bool fits = window_room(rest) <= b->plan->input.window_bytes - b->round_bytes;
-        if (!fits && room == 0) {
-            b->round++;
-            b->round_bytes = 0;
-            continue;
-        }
-        uint64_t count = fits ? end - first : room;
-        uint64_t length = min_u64(rest, count * PD_SHARD_BLOCK_BYTES);
-        append(b, (struct pd_read_item){shard, box, first, count, length, b->reader, b->round, b->round_bytes});
-        b->round_bytes += window_room(length);
-        first += count;
-    }
-}
-
-/* Blocks [begin, end) of the wanted blocks of a pool, counted over its shards in order. */
-static void append_range(struct builder *b, uint32_t pool, uint64_t begin, uint64_t end)
-{
-    struct pd_plan *plan = b->plan;
-    uint64_t position = 0;
-    for (uint32_t s = 0; s < plan->shard_count && position < end; s++) {
-        if (b->pool[s] != pool) continue;
-        for (uint32_t x = 0; x < plan->shard_box_count[s]; x++) {
-            if (!is_wanted(plan, &plan->shard_boxes[s][x])) continue;
-            uint64_t blocks = blocks_of(box_bytes(plan, &plan->shard_boxes[s][x]));
-            uint64_t from = begin > position ? begin - position : 0,
-                     to = end > position ? min_u64(end - position, blocks) : 0;
-            if (from < to) append_blocks(b, s, x, from, to);
-            position += blocks;
-        }
-    }
-}
-
-static void assign_reader(struct builder *b, const uint64_t *pool_blocks)
-{
-    struct pd_plan *plan = b->plan;
-    b->round = 0;
-    b->round_bytes = 0;
-    for (uint32_t pool = 0; pool <= plan->input.host_count; pool++) {
-        if (!pool_blocks[pool] || !in_pool(plan, pool, b->reader)) continue;
-        uint64_t members = 0, place = 0;
-        for (uint32_t r = 0; r < plan->input.readers; r++) {
-            if (!in_pool(plan, pool, r)) continue;
-            if (r < b->reader) place++;
-            members++;
-        }
-        append_range(b, pool, pool_blocks[pool] * place / members, pool_blocks[pool] * (place + 1) / members);
-    }
-}
-
-static pd_status build_items(struct pd_plan *plan, uint32_t *pool, uint64_t *pool_blocks, struct pd_error *err)
-{
-    for (uint32_t s = 0; s < plan->shard_count; s++) {
-        pool[s] = pool_of(plan, s);
-        if (pool[s] == UINT32_MAX)
-            PD_FAIL(err, PD_NOT_FOUND,
-                    "shard-%05u.h5 can be opened on no host: bring back the host or the file, or resume from "
-                    "another checkpoint",
-                    s);
-        pool_blocks[pool[s]] += wanted_blocks(plan, s);
-    }
-    struct builder b = {.plan = plan, .pool = pool};
-    for (b.reader = 0; b.reader < plan->input.readers; b.reader++) {
-        plan->reader_first[b.reader] = plan->item_count;
-        assign_reader(&b, pool_blocks);
-        if (plan->item_count > plan->reader_first[b.reader] && b.round + 1 > plan->round_count)
-            plan->round_count = b.round + 1;
-    }
-    plan->reader_first[plan->input.readers] = plan->item_count;
-    if (b.failed) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfer plan");
+    (*items)[(*count)++] = *item;
     return PD_OK;
 }
 
+/* ---- what this rank reads ---- */
+
+struct reading {
+    struct pd_plan *plan;
+    struct stretch stretch;
+};
+
+static pd_status visit_own(void *context, const struct place *place, struct pd_error *err)
+{
+    struct reading *r = context;
+    struct pd_plan *plan = r->plan;
+    const uint64_t blocks = ceil_div(place->bytes, PD_SHARD_BLOCK_BYTES);
+    for (uint64_t block = block_at(place, r->stretch.begin);
+         block < blocks && place->position + block * BLOCK_PAGES < r->stretch.end;) {
+        struct pd_read_item item = item_with(plan, place, &r->stretch, block);
+        PD_TRY(append(&plan->items, &plan->item_count, &plan->item_capacity, &item, err));
+        block = item.first_block + item.block_count;
+    }
+    return PD_OK;
+}
+
+static pd_status read_stretch(struct pd_plan *plan, uint32_t line, uint32_t member, struct pd_error *err)
+{
+    struct reading r = {plan, stretch_of(plan, line, member)};
+    struct walk w = {.plan = plan, .begin = r.stretch.begin, .end = r.stretch.end, .visit = visit_own, .context = &r};
+    if (r.stretch.begin == r.stretch.end) return PD_OK;
+    uint32_t previous = UINT32_MAX; /* the shard that the next one of this line shows the end of */
+    for (uint32_t s = 0; s < plan->shard_count; s++) {
+        if (line_of(plan, s) != line) continue;
+        if (plan->lines->shard_first[s] > w.begin && previous != UINT32_MAX) PD_TRY(walk_shard(&w, previous, err));
+        previous = s;
+        if (plan->lines->shard_first[s] >= w.end) return PD_OK;
+    }
+    return previous == UINT32_MAX ? PD_OK : walk_shard(&w, previous, err);
+}
+
+static pd_status read_own(struct pd_plan *plan, struct pd_error *err)
+{
+    const uint32_t rank = plan->input.rank, hosts = plan->input.host_count;
+    if (plan->lines->member) {
+        const uint32_t host = plan->input.reader_host[rank];
+        uint32_t place = 0;
+        while (plan->lines->member[plan->lines->host_first[host] + place] != rank)
+            place++;
+        PD_TRY(read_stretch(plan, host, place, err));
+    }
+    return read_stretch(plan, hosts, rank, err);
+}
+
+/* ---- what comes to this rank ---- */
+
+struct receiving {
+    struct pd_plan *plan;
+    bool *wants;        /* (tensors) this rank owns something of it */
+    bool *is_marked;    /* (stored shards) something of that lies there */
+    uint32_t *marked;   /* (stored shards) room for those of one stage and tensor-parallel rank */
+    uint64_t *position; /* (stored shards) of the next tensor, when marked */
+    uint32_t *box;      /* (stored shards) its number */
+    uint32_t tensor, box_count;
+    struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX]; /* this rank's, of `tensor` */
+};
+
+static void mark_shards(struct receiving *r, uint32_t t)
+{
+    const struct pd_plan_input *in = &r->plan->input;
+    struct pd_owner_run runs[PD_LAYOUT_CHUNKS_MAX];
+    for (uint32_t b = 0; b < r->box_count; b++) {
+        uint32_t count = pd_layout_owners(in->stored, &in->tensors->tensors[t], t, &r->boxes[b], runs);
+        for (uint32_t i = 0; i < count; i++)
+            for (uint32_t k = 0; k < runs[i].count; k++)
+                r->is_marked[runs[i].first + k * runs[i].stride] = true;
+    }
+}
+
+static void own_boxes(struct receiving *r, uint32_t t)
+{
+    const struct pd_plan_input *in = &r->plan->input;
+    r->tensor = t;
+    r->box_count = pd_layout_owned_boxes(in->wanted, &in->tensors->tensors[t], t, in->rank, r->boxes, PD_LAYOUT_CHUNKS_MAX);
+}
+
+static void mark_all(struct receiving *r)
+{
+    for (uint32_t t = 0; t < r->plan->input.tensors->count; t++) {
+        if (!tensor_is_wanted(r->plan, t)) continue;
+        own_boxes(r, t);
+        r->wants[t] = r->box_count > 0;
+        mark_shards(r, t);
+    }
+    r->tensor = UINT32_MAX;
+    memcpy(r->position, r->plan->lines->shard_first, r->plan->shard_count * sizeof *r->position);
+}
+
+/* Blocks [*ret_begin, *ret_end) of a stored box hold everything that it shares with `mine`. */
+static bool shared_blocks(const struct pd_plan *plan, const struct place *place, const struct pd_box *mine,
+                          uint64_t *ret_begin, uint64_t *ret_end)
+{
+    struct pd_box part, last;
+    if (!pd_box_intersect(&place->item.stored, mine, &part)) return false;
+    last = part;
+    for (uint32_t d = 0; d < PD_TENSOR_DIMS_MAX; d++) {
+        last.start[d] += part.count[d] - 1;
+        last.count[d] = 1;
+    }
+    const uint32_t bytes = pd_dtype_bytes(plan->input.tensors->tensors[place->item.tensor].dtype);
+    *ret_begin = pd_box_offset(&place->item.stored, &part) * bytes / PD_SHARD_BLOCK_BYTES;
+    *ret_end = pd_box_offset(&place->item.stored, &last) * bytes / PD_SHARD_BLOCK_BYTES + 1;
+    return true;
+}
+
+static bool is_mine(const struct receiving *r, const struct place *place, const struct pd_read_item *item)
+{
+    for (uint32_t b = 0; b < r->box_count; b++) {
+        uint64_t begin, end;
+        if (!shared_blocks(r->plan, place, &r->boxes[b], &begin, &end)) continue;
+        if (begin < item->first_block + item->block_count && end > item->first_block) return true;
+    }
+    return false;
+}
+
+static pd_status visit_coming(void *context, const struct place *place, struct pd_error *err)
+{
+    struct receiving *r = context;
+    struct pd_plan *plan = r->plan;
+    const uint32_t number = line_of(plan, place->item.shard);
+    uint64_t first = UINT64_MAX, end = 0;
+    if (r->tensor != place->item.tensor) own_boxes(r, place->item.tensor);
+    for (uint32_t b = 0; b < r->box_count; b++) {
+        uint64_t from, to;
+        if (!shared_blocks(plan, place, &r->boxes[b], &from, &to)) continue;
+        if (from < first) first = from;
+        if (to > end) end = to;
+    }
+    for (uint64_t block = first; block < end;) {
+        const uint32_t m = member_at(&plan->lines->lines[number], place->position + block * BLOCK_PAGES);
+        const struct stretch stretch = stretch_of(plan, number, m);
+        struct pd_read_item item = item_with(plan, place, &stretch, block);
+        block = item.first_block + item.block_count;
+        if (item.reader == plan->input.rank || !is_mine(r, place, &item)) continue;
+        PD_TRY(append(&plan->coming, &plan->coming_count, &plan->coming_capacity, &item, err));
+    }
+    return PD_OK;
+}
+
+static int by_round(const void *left, const void *right)
+{
+    const struct pd_read_item *a = left, *b = right;
+    if (a->round != b->round) return a->round < b->round ? -1 : 1;
+    if (a->reader != b->reader) return a->reader < b->reader ? -1 : 1;
+    return a->window_offset < b->window_offset ? -1 : a->window_offset > b->window_offset;
+}
+
+/* Marked shards of one stage and tensor-parallel rank, by data rank. */
+struct column {
+    const uint32_t *shards;
+    uint32_t count, tp_rank;
+};
+
+/* What the tensor takes in each shard of a column is stepped over; before that, what this rank wants of it is visited. */
+static pd_status step_over(struct receiving *r, uint32_t t, const struct column *column, struct pd_error *err)
+{
+    const struct pd_plan *plan = r->plan;
+    const struct pd_layout *stored = plan->input.stored;
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
+    const uint32_t group = stored->dp * stored->sp;
+    struct walk w = {.plan = plan, .end = UINT64_MAX, .visit = visit_coming, .context = r};
+    struct pd_layout_cut cut;
+    if (!pd_layout_cut_of(stored, tensor, t, column->tp_rank, &cut)) return PD_OK;
+    const uint32_t boxes = count_chunks(plan, tensor, &cut);
+    const uint64_t kinds = tensor_is_wanted(plan, t) ? plan->lines->kind_count : 0;
+    const uint64_t rest = cut.row_end - cut.row_begin - (cut.part_count - 1) * cut.part_rows;
+    const uint64_t full_pages = part_pages(plan, tensor, &cut, cut.part_rows) * kinds,
+                   last_pages = part_pages(plan, tensor, &cut, rest) * kinds;
+    for (uint32_t i = 0; i < column->count; i++) {
+        const uint32_t s = column->shards[i], q = s / stored->tp % group, part = q - cut.q_first;
+        if (q < cut.q_first || part >= cut.part_count) continue;
+        const bool is_last = part + 1 == cut.part_count;
+        const uint64_t begin = cut.row_begin + part * cut.part_rows;
+        w.place = (struct place){.item = {.shard = s, .box = r->box[s], .tensor = t}, .position = r->position[s]};
+        if (r->wants[t]) PD_TRY(walk_boxes(&w, &cut, begin, is_last ? cut.row_end : begin + cut.part_rows, boxes, err));
+        r->position[s] += is_last ? last_pages : full_pages;
+        r->box[s] += boxes * PD_KIND_COUNT;
+    }
+    return PD_OK;
+}
+
+static pd_status receive_column(struct receiving *r, uint32_t pp, const struct column *column, struct pd_error *err)
+{
+    const struct pd_plan_lines *lines = r->plan->lines;
+    for (uint32_t i = lines->stage_first[pp]; column->count && i < lines->stage_first[pp + 1]; i++)
+        PD_TRY(step_over(r, lines->stage_tensors[i], column, err));
+    return PD_OK;
+}
+
+static pd_status receive(struct receiving *r, struct pd_error *err)
+{
+    const struct pd_layout *stored = r->plan->input.stored;
+    const uint32_t group = stored->dp * stored->sp;
+    struct pd_plan *plan = r->plan;
+    mark_all(r);
+    for (uint32_t pp = 0; pp < stored->pp; pp++)
+        for (uint32_t tp = 0; tp < stored->tp; tp++) {
+            struct column column = {.shards = r->marked, .tp_rank = tp};
+            for (uint32_t q = 0; q < group; q++) {
+                const uint32_t s = (pp * group + q) * stored->tp + tp;
+                if (r->is_marked[s]) r->marked[column.count++] = s;
+            }
+            PD_TRY(receive_column(r, pp, &column, err));
+        }
+    if (plan->coming_count) qsort(plan->coming, plan->coming_count, sizeof *plan->coming, by_round);
+    return PD_OK;
+}
+
+static void release_receiving(struct receiving *r)
+{
+    if (!r) return;
+    free(r->wants);
+    free(r->is_marked);
+    free(r->marked);
+    free(r->position);
+    free(r->box);
+    free(r);
+}
+
+static pd_status receive_all(struct pd_plan *plan, struct pd_error *err)
+{
+    if (plan->input.readers == 1) return PD_OK; /* nobody else reads */
+    const uint64_t shards = plan->shard_count;
+    struct receiving *r = calloc(1, sizeof *r);
+    pd_status st = PD_OK;
+    if (r) {
+        r->plan = plan;
+        r->wants = calloc(plan->input.tensors->count + 1ull, sizeof *r->wants);
+        r->is_marked = calloc(shards, sizeof *r->is_marked);
+        r->marked = calloc(shards, sizeof *r->marked);
+        r->position = calloc(shards, sizeof *r->position);
+        r->box = calloc(shards, sizeof *r->box);
+    }
+    if (r && r->wants && r->is_marked && r->marked && r->position && r->box)
+        st = receive(r, err);
+    else
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for a plan over %u shards", plan->shard_count);
+    release_receiving(r);
+    return st;
+}
+
+/* ---- the plan ---- */
+
 static pd_status build(struct pd_plan *plan, struct pd_error *err)
 {
-    const struct pd_plan_input *in = &plan->input;
-    plan->shard_boxes = calloc(plan->shard_count, sizeof *plan->shard_boxes);
-    plan->shard_box_count = calloc(plan->shard_count, sizeof *plan->shard_box_count);
-    plan->reader_first = calloc(in->readers + 1ull, sizeof *plan->reader_first);
-    uint32_t *pool = calloc(plan->shard_count, sizeof *pool);
-    uint64_t *pool_blocks = calloc(in->host_count + 1ull, sizeof *pool_blocks);
-    pd_status st = PD_OK;
-    if (!plan->shard_boxes || !plan->shard_box_count || !plan->reader_first || !pool || !pool_blocks)
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for a plan over %u shards", plan->shard_count);
-    for (uint32_t s = 0; !st && s < plan->shard_count; s++)
-        st = pd_layout_shard_boxes(in->stored, in->tensors, s, &plan->shard_boxes[s], &plan->shard_box_count[s], err);
-    if (!st) st = build_items(plan, pool, pool_blocks, err);
-    free(pool);
-    free(pool_blocks);
-    return st;
+    PD_TRY(make_lines(plan, err));
+    plan->round_count = count_rounds(plan);
+    PD_TRY(read_own(plan, err));
+    return receive_all(plan, err);
 }
 
 pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_plan, struct pd_error *err)
 {
-    PD_CHECK(input->window_bytes >= PD_SHARD_BLOCK_BYTES && input->readers > 0 && input->host_count > 0);
+    PD_CHECK(input->window_bytes >= PD_SHARD_BLOCK_BYTES && input->rank < input->readers && input->host_count > 0);
     struct pd_plan *plan = calloc(1, sizeof *plan);
     if (!plan) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     plan->input = *input;
@@ -211,13 +690,30 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
 void pd_plan_free(struct pd_plan *plan)
 {
     if (!plan) return;
-    for (uint32_t s = 0; plan->shard_boxes && s < plan->shard_count; s++)
-        free(plan->shard_boxes[s]);
-    free(plan->shard_boxes);
-    free(plan->shard_box_count);
+    free_lines(plan->lines);
     free(plan->items);
-    free(plan->reader_first);
+    free(plan->coming);
     free(plan);
+}
+
+uint64_t pd_plan_bytes(const struct pd_plan *plan)
+{
+    return sizeof *plan + sizeof *plan->lines + plan->lines->bytes +
+           (plan->item_capacity + plan->coming_capacity) * sizeof *plan->items;
+}
+
+uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *item,
+                        struct pd_owner_run ret_runs[PD_LAYOUT_CHUNKS_MAX])
+{
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[item->tensor];
+    struct pd_box part = item->stored;
+    uint64_t width = pd_dtype_bytes(tensor->dtype);
+    for (uint32_t d = 1; d < PD_TENSOR_DIMS_MAX; d++)
+        width *= part.count[d];
+    const uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES, end = begin + item->bytes;
+    part.start[0] += begin / width;
+    part.count[0] = (end - 1) / width + 1 - begin / width;
+    return pd_layout_owners(plan->input.wanted, tensor, item->tensor, &part, ret_runs);
 }
 
 /* ---- runs ---- */
@@ -271,14 +767,13 @@ static void walk_runs(const struct run_walk *w)
 void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, uint32_t rank,
                   void (*visit)(void *context, const struct pd_transfer_run *run), void *context)
 {
-    const struct pd_shard_box *stored = &plan->shard_boxes[item->shard][item->box];
-    const struct pd_tensor *tensor = &plan->input.tensors->tensors[stored->tensor];
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[item->tensor];
     uint32_t element_bytes = pd_dtype_bytes(tensor->dtype);
-    struct pd_box wanted[256];
-    uint32_t count = pd_layout_owned_boxes(plan->input.wanted, tensor, stored->tensor, rank, wanted, 256);
+    struct pd_box wanted[PD_LAYOUT_CHUNKS_MAX];
+    uint32_t count = pd_layout_owned_boxes(plan->input.wanted, tensor, item->tensor, rank, wanted, PD_LAYOUT_CHUNKS_MAX);
     uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES / element_bytes;
     for (uint32_t b = 0; b < count; b++) {
-        struct run_walk walk = {&stored->box,  &wanted[b], begin,  begin + item->bytes / element_bytes, b,
+        struct run_walk walk = {&item->stored, &wanted[b], begin,  begin + item->bytes / element_bytes, b,
                                 element_bytes, visit,      context};
         walk_runs(&walk);
     }

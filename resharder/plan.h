@@ -1,9 +1,13 @@
-/* A transfer plan: which stored block which reader reads in which round, and which pieces go where. A pure function of the
- * stored boxes, the wanted layout and who can open what: every rank computes the same schedule.
+/* One rank's transfer plan: which stored blocks it reads in which round, what comes to it from other readers, and where
+ * what it reads goes. A pure function of the layouts and of who can open what: all ranks see the same schedule without
+ * telling each other.
  *
- * Every stored block that is wanted has one reader. Shards that every host can open are cut evenly over all ranks; a shard
- * that only some hosts have is cut over the ranks of the first of these. A reader's blocks are taken in file order and cut
- * into rounds of at most `window_bytes`, so memory is bounded whatever the size of the checkpoint.
+ * The schedule is arithmetic. Wanted boxes stand in line, in file order, shard after shard, each taking the pages that
+ * reading it takes: its place in that line is its *position*. Shards that every host can open make one line, cut evenly over
+ * all ranks; a shard that only some hosts have stands in the line of the first of these and is cut over its ranks. A block
+ * belongs to the reader, and within it to the round, in whose stretch of the line its first page lies. So from a position
+ * follow reader, round and place in the window, and one rank's plan costs what concerns that rank: its own stretch, and
+ * those of the shards that hold something it wants.
  */
 #ifndef PD_RESHARDER_PLAN_H
 #define PD_RESHARDER_PLAN_H
@@ -13,6 +17,9 @@
 /* One contiguous run of blocks of a stored box. */
 struct pd_read_item {
     uint32_t shard, box; /* box: index in the shard */
+    uint32_t tensor;
+    enum pd_kind kind;
+    struct pd_box stored; /* the whole box */
     uint64_t first_block, block_count;
     uint64_t bytes; /* of data: the last block of a box may be short */
     uint32_t reader, round;
@@ -30,31 +37,41 @@ struct pd_transfer_run {
 struct pd_plan_input {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *stored, *wanted;
-    uint32_t kinds;              /* bit k: kind k is wanted */
-    const bool *tensor_wanted;   /* (tensors) or NULL: all */
-    uint32_t readers;            /* ranks of the loading group */
+    uint32_t kinds;            /* bit k: kind k is wanted */
+    const bool *tensor_wanted; /* (tensors) or NULL: all */
+    uint32_t rank;             /* whose plan: of the readers, and of the wanted layout */
+    uint32_t readers;          /* ranks of the loading group */
+    /* The next two may be NULL: every host can open every shard. */
     const uint32_t *reader_host; /* (readers) host of each, 0.. */
+    const uint8_t *host_has;     /* (host_count, stored shards): 1 where the host can open the shard */
     uint32_t host_count;
-    const uint8_t *host_has; /* (host_count, stored shards): 1 where the host can open the shard */
-    uint64_t window_bytes;   /* a round of one reader; at least PD_SHARD_BLOCK_BYTES */
+    uint64_t window_bytes; /* a round of one reader; at least PD_SHARD_BLOCK_BYTES */
 };
+
+struct pd_plan_lines; /* who stands where: plan.c */
 
 struct pd_plan {
     struct pd_plan_input input; /* borrowed pointers */
     uint32_t shard_count;
-    struct pd_shard_box **shard_boxes; /* (shards) stored boxes of each */
-    uint32_t *shard_box_count;
-    struct pd_read_item *items; /* by reader, round, then file order */
-    uint64_t item_count;
-    uint64_t *reader_first; /* (readers + 1) */
-    uint32_t round_count;
+    struct pd_plan_lines *lines;
+    struct pd_read_item *items; /* (item_count) what this rank reads, by round and place in the window */
+    uint64_t item_count, item_capacity;
+    /* (coming_count) what others read and this rank may want something of: by round, reader, place in the window */
+    struct pd_read_item *coming;
+    uint64_t coming_count, coming_capacity;
+    uint32_t round_count; /* the same on every rank */
 };
 
-/*   errors  PD_NOT_FOUND: a shard no host can open, by number */
+/*   memory  8 bytes a stored shard, 4 a tensor and a reader; an item for each read and each piece coming
+ *   errors  PD_NOT_FOUND: a shard no host can open, by number */
 PD_MUST_USE pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_plan, struct pd_error *err);
 void pd_plan_free(struct pd_plan *plan);
+uint64_t pd_plan_bytes(const struct pd_plan *plan); /* heap it holds */
 
-/* Runs of `item` that `rank` of the wanted layout owns, in element order; calls visit for each.*/
+/* Ranks of the wanted layout that own something of the item, at most PD_LAYOUT_CHUNKS_MAX runs of them. */
+uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *item,
+                        struct pd_owner_run ret_runs[PD_LAYOUT_CHUNKS_MAX]);
+/* Runs of `item` that `rank` of the wanted layout owns, in element order; calls visit for each. */
 void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, uint32_t rank,
                   void (*visit)(void *context, const struct pd_transfer_run *run), void *context);
 
