@@ -25,8 +25,8 @@ static void describe(const struct pd_resume_difference *d, uint32_t count, enum 
                                      d[i].before, d[i].now);
 }
 
-/* *ret_new_lineage: arithmetic changed, on purpose. */
-static pd_status compare_configs(const struct pd_engine *e, const struct pd_commit *commit, bool *ret_new_lineage,
+/* *ret_new_lineage: arithmetic changed, on purpose. Another precision begins with the loss scale of its own. */
+static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, bool *ret_new_lineage,
                                  struct pd_error *err)
 {
     struct pd_config saved;
@@ -35,6 +35,10 @@ static pd_status compare_configs(const struct pd_engine *e, const struct pd_comm
     PD_TRY(pd_error_context(err, pd_config_parse("saved configuration", commit->state.config, NULL, 0, &saved, err),
                             "the checkpoint's record"));
     uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
+    if (saved.numerics.precision != e->options.config->numerics.precision) {
+        commit->state.loss_scale = e->loss_scale;
+        commit->state.loss_scale_good_steps = 0;
+    }
     pd_config_deinit(&saved);
     if (count > 32) count = 32;
     describe(differences, count, PD_RESUME_REFUSED, text, sizeof text);

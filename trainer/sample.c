@@ -100,12 +100,20 @@ pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config
     return st;
 }
 
+/* One rank, tensors in the chunks that training sums by. Tokens stay whole: a short prompt has no pieces. */
+static struct pd_partition partition_of(const struct sampler *s)
+{
+    struct pd_partition p = pd_partition_whole();
+    p.virtual_tp = s->config.numerics.virtual_tp;
+    return p;
+}
+
 /* The recipe: run dry, then for real. */
 static pd_status take(struct sampler *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
 {
     const enum pd_dtype precision = s->config.numerics.precision;
     const struct pd_transformer_options options = {
-        .sequences = 1, .length = s->length, .dtype = precision, .partition = pd_partition_whole()};
+        .sequences = 1, .length = s->length, .dtype = precision, .partition = partition_of(s)};
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;
@@ -142,11 +150,18 @@ static pd_status build(struct sampler *s, struct pd_error *err)
     return PD_OK;
 }
 
+/* A tensor that is split on dimension 1 has one box a chunk, dense, one behind the other. */
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     struct sampler *s = context;
-    PD_CHECK(kind == PD_PARAM && box == 0);
-    return s->master + s->offset[tensor];
+    const struct pd_partition p = partition_of(s);
+    struct pd_box boxes[256];
+    uint32_t count = pd_partition_needed(s->model, &p, tensor, boxes, 256);
+    float *place = s->master + s->offset[tensor];
+    PD_CHECK(kind == PD_PARAM && box < count);
+    for (uint32_t i = 0; i < box; i++)
+        place += pd_box_elements(&boxes[i]);
+    return place;
 }
 
 static pd_status load(struct sampler *s, struct pd_error *err)
@@ -154,6 +169,7 @@ static pd_status load(struct sampler *s, struct pd_error *err)
     char path[4096];
     struct pd_layout whole;
     pd_layout_init_dp(&whole, 1);
+    whole.virtual_tp = s->config.numerics.virtual_tp;
     pd_store_entry_path(s->store, s->entry, path);
     const struct pd_load_request request = {.directory = path,
                                             .commit = &s->commit,
