@@ -3,7 +3,8 @@
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
 takes. The same command then goes on. Every restart must load the last committed step (never an older one, never fail), and at the
-end loss bits and state equal those of the undisturbed run. 20 kills by default, 200 with PERDURE_TEST_SCALE of 10 or more.
+end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill. 20 and
+12 kills by default, 200 and 120 with PERDURE_TEST_SCALE of 10 or more.
 """
 import os
 import random
@@ -21,8 +22,13 @@ model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
 batch: {{sequences: 8, leaf: 2, context: 64}}
 validation: {{every: 0}}
+numerics: {{virtual_tp: {virtual}, virtual_sp: {virtual}}}
 checkpoint: {{every: 1, keep_last: 2}}
 """
+# ranks, then the layout; zero_stage and zero_shard ride along
+SAME = [(2, "dp=2")]
+MOVING = [(2, "tp=2"), (4, "dp=2,tp=2,zero_stage=1"), (3, "pp=3"), (2, "sp=2"), (4, "sp=2,pp=2,zero_stage=2"), (1, "zero_stage=0"),
+          (4, "dp=4,zero_shard=2"), (4, "tp=2,sp=2,schedule=gpipe"), (3, "dp=3"), (4, "pp=2,tp=2,recompute=full")]
 RECORDED = re.compile(r"step-(\d{12})-\d+(\.tmp)?$")
 
 
@@ -71,11 +77,16 @@ def resumed_step(log):
     return int(found[-1]) if found else 0
 
 
-def campaign(workspace, config, transport, world, kills, chooser):
-    overrides = [f"layout.ranks={world}", f"layout.transport={transport}", "layout.threads=1"]
+def overrides_of(layout, transport):
+    ranks, keys = layout
+    return [f"layout.ranks={ranks}", f"layout.transport={transport}", "layout.threads=1",
+            *(f"layout.{key}" for key in keys.split(","))]
+
+
+def campaign(workspace, config, transport, layouts, kills, chooser):
     undisturbed = workspace.directory("undisturbed")
     start = time.monotonic()
-    workspace.train(config, undisturbed, overrides)
+    workspace.train(config, undisturbed, overrides_of(layouts[0], transport))
     whole = time.monotonic() - start
     expected = harness.losses(undisturbed), workspace.state_digest(undisturbed)
     done = resumed = 0
@@ -84,7 +95,8 @@ def campaign(workspace, config, transport, world, kills, chooser):
         os.makedirs(directory)
         while done < kills:
             before = committed(directory)
-            process = launch(workspace, config, directory, overrides)
+            layout = chooser.choice(layouts)
+            process = launch(workspace, config, directory, overrides_of(layout, transport))
             try:
                 process.wait(timeout=chooser.uniform(0.0, whole))
             except subprocess.TimeoutExpired:
@@ -96,30 +108,32 @@ def campaign(workspace, config, transport, world, kills, chooser):
             if "resumed at step" in log or "fresh start" in log:
                 resumed += resumed_step(log) > 0
                 if resumed_step(log) not in before:
-                    raise harness.Failure(f"kill {done}: resumed at step {resumed_step(log)}, committed is {before}\n{log}")
+                    raise harness.Failure(f"kill {done}: {layout} resumed at step {resumed_step(log)}, committed is {before}\n{log}")
             done += 1
             if process.returncode == 0:
                 break
             if process.returncode != -signal.SIGKILL:
-                raise harness.Failure(f"kill {done}: the launch ended by itself with {process.returncode}\n{log}")
-        workspace.train(config, directory, overrides)
+                raise harness.Failure(f"kill {done}: {layout} ended by itself with {process.returncode}\n{log}")
+        workspace.train(config, directory, overrides_of(chooser.choice(layouts), transport))
         if workspace.state_digest(directory) != expected[1]:
             raise harness.Failure(f"after {done} kills: the final state differs")
         for step, bits in harness.losses(directory).items():
             if expected[0].get(step) != bits:
                 raise harness.Failure(f"after {done} kills: step {step} has loss bits {bits}, expected {expected[0].get(step)}")
-    print(f"{kills} kills over {world} {transport} ranks: {resumed} restarts from a checkpoint, each from the last committed "
+    print(f"{kills} kills over {transport} ranks, {len(layouts)} layouts: {resumed} restarts from a checkpoint, each from the last committed "
           "step, same bits")
 
 
 def body(workspace, arguments):
     transport = arguments[0] if arguments else "local"
     data = workspace.file("text.txt", harness.text_of(50000))
-    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data))
+    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data, virtual=1))
+    cut = workspace.file("cut.yaml", CONFIG.format(steps=STEPS, data=data, virtual=2))
     seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
     print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
-    kills = 200 if harness.scale() >= 10 else 20
-    campaign(workspace, config, transport, 2, kills, random.Random(seed))
+    scale = 10 if harness.scale() >= 10 else 1
+    campaign(workspace, config, transport, SAME, 20 * scale, random.Random(seed))
+    campaign(workspace, cut, transport, MOVING, 12 * scale, random.Random(seed))
 
 
 harness.main(body)

@@ -1,0 +1,374 @@
+/* Resume under any other layout: `reshape [every]`.
+ *
+ * For every admitted (dp, tp, pp, sp) of 1 to 6 ranks a run of SAVED steps is saved through the real store. Every other
+ * layout then resumes from it: what each of its ranks holds (parameters and both moments) must be, bit for bit, what the
+ * one-rank run had, and so must be the losses of the next steps. ZeRO stage, zero_shard, interleaving and schedule differ
+ * from layout to layout. By default each layout is resumed from two others and by two others; `every`, or PERDURE_TEST_SCALE
+ * of 10 or more: all ordered pairs. Ranks are threads. Exit code 0: all equal. */
+#include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
+#include "trainer/resume.h"
+#include "trainer/save.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SAVED = 2, NEXT = 2, LEAVES = 6, LAYERS = 5, WORLD_MAX = 6, LAYOUTS_MAX = 64, VIRTUAL = 4 };
+
+/* What the one-rank run had after SAVED steps, and its losses. */
+struct reference {
+    float *state[PD_KIND_COUNT]; /* tensors one after the other, whole */
+    uint64_t *first;             /* (tensors) of each in state */
+    double loss[SAVED + NEXT];
+};
+
+struct layout_case {
+    uint32_t dp, tp, pp, sp, interleave, stage, shard;
+    const char *schedule;
+};
+
+struct job {
+    struct pd_config config;
+    struct reference *reference;
+    const char *root; /* of the store */
+    bool fill;        /* the reference, from this one-rank run */
+    bool save;
+};
+
+/* One rank's things. */
+struct run {
+    struct job *job;
+    struct pd_group group;
+    struct pd_door *door;
+    struct pd_store *store;
+    struct pd_model *model;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_saver *saver;
+    struct pd_run_state state;
+};
+
+static pd_status run_open(struct run *r, struct pd_comm *comm, struct pd_error *err)
+{
+    const struct pd_config *c = &r->job->config;
+    const struct pd_data_options data = {.train = c->data.train,
+                                         .train_count = c->data.train_count,
+                                         .context = c->batch.context,
+                                         .vocab = c->model.vocab,
+                                         .document_token = -1,
+                                         .seed = c->run.seed};
+    const struct pd_store_options store = {.writable = r->job->save, .keep_last = 1, .quarantine_bytes_max = 1};
+    struct pd_memory_plan plan;
+    pd_comm_group(comm, &r->group);
+    PD_TRY(pd_model_new(&c->model, &r->model, err));
+    PD_TRY(pd_data_open(&data, &r->data, err));
+    PD_TRY(pd_thread_pool_new(1, &r->pool, err));
+    const struct pd_engine_options options = {
+        .config = c, .model = r->model, .world = comm->size, .rank = comm->rank, .threads = 1};
+    PD_TRY(pd_engine_plan(c, r->model, comm->size, comm->rank, 1, &plan, err));
+    PD_TRY(pd_arena_new(&plan, &r->arena, err));
+    PD_TRY(pd_engine_new(&options, comm, r->data, r->pool, r->arena, &r->engine, err));
+    PD_TRY(pd_door_new_auto(&r->door, err));
+    return pd_store_open(r->door, r->job->root, &store, &r->group, &r->store, err);
+}
+
+static void run_close(struct run *r)
+{
+    pd_saver_free(r->saver);
+    pd_store_close(r->store);
+    pd_door_free(r->door);
+    pd_run_state_deinit(&r->state);
+    pd_engine_free(r->engine);
+    pd_arena_free(r->arena);
+    pd_thread_pool_free(r->pool);
+    pd_data_close(r->data);
+    pd_model_free(r->model);
+}
+
+static pd_status reference_init(struct reference *reference, const struct pd_model *model, struct pd_error *err)
+{
+    uint64_t elements = 0;
+    reference->first = calloc(model->tensors.count, sizeof *reference->first);
+    for (uint32_t t = 0; reference->first && t < model->tensors.count; t++) {
+        reference->first[t] = elements;
+        elements += pd_tensor_elements(&model->tensors.tensors[t]);
+    }
+    bool is_whole = reference->first;
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        reference->state[kind] = calloc(elements, sizeof(float));
+        is_whole &= reference->state[kind] != NULL;
+    }
+    if (!is_whole) PD_FAIL(err, PD_NO_MEMORY, "the reference");
+    return PD_OK;
+}
+
+/* Walks the boxes this rank holds, row by row: copies them into the reference, or compares. */
+static pd_status walk_state(struct run *r, bool fill, struct pd_error *err)
+{
+    struct pd_zero *zero = r->engine->zero;
+    struct reference *reference = r->job->reference;
+    for (uint32_t i = 0; i < pd_zero_box_count(zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(zero)[i];
+        const struct pd_tensor *tensor = &r->model->tensors.tensors[b->tensor];
+        const bool is_matrix = tensor->ndim > 1;
+        const uint64_t width = is_matrix ? tensor->shape[1] : 1, columns = is_matrix ? b->box.count[1] : 1;
+        const uint64_t start = b->box.start[0] * width + (is_matrix ? b->box.start[1] : 0);
+        for (uint64_t row = 0; row < b->box.count[0]; row++) {
+            for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+                float *mine = pd_zero_state(zero, (enum pd_kind)kind) + b->offset + row * columns;
+                float *theirs = reference->state[kind] + reference->first[b->tensor] + start + row * width;
+                if (fill)
+                    memcpy(theirs, mine, columns * sizeof *mine);
+                else if (memcmp(theirs, mine, columns * sizeof *mine) != 0)
+                    PD_FAIL(err, PD_BUG, "%s, kind %d, row %llu: not the bits of the one-rank run", tensor->name, kind,
+                            (unsigned long long)(b->box.start[0] + row));
+            }
+        }
+    }
+    return PD_OK;
+}
+
+static pd_status take_step(struct run *r, struct pd_error *err)
+{
+    struct pd_step_result result;
+    const uint64_t step = r->state.identity.step;
+    PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
+    r->state.identity.step++;
+    r->state.updates++;
+    r->state.samples += r->job->config.batch.sequences;
+    r->state.tokens += result.tokens;
+    r->state.last_loss = result.loss;
+    double *want = &r->job->reference->loss[step];
+    if (r->job->fill) *want = result.loss;
+    if (memcmp(want, &result.loss, sizeof *want) != 0)
+        PD_FAIL(err, PD_BUG, "step %llu: loss %a, the one-rank run has %a", (unsigned long long)step + 1, result.loss,
+                *want);
+    return PD_OK;
+}
+
+static pd_status save(struct run *r, struct pd_error *err)
+{
+    PD_TRY(pd_saver_new(r->door, r->store, &r->group, r->engine, &r->saver, err));
+    return pd_saver_save(r->saver, &r->state, err);
+}
+
+static pd_status go(struct run *r, struct pd_error *err)
+{
+    struct pd_resume_report report;
+    PD_TRY(pd_resume(r->door, r->store, &r->group, r->engine, &r->state, &report, err));
+    if (report.resumed == r->job->save) PD_FAIL(err, PD_BUG, "resumed is %d", report.resumed);
+    while (r->state.identity.step < SAVED)
+        PD_TRY(take_step(r, err));
+    if (r->job->fill) {
+        PD_TRY(reference_init(r->job->reference, r->model, err));
+        PD_TRY(walk_state(r, true, err));
+    }
+    PD_TRY(walk_state(r, false, err));
+    if (r->job->save) PD_TRY(save(r, err));
+    while (r->state.identity.step < SAVED + NEXT)
+        PD_TRY(take_step(r, err));
+    return PD_OK;
+}
+
+static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct run r = {.job = context};
+    comm->time_limit_seconds = 60;
+    pd_status st = run_open(&r, comm, err);
+    if (!st) st = go(&r, err);
+    if (st) pd_comm_abort(comm);
+    if (st && r.engine) pd_zero_settle(r.engine->zero);
+    run_close(&r);
+    return st;
+}
+
+/* ---- layouts ---- */
+
+static uint32_t mixed(uint32_t a, uint32_t b)
+{
+    uint64_t x = (a * UINT64_C(0x9e3779b97f4a7c15)) ^ (b * UINT64_C(0xbf58476d1ce4e5b9));
+    x = (x ^ (x >> 29)) * UINT64_C(0x94d049bb133111eb);
+    return (uint32_t)(x >> 33);
+}
+
+/* What does not change the boxes' owners is drawn; every layout has one choice. */
+static void choose(struct layout_case *l, uint32_t number)
+{
+    const uint32_t shards = l->dp * l->sp;
+    l->stage = mixed(number, 1) % 4;
+    l->shard = 1 + mixed(number, 2) % shards;
+    while (shards % l->shard)
+        l->shard++;
+    l->interleave = l->pp == 2 && mixed(number, 3) % 2 ? 2 : 1;
+    l->schedule = l->interleave == 1 && mixed(number, 4) % 2 ? "gpipe" : "1f1b";
+}
+
+static uint32_t layouts_make(struct layout_case *layouts)
+{
+    uint32_t count = 0;
+    for (uint32_t world = 1; world <= WORLD_MAX; world++)
+        for (uint32_t tp = 1; tp <= VIRTUAL; tp *= 2)
+            for (uint32_t sp = 1; sp <= VIRTUAL; sp *= 2)
+                for (uint32_t pp = 1; pp <= LAYERS; pp++) {
+                    const uint32_t rest = tp * sp * pp;
+                    if (world % rest || world / rest > LEAVES) continue;
+                    layouts[count] = (struct layout_case){.dp = world / rest, .tp = tp, .pp = pp, .sp = sp};
+                    choose(&layouts[count], count);
+                    count++;
+                }
+    return count;
+}
+
+static void layout_text(const struct layout_case *l, char *text, size_t room)
+{
+    snprintf(text, room, "dp %u tp %u pp %u sp %u stage %u shard %u interleave %u %s", l->dp, l->tp, l->pp, l->sp, l->stage,
+             l->shard, l->interleave, l->schedule);
+}
+
+/* ---- runs ---- */
+
+static const struct {
+    const char *name, *yaml;
+} models[] = {
+    {"llama",
+     "{family: llama, vocab: 50257, context: 16, layers: 5, hidden: 16, heads: 6, kv_heads: 3, head_size: 4, ffn: 40,"
+     " tie_embeddings: false}"},
+    {"gpt2", "{family: gpt2, vocab: 50257, context: 16, layers: 5, hidden: 24, heads: 6, kv_heads: 6, head_size: 4, ffn: 40,"
+             " tie_embeddings: true}"},
+};
+
+static pd_status configure(uint32_t model, const struct layout_case *l, const char *data, struct pd_config *ret_config,
+                           struct pd_error *err)
+{
+    char yaml[2000];
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: %d, seed: 5}\nmodel: %s\n"
+             "data: {train: [{path: %s, format: nanogpt}]}\nvalidation: {every: 0}\n"
+             "batch: {sequences: %d, leaf: 1, context: 16}\noptimizer: {lr: 0.01, warmup_steps: 1}\n"
+             "numerics: {precision: %s, virtual_tp: %d, virtual_sp: %d}\n"
+             "layout: {ranks: %u, dp: %u, tp: %u, pp: %u, sp: %u, zero_stage: %u, zero_shard: %u, interleave: %u,"
+             " schedule: %s, transport: local, threads: 1}\n",
+             SAVED + NEXT, models[model].yaml, data, LEAVES, model ? "bf16" : "fp32", VIRTUAL, VIRTUAL,
+             l->dp * l->tp * l->pp * l->sp, l->dp, l->tp, l->pp, l->sp, l->stage, l->shard, l->interleave, l->schedule);
+    return pd_config_parse("reshape", yaml, NULL, 0, ret_config, err);
+}
+
+static pd_status run_layout(uint32_t model, const struct layout_case *l, const char *data, struct job *job,
+                            struct pd_error *err)
+{
+    PD_TRY(configure(model, l, data, &job->config, err));
+    pd_status st = pd_comm_run_local(l->dp * l->tp * l->pp * l->sp, 1, rank_main, job, err);
+    pd_config_deinit(&job->config);
+    return st;
+}
+
+static void remove_tree(const char *path)
+{
+    char command[300];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    if (system(command)) fprintf(stderr, "reshape: %s stays\n", path);
+}
+
+static pd_status write_tokens(const char *path, struct pd_error *err)
+{
+    enum { COUNT = 16 * 1024 };
+    static uint16_t tokens[COUNT];
+    uint64_t state = 1;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        const uint32_t draw = (uint32_t)(state >> 33) % 50257;
+        tokens[i] = (uint16_t)(i % 3 ? draw % 700 : draw);
+    }
+    FILE *f = fopen(path, "wb");
+    bool is_written = f && fwrite(tokens, sizeof tokens, 1, f) == 1;
+    if (f && fclose(f)) is_written = false;
+    if (!is_written) PD_FAIL(err, PD_IO, "%s: writing it", path);
+    return PD_OK;
+}
+
+struct campaign {
+    char directory[64], data[96];
+    struct layout_case layouts[LAYOUTS_MAX];
+    uint32_t count, pairs, failures;
+    bool every;
+};
+
+static bool is_chosen(const struct campaign *c, uint32_t from, uint32_t to)
+{
+    if (from == to) return false;
+    const uint32_t distance = (to + c->count - from) % c->count;
+    return c->every || distance == 1 + c->count / 3 || distance == c->count - 2;
+}
+
+static void report(struct campaign *c, uint32_t model, uint32_t from, uint32_t to, const struct pd_error *err)
+{
+    char source[128], target[128];
+    layout_text(&c->layouts[from], source, sizeof source);
+    layout_text(&c->layouts[to], target, sizeof target);
+    c->failures++;
+    printf("differs: %s: saved by [%s], resumed by [%s]: %s (%s)\n", models[model].name, source, target, err->message,
+           err->where);
+    fflush(stdout);
+}
+
+static void campaign_model(struct campaign *c, uint32_t model)
+{
+    struct reference reference = {0};
+    for (uint32_t from = 0; from < c->count && c->failures < 20; from++) {
+        char root[128];
+        struct pd_error err;
+        snprintf(root, sizeof root, "%s/%s-%u", c->directory, models[model].name, from);
+        mkdir(root, 0777);
+        struct job job = {.reference = &reference, .root = root, .fill = from == 0, .save = true};
+        if (run_layout(model, &c->layouts[from], c->data, &job, &err)) {
+            report(c, model, from, from, &err);
+            remove_tree(root);
+            if (from == 0) break; /* the reference */
+            continue;
+        }
+        job.fill = job.save = false;
+        for (uint32_t to = 0; to < c->count && c->failures < 20; to++) {
+            if (!is_chosen(c, from, to)) continue;
+            c->pairs++;
+            if (run_layout(model, &c->layouts[to], c->data, &job, &err)) report(c, model, from, to, &err);
+        }
+        remove_tree(root);
+    }
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        free(reference.state[kind]);
+    free(reference.first);
+}
+
+int main(int argc, char **argv)
+{
+    static struct campaign c;
+    struct pd_error err;
+    uint64_t scale = 1;
+    const char *text = getenv("PERDURE_TEST_SCALE"), *temporary = getenv("TMPDIR");
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    if (text && !pd_parse_u64(text, &scale)) scale = 1;
+    c.every = scale >= 10 || (argc == 2 && strcmp(argv[1], "every") == 0);
+    c.count = layouts_make(c.layouts);
+    snprintf(c.directory, sizeof c.directory, "%.40s/perdure-reshape-XXXXXX", temporary ? temporary : "/tmp");
+    if (!mkdtemp(c.directory)) {
+        perror(c.directory);
+        return 74;
+    }
+    snprintf(c.data, sizeof c.data, "%s/tokens.bin", c.directory);
+    pd_status st = write_tokens(c.data, &err);
+    for (uint32_t model = 0; !st && model < sizeof models / sizeof *models; model++)
+        campaign_model(&c, model);
+    remove_tree(c.directory);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    if (st) fprintf(stderr, "reshape: %s\n", err.message);
+    printf("%u layouts of 1 to %d ranks, %u ordered pairs of two models: %u differ; %.0f s\n", c.count, WORLD_MAX, c.pairs,
+           c.failures, (double)(ended.tv_sec - began.tv_sec));
+    return st || c.failures || c.pairs == 0 ? 1 : 0;
+}
