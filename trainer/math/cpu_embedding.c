@@ -1,13 +1,22 @@
-/* Looking tokens up, and adding their gradients back. A thread owns a run of columns of the gradient table and goes through
- * the rows in ascending order, so nothing is summed by two threads and no row order depends on them. */
+/* Looking tokens up, and adding their gradients back.
+ *
+ * Backward goes by rows of the table, not of the leaf: a thread takes a range of tokens, sorts the leaf's rows by token into
+ * its workspace (counting sort, rows ascending), and writes each row of the table once, 64 columns at a time. So nothing is
+ * summed by two threads, the table is not cleared first, and a tree over pieces needs no copies of it. */
 #include "trainer/math/cpu_ops.h"
+#include "trainer/math/cpu_tree.h"
 
-#define COLUMNS_TASK 128u
-#define ZERO_TASK_BYTES (UINT64_C(1) << 20)
+#define RANGE_MAX 1024u /* rows of the table in a task */
+#define TASKS_PER_THREAD 8u
+#define GROUP 4u /* vectors */
+#define LISTED_MAX (PD_CPU_WORKSPACE_BYTES / sizeof(uint32_t) - RANGE_MAX - 1)
 
-V16_INLINE void look_up_part(enum pd_dtype dtype, const struct pd_embedding *e, uint64_t row, uint64_t i, unsigned w)
+/* ---- forward ---- */
+
+V16_INLINE void look_up_part(enum pd_dtype dtype, const struct pd_embedding *e, uint64_t row, uint64_t token, uint64_t i,
+                             unsigned w)
 {
-    v16 x = v16_get_part(dtype, e->token_table, (uint64_t)e->tokens[row] * e->columns + i, w);
+    v16 x = v16_get_part(dtype, e->token_table, token * e->columns + i, w);
     if (e->position_table) {
         x = v16_add(x, v16_get_part(dtype, e->position_table, (uint64_t)e->positions[row] * e->columns + i, w));
     }
@@ -16,9 +25,10 @@ V16_INLINE void look_up_part(enum pd_dtype dtype, const struct pd_embedding *e, 
 
 V16_INLINE void look_up(enum pd_dtype dtype, const struct pd_embedding *e, uint64_t row)
 {
-    PD_CHECK(e->tokens[row] >= 0 && (uint64_t)e->tokens[row] < e->vocab);
+    int64_t token = (int64_t)e->tokens[row] - e->first_token;
+    if (token < 0 || (uint64_t)token >= e->vocab) return;
     if (e->position_table) PD_CHECK(e->positions[row] >= 0 && (uint64_t)e->positions[row] < e->context);
-    V16_FOR(i, w, e->columns, look_up_part(dtype, e, row, i, w));
+    V16_FOR(i, w, e->columns, look_up_part(dtype, e, row, (uint64_t)token, i, w));
 }
 
 static void forward_body(void *context, uint64_t index)
@@ -35,56 +45,203 @@ pd_status PD_CPU(embedding_forward)(struct pd_math *math, const struct pd_embedd
     return PD_OK;
 }
 
+/* ---- backward ---- */
+
 struct scatter_job {
     const struct pd_embedding *embedding;
-    const int32_t *indices; /* (rows) < table_rows */
+    const int32_t *indices; /* (rows) */
+    int64_t first;          /* index of row 0 of the table */
     uint64_t table_rows;
     float *table;
+    uint64_t range; /* rows of the table in a task */
+    uint32_t *workspace;
+    struct pd_cpu_queue queue;
 };
 
-static void zero_body(void *context, uint64_t index)
+/* Rows of the leaf in ascending order: listed, or all that hold `index`. */
+struct rows_of_index {
+    const uint32_t *list; /* NULL: look through all rows */
+    uint64_t count;
+    int64_t index;
+};
+
+/* Row at or after place *at, which moves behind it; false at the end. */
+V16_INLINE bool next_row(const struct scatter_job *job, const struct rows_of_index *rows, uint64_t *at, uint64_t *ret_row)
 {
-    const struct scatter_job *job = context;
-    uint64_t bytes = job->table_rows * job->embedding->columns * sizeof(float), start = index * ZERO_TASK_BYTES;
-    uint64_t left = bytes - start;
-    memset((char *)job->table + start, 0, left < ZERO_TASK_BYTES ? left : ZERO_TASK_BYTES);
+    if (rows->list) {
+        if (*at == rows->count) return false;
+        *ret_row = rows->list[(*at)++];
+        return true;
+    }
+    while (*at < job->embedding->rows)
+        if (job->indices[(*at)++] == rows->index) {
+            *ret_row = *at - 1;
+            return true;
+        }
+    return false;
 }
 
-V16_INLINE void add_part(enum pd_dtype dtype, const void *from, uint64_t from_index, float *to, unsigned w)
+struct piece_tree {
+    struct pd_tree_stack places;
+    unsigned level[PD_TREE_DEPTH_MAX]; /* of each entry; 0: one piece */
+    v16 sum[PD_TREE_DEPTH_MAX][GROUP];
+};
+
+/* A piece without the token is +0, and a sum of it and an entry is that entry, but +0 where it was -0. */
+V16_INLINE void raise_entry(struct piece_tree *t, uint32_t entry, unsigned level, unsigned n)
 {
-    v16_put_part(PD_F32, to, 0, w, v16_add(v16_get_part(PD_F32, to, 0, w), v16_get_part(dtype, from, from_index, w)));
+    if (t->level[entry] == level) return;
+    for (unsigned v = 0; v < n; v++)
+        t->sum[entry][v] = v16_add(t->sum[entry][v], v16_zero());
+    t->level[entry] = level;
 }
 
-V16_INLINE void scatter_columns(enum pd_dtype dtype, const struct scatter_job *job, uint64_t column, uint64_t count)
+V16_INLINE void join_top(struct piece_tree *t, unsigned n)
 {
-    uint64_t columns = job->embedding->columns;
-    for (uint64_t row = 0; row < job->embedding->rows; row++) {
-        PD_CHECK(job->indices[row] >= 0 && (uint64_t)job->indices[row] < job->table_rows);
-        float *to = job->table + (uint64_t)job->indices[row] * columns + column;
-        uint64_t from = row * columns + column;
-        V16_FOR(i, w, count, add_part(dtype, job->embedding->dout, from + i, to + i, w));
+    const uint32_t low = t->places.depth - 2, high = low + 1;
+    const unsigned level = 31u - (unsigned)__builtin_clz(t->places.place[low] ^ t->places.place[high]);
+    raise_entry(t, low, level, n);
+    raise_entry(t, high, level, n);
+    for (unsigned v = 0; v < n; v++)
+        t->sum[low][v] = v16_add(t->sum[low][v], t->sum[high][v]);
+    t->level[low] = level + 1;
+    t->places.depth--;
+}
+
+V16_INLINE void push_piece(struct piece_tree *t, uint32_t piece, const v16 *chain, unsigned n)
+{
+    while (pd_tree_joins(&t->places, piece))
+        join_top(t, n);
+    const uint32_t top = t->places.depth++;
+    t->places.place[top] = piece;
+    t->level[top] = 0;
+    for (unsigned v = 0; v < n; v++)
+        t->sum[top][v] = chain[v];
+}
+
+V16_INLINE void write_group(enum pd_dtype dtype, const struct scatter_job *job, const struct rows_of_index *rows,
+                            uint64_t column, unsigned n, unsigned w)
+{
+    const struct pd_embedding *e = job->embedding;
+    const uint32_t pieces = e->pieces ? e->pieces : 1;
+    struct piece_tree tree; /* large: only its depth is set */
+    tree.places.depth = 0;
+    v16 chain[GROUP] = {v16_zero(), v16_zero(), v16_zero(), v16_zero()};
+    uint64_t at = 0, row, piece_end = pieces == 1 ? e->rows : e->piece_rows[0];
+    uint32_t piece = 0;
+    bool open = false;
+    while (next_row(job, rows, &at, &row)) {
+        if (open && row >= piece_end) {
+            push_piece(&tree, piece, chain, n);
+            for (unsigned v = 0; v < n; v++)
+                chain[v] = v16_zero();
+        }
+        while (row >= piece_end)
+            piece_end += e->piece_rows[++piece];
+        for (unsigned v = 0; v < n; v++) {
+            v16 x = v16_get_part(dtype, e->dout, row * e->columns + column + 16 * (uint64_t)v, w);
+            chain[v] = v16_add(chain[v], x);
+        }
+        open = true;
+    }
+    if (open) push_piece(&tree, piece, chain, n);
+    while (tree.places.depth > 1)
+        join_top(&tree, n);
+    if (open) raise_entry(&tree, 0, 31u - (unsigned)__builtin_clz(pieces), n);
+    float *to = job->table + (uint64_t)(rows->index - job->first) * e->columns + column;
+    for (unsigned v = 0; v < n; v++)
+        v16_put_part(PD_F32, to, 16 * (uint64_t)v, w, open ? tree.sum[0][v] : v16_zero());
+}
+
+V16_INLINE void write_row(enum pd_dtype dtype, const struct scatter_job *job, const struct rows_of_index *rows)
+{
+    const uint64_t columns = job->embedding->columns;
+    uint64_t column = 0;
+    for (; column + 16 * GROUP <= columns; column += 16 * GROUP)
+        write_group(dtype, job, rows, column, GROUP, 16);
+    V16_FOR(i, w, columns - column, write_group(dtype, job, rows, column + i, 1, w));
+}
+
+static void write_index(const struct scatter_job *job, struct rows_of_index rows)
+{
+    if (rows.list && rows.count == 0) {
+        const uint64_t columns = job->embedding->columns;
+        memset(job->table + (uint64_t)(rows.index - job->first) * columns, 0, columns * sizeof(float));
+        return;
+    }
+    PD_FOR_DTYPE(job->embedding->dtype, write_row, job, &rows);
+}
+
+/* Ends of the lists of indices [begin, end), one after the other; the last entry, and the result, is the rows they hold. */
+static uint64_t count_range(const struct scatter_job *job, int64_t begin, int64_t end, uint32_t *ends)
+{
+    memset(ends, 0, (size_t)(end - begin + 1) * sizeof *ends);
+    for (uint64_t row = 0; row < job->embedding->rows; row++)
+        if (job->indices[row] >= begin && job->indices[row] < end) ends[job->indices[row] - begin]++;
+    uint64_t total = 0;
+    for (int64_t i = 0; i <= end - begin; i++)
+        ends[i] = (uint32_t)(total += ends[i]);
+    return total;
+}
+
+/* Too many rows for the workspace: one index after the other, each looking through all rows. */
+static void write_unlisted(const struct scatter_job *job, int64_t begin, int64_t end)
+{
+    for (int64_t index = begin; index < end; index++)
+        write_index(job, (struct rows_of_index){NULL, 0, index});
+}
+
+static void write_range(const struct scatter_job *job, int64_t begin, int64_t end, uint32_t *workspace)
+{
+    uint32_t *ends = workspace, *list = workspace + RANGE_MAX + 1;
+    if (count_range(job, begin, end, ends) > LISTED_MAX) {
+        write_unlisted(job, begin, end);
+        return;
+    }
+    for (uint64_t row = job->embedding->rows; row-- > 0;) { /* from the back: ends become beginnings */
+        if (job->indices[row] >= begin && job->indices[row] < end) list[--ends[job->indices[row] - begin]] = (uint32_t)row;
+    }
+    for (int64_t i = 0; i < end - begin; i++)
+        write_index(job, (struct rows_of_index){list + ends[i], ends[i + 1] - ends[i], begin + i});
+}
+
+static void scatter_body(void *context, uint64_t slot)
+{
+    struct scatter_job *job = context;
+    uint32_t *workspace = job->workspace + slot * (PD_CPU_WORKSPACE_BYTES / sizeof(uint32_t));
+    uint64_t item;
+    while (pd_cpu_queue_take(&job->queue, &item)) {
+        uint64_t begin = item * job->range, left = job->table_rows - begin;
+        int64_t first = job->first + (int64_t)begin;
+        write_range(job, first, first + (int64_t)(left < job->range ? left : job->range), workspace);
     }
 }
 
-static void scatter_body(void *context, uint64_t index)
+/* Ranges small enough for every thread to get several, but not so many that looking for their rows costs more. */
+static void scatter(struct pd_math *math, struct scatter_job *job)
 {
-    const struct scatter_job *job = context;
-    uint64_t column = index * COLUMNS_TASK, left = job->embedding->columns - column;
-    uint64_t count = left < COLUMNS_TASK ? left : COLUMNS_TASK;
-    PD_FOR_DTYPE(job->embedding->dtype, scatter_columns, job, column, count);
-}
-
-static void scatter(struct pd_math *math, struct scatter_job job)
-{
-    uint64_t bytes = job.table_rows * job.embedding->columns * sizeof(float);
-    pd_parallel(math->pool, (bytes + ZERO_TASK_BYTES - 1) / ZERO_TASK_BYTES, zero_body, &job);
-    pd_parallel(math->pool, (job.embedding->columns + COLUMNS_TASK - 1) / COLUMNS_TASK, scatter_body, &job);
+    const struct pd_math_cpu *cpu = pd_math_cpu_of(math);
+    const uint64_t threads = pd_thread_pool_size(math->pool), tasks = TASKS_PER_THREAD * threads;
+    job->range = (job->table_rows + tasks - 1) / tasks;
+    if (job->range > RANGE_MAX) job->range = RANGE_MAX;
+    job->workspace = (uint32_t *)(void *)cpu->workspace;
+    job->queue.count = (job->table_rows + job->range - 1) / job->range;
+    atomic_store_explicit(&job->queue.next, 0, memory_order_relaxed);
+    pd_parallel(math->pool, threads < job->queue.count ? threads : job->queue.count, scatter_body, job);
 }
 
 pd_status PD_CPU(embedding_backward)(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
     (void)err;
-    if (e->dtoken_table) scatter(math, (struct scatter_job){e, e->tokens, e->vocab, e->dtoken_table});
-    if (e->dposition_table) scatter(math, (struct scatter_job){e, e->positions, e->context, e->dposition_table});
+    if (e->dtoken_table && e->vocab) {
+        struct scatter_job job = {
+            .embedding = e, .indices = e->tokens, .first = e->first_token, .table_rows = e->vocab, .table = e->dtoken_table};
+        scatter(math, &job);
+    }
+    if (e->dposition_table) {
+        struct scatter_job job = {
+            .embedding = e, .indices = e->positions, .table_rows = e->context, .table = e->dposition_table};
+        scatter(math, &job);
+    }
     return PD_OK;
 }

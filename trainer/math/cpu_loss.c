@@ -1,4 +1,5 @@
-/* Cross-entropy of rows of logits, and its gradient, in three passes over a row that stays in cache:
+/* Cross-entropy of rows of logits, and its gradient, in three passes over a row that stays in cache (or, for columns of a
+ * wider vocabulary, in three calls with exchanges between them):
  *
  *   max    exact in any order
  *   sum    of exp(x - max): 16 lanes inside each chunk of ceil(vocab / chunks) columns, then a binary tree over the chunks
@@ -51,6 +52,21 @@ static float tree_sum(const float *x, uint64_t vocab, uint64_t chunk, uint64_t f
     return left + tree_sum(x, vocab, chunk, first + width / 2, width / 2, max);
 }
 
+static float row_sum(const struct pd_cross_entropy *l, const float *x, float max)
+{
+    uint64_t chunk = l->chunk ? l->chunk : (l->vocab + l->chunks - 1) / l->chunks, width = 1;
+    while (width < l->chunks)
+        width *= 2;
+    return tree_sum(x, l->vocab, chunk, 0, width, v16_set1(max));
+}
+
+/* Column of a row's target, or `vocab` when it lies elsewhere. */
+static uint64_t target_column(const struct pd_cross_entropy *l, uint64_t row)
+{
+    uint64_t column = (uint64_t)l->targets[row] - l->first_column;
+    return l->targets[row] >= 0 && column < l->vocab ? column : l->vocab;
+}
+
 V16_INLINE void put_gradient(enum pd_dtype dtype, const float *x, uint64_t i, unsigned w, v16 max, v16 factor, void *out,
                              uint64_t at)
 {
@@ -67,7 +83,7 @@ V16_INLINE void write_gradient(enum pd_dtype dtype, const struct pd_cross_entrop
     V16_FOR(i, w, l->vocab, put_gradient(dtype, x, i, w, max_all, factor, l->dlogits, at));
     v16 p = v16_exp(v16_sub(v16_set1(target_logit), max_all));
     p = v16_fma(p, factor, v16_set1(-l->scale));
-    v16_put_part(dtype, l->dlogits, at + (uint64_t)l->targets[row], 1, p);
+    if (target_column(l, row) < l->vocab) v16_put_part(dtype, l->dlogits, at + target_column(l, row), 1, p);
 }
 
 V16_INLINE void zero_gradient(enum pd_dtype dtype, const struct pd_cross_entropy *l, uint64_t row)
@@ -91,12 +107,17 @@ V16_INLINE void loss_row(enum pd_dtype dtype, const struct pd_cross_entropy *l, 
         return;
     }
     const float *x = l->logits + row * l->ld;
-    PD_CHECK((uint64_t)l->targets[row] < l->vocab);
-    uint64_t chunk = (l->vocab + l->chunks - 1) / l->chunks, width = 1;
-    while (width < l->chunks)
-        width *= 2;
-    float max = row_max(x, l->vocab), target_logit = x[l->targets[row]];
-    float sum = tree_sum(x, l->vocab, chunk, 0, width, v16_set1(max));
+    float max, sum, target_logit;
+    if (l->max) {
+        max = l->max[row];
+        sum = l->sum[row];
+        target_logit = l->target_logit[row];
+    } else {
+        PD_CHECK(target_column(l, row) < l->vocab);
+        max = row_max(x, l->vocab);
+        sum = row_sum(l, x, max);
+        target_logit = x[target_column(l, row)];
+    }
     l->losses[row] = (max - target_logit) + log_of(sum);
     if (l->dlogits) write_gradient(dtype, l, row, max, sum, target_logit);
 }
@@ -112,5 +133,40 @@ pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entr
     (void)err;
     struct pd_cross_entropy job = *loss;
     pd_parallel(math->pool, loss->rows, loss_body, &job);
+    return PD_OK;
+}
+
+/* Rows that are not counted have no maximum, no sum and no logit; zeros stand for them. */
+static void max_body(void *context, uint64_t row)
+{
+    const struct pd_cross_entropy *l = context;
+    if (l->targets[row] < 0)
+        l->max[row] = 0.0f;
+    else
+        l->max[row] = l->vocab ? row_max(l->logits + row * l->ld, l->vocab) : -INFINITY;
+}
+
+pd_status PD_CPU(logits_max)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
+{
+    (void)err;
+    struct pd_cross_entropy job = *loss;
+    pd_parallel(math->pool, loss->rows, max_body, &job);
+    return PD_OK;
+}
+
+static void sum_body(void *context, uint64_t row)
+{
+    const struct pd_cross_entropy *l = context;
+    const float *x = l->logits + row * l->ld;
+    const uint64_t column = target_column(l, row);
+    l->sum[row] = l->targets[row] < 0 || l->vocab == 0 ? 0.0f : row_sum(l, x, l->max[row]);
+    if (column < l->vocab) l->target_logit[row] = x[column];
+}
+
+pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err)
+{
+    (void)err;
+    struct pd_cross_entropy job = *loss;
+    pd_parallel(math->pool, loss->rows, sum_body, &job);
     return PD_OK;
 }

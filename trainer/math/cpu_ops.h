@@ -15,6 +15,7 @@ pd_status PD_CPU(attention_backward)(struct pd_math *, const struct pd_attention
 pd_status PD_CPU(attention_delta)(struct pd_math *, const struct pd_attention *, struct pd_error *);
 pd_status PD_CPU(attention_backward_queries)(struct pd_math *, const struct pd_attention *, struct pd_error *);
 pd_status PD_CPU(attention_backward_keys)(struct pd_math *, const struct pd_attention *, struct pd_error *);
+pd_status PD_CPU(finish)(struct pd_math *, const struct pd_finish *, struct pd_error *);
 pd_status PD_CPU(swiglu_forward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,
                                  void *out, struct pd_error *);
 pd_status PD_CPU(swiglu_backward)(struct pd_math *, uint64_t rows, uint64_t columns, enum pd_dtype, const void *gate_up,
@@ -24,6 +25,8 @@ pd_status PD_CPU(gelu_backward)(struct pd_math *, uint64_t count, enum pd_dtype,
                                 struct pd_error *);
 pd_status PD_CPU(embedding_forward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
 pd_status PD_CPU(embedding_backward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
+pd_status PD_CPU(logits_max)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
+pd_status PD_CPU(logits_sum)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
 pd_status PD_CPU(cross_entropy)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
 pd_status PD_CPU(column_sum)(struct pd_math *, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype, const void *x,
                              float *out, struct pd_error *);

@@ -1,4 +1,5 @@
-/* The wrappers: sizes and pointers are checked here once, so that slots of every backend may trust them. */
+/* The wrappers: sizes and pointers are checked here once, so that slots of every backend may trust them. A rank whose share
+ * is empty calls like any other; its pointers may be NULL. */
 #include "trainer/math/math.h"
 
 void pd_math_free(struct pd_math *math)
@@ -75,6 +76,7 @@ pd_status pd_layernorm_backward(struct pd_math *math, const struct pd_norm *norm
 
 pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error *err)
 {
+    if (r->rows == 0 || r->heads == 0) return PD_OK;
     PD_CHECK(dtype_is_known(r->dtype) && r->x && r->positions && r->cos_sin);
     PD_CHECK(r->head_size > 0 && r->head_size % 2 == 0 && r->ld >= (uint64_t)r->heads * r->head_size);
     return math->ops->rope(math, r, err);
@@ -99,7 +101,7 @@ static void check_attention(const struct pd_attention *a, bool parts)
     PD_CHECK(a->q && a->k && a->v);
     PD_CHECK(a->ld_qkv >= width && (a->ld_kv ? a->ld_kv : a->ld_qkv) >= kv_width);
     PD_CHECK((uint64_t)a->query_start + a->length <= 1u << 24); /* positions are compared in fp32 */
-    PD_CHECK(!parts || (a->length > 0 && a->key_length > 0 && a->key_start < (uint64_t)a->query_start + a->length));
+    PD_CHECK(!parts || a->length == 0 || a->key_start < (uint64_t)a->query_start + a->length);
 }
 
 static void check_attention_kv_gradient(const struct pd_attention *a)
@@ -113,15 +115,15 @@ static void check_attention_query_gradient(const struct pd_attention *a)
     PD_CHECK(a->dq && (a->ld_dq ? a->ld_dq : a->ld_qkv) >= (uint64_t)a->heads * a->head_size);
 }
 
-/* A rank of more chunks than heads may have none. */
-static bool attention_is_empty(const struct pd_attention *a)
+/* A rank of more chunks than heads may have none; a part of a short sequence may have no positions. */
+static bool attention_is_empty(const struct pd_attention *a, uint32_t positions)
 {
-    return a->heads == 0 || a->sequences == 0 || a->length == 0;
+    return a->heads == 0 || a->sequences == 0 || positions == 0;
 }
 
 pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (attention_is_empty(a)) return PD_OK;
+    if (attention_is_empty(a, a->length)) return PD_OK;
     check_attention(a, a->acc != NULL);
     PD_CHECK(a->acc ? a->max && a->sum : !a->max && !a->sum);
     PD_CHECK((a->acc && !a->last_part) || (a->out && a->lse));
@@ -130,7 +132,7 @@ pd_status pd_attention_forward(struct pd_math *math, const struct pd_attention *
 
 pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (attention_is_empty(a)) return PD_OK;
+    if (attention_is_empty(a, a->length)) return PD_OK;
     check_attention(a, false);
     check_attention_query_gradient(a);
     check_attention_kv_gradient(a);
@@ -140,14 +142,14 @@ pd_status pd_attention_backward(struct pd_math *math, const struct pd_attention 
 
 pd_status pd_attention_delta(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (attention_is_empty(a)) return PD_OK;
+    if (attention_is_empty(a, a->length)) return PD_OK;
     PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->out && a->dout && a->delta);
     return math->ops->attention_delta(math, a, err);
 }
 
 pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (attention_is_empty(a)) return PD_OK;
+    if (attention_is_empty(a, a->length)) return PD_OK;
     check_attention(a, true);
     PD_CHECK(a->lse && a->dout && a->delta && ((a->first_part && a->last_part) || a->dq_acc));
     if (a->last_part) check_attention_query_gradient(a);
@@ -156,21 +158,31 @@ pd_status pd_attention_backward_queries(struct pd_math *math, const struct pd_at
 
 pd_status pd_attention_backward_keys(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
-    if (attention_is_empty(a)) return PD_OK;
+    if (attention_is_empty(a, a->key_length)) return PD_OK;
     check_attention(a, true);
     PD_CHECK(a->lse && a->dout && a->delta && ((a->first_part && a->last_part) || (a->dk_acc && a->dv_acc)));
     if (a->last_part) check_attention_kv_gradient(a);
     return math->ops->attention_backward_keys(math, a, err);
 }
 
-pd_status pd_finish(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err)
+static bool is_power_of_two(uint64_t x)
 {
-    return math->ops->finish(math, finish, err);
+    return x && !(x & (x - 1));
+}
+
+pd_status pd_finish(struct pd_math *math, const struct pd_finish *f, struct pd_error *err)
+{
+    PD_CHECK(is_power_of_two(f->part_count) && f->parts && (!f->ld_parts || f->ld_parts >= f->columns));
+    PD_CHECK(!f->bias || dtype_is_known(f->bias_dtype));
+    check_matrix(&f->out, f->rows, f->columns);
+    if (f->residual.data) check_matrix(&f->residual, f->rows, f->columns);
+    return math->ops->finish(math, f, err);
 }
 
 pd_status pd_swiglu_forward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
                             void *out, struct pd_error *err)
 {
+    if (rows == 0 || columns == 0) return PD_OK;
     PD_CHECK(dtype_is_known(dtype) && gate_up && out);
     return math->ops->swiglu_forward(math, rows, columns, dtype, gate_up, out, err);
 }
@@ -178,6 +190,7 @@ pd_status pd_swiglu_forward(struct pd_math *math, uint64_t rows, uint64_t column
 pd_status pd_swiglu_backward(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
                              const void *dout, void *dgate_up, struct pd_error *err)
 {
+    if (rows == 0 || columns == 0) return PD_OK;
     PD_CHECK(dtype_is_known(dtype) && gate_up && dout && dgate_up);
     return math->ops->swiglu_backward(math, rows, columns, dtype, gate_up, dout, dgate_up, err);
 }
@@ -185,6 +198,7 @@ pd_status pd_swiglu_backward(struct pd_math *math, uint64_t rows, uint64_t colum
 pd_status pd_gelu_forward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
                           struct pd_error *err)
 {
+    if (count == 0) return PD_OK;
     PD_CHECK(dtype_is_known(dtype) && x && out);
     return math->ops->gelu_forward(math, count, dtype, x, out, err);
 }
@@ -192,43 +206,81 @@ pd_status pd_gelu_forward(struct pd_math *math, uint64_t count, enum pd_dtype dt
 pd_status pd_gelu_backward(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout,
                            void *dx, struct pd_error *err)
 {
+    if (count == 0) return PD_OK;
     PD_CHECK(dtype_is_known(dtype) && x && dout && dx);
     return math->ops->gelu_backward(math, count, dtype, x, dout, dx, err);
 }
 
+/* A rank may hold no row of the table. */
 static void check_embedding(const struct pd_embedding *e)
 {
-    PD_CHECK(dtype_is_known(e->dtype) && e->tokens && e->vocab > 0 && e->columns > 0);
+    PD_CHECK(dtype_is_known(e->dtype) && (e->tokens || !e->rows) && e->columns > 0 && e->rows <= UINT32_MAX);
+}
+
+static void check_pieces(const struct pd_embedding *e)
+{
+    uint64_t rows = 0;
+    if (e->pieces <= 1) return;
+    PD_CHECK(is_power_of_two(e->pieces) && e->piece_rows);
+    for (uint32_t i = 0; i < e->pieces; i++)
+        rows += e->piece_rows[i];
+    PD_CHECK(rows == e->rows);
+}
+
+/* Before anything is added, since a position outside would be left out silently. */
+static void check_positions(const struct pd_embedding *e)
+{
+    PD_CHECK(e->context > 0 && e->context <= INT32_MAX && (e->positions || !e->rows));
+    for (uint64_t row = 0; row < e->rows; row++)
+        PD_CHECK(e->positions[row] >= 0 && (uint64_t)e->positions[row] < e->context);
 }
 
 pd_status pd_embedding_forward(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
     check_embedding(e);
-    PD_CHECK(e->token_table && e->out && (!e->position_table || (e->positions && e->context > 0)));
+    if (e->rows == 0 || e->vocab == 0) return PD_OK;
+    PD_CHECK(e->token_table && e->out);
+    if (e->position_table) check_positions(e);
     return math->ops->embedding_forward(math, e, err);
 }
 
 pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
     check_embedding(e);
-    PD_CHECK(e->dout && (!e->dposition_table || (e->positions && e->context > 0)));
+    check_pieces(e);
+    PD_CHECK(e->dout || !e->rows);
+    if (e->dposition_table) check_positions(e);
     return math->ops->embedding_backward(math, e, err);
+}
+
+/* Columns of a wider vocabulary may be none; all of a vocabulary may not. */
+static void check_loss(const struct pd_cross_entropy *l, bool cut)
+{
+    PD_CHECK(l->chunks > 0 && l->ld >= l->vocab && (!l->rows || l->targets));
+    PD_CHECK(cut || l->vocab > 0);
+    PD_CHECK(!l->rows || !l->vocab || l->logits);
+    PD_CHECK(l->chunk == 0 || l->vocab <= l->chunk * l->chunks);
 }
 
 pd_status pd_logits_max(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
 {
+    check_loss(l, true);
+    PD_CHECK(!l->rows || l->max);
     return math->ops->logits_max(math, l, err);
 }
 
 pd_status pd_logits_sum(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
 {
+    check_loss(l, true);
+    PD_CHECK(!l->rows || (l->max && l->sum && l->target_logit));
     return math->ops->logits_sum(math, l, err);
 }
 
 pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
 {
-    PD_CHECK(l->vocab > 0 && l->ld >= l->vocab && l->chunks > 0 && l->logits && l->targets && l->losses);
-    PD_CHECK(dtype_is_known(l->dtype) && (!l->dlogits || l->ld_dlogits >= l->vocab));
+    check_loss(l, l->max != NULL);
+    PD_CHECK(!l->max || (l->sum && l->target_logit));
+    PD_CHECK(dtype_is_known(l->dtype) && (!l->rows || l->losses) && (!l->dlogits || l->ld_dlogits >= l->vocab));
     return math->ops->cross_entropy(math, l, err);
 }
 

@@ -124,16 +124,17 @@ struct pd_cross_entropy {
 struct pd_embedding {
     uint64_t rows, columns, vocab; /* vocab: rows of token_table */
     enum pd_dtype dtype;
-    int32_t first_token;               /* token of row 0 of the table; tokens outside are skipped */
+    int32_t first_token;               /* token of row 0 of the table; tokens outside are skipped: forward leaves their
+                                          rows untouched, and no row of dtoken_table has them */
     const int32_t *tokens, *positions; /* (R) */
     const void *token_table;           /* (V,C) */
     const void *position_table;        /* (context, C) or NULL */
     uint64_t context;
     void *out;           /* (R,C) forward */
     const void *dout;    /* (R,C) backward */
-    float *dtoken_table; /* (V,C) overwritten: a chain over ascending rows from 0 a piece, then the tree over pieces in which
-                            the token occurs; NULL: skip */
-    float *dposition_table;     /* (context,C) overwritten, likewise; NULL: none */
+    float *dtoken_table; /* (V,C) overwritten: a chain over ascending rows from 0 a piece, then the tree over pieces; a piece
+                            without the token is +0; NULL: skip */
+    float *dposition_table;     /* (context,C) overwritten, likewise, from all rows; NULL: none */
     uint32_t pieces;            /* consecutive runs of rows, a power of two; 0: one */
     const uint64_t *piece_rows; /* (pieces) */
 };

@@ -202,6 +202,65 @@ static void run_loss(struct scene *s)
     }
 }
 
+static void run_embedding_in_pieces(struct scene *s)
+{
+    static const uint64_t piece_rows[4] = {13, 0, 40, 37};
+    struct pd_embedding e = {.rows = 90,
+                             .columns = 301,
+                             .vocab = 25,
+                             .first_token = 10,
+                             .dtype = s->dtype,
+                             .tokens = take_indices(s, 90, 0, 40),
+                             .dout = take(s, s->dtype, 90 * 301, 1),
+                             .dtoken_table = take(s, PD_F32, 25 * 301, 1),
+                             .pieces = 4,
+                             .piece_rows = piece_rows};
+    MUST(pd_embedding_backward(s->math, &e, &err));
+}
+
+static void run_finish(struct scene *s)
+{
+    const float *parts[8] = {take(s, PD_F32, 70 * 310, 1), NULL, take(s, PD_F32, 70 * 310, 1),
+                             take(s, PD_F32, 70 * 310, 1), NULL, NULL,
+                             take(s, PD_F32, 70 * 310, 1), NULL};
+    struct pd_finish f = {.rows = 70,
+                          .columns = 301,
+                          .part_count = 8,
+                          .parts = parts,
+                          .ld_parts = 310,
+                          .scale = 0.3f,
+                          .bias = take(s, s->dtype, 301, 1),
+                          .bias_dtype = s->dtype,
+                          .residual = {take(s, s->dtype, 70 * 301, 1), s->dtype, 301},
+                          .out = {take(s, s->dtype, 70 * 301, 0), s->dtype, 301}};
+    MUST(pd_finish(s->math, &f, &err));
+}
+
+/* Columns 300 .. 900 of a wider vocabulary, in chunks of 128. */
+static void run_loss_cut(struct scene *s)
+{
+    const uint64_t rows = 17, vocab = 600;
+    struct pd_cross_entropy l = {.rows = rows,
+                                 .vocab = vocab,
+                                 .ld = vocab,
+                                 .first_column = 300,
+                                 .chunk = 128,
+                                 .chunks = 8,
+                                 .logits = take(s, PD_F32, rows * vocab, 6),
+                                 .targets = take_indices(s, rows, -200, 1003),
+                                 .losses = take(s, PD_F32, rows, 0),
+                                 .dlogits = take(s, s->dtype, rows * vocab, 0),
+                                 .ld_dlogits = vocab,
+                                 .dtype = s->dtype,
+                                 .scale = 0.01f,
+                                 .max = take(s, PD_F32, rows, 0),
+                                 .sum = take(s, PD_F32, rows, 0),
+                                 .target_logit = take(s, PD_F32, rows, 1)};
+    MUST(pd_logits_max(s->math, &l, &err));
+    MUST(pd_logits_sum(s->math, &l, &err));
+    MUST(pd_cross_entropy(s->math, &l, &err));
+}
+
 static void run_sums(struct scene *s)
 {
     void *x = take(s, s->dtype, 77 * 310, 1);
@@ -247,11 +306,22 @@ static const struct {
     const char *name;
     void (*run)(struct scene *);
 } cases[] = {
-    {"gemm", run_gemm},           {"rms norm", run_rms},        {"layer norm", run_layer},
-    {"rope", run_rope},           {"attention", run_attention}, {"attention of one head", run_attention_of_one_head},
-    {"swiglu", run_swiglu},       {"gelu", run_gelu},           {"embedding", run_embedding},
-    {"cross-entropy", run_loss},  {"sums", run_sums},           {"cast", run_cast},
+    {"gemm", run_gemm},
+    {"rms norm", run_rms},
+    {"layer norm", run_layer},
+    {"rope", run_rope},
+    {"attention", run_attention},
+    {"attention of one head", run_attention_of_one_head},
+    {"swiglu", run_swiglu},
+    {"gelu", run_gelu},
+    {"embedding", run_embedding},
+    {"cross-entropy", run_loss},
+    {"sums", run_sums},
+    {"cast", run_cast},
     {"denormals", run_denormals},
+    {"finish", run_finish},
+    {"cross-entropy of a cut vocabulary", run_loss_cut},
+    {"embedding in pieces", run_embedding_in_pieces},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

@@ -1,0 +1,90 @@
+/* Partial sums of chunks or ranks become one: a pass over memory, groups of 64 columns of which wait in registers and on a
+ * small stack. The epilogue is that of the matrix product, in its order. */
+#include "trainer/math/cpu_ops.h"
+#include "trainer/math/cpu_tree.h"
+
+#define TASK_ELEMENTS 16384u
+#define GROUP 4u /* vectors */
+
+struct finish_job {
+    const struct pd_finish *f;
+    uint64_t ld, rows_per_task;
+};
+
+/* `n` vectors of `w` columns each. */
+V16_INLINE void tree_of_parts(const struct pd_finish *f, uint64_t at, unsigned n, unsigned w, v16 *ret_sum)
+{
+    v16 stack[PD_TREE_DEPTH_MAX][GROUP];
+    struct pd_tree_stack places = {.depth = 0};
+    for (uint32_t place = 0; place < f->part_count; place++) {
+        if (!f->parts[place]) continue;
+        while (pd_tree_joins(&places, place)) {
+            places.depth--;
+            for (unsigned v = 0; v < n; v++)
+                stack[places.depth - 1][v] = v16_add(stack[places.depth - 1][v], stack[places.depth][v]);
+        }
+        for (unsigned v = 0; v < n; v++)
+            stack[places.depth][v] = v16_get_part(PD_F32, f->parts[place], at + 16 * (uint64_t)v, w);
+        places.place[places.depth++] = place;
+    }
+    for (; places.depth > 1; places.depth--)
+        for (unsigned v = 0; v < n; v++)
+            stack[places.depth - 2][v] = v16_add(stack[places.depth - 2][v], stack[places.depth - 1][v]);
+    for (unsigned v = 0; v < n; v++)
+        ret_sum[v] = places.depth ? stack[0][v] : v16_zero();
+}
+
+V16_INLINE v16 get_any(enum pd_dtype dtype, const void *data, uint64_t index, unsigned w)
+{
+    if (dtype == PD_F32) return v16_get_part(PD_F32, data, index, w);
+    if (dtype == PD_BF16) return v16_get_part(PD_BF16, data, index, w);
+    return v16_get_part(PD_F16, data, index, w);
+}
+
+V16_INLINE void finish_group(enum pd_dtype dtype, const struct finish_job *job, uint64_t row, uint64_t column, unsigned n,
+                             unsigned w)
+{
+    const struct pd_finish *f = job->f;
+    v16 sum[GROUP];
+    tree_of_parts(f, row * job->ld + column, n, w, sum);
+    for (unsigned v = 0; v < n; v++) {
+        const uint64_t i = column + 16 * (uint64_t)v;
+        if (f->scale != 1.0f) sum[v] = v16_mul(v16_set1(f->scale), sum[v]);
+        if (f->bias) sum[v] = v16_add(sum[v], get_any(f->bias_dtype, f->bias, i, w));
+        if (f->residual.data)
+            sum[v] = v16_add(sum[v], get_any(f->residual.dtype, f->residual.data, row * f->residual.ld + i, w));
+        v16_put_part(dtype, f->out.data, row * f->out.ld + i, w, sum[v]);
+    }
+}
+
+V16_INLINE void finish_row(enum pd_dtype dtype, const struct finish_job *job, uint64_t row)
+{
+    uint64_t column = 0;
+    for (; column + 16 * GROUP <= job->f->columns; column += 16 * GROUP)
+        finish_group(dtype, job, row, column, GROUP, 16);
+    V16_FOR(i, w, job->f->columns - column, finish_group(dtype, job, row, column + i, 1, w));
+}
+
+V16_INLINE void finish_rows(enum pd_dtype dtype, const struct finish_job *job, uint64_t first, uint64_t end)
+{
+    for (uint64_t row = first; row < end; row++)
+        finish_row(dtype, job, row);
+}
+
+static void finish_body(void *context, uint64_t index)
+{
+    const struct finish_job *job = context;
+    uint64_t first = index * job->rows_per_task, end = first + job->rows_per_task;
+    if (end > job->f->rows) end = job->f->rows;
+    PD_FOR_DTYPE(job->f->out.dtype, finish_rows, job, first, end);
+}
+
+pd_status PD_CPU(finish)(struct pd_math *math, const struct pd_finish *finish, struct pd_error *err)
+{
+    (void)err;
+    if (finish->rows == 0 || finish->columns == 0) return PD_OK;
+    struct finish_job job = {finish, finish->ld_parts ? finish->ld_parts : finish->columns,
+                             TASK_ELEMENTS / finish->columns + 1};
+    pd_parallel(math->pool, (finish->rows + job.rows_per_task - 1) / job.rows_per_task, finish_body, &job);
+    return PD_OK;
+}
