@@ -390,15 +390,16 @@ Test(attention_parts, of_whole_blocks_are_the_whole)
     fixture_free(&f);
 }
 
-/* Backward chains go on from part to part wherever these begin: from equal outputs come equal gradients. */
+/* Backward chains go on from part to part wherever these begin, and over empty ones: from equal outputs come equal
+ * gradients. */
 Test(attention_parts, of_any_length_continue_the_chains)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     for (size_t i = 0; i <= sizeof shapes / sizeof *shapes; i++)
         for (size_t n = 0; n < 6; n++) {
             struct problem p = problem_new(i == 5 ? shared : shapes[i], all_dtypes[n % 3], n % 2);
-            uint32_t uneven[] = {0, 1, 2 + p.length / 7, p.length / 2, p.length - 3, p.length};
-            struct outcome want = run_whole(f.math, &p), got = run_parts(f.math, &p, uneven, 5, &want);
+            uint32_t uneven[] = {0, 0, 1, 2 + p.length / 7, p.length / 2, p.length / 2, p.length - 3, p.length, p.length};
+            struct outcome want = run_whole(f.math, &p), got = run_parts(f.math, &p, uneven, 8, &want);
             memcpy(got.out, want.out, (size_t)p.sequences * p.length * p.heads * p.d * pd_dtype_bytes(p.dtype));
             check_same(&p, &want, &got, "uneven parts");
             outcome_free(&got);
