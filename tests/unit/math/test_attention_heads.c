@@ -138,36 +138,45 @@ static const float *tree_sum(const float *const *terms, uint32_t count, uint32_t
     return ret;
 }
 
-/* Element `at` (of a row of one key-value head) from the partial sums of ranks: tree, scale, one rounding. */
-static double combine(const struct scene *s, const struct result *ranks, uint32_t count, uint32_t kv, uint64_t row,
-                      uint32_t i, bool is_key)
+/* dk or dv of one key-value head from the partial sums of ranks: as the model does it. */
+static void combine(struct pd_math *math, const struct scene *s, const struct result *ranks, uint32_t count, uint32_t kv,
+                    bool is_key, void *out)
 {
-    const float *terms[HEADS_MAX] = {0};
+    float *copies[HEADS_MAX] = {0};
+    const float *parts[HEADS_MAX] = {0};
     for (uint32_t r = 0; r < count; r++) {
         if (kv < ranks[r].kv_begin || kv >= ranks[r].kv_end) continue;
-        uint64_t width = (uint64_t)(ranks[r].kv_end - ranks[r].kv_begin) * D;
-        terms[r] = (const float *)(is_key ? ranks[r].dk : ranks[r].dv) + row * width + (kv - ranks[r].kv_begin) * D + i;
+        uint32_t at = kv - ranks[r].kv_begin;
+        copies[r] = heads_of(is_key ? ranks[r].dk : ranks[r].dv, PD_F32, ranks[r].kv_end - ranks[r].kv_begin, at, at + 1);
+        parts[r] = copies[r];
     }
-    float sum;
-    cr_assert_not_null(tree_sum(terms, count, 0, 4, &sum));
-    if (is_key) sum *= 0.23f;
-    unsigned char rounded[4];
-    value_put(s->dtype, rounded, 0, (double)sum);
-    return value_get(s->dtype, rounded, 0);
+    struct pd_finish finish = {.rows = ROWS,
+                               .columns = D,
+                               .part_count = count,
+                               .parts = parts,
+                               .scale = is_key ? 0.23f : 1.0f,
+                               .out = {out, s->dtype, D}};
+    MUST(pd_finish(math, &finish, &err));
+    for (uint32_t r = 0; r < count; r++)
+        free(copies[r]);
 }
 
-static void check_key_values(const struct scene *s, const struct result *one, const struct result *ranks, uint32_t count,
-                             const char *what)
+static void check_key_values(struct pd_math *math, const struct scene *s, const struct result *one,
+                             const struct result *ranks, uint32_t count, const char *what)
 {
-    for (uint64_t row = 0; row < ROWS; row++)
-        for (uint32_t n = 0; n < s->shape.kv_heads * D * 2; n++) {
-            uint32_t kv = n / D % s->shape.kv_heads, i = n % D;
-            bool is_key = n < s->shape.kv_heads * D;
-            double want = value_get(s->dtype, is_key ? one->dk : one->dv, (row * s->shape.kv_heads + kv) * D + i);
-            double got = combine(s, ranks, count, kv, row, i, is_key);
-            cr_assert_eq(got, want, "%s: %s of row %lu, head %u, %u: %a, not %a", what, is_key ? "dk" : "dv", row, kv, i,
-                         got, want);
+    void *got = calloc(ROWS * D, 4);
+    for (uint32_t n = 0; n < 2 * s->shape.kv_heads; n++) {
+        uint32_t kv = n / 2;
+        bool is_key = n % 2 == 0;
+        void *want = heads_of(is_key ? one->dk : one->dv, s->dtype, s->shape.kv_heads, kv, kv + 1);
+        combine(math, s, ranks, count, kv, is_key, got);
+        for (size_t i = 0; i < ROWS * D; i++) {
+            double x = value_get(s->dtype, got, i), y = value_get(s->dtype, want, i);
+            cr_assert_eq(x, y, "%s: %s of head %u, %zu: %a, not %a", what, is_key ? "dk" : "dv", kv, i, x, y);
         }
+        free(want);
+    }
+    free(got);
 }
 
 static void check_queries(const struct scene *s, const struct result *one, const struct result *rank, const char *what)
@@ -204,7 +213,7 @@ static void check_ranks(struct fixture *f, const struct scene *s, const struct r
         ranks[r] = attend(f->math, s, begin, end, s->chunk, true);
         check_queries(s, one, &ranks[r], what);
     }
-    check_key_values(s, one, ranks, tp, what);
+    check_key_values(f->math, s, one, ranks, tp, what);
     for (uint32_t r = 0; r < tp; r++)
         result_free(&ranks[r]);
 }
