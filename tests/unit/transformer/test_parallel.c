@@ -1,0 +1,522 @@
+/* One leaf through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one rank
+ * with the same numerics, bit for bit; and the numerics against one another by value. */
+#include "trainer/model/transformer.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS_MAX = 8, TENSORS_MAX = 40, BOXES_MAX = 8 };
+
+struct test_case {
+    enum pd_family family;
+    uint32_t heads, kv_heads, vocab, length, sequences;
+    bool bias, tied, documents;
+    enum pd_dtype dtype;
+    enum pd_recompute recompute;
+    uint32_t tp, sp, virtual_tp, virtual_sp;
+};
+
+/* What a run leaves behind; rows in the order (sequence, position). */
+struct outcome {
+    float *losses;
+    char *dstream;
+    float *gradients; /* (parameters, then the tied table) */
+};
+
+struct world {
+    struct test_case c;
+    struct pd_model *model;
+    uint64_t offset[TENSORS_MAX + 2]; /* of tensors, then of the tied table, in the outcome's gradients */
+    float *weights;                   /* (parameters) */
+    struct outcome out;
+    float *parts[RANKS_MAX]; /* gradients of each rank, NaN elsewhere */
+};
+
+static struct pd_model *model_of(const struct test_case *c)
+{
+    struct pd_model_config m;
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_model_preset(c->family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &m, NULL), PD_OK);
+    m.family = c->family;
+    m.vocab = c->vocab;
+    m.context = 64;
+    m.layers = 2;
+    m.heads = c->heads;
+    m.kv_heads = c->kv_heads;
+    m.head_size = 4;
+    m.hidden = c->family == PD_FAMILY_GPT2 ? c->heads * 4 : 24;
+    m.ffn = 40;
+    m.qkv_bias = c->bias;
+    m.tie_embeddings = c->tied;
+    m.init_std = 0.2f;
+    cr_assert_eq(pd_model_new(&m, &model, &err), PD_OK, "%s", err.message);
+    return model;
+}
+
+static void world_init(struct world *w, const struct test_case *c)
+{
+    memset(w, 0, sizeof *w);
+    w->c = *c;
+    w->model = model_of(c);
+    const uint32_t tensors = w->model->tensors.count;
+    for (uint32_t t = 0; t < tensors; t++)
+        w->offset[t + 1] = w->offset[t] + pd_tensor_elements(&w->model->tensors.tensors[t]);
+    uint64_t all = w->offset[tensors] + pd_tensor_elements(&w->model->tensors.tensors[0]);
+    w->offset[tensors + 1] = all;
+    w->weights = calloc(w->offset[tensors], sizeof(float));
+    for (uint32_t t = 0; t < tensors; t++) {
+        struct pd_box whole = pd_box_whole(&w->model->tensors.tensors[t]);
+        pd_model_init_box(w->model, t, &whole, 7, w->weights + w->offset[t]);
+        for (uint64_t i = w->offset[t]; i < w->offset[t + 1]; i++)
+            w->weights[i] += 0.02f * (float)((int)((i * 2654435761u + t) >> 7) % 11 - 5);
+    }
+    uint64_t rows = (uint64_t)c->sequences * c->length;
+    w->out.losses = calloc(rows, sizeof(float));
+    w->out.dstream = calloc(rows * w->model->config.hidden, sizeof(float));
+    w->out.gradients = calloc(all, sizeof(float));
+    for (uint32_t r = 0; r < c->tp * c->sp; r++) {
+        w->parts[r] = malloc(all * sizeof(float));
+        memset(w->parts[r], 0xFF, all * sizeof(float));
+    }
+}
+
+static void world_deinit(struct world *w)
+{
+    for (int r = 0; r < RANKS_MAX; r++)
+        free(w->parts[r]);
+    free(w->weights), free(w->out.losses), free(w->out.dstream), free(w->out.gradients);
+    pd_model_free(w->model);
+}
+
+/* One rank. */
+struct rank {
+    struct world *w;
+    struct pd_partition p;
+    struct pd_comm *tp, *sp;
+    struct pd_arena *arena;
+    struct pd_thread_pool *pool;
+    struct pd_math *math;
+    struct pd_transformer *transformer;
+    char *weights;    /* boxes needed, one behind the other */
+    float *gradients; /* boxes computed */
+    float *tied;
+    void *weight[TENSORS_MAX];
+    float *gradient[TENSORS_MAX];
+    void *dstream;
+};
+
+static void recipe(struct rank *r, struct pd_arena *arena)
+{
+    const struct test_case *c = &r->w->c;
+    bool dry = pd_arena_is_dry(arena);
+    const struct pd_transformer_options options = {.sequences = c->sequences,
+                                                   .length = c->length,
+                                                   .dtype = c->dtype,
+                                                   .recompute = c->recompute,
+                                                   .separate_documents = c->documents,
+                                                   .backward = true,
+                                                   .partition = r->p,
+                                                   .tp = dry ? NULL : r->tp,
+                                                   .sp = dry ? NULL : r->sp};
+    struct pd_error err;
+    r->math = NULL;
+    cr_assert_eq(pd_math_cpu_new(r->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &r->math, &err), PD_OK);
+    cr_assert_eq(pd_transformer_new(r->w->model, r->math, &options, arena, &r->transformer, &err), PD_OK);
+}
+
+/* Copies a box out of, or into, a dense tensor; elements of dtype on the box's side. */
+static void box_out(const struct pd_tensor *t, const struct pd_box *b, const float *dense, float *dst)
+{
+    uint64_t columns = t->ndim == 2 ? t->shape[1] : 1, n = t->ndim == 2 ? b->count[1] : 1;
+    for (uint64_t i = 0; i < b->count[0]; i++)
+        memcpy(dst + i * n, dense + (b->start[0] + i) * columns + (t->ndim == 2 ? b->start[1] : 0), n * sizeof(float));
+}
+
+static void box_in(const struct pd_tensor *t, const struct pd_box *b, const float *src, float *dense)
+{
+    uint64_t columns = t->ndim == 2 ? t->shape[1] : 1, n = t->ndim == 2 ? b->count[1] : 1;
+    for (uint64_t i = 0; i < b->count[0]; i++)
+        memcpy(dense + (b->start[0] + i) * columns + (t->ndim == 2 ? b->start[1] : 0), src + i * n, n * sizeof(float));
+}
+
+static uint64_t box_elements(const struct pd_box *b)
+{
+    return b->count[0] * (b->count[1] ? b->count[1] : 1);
+}
+
+static void fill_weights(struct rank *r)
+{
+    struct world *w = r->w;
+    const uint64_t bytes = pd_dtype_bytes(w->c.dtype), all = w->offset[w->model->tensors.count];
+    struct pd_error err;
+    float *dense = calloc(all, sizeof(float));
+    r->weights = calloc(all + 1, sizeof(float));
+    r->gradients = calloc(all + 1, sizeof(float));
+    r->tied = calloc(pd_tensor_elements(&w->model->tensors.tensors[0]), sizeof(float));
+    uint64_t at = 0, gradient_at = 0;
+    for (uint32_t t = 0; t < w->model->tensors.count; t++) {
+        const struct pd_tensor *tensor = &w->model->tensors.tensors[t];
+        struct pd_box boxes[BOXES_MAX];
+        uint32_t count = pd_partition_needed(w->model, &r->p, t, boxes, BOXES_MAX);
+        r->weight[t] = r->weights + at * bytes;
+        r->gradient[t] = r->gradients + gradient_at;
+        for (uint32_t b = 0; b < count; at += box_elements(&boxes[b]), b++)
+            box_out(tensor, &boxes[b], w->weights + w->offset[t], dense + at);
+        count = pd_partition_computed(w->model, &r->p, t, boxes, BOXES_MAX);
+        for (uint32_t b = 0; b < count; b++)
+            gradient_at += box_elements(&boxes[b]);
+    }
+    cr_assert_eq(pd_cast(r->math, at, w->c.dtype, r->weights, PD_F32, dense, &err), PD_OK);
+    free(dense);
+}
+
+/* Row of (sequence, position) in the leaf's global order, for every row of this rank. */
+static uint64_t global_row(const struct rank *r, uint64_t row)
+{
+    const struct test_case *c = &r->w->c;
+    for (uint32_t place = 0;; place++) {
+        struct pd_range piece = pd_partition_piece(&r->p, c->length, pd_partition_piece_at(&r->p, place));
+        uint64_t n = piece.end - piece.begin;
+        if (row < n * c->sequences) return row / n * c->length + piece.begin + row % n;
+        row -= n * c->sequences;
+    }
+}
+
+static void fill_input(struct rank *r)
+{
+    const struct test_case *c = &r->w->c;
+    struct pd_leaf_input *in = pd_transformer_input(r->transformer, 0);
+    for (uint64_t row = 0; row < pd_transformer_rows(r->transformer); row++) {
+        uint64_t i = global_row(r, row), t = i % c->length, document = c->documents ? (t < 9 ? 0 : t < 20 ? 9 : 20) : 0;
+        in->tokens[row] = (int32_t)((i * 7 + i / 3) % c->vocab);
+        in->targets[row] = t == 8 ? -1 : (int32_t)((i * 5 + 3) % c->vocab);
+        in->positions[row] = (int32_t)(t - document);
+        in->first[row] = (int32_t)document;
+    }
+}
+
+static void unit_pointers(struct rank *r, uint32_t unit, void **weights, float **gradients)
+{
+    const struct pd_model *model = r->w->model;
+    uint32_t count = 0;
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++, count++) {
+        weights[count] = r->weight[t];
+        gradients[count] = r->gradient[t];
+    }
+    if (unit + 1 == model->unit_count && model->config.tie_embeddings) {
+        weights[count] = r->weight[0];
+        gradients[count] = r->tied;
+    }
+}
+
+static pd_status run_leaf(struct rank *r, struct pd_error *err)
+{
+    void *w[24];
+    float *g[24];
+    const uint32_t layers = r->w->model->config.layers;
+    struct pd_transformer *t = r->transformer;
+    unit_pointers(r, 0, w, g);
+    PD_TRY(pd_transformer_embed(t, 0, w, err));
+    for (uint32_t i = 0; i < layers; i++) {
+        unit_pointers(r, i + 1, w, g);
+        PD_TRY(pd_transformer_block_forward(t, 0, i, w, NULL, err));
+    }
+    unit_pointers(r, layers + 1, w, g);
+    PD_TRY(pd_transformer_head(t, 0, w, g, r->w->c.dtype == PD_F16 ? 64.0f : 1.0f, r->dstream, err));
+    for (uint32_t i = layers; i-- > 0;) {
+        unit_pointers(r, i + 1, w, g);
+        PD_TRY(pd_transformer_block_backward(t, 0, i, w, g, r->dstream, err));
+    }
+    unit_pointers(r, 0, w, g);
+    return pd_transformer_embed_backward(t, 0, g, r->dstream, err);
+}
+
+/* Every tp rank has all rows of its pieces: they must agree. */
+static void keep_rows(struct rank *r)
+{
+    struct world *w = r->w;
+    const uint64_t bytes = w->model->config.hidden * pd_dtype_bytes(w->c.dtype);
+    const float *losses = pd_transformer_losses(r->transformer);
+    if (r->p.tp_rank) return;
+    for (uint64_t row = 0; row < pd_transformer_rows(r->transformer); row++) {
+        w->out.losses[global_row(r, row)] = losses[row];
+        memcpy(w->out.dstream + global_row(r, row) * bytes, (char *)r->dstream + row * bytes, bytes);
+    }
+}
+
+static void keep_gradients(struct rank *r, float *part)
+{
+    struct world *w = r->w;
+    const uint32_t tensors = w->model->tensors.count;
+    for (uint32_t t = 0; t <= tensors; t++) {
+        const uint32_t index = t < tensors ? t : 0;
+        const float *src = t < tensors ? r->gradient[t] : r->tied;
+        struct pd_box boxes[BOXES_MAX];
+        uint32_t count = pd_partition_computed(w->model, &r->p, index, boxes, BOXES_MAX);
+        if (t == tensors && !w->c.tied) continue;
+        for (uint32_t b = 0; b < count; src += box_elements(&boxes[b]), b++)
+            box_in(&w->model->tensors.tensors[index], &boxes[b], src, part + w->offset[t]);
+    }
+}
+
+static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct world *w = context;
+    const struct test_case *c = &w->c;
+    struct pd_memory_plan plan, used;
+    struct rank r = {.w = w};
+    r.p = (struct pd_partition){c->tp, comm->rank % c->tp, c->virtual_tp, c->sp, comm->rank / c->tp, c->virtual_sp};
+    if (c->tp > 1) PD_TRY(pd_comm_split(comm, r.p.sp_rank, r.p.tp_rank, &r.tp, err));
+    if (c->sp > 1) PD_TRY(pd_comm_split(comm, c->sp + r.p.tp_rank, r.p.sp_rank, &r.sp, err));
+    PD_TRY(pd_thread_pool_new(1, &r.pool, err));
+    PD_TRY(pd_arena_new_dry(&r.arena, err));
+    recipe(&r, r.arena);
+    pd_arena_usage(r.arena, &plan);
+    pd_transformer_free(r.transformer);
+    pd_arena_free(r.arena);
+    PD_TRY(pd_arena_new(&plan, &r.arena, err));
+    recipe(&r, r.arena);
+    pd_arena_usage(r.arena, &used);
+    cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
+    r.dstream = calloc(1, pd_transformer_stream_bytes(r.transformer) + 1);
+    fill_weights(&r);
+    fill_input(&r);
+    pd_status st = run_leaf(&r, err);
+    if (!st) keep_rows(&r);
+    if (!st) keep_gradients(&r, w->parts[comm->rank]);
+    pd_transformer_free(r.transformer);
+    pd_math_free(r.math);
+    pd_arena_free(r.arena);
+    pd_thread_pool_free(r.pool);
+    pd_comm_free(r.tp);
+    pd_comm_free(r.sp);
+    free(r.weights), free(r.gradients), free(r.tied), free(r.dstream);
+    return st;
+}
+
+static bool is_written(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits != 0xFFFFFFFFu;
+}
+
+/* Boxes of tp ranks together, equal where two have the same; then the tree over sp ranks. */
+static void assemble(struct world *w)
+{
+    const struct test_case *c = &w->c;
+    const uint64_t all = w->offset[w->model->tensors.count + (c->tied ? 1 : 0)];
+    for (uint64_t i = 0; i < all; i++) {
+        float sums[RANKS_MAX];
+        for (uint32_t sp = 0; sp < c->sp; sp++) {
+            bool found = false;
+            for (uint32_t tp = 0; tp < c->tp; tp++) {
+                float x = w->parts[sp * c->tp + tp][i];
+                if (!is_written(x)) continue;
+                cr_assert(!found || !memcmp(&x, &sums[sp], sizeof x), "element %lu differs between tp ranks", i);
+                sums[sp] = x;
+                found = true;
+            }
+            cr_assert(found, "nobody has element %lu", i);
+        }
+        for (uint32_t width = 1; width < c->sp; width *= 2)
+            for (uint32_t sp = 0; sp + width < c->sp; sp += 2 * width)
+                sums[sp] += sums[sp + width];
+        w->out.gradients[i] = sums[0];
+    }
+}
+
+static void run_world(struct world *w, const struct test_case *c)
+{
+    struct pd_error err;
+    world_init(w, c);
+    cr_assert_eq(pd_comm_run_local(c->tp * c->sp, 1, rank_main, w, &err), PD_OK, "tp %u sp %u: %s", c->tp, c->sp,
+                 err.message);
+    assemble(w);
+}
+
+static void expect_same(const struct world *a, const struct world *b)
+{
+    const struct test_case *c = &b->c;
+    const uint64_t rows = (uint64_t)c->sequences * c->length, hidden = a->model->config.hidden;
+    for (uint64_t i = 0; i < rows; i++)
+        cr_assert_eq(memcmp(&a->out.losses[i], &b->out.losses[i], sizeof(float)), 0, "tp %u sp %u: loss %lu: %.9g %.9g",
+                     c->tp, c->sp, i, a->out.losses[i], b->out.losses[i]);
+    for (uint32_t t = a->model->tensors.count + (c->tied ? 1 : 0); t-- > 0;)
+        for (uint64_t i = a->offset[t]; i < a->offset[t + 1]; i++)
+            cr_assert_eq(memcmp(&a->out.gradients[i], &b->out.gradients[i], sizeof(float)), 0,
+                         "tp %u sp %u (virtual %u %u, %u heads of %u): gradient of %s [%lu]: %.9g %.9g", c->tp, c->sp,
+                         c->virtual_tp, c->virtual_sp, c->kv_heads, c->heads,
+                         t < a->model->tensors.count ? a->model->tensors.tensors[t].name : "tied", i - a->offset[t],
+                         a->out.gradients[i], b->out.gradients[i]);
+    cr_assert_eq(memcmp(a->out.dstream, b->out.dstream, rows * hidden * pd_dtype_bytes(c->dtype)), 0, "dstream");
+}
+
+/* One rank with the case's numerics, then every cut of them. */
+static void check_cuts(struct test_case c)
+{
+    struct world one, many;
+    c.tp = c.sp = 1;
+    run_world(&one, &c);
+    for (c.tp = 1; c.tp <= c.virtual_tp; c.tp *= 2)
+        for (c.sp = 1; c.sp <= c.virtual_sp; c.sp *= 2) {
+            if (c.tp * c.sp == 1 || c.tp * c.sp > RANKS_MAX) continue;
+            run_world(&many, &c);
+            expect_same(&one, &many);
+            world_deinit(&many);
+        }
+    world_deinit(&one);
+}
+
+static const struct test_case llama = {.family = PD_FAMILY_LLAMA,
+                                       .heads = 6,
+                                       .kv_heads = 3,
+                                       .vocab = 61,
+                                       .length = 24,
+                                       .sequences = 2,
+                                       .bias = true,
+                                       .documents = true,
+                                       .dtype = PD_F32,
+                                       .tp = 1,
+                                       .sp = 1,
+                                       .virtual_tp = 1,
+                                       .virtual_sp = 1};
+static const struct test_case gpt2 = {.family = PD_FAMILY_GPT2,
+                                      .heads = 6,
+                                      .kv_heads = 6,
+                                      .vocab = 61,
+                                      .length = 30,
+                                      .sequences = 2,
+                                      .bias = true,
+                                      .tied = true,
+                                      .dtype = PD_F32,
+                                      .tp = 1,
+                                      .sp = 1,
+                                      .virtual_tp = 1,
+                                      .virtual_sp = 1};
+
+static struct test_case with(struct test_case c, uint32_t virtual_tp, uint32_t virtual_sp)
+{
+    c.virtual_tp = virtual_tp;
+    c.virtual_sp = virtual_sp;
+    return c;
+}
+
+Test(transformer_parallel, tensor_llama)
+{
+    for (uint32_t virtual_tp = 2; virtual_tp <= 8; virtual_tp *= 2)
+        check_cuts(with(llama, virtual_tp, 1));
+}
+
+Test(transformer_parallel, tensor_gpt2)
+{
+    for (uint32_t virtual_tp = 2; virtual_tp <= 8; virtual_tp *= 2)
+        check_cuts(with(gpt2, virtual_tp, 1));
+}
+
+/* Key-value heads over more ranks than there are of them, and ranks without any head. */
+Test(transformer_parallel, shared_key_value_heads)
+{
+    static const uint32_t heads[][2] = {{12, 3}, {6, 1}, {5, 5}, {3, 3}, {8, 2}, {3, 1}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        struct test_case c = llama;
+        c.heads = heads[i][0];
+        c.kv_heads = heads[i][1];
+        c.tied = i % 2;
+        for (uint32_t virtual_tp = 4; virtual_tp <= 8; virtual_tp *= 2)
+            check_cuts(with(c, virtual_tp, 1));
+    }
+}
+
+Test(transformer_parallel, sequence_llama)
+{
+    for (uint32_t virtual_sp = 2; virtual_sp <= 8; virtual_sp *= 2)
+        check_cuts(with(llama, 1, virtual_sp));
+}
+
+Test(transformer_parallel, sequence_gpt2)
+{
+    for (uint32_t virtual_sp = 2; virtual_sp <= 4; virtual_sp *= 2)
+        check_cuts(with(gpt2, 1, virtual_sp));
+}
+
+Test(transformer_parallel, both)
+{
+    struct test_case c = llama;
+    c.heads = 12;
+    check_cuts(with(c, 2, 2));
+    check_cuts(with(c, 4, 2));
+    check_cuts(with(gpt2, 2, 4));
+}
+
+Test(transformer_parallel, half_precision)
+{
+    for (int dtype = 0; dtype < 2; dtype++) {
+        struct test_case c = llama;
+        c.heads = 12;
+        c.dtype = dtype ? PD_F16 : PD_BF16;
+        check_cuts(with(c, 4, 1));
+        check_cuts(with(c, 2, 2));
+    }
+}
+
+Test(transformer_parallel, recomputed)
+{
+    struct test_case c = llama;
+    c.recompute = PD_RECOMPUTE_FULL;
+    check_cuts(with(c, 2, 2));
+    c.recompute = PD_RECOMPUTE_SELECTIVE;
+    check_cuts(with(c, 2, 2));
+}
+
+/* Rows that go window by window, and other windows with other ranks. */
+Test(transformer_parallel, windows)
+{
+    struct test_case c = llama;
+    c.sequences = 250;
+    check_cuts(with(c, 8, 1));
+}
+
+/* Logits of one rank do not fit at once, those of two do. */
+Test(transformer_parallel, runs_of_logits)
+{
+    struct test_case c = llama;
+    c.sequences = 30;
+    c.vocab = 50257;
+    check_cuts(with(c, 2, 1));
+}
+
+/* Other numerics round elsewhere and compute the same. */
+static void check_values(const struct test_case *c, uint32_t virtual_tp, uint32_t virtual_sp)
+{
+    struct world whole, cut;
+    struct test_case other = with(*c, virtual_tp, virtual_sp);
+    run_world(&whole, c);
+    run_world(&cut, &other);
+    for (uint64_t i = 0; i < (uint64_t)c->sequences * c->length; i++)
+        cr_assert_float_eq(whole.out.losses[i], cut.out.losses[i], 2e-5, "loss %lu", i);
+    const uint32_t tensors = whole.model->tensors.count;
+    for (uint32_t t = 0; t < tensors + (c->tied ? 1 : 0); t++) {
+        float largest = 0.1f;
+        for (uint64_t i = whole.offset[t]; i < whole.offset[t + 1]; i++)
+            largest = fmaxf(largest, fabsf(whole.out.gradients[i]));
+        for (uint64_t i = whole.offset[t]; i < whole.offset[t + 1]; i++)
+            cr_assert_lt(fabsf(whole.out.gradients[i] - cut.out.gradients[i]), 2e-5f * largest,
+                         "virtual %u %u: tensor %u [%lu]: %.9g %.9g", virtual_tp, virtual_sp, t, i - whole.offset[t],
+                         whole.out.gradients[i], cut.out.gradients[i]);
+    }
+    world_deinit(&whole);
+    world_deinit(&cut);
+}
+
+Test(transformer_parallel, values)
+{
+    static const uint32_t numerics[][2] = {{2, 1}, {8, 1}, {1, 2}, {1, 8}, {4, 4}};
+    for (size_t i = 0; i < sizeof numerics / sizeof numerics[0]; i++) {
+        check_values(&llama, numerics[i][0], numerics[i][1]);
+        check_values(&gpt2, numerics[i][0], numerics[i][1]);
+    }
+}

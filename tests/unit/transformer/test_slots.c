@@ -1,0 +1,242 @@
+/* Leaves in several slots over pipeline chunks: the same bits as leaf after leaf through the whole model. */
+#include "trainer/model/transformer.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 5, LENGTH = 11, SEQUENCES = 2, LEAVES = 5, ROWS = LENGTH * SEQUENCES };
+
+struct setup {
+    struct pd_model *model;
+    struct pd_thread_pool *pool;
+    float **weights;
+    uint64_t *offset; /* of tensors in a leaf's gradients, then of the tied table, then the end */
+};
+
+struct stage {
+    struct pd_arena *arena;
+    struct pd_math *math;
+    struct pd_transformer *transformer;
+};
+
+static void setup_init(struct setup *s, enum pd_family family)
+{
+    struct pd_model_config c;
+    struct pd_error err;
+    cr_assert_eq(pd_model_preset(family == PD_FAMILY_LLAMA ? "byte-1m" : "gpt2-124m", &c, NULL), PD_OK);
+    c.vocab = 37;
+    c.context = 64;
+    c.layers = LAYERS;
+    c.heads = 4;
+    c.kv_heads = family == PD_FAMILY_LLAMA ? 2 : 4;
+    c.head_size = 8;
+    c.hidden = 32;
+    c.ffn = 40;
+    c.tie_embeddings = true;
+    c.init_std = 0.2f;
+    cr_assert_eq(pd_model_new(&c, &s->model, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_thread_pool_new(1, &s->pool, &err), PD_OK);
+    const uint32_t tensors = s->model->tensors.count;
+    s->weights = calloc(tensors, sizeof *s->weights);
+    s->offset = calloc(tensors + 2, sizeof *s->offset);
+    for (uint32_t t = 0; t <= tensors; t++) {
+        const struct pd_tensor *tensor = &s->model->tensors.tensors[t < tensors ? t : 0];
+        struct pd_box whole = pd_box_whole(tensor);
+        s->offset[t + 1] = s->offset[t] + pd_tensor_elements(tensor);
+        if (t == tensors) break;
+        s->weights[t] = calloc(pd_tensor_elements(tensor), sizeof(float));
+        pd_model_init_box(s->model, t, &whole, 3, s->weights[t]);
+    }
+}
+
+static void setup_deinit(struct setup *s)
+{
+    for (uint32_t t = 0; t < s->model->tensors.count; t++)
+        free(s->weights[t]);
+    free(s->weights), free(s->offset);
+    pd_thread_pool_free(s->pool);
+    pd_model_free(s->model);
+}
+
+static void recipe(struct stage *g, const struct setup *s, const struct pd_transformer_options *options)
+{
+    struct pd_error err;
+    cr_assert_eq(pd_math_cpu_new(s->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, g->arena, &g->math, &err), PD_OK);
+    cr_assert_eq(pd_transformer_new(s->model, g->math, options, g->arena, &g->transformer, &err), PD_OK);
+}
+
+static void stage_init(struct stage *g, const struct setup *s, const struct pd_stage *chunks, const uint32_t *depth,
+                       uint32_t count, enum pd_recompute recompute)
+{
+    const struct pd_transformer_options options = {.sequences = SEQUENCES,
+                                                   .length = LENGTH,
+                                                   .dtype = PD_F32,
+                                                   .recompute = recompute,
+                                                   .backward = true,
+                                                   .partition = pd_partition_whole(),
+                                                   .chunk_count = count,
+                                                   .chunks = chunks,
+                                                   .depth = depth};
+    struct pd_memory_plan plan, used;
+    struct pd_error err;
+    cr_assert_eq(pd_arena_new_dry(&g->arena, &err), PD_OK);
+    recipe(g, s, &options);
+    pd_arena_usage(g->arena, &plan);
+    pd_transformer_free(g->transformer);
+    pd_arena_free(g->arena);
+    cr_assert_eq(pd_arena_new(&plan, &g->arena, &err), PD_OK);
+    recipe(g, s, &options);
+    pd_arena_usage(g->arena, &used);
+    cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
+}
+
+static void stage_deinit(struct stage *g)
+{
+    pd_transformer_free(g->transformer);
+    pd_math_free(g->math);
+    pd_arena_free(g->arena);
+}
+
+static void fill(struct stage *g, const struct setup *s, uint32_t slot, uint32_t leaf)
+{
+    struct pd_leaf_input *in = pd_transformer_input(g->transformer, slot);
+    const uint32_t vocab = s->model->config.vocab;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        in->tokens[i] = (int32_t)((i * 7 + leaf * 11) % vocab);
+        in->targets[i] = (int32_t)((i * 5 + leaf * 3 + 1) % vocab);
+        in->positions[i] = (int32_t)(i % LENGTH);
+        in->first[i] = 0;
+    }
+}
+
+static void unit_of(const struct setup *s, uint32_t unit, float *leaf, void **weights, float **gradients)
+{
+    const struct pd_model *model = s->model;
+    uint32_t count = 0;
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++, count++) {
+        weights[count] = s->weights[t];
+        gradients[count] = leaf + s->offset[t];
+    }
+    if (unit < LAYERS + 1) return;
+    weights[count] = s->weights[0];
+    gradients[count] = leaf + s->offset[model->tensors.count];
+}
+
+/* Forward of a chunk; what it hands to the next chunk goes to `out`. */
+static void forward(struct stage *g, const struct setup *s, const struct pd_stage *chunk, uint32_t slot, void *out)
+{
+    void *w[24];
+    float *unused[24], leaf;
+    struct pd_error err;
+    unit_of(s, 0, &leaf, w, unused);
+    if (chunk->has_embedding) cr_assert_eq(pd_transformer_embed(g->transformer, slot, w, &err), PD_OK);
+    for (uint32_t i = 0; i < chunk->block_count; i++) {
+        uint32_t block = chunk->first_block + i;
+        bool last = i + 1 == chunk->block_count && !chunk->has_head;
+        unit_of(s, block + 1, &leaf, w, unused);
+        cr_assert_eq(pd_transformer_block_forward(g->transformer, slot, block, w, last ? out : NULL, &err), PD_OK);
+    }
+}
+
+static void backward(struct stage *g, const struct setup *s, const struct pd_stage *chunk, uint32_t slot, void *dstream,
+                     float *leaf, float *losses)
+{
+    void *w[24];
+    float *gr[24];
+    struct pd_error err;
+    if (chunk->has_head) {
+        unit_of(s, LAYERS + 1, leaf, w, gr);
+        cr_assert_eq(pd_transformer_head(g->transformer, slot, w, gr, 1.0f, dstream, &err), PD_OK);
+        memcpy(losses, pd_transformer_losses(g->transformer), ROWS * sizeof(float));
+    }
+    for (uint32_t i = chunk->block_count; i-- > 0;) {
+        unit_of(s, chunk->first_block + i + 1, leaf, w, gr);
+        cr_assert_eq(pd_transformer_block_backward(g->transformer, slot, chunk->first_block + i, w, gr, dstream, &err),
+                     PD_OK);
+    }
+    unit_of(s, 0, leaf, w, gr);
+    if (chunk->has_embedding) cr_assert_eq(pd_transformer_embed_backward(g->transformer, slot, gr, dstream, &err), PD_OK);
+}
+
+/* Leaf after leaf through one stage of everything. */
+static void run_whole(const struct setup *s, float **leaves, float (*losses)[ROWS])
+{
+    struct stage g;
+    const struct pd_stage all = {0, LAYERS, true, true};
+    stage_init(&g, s, NULL, NULL, 0, PD_RECOMPUTE_NONE);
+    void *dstream = calloc(1, pd_transformer_stream_bytes(g.transformer));
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
+        fill(&g, s, 0, leaf);
+        forward(&g, s, &all, 0, NULL);
+        backward(&g, s, &all, 0, dstream, leaves[leaf], losses[leaf]);
+    }
+    free(dstream);
+    stage_deinit(&g);
+}
+
+/* Two ranks of two chunks each, 0 and 2 on the first, 1 and 3 on the second. Each chunk is a leaf behind the one before;
+ * when the last has a leaf, that leaf's backward runs at once, while younger ones are between forward and backward. */
+static void run_pipeline(const struct setup *s, enum pd_recompute recompute, float **leaves, float (*losses)[ROWS])
+{
+    static const struct pd_stage chunk[4] = {
+        {0, 2, true, false}, {2, 1, false, false}, {3, 1, false, false}, {4, 1, false, true}};
+    const struct pd_stage first[2] = {chunk[0], chunk[2]}, second[2] = {chunk[1], chunk[3]};
+    const uint32_t first_depth[2] = {4, 2}, second_depth[2] = {3, 1};
+    struct stage ranks[2];
+    stage_init(&ranks[0], s, first, first_depth, 2, recompute);
+    stage_init(&ranks[1], s, second, second_depth, 2, recompute);
+    const uint64_t bytes = pd_transformer_stream_bytes(ranks[0].transformer);
+    char *dstream = calloc(1, bytes), *wire = calloc(4, bytes);
+    for (uint32_t step = 0; step < LEAVES + 3; step++) {
+        for (uint32_t c = 4; c-- > 0;) {
+            const uint32_t leaf = step - c;
+            struct stage *rank = &ranks[c % 2];
+            if (step < c || leaf >= LEAVES) continue;
+            if (c < 2) fill(rank, s, leaf, leaf);
+            if (c > 0)
+                memcpy(pd_transformer_stream(rank->transformer, leaf, chunk[c].first_block), wire + (c - 1) * bytes, bytes);
+            forward(rank, s, &chunk[c], leaf, wire + c * bytes);
+        }
+        if (step < 3) continue;
+        for (uint32_t c = 4; c-- > 0;)
+            backward(&ranks[c % 2], s, &chunk[c], step - 3, dstream, leaves[step - 3], losses[step - 3]);
+    }
+    free(dstream), free(wire);
+    stage_deinit(&ranks[0]);
+    stage_deinit(&ranks[1]);
+}
+
+static void check(enum pd_family family)
+{
+    struct setup s;
+    float *expected[LEAVES], *got[LEAVES], expected_losses[LEAVES][ROWS], losses[LEAVES][ROWS];
+    setup_init(&s, family);
+    const uint64_t all = s.offset[s.model->tensors.count + 1];
+    for (int i = 0; i < LEAVES; i++) {
+        expected[i] = calloc(all, sizeof(float));
+        got[i] = calloc(all, sizeof(float));
+    }
+    run_whole(&s, expected, expected_losses);
+    for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
+        run_pipeline(&s, (enum pd_recompute)recompute, got, losses);
+        for (int i = 0; i < LEAVES; i++) {
+            cr_assert_eq(memcmp(losses[i], expected_losses[i], sizeof losses[i]), 0, "losses of leaf %d", i);
+            cr_assert_eq(memcmp(got[i], expected[i], all * sizeof(float)), 0, "gradients of leaf %d", i);
+            memset(got[i], 0, all * sizeof(float));
+        }
+    }
+    for (int i = 0; i < LEAVES; i++)
+        free(expected[i]), free(got[i]);
+    setup_deinit(&s);
+}
+
+Test(transformer_slots, llama)
+{
+    check(PD_FAMILY_LLAMA);
+}
+
+Test(transformer_slots, gpt2)
+{
+    check(PD_FAMILY_GPT2);
+}
