@@ -1,44 +1,12 @@
-/* Steps of whole engines over ranks in this process: same loss bits and same state for every number of ranks and threads,
- * and exactly the memory that was planned. */
-#include "trainer/engine.h"
+/* Steps of whole engines over data-parallel ranks in this process: same loss bits and same state for every number of ranks
+ * and threads, and exactly the memory that was planned. */
+#include "tests/unit/trainer/engine_run.h"
 
 #include "resharder/layout.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-enum { STEPS = 4, TENSORS_MAX = 128 };
-
-struct job {
-    struct pd_config *config;
-    uint32_t threads;
-    double loss[STEPS], norm[STEPS], validation;
-    uint64_t digest[PD_KIND_COUNT][TENSORS_MAX]; /* sums over ranks */
-    _Atomic uint64_t parts[PD_KIND_COUNT][TENSORS_MAX];
-};
-
-static char *data_path(void)
-{
-    static char path[64];
-    if (path[0]) return path;
-    snprintf(path, sizeof path, "/tmp/perdure-engine-%d.txt", (int)getpid());
-    FILE *f = fopen(path, "w");
-    for (unsigned i = 0, state = 1; i < 20000; i++) {
-        state = state * 1664525u + 1013904223u;
-        fputc("etaoin shrdlu"[(state >> 24) % 13], f);
-    }
-    fclose(f);
-    return path;
-}
-
-static void remove_data(void)
-{
-    unlink(data_path());
-}
+enum { STEPS = 4 };
 
 static void configure(struct pd_config *c, const char *family, const char *precision, const char *recompute,
                       const char *gradient_type)
@@ -59,91 +27,28 @@ static void configure(struct pd_config *c, const char *family, const char *preci
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, c, &err), PD_OK, "%s", err.message);
 }
 
-static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *err)
-{
-    struct job *job = context;
-    const struct pd_config *c = job->config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
-    struct pd_memory_plan plan, used;
-    const struct pd_data_options options = {.train = c->data.train,
-                                            .train_count = c->data.train_count,
-                                            .validation_fraction = c->data.validation_fraction,
-                                            .context = c->batch.context,
-                                            .vocab = c->model.vocab,
-                                            .document_token = -1,
-                                            .seed = c->run.seed};
-    PD_TRY(pd_model_new(&c->model, &model, err));
-    PD_TRY(pd_data_open(&options, &data, err));
-    PD_TRY(pd_thread_pool_new(job->threads, &pool, err));
-    PD_TRY(pd_engine_plan(c, model, comm->size, comm->rank, job->threads, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &arena, err));
-    const struct pd_engine_options engine_options = {c, model, comm->size, comm->rank, job->threads, NULL};
-    PD_TRY(pd_engine_new(&engine_options, comm, data, pool, arena, &engine, err));
-    pd_arena_usage(arena, &used);
-    cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0, "the plan is not what was taken");
-    pd_arena_freeze(arena);
-    PD_TRY(pd_engine_init_state(engine, err));
-    for (uint64_t step = 0; step < STEPS; step++) {
-        struct pd_step_result result;
-        PD_TRY(pd_engine_step(engine, step * c->batch.sequences, step, &result, err));
-        if (comm->rank) continue;
-        job->loss[step] = result.loss;
-        job->norm[step] = result.gradient_norm;
-    }
-    double validation;
-    PD_TRY(pd_engine_validate(engine, 5, &validation, err));
-    if (!comm->rank) job->validation = validation;
-    for (uint32_t i = 0; i < pd_zero_box_count(engine->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(engine->zero)[i];
-        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            job->parts[kind][b->tensor] += pd_tensor_digest(&model->tensors.tensors[b->tensor], &b->box,
-                                                            pd_zero_state(engine->zero, (enum pd_kind)kind) + b->offset);
-    }
-    pd_engine_free(engine);
-    pd_arena_free(arena);
-    pd_thread_pool_free(pool);
-    pd_data_close(data);
-    pd_model_free(model);
-    return PD_OK;
-}
-
-static void run(struct job *job, uint32_t world, uint32_t threads)
+static void run(struct job *job, const struct pd_config *config, uint32_t world, uint32_t threads)
 {
     struct pd_error err;
-    job->threads = threads;
-    cr_assert_eq(pd_comm_run_local(world, 1, run_rank, job, &err), PD_OK, "%s", err.message);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        for (int t = 0; t < TENSORS_MAX; t++)
-            job->digest[kind][t] = job->parts[kind][t];
+    job->steps = STEPS;
+    cr_assert_eq(try_run(job, config, world, threads, &err), PD_OK, "%s", err.message);
 }
 
 static void check_worlds(const char *family, const char *precision, const char *gradient_type)
 {
+    static struct job one, many;
     struct pd_config none, full;
-    struct job one = {0};
     configure(&none, family, precision, "none", gradient_type);
     configure(&full, family, precision, "full", gradient_type);
-    one.config = &none;
-    run(&one, 1, 1);
+    run(&one, &none, 1, 1);
     cr_assert(isfinite(one.loss[0]) && one.loss[0] > 4 && one.loss[0] < 7, "first loss %g", one.loss[0]);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
     static const uint32_t worlds[] = {1, 2, 3, 5, 7};
     for (int w = 0; w < 5; w++) {
-        struct job many = {.config = w % 2 ? &full : &none};
-        run(&many, worlds[w], 1 + (uint32_t)w % 2);
-        for (int s = 0; s < STEPS; s++) {
-            cr_assert_eq(memcmp(&one.loss[s], &many.loss[s], 8), 0, "%s %s world %u step %d: loss %a, expected %a", family,
-                         precision, worlds[w], s, many.loss[s], one.loss[s]);
-            cr_assert_eq(memcmp(&one.norm[s], &many.norm[s], 8), 0, "world %u step %d: norm %a, expected %a", worlds[w], s,
-                         many.norm[s], one.norm[s]);
-        }
-        cr_assert_eq(memcmp(&one.validation, &many.validation, 8), 0);
-        cr_assert_eq(memcmp(one.digest, many.digest, sizeof one.digest), 0, "%s %s world %u: state differs", family,
-                     precision, worlds[w]);
+        char what[64];
+        run(&many, w % 2 ? &full : &none, worlds[w], 1 + (uint32_t)w % 2);
+        snprintf(what, sizeof what, "%s %s world %u", family, precision, worlds[w]);
+        expect_same(&one, &many, what);
     }
     pd_config_deinit(&none);
     pd_config_deinit(&full);
@@ -169,6 +74,46 @@ Test(engine, llama_bf16_same_bits)
 Test(engine, gpt2_bf16_with_bf16_gradients_same_bits)
 {
     check_worlds("gpt2", "bf16", "bf16");
+}
+
+/* A scale that overflows at first: steps are skipped by all ranks or by none, and then training goes on. */
+Test(engine, llama_fp16_skips_alike)
+{
+    static struct job one, many;
+    struct pd_config c;
+    configure(&c, "llama", "fp16", "none", "fp32");
+    c.numerics.loss_scale = 65536;
+    run(&one, &c, 1, 2);
+    cr_assert(one.skipped[0], "nothing overflowed");
+    cr_assert(!one.skipped[STEPS - 1], "scale %g still overflows", one.state.loss_scale);
+    cr_assert_eq(one.state.updates + one.state.skipped_steps, STEPS);
+    cr_assert_eq(one.state.loss_scale, 65536 / (1u << one.state.skipped_steps));
+    for (uint32_t world = 2; world <= 4; world++) {
+        char what[64];
+        run(&many, &c, world, 1);
+        snprintf(what, sizeof what, "fp16 world %u", world);
+        expect_same(&one, &many, what);
+    }
+    pd_config_deinit(&c);
+}
+
+/* What the scale multiplied is divided out: norms and learning do not know it. */
+Test(engine, fp16_loss_scale_goes_out)
+{
+    static struct job small, large;
+    struct pd_config c;
+    configure(&c, "llama", "fp16", "none", "fp32");
+    c.numerics.loss_scale = 16;
+    run(&small, &c, 1, 1);
+    c.numerics.loss_scale = 256;
+    run(&large, &c, 1, 1);
+    for (int s = 0; s < STEPS; s++) {
+        cr_assert(!small.skipped[s] && !large.skipped[s]);
+        cr_assert_float_eq(small.norm[s], large.norm[s], 0.01 * large.norm[s], "step %d: norm %g, then %g", s, small.norm[s],
+                           large.norm[s]);
+        cr_assert_float_eq(small.loss[s], large.loss[s], 0.01);
+    }
+    pd_config_deinit(&c);
 }
 
 /* A rank that gives up in the middle of traffic: the others learn it at once and nobody touches freed memory (the address
