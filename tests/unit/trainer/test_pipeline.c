@@ -1,0 +1,160 @@
+/* Streams and gradients through real communicators under every schedule: each arrives where and when its action needs it,
+ * nothing waits for ever, ghosts send nothing, and the plan is what was taken. */
+#include "trainer/parallel/pipeline.h"
+
+#include "trainer/parallel/schedule.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { WORDS = 1000, LEAVES = 10 };
+
+struct job {
+    struct pd_layout layout;
+    struct pd_schedule_options options;
+    uint32_t fail_rank; /* gives up after half of its actions; none: UINT32_MAX */
+};
+
+struct rank {
+    struct pd_grid grid;
+    struct pd_pipeline *pipeline;
+};
+
+/* What stage `stage` computes of a leaf: the number of stages behind it. */
+static void fill(uint64_t *data, bool is_backward, uint32_t stage, uint32_t slot)
+{
+    for (uint64_t i = 0; i < WORDS; i++)
+        data[i] = ((uint64_t)is_backward << 60) + ((uint64_t)stage << 40) + ((uint64_t)slot << 20) + i;
+}
+
+static pd_status expect(const uint64_t *data, bool is_backward, uint32_t stage, uint32_t slot, struct pd_error *err)
+{
+    static _Thread_local uint64_t wanted[WORDS];
+    fill(wanted, is_backward, stage, slot);
+    if (memcmp(data, wanted, sizeof wanted))
+        PD_FAIL(err, PD_BUG, "slot %u of stage %u: %llx came instead of %llx", slot, stage, (unsigned long long)data[0],
+                (unsigned long long)wanted[0]);
+    return PD_OK;
+}
+
+static pd_status forward(struct rank *r, uint32_t stage, uint32_t stages, uint32_t slot, struct pd_error *err)
+{
+    static _Thread_local uint64_t stream[WORDS];
+    void *out;
+    if (stage > 0) {
+        PD_TRY(pd_pipeline_take_stream(r->pipeline, stream, err));
+        PD_TRY(expect(stream, false, stage - 1, slot, err));
+    }
+    if (stage + 1 == stages) return PD_OK;
+    PD_TRY(pd_pipeline_next_stream(r->pipeline, &out, err));
+    fill(out, false, stage, slot);
+    return pd_pipeline_send_stream(r->pipeline, err);
+}
+
+static pd_status backward(struct rank *r, uint32_t stage, uint32_t stages, uint32_t slot, struct pd_error *err)
+{
+    void *gradient;
+    if (stage + 1 < stages) {
+        PD_TRY(pd_pipeline_take_gradient(r->pipeline, &gradient, err));
+        PD_TRY(expect(gradient, true, stage + 1, slot, err));
+    } else {
+        PD_TRY(pd_pipeline_next_gradient(r->pipeline, &gradient, err));
+    }
+    fill(gradient, true, stage, slot);
+    return stage > 0 ? pd_pipeline_send_gradient(r->pipeline, err) : PD_OK;
+}
+
+static pd_status walk(const struct job *job, struct rank *r, const struct pd_schedule *s, struct pd_error *err)
+{
+    const uint32_t pp = job->layout.pp, stages = job->layout.stage_count, rank = r->grid.rank;
+    uint64_t streams = 0, gradients = 0, wait_ns;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct pd_action *a = &s->actions[i];
+        uint32_t stage = a->chunk * pp + rank;
+        if (a->slot >= LEAVES) continue;
+        if (a->is_backward)
+            gradients += stage + 1 < stages;
+        else
+            streams += stage > 0;
+    }
+    PD_TRY(pd_pipeline_begin(r->pipeline, streams, gradients, err));
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct pd_action *a = &s->actions[i];
+        uint32_t stage = a->chunk * pp + rank;
+        if (rank == job->fail_rank && i == s->count / 2) PD_FAIL(err, PD_IO, "given up");
+        if (a->slot >= LEAVES) continue;
+        PD_TRY((a->is_backward ? backward : forward)(r, stage, stages, a->slot, err));
+    }
+    return pd_pipeline_end(r->pipeline, &wait_ns, err);
+}
+
+static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct job *job = context;
+    struct rank r = {0};
+    struct pd_arena *dry, *arena;
+    struct pd_memory_plan plan, used;
+    struct pd_schedule schedule;
+    struct pd_schedule_options options = job->options;
+    options.pp_rank = comm->rank;
+    PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &r.grid, err));
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), dry, &r.pipeline, err));
+    pd_arena_usage(dry, &plan);
+    pd_arena_free(dry);
+    pd_pipeline_free(r.pipeline);
+    PD_TRY(pd_arena_new(&plan, &arena, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), arena, &r.pipeline, err));
+    pd_arena_usage(arena, &used);
+    cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
+    PD_TRY(pd_schedule_new(&options, &schedule, err));
+    pd_status st = PD_OK;
+    for (int step = 0; step < 2 && !st; step++)
+        st = walk(job, &r, &schedule, err);
+    if (st) {
+        pd_grid_abort(&r.grid);
+        pd_pipeline_settle(r.pipeline);
+    }
+    pd_schedule_deinit(&schedule);
+    pd_pipeline_free(r.pipeline);
+    pd_arena_free(arena);
+    pd_grid_deinit(&r.grid);
+    return st;
+}
+
+static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kind, bool forward_only, uint32_t fail_rank,
+                     struct pd_error *err)
+{
+    struct job job = {.fail_rank = fail_rank};
+    pd_layout_init_dp(&job.layout, 1);
+    job.layout.pp = pp;
+    job.layout.interleave = interleave;
+    job.layout.stage_count = pp * interleave;
+    for (uint32_t s = 0; s < job.layout.stage_count; s++)
+        job.layout.first_unit[s] = (uint16_t)s;
+    job.options = (struct pd_schedule_options){.kind = kind,
+                                               .pp = pp,
+                                               .interleave = interleave,
+                                               .slots = pd_schedule_slots(LEAVES + 1, 1, pp, interleave),
+                                               .forward_only = forward_only};
+    return pd_comm_run_local(pp, 1, run_rank, &job, err);
+}
+
+Test(pipeline, everything_arrives)
+{
+    struct pd_error err;
+    for (uint32_t pp = 2; pp <= 6; pp++)
+        for (uint32_t interleave = 1; interleave <= 3; interleave++)
+            for (int kind = 0; kind < 3; kind++)
+                cr_assert_eq(
+                    run(pp, interleave, kind == 1 ? PD_SCHEDULE_GPIPE : PD_SCHEDULE_1F1B, kind == 2, UINT32_MAX, &err),
+                    PD_OK, "pp %u interleave %u kind %d: %s", pp, interleave, kind, err.message);
+}
+
+Test(pipeline, a_rank_that_gives_up_lets_the_others_go)
+{
+    struct pd_error err;
+    for (uint32_t pp = 2; pp <= 5; pp++)
+        for (uint32_t interleave = 1; interleave <= 2; interleave++)
+            cr_assert_eq(run(pp, interleave, PD_SCHEDULE_1F1B, false, pp / 2, &err), PD_IO, "%s", err.message);
+}
