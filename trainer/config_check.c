@@ -1,6 +1,10 @@
 #include "trainer/config_check.h"
 
+#include "trainer/config_keys.h"
+#include "trainer/degrees.h"
+
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,27 +128,62 @@ static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_e
     PD_FAIL(err, PD_INVALID, "%s %u is no power of two; the nearest are %u and %u", key, value, below, 2 * below);
 }
 
-static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
+/* Keys that only fp16 reads are refused elsewhere once they were changed. */
+static pd_status check_left_alone(const struct pd_config *c, const char *name, struct pd_error *err)
 {
-    PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
-    return check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err);
+    char now[64], initial[64];
+    struct pd_config other = *c;
+    const struct pd_key *key = pd_key_find(name);
+    PD_TRY(pd_key_set(&other, name, key->initial, err));
+    pd_key_text(c, key, now, sizeof now);
+    pd_key_text(&other, key, initial, sizeof initial);
+    if (strcmp(now, initial) == 0) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "%s is %s, but only fp16 scales the loss; leave it out, or set numerics.precision=fp16", name,
+            now);
 }
 
-static pd_status check_ranks(const char *key, uint32_t ranks, const struct pd_config *c, struct pd_error *err)
+static pd_status check_loss_scale(const struct pd_config *c, struct pd_error *err)
 {
-    uint32_t leaves = c->batch.sequences / c->batch.leaf;
-    if (ranks > leaves)
-        PD_FAIL(
-            err, PD_INVALID,
-            "%s is %u, but a step has only %u leaves (batch.sequences %u / batch.leaf %u); set it to at most %u, or take a "
-            "smaller batch.leaf, which starts a new lineage",
-            key, ranks, leaves, c->batch.sequences, c->batch.leaf, leaves);
+    int exponent;
+    if (c->numerics.precision != PD_F16) {
+        PD_TRY(check_left_alone(c, "numerics.loss_scale", err));
+        return check_left_alone(c, "numerics.loss_scale_interval", err);
+    }
+    if (frexp(c->numerics.loss_scale, &exponent) != 0.5)
+        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is no power of two; the nearest are %g and %g",
+                c->numerics.loss_scale, ldexp(0.5, exponent), ldexp(1, exponent));
     return PD_OK;
 }
 
-static pd_status check_layout(const struct pd_config *c, struct pd_error *err)
+static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
-    PD_TRY(check_ranks("layout.dp", c->layout.dp, c, err));
+    const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
+    PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
+    PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
+    if (pieces > c->batch.context) {
+        uint32_t admitted = 1;
+        while (4 * admitted <= c->batch.context)
+            admitted *= 2;
+        PD_FAIL(err, PD_INVALID,
+                "numerics.virtual_sp %u cuts a sequence into %u pieces, but batch.context is only %u tokens; use "
+                "numerics.virtual_sp=%u at most",
+                c->numerics.virtual_sp, pieces, c->batch.context, admitted);
+    }
+    return check_loss_scale(c, err);
+}
+
+static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
+{
+    const struct pd_degrees anything = {0};
+    for (uint32_t i = 0; i < c->restart.ranks_count; i++) {
+        const uint32_t ranks = c->restart.ranks[i];
+        if (pd_degrees_list(c, ranks, &anything, NULL, 0)) continue;
+        uint32_t below = ranks;
+        while (below > 1 && !pd_degrees_list(c, below, &anything, NULL, 0))
+            below--;
+        PD_FAIL(err, PD_INVALID, "restart.ranks[%u] is %u, and no layout of %u ranks is admitted; the next below is %u", i,
+                ranks, ranks, below);
+    }
     return PD_OK;
 }
 
@@ -155,5 +194,6 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_numerics(c, err));
-    return check_layout(c, err);
+    PD_TRY(pd_degrees_check(c, err));
+    return check_restarts(c, err);
 }

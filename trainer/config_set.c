@@ -340,6 +340,11 @@ static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, c
 
 pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err)
 {
+    if (strcmp(path, "layout") == 0) {
+        if (strcmp(text, "auto") != 0)
+            PD_FAIL(err, PD_INVALID, "layout: expected auto, or a section with dp, tp, pp and sp; found \"%s\"", text);
+        path = "layout.auto", text = "true";
+    }
     struct place p = place_of(path);
     const struct pd_key *key = pd_key_find(p.name);
     bool is_list = key && (key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS);

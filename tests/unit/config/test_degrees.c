@@ -1,0 +1,77 @@
+#include "trainer/degrees.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+static struct pd_config parse(const char *rest)
+{
+    char text[512];
+    struct pd_config c;
+    struct pd_error err;
+    snprintf(text, sizeof text, "run: {dir: r}\ndata: {train: a}\nmodel: {layers: 5}\n%s", rest);
+    cr_assert_eq(pd_config_parse("run.yaml", text, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+    return c;
+}
+
+/* Every product of degrees, one by one, against the list. */
+Test(degrees, list_is_all_that_is_admitted)
+{
+    struct pd_config c = parse("numerics: {virtual_tp: 4, virtual_sp: 2}\n");
+    const struct pd_degrees anything = {0};
+    for (uint32_t world = 1; world <= 40; world++) {
+        struct pd_degrees list[256];
+        const uint32_t count = pd_degrees_list(&c, world, &anything, list, 256);
+        uint32_t expected = 0;
+        for (uint32_t dp = 1; dp <= 8; dp++)
+            for (uint32_t tp = 1; tp <= 4; tp++)
+                for (uint32_t pp = 1; pp <= 5; pp++)
+                    for (uint32_t sp = 1; sp <= 2; sp++)
+                        expected += tp != 3 && dp * tp * pp * sp == world;
+        cr_expect_eq(count, expected, "world %u: %u, not %u", world, count, expected);
+        for (uint32_t i = 0; i < count; i++)
+            cr_expect_eq(pd_degrees_world(&list[i]), world);
+    }
+    pd_config_deinit(&c);
+}
+
+static void fewer(const struct pd_config *c, struct pd_degrees before, uint32_t left, const char *expected)
+{
+    struct pd_degrees after;
+    char text[64] = "nothing";
+    if (pd_degrees_fewer(c, left, &before, &after)) pd_degrees_text(&after, text, sizeof text);
+    cr_expect_str_eq(text, expected, "%u left: %s, not %s", left, text, expected);
+}
+
+Test(degrees, fewer_ranks_keep_what_divides)
+{
+    struct pd_config c = parse("numerics: {virtual_tp: 4}\n");
+    const struct pd_degrees before = {.dp = 2, .tp = 2, .pp = 2, .sp = 1, .interleave = 1};
+    fewer(&c, before, 4, "dp=1 tp=2 pp=2");
+    fewer(&c, before, 7, "dp=7");
+    fewer(&c, before, 6, "dp=1 tp=2 pp=3");
+    fewer(&c, before, 3, "dp=1 pp=3");
+    fewer(&c, before, 1, "dp=1");
+    fewer(&c, before, 0, "nothing");
+    pd_config_deinit(&c);
+}
+
+Test(degrees, worlds_without_a_layout_are_skipped)
+{
+    struct pd_config c = parse("batch: {sequences: 2, leaf: 1}\n");
+    const struct pd_degrees before = {.dp = 2, .tp = 1, .pp = 5, .sp = 1, .interleave = 1};
+    fewer(&c, before, 9, "dp=2 pp=4");
+    fewer(&c, before, 7, "dp=2 pp=3");
+    pd_config_deinit(&c);
+}
+
+Test(degrees, first_world)
+{
+    struct pd_config c = parse("numerics: {virtual_tp: 4}\nlayout: {tp: 2, pp: 3}\n");
+    cr_expect_eq(pd_degrees_first_world(&c, 64), 48); /* 8 leaves */
+    cr_expect_eq(pd_degrees_first_world(&c, 17), 12);
+    cr_expect_eq(pd_degrees_first_world(&c, 2), 6); /* fewer devices than one copy needs: they are shared */
+    pd_config_deinit(&c);
+    c = parse("layout: auto\nbatch: {sequences: 2, leaf: 1}\n");
+    cr_expect_eq(pd_degrees_first_world(&c, 7), 6);
+    pd_config_deinit(&c);
+}
