@@ -55,6 +55,26 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
                                      uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                                      struct pd_error *err);
 
+/* Writing a shard whose boxes are never in memory as a whole. The caller writes the data of boxes of a page and more itself,
+ * through pd_shard_stream_file, to where they belong, the last page filled up with zeros; the stream learns every block, in
+ * any order, and writes all the rest at the end. The file is the same as pd_shard_write makes.
+ *   memory  8 bytes a block (the writer's), and the boxes of less than a page */
+struct pd_shard_stream;
+
+uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32_t box);
+/* The writer is lent until the stream is finished or aborted. The file is made or overwritten as by pd_shard_write. */
+PD_MUST_USE pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path,
+                                            const struct pd_identity *identity, uint32_t writer_rank,
+                                            struct pd_shard_stream **ret_stream, struct pd_error *err);
+struct pd_file *pd_shard_stream_file(const struct pd_shard_stream *stream);
+/* A whole block of a box; only the last one is short. Data of a box of less than a page is kept and written at the end. */
+void pd_shard_stream_block(struct pd_shard_stream *stream, uint32_t box, uint64_t block, const void *data, uint64_t bytes);
+/* Everything written by the caller must be there. Writes metadata and tables, syncs, closes; the stream is gone, whatever
+ * the result.   errors  as pd_shard_write */
+PD_MUST_USE pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, struct pd_shard_summary *ret_summary,
+                                             struct pd_error *err);
+void pd_shard_stream_abort(struct pd_shard_stream *stream);
+
 /* ---- reading ---- */
 
 struct pd_shard; /* an open shard whose table has been verified */

@@ -496,11 +496,16 @@ static pd_status drain(struct saving *s)
     return PD_OK;
 }
 
+static uint64_t *table_checksums(struct pd_shard_writer *w)
+{
+    return (uint64_t *)(void *)(w->table + ((struct pd_shard_head *)(void *)w->table)->checksums_at);
+}
+
 static pd_status save_contents(struct saving *s, uint32_t writer_rank)
 {
     struct pd_shard_writer *w = s->w;
     PD_TRY(patch_identity(w, s->identity, writer_rank, s->err));
-    s->checksums = (uint64_t *)(void *)(w->table + ((struct pd_shard_head *)(void *)w->table)->checksums_at);
+    s->checksums = table_checksums(w);
     s->is_whole = w->file_bytes <= SLOT_BYTES_MAX;
     pd_digest_stream_init(&s->rest, pd_shard_table_seed(s->identity));
     if (!s->is_whole) {
@@ -540,6 +545,19 @@ static pd_status save_file(struct saving *s, uint32_t writer_rank)
     return pd_file_sync(s->file, s->err);
 }
 
+static void summarise(const struct pd_shard_writer *writer, uint32_t writer_rank, struct pd_shard_summary *ret_summary)
+{
+    const struct pd_shard_head *head = (const void *)writer->table;
+    const struct pd_shard_trailer *trailer = (const void *)(writer->table + writer->table_bytes);
+    *ret_summary = (struct pd_shard_summary){.file_bytes = writer->file_bytes,
+                                             .table_offset = writer->table_offset,
+                                             .table_bytes = writer->table_bytes,
+                                             .digest = trailer->table_digest,
+                                             .data_bytes = head->data_bytes,
+                                             .box_count = writer->box_count,
+                                             .writer_rank = writer_rank};
+}
+
 pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
                          uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                          struct pd_error *err)
@@ -550,14 +568,129 @@ pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const
     pd_status closed = pd_file_close(s.file, st ? NULL : err);
     if (!st) st = closed;
     if (st) return st;
-    const struct pd_shard_head *head = (const void *)writer->table;
-    const struct pd_shard_trailer *trailer = (const void *)(writer->table + writer->table_bytes);
-    *ret_summary = (struct pd_shard_summary){.file_bytes = writer->file_bytes,
-                                             .table_offset = writer->table_offset,
-                                             .table_bytes = writer->table_bytes,
-                                             .digest = trailer->table_digest,
-                                             .data_bytes = head->data_bytes,
-                                             .box_count = writer->box_count,
-                                             .writer_rank = writer_rank};
+    summarise(writer, writer_rank, ret_summary);
     return PD_OK;
+}
+
+/* ---- a stream ---- */
+
+struct pd_shard_stream {
+    struct saving saving;
+    struct pd_identity identity;
+    const unsigned char **data; /* (box_count) boxes of less than a page, inside `small` */
+    unsigned char *small;
+    uint64_t old_bytes;
+    uint32_t writer_rank;
+};
+
+uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32_t box)
+{
+    return writer->places[box].offset;
+}
+
+static void free_stream(struct pd_shard_stream *stream)
+{
+    free(stream->data);
+    free(stream->small);
+    free(stream);
+}
+
+/* Places for the small boxes, one behind the other. */
+static pd_status make_room(struct pd_shard_stream *stream, struct pd_error *err)
+{
+    const struct pd_shard_writer *w = stream->saving.w;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < w->map.small_count; i++)
+        bytes += w->places[w->map.small[i]].bytes;
+    stream->data = calloc((size_t)w->box_count + 1, sizeof *stream->data);
+    stream->small = calloc(bytes + 1, 1);
+    if (!stream->data || !stream->small) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u small boxes", w->map.small_count);
+    unsigned char *place = stream->small;
+    for (uint32_t i = 0; i < w->map.small_count; i++) {
+        stream->data[w->map.small[i]] = place;
+        place += w->places[w->map.small[i]].bytes;
+    }
+    stream->saving.data = (const void *const *)(const void *)stream->data;
+    stream->saving.checksums = table_checksums(stream->saving.w);
+    return PD_OK;
+}
+
+pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
+                                uint32_t writer_rank, struct pd_shard_stream **ret_stream, struct pd_error *err)
+{
+    struct pd_shard_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) PD_FAIL(err, PD_NO_MEMORY, "no memory for a shard stream");
+    stream->identity = *identity;
+    stream->writer_rank = writer_rank;
+    stream->saving = (struct saving){.w = writer, .identity = &stream->identity, .err = err};
+    pd_status st = make_room(stream, err);
+    if (!st)
+        st = pd_file_open(writer->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &stream->saving.file, err);
+    if (!st) st = size_file(&stream->saving, &stream->old_bytes);
+    if (st) {
+        pd_shard_stream_abort(stream);
+        return st;
+    }
+    *ret_stream = stream;
+    return PD_OK;
+}
+
+void pd_shard_stream_abort(struct pd_shard_stream *stream)
+{
+    if (!stream) return;
+    if (stream->saving.file) (void)!pd_file_close(stream->saving.file, NULL);
+    free_stream(stream);
+}
+
+struct pd_file *pd_shard_stream_file(const struct pd_shard_stream *stream)
+{
+    return stream->saving.file;
+}
+
+void pd_shard_stream_block(struct pd_shard_stream *stream, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
+{
+    struct saving *s = &stream->saving;
+    if (stream->data[box]) {
+        PD_CHECK(block == 0 && bytes == s->w->places[box].bytes);
+        memcpy(stream->small + (stream->data[box] - stream->small), data, bytes);
+        return; /* hashed with the others at the end */
+    }
+    s->checksums[s->w->places[box].first_block + block] = pd_shard_block_digest(box_seed(s, box), block, data, bytes);
+}
+
+/* Metadata and small boxes; the data of the others is there. */
+static pd_status stream_rest(struct saving *s)
+{
+    hash_small(s);
+    for (uint32_t i = 0; i < s->w->map.segment_count; i++)
+        if (s->w->map.segments[i].type == PD_SEGMENT_REST) PD_TRY(save_rest(s, &s->w->map.segments[i]));
+    return flush_current(s);
+}
+
+static pd_status stream_contents(struct pd_shard_stream *stream)
+{
+    struct saving *s = &stream->saving;
+    PD_TRY(patch_identity(s->w, s->identity, stream->writer_rank, s->err));
+    pd_digest_stream_init(&s->rest, pd_shard_table_seed(s->identity));
+    PD_TRY(open_queue(s->w, s->err));
+    cut_slots(s);
+    pd_status st = stream_rest(s), drained = drain(s);
+    if (!st) st = drained ? drained : s->failed;
+    PD_TRY(st);
+    seal_table(s, stream->writer_rank);
+    PD_TRY(save_table(s));
+    if (stream->old_bytes > s->w->file_bytes) PD_TRY(pd_file_truncate(s->file, s->w->file_bytes, s->err));
+    return pd_file_sync(s->file, s->err);
+}
+
+pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct saving *s = &stream->saving;
+    s->err = err;
+    pd_status st = stream_contents(stream);
+    pd_status closed = pd_file_close(s->file, st ? NULL : err);
+    if (!st) st = closed;
+    if (!st) summarise(s->w, stream->writer_rank, ret_summary);
+    free_stream(stream);
+    return st;
 }

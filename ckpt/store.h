@@ -87,6 +87,10 @@ PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_ide
  * checkpoints before it as they were, and the next one can begin.   errors  PD_BUSY: another launch has taken over; stop */
 PD_MUST_USE pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                                       const struct pd_run_state *state, struct pd_error *err);
+/* As pd_store_commit when one rank has written the shards of all `count` ranks of state.layout, beside the one that begin
+ * named: the store's group has this rank alone. */
+PD_MUST_USE pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
+                                          uint32_t count, const struct pd_run_state *state, struct pd_error *err);
 /* index.h5 is static for a launch: its bytes, built with pd_index_build, are written once and linked (or copied) into every
  * checkpoint. Borrowed; root of each host only; may be NULL until it is ready. */
 void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes);

@@ -44,7 +44,9 @@ struct pd_store {
 
     bool is_preparing;
     struct pd_identity identity;
-    char name[PD_STORE_NAME_MAX]; /* of the checkpoint being prepared, without ".tmp" */
+    char name[PD_STORE_NAME_MAX];           /* of the checkpoint being prepared, without ".tmp" */
+    const struct pd_shard_summary *written; /* (written_count) by one rank for all; NULL: each wrote its own. Borrowed */
+    uint32_t written_count;
 
     const void *index_data; /* borrowed */
     uint64_t index_bytes;

@@ -150,24 +150,30 @@ struct shard_report { /* what each rank tells the root */
     struct pd_shard_summary summary;
 };
 
+static uint32_t shards_of(const struct pd_store *store)
+{
+    return store->written ? store->written_count : store->group->size;
+}
+
 /* The root's copy of the state with what only the store knows. */
 static pd_status encode_record(struct pd_store *store, const struct shard_report *reports, const struct pd_run_state *state,
                                void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
-    uint32_t size = store->group->size;
+    const uint32_t size = shards_of(store);
     struct pd_commit commit = {.state = *state, .shard_count = size};
     commit.state.fence = store->fence;
     commit.state.identity = store->identity;
     commit.shards = calloc(size, sizeof *commit.shards);
     if (!commit.shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for the record of %u shards", size);
     pd_status st = PD_OK;
-    for (uint32_t r = 0; r < size; r++) {
+    for (uint32_t r = 0; r < store->group->size; r++)
         if (memcmp(&reports[r].identity, &store->identity, sizeof store->identity) != 0)
             st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "rank %u saves step %" PRIu64 ", rank 0 step %" PRIu64, r,
                               reports[r].identity.step, store->identity.step);
-        commit.shards[r] = reports[r].summary;
+    for (uint32_t r = 0; r < size; r++) {
+        commit.shards[r] = store->written ? store->written[r] : reports[r].summary;
         commit.shards[r].writer_rank = r;
-        commit.shards[r].host = store->host_of[r];
+        commit.shards[r].host = store->written ? store->host_of[0] : store->host_of[r];
     }
     if (st == PD_OK) st = pd_commit_encode(&commit, ret_data, ret_bytes, err);
     free(commit.shards);
@@ -192,8 +198,8 @@ static pd_status build_record(struct pd_store *store, const struct pd_shard_summ
     if (st == PD_OK) st = pd_group_gather(group, 0, &mine, sizeof mine, reports, err);
     pd_status encoded = PD_OK;
     if (st == PD_OK && group->rank == 0) encoded = encode_record(store, reports, state, &data, &sizes.bytes, err);
-    for (uint32_t r = 0; st == PD_OK && group->rank == 0 && r < group->size; r++)
-        sizes.total += reports[r].summary.file_bytes;
+    for (uint32_t r = 0; st == PD_OK && group->rank == 0 && r < shards_of(store); r++)
+        sizes.total += store->written ? store->written[r].file_bytes : reports[r].summary.file_bytes;
     free(reports);
     if (st == PD_OK) st = pd_group_agree(group, encoded, err);
     if (st == PD_OK) st = pd_group_broadcast(group, 0, &sizes, sizeof sizes, err);
@@ -284,7 +290,7 @@ pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct p
     struct store_item item = {.entry = {.lineage = store->identity.lineage,
                                         .step = store->identity.step,
                                         .fence = store->fence,
-                                        .shard_count = store->group->size}};
+                                        .shard_count = shards_of(store)}};
     memcpy(item.entry.name, store->name, sizeof item.entry.name);
     store->is_preparing = false;
     pd_status st = pd_group_agree(store->group, mine, err);
@@ -294,4 +300,16 @@ pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct p
     item.entry.bytes = total;
     store_items_add(&store->sealed, &item);
     return PD_OK;
+}
+
+pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
+                              uint32_t count, const struct pd_run_state *state, struct pd_error *err)
+{
+    static const struct pd_shard_summary none;
+    PD_CHECK(store->group->size == 1 && count > 0);
+    store->written = summaries;
+    store->written_count = count;
+    pd_status st = pd_store_commit(store, mine, &none, state, err);
+    store->written = NULL;
+    return st;
 }

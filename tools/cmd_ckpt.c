@@ -81,6 +81,14 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- show ---- */
 
+static void show_stages(const struct pd_layout *l)
+{
+    printf("            %u stages from unit", l->stage_count);
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        printf("%s %u", i ? "," : "", l->first_unit[i]);
+    printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
+}
+
 static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit)
 {
     const struct pd_run_state *s = &commit->state;
@@ -96,12 +104,15 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
     printf("layout      dp %u, tp %u, pp %u, sp %u; state in %u parts, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp, l->zero_shard,
            l->zero_stage);
+    if (l->virtual_tp > 1 || l->virtual_sp > 1)
+        printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
+    if (l->stage_count > 1) show_stages(l);
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     printf("made by     %s\n", s->created_by);
 }
 
-static void show_layout(struct pd_json_writer *w, const struct pd_layout *l)
+void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
 {
     pd_json_object_begin(w, "layout");
     pd_json_u64(w, "dp", l->dp);
@@ -112,6 +123,11 @@ static void show_layout(struct pd_json_writer *w, const struct pd_layout *l)
     pd_json_u64(w, "virtual_sp", l->virtual_sp);
     pd_json_u64(w, "zero_stage", l->zero_stage);
     pd_json_u64(w, "zero_shard", l->zero_shard);
+    pd_json_u64(w, "interleave", l->interleave);
+    pd_json_array_begin(w, "first_unit");
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        pd_json_u64(w, NULL, l->first_unit[i]);
+    pd_json_array_end(w);
     pd_json_object_end(w);
 }
 
@@ -137,7 +153,7 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     pd_json_u64(&w, "tensors", s->tensor_count);
     pd_json_u64(&w, "bytes", e->bytes);
     pd_json_u64(&w, "shards", commit->shard_count);
-    show_layout(&w, &s->layout);
+    pd_ckpt_json_layout(&w, &s->layout);
     pd_json_u64(&w, "seed", s->seed);
     snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,
              pd_text_hex(s->data_fingerprint[1]).text);
@@ -230,7 +246,7 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-enum { OPTION_STEP = 0x2001, OPTION_CONFIG, OPTION_KEEP_LAST, OPTION_KEEP_EVERY, OPTION_TENSOR };
+enum { OPTION_STEP = 0x2001, OPTION_CONFIG, OPTION_KEEP_LAST, OPTION_KEEP_EVERY, OPTION_TENSOR, OPTION_LAYOUT };
 
 static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
 {
@@ -252,6 +268,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         return 0;
     case OPTION_TENSOR:
         o->tensor = argument;
+        return 0;
+    case OPTION_LAYOUT:
+        o->layout = argument;
         return 0;
     case OPTION_KEEP_EVERY:
         return parse_number(o, "keep-every", argument, UINT64_MAX, &o->keep_every);
@@ -285,7 +304,10 @@ static pd_status run(const char *doc, const char *arguments, const struct argp_o
     if (done) return PD_OK;
     if (o.path_count < paths)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
-                paths == 1 ? "a run or a directory of checkpoints" : "two checkpoints", argv[0]);
+                paths == 1                ? "a run or a directory of checkpoints"
+                : body == pd_ckpt_reshard ? "a checkpoint and the directory where the new one is to lie"
+                                          : "two checkpoints",
+                argv[0]);
     return body(&o, err);
 }
 
@@ -342,6 +364,23 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
                err);
 }
 
+static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "layout",
+         .key = OPTION_LAYOUT,
+         .arg = "dp=N,tp=N,...",
+         .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not said is 1 (zero_shard: dp*sp)"},
+        {0}};
+    return run(
+        "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "
+        "bit. A run loads any checkpoint under any layout without this. DST is a directory of checkpoints; it is made "
+        "when absent, and nothing in it is overwritten. SRC is the directory of a run, a directory of checkpoints, or "
+        "one checkpoint; of several the newest is taken.",
+        "SRC DST", options, 2, pd_ckpt_reshard, argc, argv, err);
+}
+
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
 {
     static const struct pd_command commands[] = {
@@ -350,6 +389,7 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
         {"verify", "PATH", "read every byte and compare with its checksums", run_verify},
         {"diff", "PATH PATH", "compare the tensors of two", run_diff},
         {"stats", "PATH", "digest and statistics of each tensor", run_stats},
+        {"reshard", "--layout=dp=4,tp=2 SRC DST", "write one again under another layout", run_reshard},
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };

@@ -12,6 +12,7 @@ struct pd_ckpt_options {
     uint32_t path_count, path_max;
     uint64_t step;      /* UINT64_MAX: the newest */
     const char *tensor; /* part of a name, or NULL */
+    const char *layout; /* "dp=4,tp=2", or NULL */
     bool config, json;
     uint32_t keep_last;
     uint64_t keep_every;
@@ -23,6 +24,12 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
 /* Of tensors: cmd_ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
+
+/* Another layout: cmd_ckpt_reshard.c. */
+pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
+/* A layout as an object of the JSON that show and reshard print: cmd_ckpt.c. */
+struct pd_json_writer;
+void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
 
 /* A line on stderr that is written over, on a terminal only: cmd_ckpt_verify.c. */
 struct pd_ckpt_progress {

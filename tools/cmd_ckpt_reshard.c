@@ -1,0 +1,212 @@
+/* perdure ckpt reshard: a checkpoint, written again under another layout. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
+#include "resharder/rewrite.h"
+#include "tools/ckpt_place.h"
+#include "tools/cmd_ckpt.h"
+#include "tools/output.h"
+#include "trainer/auto_layout.h"
+#include "trainer/model/model.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#define BUFFER_BYTES (UINT64_C(64) << 20)
+
+struct reshard {
+    const struct pd_ckpt_options *options;
+    struct pd_ckpt_place source, target;
+    char directory[4096]; /* of the source */
+    struct pd_commit commit;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_laid_out laid_out;
+    struct pd_rewrite_report report;
+    double seconds;
+};
+
+/* ---- --layout ---- */
+
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};
+
+static pd_status parse_degree(const char *word, uint64_t values[DEGREES], struct pd_error *err)
+{
+    const char *equals = strchr(word, '=');
+    for (int i = 0; equals && i < DEGREES; i++) {
+        if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
+            continue;
+        if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
+    }
+    PD_FAIL(err, PD_USAGE,
+            "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
+            "interleave; numerics such as virtual_tp stay as they are)",
+            word);
+}
+
+static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
+{
+    memcpy(values, degree_defaults, sizeof degree_defaults);
+    for (const char *p = text; *p;) {
+        const size_t length = strcspn(p, ",");
+        char word[64];
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
+        PD_TRY(parse_degree(word, values, err));
+        p += length;
+        if (*p == ',') p++;
+    }
+    for (int i = 0; i < 4; i++)
+        if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    return PD_OK;
+}
+
+/* What a training run with this layout would take: the saved configuration with other degrees. */
+static pd_status lay_out(struct reshard *r, struct pd_error *err)
+{
+    uint64_t values[DEGREES], world = 1;
+    char texts[DEGREES + 2][48];
+    const char *overrides[DEGREES + 2];
+    PD_TRY(parse_degrees(r->options->layout, values, err));
+    for (int i = 0; i < 4; i++)
+        world *= values[i];
+    if (world > 65536) PD_FAIL(err, PD_INVALID, "--layout: more than 65536 ranks");
+    for (int i = 0; i < DEGREES; i++)
+        snprintf(texts[i], sizeof texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
+    snprintf(texts[DEGREES], sizeof texts[0], "layout.auto=false");
+    snprintf(texts[DEGREES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
+    for (int i = 0; i < DEGREES + 2; i++)
+        overrides[i] = texts[i];
+    PD_TRY(pd_config_parse("saved configuration", r->commit.state.config, overrides, DEGREES + 2, &r->config, err));
+    PD_TRY(pd_model_new(&r->config.model, &r->model, err));
+    PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
+    r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
+    return PD_OK;
+}
+
+/* ---- source and target ---- */
+
+static pd_status open_source(struct reshard *r, struct pd_error *err)
+{
+    const struct pd_store_entry *entry;
+    PD_TRY(pd_ckpt_place_open(r->options->paths[0], NULL, &r->source, err));
+    PD_TRY(pd_ckpt_place_choose(&r->source, r->options->step, &entry, err));
+    PD_TRY(pd_store_read_commit(r->source.store, entry, &r->commit, err));
+    pd_store_entry_path(r->source.store, entry, r->directory);
+    return PD_OK;
+}
+
+static pd_status check_entry(const struct reshard *r, const struct pd_store_entry *entry, struct pd_error *err)
+{
+    const struct pd_identity *mine = &r->commit.state.identity;
+    struct pd_commit there = {0};
+    PD_TRY(pd_store_read_commit(r->target.store, entry, &there, err));
+    const bool other_run = memcmp(there.state.identity.run_id, mine->run_id, sizeof mine->run_id) != 0;
+    pd_commit_deinit(&there);
+    if (other_run) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run; name another directory", r->target.root);
+    if (entry->lineage == mine->lineage && entry->step == mine->step)
+        PD_FAIL(err, PD_INVALID, "%s holds step %" PRIu64 " of this run already, as %s; name another directory",
+                r->target.root, entry->step, entry->name);
+    return PD_OK;
+}
+
+/* Looks before anything is written. */
+static pd_status check_target(struct reshard *r, struct pd_error *err)
+{
+    const char *path = r->options->paths[1];
+    struct stat st;
+    if (stat(path, &st) != 0) return PD_OK; /* it will be made */
+    PD_TRY(pd_ckpt_place_open(path, NULL, &r->target, err));
+    pd_status status = PD_OK;
+    if (r->target.named[0])
+        status =
+            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name a directory to put the new one in", path);
+    for (uint32_t i = 0; !status && i < pd_store_count(r->target.store); i++)
+        status = check_entry(r, pd_store_entry_at(r->target.store, i), err);
+    pd_ckpt_place_close(&r->target);
+    return status;
+}
+
+static pd_status open_target(struct reshard *r, struct pd_error *err)
+{
+    static const struct pd_store_options options = {
+        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX};
+    const char *path = r->options->paths[1];
+    pd_status st = pd_door_mkdir(r->source.door, path, err);
+    if (st && st != PD_EXISTS) return st;
+    return pd_ckpt_place_open(path, &options, &r->target, err);
+}
+
+/* ---- the work ---- */
+
+static pd_status rewrite(struct reshard *r, struct pd_error *err)
+{
+    struct pd_ckpt_progress progress;
+    struct pd_rewrite_request request = {.directory = r->directory,
+                                         .commit = &r->commit,
+                                         .tensors = &r->model->tensors,
+                                         .layout = &r->laid_out.layout,
+                                         .target = r->target.store,
+                                         .buffer_bytes = BUFFER_BYTES,
+                                         .progress = pd_ckpt_progress_start(&progress),
+                                         .context = &progress};
+    pd_status st = pd_rewrite(r->target.door, &request, &r->report, err);
+    pd_ckpt_progress_end(&progress);
+    r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    return st;
+}
+
+static pd_status print(const struct reshard *r, struct pd_error *err)
+{
+    const struct pd_layout *l = &r->laid_out.layout;
+    const struct pd_store_entry *entry = pd_store_entry_at(r->target.store, 0);
+    char path[4096];
+    struct rusage usage;
+    struct pd_json_writer w;
+    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
+        if (pd_store_entry_at(r->target.store, i)->fence == pd_store_fence(r->target.store))
+            entry = pd_store_entry_at(r->target.store, i);
+    pd_store_entry_path(r->target.store, entry, path);
+    if (!r->options->json) {
+        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %u shards, %.1f s\n", path, entry->step, l->dp,
+               l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, r->report.shards, r->seconds);
+        return PD_OK;
+    }
+    (void)getrusage(RUSAGE_SELF, &usage);
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", path);
+    pd_json_u64(&w, "step", entry->step);
+    pd_json_u64(&w, "shards", r->report.shards);
+    pd_json_u64(&w, "bytes", entry->bytes);
+    pd_json_u64(&w, "bytes_read", r->report.bytes_read);
+    pd_json_u64(&w, "bytes_written", r->report.bytes_written);
+    pd_json_double(&w, "seconds", r->seconds);
+    pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);
+    pd_ckpt_json_layout(&w, l);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct reshard r = {.options = options};
+    if (!options->layout)
+        PD_FAIL(err, PD_USAGE, "say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
+    pd_status st = open_source(&r, err);
+    if (!st) st = lay_out(&r, err);
+    if (!st) st = check_target(&r, err);
+    if (!st) st = open_target(&r, err);
+    if (!st) st = rewrite(&r, err);
+    if (!st) st = print(&r, err);
+    pd_model_free(r.model);
+    pd_config_deinit(&r.config);
+    pd_commit_deinit(&r.commit);
+    pd_ckpt_place_close(&r.target);
+    pd_ckpt_place_close(&r.source);
+    return st;
+}
