@@ -1,5 +1,7 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear
- * and head products as whole oneDNN calls on the same threads. */
+ * and head products as whole oneDNN calls on the same threads. Then what invariance costs: a step of a leaf of 2,048 tokens
+ * under numerics invariant, virtual_tp 1, against the same step under fast, virtual_tp 1; fewer blocks, the same
+ * widths, a vocabulary of 8,192. */
 #include "tools/bench.h"
 #include "tools/command.h"
 
@@ -15,39 +17,81 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { PRECISIONS = 2, COSTS = 1 };
+#define COST_VOCAB 8192u
+
+static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
+static const unsigned cost_virtual_tp[COSTS] = {1};
+
 struct step_bench {
     uint64_t pairs, tokens, threads;
+    uint64_t cost_pairs, cost_sequences, cost_layers;
     const char *preset, *bad;
     bool json;
-    struct pd_pairs_summary result[2]; /* bf16, fp32 */
+    struct pd_pairs_summary result[PRECISIONS];
+    struct pd_pairs_summary cost[PRECISIONS][COSTS];
 };
 
-enum { OPTION_PAIRS = 0x2001, OPTION_TOKENS, OPTION_THREADS, OPTION_PRESET };
+/* What of the configuration differs from engine to engine. */
+struct bench_case {
+    const char *precision, *mode;
+    unsigned virtual_tp;
+    uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
+};
+
+enum {
+    OPTION_PAIRS = 0x2001,
+    OPTION_TOKENS,
+    OPTION_THREADS,
+    OPTION_PRESET,
+    OPTION_COST_PAIRS,
+    OPTION_COST_SEQUENCES,
+    OPTION_COST_LAYERS
+};
 
 static const struct argp_option step_options[] = {
-    {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements (7)", 0},
+    {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements (7); 0: leave them out", 0},
     {"tokens", OPTION_TOKENS, "N", 0, "tokens of the leaf (512)", 0},
     {"threads", OPTION_THREADS, "N", 0, "threads of both sides (2)", 0},
     {"preset", OPTION_PRESET, "NAME", 0, "model (gpt2-124m)", 0},
+    {"cost-pairs", OPTION_COST_PAIRS, "N", 0, "alternated pairs of invariant and fast steps (9); 0: leave them out", 0},
+    {"cost-sequences", OPTION_COST_SEQUENCES, "N", 0, "sequences of 512 tokens of their leaf (4)", 0},
+    {"cost-layers", OPTION_COST_LAYERS, "N", 0, "blocks of their model (2)", 0},
     {0},
 };
+
+static uint64_t *number_of(struct step_bench *b, int key)
+{
+    switch (key) {
+    case OPTION_PAIRS:
+        return &b->pairs;
+    case OPTION_TOKENS:
+        return &b->tokens;
+    case OPTION_THREADS:
+        return &b->threads;
+    case OPTION_COST_PAIRS:
+        return &b->cost_pairs;
+    case OPTION_COST_SEQUENCES:
+        return &b->cost_sequences;
+    case OPTION_COST_LAYERS:
+        return &b->cost_layers;
+    default:
+        return NULL;
+    }
+}
 
 static error_t parse_step(int key, char *argument, struct argp_state *state)
 {
     struct step_bench *b = state->input;
-    uint64_t *number = key == OPTION_PAIRS ? &b->pairs : key == OPTION_TOKENS ? &b->tokens : &b->threads;
-    switch (key) {
-    case OPTION_PRESET:
-        b->preset = argument;
+    uint64_t *number = number_of(b, key);
+    if (number) {
+        if (!pd_parse_u64(argument, number) || (*number == 0 && key != OPTION_COST_PAIRS && key != OPTION_PAIRS))
+            b->bad = argument;
         return 0;
-    case OPTION_PAIRS:
-    case OPTION_TOKENS:
-    case OPTION_THREADS:
-        if (!pd_parse_u64(argument, number) || *number == 0) b->bad = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
     }
+    if (key != OPTION_PRESET) return ARGP_ERR_UNKNOWN;
+    b->preset = argument;
+    return 0;
 }
 
 static const struct argp step_argp = {
@@ -55,7 +99,8 @@ static const struct argp step_argp = {
     parse_step,
     NULL,
     "A whole training step against all its linear and head products as oneDNN calls, alternated. "
-    "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor.",
+    "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor. "
+    "invariant_cost: the largest of invariant / fast over both precisions and virtual_tp 1.",
     NULL,
     NULL,
     NULL};
@@ -84,7 +129,7 @@ static void release(struct bench_run *r)
 }
 
 /* Tokens are drawn evenly: every row of the embedding is touched alike. */
-static pd_status write_tokens(const char *path, uint64_t count, struct pd_error *err)
+static pd_status write_tokens(const char *path, uint64_t count, uint64_t vocab, struct pd_error *err)
 {
     FILE *f = fopen(path, "we");
     if (!f) PD_FAIL_ERRNO(err, errno, "%s: making it", path);
@@ -92,22 +137,25 @@ static pd_status write_tokens(const char *path, uint64_t count, struct pd_error 
     bool failed = false;
     for (uint64_t i = 0; i < count; i++) {
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        uint16_t token = (uint16_t)((state >> 33) % 50000);
+        uint16_t token = (uint16_t)((state >> 33) % vocab);
         failed |= fwrite(&token, sizeof token, 1, f) != 1;
     }
     if (fclose(f) || failed) PD_FAIL_ERRNO(err, errno, "%s: writing it", path);
     return PD_OK;
 }
 
-static pd_status configure(struct bench_run *r, const struct step_bench *b, const char *precision, const char *tokens_path,
-                           struct pd_error *err)
+static pd_status configure(struct bench_run *r, const struct step_bench *b, const struct bench_case *c,
+                           const char *tokens_path, struct pd_error *err)
 {
-    char yaml[1024];
+    char yaml[1024], smaller[64] = "";
+    if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
     snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 1000}\nmodel: {preset: %s}\n"
+             "run: {dir: unused, steps: 1000}\nmodel: {preset: %s%s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: 1, leaf: 1, context: %llu}\nnumerics: {precision: %s}\nlayout: {recompute: none}\n",
-             b->preset, tokens_path, (unsigned long long)b->tokens, precision);
+             "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
+             "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none}\n",
+             b->preset, smaller, tokens_path, (unsigned long long)c->sequences, (unsigned long long)c->sequences,
+             (unsigned long long)c->context, c->precision, c->mode, c->virtual_tp);
     return pd_config_parse("bench", yaml, NULL, 0, &r->config, err);
 }
 
@@ -165,9 +213,10 @@ static pd_status measure(struct bench_run *r, const struct step_bench *b, struct
 static pd_status bench_precision(const struct step_bench *b, const char *precision, const char *tokens_path,
                                  struct pd_pairs_summary *ret_summary, struct pd_error *err)
 {
+    const struct bench_case c = {precision, "invariant", 1, 1, b->tokens, 0};
     struct bench_run r = {0};
     struct pd_pairs pairs = {0};
-    pd_status st = configure(&r, b, precision, tokens_path, err);
+    pd_status st = configure(&r, b, &c, tokens_path, err);
     if (!st) st = build_engine(&r, b, err);
     if (!st) st = build_gemms(&r, b, err);
     if (!st) st = measure(&r, b, &pairs, err);
@@ -176,28 +225,113 @@ static pd_status bench_precision(const struct step_bench *b, const char *precisi
     return st;
 }
 
+/* ---- invariant against fast ---- */
+
+static pd_status timed_step(struct bench_run *r, uint64_t i, double *ret_seconds, struct pd_error *err)
+{
+    struct pd_step_result result;
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_engine_step(r->engine, i, i * r->config.batch.sequences, &result, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    return PD_OK;
+}
+
+static pd_status measure_cost(struct bench_run *invariant, struct bench_run *fast, uint64_t count, struct pd_pairs *pairs,
+                              struct pd_error *err)
+{
+    double candidate, ceiling;
+    for (uint64_t i = 0; i <= count; i++) { /* the first pair warms up */
+        PD_TRY(timed_step(invariant, i, &candidate, err));
+        PD_TRY(timed_step(fast, i, &ceiling, err));
+        if (i) pd_pairs_add(pairs, candidate, ceiling);
+    }
+    return PD_OK;
+}
+
+static pd_status bench_cost(const struct step_bench *b, const char *precision, unsigned virtual_tp, const char *tokens_path,
+                            struct pd_pairs_summary *ret_summary, struct pd_error *err)
+{
+    const struct bench_case cases[2] = {{precision, "invariant", virtual_tp, b->cost_sequences, 512, b->cost_layers},
+                                        {precision, "fast", 1, b->cost_sequences, 512, b->cost_layers}};
+    struct bench_run runs[2] = {{.model = NULL}, {.model = NULL}};
+    struct pd_pairs pairs = {0};
+    pd_status st = PD_OK;
+    for (int i = 0; i < 2 && !st; i++) {
+        st = configure(&runs[i], b, &cases[i], tokens_path, err);
+        if (!st) st = build_engine(&runs[i], b, err);
+    }
+    if (!st) st = measure_cost(&runs[0], &runs[1], b->cost_pairs, &pairs, err);
+    release(&runs[0]);
+    release(&runs[1]);
+    if (!st) *ret_summary = pd_pairs_summarise(&pairs);
+    return st;
+}
+
+static pd_status bench_costs(struct step_bench *b, const char *tokens_path, struct pd_error *err)
+{
+    PD_TRY(write_tokens(tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, err));
+    for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
+        for (int i = 0; i < COSTS; i++)
+            PD_TRY(bench_cost(b, precisions[p], cost_virtual_tp[i], tokens_path, &b->cost[p][i], err));
+    return PD_OK;
+}
+
+static double worst_cost(const struct step_bench *b)
+{
+    double worst = 0;
+    for (int p = 0; p < PRECISIONS; p++)
+        for (int i = 0; i < COSTS; i++)
+            if (b->cost[p][i].ratio > worst) worst = b->cost[p][i].ratio;
+    return worst;
+}
+
+/* ---- report ---- */
+
+static void print_text(const struct step_bench *b)
+{
+    for (int p = 0; p < PRECISIONS && b->pairs; p++)
+        printf("%s: step %.3f s, its products by oneDNN %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n", precisions[p],
+               b->result[p].candidate_s, b->result[p].ceiling_s, b->result[p].ratio, b->result[p].ratio_low,
+               b->result[p].ratio_high, (unsigned long long)b->pairs);
+    for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
+        for (int i = 0; i < COSTS; i++)
+            printf("%s, virtual_tp %u: invariant %.3f s, fast %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n",
+                   precisions[p], cost_virtual_tp[i], b->cost[p][i].candidate_s, b->cost[p][i].ceiling_s,
+                   b->cost[p][i].ratio, b->cost[p][i].ratio_low, b->cost[p][i].ratio_high,
+                   (unsigned long long)b->cost_pairs);
+    if (b->pairs) printf("%.0f tokens/s in bf16\n", (double)b->tokens / b->result[0].candidate_s);
+}
+
+/* invariant_cost is the largest of invariant_cost_<precision>_vtp<n>. */
+static void json_costs(struct pd_json_writer *w, const struct step_bench *b)
+{
+    char key[64];
+    if (!b->cost_pairs) return;
+    pd_json_double(w, "invariant_cost", worst_cost(b));
+    for (int p = 0; p < PRECISIONS; p++)
+        for (int i = 0; i < COSTS; i++) {
+            snprintf(key, sizeof key, "invariant_cost_%s_vtp%u", precisions[p], cost_virtual_tp[i]);
+            pd_bench_json_ratio(w, key, &b->cost[p][i]);
+        }
+    pd_json_u64(w, "cost_pairs", b->cost_pairs);
+    pd_json_u64(w, "cost_tokens", b->cost_sequences * 512);
+}
+
 static pd_status print(const struct step_bench *b, struct pd_error *err)
 {
-    double tokens_per_second = (double)b->tokens / b->result[0].candidate_s;
     if (!b->json) {
-        static const char *const names[2] = {"bf16", "fp32"};
-        for (int i = 0; i < 2; i++)
-            printf("%s: step %.3f s, its products by oneDNN %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n", names[i],
-                   b->result[i].candidate_s, b->result[i].ceiling_s, b->result[i].ratio, b->result[i].ratio_low,
-                   b->result[i].ratio_high, (unsigned long long)b->pairs);
-        printf("%.0f tokens/s in bf16\n", tokens_per_second);
+        print_text(b);
         return PD_OK;
     }
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
-    pd_json_double(&w, "gemm_ratio", b->result[0].ratio);
-    pd_json_double(&w, "gemm_ratio_low", b->result[0].ratio_low);
-    pd_json_double(&w, "gemm_ratio_high", b->result[0].ratio_high);
-    pd_json_double(&w, "gemm_ratio_fp32", b->result[1].ratio);
-    pd_json_double(&w, "gemm_ratio_fp32_low", b->result[1].ratio_low);
-    pd_json_double(&w, "gemm_ratio_fp32_high", b->result[1].ratio_high);
-    pd_json_double(&w, "tokens_per_second", tokens_per_second);
+    if (b->pairs) {
+        pd_bench_json_ratio(&w, "gemm_ratio", &b->result[0]);
+        pd_bench_json_ratio(&w, "gemm_ratio_fp32", &b->result[1]);
+        pd_json_double(&w, "tokens_per_second", (double)b->tokens / b->result[0].candidate_s);
+    }
+    json_costs(&w, b);
     pd_json_u64(&w, "pairs", b->pairs);
     pd_json_u64(&w, "threads", b->threads);
     pd_json_string(&w, "model", b->preset);
@@ -207,23 +341,31 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
 
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
-    struct step_bench b = {.pairs = 7, .tokens = 512, .threads = 2, .preset = "gpt2-124m"};
+    struct step_bench b = {.pairs = 7,
+                           .tokens = 512,
+                           .threads = 2,
+                           .cost_pairs = 9,
+                           .cost_sequences = 4,
+                           .cost_layers = 2,
+                           .preset = "gpt2-124m"};
     char tokens_path[4096];
     const char *directory = getenv("TMPDIR");
     snprintf(tokens_path, sizeof tokens_path, "%s/perdure-bench-XXXXXX", directory && directory[0] ? directory : "/tmp");
     bool done;
     PD_TRY(pd_command_parse(&step_argp, argc, argv, &b, &b.json, &done, err));
     if (done) return PD_OK;
-    if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.threads > 1024)
+    if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.cost_pairs >= PD_BENCH_PAIRS_MAX || b.cost_sequences > 1024 ||
+        b.threads > 1024)
         PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
                 b.bad ? b.bad : "--pairs");
     int file = mkstemp(tokens_path);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", tokens_path);
     close(file);
     pd_numerics_thread_init();
-    pd_status st = write_tokens(tokens_path, b.tokens * 64 + 1, err);
-    if (!st) st = bench_precision(&b, "bf16", tokens_path, &b.result[0], err);
-    if (!st) st = bench_precision(&b, "fp32", tokens_path, &b.result[1], err);
+    pd_status st = write_tokens(tokens_path, b.tokens * 64 + 1, 50000, err);
+    for (int p = 0; p < PRECISIONS && b.pairs && !st; p++)
+        st = bench_precision(&b, precisions[p], tokens_path, &b.result[p], err);
+    if (!st) st = bench_costs(&b, tokens_path, err);
     unlink(tokens_path);
     return st ? st : print(&b, err);
 }
