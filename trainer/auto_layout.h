@@ -1,8 +1,8 @@
 /* From a configuration and a number of ranks to a layout.
  *
- * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp, tp,
- * pp, sp, recomputation and the ZeRO stage, among what the numerics admit, by the memory plan and a model of step time.
- * Stages are cut where the costliest is cheapest.
+ * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp,
+ * tp, pp, sp, recomputation and the ZeRO stage, among what the numerics admit, by the memory plan and a model of step time
+ * (trainer/cost_model.h). Stages are cut where the costliest is cheapest.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
@@ -11,7 +11,9 @@
 #define PD_TRAINER_AUTO_LAYOUT_H
 
 #include "ckpt/commit.h"
-#include "trainer/config.h"
+#include "trainer/degrees.h"
+
+struct pd_machine;
 
 /* A configuration with everything of its layout decided: what an engine is made from. */
 struct pd_laid_out {
@@ -19,8 +21,27 @@ struct pd_laid_out {
     enum pd_recompute recompute;
 };
 
+/* Pure, so that ranks which call it agree. With layout.auto memory has no limit here: a launcher that knows its devices
+ * chooses with pd_choose_layouts and tells the ranks. */
 PD_MUST_USE pd_status pd_lay_out(const struct pd_config *config, const struct pd_model *model, uint32_t world,
                                  struct pd_laid_out *ret_laid_out, struct pd_error *err);
+/* Degrees that were decided, with ZeRO stage and recomputation of the configuration. */
+PD_MUST_USE pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_model *model,
+                                         const struct pd_degrees *degrees, struct pd_laid_out *ret_laid_out,
+                                         struct pd_error *err);
+
+struct pd_layout_choice {
+    struct pd_laid_out laid_out;
+    double step_seconds;
+    uint64_t worst_bytes; /* of a rank */
+};
+/* The fastest layouts of `world` ranks that fit the machine's memory, fastest first: all degrees that are admitted and not
+ * given, every ZeRO stage, every recomputation. Writes at most `capacity`.
+ *   errors  PD_INVALID: nothing is admitted; PD_NO_MEMORY: nothing fits, with what the smallest would take */
+PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                                        uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
+                                        struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
+
 /* first_unit of `stages` stages over units of the model: the largest sum of unit costs is least.   first_unit (stages)
  *   errors  PD_INVALID: more stages than blocks */
 PD_MUST_USE pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint32_t stages,

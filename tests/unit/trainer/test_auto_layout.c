@@ -1,0 +1,188 @@
+#include "resharder/layout.h"
+#include "trainer/auto_layout.h"
+#include "trainer/cost_model.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct pd_config parse(const char *rest)
+{
+    char yaml[700];
+    struct pd_config c;
+    struct pd_error err;
+    snprintf(yaml, sizeof yaml, "run: {dir: r}\ndata: {train: a}\n%s", rest);
+    cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+    return c;
+}
+
+static double unit_or_end(const struct pd_model *m, uint32_t length, uint32_t block)
+{
+    double cost = pd_unit_flops(m, length, block + 1);
+    if (block == 0) cost += pd_unit_flops(m, length, 0);
+    if (block + 1 == m->config.layers) cost += pd_unit_flops(m, length, m->unit_count - 1);
+    return cost;
+}
+
+/* The least possible largest stage: every way to cut blocks [from, layers) into `stages`. */
+static double best_cut(const struct pd_model *m, uint32_t length, uint32_t from, uint32_t stages)
+{
+    double load = 0, best = 1e300;
+    for (uint32_t end = from + 1; end + stages - 1 <= m->config.layers; end++) {
+        load += unit_or_end(m, length, end - 1);
+        if (stages == 1 && end < m->config.layers) continue;
+        const double rest = stages > 1 ? best_cut(m, length, end, stages - 1) : 0;
+        if ((load > rest ? load : rest) < best) best = load > rest ? load : rest;
+    }
+    return best;
+}
+
+static void check_balance(const struct pd_model *m, uint32_t stages)
+{
+    uint16_t first[256];
+    struct pd_error err;
+    double worst = 0;
+    const uint32_t length = 32;
+    cr_assert_eq(pd_balance_stages(m, length, stages, first, &err), PD_OK, "%s", err.message);
+    cr_expect_eq(first[0], 0);
+    for (uint32_t s = 0; s < stages; s++) {
+        const uint32_t begin = s ? first[s] : 1, end = s + 1 < stages ? first[s + 1] : m->config.layers + 1;
+        double load = 0;
+        cr_assert_lt(begin, end, "stage %u of %u has no block", s, stages);
+        for (uint32_t unit = begin; unit < end; unit++)
+            load += unit_or_end(m, length, unit - 1);
+        if (load > worst) worst = load;
+    }
+    cr_expect_float_eq(worst, best_cut(m, length, 0, stages), 1e-9 * worst, "%u blocks, %u stages: %g, not %g",
+                       m->config.layers, stages, worst, best_cut(m, length, 0, stages));
+}
+
+/* Blocks from one to nine, heads from nothing to heavier than several blocks, every number of stages. */
+Test(balance, no_cut_is_better)
+{
+    static const uint32_t vocabs[] = {16, 3000, 40000};
+    for (int v = 0; v < 3; v++) {
+        for (uint32_t layers = 1; layers <= 9; layers++) {
+            char text[200];
+            struct pd_model *model;
+            struct pd_error err;
+            uint16_t unused[256];
+            snprintf(text, sizeof text, "model: {layers: %u, vocab: %u, hidden: 64, heads: 4, ffn: 200}\n", layers,
+                     vocabs[v]);
+            struct pd_config c = parse(text);
+            cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+            for (uint32_t stages = 1; stages <= layers; stages++)
+                check_balance(model, stages);
+            cr_expect_eq(pd_balance_stages(model, 32, layers + 1, unused, &err), PD_INVALID);
+            pd_model_free(model);
+            pd_config_deinit(&c);
+        }
+    }
+}
+
+static struct pd_step_cost cost_of(const char *text, uint32_t world)
+{
+    struct pd_config c = parse(text);
+    struct pd_model *model;
+    struct pd_laid_out laid_out;
+    struct pd_machine machine;
+    struct pd_step_cost cost;
+    struct pd_error err;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_lay_out(&c, model, world, &laid_out, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    pd_step_cost(&c, model, &laid_out, &machine, &cost);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+    return cost;
+}
+
+#define SMALL "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {virtual_tp: 4, virtual_sp: 4}\n"
+
+/* Against figures by hand. */
+Test(cost, one_rank_is_operations_over_rate)
+{
+    struct pd_config c = parse(SMALL);
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    const struct pd_step_cost cost = cost_of(SMALL, 1);
+    const double flops = pd_model_flops_per_token(model, c.batch.context) * 64.0 * c.batch.context;
+    cr_expect_float_eq(cost.compute_seconds, flops / 156e12, 0.001 * cost.compute_seconds);
+    cr_expect_eq(cost.parameter_bytes + cost.gradient_bytes + cost.tensor_bytes + cost.sequence_bytes + cost.pipeline_bytes,
+                 0);
+    cr_expect_eq(cost.bubble, 0);
+    cr_expect_eq(cost.slots, 64);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
+Test(cost, bytes_and_ghosts)
+{
+    const double n = 124439808, rows = 1024, hidden = 768, blocks = 12;
+    struct pd_step_cost cost = cost_of(SMALL "layout: {dp: 8, zero_stage: 1}\n", 8);
+    cr_expect_float_eq((double)cost.parameter_bytes, n * 2 * 7 / 8, 0.001 * n);
+    cr_expect_float_eq((double)cost.gradient_bytes, n / 8 * 4 * 64 * 7 / 8, 0.001 * n);
+    cr_expect_eq(cost.ghosts, 0);
+    cost = cost_of(SMALL "layout: {dp: 5}\n", 5);
+    cr_expect_eq(cost.slots, 13);
+    cr_expect_eq(cost.ghosts, 1);
+    cr_expect_gt(cost.ghost_bytes, 0);
+    cost = cost_of(SMALL "layout: {tp: 4}\n", 4);
+    cr_expect_float_eq((double)cost.tensor_bytes, 64 * (blocks * 4 + 2) * rows * hidden * 4 * 2 * 3 / 4, 1e4);
+    cost = cost_of(SMALL "layout: {pp: 4}\n", 4);
+    cr_expect_float_eq((double)cost.pipeline_bytes, 64 * 2 * rows * hidden * 2, 1e4);
+    cr_expect_float_eq(cost.bubble, 3.0 / 67, 1e-12);
+    cost = cost_of(SMALL "layout: {pp: 4, interleave: 3}\n", 4);
+    cr_expect_float_eq(cost.bubble, 3.0 / (3 * 64 + 3), 1e-12);
+}
+
+static struct pd_layout_choice choose(const char *text, uint32_t world, double device_bytes, pd_status expected)
+{
+    struct pd_config c = parse(text);
+    struct pd_model *model;
+    struct pd_machine machine;
+    struct pd_layout_choice best = {0};
+    struct pd_error err;
+    uint32_t count = 0;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    machine.device_bytes = device_bytes;
+    const pd_status st = pd_choose_layouts(&c, model, world, 1, &machine, 1, &best, &count, &err);
+    cr_expect_eq(st, expected, "%s", st ? err.message : "chosen");
+    cr_expect_eq(count, expected == PD_OK);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+    return best;
+}
+
+#define AUTO "model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\nlayout: auto\n"
+
+Test(choose, less_memory_costs_time_and_fits)
+{
+    double seconds = 0;
+    uint64_t bytes = UINT64_MAX;
+    for (double limit = 40e9; limit > 1e9; limit /= 1.5) {
+        const struct pd_layout_choice c = choose(AUTO, 4, limit, PD_OK);
+        cr_expect_leq((double)c.worst_bytes, limit);
+        cr_expect_geq(c.step_seconds, seconds, "less memory and faster");
+        if (bytes > limit) cr_expect_gt(c.step_seconds, seconds);
+        seconds = c.step_seconds;
+        bytes = c.worst_bytes;
+        cr_expect_eq(pd_layout_world(&c.laid_out.layout), 4);
+    }
+    choose(AUTO, 4, 1e6, PD_NO_MEMORY);
+}
+
+Test(choose, what_is_given_holds)
+{
+    const struct pd_layout_choice c = choose(AUTO "numerics: {virtual_tp: 2}\n", 4, 0, PD_OK),
+                                  d = choose("model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\n"
+                                             "numerics: {virtual_tp: 2}\nlayout: {auto: true, tp: 2, pp: 2}\n",
+                                             4, 0, PD_OK);
+    cr_expect_eq(pd_layout_world(&c.laid_out.layout), 4);
+    cr_expect_eq(d.laid_out.layout.tp, 2);
+    cr_expect_eq(d.laid_out.layout.pp, 2);
+    cr_expect_eq(d.laid_out.layout.dp, 1);
+    cr_expect_geq(d.step_seconds, c.step_seconds);
+}

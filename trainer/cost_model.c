@@ -1,0 +1,223 @@
+#include "trainer/cost_model.h"
+
+#include "resharder/layout.h"
+#include "trainer/parallel/zero.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rates that training reaches: about half of what a data sheet of a GPU says for dense bf16, and what our kernels reach on
+ * some eight cores. */
+static const struct pd_machine machines[] = {
+    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8},
+    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8},
+    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8},
+    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8},
+    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8},
+};
+enum { MACHINES = sizeof machines / sizeof machines[0] };
+
+const char *const *pd_machine_names(void)
+{
+    static const char *names[MACHINES + 1];
+    for (int i = 0; i < MACHINES; i++)
+        names[i] = machines[i].name;
+    return names;
+}
+
+pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, struct pd_error *err)
+{
+    for (int i = 0; i < MACHINES; i++) {
+        if (strcmp(machines[i].name, name) != 0) continue;
+        *ret_machine = machines[i];
+        return PD_OK;
+    }
+    PD_FAIL(err, PD_USAGE, "--device=%s: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
+}
+
+double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit)
+{
+    const struct pd_model_config *c = &model->config;
+    if (unit == 0) return 2.0 * c->hidden;
+    if (unit == model->unit_count - 1) return 2.0 * c->hidden * c->vocab;
+    double multiplied = 0;
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
+        if (model->tensors.tensors[t].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[t]);
+    return 2.0 * multiplied + 4.0 * c->heads * c->head_size * (length + 1.0) / 2.0;
+}
+
+/* ---- one pipeline rank ---- */
+
+struct stage {
+    uint32_t blocks;
+    bool has_embedding, has_head;
+    double flops, block_flops;       /* a token, forward, whole */
+    double elements, block_elements; /* a tensor-parallel rank's */
+};
+
+struct setting {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    const struct pd_layout *layout;
+    const struct pd_machine *machine;
+    enum pd_recompute recompute;
+    double rows;  /* of a leaf on a rank */
+    double act;   /* bytes of an activation */
+    double share; /* of the work, that the busiest tensor-parallel rank has */
+    double parts; /* zero_shard */
+    uint32_t slots, interleave, leaves;
+};
+
+static double tp_elements(const struct setting *s, uint32_t unit)
+{
+    double sum = 0;
+    for (uint32_t t = s->model->unit_first[unit]; t < s->model->unit_first[unit + 1]; t++) {
+        const struct pd_tensor *tensor = &s->model->tensors.tensors[t];
+        sum += (double)pd_tensor_elements(tensor) * (tensor->tp_dim < 0 ? 1 : s->share);
+    }
+    return sum;
+}
+
+static struct stage stage_of(const struct setting *s, uint32_t pp)
+{
+    struct stage g = {.has_embedding = pp == 0, .has_head = pp + 1 == s->layout->pp};
+    const uint32_t last = s->model->unit_count - 1;
+    for (uint32_t chunk = 0; chunk < s->interleave; chunk++)
+        g.blocks += pd_grid_stage(s->layout, s->model, pp, chunk).block_count;
+    if (s->layout->pp == 1) g.blocks = last - 1;
+    g.block_flops = g.blocks * pd_unit_flops(s->model, s->config->batch.context, 1);
+    g.block_elements = g.blocks * tp_elements(s, 1);
+    g.flops = g.block_flops;
+    g.elements = g.block_elements;
+    if (g.has_embedding) g.flops += pd_unit_flops(s->model, s->config->batch.context, 0), g.elements += tp_elements(s, 0);
+    if (g.has_head) {
+        g.flops += pd_unit_flops(s->model, s->config->batch.context, last);
+        g.elements += tp_elements(s, last);
+        if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0);
+    }
+    return g;
+}
+
+/* Bytes of one leaf. */
+struct traffic {
+    double parameters, gradients, tensor, sequence, pipeline;
+    double gradients_sent;
+    double calls; /* transfers that nothing hides */
+};
+
+static struct traffic traffic_of(const struct setting *s, const struct stage *g)
+{
+    const struct pd_layout *l = s->layout;
+    const struct pd_model_config *m = &s->model->config;
+    const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp, dp = l->dp;
+    const double again = s->recompute == PD_RECOMPUTE_FULL, gradient = pd_dtype_bytes(s->config->numerics.gradient_type);
+    struct traffic t = {0};
+    if (l->zero_stage == 3) {
+        const double stays = l->pp > 1 || !g->blocks             ? 0
+                             : g->blocks < PD_ZERO_BLOCK_BUFFERS ? 1
+                                                                 : (double)PD_ZERO_BLOCK_BUFFERS / g->blocks;
+        double elements = g->elements + g->block_elements * (1 - stays);
+        if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
+        t.parameters = elements * others * s->act;
+    }
+    t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->leaves / s->slots;
+    t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
+    t.gradients += sp > 1 ? g->elements * sizeof(float) * (sp - 1) / sp : 0;
+    const double sums = g->blocks * (4 + 2 * again) + g->has_embedding + g->has_head;
+    t.tensor = sums * s->rows * m->hidden * sizeof(float) * 2 * (tp - 1) / tp;
+    const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
+    t.sequence = g->blocks * s->rows * (sp - 1) * s->act * (key_value * (2 + again) + query);
+    const double links = (!g->has_embedding || s->interleave > 1) + (!g->has_head || s->interleave > 1);
+    t.pipeline = l->pp > 1 ? links * s->interleave * s->rows * m->hidden * s->act : 0;
+    t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * (3 + again) : 0) + (l->pp > 1 ? links : 0);
+    return t;
+}
+
+static double rate_of(const struct setting *s, uint32_t span)
+{
+    return span <= s->machine->host_ranks ? s->machine->link : s->machine->network;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- the step ---- */
+
+static void add_stage(const struct setting *s, const struct stage *g, struct pd_step_cost *c, double *slowest)
+{
+    const struct pd_layout *l = s->layout;
+    const struct traffic t = traffic_of(s, g);
+    const uint32_t place = l->tp * l->sp, stage = place * l->dp;
+    const double work = s->rows * s->share / s->machine->flops, stage_rate = rate_of(s, stage);
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_flops
+                         : s->recompute == PD_RECOMPUTE_SELECTIVE
+                             ? 0.05 * g->block_flops /* norms and activations, by memory rather than by operations */
+                             : 0;
+    const double compute = 3 * g->flops * work, recompute = again * work;
+    const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
+    const double beside =
+        (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
+    const double leaf = larger(compute + recompute + exposed, beside), slots = s->slots;
+    double once = 0;
+    if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
+    double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
+                  : s->parts < l->dp * l->sp ? g->elements / s->parts * sizeof(float)
+                                             : 0;
+    const double held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
+    if (l->dp * l->sp == 1) sums = 0;
+    c->parameter_bytes = (uint64_t)larger((double)c->parameter_bytes, t.parameters * slots + once);
+    c->gradient_bytes = (uint64_t)larger((double)c->gradient_bytes, t.gradients * slots + sums);
+    c->tensor_bytes = (uint64_t)larger((double)c->tensor_bytes, t.tensor * slots);
+    c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
+    c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
+    if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
+    const double optimizer = held * 28 / s->machine->memory_rate, after = (once + sums) / stage_rate;
+    c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
+    if (leaf <= *slowest) return;
+    *slowest = leaf;
+    c->compute_seconds = compute * slots;
+    c->recompute_seconds = recompute * slots;
+    c->exposed_seconds = (leaf - compute - recompute) * slots;
+}
+
+static struct setting setting_of(const struct pd_config *config, const struct pd_model *model,
+                                 const struct pd_laid_out *laid_out, const struct pd_machine *machine)
+{
+    const struct pd_layout *l = &laid_out->layout;
+    const struct pd_partition p = {.tp = l->tp, .virtual_tp = l->virtual_tp, .sp = l->sp, .virtual_sp = l->virtual_sp};
+    const struct pd_range heads = pd_partition_units(&p, model->config.heads),
+                          ffn = pd_partition_units(&p, model->config.ffn);
+    struct setting s = {.config = config,
+                        .model = model,
+                        .layout = l,
+                        .machine = machine,
+                        .recompute = laid_out->recompute,
+                        .rows = (double)config->batch.leaf * config->batch.context / l->sp,
+                        .act = pd_dtype_bytes(config->numerics.precision),
+                        .parts = l->zero_shard,
+                        .interleave = l->pp > 1 ? l->interleave : 1,
+                        .leaves = config->batch.sequences / config->batch.leaf};
+    s.share =
+        larger((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
+    s.slots = pd_schedule_slots(s.leaves, l->dp, l->pp, s.interleave);
+    return s;
+}
+
+void pd_step_cost(const struct pd_config *config, const struct pd_model *model, const struct pd_laid_out *laid_out,
+                  const struct pd_machine *machine, struct pd_step_cost *ret_cost)
+{
+    const struct setting s = setting_of(config, model, laid_out, machine);
+    const struct pd_layout *l = &laid_out->layout;
+    struct pd_step_cost c = {.slots = s.slots, .ghosts = s.slots * l->dp - s.leaves};
+    double slowest = -1;
+    for (uint32_t pp = 0; pp < l->pp; pp++) {
+        const struct stage g = stage_of(&s, pp);
+        add_stage(&s, &g, &c, &slowest);
+    }
+    c.bubble = pd_schedule_bubble(l->pp, s.interleave, s.slots);
+    c.bubble_seconds = slowest * (l->pp - 1) / s.interleave;
+    c.step_seconds = slowest * s.slots + c.bubble_seconds + c.optimizer_seconds;
+    *ret_cost = c;
+}

@@ -1,0 +1,45 @@
+/* What a step costs: operations over a device's rate, bytes over a link's, and the pipeline's bubble. Good for comparing
+ * layouts of one model on one machine; absolute figures are as good as the rates that are given.
+ *
+ *   time of a leaf on a stage   matrix products and attention / flops, then the sums of tensor parallel ranks and the keys
+ * and values of sequence parallel ones, which nothing hides; or, where that takes longer, gathers and gradients, which run
+ * beside step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once:
+ * parameters of ZeRO 1 and 2, sums to replicas, the optimizer
+ *
+ * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
+ * receives which receives most. */
+#ifndef PD_TRAINER_COST_MODEL_H
+#define PD_TRAINER_COST_MODEL_H
+
+#include "trainer/auto_layout.h"
+
+struct pd_machine {
+    const char *name;
+    double device_bytes;  /* memory of a rank; 0: no limit */
+    double flops;         /* a second and rank, as training reaches them */
+    double memory_rate;   /* bytes a second */
+    double link, network; /* bytes a second and rank: inside a host, between hosts */
+    double latency;       /* seconds before a transfer begins */
+    uint32_t host_ranks;  /* ranks of a host */
+};
+
+/* NULL-terminated names; cpu is the first. */
+const char *const *pd_machine_names(void);
+PD_MUST_USE pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, struct pd_error *err);
+
+struct pd_step_cost {
+    uint32_t slots, ghosts; /* leaves a rank runs, ghosts included; ghosts of all data-parallel ranks together */
+    double bubble;          /* share of a step, by theory */
+    double step_seconds, compute_seconds, recompute_seconds, exposed_seconds; /* exposed: transfers that nothing hides */
+    double bubble_seconds, optimizer_seconds;
+    uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
+    uint64_t ghost_bytes; /* of parameter_bytes: gathered for ghosts, by a rank that runs one */
+};
+
+/* Pure; a few microseconds a stage. */
+void pd_step_cost(const struct pd_config *config, const struct pd_model *model, const struct pd_laid_out *laid_out,
+                  const struct pd_machine *machine, struct pd_step_cost *ret_cost);
+/* Floating-point operations of a unit for one token, forward. */
+double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit);
+
+#endif
