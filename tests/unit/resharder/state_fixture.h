@@ -1,0 +1,176 @@
+/* A small model's state on a simulated disk, stored in real shards under any layout. Values depend on tensor, kind and place
+ * alone. */
+#ifndef PD_TESTS_STATE_FIXTURE_H
+#define PD_TESTS_STATE_FIXTURE_H
+
+#include "ckpt/base/log.h"
+#include "ckpt/io/simulated_disk.h"
+#include "ckpt/store.h"
+#include "resharder/layout.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STATE_TENSORS = 8, STATE_UNITS = 6, STATE_BUFFER_BYTES = 16 << 20 };
+
+#define OK(expression)                                                                       \
+    do {                                                                                     \
+        struct pd_error ok_error_ = {0};                                                     \
+        struct pd_error *err = &ok_error_;                                                   \
+        pd_status ok_status_ = (expression);                                                 \
+        cr_assert_eq(ok_status_, PD_OK, "%s: %s", pd_status_name(ok_status_), err->message); \
+    } while (0)
+
+struct state {
+    struct pd_simulated_disk *disk;
+    struct pd_door *door;
+    struct pd_tensor tensors[STATE_TENSORS];
+    struct pd_tensor_table table;
+    struct pd_identity identity;
+    void *buffers;
+    uint64_t random;
+};
+
+static inline uint64_t state_random(struct state *s, uint64_t below)
+{
+    s->random = s->random * 6364136223846793005ull + 1442695040888963407ull;
+    return (s->random >> 33) % below;
+}
+
+static inline float state_value(uint32_t tensor, uint32_t kind, uint64_t element)
+{
+    return (float)((element * 2654435761u + tensor * 40503u + kind * 977u) % 1000003) - 500000.0f;
+}
+
+/* Shapes that no degree divides, tensors of a few bytes, and some of many blocks. */
+static inline void state_tensors(struct state *s)
+{
+    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
+        struct pd_tensor *tensor = &s->tensors[t];
+        *tensor = (struct pd_tensor){.ndim = 1 + (state_random(s, 4) > 0),
+                                     .shape = {1 + state_random(s, 500), 1, 1, 1},
+                                     .dtype = PD_F32,
+                                     .tp_dim = -1,
+                                     .tp_unit = 1 + state_random(s, 3),
+                                     .unit = t * STATE_UNITS / STATE_TENSORS};
+        if (tensor->ndim == 2) {
+            tensor->shape[1] = 1 + state_random(s, 300);
+            tensor->tp_dim = (int32_t)state_random(s, 3) - 1;
+        }
+        if (tensor->tp_dim >= 0) tensor->shape[tensor->tp_dim] = tensor->tp_unit * (1 + state_random(s, 150));
+        snprintf(tensor->name, sizeof tensor->name, "layers.%u.weight", t);
+    }
+    s->table = (struct pd_tensor_table){s->tensors, STATE_TENSORS};
+}
+
+static inline void state_init(struct state *s, uint64_t seed)
+{
+    const struct pd_disk_options options = {.seed = seed};
+    *s = (struct state){.identity = {{seed, 22}, 1, 7}, .random = seed * 77 + 5};
+    OK(pd_log_configure("error", err));
+    OK(pd_simulated_disk_new(&options, &s->disk, err));
+    OK(pd_simulated_disk_door(s->disk, 0, &s->door, err));
+    s->buffers = aligned_alloc(PD_DOOR_ALIGN, STATE_BUFFER_BYTES);
+    cr_assert_not_null(s->buffers);
+    state_tensors(s);
+}
+
+static inline void state_deinit(struct state *s)
+{
+    pd_door_free(s->door);
+    pd_simulated_disk_free(s->disk);
+    free(s->buffers);
+}
+
+static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp)
+{
+    struct pd_layout l;
+    pd_layout_init_dp(&l, 1 + (uint32_t)state_random(s, 3));
+    l.virtual_tp = virtual_tp;
+    l.tp = 1u << state_random(s, 1 + (uint64_t)__builtin_ctz(virtual_tp));
+    l.virtual_sp = 2;
+    l.sp = 1 + (uint32_t)state_random(s, 2);
+    l.zero_shard = 1 + (uint32_t)state_random(s, l.dp * l.sp);
+    l.zero_stage = (uint32_t)state_random(s, 4);
+    l.pp = 1 + (uint32_t)state_random(s, 2);
+    l.interleave = 1 + (uint32_t)state_random(s, 2);
+    l.stage_count = l.pp * l.interleave;
+    for (uint32_t i = 0; i < l.stage_count; i++)
+        l.first_unit[i] = (uint16_t)(i * STATE_UNITS / l.stage_count);
+    l.small_bytes = state_random(s, 2) ? 0 : 8192;
+    OK(pd_layout_check(&l, err));
+    return l;
+}
+
+static inline void state_fill(const struct state *s, const struct pd_shard_box *b, float *ret)
+{
+    const uint64_t columns = s->tensors[b->tensor].shape[1];
+    for (uint64_t i = 0; i < b->box.count[0]; i++)
+        for (uint64_t j = 0; j < b->box.count[1]; j++)
+            *ret++ = state_value(b->tensor, b->kind, (b->box.start[0] + i) * columns + b->box.start[1] + j);
+}
+
+static inline void state_save_shard(struct state *s, const struct pd_layout *layout, uint32_t rank, const char *path,
+                                    struct pd_shard_summary *ret_summary)
+{
+    struct pd_shard_box *boxes;
+    struct pd_shard_writer *writer;
+    uint32_t count;
+    OK(pd_layout_shard_boxes(layout, &s->table, rank, &boxes, &count, err));
+    const void **data = calloc(count + 1, sizeof *data);
+    for (uint32_t b = 0; b < count; b++) {
+        float *values = malloc(pd_box_elements(&boxes[b].box) * sizeof *values);
+        state_fill(s, &boxes[b], values);
+        data[b] = values;
+    }
+    OK(pd_shard_writer_new(s->door, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_write(writer, path, &s->identity, rank, data, ret_summary, err));
+    pd_shard_writer_free(writer);
+    for (uint32_t b = 0; b < count; b++)
+        free((void *)(uintptr_t)data[b]);
+    free(data);
+    free(boxes);
+}
+
+static inline void state_write_record(struct state *s, const char *directory, const struct pd_commit *commit)
+{
+    char path[512];
+    void *data;
+    uint64_t bytes;
+    struct pd_file *file;
+    OK(pd_commit_encode(commit, &data, &bytes, err));
+    snprintf(path, sizeof path, "%s/commit.h5", directory);
+    OK(pd_file_open(s->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_write(file, 0, data, bytes, err));
+    OK(pd_file_close(file, err));
+    free(data);
+}
+
+/* A checkpoint in a directory of its own, and its record. */
+static inline void state_save(struct state *s, const struct pd_layout *layout, const char *directory,
+                              struct pd_commit *ret_commit)
+{
+    const uint32_t world = pd_layout_world(layout);
+    *ret_commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *ret_commit->shards)};
+    ret_commit->state = (struct pd_run_state){.identity = s->identity,
+                                              .updates = 5,
+                                              .loss_scale = 1,
+                                              .layout = *layout,
+                                              .tensor_count = STATE_TENSORS,
+                                              .created_by = "test",
+                                              .config = strdup("a: 1\n"),
+                                              .environment = strdup("{}")};
+    OK(pd_door_mkdir(s->door, directory, err));
+    for (uint32_t r = 0; r < world; r++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
+        state_save_shard(s, layout, r, path, &ret_commit->shards[r]);
+    }
+    state_write_record(s, directory, ret_commit);
+    OK(pd_door_sync_dir(s->door, directory, err));
+    OK(pd_door_sync_dir(s->door, "/", err));
+}
+
+#endif

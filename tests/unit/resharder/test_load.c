@@ -1,0 +1,216 @@
+/* Real shards, loaded by local ranks under another layout: every element arrives, nothing is read twice, what is not wanted
+ * is not read, and what is not this model's is refused by name. */
+#include "resharder/load.h"
+#include "tests/unit/resharder/state_fixture.h"
+
+struct loading {
+    struct state *state;
+    const struct pd_commit *commit;
+    const struct pd_tensor_table *tensors;
+    const struct pd_layout *wanted;
+    uint32_t kinds;
+    const bool *tensor_wanted;
+    uint64_t buffer_bytes;
+    struct pd_load_report reports[64];
+    uint64_t differing;
+};
+
+struct owned {
+    struct pd_shard_box *boxes;
+    float **data;
+    uint32_t count;
+};
+
+static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    struct owned *o = context;
+    for (uint32_t b = 0; b < o->count; b++)
+        if (o->boxes[b].tensor == tensor && o->boxes[b].kind == kind && !box--) return o->data[b];
+    return NULL;
+}
+
+static void take_owned(const struct loading *l, uint32_t rank, struct owned *o)
+{
+    OK(pd_layout_shard_boxes(l->wanted, l->tensors, rank, &o->boxes, &o->count, err));
+    o->data = calloc(o->count + 1, sizeof *o->data);
+    for (uint32_t b = 0; b < o->count; b++)
+        o->data[b] = aligned_alloc(PD_DOOR_ALIGN, (pd_box_elements(&o->boxes[b].box) * 4 + 4095) / 4096 * 4096);
+}
+
+static bool is_wanted(const struct loading *l, const struct pd_shard_box *b)
+{
+    return (l->kinds >> b->kind & 1) && (!l->tensor_wanted || l->tensor_wanted[b->tensor]);
+}
+
+static void compare(struct loading *l, struct owned *o)
+{
+    for (uint32_t b = 0; b < o->count; b++) {
+        const uint64_t count = pd_box_elements(&o->boxes[b].box);
+        float *values = malloc(count * sizeof *values);
+        state_fill(l->state, &o->boxes[b], values);
+        if (is_wanted(l, &o->boxes[b]) && memcmp(values, o->data[b], count * sizeof *values))
+            __atomic_fetch_add(&l->differing, 1, __ATOMIC_RELAXED);
+        free(values);
+        free(o->data[b]);
+    }
+    free(o->data);
+    free(o->boxes);
+}
+
+static pd_status load_rank(struct pd_group *group, void *context, struct pd_error *err)
+{
+    struct loading *l = context;
+    struct owned o;
+    take_owned(l, group->rank, &o);
+    void *buffers = aligned_alloc(PD_DOOR_ALIGN, l->buffer_bytes);
+    const struct pd_load_request request = {.directory = "/stored",
+                                            .commit = l->commit,
+                                            .tensors = l->tensors,
+                                            .wanted = l->wanted,
+                                            .kinds = l->kinds,
+                                            .tensor_wanted = l->tensor_wanted,
+                                            .buffers = buffers,
+                                            .buffer_bytes = l->buffer_bytes,
+                                            .destination = destination,
+                                            .context = &o};
+    pd_status st = pd_load(l->state->door, group, &request, &l->reports[group->rank], err);
+    if (st) l->kinds = 0;
+    compare(l, &o);
+    free(buffers);
+    return st;
+}
+
+/* Bytes of stored blocks that hold anything wanted; with whole boxes wanted these are the boxes. */
+static uint64_t wanted_bytes(const struct loading *l, uint64_t *ret_boxes)
+{
+    const struct pd_layout *stored = &l->commit->state.layout;
+    uint64_t bytes = 0;
+    *ret_boxes = 0;
+    for (uint32_t s = 0; s < pd_layout_world(stored); s++) {
+        struct pd_shard_box *boxes;
+        uint32_t count;
+        OK(pd_layout_shard_boxes(stored, l->tensors, s, &boxes, &count, err));
+        for (uint32_t b = 0; b < count; b++) {
+            if (!is_wanted(l, &boxes[b])) continue;
+            bytes += pd_box_elements(&boxes[b].box) * 4;
+            ++*ret_boxes;
+        }
+        free(boxes);
+    }
+    return bytes;
+}
+
+static void check_bytes(const struct loading *l)
+{
+    const uint32_t world = pd_layout_world(l->wanted);
+    uint64_t boxes, wanted = wanted_bytes(l, &boxes), useful = 0, read = 0, most = 0;
+    for (uint32_t r = 0; r < world; r++) {
+        useful += l->reports[r].bytes_wanted;
+        read += l->reports[r].bytes_read;
+        if (l->reports[r].bytes_wanted > most) most = l->reports[r].bytes_wanted;
+    }
+    cr_assert_eq(useful, wanted);
+    cr_assert_leq(read, wanted + boxes * 2 * PD_DOOR_ALIGN, "whole pages, and nothing else");
+    cr_assert_leq(most, wanted / world + PD_SHARD_BLOCK_BYTES + boxes * PD_DOOR_ALIGN, "an even share");
+}
+
+Test(load, any_layout_to_any_layout)
+{
+    for (uint64_t seed = 1; seed <= 25; seed++) {
+        struct state s;
+        struct pd_commit commit;
+        bool tensor_wanted[STATE_TENSORS];
+        state_init(&s, seed);
+        struct pd_layout stored = state_layout(&s, 4), wanted = state_layout(&s, state_random(&s, 4) ? 4 : 8);
+        state_save(&s, &stored, "/stored", &commit);
+        for (uint32_t t = 0; t < STATE_TENSORS; t++)
+            tensor_wanted[t] = state_random(&s, 2);
+        struct loading l = {.state = &s, .commit = &commit, .tensors = &s.table, .wanted = &wanted, .kinds = 7};
+        l.buffer_bytes = 8 * PD_SHARD_BLOCK_BYTES * (1 + state_random(&s, 8));
+        OK(pd_group_run_local(pd_layout_world(&wanted), 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0, "seed %lu", seed);
+        check_bytes(&l);
+        l.kinds = 1 + (uint32_t)state_random(&s, 6); /* parts of it */
+        l.tensor_wanted = tensor_wanted;
+        OK(pd_group_run_local(pd_layout_world(&wanted), 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0, "seed %lu, in part", seed);
+        check_bytes(&l);
+        pd_commit_deinit(&commit);
+        state_deinit(&s);
+    }
+}
+
+Test(load, one_tensor_reads_its_blocks_only)
+{
+    struct state s;
+    struct pd_commit commit;
+    bool tensor_wanted[STATE_TENSORS] = {0};
+    struct pd_layout whole;
+    state_init(&s, 3);
+    struct pd_layout stored = state_layout(&s, 4);
+    pd_layout_init_dp(&whole, 1);
+    state_save(&s, &stored, "/stored", &commit);
+    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
+        tensor_wanted[t] = true;
+        struct loading l = {.state = &s,
+                            .commit = &commit,
+                            .tensors = &s.table,
+                            .wanted = &whole,
+                            .kinds = 1u << PD_PARAM,
+                            .tensor_wanted = tensor_wanted,
+                            .buffer_bytes = 1 << 20};
+        OK(pd_group_run_local(1, 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0);
+        cr_assert_eq(l.reports[0].bytes_wanted, pd_tensor_elements(&s.tensors[t]) * 4);
+        check_bytes(&l);
+        tensor_wanted[t] = false;
+    }
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* ---- refusals ---- */
+
+static void refuse(struct state *s, const struct pd_commit *commit, const struct pd_tensor_table *tensors,
+                   const char *sentence)
+{
+    struct pd_layout wanted;
+    struct pd_error err = {0};
+    pd_layout_init_dp(&wanted, 2);
+    struct loading l = {
+        .state = s, .commit = commit, .tensors = tensors, .wanted = &wanted, .kinds = 7, .buffer_bytes = 1 << 20};
+    cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &err), PD_INVALID, "%s", err.message);
+    cr_assert(strstr(err.message, sentence), "%s", err.message);
+    for (int r = 0; r < 2; r++)
+        cr_assert_eq(l.reports[r].bytes_read, 0, "before any work");
+}
+
+Test(load, another_model_is_refused_by_name)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_tensor other[STATE_TENSORS + 1];
+    state_init(&s, 9);
+    struct pd_layout stored = state_layout(&s, 4);
+    state_save(&s, &stored, "/stored", &commit);
+
+    struct pd_tensor_table fewer = {s.tensors, STATE_TENSORS - 1};
+    refuse(&s, &commit, &fewer, "it holds layers.7.weight, which this model does not have");
+
+    memcpy(other, s.tensors, sizeof s.tensors);
+    other[STATE_TENSORS] = s.tensors[0];
+    snprintf(other[STATE_TENSORS].name, sizeof other[0].name, "bias");
+    struct pd_tensor_table more = {other, STATE_TENSORS + 1};
+    refuse(&s, &commit, &more, "it lacks bias, which this model has");
+
+    snprintf(other[3].name, sizeof other[0].name, "layers.3.bias");
+    struct pd_tensor_table renamed = {other, STATE_TENSORS};
+    refuse(&s, &commit, &renamed, "layers.3.");
+
+    memcpy(other, s.tensors, sizeof s.tensors);
+    other[5].shape[0] += other[5].tp_unit;
+    struct pd_tensor_table reshaped = {other, STATE_TENSORS};
+    refuse(&s, &commit, &reshaped, "layers.5.weight is ");
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}

@@ -1,0 +1,237 @@
+/* A rewritten checkpoint is, byte for byte, what a run under the new layout would have written; a rewrite that stops at any
+ * operation of the disk leaves a store without it or with it whole, and can be done again. */
+#include "resharder/rewrite.h"
+#include "tests/unit/resharder/state_fixture.h"
+
+#include "resharder/strand.h"
+
+static struct pd_store *open_store(struct pd_door *door, struct pd_group *group)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_store *store = NULL;
+    OK(pd_store_open(door, "/target", &options, group, &store, err));
+    return store;
+}
+
+static struct pd_rewrite_request request_of(const struct state *s, const struct pd_commit *commit,
+                                            const struct pd_layout *layout, struct pd_store *store)
+{
+    return (struct pd_rewrite_request){.directory = "/stored",
+                                       .commit = commit,
+                                       .tensors = &s->table,
+                                       .layout = layout,
+                                       .target = store,
+                                       .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
+}
+
+static void read_whole(struct pd_door *door, const char *path, void **ret_data, uint64_t *ret_bytes)
+{
+    struct pd_file *file;
+    struct pd_stat st;
+    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    OK(pd_file_stat(file, &st, err));
+    *ret_data = malloc(st.bytes + 1);
+    *ret_bytes = st.bytes;
+    OK(pd_file_read(file, 0, *ret_data, st.bytes, err));
+    pd_file_close_readonly(file);
+}
+
+static void same_files(struct pd_door *door, const char *left, const char *right)
+{
+    void *a, *b;
+    uint64_t a_bytes, b_bytes;
+    read_whole(door, left, &a, &a_bytes);
+    read_whole(door, right, &b, &b_bytes);
+    cr_assert_eq(a_bytes, b_bytes, "%s", right);
+    cr_assert_eq(memcmp(a, b, a_bytes), 0, "%s and %s differ", left, right);
+    free(a);
+    free(b);
+}
+
+/* Shards as a run would have written them, and everything of the record but layout, shards and fence. */
+static void check_target(struct state *s, struct pd_door *door, struct pd_store *store, const struct pd_layout *layout,
+                         const struct pd_commit *commit)
+{
+    struct pd_commit there;
+    char directory[4096], path[4200];
+    cr_assert_eq(pd_store_count(store), 1u);
+    pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
+    cr_assert_eq(there.shard_count, pd_layout_world(layout));
+    cr_assert_eq(memcmp(&there.state.layout, layout, sizeof *layout), 0);
+    cr_assert_eq(memcmp(&there.state.identity, &s->identity, sizeof s->identity), 0);
+    cr_assert_eq(there.state.updates, commit->state.updates);
+    cr_assert_str_eq(there.state.config, commit->state.config);
+    OK(pd_door_mkdir(door, "/expected", err));
+    for (uint32_t r = 0; r < there.shard_count; r++) {
+        struct pd_shard_summary summary;
+        char expected[64];
+        snprintf(expected, sizeof expected, "/expected/shard-%05u.h5", r);
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
+        struct pd_door *own = s->door;
+        s->door = door;
+        state_save_shard(s, layout, r, expected, &summary);
+        s->door = own;
+        same_files(door, expected, path);
+        cr_assert_eq(memcmp(&summary.digest, &there.shards[r].digest, sizeof summary.digest), 0);
+    }
+    pd_commit_deinit(&there);
+}
+
+Test(rewrite, any_layout_to_any_layout)
+{
+    for (uint64_t seed = 1; seed <= 16; seed++) {
+        struct state s;
+        struct pd_commit commit;
+        struct pd_group group;
+        struct pd_rewrite_report report;
+        state_init(&s, seed);
+        const uint32_t virtual_tp = 1u << state_random(&s, 4);
+        struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
+        state_save(&s, &stored, "/stored", &commit);
+        pd_group_init_single(&group);
+        OK(pd_door_mkdir(s.door, "/target", err));
+        struct pd_store *store = open_store(s.door, &group);
+        const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+        OK(pd_rewrite(s.door, &request, &report, err));
+        cr_assert_eq(report.shards, pd_layout_world(&layout));
+        check_target(&s, s.door, store, &layout, &commit);
+        pd_store_close(store);
+        pd_commit_deinit(&commit);
+        state_deinit(&s);
+    }
+}
+
+/* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
+Test(rewrite, stretches_cover_everything_once)
+{
+    for (uint64_t seed = 100; seed < 160; seed++) {
+        struct state s;
+        state_init(&s, seed);
+        struct pd_layout source = state_layout(&s, 8), target = state_layout(&s, 8);
+        const uint32_t world = pd_layout_world(&target), middle = world / 2;
+        uint64_t bytes = 0, all = 0;
+        for (uint32_t half = 0; half < 2; half++) {
+            struct pd_strand_cursor c = {.tensors = &s.table,
+                                         .source = &source,
+                                         .target = &target,
+                                         .rank_begin = half ? middle : 0,
+                                         .rank_end = half ? world : middle};
+            struct pd_stretch stretch;
+            while (pd_strand_next(&c, &stretch)) {
+                cr_assert(stretch.target.rank >= c.rank_begin && stretch.target.rank < c.rank_end);
+                cr_assert_leq(stretch.target.offset + stretch.bytes, stretch.target.box_bytes);
+                cr_assert_leq(stretch.source.offset + stretch.bytes, stretch.source.box_bytes);
+                cr_assert_gt(stretch.bytes, 0);
+                bytes += stretch.bytes;
+            }
+        }
+        for (uint32_t t = 0; t < STATE_TENSORS; t++)
+            all += pd_tensor_elements(&s.tensors[t]) * 4 * PD_KIND_COUNT;
+        cr_assert_eq(bytes, all);
+        state_deinit(&s);
+    }
+}
+
+Test(rewrite, numerics_stay)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_error refusal = {0};
+    state_init(&s, 5);
+    struct pd_layout stored = state_layout(&s, 4), layout = state_layout(&s, 8);
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    struct pd_store *store = open_store(s.door, &group);
+    const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    cr_assert_eq(pd_rewrite(s.door, &request, NULL, &refusal), PD_INVALID);
+    cr_assert(strstr(refusal.message, "virtual_tp 4"), "%s", refusal.message);
+    cr_assert_eq(pd_store_count(store), 0u);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* ---- a stop at every operation ---- */
+
+struct attempt {
+    struct state *s;
+    const struct pd_commit *commit;
+    const struct pd_layout *layout;
+};
+
+static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk, struct pd_error *err)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_door *door = NULL;
+    struct pd_store *store = NULL;
+    struct pd_group group;
+    pd_group_init_single(&group);
+    PD_TRY(pd_simulated_disk_door(disk, 0, &door, err));
+    pd_status st = pd_store_open(door, "/target", &options, &group, &store, err);
+    if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
+        const struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+        st = pd_rewrite(door, &request, NULL, err);
+    }
+    pd_store_close(store);
+    pd_door_free(door);
+    return st;
+}
+
+/* What lies there after a stop is nothing, or the checkpoint; once more, and it is the checkpoint. */
+static void go_on(const struct attempt *a, struct pd_simulated_disk *disk)
+{
+    struct pd_group group;
+    struct pd_door *door;
+    OK(attempt(a, disk, err));
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    pd_group_init_single(&group);
+    struct pd_store *store = open_store(door, &group);
+    check_target(a->s, door, store, a->layout, a->commit);
+    cr_assert_eq(pd_store_unusable_count(store), 0u);
+    pd_store_close(store);
+    pd_door_free(door);
+}
+
+static bool stop_at(const struct attempt *a, uint64_t nth, enum pd_disk_fault_kind kind)
+{
+    struct pd_simulated_disk *disk;
+    struct pd_error failed = {0};
+    OK(pd_simulated_disk_clone(a->s->disk, &disk, err));
+    pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = kind, .nth = nth});
+    pd_status st = attempt(a, disk, &failed);
+    const bool fired = pd_simulated_disk_fired(disk) > 0;
+    if (kind == PD_DISK_FAULT_POWER && fired) {
+        cr_assert_neq(st, PD_OK, "operation %lu", nth);
+        pd_simulated_disk_crash(disk, 0, nth);
+    }
+    pd_simulated_disk_set_fault(disk, NULL);
+    go_on(a, disk);
+    pd_simulated_disk_free(disk);
+    return fired;
+}
+
+Test(rewrite, stopped_anywhere_it_can_be_done_again)
+{
+    static const enum pd_disk_fault_kind kinds[] = {PD_DISK_FAULT_POWER, PD_DISK_FAULT_ERROR};
+    struct state s;
+    struct pd_commit commit;
+    state_init(&s, 12);
+    struct pd_layout stored = state_layout(&s, 4), layout = stored;
+    layout.dp = 2;
+    layout.zero_shard = 2;
+    layout.tp = 2;
+    memset(layout.first_unit, 0, sizeof layout.first_unit);
+    layout.sp = layout.pp = layout.interleave = layout.stage_count = 1;
+    state_save(&s, &stored, "/stored", &commit);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    OK(pd_door_sync_dir(s.door, "/", err));
+    const struct attempt a = {&s, &commit, &layout};
+    for (unsigned k = 0; k < 2; k++)
+        for (uint64_t nth = 1; stop_at(&a, nth, kinds[k]); nth += 1 + nth / 6)
+            continue;
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
