@@ -232,4 +232,5 @@ void pd_engine_abort(struct pd_engine *e)
     pd_grid_abort(&e->grid);
     if (e->zero) pd_zero_settle(e->zero);
     if (e->pipeline) pd_pipeline_settle(e->pipeline);
+    if (e->transformer) pd_transformer_settle(e->transformer);
 }
