@@ -177,7 +177,8 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     const uint32_t ranks = t->partition.tp, peers = ranks - 1;
     uint64_t rows = most(WINDOW_BYTES / (hidden * sizeof(float) * tp->chunks) / 16 * 16, 64);
     if (ranks > 1) rows = least(rows, most((t->rows + 1) / 2, 64));
-    tp->window_rows = least(rows, t->rows);
+    const uint64_t windows = (t->rows + rows - 1) / rows; /* of about equal size */
+    tp->window_rows = least(((t->rows + windows - 1) / windows + 15) / 16 * 16, t->rows);
     if (tp->chunks > 1 || (ranks == 1 && t->sp.by_parts))
         tp->chunk_parts = take(arena, tp->chunks * tp->window_rows * hidden, sizeof(float));
     if (ranks == 1) return;
