@@ -1,42 +1,51 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "resharder/layout.h"
 #include "tools/command.h"
-#include "tools/output.h"
-#include "trainer/engine.h"
+#include "tools/plan_report.h"
 
-#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define WORLDS_MAX 16u
-enum { OPTION_WORLD = 'w', OPTION_THREADS = 't', OPTION_PRINT = 0x2001 };
+#define RUNGS_MAX 8u
+enum {
+    OPTION_WORLD = 'w',
+    OPTION_THREADS = 't',
+    OPTION_PRINT = 0x2001,
+    OPTION_DEVICE,
+    OPTION_MEMORY,
+    OPTION_FLOPS,
+    OPTION_LINK,
+    OPTION_NETWORK,
+    OPTION_HOST_RANKS,
+    OPTION_ALTERNATIVES,
+    OPTION_LADDER,
+};
 
 struct options {
     const char *config_path;
     const char **overrides; /* (argc), owned */
     uint32_t override_count;
-    uint32_t worlds[WORLDS_MAX], world_count, threads;
-    bool print_config;
+    uint32_t worlds[WORLDS_MAX], world_count, threads, alternatives, host_ranks;
+    bool print_config, ladder;
+    const char *device;
+    uint64_t device_bytes;
+    double flops, link, network; /* 0: as the device has them */
+    struct pd_machine machine;
     struct pd_error *err;
 };
 
-/* Ranks that need the same bytes in every category, one after the other. */
-struct group {
-    uint32_t first_rank, ranks;
-    struct pd_memory_plan plan;
-};
-
-struct world {
-    uint32_t ranks, threads, slots, ghosts;
-    struct group *groups; /* (group_count), owned */
-    uint32_t group_count, worst;
-    double mean_total;
-    uint64_t gather_bytes, gradient_bytes; /* a step, received by a rank */
-};
-
 /* ---- arguments ---- */
+
+static error_t refuse(struct options *o, const char *option, const char *text, const char *expected)
+{
+    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected %s", option, text, expected);
+    return EINVAL;
+}
 
 static error_t parse_worlds(struct options *o, const char *text)
 {
@@ -59,23 +68,70 @@ static error_t parse_worlds(struct options *o, const char *text)
     return 0;
 }
 
+/* "312T": powers of 1000. */
+static error_t parse_rate(struct options *o, const char *option, const char *text, double *ret_rate)
+{
+    static const char letters[] = "kMGTP";
+    char number[32];
+    const size_t length = strlen(text);
+    const char *letter = length > 1 ? strchr(letters, text[length - 1]) : NULL;
+    double value = 0;
+    snprintf(number, sizeof number, "%.*s", (int)(length - (letter != NULL)), text);
+    if (length >= sizeof number || !pd_parse_double(number, &value) || value <= 0)
+        return refuse(o, option, text, "a rate such as 25G or 312T");
+    *ret_rate = letter ? value * pow(1000, (double)(letter - letters + 1)) : value;
+    return 0;
+}
+
+static error_t parse_count(struct options *o, const char *option, const char *text, uint32_t low, uint32_t high,
+                           uint32_t *ret_count)
+{
+    char expected[64];
+    uint64_t value;
+    snprintf(expected, sizeof expected, "a number from %u to %u", low, high);
+    if (!pd_parse_u64(text, &value) || value < low || value > high) return refuse(o, option, text, expected);
+    *ret_count = (uint32_t)value;
+    return 0;
+}
+
+static error_t parse_machine(int key, char *text, struct options *o)
+{
+    switch (key) {
+    case OPTION_DEVICE:
+        o->device = text;
+        return 0;
+    case OPTION_MEMORY:
+        if (pd_parse_bytes(text, &o->device_bytes) && o->device_bytes) return 0;
+        return refuse(o, "device-memory", text, "a size such as 40G");
+    case OPTION_FLOPS:
+        return parse_rate(o, "flops", text, &o->flops);
+    case OPTION_LINK:
+        return parse_rate(o, "link", text, &o->link);
+    case OPTION_NETWORK:
+        return parse_rate(o, "network", text, &o->network);
+    case OPTION_HOST_RANKS:
+        return parse_count(o, "host-ranks", text, 1, 65536, &o->host_ranks);
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     struct options *o = state->input;
-    uint64_t threads;
     switch (key) {
     case OPTION_WORLD:
         return parse_worlds(o, argument);
     case OPTION_PRINT:
         o->print_config = true;
         return 0;
+    case OPTION_LADDER:
+        o->ladder = true;
+        return 0;
     case OPTION_THREADS:
-        if (pd_parse_u64(argument, &threads) && threads >= 1 && threads <= 4096) {
-            o->threads = (uint32_t)threads;
-            return 0;
-        }
-        (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--threads=%s: expected a number from 1 to 4096", argument);
-        return EINVAL;
+        return parse_count(o, "threads", argument, 1, 4096, &o->threads);
+    case OPTION_ALTERNATIVES:
+        return parse_count(o, "alternatives", argument, 0, PD_PLAN_ALTERNATIVES_MAX, &o->alternatives);
     case ARGP_KEY_ARG:
         if (!o->config_path && !strchr(argument, '='))
             o->config_path = argument;
@@ -83,65 +139,22 @@ static error_t parse(int key, char *argument, struct argp_state *state)
             o->overrides[o->override_count++] = argument;
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_machine(key, argument, o);
     }
+}
+
+static pd_status resolve_machine(struct options *o, struct pd_error *err)
+{
+    PD_TRY(pd_machine_preset(o->device, &o->machine, err));
+    if (o->device_bytes) o->machine.device_bytes = (double)o->device_bytes;
+    if (o->flops > 0) o->machine.flops = o->flops;
+    if (o->link > 0) o->machine.link = o->link;
+    if (o->network > 0) o->machine.network = o->network;
+    if (o->host_ranks) o->machine.host_ranks = o->host_ranks;
+    return PD_OK;
 }
 
 /* ---- arithmetic ---- */
-
-static uint64_t unit_elements(const struct pd_model *model, uint32_t unit)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = model->unit_first[unit]; i < model->unit_first[unit + 1]; i++)
-        sum += pd_tensor_elements(&model->tensors.tensors[i]);
-    return sum;
-}
-
-/* What a slot gathers: every unit forward, the blocks again backward but for those that are still there; a tied head gathers
- * the token table once more. */
-static uint64_t gathered_elements(const struct pd_model *model)
-{
-    uint64_t sum = 0;
-    for (uint32_t unit = 0; unit < model->unit_count; unit++) {
-        bool block = unit > 0 && unit + 1 < model->unit_count;
-        bool again = block && unit + PD_ZERO_BLOCK_BUFFERS + 1 < model->unit_count;
-        sum += unit_elements(model, unit) * (again ? 2 : 1);
-    }
-    if (model->config.tie_embeddings) sum += pd_tensor_elements(&model->tensors.tensors[0]);
-    return sum;
-}
-
-static void plan_traffic(const struct pd_config *config, const struct pd_model *model, struct world *w)
-{
-    if (w->ranks == 1) return;
-    double others = (double)(w->ranks - 1) / w->ranks;
-    double gathered = (double)gathered_elements(model) * pd_dtype_bytes(config->numerics.precision);
-    uint64_t sums = model->parameter_count;
-    if (model->config.tie_embeddings) sums += pd_tensor_elements(&model->tensors.tensors[0]);
-    /* A rank receives its share of every leaf that another rank ran. */
-    double leaves = config->batch.sequences / config->batch.leaf;
-    w->gather_bytes = (uint64_t)(gathered * others * w->slots);
-    w->gradient_bytes =
-        (uint64_t)((double)sums / w->ranks * pd_dtype_bytes(config->numerics.gradient_type) * leaves * others);
-}
-
-static pd_status add_rank(struct world *w, uint32_t rank, const struct pd_memory_plan *plan, struct pd_error *err)
-{
-    struct group *last = w->group_count ? &w->groups[w->group_count - 1] : NULL;
-    uint64_t total = pd_memory_plan_total(plan);
-    w->mean_total += (double)total / w->ranks;
-    if (last && memcmp(&last->plan, plan, sizeof *plan) == 0) {
-        last->ranks++;
-        return PD_OK;
-    }
-    struct group *grown = realloc(w->groups, (w->group_count + 1) * sizeof *grown);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    w->groups = grown;
-    w->groups[w->group_count] = (struct group){rank, 1, *plan};
-    if (total > pd_memory_plan_total(&w->groups[w->worst].plan)) w->worst = w->group_count;
-    w->group_count++;
-    return PD_OK;
-}
 
 /* As a worker chooses when all ranks are on this machine. */
 static uint32_t threads_of(const struct options *o, const struct pd_config *config, uint32_t ranks)
@@ -152,160 +165,115 @@ static uint32_t threads_of(const struct options *o, const struct pd_config *conf
     return cores > (long)ranks ? (uint32_t)(cores / (long)ranks) : 1;
 }
 
+static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
+{
+    const struct pd_layout *k = &a->layout, *l = &b->layout;
+    return k->dp == l->dp && k->tp == l->tp && k->pp == l->pp && k->sp == l->sp && k->interleave == l->interleave &&
+           k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute;
+}
+
+/* The fastest of all layouts of the world; the configuration's own degrees are set aside. */
+static pd_status find_alternatives(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                                   struct pd_planned_world *w, struct pd_error *err)
+{
+    struct pd_config free_config = *config; /* borrows what it points to */
+    struct pd_layout_choice choices[PD_PLAN_ALTERNATIVES_MAX + 1];
+    uint32_t count = 0;
+    if (!o->alternatives) return PD_OK;
+    free_config.layout.dp = free_config.layout.tp = free_config.layout.pp = free_config.layout.sp = 0;
+    pd_status st =
+        pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
+    if (st == PD_NO_MEMORY) return PD_OK; /* nothing fits: the plan itself says so */
+    PD_TRY(st);
+    for (uint32_t i = 0; i < count && w->alternative_count < o->alternatives; i++)
+        if (!is_same(&choices[i].laid_out, &w->laid_out)) w->alternatives[w->alternative_count++] = choices[i];
+    return PD_OK;
+}
+
+static void count_idle(const struct pd_model *model, struct pd_planned_world *w)
+{
+    const struct pd_layout *l = &w->laid_out.layout;
+    for (uint32_t tp = 0; tp < l->tp; tp++) {
+        const struct pd_partition p = {.tp = l->tp, .tp_rank = tp, .virtual_tp = l->virtual_tp, .sp = 1, .virtual_sp = 1};
+        const struct pd_range heads = pd_partition_units(&p, model->config.heads),
+                              ffn = pd_partition_units(&p, model->config.ffn);
+        w->without_heads += heads.begin >= heads.end;
+        w->without_ffn += ffn.begin >= ffn.end;
+    }
+}
+
+static pd_status lay_out(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                         struct pd_planned_world *w, struct pd_error *err)
+{
+    struct pd_layout_choice best;
+    uint32_t count;
+    if (!config->layout.automatic) return pd_lay_out(config, model, w->ranks, &w->laid_out, err);
+    PD_TRY(pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, err));
+    w->laid_out = best.laid_out;
+    return PD_OK;
+}
+
 static pd_status plan_world(const struct options *o, const struct pd_config *config, const struct pd_model *model,
-                            uint32_t ranks, struct world *w, struct pd_error *err)
+                            uint32_t ranks, bool is_alone, struct pd_planned_world *w, struct pd_error *err)
 {
-    uint32_t leaves = config->batch.sequences / config->batch.leaf;
-    *w = (struct world){.ranks = ranks, .threads = threads_of(o, config, ranks), .slots = (leaves + ranks - 1) / ranks};
-    w->ghosts = w->slots * ranks - leaves;
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        struct pd_memory_plan plan = {0};
-        PD_TRY(pd_engine_plan(config, model, ranks, rank, w->threads, &plan, err));
-        PD_TRY(add_rank(w, rank, &plan, err));
-    }
-    plan_traffic(config, model, w);
+    *w = (struct pd_planned_world){.ranks = ranks, .threads = threads_of(o, config, ranks)};
+    PD_TRY(lay_out(o, config, model, w, err));
+    PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
+    pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
+    count_idle(model, w);
+    return is_alone ? find_alternatives(o, config, model, w, err) : PD_OK;
+}
+
+/* ---- the ladder ---- */
+
+struct rung_kind {
+    const char *name;
+    enum pd_dtype precision;
+    bool is_alone; /* one rank that holds everything */
+    uint32_t zero_stage;
+    enum pd_recompute recompute;
+};
+
+static pd_status plan_rung(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                           uint32_t world, const struct rung_kind *kind, struct pd_plan_rung *ret_rung, struct pd_error *err)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_laid_out laid_out;
+    struct pd_world_memory memory;
+    const struct pd_degrees one = {1, 1, 1, 1, 1};
+    changed.numerics.precision = kind->precision;
+    changed.layout.zero_stage = kind->zero_stage;
+    changed.layout.recompute = kind->recompute;
+    if (kind->is_alone)
+        PD_TRY(pd_lay_out_degrees(&changed, model, &one, &laid_out, err));
+    else
+        PD_TRY(pd_lay_out(&changed, model, world, &laid_out, err));
+    PD_TRY(pd_world_memory_plan(&changed, model, threads_of(o, config, 1), &laid_out, &memory, err));
+    ret_rung->world = kind->is_alone ? 1 : world;
+    ret_rung->worst = memory.groups[memory.worst].plan;
+    snprintf(ret_rung->name, sizeof ret_rung->name, "%s", kind->name);
+    pd_world_memory_deinit(&memory);
     return PD_OK;
 }
 
-/* ---- words ---- */
-
-static void describe(const struct pd_config *config, const struct pd_model *model)
+/* From everything in fp32 on one device to what sharding, half precision and recomputation leave of it (Rajbhandari et al.
+ * 2020, figure 1; Chen et al. 2016). Degrees of the ranks are the configuration's. */
+static pd_status plan_ladder(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                             uint32_t world, struct pd_plan_rung *rungs, uint32_t *ret_count, struct pd_error *err)
 {
-    const struct pd_model_config *m = &model->config;
-    uint64_t tokens = (uint64_t)config->batch.sequences * config->batch.context;
-    uint64_t state = model->parameter_count * PD_KIND_COUNT * sizeof(float);
-    printf("model       %s parameters: %s, %u blocks of %u, %u heads, vocabulary %u\n",
-           pd_text_count(model->parameter_count).text, m->family == PD_FAMILY_GPT2 ? "gpt2" : "llama", m->layers, m->hidden,
-           m->heads, m->vocab);
-    printf("step        %u sequences of %u: %s tokens, %sFLOP; %u leaves of %u\n", config->batch.sequences,
-           config->batch.context, pd_text_count(tokens).text,
-           pd_text_short((double)tokens * pd_model_flops_per_token(model, config->batch.context)).text,
-           config->batch.sequences / config->batch.leaf, config->batch.leaf);
-    printf("checkpoint  %s; %u are kept and one is being written: %s\n", pd_text_bytes(state).text,
-           config->checkpoint.keep_last, pd_text_bytes(state * (config->checkpoint.keep_last + 1)).text);
-}
-
-static pd_status print_groups(const struct world *w, struct pd_error *err)
-{
-    const char *headings[PD_MEMORY_CATEGORY_COUNT + 3] = {"RANKS"};
-    char names[PD_MEMORY_CATEGORY_COUNT][32];
-    struct pd_table table;
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        snprintf(names[c], sizeof names[c], ">%s", pd_memory_category_name((enum pd_memory_category)c));
-        headings[c + 1] = names[c];
-    }
-    headings[PD_MEMORY_CATEGORY_COUNT + 1] = ">total";
-    pd_table_init(&table, headings, PD_MEMORY_CATEGORY_COUNT + 2);
-    for (uint32_t g = 0; g < w->group_count; g++) {
-        const struct group *group = &w->groups[g];
-        struct pd_text texts[PD_MEMORY_CATEGORY_COUNT + 1];
-        const char *cells[PD_MEMORY_CATEGORY_COUNT + 2];
-        char ranks[32];
-        if (group->ranks == 1)
-            snprintf(ranks, sizeof ranks, "%u", group->first_rank);
-        else
-            snprintf(ranks, sizeof ranks, "%u-%u", group->first_rank, group->first_rank + group->ranks - 1);
-        cells[0] = ranks;
-        for (int c = 0; c <= PD_MEMORY_CATEGORY_COUNT; c++) {
-            texts[c] =
-                pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? pd_memory_plan_total(&group->plan) : group->plan.bytes[c]);
-            cells[c + 1] = texts[c].text;
-        }
-        pd_table_row(&table, cells);
-    }
-    return pd_table_print(&table, err);
-}
-
-static pd_status print_details(const struct world *w, struct pd_error *err)
-{
-    uint64_t worst = pd_memory_plan_total(&w->groups[w->worst].plan);
-    printf("\nworld %u: ", w->ranks);
-    printf("%u leaves a rank and step%s, %u threads a rank\n", w->slots, w->ghosts ? " at most" : "", w->threads);
-    PD_TRY(print_groups(w, err));
-    printf("worst rank %s, mean %s, all ranks %s\n", pd_text_bytes(worst).text, pd_text_bytes((uint64_t)w->mean_total).text,
-           pd_text_bytes((uint64_t)(w->mean_total * w->ranks)).text);
-    printf("a rank receives %s of parameters and %s of gradients a step\n", pd_text_bytes(w->gather_bytes).text,
-           pd_text_bytes(w->gradient_bytes).text);
-    printf("flags: layout.ranks=%u layout.threads=%u\n", w->ranks, w->threads);
+    static const struct rung_kind kinds[] = {
+        {"fp32, whole", PD_F32, true, 3, PD_RECOMPUTE_NONE},
+        {"bf16 beside an fp32 master, whole", PD_BF16, true, 3, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-1", PD_BF16, false, 1, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-2", PD_BF16, false, 2, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-3", PD_BF16, false, 3, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-3, selective recomputation", PD_BF16, false, 3, PD_RECOMPUTE_SELECTIVE},
+        {"bf16, ZeRO-3, full recomputation", PD_BF16, false, 3, PD_RECOMPUTE_FULL},
+    };
+    *ret_count = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        PD_TRY(plan_rung(o, config, model, world, &kinds[i], &rungs[(*ret_count)++], err));
     return PD_OK;
-}
-
-static pd_status print_summary(const struct world *worlds, uint32_t count, struct pd_error *err)
-{
-    static const char *const headings[] = {">WORLD", ">LEAVES A RANK", ">THREADS",       ">WORST RANK",
-                                           ">MEAN",  ">ALL RANKS",     ">PARAMETERS IN", ">GRADIENTS IN"};
-    struct pd_table table;
-    printf("\n");
-    pd_table_init(&table, headings, 8);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct world *w = &worlds[i];
-        char ranks[16], slots[16], threads[16];
-        snprintf(ranks, sizeof ranks, "%u", w->ranks);
-        snprintf(slots, sizeof slots, "%u", w->slots);
-        snprintf(threads, sizeof threads, "%u", w->threads);
-        pd_table_row(&table, (const char *const[]){
-                                 ranks, slots, threads, pd_text_bytes(pd_memory_plan_total(&w->groups[w->worst].plan)).text,
-                                 pd_text_bytes((uint64_t)w->mean_total).text,
-                                 pd_text_bytes((uint64_t)(w->mean_total * w->ranks)).text,
-                                 pd_text_bytes(w->gather_bytes).text, pd_text_bytes(w->gradient_bytes).text});
-    }
-    PD_TRY(pd_table_print(&table, err));
-    printf("--world=N shows one by category\n");
-    return PD_OK;
-}
-
-static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *plan)
-{
-    pd_json_object_begin(w, "memory_bytes");
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
-        pd_json_u64(w, pd_memory_category_name((enum pd_memory_category)c), plan->bytes[c]);
-    pd_json_u64(w, "total", pd_memory_plan_total(plan));
-    pd_json_object_end(w);
-}
-
-static void write_world(struct pd_json_writer *w, const struct world *x)
-{
-    pd_json_object_begin(w, NULL);
-    pd_json_u64(w, "world", x->ranks);
-    pd_json_u64(w, "threads", x->threads);
-    pd_json_u64(w, "slots", x->slots);
-    pd_json_u64(w, "ghosts", x->ghosts);
-    pd_json_array_begin(w, "groups");
-    for (uint32_t g = 0; g < x->group_count; g++) {
-        pd_json_object_begin(w, NULL);
-        pd_json_u64(w, "first_rank", x->groups[g].first_rank);
-        pd_json_u64(w, "ranks", x->groups[g].ranks);
-        write_memory(w, &x->groups[g].plan);
-        pd_json_object_end(w);
-    }
-    pd_json_array_end(w);
-    pd_json_u64(w, "worst_rank_bytes", pd_memory_plan_total(&x->groups[x->worst].plan));
-    pd_json_u64(w, "mean_rank_bytes", (uint64_t)x->mean_total);
-    pd_json_u64(w, "parameter_bytes_received", x->gather_bytes);
-    pd_json_u64(w, "gradient_bytes_received", x->gradient_bytes);
-    pd_json_object_end(w);
-}
-
-static pd_status print_json(const struct pd_config *config, const struct pd_model *model, const struct world *worlds,
-                            uint32_t count, double seconds, struct pd_error *err)
-{
-    struct pd_json_writer w;
-    uint64_t tokens = (uint64_t)config->batch.sequences * config->batch.context;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_u64(&w, "parameters", model->parameter_count);
-    pd_json_u64(&w, "tensors", model->tensors.count);
-    pd_json_u64(&w, "tokens_per_step", tokens);
-    pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(model, config->batch.context));
-    pd_json_u64(&w, "leaves", config->batch.sequences / config->batch.leaf);
-    pd_json_u64(&w, "checkpoint_bytes", model->parameter_count * PD_KIND_COUNT * sizeof(float));
-    pd_json_array_begin(&w, "worlds");
-    for (uint32_t i = 0; i < count; i++)
-        write_world(&w, &worlds[i]);
-    pd_json_array_end(&w);
-    pd_json_double(&w, "plan_seconds", seconds);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
 }
 
 /* ---- the command ---- */
@@ -313,36 +281,47 @@ static pd_status print_json(const struct pd_config *config, const struct pd_mode
 /* Without --world: what the configuration says, else powers of two up to the number of leaves. */
 static void choose_worlds(struct options *o, const struct pd_config *config)
 {
-    uint32_t leaves = config->batch.sequences / config->batch.leaf,
-             ranks = config->layout.dp ? config->layout.dp : config->layout.ranks;
     if (o->world_count) return;
-    if (ranks) {
-        o->worlds[o->world_count++] = ranks;
+    if (config->layout.ranks || config->layout.dp) {
+        o->worlds[o->world_count++] = pd_degrees_first_world(config, 1);
         return;
     }
+    const uint32_t least = config->layout.automatic ? 1 : pd_degrees_first_world(config, 1),
+                   leaves = config->batch.sequences / config->batch.leaf;
     for (uint32_t w = 1; w <= leaves && o->world_count < 8; w *= 2)
-        o->worlds[o->world_count++] = w;
+        o->worlds[o->world_count++] = least * w;
+}
+
+static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *subject, bool json, struct pd_error *err)
+{
+    struct pd_planned_world worlds[WORLDS_MAX] = {0};
+    pd_status status = PD_OK;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    for (uint32_t i = 0; i < o->world_count && !status; i++)
+        status = plan_world(o, subject->config, subject->model, o->worlds[i], o->world_count == 1, &worlds[i], err);
+    const double seconds = pd_clock_seconds_since(NULL, start);
+    if (!status && json)
+        status = pd_plan_print_json(subject, worlds, o->world_count, NULL, 0, seconds, err);
+    else if (!status)
+        status = pd_plan_print(subject, worlds, o->world_count, err);
+    for (uint32_t i = 0; i < o->world_count; i++)
+        pd_world_memory_deinit(&worlds[i].memory);
+    return status;
 }
 
 static pd_status plan(struct options *o, const struct pd_config *config, const struct pd_model *model, bool json,
                       struct pd_error *err)
 {
-    struct world worlds[WORLDS_MAX] = {0};
-    pd_status status = PD_OK;
-    uint64_t start = pd_clock_monotonic_ns(NULL);
+    const struct pd_plan_subject subject = {config, model, &o->machine};
     choose_worlds(o, config);
-    for (uint32_t i = 0; i < o->world_count && !status; i++)
-        status = plan_world(o, config, model, o->worlds[i], &worlds[i], err);
-    double seconds = pd_clock_seconds_since(NULL, start);
-    if (!status && json) {
-        status = print_json(config, model, worlds, o->world_count, seconds, err);
-    } else if (!status) {
-        describe(config, model);
-        status = o->world_count == 1 ? print_details(&worlds[0], err) : print_summary(worlds, o->world_count, err);
-    }
-    for (uint32_t i = 0; i < o->world_count; i++)
-        free(worlds[i].groups);
-    return status;
+    if (!o->ladder) return plan_worlds(o, &subject, json, err);
+    struct pd_plan_rung rungs[RUNGS_MAX];
+    uint32_t count;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(plan_ladder(o, config, model, o->worlds[o->world_count - 1], rungs, &count, err));
+    const double seconds = pd_clock_seconds_since(NULL, start);
+    return json ? pd_plan_print_json(&subject, NULL, 0, rungs, count, seconds, err)
+                : pd_plan_print_ladder(&subject, rungs, count, err);
 }
 
 static pd_status print_config(const struct pd_config *config, struct pd_error *err)
@@ -359,6 +338,7 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     struct pd_config config;
     struct pd_model *model = NULL;
     if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
+    PD_TRY(resolve_machine(o, err));
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);
@@ -378,15 +358,33 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
          .key = OPTION_THREADS,
          .arg = "N",
          .doc = "threads a rank (default: cores of this machine / ranks)"},
+        {.name = "device",
+         .key = OPTION_DEVICE,
+         .arg = "NAME",
+         .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank"},
+        {.name = "device-memory", .key = OPTION_MEMORY, .arg = "SIZE", .doc = "of a rank, such as 40G; cpu: no limit"},
+        {.name = "flops", .key = OPTION_FLOPS, .arg = "RATE", .doc = "that training reaches on a rank, such as 150T"},
+        {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
+        {.name = "network", .key = OPTION_NETWORK, .arg = "RATE", .doc = "bytes a second and rank between hosts"},
+        {.name = "host-ranks", .key = OPTION_HOST_RANKS, .arg = "N", .doc = "ranks of a host"},
+        {.name = "alternatives",
+         .key = OPTION_ALTERNATIVES,
+         .arg = "N",
+         .doc = "how many of the fastest other layouts are shown (default: 3)"},
+        {.name = "ladder",
+         .key = OPTION_LADDER,
+         .doc = "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world"},
         {0},
     };
     static const struct argp argp = {
         .options = option_table,
         .parser = parse,
         .args_doc = "CONFIG [key=value...]",
-        .doc = "What each rank needs of memory, by category, and what a step moves, without starting "
-               "anything or looking at files. A run takes exactly these bytes."};
-    struct options o = {.err = err, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
+        .doc =
+            "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
+            "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts."};
+    struct options o = {
+        .err = err, .device = "cpu", .alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
     bool json = false, done = false;
     if (!o.overrides) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
     pd_status status = pd_command_parse(&argp, argc, argv, &o, &json, &done, err);

@@ -118,8 +118,6 @@ expect("config-override-malformed", ["plan", MINIMAL, "faster"], 64,
        err=said('"faster" is no override; write section.key=value, such as optimizer.lr=3e-4'))
 expect("config-leaf", ["plan", MINIMAL, "batch.leaf=5"], 78,
        err=said("run.yaml: batch.sequences 32 is no multiple of batch.leaf 5; the nearest leaf that fits is 4"))
-expect("config-later", ["plan", MINIMAL, "layout.tp=2"], 78,
-       err=said("run.yaml: layout.tp is 2; this version admits 1: it has data parallelism (layout.ranks) with ZeRO stage 3"))
 expect("config-preset", ["plan", MINIMAL, "model.preset=gpt2-125m"], 78,
        err=re.compile(r"^perdure: .*model.preset gpt2-125m is unknown; the nearest are gpt2-124m, "))
 
@@ -130,11 +128,92 @@ if text:
 # ---- plan ----
 expect("plan-world-word", ["plan", MINIMAL, "--world=2,x"], 64,
        err=said("--world=x: expected a number of ranks, 1 to 65536"))
-expect("plan-world-too-large", ["plan", MINIMAL, "--world=9"], 78, err=re.compile("use at most 8 ranks"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
+expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
+       err=said("--device=a100: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
+expect("plan-flops", ["plan", MINIMAL, "--flops=fast"], 64, err=said("--flops=fast: expected a rate such as 25G or 312T"))
+expect("plan-memory", ["plan", MINIMAL, "--device-memory=0"], 64,
+       err=said("--device-memory=0: expected a size such as 40G"))
+expect("plan-host", ["plan", MINIMAL, "--host-ranks=0"], 64, err=said("--host-ranks=0: expected a number from 1 to 65536"))
 for name in ("kjv", "gpt2-124m", "llama-1b"):
     expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
            re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
+
+# ---- layouts that nothing admits: 78 and one sentence, whatever the command, before anything is made ----
+# The table in README.md lists them; 4 blocks, 8 leaves of 4 sequences of 256 tokens.
+REFUSED = {
+    "tp": (["numerics.virtual_tp=4", "layout.tp=3"],
+           "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4"),
+    "tp-lineage": (["layout.tp=2"], "layout.tp is 2 and does not divide numerics.virtual_tp, which is 1; use layout.tp=1, or "
+                                    "numerics.virtual_tp=2, which is a new lineage"),
+    "sp": (["numerics.virtual_sp=2", "layout.sp=4"],
+           "layout.sp is 4 and does not divide numerics.virtual_sp, which is 2; use layout.sp=2, or numerics.virtual_sp=4, "
+           "which is a new lineage"),
+    "virtual-tp": (["numerics.virtual_tp=6"], "numerics.virtual_tp 6 is no power of two; the nearest are 4 and 8"),
+    "virtual-sp": (["numerics.virtual_sp=3"], "numerics.virtual_sp 3 is no power of two; the nearest are 2 and 4"),
+    "pieces": (["numerics.virtual_sp=256"],
+               "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
+               "numerics.virtual_sp=128 at most"),
+    "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4); set it to at "
+                            "most 8, or take a smaller batch.leaf, which starts a new lineage"),
+    "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
+    "interleave": (["layout.pp=2", "layout.interleave=3"],
+                   "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
+                   "layout.interleave=2, or layout.pp=1"),
+    "interleave-alone": (["layout.interleave=2"], "layout.interleave is 2 and layout.pp is 1, so there are no stages to "
+                                                  "interleave; use layout.interleave=1 or layout.pp=2"),
+    "gpipe": (["layout.pp=2", "layout.interleave=2", "layout.schedule=gpipe"],
+              "layout.interleave is 2 and layout.schedule is gpipe, which does not interleave; use layout.interleave=1 or "
+              "layout.schedule=1f1b"),
+    "product": (["layout.ranks=2", "layout.dp=4"],
+                "layout: dp 4 x tp 1 x pp 1 x sp 1 is 4 ranks, and there are 2; 2 ranks fit as dp=2 or dp=1 pp=2"),
+    "divides": (["layout.ranks=6", "layout.pp=4"],
+                "layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"),
+    "ranks": (["layout.ranks=11"],
+              "layout: dp 11 of 11 ranks is more than the 8 leaves of a step (batch.sequences 32 / batch.leaf 4); 10 ranks fit "
+              "as dp=5 pp=2; a smaller batch.leaf starts a new lineage"),
+    "zero-shard": (["layout.dp=4", "layout.zero_shard=3"],
+                   "layout.zero_shard is 3 and does not divide dp x sp, which is 4; use layout.zero_shard=2 or "
+                   "layout.zero_shard=4"),
+    "restart": (["restart.ranks=8,11"],
+                "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10"),
+    "loss-scale": (["numerics.precision=fp16", "numerics.loss_scale=1000"],
+                   "numerics.loss_scale 1000 is no power of two; the nearest are 512 and 1024"),
+    "loss-scale-bf16": (["numerics.loss_scale=2048"], "numerics.loss_scale is 2048, but only fp16 scales the loss; leave it "
+                                                      "out, or set numerics.precision=fp16"),
+}
+for name, (overrides, sentence) in REFUSED.items():
+    for command in ("plan", "train"):
+        expect(f"refused-{name}-{command}", [command, MINIMAL, *overrides], 78, err=said(f"run.yaml: {sentence}"))
+expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
+       err=said("layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"))
+report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [], (0, "", ""))
+
+# The way down that the ZeRO papers draw, by hand: 4 + 4 + 8 bytes a parameter in fp32; bf16 adds a copy of 2; ZeRO-1 cuts
+# moments, master and sums, ZeRO-3 everything but two blocks.
+text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.leaf=1", "--world=64",
+                                   "batch.context=2048", "--device=a100-40g", "--ladder", "--json"], 0, ANY)
+if text:
+    rungs = json.loads(text)["ladder"]
+    n, memory = json.loads(text)["parameters"], [rung["memory_bytes"] for rung in rungs]
+    state = [rung["parameters"] + rung["gradients"] + rung["optimizer"] for rung in memory]
+    block = 2 * (4 * 8192 * 8192 + 3 * 8192 * 22016)  # bf16
+    problems = []
+    if not 65e9 < n < 66e9 or rungs[0]["world"] != 1 or rungs[-1]["world"] != 64:
+        problems.append("model or worlds")
+    if not 16 * n <= state[0] < 16 * n + 8 * block or memory[0]["total"] < 1000e9:
+        problems.append("fp32")
+    if memory[0]["optimizer"] // 2**20 != 12 * n // 2**20 or memory[1]["optimizer"] != memory[0]["optimizer"]:
+        problems.append("optimizer")
+    if not 18 * n <= state[1] < 18 * n + 8 * block:
+        problems.append("bf16")
+    if not 12 * n / 64 <= memory[4]["optimizer"] < 12.1 * n / 64 or memory[4]["parameters"] > 2 * n / 64 + 5 * block:
+        problems.append("ZeRO-3")
+    if any(after["total"] >= before["total"] for before, after in zip(memory[1:], memory[2:])):
+        problems.append("a rung that does not go down")
+    if rungs[0]["fits"] or not rungs[-1]["fits"]:
+        problems.append("what fits 40 GB")
+    report("plan-ladder", problems, (0, text, ""))
 text = expect("plan-json", ["plan", MINIMAL, "--world=1,3", "--threads=1", "--json"], 0, ANY)
 if text:
     plan = json.loads(text)

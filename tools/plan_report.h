@@ -1,0 +1,42 @@
+/* What `perdure plan` found, and how it is said: text for people, JSON for programs. */
+#ifndef PD_TOOLS_PLAN_REPORT_H
+#define PD_TOOLS_PLAN_REPORT_H
+
+#include "trainer/cost_model.h"
+#include "trainer/memory_plan.h"
+
+#define PD_PLAN_ALTERNATIVES_MAX 9u
+
+struct pd_planned_world {
+    uint32_t ranks, threads;
+    struct pd_laid_out laid_out;
+    struct pd_world_memory memory; /* owned */
+    struct pd_step_cost cost;
+    struct pd_layout_choice alternatives[PD_PLAN_ALTERNATIVES_MAX]; /* the fastest that fit, other than this one */
+    uint32_t alternative_count;
+    uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage that have none */
+};
+
+/* One rung on the way from everything on one device to what is asked for. */
+struct pd_plan_rung {
+    char name[64];
+    uint32_t world;
+    struct pd_memory_plan worst; /* rank */
+};
+
+struct pd_plan_subject {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    const struct pd_machine *machine;
+};
+
+PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
+                                    uint32_t count, struct pd_error *err);
+PD_MUST_USE pd_status pd_plan_print_ladder(const struct pd_plan_subject *subject, const struct pd_plan_rung *rungs,
+                                           uint32_t count, struct pd_error *err);
+/* worlds or rungs may be empty. */
+PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
+                                         uint32_t count, const struct pd_plan_rung *rungs, uint32_t rung_count,
+                                         double seconds, struct pd_error *err);
+
+#endif
