@@ -472,6 +472,16 @@ Test(transformer_parallel, recomputed)
     check_cuts(with(c, 2, 2));
 }
 
+/* Fewer rows than ranks. */
+Test(transformer_parallel, few_rows)
+{
+    struct test_case c = llama;
+    c.sequences = 1;
+    c.length = 5;
+    check_cuts(with(c, 8, 1));
+    check_cuts(with(c, 4, 2));
+}
+
 /* Rows that go window by window, and other windows with other ranks. */
 Test(transformer_parallel, windows)
 {
