@@ -1,19 +1,15 @@
 /* Gradients in: every rank's leaf -> the owners, who add the pieces in leaf order.
  *
- * A set is exchanged in rounds of window_elements of each owner's runs, so the memory that pieces arrive in is bounded by
- * the largest block, whatever the size of the embedding. The first round travels while the next block computes. */
+ * A set is exchanged in rounds of window_elements of what each owner has of it, so the memory that pieces arrive in is
+ * bounded by the largest block, whatever the size of the embedding. The first round travels while the next block computes.
+ */
 #include "trainer/parallel/zero_internal.h"
 
-#include <string.h>
+#define RUNS_MAX (PD_ZERO_SET_TENSORS_MAX * PD_ZERO_BOXES_MAX)
 
-static uint64_t gradient_bytes(const struct pd_zero *zero)
+static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
 {
-    return pd_dtype_bytes(zero->options.gradient_type);
-}
-
-static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t rank)
-{
-    return (uint64_t)slot * zero->dp + rank >= zero->options.leaves;
+    return (uint64_t)slot * zero->grid->layout.dp + dp_rank >= zero->options.leaves;
 }
 
 static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set)
@@ -31,36 +27,99 @@ pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
                                  struct pd_error *err)
 {
     const struct pd_zero_exchange *x = &zero->exchange;
+    const struct pd_zero_set *s = &zero->sets[set];
     bool is_being_sent = x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set) == leaf_buffer_index(zero, set);
     if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
-    float *base = writes_sums(zero, slot) ? zero->gradient + zero->gradient_set_offset[set]
-                                          : zero->leaf_gradients[leaf_buffer_index(zero, set)];
-    for (uint32_t e = 0; e < zero->sets[set].count; e++)
-        zero->leaf_pointers[e] = base + zero->sets[set].offsets[e];
+    float *base =
+        writes_sums(zero, slot) ? zero->gradient + s->gradient[0] : zero->leaf_gradients[leaf_buffer_index(zero, set)];
+    for (uint32_t e = 0; e < s->count; e++)
+        zero->leaf_pointers[e] = base + s->computed[e];
     *ret_gradients = zero->leaf_pointers;
     return PD_OK;
 }
 
-/* Pieces of the part [begin, end) of a rank's runs, taken one behind the other, inside a buffer that holds the set. */
-static uint32_t cut_runs(const struct pd_zero_run *runs, uint32_t count, uint64_t begin, uint64_t end, uint32_t peer,
-                         char *data, uint64_t element_bytes, struct pd_comm_piece *ret_pieces)
+/* The part of a run that lies in the round, by what the owner has before it. False: nothing. */
+static bool clip(const struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_zero_run *run)
 {
-    uint32_t used = 0;
-    uint64_t position = 0;
-    for (uint32_t i = 0; i < count; position += runs[i].elements, i++) {
-        uint64_t from = begin > position ? begin : position;
-        uint64_t to = end < position + runs[i].elements ? end : position + runs[i].elements;
-        if (from >= to) continue;
-        ret_pieces[used++] = (struct pd_comm_piece){peer, data + (runs[i].set_offset + from - position) * element_bytes,
-                                                    (to - from) * element_bytes};
-    }
-    return used;
+    uint64_t begin = x->round * zero->window_elements, end = begin + zero->window_elements;
+    uint64_t from = run->at_b > begin ? run->at_b : begin, to = run->at_b + run->elements;
+    if (to > end) to = end;
+    if (from >= to) return false;
+    run->at_a += from - run->at_b;
+    run->at_b = from - begin;
+    run->elements = to - from;
+    return true;
 }
 
-static uint64_t owned_by(const struct pd_zero *zero, uint32_t set, uint32_t rank, struct pd_zero_run *runs, uint32_t *count)
+static void describe_peer(struct pd_zero *zero, struct pd_zero_exchange *x, uint32_t q, uint32_t tp)
 {
-    *count = pd_zero_runs(zero, set, rank, runs);
-    return pd_zero_runs_elements(runs, *count);
+    struct pd_zero_run runs[RUNS_MAX];
+    const struct pd_layout *layout = &zero->grid->layout;
+    const uint32_t peer = q * layout->tp + tp, my_tp = zero->grid->place.tp;
+    const uint64_t bytes = pd_dtype_bytes(zero->sent);
+    uint32_t count;
+    if (q < zero->parts && !is_ghost(zero, x->slot, zero->grid->place.dp)) {
+        count = pd_zero_runs(zero, x->set, PD_ZERO_COMPUTED, zero->q, my_tp, PD_ZERO_OWNED, q, tp, runs, RUNS_MAX);
+        for (uint32_t i = 0; i < count; i++)
+            if (clip(zero, x, &runs[i]))
+                x->sends[x->op.send_count++] =
+                    (struct pd_comm_piece){peer, (char *)x->data + runs[i].at_a * bytes, runs[i].elements * bytes};
+    }
+    if (zero->q >= zero->parts || is_ghost(zero, x->slot, q / layout->sp)) return;
+    count = pd_zero_runs(zero, x->set, PD_ZERO_COMPUTED, q, tp, PD_ZERO_OWNED, zero->q, my_tp, runs, RUNS_MAX);
+    char *window = (char *)zero->window + q * zero->window_elements * bytes;
+    for (uint32_t i = 0; i < count; i++)
+        if (clip(zero, x, &runs[i]))
+            x->recvs[x->op.recv_count++] =
+                (struct pd_comm_piece){peer, window + runs[i].at_b * bytes, runs[i].elements * bytes};
+}
+
+static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
+{
+    struct pd_zero_exchange *x = &zero->exchange;
+    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
+    for (uint32_t q = 0; q < zero->data_ranks; q++)
+        for (uint32_t tp = 0; tp < zero->grid->layout.tp; tp++)
+            describe_peer(zero, x, q, tp);
+    PD_TRY(pd_comm_start(zero->comm, &x->op, err));
+    x->in_flight = true;
+    return PD_OK;
+}
+
+/* Adds `length` elements of a leaf to the sums of the owned boxes of the set, `begin` elements into them. */
+static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin, uint64_t length, const char *piece,
+                              bool first, struct pd_error *err)
+{
+    const uint64_t bytes = pd_dtype_bytes(zero->options.gradient_type);
+    const struct pd_zero_set *s = &zero->sets[set];
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    uint64_t before = 0;
+    for (uint32_t e = 0; e < s->count; e++) {
+        uint32_t count = pd_zero_own_runs(zero, s->tensors[e], runs);
+        for (uint32_t i = 0; i < count; before += runs[i].elements, i++) {
+            uint64_t from = before > begin ? before : begin, to = before + runs[i].elements;
+            if (to > begin + length) to = begin + length;
+            if (from >= to) continue;
+            float *sum = zero->gradient + s->gradient[e] + runs[i].at_b + (from - before);
+            PD_TRY(
+                pd_add(zero->math, to - from, sum, zero->options.gradient_type, piece + (from - begin) * bytes, first, err));
+        }
+    }
+    return PD_OK;
+}
+
+/* Parts of one leaf from the sp ranks become one: a tree, then one rounding. */
+static pd_status join_parts(struct pd_zero *zero, float *parts, uint64_t length, void **ret_piece, struct pd_error *err)
+{
+    const uint32_t sp = zero->grid->layout.sp;
+    for (uint32_t width = 1; width < sp; width *= 2)
+        for (uint32_t i = 0; i + width < sp; i += 2 * width)
+            PD_TRY(pd_add(zero->math, length, parts + i * zero->window_elements, PD_F32,
+                          parts + (i + width) * zero->window_elements, false, err));
+    *ret_piece = parts;
+    if (zero->options.gradient_type == PD_F32) return PD_OK;
+    *ret_piece = zero->rounded;
+    return pd_cast(zero->math, length, zero->options.gradient_type, zero->rounded, PD_F32, parts, err);
 }
 
 static uint64_t smaller(uint64_t a, uint64_t b)
@@ -68,80 +127,18 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static void describe_round(struct pd_zero *zero, struct pd_zero_exchange *x)
-{
-    struct pd_zero_run runs[PD_ZERO_SET_TENSORS_MAX];
-    const uint32_t me = zero->comm->rank;
-    const uint64_t bytes = gradient_bytes(zero), begin = x->round * zero->window_elements;
-    uint32_t count;
-    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
-    for (uint32_t r = 0; r < zero->dp && !is_ghost(zero, x->slot, me); r++) {
-        uint64_t owned = owned_by(zero, x->set, r, runs, &count);
-        if (r == me || owned <= begin) continue;
-        x->op.send_count += cut_runs(runs, count, begin, smaller(owned, begin + zero->window_elements), r, x->data, bytes,
-                                     x->sends + x->op.send_count);
-    }
-    uint64_t owned = owned_by(zero, x->set, me, runs, &count);
-    if (owned <= begin) return;
-    uint64_t length = smaller(owned - begin, zero->window_elements);
-    for (uint32_t r = 0; r < zero->dp; r++)
-        if (r != me && !is_ghost(zero, x->slot, r))
-            x->recvs[x->op.recv_count++] =
-                (struct pd_comm_piece){r, (char *)zero->window + r * zero->window_elements * bytes, length * bytes};
-}
-
-static pd_status add_own(struct pd_zero *zero, const struct pd_zero_exchange *x, const struct pd_zero_run *runs,
-                         uint32_t count, uint64_t begin, uint64_t end, float *sum, bool first, struct pd_error *err)
-{
-    struct pd_comm_piece pieces[PD_ZERO_SET_TENSORS_MAX];
-    uint32_t n = cut_runs(runs, count, begin, end, 0, x->data, gradient_bytes(zero), pieces);
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t elements = pieces[i].bytes / gradient_bytes(zero);
-        PD_TRY(pd_add(zero->math, elements, sum, zero->options.gradient_type, pieces[i].data, first, err));
-        sum += elements;
-    }
-    return PD_OK;
-}
-
-/* Pieces of this round, in leaf order: rank r of the slot holds leaf slot*dp + r. */
+/* Pieces of this round, in leaf order: dp rank r of the slot has leaf slot*dp + r. */
 static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_error *err)
 {
-    struct pd_zero_run runs[PD_ZERO_SET_TENSORS_MAX];
-    uint32_t count;
-    const uint32_t me = zero->dp == 1 ? 0 : zero->comm->rank;
-    uint64_t begin = x->round * zero->window_elements, owned = owned_by(zero, x->set, me, runs, &count);
+    const struct pd_layout *layout = &zero->grid->layout;
+    const uint64_t begin = x->round * zero->window_elements, owned = pd_zero_owned_of_set(zero, x->set);
     if (owned <= begin) return PD_OK;
-    uint64_t length = smaller(owned - begin, zero->window_elements);
-    float *sum = zero->gradient + zero->gradient_set_offset[x->set] + begin;
-    for (uint32_t r = 0; r < zero->dp && !is_ghost(zero, x->slot, r); r++) {
-        bool first = x->slot == 0 && r == 0;
-        if (r == me) {
-            PD_TRY(add_own(zero, x, runs, count, begin, begin + length, sum, first, err));
-            continue;
-        }
-        char *piece = (char *)zero->window + r * zero->window_elements * gradient_bytes(zero);
-        PD_TRY(pd_add(zero->math, length, sum, zero->options.gradient_type, piece, first, err));
+    const uint64_t length = smaller(owned - begin, zero->window_elements);
+    for (uint32_t r = 0; r < layout->dp && !is_ghost(zero, x->slot, r); r++) {
+        void *piece = (char *)zero->window + r * layout->sp * zero->window_elements * pd_dtype_bytes(zero->sent);
+        if (layout->sp > 1) PD_TRY(join_parts(zero, piece, length, &piece, err));
+        PD_TRY(add_to_boxes(zero, x->set, begin, length, piece, x->slot == 0 && r == 0, err));
     }
-    return PD_OK;
-}
-
-static uint64_t rounds_of(const struct pd_zero *zero, uint32_t set)
-{
-    uint64_t most = 0;
-    for (uint32_t r = 0; r < zero->dp; r++) {
-        struct pd_zero_run runs[PD_ZERO_SET_TENSORS_MAX];
-        uint32_t count;
-        uint64_t owned = owned_by(zero, set, r, runs, &count);
-        if (owned > most) most = owned;
-    }
-    return (most + zero->window_elements - 1) / zero->window_elements;
-}
-
-static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
-{
-    describe_round(zero, &zero->exchange);
-    PD_TRY(pd_comm_start(zero->comm, &zero->exchange.op, err));
-    zero->exchange.in_flight = true;
     return PD_OK;
 }
 
@@ -160,18 +157,19 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
     return PD_OK;
 }
 
-/* The leaf's gradients as gradient_type: one exchange is in flight at a time, so one rounded copy serves all sets. */
-static pd_status round_leaf(struct pd_zero *zero, uint32_t set, float *leaf, void **ret_rounded, struct pd_error *err)
+/* The leaf's gradients as they are sent: one exchange is in flight at a time, so one rounded copy serves all sets. */
+static pd_status round_leaf(struct pd_zero *zero, uint32_t set, float *leaf, void **ret_data, struct pd_error *err)
 {
-    *ret_rounded = leaf;
-    if (zero->options.gradient_type == PD_F32) return PD_OK;
-    *ret_rounded = zero->rounded;
-    uint64_t elements = zero->sets[set].offsets[zero->sets[set].count];
-    return pd_cast(zero->math, elements, zero->options.gradient_type, zero->rounded, PD_F32, leaf, err);
+    const struct pd_zero_set *s = &zero->sets[set];
+    *ret_data = leaf;
+    if (zero->sent == PD_F32) return PD_OK;
+    *ret_data = zero->rounded;
+    return pd_cast(zero->math, s->computed[s->count], zero->sent, zero->rounded, PD_F32, leaf, err);
 }
 
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
 {
+    const struct pd_zero_set *s = &zero->sets[set];
     PD_TRY(pd_zero_drain(zero, err));
     if (writes_sums(zero, slot)) return PD_OK;
     float *leaf = zero->leaf_gradients[leaf_buffer_index(zero, set)];
@@ -179,25 +177,14 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     x->slot = slot;
     x->round = 0;
     x->data = leaf;
-    if (!is_ghost(zero, slot, zero->alone ? 0 : zero->comm->rank)) PD_TRY(round_leaf(zero, set, leaf, &x->data, err));
-    if (zero->alone) {
-        const struct pd_zero_set *s = &zero->sets[set];
-        return pd_add(zero->math, s->offsets[s->count], zero->gradient + zero->gradient_set_offset[set],
-                      zero->options.gradient_type, x->data, slot == 0, err);
-    }
+    const bool ghost = is_ghost(zero, slot, zero->grid->place.dp);
+    if (ghost && zero->alone) return PD_OK;
+    if (!ghost) PD_TRY(round_leaf(zero, set, leaf, &x->data, err));
+    if (zero->alone)
+        return pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0,
+                      err);
     x->set = set;
-    x->rounds = rounds_of(zero, set);
+    x->rounds = (s->owned_most + zero->window_elements - 1) / zero->window_elements;
+    if (!x->rounds) x->rounds = 1;
     return start_round(zero, err);
-}
-
-void pd_zero_settle(struct pd_zero *zero)
-{
-    for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS; i++) {
-        struct pd_zero_buffer *buffer = &zero->buffers[i];
-        if (buffer->in_flight) (void)!pd_comm_wait(zero->comm, &buffer->op, NULL);
-        buffer->in_flight = false;
-    }
-    if (zero->exchange.in_flight) (void)!pd_comm_wait(zero->comm, &zero->exchange.op, NULL);
-    zero->exchange.in_flight = false;
-    zero->exchange.set = PD_ZERO_NO_SET;
 }

@@ -1,20 +1,23 @@
-/* State shared by zero.c (sets, owned state), zero_gather.c (parameters out) and zero_exchange.c (gradients in). */
+/* State shared by zero.c (sets, held state), zero_runs.c (who has what of a set), zero_gather.c (parameters out),
+ * zero_exchange.c (gradients in) and zero_share.c (replicas and the mirror of a tied table).
+ *
+ * Data rank q = dp index * sp + sp index; a rank of the stage is q * tp + tp index. */
 #ifndef PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
 #define PD_TRAINER_PARALLEL_ZERO_INTERNAL_H
 
 #include "trainer/parallel/zero.h"
 
 #define PD_ZERO_NO_SET UINT32_MAX
+#define PD_ZERO_BOXES_MAX 256u /* of one tensor on one rank: chunks of virtual_tp */
 
 struct pd_zero_set {
     uint32_t count;
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
-    uint64_t offsets[PD_ZERO_SET_TENSORS_MAX + 1]; /* elements inside the set; the last is its size */
-};
-
-/* What rank r owns of a set, in set order: contiguous runs of elements. */
-struct pd_zero_run {
-    uint64_t set_offset, elements;
+    uint64_t needed[PD_ZERO_SET_TENSORS_MAX + 1];   /* (tensors + 1) elements before the tensor's needed boxes */
+    uint64_t computed[PD_ZERO_SET_TENSORS_MAX + 1]; /* and before its computed ones */
+    uint64_t gradient[PD_ZERO_SET_TENSORS_MAX + 1]; /* where its held boxes begin in `gradient` */
+    uint64_t owned_most;                            /* elements of the set that one rank owns at most */
+    uint32_t pieces_most;                           /* boxes of one rank in the set at most */
 };
 
 /* Gathered parameters of one set. */
@@ -35,46 +38,81 @@ struct pd_zero_exchange {
     bool in_flight;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs;
-    void *data; /* the leaf's gradients, gradient_type */
+    void *data; /* the leaf's gradients as they are sent */
 };
 
 struct pd_zero {
     const struct pd_model *model;
     struct pd_zero_options options;
     const struct pd_grid *grid;
-    struct pd_comm *comm;
+    struct pd_comm *comm; /* of the stage; NULL when alone */
     struct pd_math *math;
-    uint32_t dp;
-    bool alone; /* one data rank: no buffers, no transfers */
+    uint32_t q, data_ranks, parts; /* data rank of data_ranks = dp * sp; parts = zero_shard */
+    bool alone;                    /* one rank in the stage: no transfers */
+    bool in_place;                 /* all that is needed is held: nothing is gathered */
+    bool is_mirrored;              /* a tied table whose head is on another stage */
+    enum pd_dtype sent;            /* of gradients in transfer: fp32 where parts of a leaf come from several ranks */
     uint32_t set_count;
-    struct pd_zero_set *sets;
-    /* owned */
-    uint64_t owned;
+    struct pd_zero_set *sets; /* (set_count); count 0: of another stage */
+    /* held */
+    uint64_t held, owned;
     struct pd_zero_box *boxes;
     uint32_t box_count;
-    uint64_t *tensor_offset;       /* (tensors) element offset of the tensor's first owned box */
-    uint64_t *gradient_set_offset; /* (sets) element offset of the set's owned run in `gradient` */
+    uint64_t *tensor_offset; /* (tensors) element offset of the tensor's first held box */
     float *state[PD_KIND_COUNT];
     void *compute;
+    void *mirror;             /* last stage: compute copy of the held boxes of the tied table */
+    float *mirrored_gradient; /* first stage: the head's sums of the owned boxes, on arrival */
+    uint64_t gradient_elements;
     float *gradient;
-    /* gather: two blocks and one end */
-    struct pd_zero_buffer buffers[PD_ZERO_BLOCK_BUFFERS + 1];
+    /* gather: two blocks and one end, or one a set */
+    struct pd_zero_buffer *buffers;
+    uint32_t buffer_count;
     uint64_t clock;
-    void *alone_pointers[PD_ZERO_SET_TENSORS_MAX];
+    void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
     /* exchange: two leaf buffers for blocks, one for the ends */
     float *leaf_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
     float *leaf_pointers[PD_ZERO_SET_TENSORS_MAX];
     struct pd_zero_exchange exchange;
-    void *rounded; /* a set's leaf gradients as gradient_type, where that is not fp32 */
-    void *window;  /* (dp, window_elements) of gradient_type: pieces that arrive */
+    void *rounded; /* a set's leaf gradients, or a round's sum over token pieces, as gradient_type */
+    void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
 };
+
+/* One contiguous run of elements that two ranks have in common. */
+struct pd_zero_run {
+    uint32_t tensor; /* place in the set */
+    uint64_t at_a, at_b, elements;
+};
+
+enum pd_zero_boxes {
+    PD_ZERO_NEEDED,   /* at: elements inside the set, needed order */
+    PD_ZERO_COMPUTED, /* at: elements inside the leaf's gradients */
+    PD_ZERO_HELD,     /* at: elements behind the tensor's first held box */
+    PD_ZERO_OWNED,    /* at: elements of the set that the rank owns before it */
+};
+/* Runs that boxes of rank (q, tp) of kind a share with those of another of kind b, in the order of a, then of b. Writes at
+ * most `capacity`. */
+uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, enum pd_zero_boxes a, uint32_t q_a, uint32_t tp_a,
+                      enum pd_zero_boxes b, uint32_t q_b, uint32_t tp_b, struct pd_zero_run *ret_runs, uint32_t capacity);
+/* Boxes of a tensor on rank (q, tp), ascending by chunk. */
+uint32_t pd_zero_boxes_of(const struct pd_zero *zero, uint32_t tensor, enum pd_zero_boxes kind, uint32_t q, uint32_t tp,
+                          struct pd_box *ret_boxes);
+
+/* Owned boxes of a tensor on this rank, each where it lies (at_b) behind the tensor's first held box. At most
+ * PD_ZERO_BOXES_MAX. */
+uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run *ret_runs);
+uint64_t pd_zero_owned_of_set(const struct pd_zero *zero, uint32_t set); /* elements this rank owns */
 
 void pd_zero_invalidate(struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
-/* Runs of `set` that data rank r owns; ret_runs has room for PD_ZERO_SET_TENSORS_MAX. Returns how many. */
-uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, uint32_t r, struct pd_zero_run *ret_runs);
-uint64_t pd_zero_runs_elements(const struct pd_zero_run *runs, uint32_t count);
+/* Where the parameters of the set's tensor number e lie on this rank, from its first held box on. */
+void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e);
+
+/* The parts of zero_share.c. */
+PD_MUST_USE pd_status pd_zero_share_gradients(struct pd_zero *zero, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err);
 
 #endif

@@ -1,0 +1,136 @@
+/* Between holders of the same boxes: owners hand state and sums to replicas, the first stage mirrors a tied table on the
+ * last and gets the head's sums of it. */
+#include "trainer/parallel/zero_internal.h"
+
+#define RUNS_MAX (PD_ZERO_SET_TENSORS_MAX * PD_ZERO_BOXES_MAX)
+
+static bool has_replicas(const struct pd_zero *zero)
+{
+    return zero->data_ranks > 1 && (zero->grid->layout.zero_stage == 0 || zero->parts < zero->data_ranks);
+}
+
+static bool holds_mine(const struct pd_zero *zero, uint32_t q)
+{
+    return zero->q < zero->parts && (zero->grid->layout.zero_stage == 0 || q % zero->parts == zero->q);
+}
+
+static uint32_t own_runs_of_set(const struct pd_zero *zero, uint32_t set, struct pd_zero_run *ret_runs)
+{
+    const uint32_t tp = zero->grid->place.tp;
+    return pd_zero_runs(zero, set, PD_ZERO_OWNED, zero->q, tp, PD_ZERO_HELD, zero->q, tp, ret_runs, RUNS_MAX);
+}
+
+/* One set: what this rank owns goes to the others that hold it, what it holds comes from its owners. `array` is in the order
+ * of `first`: elements before each tensor of the set. */
+static pd_status share_tensors(struct pd_zero *zero, uint32_t set, float *array, const uint64_t *first, struct pd_error *err)
+{
+    struct pd_zero_run runs[RUNS_MAX];
+    struct pd_zero_exchange *x = &zero->exchange;
+    const uint32_t tp = zero->grid->place.tp, tp_count = zero->grid->layout.tp;
+    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
+    for (uint32_t q = 0; q < zero->data_ranks; q++) {
+        if (q == zero->q) continue;
+        uint32_t peer = q * tp_count + tp;
+        /* The other's place in its own arrays is its affair: what is sent is found in mine, which hold it too. */
+        uint32_t count = holds_mine(zero, q) ? own_runs_of_set(zero, set, runs) : 0;
+        for (uint32_t i = 0; i < count; i++)
+            x->sends[x->op.send_count++] =
+                (struct pd_comm_piece){peer, array + first[runs[i].tensor] + runs[i].at_b, runs[i].elements * sizeof(float)};
+        count = pd_zero_runs(zero, set, PD_ZERO_OWNED, q, tp, PD_ZERO_HELD, zero->q, tp, runs, RUNS_MAX);
+        for (uint32_t i = 0; i < count; i++)
+            x->recvs[x->op.recv_count++] =
+                (struct pd_comm_piece){peer, array + first[runs[i].tensor] + runs[i].at_b, runs[i].elements * sizeof(float)};
+    }
+    PD_TRY(pd_comm_start(zero->comm, &x->op, err));
+    return pd_comm_wait(zero->comm, &x->op, err);
+}
+
+/* A tied table is the first set's: what the head keeps of it is for its owners alone. */
+static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, const uint64_t *first, struct pd_error *err)
+{
+    struct pd_zero_set *s = &zero->sets[set];
+    const uint32_t count = s->count;
+    if (!count) return PD_OK;
+    if (set > 0 && s->tensors[count - 1] == 0) s->count--;
+    pd_status st = share_tensors(zero, set, array, first, err);
+    s->count = count;
+    return st;
+}
+
+pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
+{
+    if (!has_replicas(zero)) return PD_OK;
+    for (uint32_t set = 0; set < zero->set_count; set++) {
+        uint64_t first[PD_ZERO_SET_TENSORS_MAX];
+        for (uint32_t e = 0; e < zero->sets[set].count; e++)
+            first[e] = zero->tensor_offset[zero->sets[set].tensors[e]];
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            PD_TRY(share_set(zero, set, zero->state[kind], first, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_zero_share_gradients(struct pd_zero *zero, struct pd_error *err)
+{
+    if (!has_replicas(zero)) return PD_OK;
+    for (uint32_t set = 0; set < zero->set_count; set++)
+        PD_TRY(share_set(zero, set, zero->gradient, zero->sets[set].gradient, err));
+    return PD_OK;
+}
+
+static pd_status run_mirror(struct pd_zero *zero, const struct pd_comm_piece *sends, uint32_t send_count,
+                            const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    PD_TRY(pd_comm_start(zero->grid->mirror, &op, err));
+    return pd_comm_wait(zero->grid->mirror, &op, err);
+}
+
+static bool is_first(const struct pd_zero *zero)
+{
+    return zero->sets[0].count > 0;
+}
+
+pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err)
+{
+    const uint32_t last = zero->set_count - 1;
+    if (!zero->is_mirrored || !(is_first(zero) || zero->mirror)) return PD_OK;
+    struct pd_box boxes[PD_ZERO_BOXES_MAX];
+    uint64_t bytes = 0;
+    uint32_t count = pd_zero_boxes_of(zero, 0, PD_ZERO_HELD, zero->q, zero->grid->place.tp, boxes);
+    for (uint32_t i = 0; i < count; i++)
+        bytes += pd_box_elements(&boxes[i]) * pd_dtype_bytes(zero->options.compute);
+    if (!bytes) return PD_OK;
+    if (is_first(zero)) {
+        struct pd_comm_piece piece = {1, pd_zero_parameters(zero, 0, 0), bytes};
+        return run_mirror(zero, &piece, 1, NULL, 0, err);
+    }
+    struct pd_comm_piece piece = {0, pd_zero_parameters(zero, last, zero->sets[last].count - 1), bytes};
+    return run_mirror(zero, NULL, 0, &piece, 1, err);
+}
+
+pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    struct pd_comm_piece pieces[PD_ZERO_BOXES_MAX];
+    uint32_t count = pd_zero_own_runs(zero, 0, runs);
+    if (!(is_first(zero) || zero->mirror) || !count) return PD_OK;
+    const struct pd_zero_set *s = &zero->sets[zero->set_count - 1];
+    if (!is_first(zero)) {
+        float *base = zero->gradient + s->gradient[s->count - 1];
+        for (uint32_t i = 0; i < count; i++)
+            pieces[i] = (struct pd_comm_piece){0, base + runs[i].at_b, runs[i].elements * sizeof(float)};
+        return run_mirror(zero, pieces, count, NULL, 0, err);
+    }
+    uint64_t elements = 0;
+    for (uint32_t i = 0; i < count; i++)
+        elements += runs[i].elements;
+    pieces[0] = (struct pd_comm_piece){1, zero->mirrored_gradient, elements * sizeof(float)};
+    PD_TRY(run_mirror(zero, NULL, 0, pieces, 1, err));
+    const float *from = zero->mirrored_gradient;
+    for (uint32_t i = 0; i < count; from += runs[i].elements, i++) {
+        float *sum = zero->gradient + zero->sets[0].gradient[0] + runs[i].at_b;
+        PD_TRY(pd_add(zero->math, runs[i].elements, sum, PD_F32, from, false, err));
+    }
+    return PD_OK;
+}
