@@ -17,8 +17,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SLOT_BYTES (UINT64_C(2) << 20)
-#define SLOTS_MAX 64u
+#define SLOT_BYTES (UINT64_C(256) << 10)
+#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+#define SLOTS_MAX 128u
 #define WRITER_BUFFER_BYTES (UINT64_C(4) << 20)
 #define GROUP_SHARDS_MAX 128u                 /* files open for writing */
 #define GROUP_BYTES_MAX (UINT64_C(40) << 20)  /* heap of their writers */
@@ -502,15 +503,14 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
 
 static pd_status take_memory(struct rewriter *r, struct pd_error *err)
 {
-    const uint64_t bytes = r->request->buffer_bytes / SLOT_BYTES * SLOT_BYTES;
+    const uint64_t bytes = r->request->buffer_bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     PD_CHECK(bytes >= PD_REWRITE_BUFFER_BYTES_MIN);
     r->sources = calloc(r->request->commit->shard_count, sizeof *r->sources);
     r->summaries = calloc(pd_layout_world(r->request->layout), sizeof *r->summaries);
-    r->buffers = aligned_alloc(SLOT_BYTES, bytes);
+    r->buffers = aligned_alloc(HUGE_PAGE_BYTES, bytes);
     if (!r->sources || !r->summaries || !r->buffers)
         PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %" PRIu64 " MiB of buffers", bytes >> 20);
     (void)madvise(r->buffers, bytes, MADV_HUGEPAGE); /* fewer pieces a transfer; without it all works */
-    memset(r->buffers, 0, bytes);
     uint64_t slots = (bytes - WRITER_BUFFER_BYTES) / SLOT_BYTES;
     if (slots > SLOTS_MAX) slots = SLOTS_MAX;
     r->write_slots = (uint32_t)slots / 2;

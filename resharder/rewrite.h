@@ -24,7 +24,7 @@ struct pd_rewrite_request {
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
     struct pd_store *target;               /* writable, of this process alone */
-    uint64_t buffer_bytes;                 /* of disk buffers, at least the minimum; 64 MiB is fast */
+    uint64_t buffer_bytes;                 /* of disk buffers, at least the minimum; 32 MiB is fast */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* now and then; may be NULL */
     void *context;
 };

@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#define BUFFER_BYTES (UINT64_C(64) << 20)
+#define BUFFER_BYTES (UINT64_C(32) << 20)
 
 struct reshard {
     const struct pd_ckpt_options *options;
