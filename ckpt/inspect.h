@@ -77,12 +77,18 @@ struct pd_tensor_report { /* of one tensor and kind */
 struct pd_state_report {
     struct pd_tensor_report *rows; /* (tensors * PD_KIND_COUNT), row tensor * PD_KIND_COUNT + kind; owned */
     uint32_t tensor_count;
-    uint64_t state_digest; /* one number for everything: see pd_state_digest */
+    uint64_t state_digest; /* one number for everything: see pd_state_digest; 0 of a part */
+    uint64_t bytes_read;   /* of data */
 };
 void pd_state_report_deinit(struct pd_state_report *report);
 /* want_statistics false: elements and digests only, faster. */
 PD_MUST_USE pd_status pd_inspect_report(struct pd_inspect *inspect, bool want_statistics, pd_inspect_progress progress,
                                         void *context, struct pd_state_report *ret_report, struct pd_error *err);
+/* Of some tensors alone, reading the blocks of their boxes and nothing else; the rows of others stay zero.
+ *   tensor_wanted (tensors) */
+PD_MUST_USE pd_status pd_inspect_report_some(struct pd_inspect *inspect, const bool *tensor_wanted,
+                                             pd_inspect_progress progress, void *context, struct pd_state_report *ret_report,
+                                             struct pd_error *err);
 /* XXH3 over (name, kind, digest) sorted by name and kind: "same state" as one number. digests[tensor * PD_KIND_COUNT +
  * kind]. Ranks that hold boxes in memory sum pd_tensor_digest over ranks and get the same.   memory  8 bytes a tensor errors
  * PD_NO_MEMORY */

@@ -18,10 +18,11 @@ struct reporting {
     struct sums *sums;
     uint32_t *global; /* tensor numbers of the open shard */
     const struct pd_shard *open;
+    const bool *wanted; /* (tensors), or NULL: all */
     bool want_statistics;
     pd_inspect_progress progress;
     void *context;
-    uint64_t blocks, bytes;
+    uint64_t blocks, bytes, total;
 };
 
 void pd_state_report_deinit(struct pd_state_report *report)
@@ -74,7 +75,27 @@ static pd_status visit_block(void *context, uint32_t box, uint64_t block, const 
     row->digest += pd_tensor_digest_part(tensor, &where->box, block * (PD_SHARD_BLOCK_BYTES / sizeof(float)), count, data);
     if (r->want_statistics) add_values(row, &r->sums[key], data, count);
     r->bytes += bytes;
-    if (r->progress && ++r->blocks % 64 == 0) r->progress(r->context, r->bytes, r->in->data_bytes);
+    if (r->progress && ++r->blocks % 64 == 0) r->progress(r->context, r->bytes, r->total);
+    return PD_OK;
+}
+
+/* The boxes of wanted tensors, and only those. */
+static pd_status scan_wanted(struct reporting *r, struct pd_shard *shard, struct pd_error *err)
+{
+    const uint64_t most = PD_INSPECT_BUFFER_BYTES / PD_SHARD_BLOCK_BYTES;
+    for (uint32_t b = 0; b < pd_shard_box_count(shard); b++) {
+        if (!r->wanted[r->global[pd_shard_boxes(shard)[b].tensor]]) continue;
+        const uint64_t blocks = pd_shard_block_count(shard, b), bytes = pd_shard_box_bytes(shard, b);
+        for (uint64_t first = 0; first < blocks; first += most) {
+            const uint64_t count = blocks - first < most ? blocks - first : most;
+            PD_TRY(pd_shard_read_blocks(shard, b, first, count, r->in->buffers, err));
+            for (uint64_t k = 0; k < count; k++) {
+                const uint64_t left = bytes - (first + k) * PD_SHARD_BLOCK_BYTES;
+                PD_TRY(visit_block(r, b, first + k, r->in->buffers + k * PD_SHARD_BLOCK_BYTES,
+                                   left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES, PD_OK, NULL, err));
+            }
+        }
+    }
     return PD_OK;
 }
 
@@ -90,6 +111,7 @@ static pd_status report_shard(struct reporting *r, uint32_t number, struct pd_er
     for (uint32_t t = 0; t < table->count; t++)
         r->global[t] = pd_inspect_find(r->in, table->tensors[t].name);
     r->open = shard;
+    if (r->wanted) return scan_wanted(r, shard, err);
     return pd_shard_scan(shard, r->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, err);
 }
 
@@ -125,30 +147,48 @@ static pd_status report_all(struct reporting *r, struct pd_error *err)
         PD_TRY(report_shard(r, s, err));
     for (uint64_t key = 0; key < keys; key++) {
         const struct pd_tensor *tensor = &r->in->tensors.tensors[key / PD_KIND_COUNT];
+        if (r->wanted && !r->wanted[key / PD_KIND_COUNT]) continue;
         if (r->report.rows[key].elements != pd_tensor_elements(tensor))
             PD_FAIL(err, PD_CORRUPT, "%s: the shards hold %llu of %llu elements of tensor %s, %s", r->in->directory,
                     (unsigned long long)r->report.rows[key].elements, (unsigned long long)pd_tensor_elements(tensor),
                     tensor->name, pd_kind_name((enum pd_kind)(key % PD_KIND_COUNT)));
     }
     finish_rows(r);
-    return digest_state(r, err);
+    r->report.bytes_read = r->bytes;
+    return r->wanted ? PD_OK : digest_state(r, err);
+}
+
+static pd_status run(struct reporting *r, struct pd_state_report *ret_report, struct pd_error *err)
+{
+    PD_TRY(pd_inspect_check_complete(r->in, err));
+    pd_status st = report_all(r, err);
+    free(r->sums);
+    free(r->global);
+    if (st) {
+        pd_state_report_deinit(&r->report);
+        return st;
+    }
+    if (r->progress) r->progress(r->context, r->total, r->total);
+    *ret_report = r->report;
+    return PD_OK;
 }
 
 pd_status pd_inspect_report(struct pd_inspect *inspect, bool want_statistics, pd_inspect_progress progress, void *context,
                             struct pd_state_report *ret_report, struct pd_error *err)
 {
-    PD_TRY(pd_inspect_check_complete(inspect, err));
     struct reporting r = {.in = inspect, .want_statistics = want_statistics, .progress = progress, .context = context};
-    pd_status st = report_all(&r, err);
-    free(r.sums);
-    free(r.global);
-    if (st) {
-        pd_state_report_deinit(&r.report);
-        return st;
-    }
-    if (progress) progress(context, inspect->data_bytes, inspect->data_bytes);
-    *ret_report = r.report;
-    return PD_OK;
+    r.total = inspect->data_bytes;
+    return run(&r, ret_report, err);
+}
+
+pd_status pd_inspect_report_some(struct pd_inspect *inspect, const bool *tensor_wanted, pd_inspect_progress progress,
+                                 void *context, struct pd_state_report *ret_report, struct pd_error *err)
+{
+    struct reporting r = {
+        .in = inspect, .wanted = tensor_wanted, .want_statistics = true, .progress = progress, .context = context};
+    for (uint64_t b = 0; b < inspect->box_count; b++)
+        if (tensor_wanted[inspect->boxes[b].tensor]) r.total += inspect->boxes[b].bytes;
+    return run(&r, ret_report, err);
 }
 
 /* ---- the state as one number ---- */

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -95,7 +96,8 @@ static pd_status stats_print(const struct pd_ckpt_options *options, const struct
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "checkpoint", o->path);
     pd_json_u64(&w, "step", pd_inspect_commit(o->inspect)->state.identity.step);
-    pd_json_hex64(&w, "state_digest", report->state_digest);
+    if (!options->tensor) pd_json_hex64(&w, "state_digest", report->state_digest);
+    pd_json_u64(&w, "bytes_read", report->bytes_read);
     pd_json_array_begin(&w, "tensors");
     for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
         const struct pd_tensor *t = &tensors->tensors[i / PD_KIND_COUNT];
@@ -114,11 +116,26 @@ static pd_status stats_print(const struct pd_ckpt_options *options, const struct
         status = pd_output_json(&w, err);
     else
         status = pd_table_print(&table, err);
-    if (!status && !options->json)
+    if (!status && !options->json && !options->tensor)
         printf("state digest of step %" PRIu64 ": %s\n", pd_inspect_commit(o->inspect)->state.identity.step,
                pd_text_hex(report->state_digest).text);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
+    return status;
+}
+
+/* All tensors with the digest of the whole, or the named ones, for which nothing else is read. */
+static pd_status stats_report(const struct pd_ckpt_options *options, const struct opened *o, pd_inspect_progress show,
+                              struct pd_ckpt_progress *progress, struct pd_state_report *ret_report, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
+    if (!options->tensor) return pd_inspect_report(o->inspect, true, show, progress, ret_report, err);
+    bool *chosen = calloc(tensors->count + 1ull, sizeof *chosen);
+    if (!chosen) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
+    for (uint32_t t = 0; t < tensors->count; t++)
+        chosen[t] = wanted(options, tensors->tensors[t].name);
+    pd_status status = pd_inspect_report_some(o->inspect, chosen, show, progress, ret_report, err);
+    free(chosen);
     return status;
 }
 
@@ -129,7 +146,7 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
     struct pd_state_report report = {0};
     PD_TRY(opened_open(options->paths[0], options->step, &o, err));
     pd_status status = pd_inspect_check_complete(o.inspect, err);
-    if (!status) status = pd_inspect_report(o.inspect, true, pd_ckpt_progress_start(&progress), &progress, &report, err);
+    if (!status) status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
     if (!status) {
         pd_ckpt_progress_end(&progress);
         status = stats_print(options, &o, &report, err);

@@ -327,9 +327,45 @@ if text:
     good = re.fullmatch("[0-9a-f]{16}", stats["state_digest"]) and abs(norm["param"]["mean"] - 1) < 0.01 and norm["param"]["nan"] == 0
     report("ckpt-stats-json-content", [] if good else ["digest or norm"], (0, text, ""))
 expect("ckpt-stats", ["ckpt", "stats", "run", "--tensor=norm"], 0,
-       re.compile(r"^TENSOR .*\n(\S*norm\S* +(param|exp_avg|exp_avg_sq) .*\n)+state digest of step 6: [0-9a-f]{16}\n$"))
+       re.compile(r"^TENSOR .*\n(\S*norm\S* +(param|exp_avg|exp_avg_sq) .*\n)+$"))
+text = expect("ckpt-stats-one", ["ckpt", "stats", "run", "--tensor=model.norm.weight", "--json"], 0, ANY)
+if text:
+    one = json.loads(text)
+    good = one["bytes_read"] == sum(4 * row["elements"] for row in one["tensors"]) > 0 and "state_digest" not in one
+    report("ckpt-stats-one-reads-its-blocks", [] if good else ["bytes_read or state_digest"], (0, text, ""))
 expect("ckpt-stats-none", ["ckpt", "stats", "run", "--tensor=xyz"], 64,
        err=said('no tensor has "xyz" in its name; leave --tensor out to see all'))
+# reshard: the same state under another layout; what cannot be is refused before anything is made
+expect("ckpt-reshard", ["ckpt", "reshard", "run", "other", "--layout=dp=4,zero_shard=2"], 0,
+       re.compile(r"^/.*/other/step-000000000006-1: step 6 under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
+expect("ckpt-reshard-verifies", ["ckpt", "verify", "other"], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
+expect("ckpt-reshard-same-state", ["ckpt", "diff", "run", "other"], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+text = expect("ckpt-reshard-shown", ["ckpt", "show", "other", "--json"], 0, ANY)
+if text:
+    shown = json.loads(text)
+    good = shown["layout"]["dp"] == 4 and shown["layout"]["zero_shard"] == 2 and shown["shards"] == 4 and shown["step"] == 6
+    report("ckpt-reshard-shown-content", [] if good else ["layout, shards or step"], (0, text, ""))
+expect("ckpt-reshard-again", ["ckpt", "reshard", "run", "other", "--layout=dp=2"], 78,
+       err=re.compile(r"^perdure: /.*/other holds step 6 of this run already, as step-000000000006-1; name another directory\n$"))
+expect("ckpt-reshard-onto-itself", ["ckpt", "reshard", "run", "run", "--layout=dp=1"], 78, err=re.compile("holds step 6 of this run already"))
+text = expect("ckpt-reshard-json", ["ckpt", "reshard", "run", "third", "--layout=dp=1", "--step=4", "--json"], 0, ANY)
+if text:
+    done = json.loads(text)
+    good = done["step"] == 4 and done["shards"] == 1 and done["layout"]["dp"] == 1 and done["bytes_read"] > 0
+    report("ckpt-reshard-json-content", [] if good else ["step, shards or layout"], (0, text, ""))
+for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and must be at least 1"),
+                                  ("tp", "tp=3", 78, "does not divide numerics.virtual_tp"),
+                                  ("stages", "pp=50", 78, "pipeline stages, but the model has"),
+                                  ("shard", "dp=2,zero_shard=3", 78, "zero_shard"),
+                                  ("word", "dq=2", 64, '"dq=2" is not understood'),
+                                  ("numerics", "virtual_tp=2", 64, "numerics such as virtual_tp stay as they are"),
+                                  ("number", "dp=x", 64, '"x" is no number')):
+    expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
+           err=re.compile(re.escape(words)))
+expect("ckpt-reshard-needs-layout", ["ckpt", "reshard", "run", "refused"], 64,
+       err=said("say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
+if not ONLY:
+    report("ckpt-reshard-refused-made-nothing", ["refused exists"] if os.path.exists("refused") else [], (0, "", ""))
 if rows:  # one bit of the middle of a shard of step 4
     shard = os.path.join("run/checkpoints", rows[1]["name"], "shard-00001.h5")
     with open(shard, "r+b") as file:
