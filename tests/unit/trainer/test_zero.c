@@ -1,0 +1,371 @@
+/* ZeRO over real communicators under every layout of one to eight ranks: a pretended step whose leaf gradients, parameters
+ * and moments are functions of the global element. Gathered parameters are compared with the function, sums bit for bit with
+ * a serial addition in leaf order, and what was taken with what was planned.
+ *
+ * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
+#include "trainer/parallel/zero.h"
+
+#include "ckpt/base/half.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORLD_MAX = 8, LAYERS = 4, LEAVES = 5 };
+
+struct job {
+    struct pd_layout layout;
+    struct pd_zero_options options;
+    const struct pd_model *model;
+};
+
+struct rank {
+    const struct job *job;
+    struct pd_grid grid;
+    struct pd_math *math;
+    struct pd_zero *zero;
+    uint32_t version; /* of the parameters */
+};
+
+/* ---- what everything should be ---- */
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 31;
+    x *= UINT64_C(0x9e3779b97f4a7c15);
+    x ^= x >> 29;
+    x *= UINT64_C(0xbf58476d1ce4e5b9);
+    return x ^ x >> 32;
+}
+
+/* Of mixed size, so that sums depend on their order. */
+static float value_of(uint64_t what, uint32_t tensor, uint64_t element)
+{
+    const uint64_t h = mix(mix(what * 131 + tensor) + element);
+    return (float)((int64_t)(h & 0xffffff) - 0x800000) / (float)(1u << (8 + (h >> 24) % 16));
+}
+
+static float state_of(enum pd_kind kind, uint32_t version, uint32_t tensor, uint64_t element)
+{
+    return value_of(1000u + version * 8u + kind, tensor, element);
+}
+
+static float part_of(uint32_t leaf, uint32_t sp, bool is_head, uint32_t tensor, uint64_t element)
+{
+    return value_of(2000u + (leaf * 64u + sp) * 2u + is_head, tensor, element);
+}
+
+static float rounded(enum pd_dtype type, float x)
+{
+    return type == PD_BF16 ? pd_f32_from_bf16(pd_bf16_from_f32(x)) : x;
+}
+
+static float leaf_of(const struct job *job, uint32_t leaf, bool is_head, uint32_t tensor, uint64_t element)
+{
+    float parts[WORLD_MAX];
+    const uint32_t sp = job->layout.sp;
+    for (uint32_t i = 0; i < sp; i++)
+        parts[i] = part_of(leaf, i, is_head, tensor, element);
+    for (uint32_t width = 1; width < sp; width *= 2)
+        for (uint32_t i = 0; i < sp; i += 2 * width)
+            parts[i] += parts[i + width];
+    return rounded(job->options.gradient_type, parts[0]);
+}
+
+static float sum_of_set(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
+{
+    float sum = leaf_of(job, 0, is_head, tensor, element);
+    for (uint32_t leaf = 1; leaf < job->options.leaves; leaf++)
+        sum += leaf_of(job, leaf, is_head, tensor, element);
+    return sum;
+}
+
+static float sum_of(const struct job *job, uint32_t tensor, uint64_t element)
+{
+    float sum = sum_of_set(job, false, tensor, element);
+    if (tensor == 0 && job->model->config.tie_embeddings) sum += sum_of_set(job, true, tensor, element);
+    return sum;
+}
+
+static uint64_t global_element(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t i)
+{
+    return (box->start[0] + i / box->count[1]) * tensor->shape[1] + box->start[1] + i % box->count[1];
+}
+
+/* ---- a rank ---- */
+
+static const struct pd_tensor *tensor_of(const struct rank *r, uint32_t tensor)
+{
+    return &r->job->model->tensors.tensors[tensor];
+}
+
+static bool has_set(const struct rank *r, uint32_t set)
+{
+    return pd_layout_unit_pp(&r->grid.layout, set) == r->grid.place.pp;
+}
+
+static uint32_t set_tensors(const struct rank *r, uint32_t set, uint32_t *ret_tensors)
+{
+    const struct pd_model *model = r->job->model;
+    uint32_t count = 0;
+    for (uint32_t t = model->unit_first[set]; t < model->unit_first[set + 1]; t++)
+        ret_tensors[count++] = t;
+    if (set + 1 == model->unit_count && model->config.tie_embeddings) ret_tensors[count++] = 0;
+    return count;
+}
+
+/* The owned boxes are the layout's, each named by its number; the others are left with what nobody should see. */
+static pd_status fill_state(struct rank *r, struct pd_error *err)
+{
+    uint64_t owned = 0, expected = 0;
+    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+        const struct pd_tensor *tensor = tensor_of(r, b->tensor);
+        struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+        uint32_t count =
+            pd_layout_owned_boxes(&r->grid.layout, tensor, b->tensor, r->grid.rank, boxes, PD_LAYOUT_CHUNKS_MAX);
+        if (b->owned && (b->number >= count || memcmp(&boxes[b->number], &b->box, sizeof b->box)))
+            PD_FAIL(err, PD_BUG, "box %u of %s is not the layout's", b->number, tensor->name);
+        if (b->owned) owned += b->elements;
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            float *state = pd_zero_state(r->zero, (enum pd_kind)kind) + b->offset;
+            for (uint64_t e = 0; e < b->elements; e++)
+                state[e] = b->owned ? state_of((enum pd_kind)kind, r->version, b->tensor, global_element(tensor, &b->box, e))
+                                    : -1.0f;
+        }
+    }
+    for (uint32_t t = 0; t < r->job->model->tensors.count; t++) {
+        struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+        uint32_t count =
+            pd_layout_owned_boxes(&r->grid.layout, tensor_of(r, t), t, r->grid.rank, boxes, PD_LAYOUT_CHUNKS_MAX);
+        for (uint32_t i = 0; i < count; i++)
+            expected += pd_box_elements(&boxes[i]);
+    }
+    if (owned != expected || owned != pd_zero_owned_elements(r->zero))
+        PD_FAIL(err, PD_BUG, "owns %llu elements, not %llu", (unsigned long long)owned, (unsigned long long)expected);
+    return PD_OK;
+}
+
+static pd_status check_state(struct rank *r, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            for (uint64_t e = 0; e < b->elements; e++) {
+                const uint64_t element = global_element(tensor_of(r, b->tensor), &b->box, e);
+                const float is = pd_zero_state(r->zero, (enum pd_kind)kind)[b->offset + e],
+                            should = state_of((enum pd_kind)kind, r->version, b->tensor, element);
+                if (is != should)
+                    PD_FAIL(err, PD_BUG, "kind %d of %s[%llu] is %g, not %g", kind, tensor_of(r, b->tensor)->name,
+                            (unsigned long long)element, (double)is, (double)should);
+            }
+    }
+    return PD_OK;
+}
+
+static pd_status check_weights(const struct rank *r, uint32_t tensor, const void *weights, struct pd_error *err)
+{
+    struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+    const enum pd_dtype type = r->job->options.compute;
+    const uint32_t count = pd_partition_needed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
+    const char *data = weights;
+    if (!data) PD_FAIL(err, PD_BUG, "%s has no place", tensor_of(r, tensor)->name);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++, data += pd_dtype_bytes(type)) {
+            const uint64_t element = global_element(tensor_of(r, tensor), &boxes[i], e);
+            const float should = rounded(type, state_of(PD_PARAM, r->version, tensor, element));
+            float is;
+            uint16_t half;
+            memcpy(&half, data, sizeof half);
+            if (type == PD_F32)
+                memcpy(&is, data, sizeof is);
+            else
+                is = pd_f32_from_bf16(half);
+            if (is != should)
+                PD_FAIL(err, PD_BUG, "%s[%llu] was gathered as %g, not %g", tensor_of(r, tensor)->name,
+                        (unsigned long long)element, (double)is, (double)should);
+        }
+    return PD_OK;
+}
+
+static void fill_gradient(const struct rank *r, uint32_t leaf, uint32_t set, uint32_t tensor, float *gradient)
+{
+    struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+    const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
+    const bool is_head = set + 1 == r->job->model->unit_count;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++)
+            *gradient++ = part_of(leaf, r->grid.place.sp, is_head && tensor == 0, tensor,
+                                  global_element(tensor_of(r, tensor), &boxes[i], e));
+}
+
+static pd_status visit(struct rank *r, uint32_t set, struct pd_error *err)
+{
+    uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
+    void *const *weights;
+    if (!has_set(r, set)) return PD_OK;
+    PD_TRY(pd_zero_acquire(r->zero, set, &weights, err));
+    const uint32_t count = set_tensors(r, set, tensors);
+    for (uint32_t e = 0; e < count; e++)
+        PD_TRY(check_weights(r, tensors[e], weights[e], err));
+    return PD_OK;
+}
+
+static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_error *err)
+{
+    uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
+    float *const *gradients;
+    const uint32_t leaf = slot * r->grid.layout.dp + r->grid.place.dp;
+    if (!has_set(r, set)) return PD_OK;
+    PD_TRY(pd_zero_leaf_gradients(r->zero, set, slot, &gradients, err));
+    const uint32_t count = set_tensors(r, set, tensors);
+    for (uint32_t e = 0; e < count && leaf < r->job->options.leaves; e++)
+        fill_gradient(r, leaf, set, tensors[e], gradients[e]);
+    return pd_zero_push_gradients(r->zero, set, slot, err);
+}
+
+static pd_status check_sums(const struct rank *r, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
+        for (uint64_t e = 0; e < b->elements; e++) {
+            const uint64_t element = global_element(tensor_of(r, b->tensor), &b->box, e);
+            const float is = pd_zero_gradient(r->zero)[b->gradient_offset + e], should = sum_of(r->job, b->tensor, element);
+            if (is != should)
+                PD_FAIL(err, PD_BUG, "the sum of %s[%llu] is %.9g, not %.9g (%s)", tensor_of(r, b->tensor)->name,
+                        (unsigned long long)element, (double)is, (double)should, b->owned ? "owned" : "held");
+        }
+    }
+    return PD_OK;
+}
+
+/* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
+static pd_status step(struct rank *r, struct pd_error *err)
+{
+    const uint32_t sets = pd_zero_set_count(r->zero), slots = (r->job->options.leaves - 1) / r->grid.layout.dp + 1;
+    PD_TRY(fill_state(r, err));
+    PD_TRY(pd_zero_share_state(r->zero, err));
+    PD_TRY(check_state(r, err));
+    PD_TRY(pd_zero_refresh_compute(r->zero, err));
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        for (uint32_t set = 0; set < sets; set++)
+            PD_TRY(visit(r, set, err));
+        for (uint32_t set = sets; set-- > 0;) {
+            PD_TRY(visit(r, set, err));
+            if (set > 1 && set + 1 < sets && has_set(r, set - 1)) PD_TRY(pd_zero_prefetch(r->zero, set - 1, err));
+            PD_TRY(learn(r, set, slot, err));
+        }
+    }
+    PD_TRY(pd_zero_finish_gradients(r->zero, err));
+    return check_sums(r, err);
+}
+
+static pd_status plan_of(const struct rank *r, struct pd_memory_plan *ret_plan, struct pd_error *err)
+{
+    struct pd_arena *dry;
+    struct pd_math *math;
+    struct pd_zero *zero;
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, dry, &math, err));
+    PD_TRY(pd_zero_new(r->job->model, &r->job->options, &r->grid, NULL, dry, &zero, err));
+    pd_arena_usage(dry, ret_plan);
+    pd_zero_free(zero);
+    pd_arena_free(dry);
+    return PD_OK;
+}
+
+static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    struct rank r = {.job = context};
+    struct pd_memory_plan plan, usage;
+    struct pd_arena *arena;
+    PD_TRY(pd_grid_init(&r.job->layout, comm->rank, comm->size > 1 ? comm : NULL, &r.grid, err));
+    PD_TRY(plan_of(&r, &plan, err));
+    PD_TRY(pd_arena_new(&plan, &arena, err));
+    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &r.math, err));
+    pd_status st = pd_zero_new(r.job->model, &r.job->options, &r.grid, r.math, arena, &r.zero, err);
+    pd_arena_usage(arena, &usage);
+    if (!st && memcmp(&plan, &usage, sizeof plan)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "not what was planned");
+    for (; r.version < 2 && !st; r.version++)
+        st = step(&r, err);
+    if (st) {
+        pd_grid_abort(&r.grid);
+        pd_zero_settle(r.zero);
+    }
+    pd_zero_free(r.zero);
+    pd_math_free(r.math);
+    pd_arena_free(arena);
+    pd_grid_deinit(&r.grid);
+    return st;
+}
+
+/* ---- every layout ---- */
+
+static struct pd_model *model_new(uint32_t turn)
+{
+    const struct pd_model_config config = {.family = turn % 3 == 2 ? PD_FAMILY_GPT2 : PD_FAMILY_LLAMA,
+                                           .vocab = 67,
+                                           .context = 16,
+                                           .layers = LAYERS,
+                                           .hidden = 24,
+                                           .heads = 6,
+                                           .kv_heads = turn % 3 == 2 ? 6 : 1 + turn % 2 * 2,
+                                           .head_size = 4,
+                                           .ffn = 37,
+                                           .qkv_bias = turn % 4 == 1,
+                                           .tie_embeddings = turn % 3 == 2 || turn % 2 == 0};
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_model_new(&config, &model, &err), PD_OK, "%s", err.message);
+    return model;
+}
+
+static void cut_stages(struct pd_layout *l, uint32_t units)
+{
+    l->stage_count = l->pp * l->interleave;
+    for (uint32_t s = 0; s < l->stage_count; s++)
+        l->first_unit[s] = (uint16_t)(s * units / l->stage_count);
+}
+
+static void try(struct pd_layout layout, uint32_t turn)
+{
+    struct pd_model *model = model_new(turn);
+    struct pd_error err;
+    layout.small_bytes = turn % 2 ? 512 : 4096;
+    layout.virtual_tp = layout.tp * (1u << turn % 3);
+    layout.virtual_sp = layout.sp;
+    layout.interleave = layout.pp == 2 && turn % 3 == 1 ? 2 : 1;
+    cut_stages(&layout, model->unit_count);
+    struct job job = {
+        layout, {turn % 7 == 3 ? 1 : LEAVES, turn / 2 % 2 ? PD_BF16 : PD_F32, turn / 3 % 2 ? PD_BF16 : PD_F32}, model};
+    pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
+    cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u, ZeRO-%u over %u, turn %u: %s", layout.dp, layout.tp,
+                 layout.virtual_tp, layout.pp, layout.sp, layout.zero_stage, layout.zero_shard, turn, err.message);
+    pd_model_free(model);
+}
+
+/* Every stage; groups of zero_shard ranks in turn, or with PERDURE_TEST_SCALE all of them. */
+static void try_all(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp)
+{
+    static uint32_t turn;
+    struct pd_layout layout = {.dp = dp, .tp = tp, .pp = pp, .sp = sp};
+    const char *scale = getenv("PERDURE_TEST_SCALE");
+    const bool is_thorough = scale && atoi(scale) >= 10;
+    uint32_t shards[WORLD_MAX], count = 0;
+    for (uint32_t shard = 1; shard <= dp * sp; shard++)
+        if (dp * sp % shard == 0) shards[count++] = shard;
+    for (layout.zero_stage = 0; layout.zero_stage < 4; layout.zero_stage++, turn++)
+        for (uint32_t i = 0; i < count; i++) {
+            layout.zero_shard = shards[i];
+            if (i == (turn + turn / 4) % count || is_thorough) try(layout, turn + i);
+        }
+}
+
+Test(zero, every_layout_has_the_values_of_the_global_tensors)
+{
+    for (uint32_t dp = 1; dp <= WORLD_MAX; dp++)
+        for (uint32_t tp = 1; dp * tp <= WORLD_MAX; tp *= 2)
+            for (uint32_t pp = 1; dp * tp * pp <= WORLD_MAX && pp <= LAYERS; pp++)
+                for (uint32_t sp = 1; dp * tp * pp * sp <= WORLD_MAX; sp *= 2)
+                    try_all(dp, tp, pp, sp);
+}
