@@ -6,7 +6,7 @@
 #include "ckpt/store.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
-#include "trainer/launcher.h"
+#include "trainer/launch_layout.h"
 #include "trainer/worker.h"
 
 #include <errno.h>
@@ -98,8 +98,15 @@ static bool newest_step(void *context, uint64_t *ret_step)
 {
     char path[4096];
     uint32_t count;
-    pd_worker_checkpoint_dir(context, path);
+    const struct pd_launch_chooser *chooser = context;
+    pd_worker_checkpoint_dir(chooser->config, path);
     return look(path, &count, ret_step, NULL) == PD_OK && count > 0;
+}
+
+static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                        struct pd_error *err)
+{
+    return pd_launch_choose(context, ranks, is_restart, ret_layout, err);
 }
 
 /* ---- train ---- */
@@ -137,7 +144,7 @@ static void private_config_path(const struct pd_config *config, char *ret_path)
     snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
 }
 
-static pd_status launch(const struct pd_config *config, struct pd_error *err)
+static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     char path[4096], self[4096];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -148,7 +155,7 @@ static pd_status launch(const struct pd_config *config, struct pd_error *err)
     PD_TRY(pd_worker_write_config(config, path, err));
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
-    struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = (void *)config};
+    struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose};
     pd_launch_configure(&l, config);
     pd_status st = pd_launch_run(&l, err);
     unlink(path);
@@ -194,7 +201,10 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         free(yaml);
     } else {
         if (t.fresh) st = check_fresh(&config, err);
-        if (!st) st = launch(&config, err);
+        struct pd_launch_chooser chooser = {0};
+        if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
+        if (!st) st = launch(&config, &chooser, err);
+        pd_launch_chooser_deinit(&chooser);
         if (!st && t.json) st = print_result(&config, err);
     }
     pd_config_deinit(&config);
@@ -207,7 +217,9 @@ static pd_status work(const struct pd_launched *launched, const char *config_pat
 {
     struct pd_config config;
     PD_TRY(pd_config_load(config_path, NULL, 0, &config, err));
-    pd_status st = pd_worker_main(&config, launched, err);
+    pd_status st = PD_OK;
+    if (launched->layout[0]) st = pd_launch_layout_apply(&config, launched->layout, launched->ranks, err);
+    if (!st) st = pd_worker_main(&config, launched, err);
     pd_config_deinit(&config);
     return st;
 }

@@ -54,6 +54,8 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         launched.transport = strcmp(transport, "local") == 0 ? PD_TRANSPORT_LOCAL : PD_TRANSPORT_MPI;
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
         snprintf(launched.dir, sizeof launched.dir, "%s", dir);
+        const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
+        snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
         PD_TRY(die_with_parent(&launched, err));
         pd_note_write_begun(launched.dir, launched.rank, launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
     }

@@ -21,6 +21,7 @@ struct pd_launched {
     enum pd_transport transport; /* LOCAL: this process runs all ranks. MPI: it is one. AUTO: not launched */
     uint32_t rank;               /* of this process; 0 for LOCAL */
     char dir[3072];              /* for notes */
+    char layout[160];            /* settings that the launcher chose; "": those of the configuration */
 };
 
 PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err);
@@ -38,6 +39,7 @@ uint32_t pd_launched_cores(void);
 #define PD_LAUNCH_ENV_THREADS "PERDURE_LAUNCH_THREADS"
 #define PD_LAUNCH_ENV_RESTART "PERDURE_LAUNCH_RESTART"
 #define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"
+#define PD_LAUNCH_ENV_LAYOUT "PERDURE_LAUNCH_LAYOUT"
 #define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
 
 #endif

@@ -25,6 +25,7 @@ struct launch_state {
     const struct pd_launch *launch;
     struct pd_launch_requests requests;
     struct pd_start start;
+    struct pd_launch_layout layout; /* of this start */
     bool has_step;
     uint64_t step;                    /* newest committed at the last start */
     uint32_t restarts, idle_restarts; /* all; since the last progress */
@@ -35,7 +36,6 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
 {
     launch->dir = config->run.dir;
     launch->ranks = config->layout.ranks;
-    launch->leaves = config->batch.leaf ? config->batch.sequences / config->batch.leaf : 0;
     launch->threads = config->layout.threads;
     launch->transport = config->layout.transport;
     launch->restart_ranks = config->restart.ranks;
@@ -45,25 +45,13 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
 
 /* ---- how many ranks ---- */
 
-static bool is_admitted(const struct pd_launch *launch, uint32_t ranks)
+static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool is_restart, struct pd_error *err)
 {
-    return ranks >= 1 && (launch->leaves == 0 || ranks <= launch->leaves);
-}
-
-static pd_status first_ranks(const struct pd_launch *launch, uint32_t *ret_ranks, struct pd_error *err)
-{
-    uint32_t ranks = launch->ranks ? launch->ranks : pd_launched_cores();
-    if (launch->ranks == 0 && launch->leaves && ranks > launch->leaves) ranks = launch->leaves;
-    for (uint32_t i = 0; i < launch->restart_ranks_count; i++)
-        if (!is_admitted(launch, launch->restart_ranks[i]))
-            PD_FAIL(err, PD_INVALID, "restart.ranks[%u] is %u: a step has %u leaves, so 1 to %u ranks are admitted", i,
-                    launch->restart_ranks[i], launch->leaves, launch->leaves);
-    if (!is_admitted(launch, ranks))
-        PD_FAIL(err, PD_INVALID,
-                "layout.ranks is %u and a step has %u leaves: use layout.ranks=%u, or more leaves (batch.sequences / "
-                "batch.leaf)",
-                ranks, launch->leaves, launch->leaves);
-    *ret_ranks = ranks;
+    const struct pd_launch *launch = state->launch;
+    struct pd_launch_layout layout = {.ranks = ranks};
+    if (launch->choose) PD_TRY(launch->choose(launch->context, ranks, is_restart, &layout, err));
+    state->layout = layout;
+    state->start.ranks = layout.ranks;
     return PD_OK;
 }
 
@@ -145,7 +133,7 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
     if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
     if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
     snprintf(state->last_words, sizeof state->last_words, "%s", verdict->message);
-    state->start.ranks = next_ranks(state, verdict);
+    PD_TRY(choose_layout(state, next_ranks(state, verdict), true, err));
     state->start.restart = ++state->restarts;
     state->idle_restarts++;
     *ret_is_over = false;
@@ -159,7 +147,8 @@ static void say_start(const struct launch_state *state)
     char from[48], which[32] = "starting";
     say_step(state, from, sizeof from);
     if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
-    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s) from %s", which, state->start.ranks, state->start.ranks == 1 ? "" : "s",
+    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s) from %s", which, state->start.ranks,
+           state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
 }
 
@@ -279,11 +268,11 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 {
     const struct pd_launch *launch = state->launch;
     enum pd_transport transport;
-    uint32_t ranks = 0;
-    PD_TRY(first_ranks(launch, &ranks, err));
-    PD_TRY(pd_starter_choose(launch->transport, ranks, &transport, err));
     state->start = (struct pd_start){
-        .transport = transport, .ranks = ranks, .threads = launch->threads, .dir = dir, .worker = launch->worker};
+        .threads = launch->threads, .dir = dir, .worker = launch->worker, .layout = state->layout.settings};
+    PD_TRY(choose_layout(state, launch->ranks, false, err));
+    PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
+    state->start.transport = transport;
     sigset_t before;
     PD_TRY(signals_block(state, &before, err));
     pd_status st = launch_loop(state, err);

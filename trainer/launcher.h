@@ -3,7 +3,8 @@
  *   end of the ranks                       what follows
  *   done                                   PD_OK
  *   saved and left                         PD_STOPPED
- *   a rank died or fell silent             start again: restart_ranks, or one rank fewer (ranks that are threads: as many)
+ *   a rank died or fell silent             start again: restart_ranks, or one rank fewer (ranks that are threads: as many),
+ *                                          laid out as `choose` says
  *   internal error, loss not finite        start again as it was; the same words twice without progress are final
  *   configuration, storage, damage, usage  final, the ranks' own status
  *   no rank of the first start began       final: what kept it will keep the next
@@ -20,11 +21,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* How the ranks of one start are laid out; chosen by the launcher, so that they agree. */
+struct pd_launch_layout {
+    uint32_t ranks;
+    char summary[64];   /* for people: "dp=2 tp=4" */
+    char settings[160]; /* for the ranks (trainer/launch_layout.h) */
+};
+
 struct pd_launch {
     const char *const *worker; /* argv of a worker, NULL at the end; the first is a path */
     const char *dir;           /* where the private directory of the launch is made; NULL: that of temporary files */
-    uint32_t ranks;            /* 0: one a core, at most `leaves` */
-    uint32_t leaves;           /* V: every rank count from 1 to V is admitted; 0: any */
+    uint32_t ranks;            /* 0: as many as choose says */
     uint32_t threads;          /* a rank; 0: the rank's share of the cores */
     enum pd_transport transport;
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
@@ -32,9 +39,13 @@ struct pd_launch {
     /* The newest committed step; false: there is none, or it cannot be told now. */
     bool (*newest_step)(void *context, uint64_t *ret_step);
     void *context;
+    /* The layout of the first start with `ranks` ranks (0: one a core), and of a restart with at most that many. NULL: ranks
+     * is not 0, and every number is admitted. */
+    pd_status (*choose)(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                        struct pd_error *err);
 };
 
-/* Everything that a configuration says; worker, newest_step and context stay as they are. */
+/* Everything that a configuration says; the rest stays as it is. */
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
 
 /* From here on signals wait for the launch: called before reading what the launch needs. */

@@ -113,6 +113,9 @@ int main(int argc, char **argv)
     dir = argv[1];
     struct pd_error err;
     if (pd_launched_begin(&launched, &err)) return 70;
+    char layout[sizeof launched.layout + 8];
+    snprintf(layout, sizeof layout, "layout:%s", launched.layout);
+    say(layout);
     say("start");
     pd_launched_ready(&launched);
     char *rest = argv[2], *word = strtok_r(rest, ",", &rest);

@@ -1,0 +1,117 @@
+#include "trainer/launch_layout.h"
+
+#include "resharder/layout.h"
+#include "trainer/config_keys.h"
+#include "trainer/cost_model.h"
+#include "trainer/launched.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
+{
+    struct pd_launch_chooser c = {.config = config};
+    PD_TRY(pd_model_new(&config->model, &c.model, err));
+    *ret_chooser = c;
+    return PD_OK;
+}
+
+void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser)
+{
+    pd_model_free(chooser->model);
+    *chooser = (struct pd_launch_chooser){0};
+}
+
+/* ---- layout.auto ---- */
+
+/* Ranks of this host share its memory. A tenth is left to the system. */
+static pd_status machine_of(uint32_t ranks, struct pd_machine *ret_machine, struct pd_error *err)
+{
+    PD_TRY(pd_machine_preset("cpu", ret_machine, err));
+    ret_machine->device_bytes = 0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ranks;
+    return PD_OK;
+}
+
+static pd_status choose_fastest(const struct pd_launch_chooser *c, uint32_t ranks, struct pd_laid_out *ret_laid_out,
+                                struct pd_error *err)
+{
+    struct pd_machine machine;
+    struct pd_layout_choice best;
+    uint32_t count;
+    PD_TRY(machine_of(ranks, &machine, err));
+    PD_TRY(pd_choose_layouts(c->config, c->model, ranks, pd_launched_threads(c->config->layout.threads, ranks), &machine, 1,
+                             &best, &count, err));
+    *ret_laid_out = best.laid_out;
+    return PD_OK;
+}
+
+static pd_status choose_automatic(const struct pd_launch_chooser *c, uint32_t ranks, bool is_restart,
+                                  struct pd_laid_out *ret_laid_out, struct pd_error *err)
+{
+    const struct pd_degrees held = {c->config->layout.dp, c->config->layout.tp, c->config->layout.pp, c->config->layout.sp,
+                                    0};
+    while (is_restart && ranks > 1 && !pd_degrees_list(c->config, ranks, &held, NULL, 0))
+        ranks--;
+    return choose_fastest(c, ranks, ret_laid_out, err);
+}
+
+/* ---- degrees of the configuration ---- */
+
+static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_laid_out *ret_laid_out,
+                              struct pd_error *err)
+{
+    struct pd_degrees degrees;
+    if (!is_restart) {
+        PD_TRY(pd_degrees_of(c->config, ranks, &degrees, err));
+        c->degrees = degrees;
+    } else if (ranks == pd_degrees_world(&c->degrees)) {
+        degrees = c->degrees;
+    } else if (!pd_degrees_fewer(c->config, ranks, &c->degrees, &degrees)) {
+        PD_FAIL(err, PD_INVALID, "no layout of %u ranks or fewer is admitted; the smallest has 1", ranks);
+    }
+    return pd_lay_out_degrees(c->config, c->model, &degrees, ret_laid_out, err);
+}
+
+/* ---- words ---- */
+
+static void say(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
+{
+    static const char *const recompute_names[] = {"none", "selective", "full"};
+    const struct pd_layout *l = &laid_out->layout;
+    const struct pd_degrees degrees = {l->dp, l->tp, l->pp, l->sp, l->interleave};
+    ret->ranks = pd_layout_world(l);
+    pd_degrees_text(&degrees, ret->summary, sizeof ret->summary);
+    snprintf(ret->settings, sizeof ret->settings,
+             "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,recompute=%s", l->dp, l->tp, l->pp, l->sp,
+             l->interleave, l->zero_stage, l->zero_shard, recompute_names[laid_out->recompute]);
+}
+
+pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                           struct pd_error *err)
+{
+    struct pd_laid_out laid_out;
+    if (!ranks) ranks = pd_degrees_first_world(c->config, pd_launched_cores());
+    if (c->config->layout.automatic)
+        PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));
+    else
+        PD_TRY(choose_given(c, ranks, is_restart, &laid_out, err));
+    say(&laid_out, ret_layout);
+    return PD_OK;
+}
+
+pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks, struct pd_error *err)
+{
+    char text[sizeof((struct pd_launch_layout *)0)->settings], key[64];
+    snprintf(text, sizeof text, "%s", settings);
+    config->layout.automatic = false;
+    config->layout.ranks = ranks;
+    for (char *rest = text, *word; (word = strtok_r(rest, ",", &rest));) {
+        char *equals = strchr(word, '=');
+        if (!equals) PD_FAIL(err, PD_BUG, "\"%s\" is no setting of a layout", word);
+        *equals = '\0';
+        snprintf(key, sizeof key, "layout.%s", word);
+        PD_TRY(pd_key_set(config, key, equals + 1, err));
+    }
+    return PD_OK;
+}

@@ -1,0 +1,31 @@
+/* The layout of each start of a launch: the launcher chooses, once for all ranks, and tells them in words.
+ *
+ *   first start   what the configuration says (trainer/degrees.h); with layout.auto the fastest that fits this machine
+ *   restart       tp, pp and sp of the first start where they divide the ranks that are left; otherwise the best admitted
+ * layout of the largest world that has one. With layout.auto it is chosen anew */
+#ifndef PD_TRAINER_LAUNCH_LAYOUT_H
+#define PD_TRAINER_LAUNCH_LAYOUT_H
+
+#include "trainer/auto_layout.h"
+#include "trainer/launcher.h"
+
+struct pd_launch_chooser {
+    const struct pd_config *config;
+    struct pd_model *model;    /* owned */
+    struct pd_degrees degrees; /* of the first start */
+};
+
+PD_MUST_USE pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser,
+                                             struct pd_error *err);
+void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser);
+
+/* As struct pd_launch asks for it.
+ *   errors  PD_INVALID: not admitted; PD_NO_MEMORY: no layout of this many ranks fits the machine, with the fewest that do
+ */
+PD_MUST_USE pd_status pd_launch_choose(struct pd_launch_chooser *chooser, uint32_t ranks, bool is_restart,
+                                       struct pd_launch_layout *ret_layout, struct pd_error *err);
+/* What the launcher said, on a rank: layout.* of the configuration become that. */
+PD_MUST_USE pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks,
+                                             struct pd_error *err);
+
+#endif
