@@ -19,7 +19,7 @@ struct pd_load_request {
     uint32_t kinds;                        /* bit k: kind k */
     const bool *tensor_wanted;             /* (tensors) or NULL: all */
     void *buffers;                         /* (buffer_bytes) aligned to PD_DOOR_ALIGN: windows of rounds */
-    uint64_t buffer_bytes;                 /* at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast */
+    uint64_t buffer_bytes;                 /* equal on all ranks; at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast */
     /* Start of this rank's wanted box: dense fp32. */
     void *(*destination)(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box);
     void *context;

@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. */
+/* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone, since
+ * a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */
 #define IO_BYTES_MIN (4ull << 20)
 #define IO_BYTES_MAX (64ull << 20)
 
-static uint64_t io_bytes_of(uint64_t state_bytes)
+static uint64_t io_bytes_of(const struct pd_model *model, const struct pd_layout *layout)
 {
+    const uint64_t shards = (uint64_t)layout->tp * layout->pp * layout->zero_shard;
+    const uint64_t state_bytes = model->parameter_count / shards * PD_KIND_COUNT * sizeof(float);
     uint64_t bytes = IO_BYTES_MIN;
     while (bytes < IO_BYTES_MAX && bytes * 4 < state_bytes)
         bytes *= 2;
@@ -94,7 +97,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     PD_TRY(build_model(e, arena, err));
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
-    e->io_bytes = io_bytes_of(pd_zero_owned_elements(e->zero) * PD_KIND_COUNT * sizeof(float));
+    e->io_bytes = io_bytes_of(e->options.model, &e->grid.layout);
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   pd_grid_bytes(&e->grid.layout, e->options.rank, c->layout.transport == PD_TRANSPORT_MPI));

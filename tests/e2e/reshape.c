@@ -3,8 +3,8 @@
  * For every admitted (dp, tp, pp, sp) of 1 to 6 ranks a run of SAVED steps is saved through the real store. Every other
  * layout then resumes from it: what each of its ranks holds (parameters and both moments) must be, bit for bit, what the
  * one-rank run had, and so must be the losses of the next steps. ZeRO stage, zero_shard, interleaving and schedule differ
- * from layout to layout. By default each layout is resumed from two others and by two others; `every`, or PERDURE_TEST_SCALE
- * of 10 or more: all ordered pairs. Ranks are threads. Exit code 0: all equal. */
+ * from layout to layout. By default each layout is resumed from and by one other of each model; `every`, or
+ * PERDURE_TEST_SCALE of 10 or more: all ordered pairs. Ranks are threads. Exit code 0: all equal. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "trainer/resume.h"
@@ -299,11 +299,11 @@ struct campaign {
     bool every;
 };
 
-static bool is_chosen(const struct campaign *c, uint32_t from, uint32_t to)
+static bool is_chosen(const struct campaign *c, uint32_t model, uint32_t from, uint32_t to)
 {
     if (from == to) return false;
     const uint32_t distance = (to + c->count - from) % c->count;
-    return c->every || distance == 1 + c->count / 3 || distance == c->count - 2;
+    return c->every || distance == (model ? 1 + c->count / 3 : c->count - 2);
 }
 
 static void report(struct campaign *c, uint32_t model, uint32_t from, uint32_t to, const struct pd_error *err)
@@ -334,7 +334,7 @@ static void campaign_model(struct campaign *c, uint32_t model)
         }
         job.fill = job.save = false;
         for (uint32_t to = 0; to < c->count && c->failures < 20; to++) {
-            if (!is_chosen(c, from, to)) continue;
+            if (!is_chosen(c, model, from, to)) continue;
             c->pairs++;
             if (run_layout(model, &c->layouts[to], c->data, &job, &err)) report(c, model, from, to, &err);
         }
