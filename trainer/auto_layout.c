@@ -219,7 +219,7 @@ static pd_status choose(const struct candidates *all, const struct pd_config *co
     }
     if (!count)
         PD_FAIL(err, PD_NO_MEMORY,
-                "layout: no layout of %u ranks fits %.1f GB a rank; the smallest needs %.1f GB: take more ranks, a smaller "
+                "layout: no layout of %u ranks fits %.3g GB a rank; the smallest needs %.3g GB: take more ranks, a smaller "
                 "batch.leaf, or a larger numerics.virtual_tp (both start a new lineage)",
                 pd_layout_world(&all->list[0].laid_out.layout), limit / 1e9, smallest / 1e9);
     *ret_count = count;

@@ -209,7 +209,7 @@ if text:
         problems.append("bf16")
     if not 12 * n / 64 <= memory[4]["optimizer"] < 12.1 * n / 64 or memory[4]["parameters"] > 2 * n / 64 + 5 * block:
         problems.append("ZeRO-3")
-    if any(after["total"] >= before["total"] for before, after in zip(memory[1:], memory[2:])):
+    if any(after["total"] > before["total"] for before, after in zip(memory[1:], memory[2:])):
         problems.append("a rung that does not go down")
     if rungs[0]["fits"] or not rungs[-1]["fits"]:
         problems.append("what fits 40 GB")

@@ -162,7 +162,7 @@ Test(choose, less_memory_costs_time_and_fits)
 {
     double seconds = 0;
     uint64_t bytes = UINT64_MAX;
-    for (double limit = 40e9; limit > 1e9; limit /= 1.5) {
+    for (double limit = 40e9; limit > 1.3e9; limit /= 1.5) {
         const struct pd_layout_choice c = choose(AUTO, 4, limit, PD_OK);
         cr_expect_leq((double)c.worst_bytes, limit);
         cr_expect_geq(c.step_seconds, seconds, "less memory and faster");
