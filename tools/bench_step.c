@@ -1,6 +1,6 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear
  * and head products as whole oneDNN calls on the same threads. Then what invariance costs: a step of a leaf of 2,048 tokens
- * under numerics invariant, virtual_tp 1, against the same step under fast, virtual_tp 1; fewer blocks, the same
+ * under numerics invariant, virtual_tp 1 and 2, against the same step under fast, virtual_tp 1; fewer blocks, the same
  * widths, a vocabulary of 8,192. */
 #include "tools/bench.h"
 #include "tools/command.h"
@@ -17,11 +17,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PRECISIONS = 2, COSTS = 1 };
+enum { PRECISIONS = 2, COSTS = 2 };
 #define COST_VOCAB 8192u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
-static const unsigned cost_virtual_tp[COSTS] = {1};
+static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 
 struct step_bench {
     uint64_t pairs, tokens, threads;
@@ -100,7 +100,7 @@ static const struct argp step_argp = {
     NULL,
     "A whole training step against all its linear and head products as oneDNN calls, alternated. "
     "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor. "
-    "invariant_cost: the largest of invariant / fast over both precisions and virtual_tp 1.",
+    "invariant_cost: the largest of invariant / fast over both precisions and virtual_tp 1 and 2.",
     NULL,
     NULL,
     NULL};
