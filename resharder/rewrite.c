@@ -26,7 +26,7 @@
 #define SOURCE_SHARDS_MAX 512u                /* files open for reading */
 #define SOURCE_BYTES_MAX (UINT64_C(48) << 20) /* heap of their tables */
 #define SOURCES_PER_TARGET_GROUP 64u          /* a group is small enough to need about so many */
-#define INDEX_BOXES_MAX 50000u
+#define INDEX_BOXES_MAX 8000u                 /* of 10 KiB each while HDF5 builds it */
 
 struct slot {
     struct pd_transfer transfer;

@@ -174,6 +174,9 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     if (!r->options->json) {
         printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %u shards, %.1f s\n", path, entry->step, l->dp,
                l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, r->report.shards, r->seconds);
+        if (!r->report.has_index)
+            fprintf(stderr,
+                    "without index.h5, which would take too much memory: a run makes one with its next checkpoint\n");
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -186,6 +189,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     pd_json_u64(&w, "bytes_read", r->report.bytes_read);
     pd_json_u64(&w, "bytes_written", r->report.bytes_written);
     pd_json_double(&w, "seconds", r->seconds);
+    pd_json_bool(&w, "index", r->report.has_index);
     pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);
     pd_ckpt_json_layout(&w, l);
     pd_json_object_end(&w);
