@@ -183,7 +183,7 @@ static pd_status find_alternatives(const struct options *o, const struct pd_conf
     free_config.layout.dp = free_config.layout.tp = free_config.layout.pp = free_config.layout.sp = 0;
     pd_status st =
         pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
-    if (st == PD_NO_MEMORY) return PD_OK; /* nothing fits: the plan itself says so */
+    if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself says so */
     PD_TRY(st);
     for (uint32_t i = 0; i < count && w->alternative_count < o->alternatives; i++)
         if (!is_same(&choices[i].laid_out, &w->laid_out)) w->alternatives[w->alternative_count++] = choices[i];

@@ -218,7 +218,7 @@ static pd_status choose(const struct candidates *all, const struct pd_config *co
         if (limit <= 0 || (double)c->worst_bytes <= limit) ret_choices[count++] = *c;
     }
     if (!count)
-        PD_FAIL(err, PD_NO_MEMORY,
+        PD_FAIL(err, PD_INVALID,
                 "layout: no layout of %u ranks fits %.3g GB a rank; the smallest needs %.3g GB: take more ranks, a smaller "
                 "batch.leaf, or a larger numerics.virtual_tp (both start a new lineage)",
                 pd_layout_world(&all->list[0].laid_out.layout), limit / 1e9, smallest / 1e9);

@@ -37,7 +37,7 @@ struct pd_layout_choice {
 };
 /* The fastest layouts of `world` ranks that fit the machine's memory, fastest first: all degrees that are admitted and not
  * given, every ZeRO stage, every recomputation. Writes at most `capacity`.
- *   errors  PD_INVALID: nothing is admitted; PD_NO_MEMORY: nothing fits, with what the smallest would take */
+ *   errors  PD_INVALID: nothing is admitted, or nothing fits: then with what the smallest would take */
 PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world,
                                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);

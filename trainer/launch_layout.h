@@ -20,8 +20,7 @@ PD_MUST_USE pd_status pd_launch_chooser_init(const struct pd_config *config, str
 void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser);
 
 /* As struct pd_launch asks for it.
- *   errors  PD_INVALID: not admitted; PD_NO_MEMORY: no layout of this many ranks fits the machine, with the fewest that do
- */
+ *   errors  PD_INVALID: not admitted, or with layout.auto nothing fits this machine */
 PD_MUST_USE pd_status pd_launch_choose(struct pd_launch_chooser *chooser, uint32_t ranks, bool is_restart,
                                        struct pd_launch_layout *ret_layout, struct pd_error *err);
 /* What the launcher said, on a rank: layout.* of the configuration become that. */

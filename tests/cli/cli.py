@@ -187,6 +187,9 @@ for name, (overrides, sentence) in REFUSED.items():
         expect(f"refused-{name}-{command}", [command, MINIMAL, *overrides], 78, err=said(f"run.yaml: {sentence}"))
 expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
        err=said("layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"))
+expect("refused-memory", ["plan", MINIMAL, "layout=auto", "--world=4", "--device-memory=1M"], 78,
+       err=re.compile(r"^perdure: layout: no layout of 4 ranks fits 0.00105 GB a rank; the smallest needs 0\.\d+ GB: take more "
+                      r"ranks, a smaller batch.leaf, or a larger numerics.virtual_tp \(both start a new lineage\)\n$"))
 report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [], (0, "", ""))
 
 # The way down that the ZeRO papers draw, by hand: 4 + 4 + 8 bytes a parameter in fp32; bf16 adds a copy of 2; ZeRO-1 cuts
@@ -362,6 +365,12 @@ for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and mu
                                   ("number", "dp=x", 64, '"x" is no number')):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
            err=re.compile(re.escape(words)))
+for place in ("rewrite.shard.finished:2", "store.seal.checked:1", "store.seal.recorded:1", "store.seal.renamed:1"):
+    killed = f"killed-{place.split(':')[0]}"
+    expect(f"ckpt-reshard-{killed}", ["ckpt", "reshard", "run", killed, "--layout=dp=3"], -9, environment={"PERDURE_FAULT": place})
+    expect(f"ckpt-reshard-{killed}-again", ["ckpt", "reshard", "run", killed, "--layout=dp=3"],
+           78 if "renamed" in place or "recorded" in place else 0, ANY, ANY)
+    expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
 expect("ckpt-reshard-needs-layout", ["ckpt", "reshard", "run", "refused"], 64,
        err=said("say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
 if not ONLY:

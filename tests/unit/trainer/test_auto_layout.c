@@ -171,7 +171,7 @@ Test(choose, less_memory_costs_time_and_fits)
         bytes = c.worst_bytes;
         cr_expect_eq(pd_layout_world(&c.laid_out.layout), 4);
     }
-    choose(AUTO, 4, 1e6, PD_NO_MEMORY);
+    choose(AUTO, 4, 1e6, PD_INVALID);
 }
 
 Test(choose, what_is_given_holds)
