@@ -1,5 +1,6 @@
 /* perdure ckpt reshard: a checkpoint, written again under another layout. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
 #include "resharder/rewrite.h"
 #include "tools/ckpt_place.h"
@@ -114,6 +115,13 @@ static pd_status check_entry(const struct reshard *r, const struct pd_store_entr
     return PD_OK;
 }
 
+static pd_status check_entries(const struct reshard *r, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
+        PD_TRY(check_entry(r, pd_store_entry_at(r->target.store, i), err));
+    return PD_OK;
+}
+
 /* Looks before anything is written. */
 static pd_status check_target(struct reshard *r, struct pd_error *err)
 {
@@ -125,8 +133,7 @@ static pd_status check_target(struct reshard *r, struct pd_error *err)
     if (r->target.named[0])
         status =
             pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name a directory to put the new one in", path);
-    for (uint32_t i = 0; !status && i < pd_store_count(r->target.store); i++)
-        status = check_entry(r, pd_store_entry_at(r->target.store, i), err);
+    if (!status) status = check_entries(r, err);
     pd_ckpt_place_close(&r->target);
     return status;
 }
@@ -138,7 +145,8 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
     const char *path = r->options->paths[1];
     pd_status st = pd_door_mkdir(r->source.door, path, err);
     if (st && st != PD_EXISTS) return st;
-    return pd_ckpt_place_open(path, &options, &r->target, err);
+    PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
+    return check_entries(r, err); /* what was killed when it was all but done is there now */
 }
 
 /* ---- the work ---- */
@@ -201,6 +209,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     struct reshard r = {.options = options};
     if (!options->layout)
         PD_FAIL(err, PD_USAGE, "say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
+    PD_TRY(pd_fault_configure_env(err));
     pd_status st = open_source(&r, err);
     if (!st) st = lay_out(&r, err);
     if (!st) st = check_target(&r, err);
