@@ -139,6 +139,18 @@ for name in ("kjv", "gpt2-124m", "llama-1b"):
     expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
            re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
 
+text = expect("plan-1t", ["plan", os.path.join(SOURCE, "tools/configs/gpt-1t.yaml"), "--world=16384", "--threads=1", "--device=h100-80g",
+                          "--json"], 0, ANY)
+if text:
+    plan = json.loads(text)
+    problems = [] if sum(group["ranks"] for group in plan["groups"]) == 16384 and plan["groups"] == plan["worlds"][0]["groups"] else ["groups"]
+    if plan["step_seconds"] <= 0 or not 0 < plan["plan_seconds"] < 10 or plan["parameters"] != 1008038758400:
+        problems.append("seconds or parameters")
+    total = sum(group["ranks"] * group["memory_bytes"]["optimizer"] for group in plan["groups"])
+    if not 12 * plan["parameters"] <= total < 12.1 * plan["parameters"]:
+        problems.append("moments and master of all ranks")
+    report("plan-1t-content", problems, (0, text[:200], ""))
+
 # ---- layouts that nothing admits: 78 and one sentence, whatever the command, before anything is made ----
 # The table in README.md lists them; 4 blocks, 8 leaves of 4 sequences of 256 tokens.
 REFUSED = {
