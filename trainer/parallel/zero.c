@@ -17,20 +17,10 @@ static uint64_t largest(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t elements_of(const struct pd_box *boxes, uint32_t count)
+static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t tensor)
 {
-    uint64_t elements = 0;
-    for (uint32_t i = 0; i < count; i++)
-        elements += pd_box_elements(&boxes[i]);
-    return elements;
-}
-
-static uint64_t mine(const struct pd_zero *zero, uint32_t tensor, enum pd_zero_boxes kind, uint32_t *ret_count)
-{
-    struct pd_box boxes[PD_ZERO_BOXES_MAX];
-    uint32_t count = pd_zero_boxes_of(zero, tensor, kind, zero->q, zero->grid->place.tp, boxes);
-    if (ret_count) *ret_count = count;
-    return elements_of(boxes, count);
+    const struct pd_zero_slab held = pd_zero_held_slab(zero, place, zero->q);
+    return pd_zero_slab_elements(zero, tensor, &held);
 }
 
 /* ---- sets ---- */
@@ -38,15 +28,15 @@ static uint64_t mine(const struct pd_zero *zero, uint32_t tensor, enum pd_zero_b
 static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor)
 {
     PD_CHECK(set->count < PD_ZERO_SET_TENSORS_MAX);
-    uint32_t e = set->count++, needed, computed;
+    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
+    uint32_t e = set->count++;
     set->tensors[e] = tensor;
-    set->needed[e + 1] = set->needed[e] + mine(zero, tensor, PD_ZERO_NEEDED, &needed);
-    set->computed[e + 1] = set->computed[e] + mine(zero, tensor, PD_ZERO_COMPUTED, &computed);
+    set->needed[e + 1] = set->needed[e] + pd_zero_slab_elements(zero, tensor, &place.needed);
+    set->computed[e + 1] = set->computed[e] + pd_zero_slab_elements(zero, tensor, &place.computed);
     set->gradient[e] = zero->gradient_elements;
-    zero->gradient_elements += mine(zero, tensor, PD_ZERO_HELD, NULL);
-    /* Boxes of any rank: a chunk each where dimension 1 is cut, one otherwise; of two ranks one box meets two at most. */
-    uint32_t chunks = pd_partition_chunk_count(&zero->grid->partition);
-    set->pieces_most += zero->model->tensors.tensors[tensor].tp_dim == 1 ? chunks : 2;
+    zero->gradient_elements += held_elements(zero, &place, tensor);
+    set->pieces_most += zero->model->tensors.tensors[tensor].tp_dim == 1 ? pd_partition_chunk_count(&zero->grid->partition)
+                                                                         : zero->grid->layout.tp;
 }
 
 /* Elements of the set that one rank owns at most. Small tensors belong to one rank each, the others are cut evenly. */
@@ -55,18 +45,20 @@ static uint64_t owned_most(const struct pd_zero *zero, const struct pd_zero_set 
     uint64_t most = 0;
     for (uint32_t tp = 0; tp < zero->grid->layout.tp; tp++) {
         uint64_t everywhere = 0, here = 0;
-        memset(by_part, 0, zero->parts * sizeof *by_part);
+        by_part[0] = 0;
+        for (uint32_t e = 0; e < set->count; e++)
+            by_part[set->tensors[e] % zero->parts] = 0;
         for (uint32_t e = 0; e < set->count; e++) {
-            const struct pd_tensor *t = &zero->model->tensors.tensors[set->tensors[e]];
-            struct pd_layout_cut cut;
-            if (!pd_layout_cut_of(&zero->grid->layout, t, set->tensors[e], tp, &cut)) continue;
-            struct pd_box boxes[PD_ZERO_BOXES_MAX];
-            uint32_t count = pd_zero_boxes_of(zero, set->tensors[e], PD_ZERO_OWNED, cut.q_first, tp, boxes);
-            uint64_t elements = elements_of(boxes, count); /* of the first part, the largest */
-            if (cut.part_count > 1)
+            const uint32_t tensor = set->tensors[e];
+            struct pd_zero_place place = {.is_here = true};
+            if (!pd_layout_cut_of(&zero->grid->layout, &zero->model->tensors.tensors[tensor], tensor, tp, &place.cut))
+                continue;
+            const struct pd_zero_slab first = pd_zero_owned_slab(zero, &place, place.cut.q_first); /* the largest */
+            const uint64_t elements = pd_zero_slab_elements(zero, tensor, &first);
+            if (place.cut.part_count > 1)
                 everywhere += elements;
             else
-                here = largest(here, by_part[cut.q_first] += elements);
+                here = largest(here, by_part[place.cut.q_first] += elements);
         }
         most = largest(most, everywhere + here);
     }
@@ -81,6 +73,7 @@ static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
+    uint64_t most[2] = {0}; /* of blocks, of ends */
     uint64_t *by_part = calloc(zero->parts, sizeof *by_part);
     if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->parts);
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
@@ -90,11 +83,12 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
             add_to_set(zero, set, t);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0);
         set->owned_most = owned_most(zero, set, by_part);
-        zero->window_elements =
-            pd_zero_is_end(zero, unit) ? zero->window_elements : largest(zero->window_elements, set->owned_most);
+        most[pd_zero_is_end(zero, unit)] = largest(most[pd_zero_is_end(zero, unit)], set->owned_most);
     }
     free(by_part);
-    if (!zero->window_elements) zero->window_elements = 1;
+    /* Pieces of all data ranks together take about one block, also where few ranks own all of it. */
+    const uint64_t share = most[0] ? most[0] : most[1];
+    zero->window_elements = largest(1, (share * zero->parts + zero->data_ranks - 1) / zero->data_ranks);
     return PD_OK;
 }
 
@@ -112,43 +106,41 @@ static uint64_t first_offset(const struct pd_zero *zero, uint32_t t, uint64_t el
 
 struct describing {
     uint32_t tensor;
+    struct pd_zero_slab held, owned;
     uint64_t gradient, tied_gradient; /* of the tensor's first held box; UINT64_MAX: none */
-    uint64_t offset;
-    uint32_t owned;
 };
 
-static void add_box(struct pd_zero *zero, struct describing *d, const struct pd_box *box, bool owned)
+static void add_box(struct pd_zero *zero, const struct describing *d, uint32_t chunk, uint64_t row, uint64_t row_end,
+                    bool owned)
 {
-    uint64_t elements = pd_box_elements(box), behind = d->offset - zero->tensor_offset[d->tensor];
-    struct pd_zero_box b = {.tensor = d->tensor, .owned = owned, .number = owned ? d->owned++ : 0, .box = *box};
-    b.offset = d->offset;
-    b.elements = elements;
+    const struct pd_tensor *tensor = &zero->model->tensors.tensors[d->tensor];
+    struct pd_zero_box b = {.tensor = d->tensor, .owned = owned, .box = pd_box_whole(tensor)};
+    uint64_t column, column_end;
+    pd_layout_chunk_columns(&zero->grid->layout, tensor, chunk, &column, &column_end);
+    if (row == row_end || column == column_end) return;
+    const uint64_t behind = pd_zero_slab_offset(zero, d->tensor, &d->held, chunk, row);
+    b.number = chunk - d->held.chunk_begin;
+    b.box.start[0] = row;
+    b.box.count[0] = row_end - row;
+    b.box.start[1] = column;
+    b.box.count[1] = column_end - column;
+    b.elements = pd_box_elements(&b.box);
+    b.offset = zero->tensor_offset[d->tensor] + behind;
     b.gradient_offset = d->gradient + behind;
     b.tied_gradient_offset = d->tied_gradient == UINT64_MAX ? UINT64_MAX : d->tied_gradient + behind;
     zero->boxes[zero->box_count++] = b;
-    d->offset += elements;
-    if (owned) zero->owned += elements;
+    if (owned) zero->owned += b.elements;
 }
 
-/* A held box, cut by owners where it is more than one rank's: stage 0. */
-static void add_held(struct pd_zero *zero, struct describing *d, const struct pd_box *held)
+/* In stage 0 rows before and behind those of this rank's part are held beside them. */
+static void add_boxes(struct pd_zero *zero, const struct describing *d)
 {
-    const struct pd_layout *layout = &zero->grid->layout;
-    const struct pd_tensor *tensor = &zero->model->tensors.tensors[d->tensor];
-    struct pd_layout_cut cut;
-    if (layout->zero_stage > 0) {
-        add_box(zero, d, held, zero->q < zero->parts);
-        return;
-    }
-    PD_CHECK(pd_layout_cut_of(layout, tensor, d->tensor, zero->grid->place.tp, &cut));
-    for (uint32_t part = 0; part < cut.part_count; part++) {
-        uint64_t begin = cut.row_begin + part * cut.part_rows, end = begin + cut.part_rows;
-        if (begin >= cut.row_end) break;
-        if (part + 1 == cut.part_count || end > cut.row_end) end = cut.row_end;
-        struct pd_box box = *held;
-        box.start[0] = begin;
-        box.count[0] = end - begin;
-        add_box(zero, d, &box, zero->q == cut.q_first + part);
+    const bool owns = d->owned.row_begin < d->owned.row_end;
+    const uint64_t begin = owns ? d->owned.row_begin : d->held.row_end, end = owns ? d->owned.row_end : d->held.row_end;
+    for (uint32_t chunk = d->held.chunk_begin; chunk < d->held.chunk_end; chunk++) {
+        add_box(zero, d, chunk, d->held.row_begin, begin, false);
+        add_box(zero, d, chunk, begin, end, true);
+        add_box(zero, d, chunk, end, d->held.row_end, false);
     }
 }
 
@@ -160,33 +152,36 @@ static uint64_t gradient_of(const struct pd_zero *zero, uint32_t set, uint32_t t
     return UINT64_MAX;
 }
 
-static uint32_t boxes_most(const struct pd_zero *zero)
+static uint64_t boxes_most(const struct pd_zero *zero)
 {
-    uint64_t parts = zero->grid->layout.zero_stage == 0 ? zero->parts : 1, most = 0;
+    uint64_t most = 0;
     for (uint32_t s = 0; s < zero->set_count; s++)
-        most += zero->sets[s].pieces_most * parts;
-    return (uint32_t)most;
+        for (uint32_t e = 0; e < zero->sets[s].count; e++)
+            most += zero->model->tensors.tensors[zero->sets[s].tensors[e]].tp_dim == 1
+                        ? pd_partition_chunk_count(&zero->grid->partition)
+                        : 1;
+    return most * (zero->grid->layout.zero_stage == 0 ? 3 : 1);
 }
 
 static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &zero->model->tensors;
-    zero->boxes = calloc(boxes_most(zero) + 1u, sizeof *zero->boxes);
+    zero->boxes = calloc(boxes_most(zero) + 1, sizeof *zero->boxes);
     if (!zero->boxes) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", tensors->count);
     for (uint32_t t = 0; t < tensors->count; t++) {
-        struct pd_box boxes[PD_ZERO_BOXES_MAX];
         zero->tensor_offset[t] = zero->held;
         if (!is_of_stage(zero, tensors->tensors[t].unit)) continue;
-        uint32_t count = pd_zero_boxes_of(zero, t, PD_ZERO_HELD, zero->q, zero->grid->place.tp, boxes);
-        if (!count) continue;
+        const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
+        const uint64_t elements = held_elements(zero, &place, t);
+        if (!elements) continue;
         bool is_tied = t == 0 && zero->model->config.tie_embeddings;
-        struct describing d = {.tensor = t};
+        struct describing d = {.tensor = t, .held = pd_zero_held_slab(zero, &place, zero->q)};
+        d.owned = pd_zero_owned_slab(zero, &place, zero->q);
         d.gradient = gradient_of(zero, tensors->tensors[t].unit, t);
         d.tied_gradient = is_tied ? gradient_of(zero, zero->set_count - 1, t) : UINT64_MAX;
-        d.offset = zero->tensor_offset[t] = first_offset(zero, t, elements_of(boxes, count));
-        for (uint32_t i = 0; i < count; i++)
-            add_held(zero, &d, &boxes[i]);
-        zero->held = d.offset;
+        zero->tensor_offset[t] = first_offset(zero, t, elements);
+        add_boxes(zero, &d);
+        zero->held = zero->tensor_offset[t] + elements;
     }
     return PD_OK;
 }
@@ -199,19 +194,22 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     if (zero->options.compute != PD_F32) zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->held * compute);
     zero->gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
+    const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
+    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &table, zero->q);
     if (is_of_stage(zero, 0))
         zero->mirrored_gradient =
-            pd_arena_take(arena, PD_MEMORY_GRADIENTS, mine(zero, 0, PD_ZERO_OWNED, NULL) * sizeof(float));
+            pd_arena_take(arena, PD_MEMORY_GRADIENTS, pd_zero_slab_elements(zero, 0, &owned) * sizeof(float));
     if (is_of_stage(zero, zero->set_count - 1))
-        zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, mine(zero, 0, PD_ZERO_HELD, NULL) * compute);
+        zero->mirror = pd_arena_take(arena, PD_MEMORY_PARAMETERS, held_elements(zero, &table, 0) * compute);
 }
 
 /* ---- buffers ---- */
 
-static void take_pieces(struct pd_zero *zero, struct pd_arena *arena, uint32_t boxes, struct pd_comm_piece **sends,
+/* For sets of at most `pieces`, exchanged with `peers` data ranks. */
+static void take_pieces(struct pd_arena *arena, uint64_t peers, uint32_t pieces, struct pd_comm_piece **sends,
                         struct pd_comm_piece **recvs)
 {
-    uint64_t bytes = (uint64_t)zero->data_ranks * zero->grid->layout.tp * boxes * sizeof(struct pd_comm_piece);
+    uint64_t bytes = peers * pieces * sizeof(struct pd_comm_piece);
     *sends = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
     *recvs = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
 }
@@ -234,30 +232,33 @@ static struct sizes sizes_of(const struct pd_zero *zero, bool ends, bool blocks)
     return most;
 }
 
-static void take_gather_buffer(struct pd_zero *zero, struct pd_arena *arena, struct pd_zero_buffer *buffer,
-                               uint64_t elements, uint32_t pieces)
+static void take_gather_buffer(struct pd_zero *zero, struct pd_arena *arena, uint64_t elements, uint32_t lane)
 {
+    struct pd_zero_buffer *buffer = &zero->buffers[zero->buffer_count++];
     buffer->set = PD_ZERO_NO_SET;
+    buffer->lane = lane;
     buffer->data = pd_arena_take(arena, PD_MEMORY_PARAMETERS, elements * pd_dtype_bytes(zero->options.compute));
-    take_pieces(zero, arena, pieces, &buffer->sends, &buffer->recvs);
 }
 
-/* Stage 3: two blocks and one end; below, every set of this stage has a place of its own. */
+/* Stage 3: two blocks and one end; below, every set of this stage has a place of its own, and is gathered in one of three
+ * lanes. */
 static void take_gather_buffers(struct pd_zero *zero, struct pd_arena *arena)
 {
     const struct sizes blocks = sizes_of(zero, false, true), ends = sizes_of(zero, true, false);
+    const uint64_t peers = zero->grid->layout.zero_stage > 0 ? zero->parts : 1;
+    struct pd_comm_piece *sends[PD_ZERO_BLOCK_BUFFERS + 1], *recvs[PD_ZERO_BLOCK_BUFFERS + 1];
     if (zero->in_place) return;
-    if (zero->grid->layout.zero_stage == 3) {
-        zero->buffer_count = PD_ZERO_BLOCK_BUFFERS + 1;
-        for (uint32_t i = 0; i < PD_ZERO_BLOCK_BUFFERS; i++)
-            take_gather_buffer(zero, arena, &zero->buffers[i], blocks.needed, blocks.pieces);
-        take_gather_buffer(zero, arena, &zero->buffers[PD_ZERO_BLOCK_BUFFERS], ends.needed, ends.pieces);
-        return;
+    for (uint32_t lane = 0; lane <= PD_ZERO_BLOCK_BUFFERS; lane++) {
+        const bool is_end = lane == PD_ZERO_BLOCK_BUFFERS;
+        take_pieces(arena, peers, is_end ? ends.pieces : blocks.pieces, &sends[lane], &recvs[lane]);
+        if (zero->grid->layout.zero_stage == 3) take_gather_buffer(zero, arena, is_end ? ends.needed : blocks.needed, lane);
     }
-    zero->buffer_count = zero->set_count;
-    for (uint32_t s = 0; s < zero->set_count; s++) {
-        const struct pd_zero_set *set = &zero->sets[s];
-        take_gather_buffer(zero, arena, &zero->buffers[s], set->needed[set->count], set->pieces_most);
+    for (uint32_t s = 0; s < zero->set_count && zero->grid->layout.zero_stage < 3; s++)
+        take_gather_buffer(zero, arena, zero->sets[s].needed[zero->sets[s].count],
+                           pd_zero_is_end(zero, s) ? PD_ZERO_BLOCK_BUFFERS : s % PD_ZERO_BLOCK_BUFFERS);
+    for (uint32_t i = 0; i < zero->buffer_count; i++) {
+        zero->buffers[i].sends = sends[zero->buffers[i].lane];
+        zero->buffers[i].recvs = recvs[zero->buffers[i].lane];
     }
 }
 
@@ -274,14 +275,13 @@ static void take_exchange(struct pd_zero *zero, struct pd_arena *arena)
     }
     if (zero->alone) zero->leaf_gradients[1] = zero->leaf_gradients[0];
     zero->exchange.set = PD_ZERO_NO_SET;
-    if (type != PD_F32) {
-        uint64_t elements = zero->sent == type ? all.computed : zero->window_elements;
-        zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, elements * pd_dtype_bytes(type));
-    }
+    const bool adds = zero->q < zero->parts; /* others own nothing */
+    const uint64_t rounded = zero->sent == type ? all.computed : adds ? zero->window_elements : 0;
+    if (type != PD_F32) zero->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, rounded * pd_dtype_bytes(type));
     if (zero->alone) return;
-    take_pieces(zero, arena, all.pieces, &zero->exchange.sends, &zero->exchange.recvs);
-    zero->window =
-        pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->data_ranks * zero->window_elements * pd_dtype_bytes(zero->sent));
+    take_pieces(arena, zero->data_ranks, all.pieces, &zero->exchange.sends, &zero->exchange.recvs);
+    const uint64_t window = adds ? zero->data_ranks * zero->window_elements : 0;
+    zero->window = pd_arena_take(arena, PD_MEMORY_GRADIENTS, window * pd_dtype_bytes(zero->sent));
 }
 
 /* ---- life ---- */
@@ -292,7 +292,9 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     zero->sets = calloc(zero->set_count, sizeof *zero->sets);
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
     zero->buffers = calloc(zero->set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->buffers);
-    if (!zero->sets || !zero->tensor_offset || !zero->buffers)
+    zero->places = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places);
+    zero->places_set = PD_ZERO_NO_SET;
+    if (!zero->sets || !zero->tensor_offset || !zero->buffers || !zero->places)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
@@ -322,7 +324,7 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->data_ranks = data_ranks;
     zero->parts = layout->zero_shard;
     zero->alone = data_ranks * layout->tp == 1;
-    zero->in_place = zero->alone || (layout->zero_stage == 0 && layout->tp == 1);
+    zero->in_place = layout->tp == 1 && (layout->zero_stage == 0 || layout->zero_shard == 1);
     zero->set_count = model->unit_count;
     zero->sent = layout->sp > 1 ? PD_F32 : options->gradient_type;
     zero->is_mirrored =
@@ -343,6 +345,7 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->boxes);
     free(zero->tensor_offset);
     free(zero->buffers);
+    free(zero->places);
     free(zero);
 }
 

@@ -11,12 +11,13 @@
  * holds everything of its (tp, pp) place. Sums of gradients are made by the owner and handed to the other holders once a
  * step; all holders update what they hold, with the same bits.
  *
- *   stage     parameters (compute type)         leaf gradients                       gradient sums, optimizer state
- *   0, 1      whole, gathered once a step       whole, exchanged while others run    0: replicated; 1: cut
- *   2         whole, gathered once a step       two sets at a time                   cut
- *   3         two sets at a time                two sets at a time                   cut
+ *   stage     parameters (compute type)         leaf gradients         gradient sums, optimizer state
+ *   0         whole, gathered once a step       two sets at a time     replicated
+ *   1, 2      whole, gathered once a step       two sets at a time     cut
+ *   3         two sets at a time                two sets at a time     cut
  *
- * Sums are made leaf by leaf, so that stage 1 too sends every leaf's gradients; it waits for none of them.
+ * Sums are made leaf by leaf, so that every stage sends every leaf's gradients as they are made: stage 1 has nothing to keep
+ * that stage 2 has not, and they are the same.
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
  *               2. a gradient sum is the leaves' pieces added in leaf order into fp32, whatever the number of ranks; a
@@ -46,7 +47,7 @@ struct pd_zero_options {
 /* A box this rank holds. Offsets are elements into the held arrays. */
 struct pd_zero_box {
     uint32_t tensor;
-    uint32_t number; /* among the owned boxes of the tensor, in the order of pd_layout_owned_boxes */
+    uint32_t number; /* of an owned box: among those of the tensor, in the order of pd_layout_owned_boxes */
     bool owned;      /* by this rank: in its file, and counted in norms */
     struct pd_box box;
     uint64_t offset, elements;

@@ -5,8 +5,6 @@
  */
 #include "trainer/parallel/zero_internal.h"
 
-#define RUNS_MAX (PD_ZERO_SET_TENSORS_MAX * PD_ZERO_BOXES_MAX)
-
 static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
 {
     return (uint64_t)slot * zero->grid->layout.dp + dp_rank >= zero->options.leaves;
@@ -38,7 +36,7 @@ pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     return PD_OK;
 }
 
-/* The part of a run that lies in the round, by what the owner has before it. False: nothing. */
+/* The part of a run that lies in the round; at_b counts what the owner has before it. False: nothing. */
 static bool clip(const struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_zero_run *run)
 {
     uint64_t begin = x->round * zero->window_elements, end = begin + zero->window_elements;
@@ -51,36 +49,83 @@ static bool clip(const struct pd_zero *zero, const struct pd_zero_exchange *x, s
     return true;
 }
 
-static void describe_peer(struct pd_zero *zero, struct pd_zero_exchange *x, uint32_t q, uint32_t tp)
+static bool is_cut(const struct pd_zero *zero, uint32_t set, uint32_t e)
 {
-    struct pd_zero_run runs[RUNS_MAX];
-    const struct pd_layout *layout = &zero->grid->layout;
-    const uint32_t peer = q * layout->tp + tp, my_tp = zero->grid->place.tp;
-    const uint64_t bytes = pd_dtype_bytes(zero->sent);
-    uint32_t count;
-    if (q < zero->parts && !is_ghost(zero, x->slot, zero->grid->place.dp)) {
-        count = pd_zero_runs(zero, x->set, PD_ZERO_COMPUTED, zero->q, my_tp, PD_ZERO_OWNED, q, tp, runs, RUNS_MAX);
-        for (uint32_t i = 0; i < count; i++)
-            if (clip(zero, x, &runs[i]))
-                x->sends[x->op.send_count++] =
-                    (struct pd_comm_piece){peer, (char *)x->data + runs[i].at_a * bytes, runs[i].elements * bytes};
-    }
-    if (zero->q >= zero->parts || is_ghost(zero, x->slot, q / layout->sp)) return;
-    count = pd_zero_runs(zero, x->set, PD_ZERO_COMPUTED, q, tp, PD_ZERO_OWNED, zero->q, my_tp, runs, RUNS_MAX);
-    char *window = (char *)zero->window + q * zero->window_elements * bytes;
-    for (uint32_t i = 0; i < count; i++)
-        if (clip(zero, x, &runs[i]))
-            x->recvs[x->op.recv_count++] =
-                (struct pd_comm_piece){peer, window + runs[i].at_b * bytes, runs[i].elements * bytes};
+    return zero->model->tensors.tensors[zero->sets[set].tensors[e]].tp_dim >= 0;
 }
 
+/* Elements of the set before tensor e on an owner. */
+static uint64_t owned_before(struct pd_zero *zero, uint32_t set, uint32_t e, uint32_t q, uint32_t t)
+{
+    const struct pd_zero_place *places = pd_zero_places(zero, set) + t * PD_ZERO_SET_TENSORS_MAX;
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < e; i++) {
+        const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &places[i], q);
+        before += pd_zero_slab_elements(zero, zero->sets[set].tensors[i], &owned);
+    }
+    return before;
+}
+
+/* Of a tensor that is not cut every tensor-parallel rank has the gradient: its owner takes its own. */
+static void describe_sends(struct pd_zero *zero, struct pd_zero_exchange *x, uint32_t e, uint32_t t)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    const uint64_t bytes = pd_dtype_bytes(zero->sent);
+    const uint32_t tensor = zero->sets[x->set].tensors[e], my_tp = zero->grid->place.tp;
+    const struct pd_zero_place *places = pd_zero_places(zero, x->set), *owner = &places[t * PD_ZERO_SET_TENSORS_MAX + e];
+    const struct pd_zero_slab computed = places[my_tp * PD_ZERO_SET_TENSORS_MAX + e].computed;
+    const struct pd_range parts = pd_zero_parts(owner, &computed);
+    char *leaf = (char *)x->data + zero->sets[x->set].computed[e] * bytes;
+    if (t != my_tp && !is_cut(zero, x->set, e)) return;
+    for (uint64_t part = parts.begin; part < parts.end; part++) {
+        const uint32_t q = owner->cut.q_first + (uint32_t)part;
+        const struct pd_zero_slab owned = pd_zero_owned_slab(zero, owner, q);
+        const uint64_t before = owned_before(zero, x->set, e, q, t);
+        const uint32_t count = pd_zero_runs(zero, tensor, &computed, &owned, runs);
+        for (uint32_t i = 0; i < count; i++) {
+            runs[i].at_b += before;
+            if (clip(zero, x, &runs[i]))
+                x->sends[x->op.send_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + t,
+                                                                      leaf + runs[i].at_a * bytes, runs[i].elements * bytes};
+        }
+    }
+}
+
+/* What the data ranks with tensor-parallel rank t made of a tensor that this rank owns `before` elements before. */
+static void describe_recvs(struct pd_zero *zero, struct pd_zero_exchange *x, uint32_t e, uint32_t t, uint64_t before)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    const struct pd_layout *layout = &zero->grid->layout;
+    const uint64_t bytes = pd_dtype_bytes(zero->sent);
+    const struct pd_zero_place *places = pd_zero_places(zero, x->set);
+    const struct pd_zero_slab owned =
+        pd_zero_owned_slab(zero, &places[zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX + e], zero->q);
+    if (t != zero->grid->place.tp && !is_cut(zero, x->set, e)) return;
+    const uint32_t count =
+        pd_zero_runs(zero, zero->sets[x->set].tensors[e], &places[t * PD_ZERO_SET_TENSORS_MAX + e].computed, &owned, runs);
+    for (uint32_t i = 0; i < count; i++) {
+        runs[i].at_b += before;
+        if (!clip(zero, x, &runs[i])) continue;
+        for (uint32_t q = 0; q < zero->data_ranks && !is_ghost(zero, x->slot, q / layout->sp); q++)
+            x->recvs[x->op.recv_count++] = (struct pd_comm_piece){
+                q * layout->tp + t, (char *)zero->window + (q * zero->window_elements + runs[i].at_b) * bytes,
+                runs[i].elements * bytes};
+    }
+}
+
+/* Both ends of a message go through tensors and chunks in the same order. */
 static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
+    const bool sends = !is_ghost(zero, x->slot, zero->grid->place.dp);
     x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
-    for (uint32_t q = 0; q < zero->data_ranks; q++)
-        for (uint32_t tp = 0; tp < zero->grid->layout.tp; tp++)
-            describe_peer(zero, x, q, tp);
+    for (uint32_t e = 0; e < zero->sets[x->set].count; e++) {
+        const uint64_t before = owned_before(zero, x->set, e, zero->q, zero->grid->place.tp);
+        for (uint32_t t = 0; t < zero->grid->layout.tp; t++) {
+            if (sends) describe_sends(zero, x, e, t);
+            describe_recvs(zero, x, e, t, before);
+        }
+    }
     PD_TRY(pd_comm_start(zero->comm, &x->op, err));
     x->in_flight = true;
     return PD_OK;
@@ -131,7 +176,8 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_error *err)
 {
     const struct pd_layout *layout = &zero->grid->layout;
-    const uint64_t begin = x->round * zero->window_elements, owned = pd_zero_owned_of_set(zero, x->set);
+    const uint64_t begin = x->round * zero->window_elements,
+                   owned = owned_before(zero, x->set, zero->sets[x->set].count, zero->q, zero->grid->place.tp);
     if (owned <= begin) return PD_OK;
     const uint64_t length = smaller(owned - begin, zero->window_elements);
     for (uint32_t r = 0; r < layout->dp && !is_ghost(zero, x->slot, r); r++) {

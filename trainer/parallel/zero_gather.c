@@ -30,33 +30,58 @@ static struct group group_of(const struct pd_zero *zero)
     return (struct group){zero->q / zero->parts * zero->parts, zero->parts};
 }
 
-#define RUNS_MAX (PD_ZERO_SET_TENSORS_MAX * PD_ZERO_BOXES_MAX)
-
-static void describe_peer(struct pd_zero *zero, uint32_t set, struct pd_zero_buffer *buffer, uint32_t q, uint32_t tp)
+/* A message of one tensor to or from a peer: runs of what lies here (at), as it is held or gathered. */
+static void add_pieces(struct pd_comm_piece *pieces, uint32_t *count, uint32_t peer, char *here,
+                       const struct pd_zero_run *runs, uint32_t run_count, bool is_a, uint64_t bytes)
 {
-    struct pd_zero_run runs[RUNS_MAX];
-    const uint32_t peer = q * zero->grid->layout.tp + tp, my_tp = zero->grid->place.tp;
+    for (uint32_t i = 0; i < run_count; i++)
+        pieces[(*count)++] =
+            (struct pd_comm_piece){peer, here + (is_a ? runs[i].at_a : runs[i].at_b) * bytes, runs[i].elements * bytes};
+}
+
+/* What this rank needs of a tensor of what the data ranks of tensor-parallel rank t hold. */
+static void describe_recvs(struct pd_zero *zero, uint32_t set, uint32_t e, uint32_t t, struct pd_zero_buffer *buffer)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    const struct pd_zero_place *places = pd_zero_places(zero, set), *there = &places[t * PD_ZERO_SET_TENSORS_MAX + e];
+    const struct pd_zero_slab needed = places[zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX + e].needed;
+    const struct group group = group_of(zero);
     const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
-    struct pd_comm_op *op = &buffer->op;
-    uint32_t count = pd_zero_runs(zero, set, PD_ZERO_NEEDED, zero->q, my_tp, PD_ZERO_HELD, q, tp, runs, RUNS_MAX);
-    for (uint32_t i = 0; i < count; i++)
-        buffer->recvs[op->recv_count++] =
-            (struct pd_comm_piece){peer, (char *)buffer->data + runs[i].at_a * bytes, runs[i].elements * bytes};
-    count = pd_zero_runs(zero, set, PD_ZERO_NEEDED, q, tp, PD_ZERO_HELD, zero->q, my_tp, runs, RUNS_MAX);
-    for (uint32_t i = 0; i < count; i++) {
-        char *from = pd_zero_parameters(zero, set, runs[i].tensor);
-        buffer->sends[op->send_count++] =
-            (struct pd_comm_piece){peer, from + runs[i].at_b * bytes, runs[i].elements * bytes};
+    struct pd_range parts = pd_zero_parts(there, &needed);
+    if (zero->grid->layout.zero_stage == 0 && parts.begin < parts.end) parts = (struct pd_range){0, 1};
+    for (uint64_t part = parts.begin; part < parts.end; part++) {
+        const uint32_t q = zero->grid->layout.zero_stage == 0 ? zero->q : group.first + there->cut.q_first + (uint32_t)part;
+        const struct pd_zero_slab held = pd_zero_held_slab(zero, there, q);
+        const uint32_t count = pd_zero_runs(zero, zero->sets[set].tensors[e], &held, &needed, runs);
+        add_pieces(buffer->recvs, &buffer->op.recv_count, q * zero->grid->layout.tp + t,
+                   (char *)buffer->data + zero->sets[set].needed[e] * bytes, runs, count, false, bytes);
     }
 }
 
+/* What tensor-parallel rank t needs of what this rank holds of a tensor: the same for all data ranks of the group. */
+static void describe_sends(struct pd_zero *zero, uint32_t set, uint32_t e, uint32_t t, struct pd_zero_buffer *buffer)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    const struct pd_zero_place *places = pd_zero_places(zero, set);
+    const struct pd_zero_slab held =
+        pd_zero_held_slab(zero, &places[zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX + e], zero->q);
+    const struct pd_zero_slab *needed = &places[t * PD_ZERO_SET_TENSORS_MAX + e].needed;
+    const struct group group = group_of(zero);
+    const uint32_t count = pd_zero_runs(zero, zero->sets[set].tensors[e], &held, needed, runs);
+    for (uint32_t q = group.first; count && q < group.first + group.count; q++)
+        add_pieces(buffer->sends, &buffer->op.send_count, q * zero->grid->layout.tp + t, pd_zero_parameters(zero, set, e),
+                   runs, count, true, pd_dtype_bytes(zero->options.compute));
+}
+
+/* Both ends of a message go through tensors and chunks in the same order. */
 static void describe_gather(struct pd_zero *zero, uint32_t set, struct pd_zero_buffer *buffer)
 {
-    const struct group group = group_of(zero);
     buffer->op = (struct pd_comm_op){.sends = buffer->sends, .recvs = buffer->recvs};
-    for (uint32_t q = group.first; q < group.first + group.count; q++)
-        for (uint32_t tp = 0; tp < zero->grid->layout.tp; tp++)
-            describe_peer(zero, set, buffer, q, tp);
+    for (uint32_t e = 0; e < zero->sets[set].count; e++)
+        for (uint32_t t = 0; t < zero->grid->layout.tp; t++) {
+            describe_recvs(zero, set, e, t, buffer);
+            describe_sends(zero, set, e, t, buffer);
+        }
 }
 
 static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, struct pd_error *err)
@@ -71,7 +96,7 @@ pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *
     PD_CHECK(set < zero->set_count && zero->sets[set].count);
     if (zero->in_place || resident(zero, set)) return PD_OK;
     struct pd_zero_buffer *buffer = victim(zero, set);
-    PD_TRY(settle(zero, buffer, err));
+    if (zero->lanes[buffer->lane]) PD_TRY(settle(zero, zero->lanes[buffer->lane], err));
     describe_gather(zero, set, buffer);
     buffer->set = set;
     buffer->last_use = ++zero->clock;
@@ -79,6 +104,7 @@ pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *
         buffer->pointers[e] = (char *)buffer->data + zero->sets[set].needed[e] * pd_dtype_bytes(zero->options.compute);
     PD_TRY(pd_comm_start(zero->comm, &buffer->op, err));
     buffer->in_flight = true;
+    zero->lanes[buffer->lane] = buffer;
     return PD_OK;
 }
 

@@ -17,13 +17,28 @@ struct pd_zero_set {
     uint64_t computed[PD_ZERO_SET_TENSORS_MAX + 1]; /* and before its computed ones */
     uint64_t gradient[PD_ZERO_SET_TENSORS_MAX + 1]; /* where its held boxes begin in `gradient` */
     uint64_t owned_most;                            /* elements of the set that one rank owns at most */
-    uint32_t pieces_most;                           /* boxes of one rank in the set at most */
+    uint32_t pieces_most; /* runs that one data rank shares with all tensor-parallel ranks of another, at most */
+};
+
+/* Rows [row_begin, row_end) of chunks [chunk_begin, chunk_end) of a tensor: what a rank needs, computes, holds or owns of it
+ * always has this shape. In memory chunk lies after chunk, each dense; a tensor that is not split on dimension 1 is one. */
+struct pd_zero_slab {
+    uint64_t row_begin, row_end;
+    uint32_t chunk_begin, chunk_end;
+};
+
+/* A tensor of a set on a tensor-parallel rank. */
+struct pd_zero_place {
+    struct pd_zero_slab needed, computed;
+    struct pd_layout_cut cut;
+    bool is_here; /* false: its data ranks hold nothing of it, and cut is empty */
 };
 
 /* Gathered parameters of one set. */
 struct pd_zero_buffer {
     void *data;
-    uint32_t set; /* PD_ZERO_NO_SET: nothing current */
+    uint32_t set;  /* PD_ZERO_NO_SET: nothing current */
+    uint32_t lane; /* buffers of one lane share their pieces: one of them is in flight at a time */
     bool in_flight;
     uint64_t last_use;
     struct pd_comm_op op;
@@ -68,6 +83,7 @@ struct pd_zero {
     /* gather: two blocks and one end, or one a set */
     struct pd_zero_buffer *buffers;
     uint32_t buffer_count;
+    struct pd_zero_buffer *lanes[PD_ZERO_BLOCK_BUFFERS + 1]; /* last started; NULL: none */
     uint64_t clock;
     void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
     /* exchange: two leaf buffers for blocks, one for the ends */
@@ -77,32 +93,36 @@ struct pd_zero {
     void *rounded; /* a set's leaf gradients, or a round's sum over token pieces, as gradient_type */
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
+    struct pd_zero_place *places; /* (tp, PD_ZERO_SET_TENSORS_MAX) of places_set */
+    uint32_t places_set;
 };
 
-/* One contiguous run of elements that two ranks have in common. */
+/* Elements that are contiguous in two slabs: offsets in either. */
 struct pd_zero_run {
-    uint32_t tensor; /* place in the set */
     uint64_t at_a, at_b, elements;
 };
 
-enum pd_zero_boxes {
-    PD_ZERO_NEEDED,   /* at: elements inside the set, needed order */
-    PD_ZERO_COMPUTED, /* at: elements inside the leaf's gradients */
-    PD_ZERO_HELD,     /* at: elements behind the tensor's first held box */
-    PD_ZERO_OWNED,    /* at: elements of the set that the rank owns before it */
-};
-/* Runs that boxes of rank (q, tp) of kind a share with those of another of kind b, in the order of a, then of b. Writes at
- * most `capacity`. */
-uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, enum pd_zero_boxes a, uint32_t q_a, uint32_t tp_a,
-                      enum pd_zero_boxes b, uint32_t q_b, uint32_t tp_b, struct pd_zero_run *ret_runs, uint32_t capacity);
-/* Boxes of a tensor on rank (q, tp), ascending by chunk. */
-uint32_t pd_zero_boxes_of(const struct pd_zero *zero, uint32_t tensor, enum pd_zero_boxes kind, uint32_t q, uint32_t tp,
-                          struct pd_box *ret_boxes);
+/* All tensors of a set on all tensor-parallel ranks: tensor e on rank t is [t * PD_ZERO_SET_TENSORS_MAX + e]. Valid until
+ * the next call. */
+const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set);
+/* What data rank q of the place owns (of the first group), and what it holds. Empty slabs have no rows. */
+struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
+struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
+/* Parts of the cut that have rows of the slab; empty when they have none. */
+struct pd_range pd_zero_parts(const struct pd_zero_place *place, const struct pd_zero_slab *slab);
+/* A tensor on this rank; whether this stage has it or not. */
+struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t);
 
-/* Owned boxes of a tensor on this rank, each where it lies (at_b) behind the tensor's first held box. At most
- * PD_ZERO_BOXES_MAX. */
-uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run *ret_runs);
-uint64_t pd_zero_owned_of_set(const struct pd_zero *zero, uint32_t set); /* elements this rank owns */
+uint64_t pd_zero_slab_elements(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *slab);
+/* Where row `row` of chunk `chunk` begins. */
+uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *slab, uint32_t chunk,
+                             uint64_t row);
+/* Runs that two slabs of a tensor share, ascending. Returns the count. */
+uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
+                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX]);
+/* Owned boxes of a tensor on this rank (at_a: behind the first of them), each where it lies (at_b) behind the tensor's first
+ * held box. */
+uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX]);
 
 void pd_zero_invalidate(struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);

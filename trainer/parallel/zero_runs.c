@@ -1,132 +1,142 @@
-/* Who has what of a set: all boxes are cut on dimension 0 inside a chunk, so what two of them share is one run in both. */
+/* Who has what of a tensor: arithmetic alone, the same on every rank. */
 #include "trainer/parallel/zero_internal.h"
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Held: the part of this group of zero_shard ranks; everything in stage 0. Owned: the first group's part. */
-static uint32_t layout_boxes(const struct pd_zero *zero, uint32_t tensor, bool owned, uint32_t q, uint32_t tp,
-                             struct pd_box *ret_boxes)
+static const struct pd_tensor *tensor_of(const struct pd_zero *zero, uint32_t tensor)
 {
-    const struct pd_layout *layout = &zero->grid->layout;
-    const struct pd_tensor *t = &zero->model->tensors.tensors[tensor];
-    struct pd_layout_cut cut;
-    if (owned && q >= zero->parts) return 0;
-    if (!pd_layout_cut_of(layout, t, tensor, tp, &cut)) return 0;
-    uint64_t begin = cut.row_begin, end = cut.row_end;
-    if (owned || layout->zero_stage > 0) {
-        uint32_t part = q % zero->parts;
-        if (part < cut.q_first || part - cut.q_first >= cut.part_count) return 0;
-        begin = least(cut.row_begin + (part - cut.q_first) * cut.part_rows, cut.row_end);
-        end = least(begin + cut.part_rows, cut.row_end);
-    }
-    uint32_t count = 0;
-    for (uint32_t chunk = cut.chunk_begin; begin < end && chunk < cut.chunk_end; chunk++) {
-        struct pd_box box = pd_box_whole(t);
-        box.start[0] = begin;
-        box.count[0] = end - begin;
-        if (t->tp_dim == 1) {
-            uint64_t first, last;
-            pd_layout_chunk_columns(layout, t, chunk, &first, &last);
-            if (first == last) continue;
-            box.start[1] = first;
-            box.count[1] = last - first;
-        }
-        ret_boxes[count++] = box;
+    return &zero->model->tensors.tensors[tensor];
+}
+
+/* ---- slabs ---- */
+
+static struct pd_range columns_of(const struct pd_zero *zero, uint32_t tensor, uint32_t chunk)
+{
+    struct pd_range columns;
+    pd_layout_chunk_columns(&zero->grid->layout, tensor_of(zero, tensor), chunk, &columns.begin, &columns.end);
+    return columns;
+}
+
+uint64_t pd_zero_slab_elements(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *slab)
+{
+    if (slab->row_begin >= slab->row_end || slab->chunk_begin >= slab->chunk_end) return 0;
+    return (slab->row_end - slab->row_begin) *
+           (columns_of(zero, tensor, slab->chunk_end - 1).end - columns_of(zero, tensor, slab->chunk_begin).begin);
+}
+
+uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *slab, uint32_t chunk,
+                             uint64_t row)
+{
+    const struct pd_range columns = columns_of(zero, tensor, chunk);
+    return (slab->row_end - slab->row_begin) * (columns.begin - columns_of(zero, tensor, slab->chunk_begin).begin) +
+           (row - slab->row_begin) * (columns.end - columns.begin);
+}
+
+/* Runs that follow each other on both sides become one. */
+uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
+                      const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
+{
+    const uint64_t begin = larger(a->row_begin, b->row_begin), end = smaller(a->row_end, b->row_end);
+    uint32_t count = 0, chunk = (uint32_t)larger(a->chunk_begin, b->chunk_begin);
+    if (begin >= end) return 0;
+    for (; chunk < a->chunk_end && chunk < b->chunk_end; chunk++) {
+        const struct pd_range columns = columns_of(zero, tensor, chunk);
+        struct pd_zero_run *last = count ? &ret_runs[count - 1] : NULL;
+        if (columns.begin == columns.end) break; /* and so are those after it */
+        const struct pd_zero_run run = {pd_zero_slab_offset(zero, tensor, a, chunk, begin),
+                                        pd_zero_slab_offset(zero, tensor, b, chunk, begin),
+                                        (end - begin) * (columns.end - columns.begin)};
+        if (last && last->at_a + last->elements == run.at_a && last->at_b + last->elements == run.at_b)
+            last->elements += run.elements;
+        else
+            ret_runs[count++] = run;
     }
     return count;
 }
 
-uint32_t pd_zero_boxes_of(const struct pd_zero *zero, uint32_t tensor, enum pd_zero_boxes kind, uint32_t q, uint32_t tp,
-                          struct pd_box *ret_boxes)
+/* ---- places ---- */
+
+static struct pd_zero_slab used_slab(const struct pd_zero *zero, const struct pd_partition *p, uint32_t index, bool computed)
+{
+    const struct pd_tensor *tensor = tensor_of(zero, index);
+    struct pd_zero_slab slab = {.row_end = tensor->shape[0], .chunk_end = 1};
+    struct pd_box box;
+    if (tensor->tp_dim == 1) {
+        slab.chunk_begin = pd_partition_first_chunk(p);
+        slab.chunk_end = slab.chunk_begin + pd_partition_chunk_count(p);
+    } else if (tensor->tp_dim == 0) {
+        if (!(computed ? pd_partition_computed : pd_partition_needed)(zero->model, p, index, &box, 1))
+            return (struct pd_zero_slab){0};
+        slab.row_begin = box.start[0];
+        slab.row_end = box.start[0] + box.count[0];
+    }
+    return slab;
+}
+
+struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t)
 {
     struct pd_partition p = zero->grid->partition;
-    p.tp_rank = tp;
-    switch (kind) {
-    case PD_ZERO_NEEDED:
-        return pd_partition_needed(zero->model, &p, tensor, ret_boxes, PD_ZERO_BOXES_MAX);
-    case PD_ZERO_COMPUTED:
-        return pd_partition_computed(zero->model, &p, tensor, ret_boxes, PD_ZERO_BOXES_MAX);
-    case PD_ZERO_HELD:
-        return layout_boxes(zero, tensor, false, q, tp, ret_boxes);
-    case PD_ZERO_OWNED:
-        return layout_boxes(zero, tensor, true, q, tp, ret_boxes);
-    }
-    return 0;
+    struct pd_zero_place place = {0};
+    p.tp_rank = t;
+    place.needed = used_slab(zero, &p, tensor, false);
+    place.computed = used_slab(zero, &p, tensor, true);
+    place.is_here = pd_layout_cut_of(&zero->grid->layout, tensor_of(zero, tensor), tensor, t, &place.cut);
+    return place;
 }
 
-struct side {
-    enum pd_zero_boxes kind;
-    uint32_t q, tp, count;
-    uint64_t at; /* of the tensor's first box */
-    struct pd_box boxes[PD_ZERO_BOXES_MAX];
-};
-
-static void side_start(const struct pd_zero *zero, uint32_t tensor, struct side *s)
+const struct pd_zero_place *pd_zero_places(struct pd_zero *zero, uint32_t set)
 {
-    s->count = pd_zero_boxes_of(zero, tensor, s->kind, s->q, s->tp, s->boxes);
-    if (s->kind == PD_ZERO_HELD) s->at = 0;
+    if (zero->places_set == set) return zero->places;
+    zero->places_set = set;
+    for (uint32_t t = 0; t < zero->grid->layout.tp; t++)
+        for (uint32_t e = 0; e < zero->sets[set].count; e++)
+            zero->places[t * PD_ZERO_SET_TENSORS_MAX + e] = pd_zero_place_of(zero, zero->sets[set].tensors[e], t);
+    return zero->places;
 }
 
-static void side_end(struct side *s)
+static struct pd_zero_slab part_slab(const struct pd_layout_cut *cut, uint64_t part)
 {
-    for (uint32_t i = 0; i < s->count; i++)
-        s->at += pd_box_elements(&s->boxes[i]);
+    const uint64_t begin = cut->row_begin + part * cut->part_rows;
+    return (struct pd_zero_slab){begin, smaller(begin + cut->part_rows, cut->row_end), cut->chunk_begin, cut->chunk_end};
 }
 
-static uint32_t common_runs(const struct side *a, const struct side *b, uint32_t tensor, struct pd_zero_run *ret_runs,
-                            uint32_t capacity)
+struct pd_zero_slab pd_zero_owned_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
-    uint32_t count = 0;
-    uint64_t at_a = a->at;
-    for (uint32_t i = 0; i < a->count; at_a += pd_box_elements(&a->boxes[i]), i++) {
-        uint64_t at_b = b->at;
-        for (uint32_t j = 0; j < b->count; at_b += pd_box_elements(&b->boxes[j]), j++) {
-            struct pd_box part;
-            if (!pd_box_intersect(&a->boxes[i], &b->boxes[j], &part)) continue;
-            PD_CHECK(count < capacity);
-            ret_runs[count++] = (struct pd_zero_run){tensor, at_a + pd_box_offset(&a->boxes[i], &part),
-                                                     at_b + pd_box_offset(&b->boxes[j], &part), pd_box_elements(&part)};
-        }
-    }
-    return count;
+    const struct pd_layout_cut *cut = &place->cut;
+    if (!place->is_here || q >= zero->parts || q < cut->q_first || q - cut->q_first >= cut->part_count)
+        return (struct pd_zero_slab){0};
+    return part_slab(cut, q - cut->q_first);
 }
 
-uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t set, enum pd_zero_boxes a, uint32_t q_a, uint32_t tp_a,
-                      enum pd_zero_boxes b, uint32_t q_b, uint32_t tp_b, struct pd_zero_run *ret_runs, uint32_t capacity)
+/* The part of this group of zero_shard ranks; everything in stage 0. */
+struct pd_zero_slab pd_zero_held_slab(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q)
 {
-    struct side left = {.kind = a, .q = q_a, .tp = tp_a}, right = {.kind = b, .q = q_b, .tp = tp_b};
-    uint32_t count = 0;
-    for (uint32_t e = 0; e < zero->sets[set].count; e++) {
-        uint32_t tensor = zero->sets[set].tensors[e];
-        side_start(zero, tensor, &left);
-        side_start(zero, tensor, &right);
-        /* Every tp rank computes the gradient of a tensor that is not cut; its owner takes its own. */
-        bool twice = zero->model->tensors.tensors[tensor].tp_dim < 0 && a == PD_ZERO_COMPUTED && tp_a != tp_b;
-        if (!twice) count += common_runs(&left, &right, e, ret_runs + count, capacity - count);
-        side_end(&left);
-        side_end(&right);
-    }
-    return count;
+    const struct pd_layout_cut *cut = &place->cut;
+    if (zero->grid->layout.zero_stage > 0) return pd_zero_owned_slab(zero, place, q % zero->parts);
+    return (struct pd_zero_slab){cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
 }
 
-uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run *ret_runs)
+struct pd_range pd_zero_parts(const struct pd_zero_place *place, const struct pd_zero_slab *slab)
 {
-    struct side owned = {.kind = PD_ZERO_OWNED, .q = zero->q, .tp = zero->grid->place.tp};
-    struct side held = {.kind = PD_ZERO_HELD, .q = zero->q, .tp = zero->grid->place.tp};
-    side_start(zero, tensor, &owned);
-    side_start(zero, tensor, &held);
-    return common_runs(&owned, &held, 0, ret_runs, PD_ZERO_BOXES_MAX);
+    const struct pd_layout_cut *cut = &place->cut;
+    const uint64_t begin = larger(cut->row_begin, slab->row_begin), end = smaller(cut->row_end, slab->row_end);
+    if (!place->is_here || begin >= end || cut->chunk_begin >= slab->chunk_end || slab->chunk_begin >= cut->chunk_end)
+        return (struct pd_range){0, 0};
+    return (struct pd_range){(begin - cut->row_begin) / cut->part_rows, (end - 1 - cut->row_begin) / cut->part_rows + 1};
 }
 
-uint64_t pd_zero_owned_of_set(const struct pd_zero *zero, uint32_t set)
+uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX])
 {
-    struct side owned = {.kind = PD_ZERO_OWNED, .q = zero->q, .tp = zero->grid->place.tp};
-    for (uint32_t e = 0; e < zero->sets[set].count; e++) {
-        side_start(zero, zero->sets[set].tensors[e], &owned);
-        side_end(&owned);
-    }
-    return owned.at;
+    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
+    const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q),
+                              held = pd_zero_held_slab(zero, &place, zero->q);
+    return pd_zero_runs(zero, tensor, &owned, &held, ret_runs);
 }

@@ -2,59 +2,56 @@
  * last and gets the head's sums of it. */
 #include "trainer/parallel/zero_internal.h"
 
-#define RUNS_MAX (PD_ZERO_SET_TENSORS_MAX * PD_ZERO_BOXES_MAX)
-
 static bool has_replicas(const struct pd_zero *zero)
 {
     return zero->data_ranks > 1 && (zero->grid->layout.zero_stage == 0 || zero->parts < zero->data_ranks);
 }
 
-static bool holds_mine(const struct pd_zero *zero, uint32_t q)
+/* Runs of a tensor that lie at `here` on both ends: from this rank to the data ranks first, first + stride, ..., or from q.
+ */
+static void send_runs(struct pd_zero *zero, uint32_t first, uint32_t stride, float *here, const struct pd_zero_run *runs,
+                      uint32_t count)
 {
-    return zero->q < zero->parts && (zero->grid->layout.zero_stage == 0 || q % zero->parts == zero->q);
-}
-
-static uint32_t own_runs_of_set(const struct pd_zero *zero, uint32_t set, struct pd_zero_run *ret_runs)
-{
-    const uint32_t tp = zero->grid->place.tp;
-    return pd_zero_runs(zero, set, PD_ZERO_OWNED, zero->q, tp, PD_ZERO_HELD, zero->q, tp, ret_runs, RUNS_MAX);
-}
-
-/* One set: what this rank owns goes to the others that hold it, what it holds comes from its owners. `array` is in the order
- * of `first`: elements before each tensor of the set. */
-static pd_status share_tensors(struct pd_zero *zero, uint32_t set, float *array, const uint64_t *first, struct pd_error *err)
-{
-    struct pd_zero_run runs[RUNS_MAX];
     struct pd_zero_exchange *x = &zero->exchange;
-    const uint32_t tp = zero->grid->place.tp, tp_count = zero->grid->layout.tp;
+    for (uint32_t q = first; q < zero->data_ranks; q += stride)
+        for (uint32_t i = 0; i < count && q != zero->q; i++)
+            x->sends[x->op.send_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + zero->grid->place.tp,
+                                                                  here + runs[i].at_b, runs[i].elements * sizeof *here};
+}
+
+static void recv_runs(struct pd_zero *zero, uint32_t q, float *here, const struct pd_zero_run *runs, uint32_t count)
+{
+    struct pd_zero_exchange *x = &zero->exchange;
+    for (uint32_t i = 0; i < count; i++)
+        x->recvs[x->op.recv_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + zero->grid->place.tp,
+                                                              here + runs[i].at_b, runs[i].elements * sizeof *here};
+}
+
+/* One set: what this rank owns goes to the others that hold it, what it holds comes from its owners: in stage 0 from all of
+ * them, above from the one of its part. What the head keeps of a tied table is for its owners alone. `array` is in the order
+ * of `first`: elements before each tensor of the set. */
+static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, const uint64_t *first, struct pd_error *err)
+{
+    struct pd_zero_run runs[PD_ZERO_BOXES_MAX];
+    struct pd_zero_exchange *x = &zero->exchange;
+    const bool is_whole = zero->grid->layout.zero_stage == 0;
+    const struct pd_zero_place *places = pd_zero_places(zero, set) + zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX;
     x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
-    for (uint32_t q = 0; q < zero->data_ranks; q++) {
-        if (q == zero->q) continue;
-        uint32_t peer = q * tp_count + tp;
-        /* The other's place in its own arrays is its affair: what is sent is found in mine, which hold it too. */
-        uint32_t count = holds_mine(zero, q) ? own_runs_of_set(zero, set, runs) : 0;
-        for (uint32_t i = 0; i < count; i++)
-            x->sends[x->op.send_count++] =
-                (struct pd_comm_piece){peer, array + first[runs[i].tensor] + runs[i].at_b, runs[i].elements * sizeof(float)};
-        count = pd_zero_runs(zero, set, PD_ZERO_OWNED, q, tp, PD_ZERO_HELD, zero->q, tp, runs, RUNS_MAX);
-        for (uint32_t i = 0; i < count; i++)
-            x->recvs[x->op.recv_count++] =
-                (struct pd_comm_piece){peer, array + first[runs[i].tensor] + runs[i].at_b, runs[i].elements * sizeof(float)};
+    if (!zero->sets[set].count) return PD_OK;
+    for (uint32_t e = 0; e < zero->sets[set].count; e++) {
+        const struct pd_zero_slab held = pd_zero_held_slab(zero, &places[e], zero->q);
+        if (set > 0 && zero->sets[set].tensors[e] == 0) continue;
+        for (uint32_t q = is_whole ? 0 : zero->q % zero->parts; q < zero->parts; q += is_whole ? 1 : zero->parts) {
+            const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &places[e], q);
+            const uint32_t count = pd_zero_runs(zero, zero->sets[set].tensors[e], &owned, &held, runs);
+            if (q == zero->q)
+                send_runs(zero, is_whole ? 0 : q, is_whole ? 1 : zero->parts, array + first[e], runs, count);
+            else
+                recv_runs(zero, q, array + first[e], runs, count);
+        }
     }
     PD_TRY(pd_comm_start(zero->comm, &x->op, err));
     return pd_comm_wait(zero->comm, &x->op, err);
-}
-
-/* A tied table is the first set's: what the head keeps of it is for its owners alone. */
-static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, const uint64_t *first, struct pd_error *err)
-{
-    struct pd_zero_set *s = &zero->sets[set];
-    const uint32_t count = s->count;
-    if (!count) return PD_OK;
-    if (set > 0 && s->tensors[count - 1] == 0) s->count--;
-    pd_status st = share_tensors(zero, set, array, first, err);
-    s->count = count;
-    return st;
 }
 
 pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err)
@@ -95,11 +92,9 @@ pd_status pd_zero_mirror_parameters(struct pd_zero *zero, struct pd_error *err)
 {
     const uint32_t last = zero->set_count - 1;
     if (!zero->is_mirrored || !(is_first(zero) || zero->mirror)) return PD_OK;
-    struct pd_box boxes[PD_ZERO_BOXES_MAX];
-    uint64_t bytes = 0;
-    uint32_t count = pd_zero_boxes_of(zero, 0, PD_ZERO_HELD, zero->q, zero->grid->place.tp, boxes);
-    for (uint32_t i = 0; i < count; i++)
-        bytes += pd_box_elements(&boxes[i]) * pd_dtype_bytes(zero->options.compute);
+    const struct pd_zero_place place = pd_zero_place_of(zero, 0, zero->grid->place.tp);
+    const struct pd_zero_slab held = pd_zero_held_slab(zero, &place, zero->q);
+    const uint64_t bytes = pd_zero_slab_elements(zero, 0, &held) * pd_dtype_bytes(zero->options.compute);
     if (!bytes) return PD_OK;
     if (is_first(zero)) {
         struct pd_comm_piece piece = {1, pd_zero_parameters(zero, 0, 0), bytes};
