@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone, since
- * a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */
+/* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone,
+ * since a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */
 #define IO_BYTES_MIN (4ull << 20)
 #define IO_BYTES_MAX (64ull << 20)
 
@@ -89,6 +89,13 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     return PD_OK;
 }
 
+/* Several ranks are processes unless asked otherwise (trainer/launch_starter.c). Where auto finds no mpirun and makes them
+ * threads, they take less than is counted here. */
+static bool are_processes(const struct pd_config *c)
+{
+    return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
+}
+
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
@@ -99,8 +106,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = io_bytes_of(e->options.model, &e->grid.layout);
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
-    pd_arena_note(arena, PD_MEMORY_BUFFERS,
-                  pd_grid_bytes(&e->grid.layout, e->options.rank, c->layout.transport == PD_TRANSPORT_MPI));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     return PD_OK;
 }
 
