@@ -339,6 +339,7 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     struct pd_model *model = NULL;
     if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
     PD_TRY(resolve_machine(o, err));
+    if (o->world_count && !o->print_config) o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);

@@ -199,6 +199,8 @@ for name, (overrides, sentence) in REFUSED.items():
         expect(f"refused-{name}-{command}", [command, MINIMAL, *overrides], 78, err=said(f"run.yaml: {sentence}"))
 expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
        err=said("layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"))
+expect("plan-world-before-ranks", ["plan", MINIMAL, "--world=4", "layout.ranks=3", "layout.pp=4"], 0,
+       re.compile("flags: layout.ranks=4 "))
 expect("refused-memory", ["plan", MINIMAL, "layout=auto", "--world=4", "--device-memory=1M"], 78,
        err=re.compile(r"^perdure: layout: no layout of 4 ranks fits 0.00105 GB a rank; the smallest needs 0\.\d+ GB: take more "
                       r"ranks, a smaller batch.leaf, or a larger numerics.virtual_tp \(both start a new lineage\)\n$"))
