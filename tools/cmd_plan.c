@@ -244,6 +244,13 @@ static pd_status plan_rung(const struct options *o, const struct pd_config *conf
     changed.numerics.precision = kind->precision;
     changed.layout.zero_stage = kind->zero_stage;
     changed.layout.recompute = kind->recompute;
+    if (config->layout.automatic) { /* the degrees it chooses; the rungs say the rest */
+        PD_TRY(pd_lay_out(config, model, world, &laid_out, err));
+        const struct pd_layout *l = &laid_out.layout;
+        changed.layout.automatic = false;
+        changed.layout.dp = l->dp, changed.layout.tp = l->tp, changed.layout.pp = l->pp, changed.layout.sp = l->sp;
+        changed.layout.interleave = l->interleave;
+    }
     if (kind->is_alone)
         PD_TRY(pd_lay_out_degrees(&changed, model, &one, &laid_out, err));
     else
@@ -339,7 +346,8 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     struct pd_model *model = NULL;
     if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
     PD_TRY(resolve_machine(o, err));
-    if (o->world_count && !o->print_config) o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
+    if (o->world_count && !o->print_config)
+        o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);

@@ -208,6 +208,9 @@ report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [
 
 # The way down that the ZeRO papers draw, by hand: 4 + 4 + 8 bytes a parameter in fp32; bf16 adds a copy of 2; ZeRO-1 cuts
 # moments, master and sums, ZeRO-3 everything but two blocks.
+texts = [expect("plan-ladder-auto", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", *more], 0, ANY)
+         for more in ([], ["layout=auto"])]
+report("plan-ladder-auto-rungs", ["rungs of an automatic layout differ"] if texts[0] != texts[1] else [], (0, texts[1], ""))
 text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.leaf=1", "--world=64",
                                    "batch.context=2048", "--device=a100-40g", "--ladder", "--json"], 0, ANY)
 if text:
