@@ -67,4 +67,5 @@ def body(workspace, _):
     print("a refused launch changes nothing")
 
 
-harness.main(body)
+if __name__ == "__main__":
+    harness.main(body)

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""One rank of a pipeline of tensor-parallel stages is killed: the launcher counts one, goes on with the layout that the others
+admit, and the bits are those of the undisturbed run."""
+import os
+import signal
+import subprocess
+
+import harness
+from second_launch import steps_done, wait_for, workers_of
+
+CONFIG = """
+run: {{seed: 3, steps: 60}}
+model: {{family: llama, vocab: 256, context: 64, layers: 4, hidden: 48, heads: 6, kv_heads: 3, head_size: 8, ffn: 96}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 8, leaf: 2, context: 64}}
+numerics: {{virtual_tp: 2}}
+checkpoint: {{every: 4}}
+layout: {{ranks: 4, tp: 2, pp: 2, transport: mpi, threads: 1}}
+"""
+
+
+def body(workspace, _):
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
+    undisturbed, directory = workspace.directory("undisturbed"), workspace.directory("disturbed")
+    workspace.train(config, undisturbed, ["layout.ranks=1", "layout.tp=1", "layout.pp=1", "layout.transport=local"])
+    environment = dict(os.environ, PERDURE_PROGRESS="off")
+    with subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"], env=environment,
+                          stderr=subprocess.PIPE, text=True) as run:
+        wait_for(lambda: steps_done(directory) >= 10, "the run")
+        os.kill(max(workers_of(workspace, directory)), signal.SIGKILL)
+        log = run.communicate(timeout=240)[1]
+    if run.returncode != 0 or "died: killed by SIGKILL; restart 1" not in log or "restart 1: 3 ranks (dp=1 pp=3" not in log:
+        raise harness.Failure(f"the run ended with {run.returncode}:\n{log}")
+    if harness.losses(directory) != harness.losses(undisturbed):
+        raise harness.Failure("losses differ from those of the undisturbed run")
+    print("one of four ranks killed: three went on as pp=3, same bits")
+
+
+if __name__ == "__main__":
+    harness.main(body)
