@@ -94,6 +94,24 @@ static pid_t launch_begin(const struct pd_launch *launch)
     return process;
 }
 
+/* Until the process handles the signal: before that it ends as any process would. */
+static void wait_caught(pid_t process, int signal)
+{
+    char path[64], line[128];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)process);
+    for (int tries = 0; tries < 60000; tries++) {
+        unsigned long long caught = 0;
+        FILE *file = fopen(path, "r");
+        cr_assert(file);
+        while (fgets(line, sizeof line, file))
+            if (sscanf(line, "SigCgt: %llx", &caught) == 1) break;
+        fclose(file);
+        if (caught >> (signal - 1) & 1) return;
+        usleep(1000);
+    }
+    cr_assert_fail("signal %d is not handled within a minute", signal);
+}
+
 static int launch_end(pid_t process)
 {
     int status;
@@ -388,7 +406,8 @@ Test(launcher, term_is_honoured_at_any_moment)
     for (useconds_t after_us = 0; after_us < 120000; after_us += pace_us) {
         struct pd_launch what = launch_of(WORKER("wait"), PD_TRANSPORT_MPI, 2);
         pid_t process = launch_begin(&what);
-        usleep(5000 + after_us);
+        wait_caught(process, SIGTERM);
+        usleep(after_us);
         kill(process, SIGTERM);
         cr_assert_eq(launch_end(process), 75);
         expect_error_says("saved at step 7");
