@@ -94,17 +94,17 @@ static pid_t launch_begin(const struct pd_launch *launch)
     return process;
 }
 
-/* Until the process handles the signal: before that it ends as any process would. */
+/* Until the process catches or blocks the signal: before that it ends as any process would. */
 static void wait_caught(pid_t process, int signal)
 {
     char path[64], line[128];
     snprintf(path, sizeof path, "/proc/%d/status", (int)process);
     for (int tries = 0; tries < 60000; tries++) {
-        unsigned long long caught = 0;
+        unsigned long long caught = 0, set = 0;
         FILE *file = fopen(path, "r");
         cr_assert(file);
         while (fgets(line, sizeof line, file))
-            if (sscanf(line, "SigCgt: %llx", &caught) == 1) break;
+            if (sscanf(line, "SigCgt: %llx", &set) == 1 || sscanf(line, "SigBlk: %llx", &set) == 1) caught |= set;
         fclose(file);
         if (caught >> (signal - 1) & 1) return;
         usleep(1000);
