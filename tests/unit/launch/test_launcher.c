@@ -1,5 +1,6 @@
 /* The launcher with real processes: a worker that fails as its plan says. */
 #include "ckpt/base/parse.h"
+#include "tests/helpers/scale.h"
 #include "trainer/launcher.h"
 
 #include <criterion/criterion.h>
@@ -399,10 +400,7 @@ Test(launcher, signals_reach_other_hosts)
 /* While the starter is still coming up, a signal to it would end everything. */
 Test(launcher, term_is_honoured_at_any_moment)
 {
-    const char *text = getenv("PERDURE_TEST_SCALE");
-    uint64_t scale = 1;
-    if (text) (void)pd_parse_u64(text, &scale);
-    useconds_t pace_us = scale >= 10 ? 10000 : 40000;
+    useconds_t pace_us = test_scale() >= 10 ? 10000 : 40000;
     for (useconds_t after_us = 0; after_us < 120000; after_us += pace_us) {
         struct pd_launch what = launch_of(WORKER("wait"), PD_TRANSPORT_MPI, 2);
         pid_t process = launch_begin(&what);

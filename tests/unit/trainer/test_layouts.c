@@ -4,6 +4,7 @@
  *
  * By default every second layout of each numerics is tried, the others under other numerics; PERDURE_TEST_SCALE=10 tries all
  * of them with everything that goes round. PERDURE_LAYOUT=dp,tp,pp,sp runs that one alone. */
+#include "tests/helpers/scale.h"
 #include "tests/unit/trainer/engine_run.h"
 
 enum { WORLD_MAX = 8, LAYERS = 5, LEAVES = 7, STEPS = 3 };
@@ -94,8 +95,7 @@ static void check(const struct numerics *n, const struct job *one, uint32_t dp, 
 static void check_numerics(const struct numerics *n)
 {
     static struct job one;
-    const char *scale = getenv("PERDURE_TEST_SCALE");
-    const bool all = (scale && atoi(scale) >= 10) || getenv("PERDURE_LAYOUT");
+    const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
     const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none"};
     uint32_t tried = 0;

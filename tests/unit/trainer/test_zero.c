@@ -3,6 +3,7 @@
  * a serial addition in leaf order, and what was taken with what was planned.
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
+#include "tests/helpers/scale.h"
 #include "trainer/parallel/zero.h"
 
 #include "ckpt/base/half.h"
@@ -349,8 +350,7 @@ static void try_all(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp)
 {
     static uint32_t turn;
     struct pd_layout layout = {.dp = dp, .tp = tp, .pp = pp, .sp = sp};
-    const char *scale = getenv("PERDURE_TEST_SCALE");
-    const bool is_thorough = scale && atoi(scale) >= 10;
+    const bool is_thorough = test_scale() >= 10;
     uint32_t shards[WORLD_MAX], count = 0;
     for (uint32_t shard = 1; shard <= dp * sp; shard++)
         if (dp * sp % shard == 0) shards[count++] = shard;

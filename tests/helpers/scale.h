@@ -1,0 +1,16 @@
+/* PERDURE_TEST_SCALE: 1 by default; from 10 on tests try everything. */
+#ifndef PD_TESTS_HELPERS_SCALE_H
+#define PD_TESTS_HELPERS_SCALE_H
+
+#include "ckpt/base/parse.h"
+
+#include <stdlib.h>
+
+static inline uint64_t test_scale(void)
+{
+    const char *text = getenv("PERDURE_TEST_SCALE");
+    uint64_t scale = 1;
+    return text && pd_parse_u64(text, &scale) ? scale : 1;
+}
+
+#endif
