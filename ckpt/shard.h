@@ -74,6 +74,9 @@ void pd_shard_stream_block(struct pd_shard_stream *stream, uint32_t box, uint64_
 PD_MUST_USE pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, struct pd_shard_summary *ret_summary,
                                              struct pd_error *err);
 void pd_shard_stream_abort(struct pd_shard_stream *stream);
+/* Checks data of the file that the writer made last against what was hashed then. PD_CORRUPT names tensor, kind and block. */
+PD_MUST_USE pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *writer, uint32_t box, uint64_t block,
+                                                   const void *data, uint64_t bytes, struct pd_error *err);
 
 /* ---- reading ---- */
 

@@ -82,6 +82,27 @@ PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t byte
  * there. After PD_OK pd_store_commit must follow.   errors  PD_EXISTS: this launch has sealed this step already */
 PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                                      struct pd_error *err);
+/* ---- generations: state that lives in files of this rank's pool; a checkpoint links the current one ----
+ *
+ * pool-<fence>/generation-<rank>-<slot>.h5. A file may be written when its link count is one (no checkpoint, quarantine or
+ * backup knows it by another name), it is not held, and nobody has said that it is bad. A sealed checkpoint keeps its file by
+ * its link; retention lets it go by removing the record first, and only after a newer one is durable on every host. So there
+ * are at least three files, and one more for each further checkpoint that is kept. */
+#define PD_STORE_GENERATIONS_MAX 4096u
+
+/* A file of this rank that may be written now, held from here on; made anew when none is free. Of this rank alone.
+ *   errors  PD_NO_SPACE */
+PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,
+                                               struct pd_error *err);
+/* No longer read or written by its holder. `is_bad`: a sync or write of it failed; it is unlinked and never used again. */
+void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
+/* As pd_store_begin, where this rank's shard is the finished and synced generation `slot`: linked into the directory being
+ * prepared. Where the file system refuses links it is copied (through `buffers`), which pd_store_links_generations tells
+ * beforehand.   errors  as pd_store_begin; a rank's failure to link is agreed: no rank goes on */
+PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot,
+                                                void *buffers, uint64_t buffer_bytes, struct pd_error *err);
+bool pd_store_links_generations(const struct pd_store *store);
+
 /* `mine` is this rank's outcome of writing its shard: any failure aborts the save on every rank (PD_OK here means sealed on
  * every host). state.layout etc. are taken from the root's copy, identity and fence from the store. A failed save leaves the
  * checkpoints before it as they were, and the next one can begin.   errors  PD_BUSY: another launch has taken over; stop */

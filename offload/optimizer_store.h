@@ -1,0 +1,79 @@
+/* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq of its boxes, generation after generation.
+ *
+ * A generation is a shard file in the making (ckpt/shard.h): an update reads generation g, verifies every block against
+ * what was hashed when it was written, and writes g+1 out of place with its own checksums. A checkpoint finishes the file of
+ * the newest one (metadata, tables, fdatasync) and links it; no byte of state is written twice.
+ *
+ *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
+ *               2. an update that fails leaves the generation before it as it was, and current
+ *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory (3 kinds) and are written with every generation
+ *               4. 12 bytes read and 12 written an element; checksums and tables are under 0.1% on top
+ *   memory      the ring's buffers, boxes that stay, and two writers (8 bytes a block and metadata pages each):
+ *               pd_optimizer_store_bytes
+ *   threads     one caller
+ */
+#ifndef PD_OFFLOAD_OPTIMIZER_STORE_H
+#define PD_OFFLOAD_OPTIMIZER_STORE_H
+
+#include "ckpt/store.h"
+#include "offload/cpu_adam.h"
+#include "offload/ring.h"
+
+struct pd_optimizer_store;
+
+struct pd_optimizer_store_options {
+    struct pd_door *door;
+    struct pd_store *store; /* where generations lie: its pool */
+    const struct pd_tensor_table *tensors;
+    const struct pd_shard_box *boxes; /* (box_count) of this rank's shard, all three kinds: pd_layout_shard_boxes */
+    uint32_t box_count, rank;
+    struct pd_thread_pool *pool;
+    enum pd_isa isa;
+    void *buffers; /* (buffer_bytes) of the ring */
+    uint64_t buffer_bytes;
+};
+
+/* Everything is borrowed for its life. */
+PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options,
+                                             struct pd_optimizer_store **ret_store, struct pd_error *err);
+void pd_optimizer_store_free(struct pd_optimizer_store *store);
+/* Heap it takes beyond the ring's buffers, for plans: exact for the same boxes. */
+uint64_t pd_optimizer_store_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                  uint32_t box_count);
+uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store); /* of one generation */
+
+/* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
+ * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block. */
+PD_MUST_USE pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struct pd_identity *identity,
+                                               struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element,
+                                             const float *data, uint64_t elements, struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err);
+
+/* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter goes
+ * rounded to copy_dtype (NULL: nowhere). Asked in ascending order for whole extents; pointers valid until the next call. */
+struct pd_optimizer_store_step {
+    struct pd_identity identity;     /* of the new generation */
+    const struct pd_adam_step *adam; /* NULL: no update, the state as it is under another identity (a skipped step) */
+    enum pd_dtype copy_dtype;
+    void *context;
+    const float *(*gradient)(void *context, uint32_t box, uint64_t first, uint64_t n);
+    void *(*copy)(void *context, uint32_t box, uint64_t first, uint64_t n);
+};
+PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
+                                                struct pd_ring_report *ret_report, struct pd_error *err);
+
+/* Reads the current generation through, verified: for compute copies after a load, for comparisons. kinds: bit k. */
+PD_MUST_USE pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,
+                                              pd_status (*visit)(void *context, uint32_t box, uint64_t first,
+                                                                 const float *data, uint64_t n, struct pd_error *err),
+                                              struct pd_error *err);
+
+/* Identity of the current generation. */
+const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
+/* Completes the current generation's file: metadata, tables, fdatasync; once, later calls return the same. *ret_slot is what
+ * pd_store_begin_generation takes. A failure makes the file worthless for checkpoints; state goes on. */
+PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
+                                                uint32_t *ret_slot, struct pd_error *err);
+
+#endif
