@@ -98,10 +98,10 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_writer_init(&w, 0);
     pd_json_object_begin(&w, NULL);
     pd_json_u64(&w, "step", s->step);
-    pd_json_double(&w, "loss", s->result.loss);
+    pd_json_measured(&w, "loss", s->result.loss);
     pd_json_hex64(&w, "loss_bits", loss_bits);
-    if (!isnan(s->validation_loss)) pd_json_double(&w, "validation_loss", s->validation_loss);
-    pd_json_double(&w, "gradient_norm", s->result.gradient_norm);
+    if (!isnan(s->validation_loss)) pd_json_measured(&w, "validation_loss", s->validation_loss);
+    pd_json_measured(&w, "gradient_norm", s->result.gradient_norm);
     pd_json_double(&w, "learning_rate", s->result.learning_rate);
     if (m->options.has_loss_scale) {
         pd_json_double(&w, "loss_scale", s->loss_scale);

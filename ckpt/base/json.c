@@ -229,6 +229,14 @@ void pd_json_double(struct pd_json_writer *writer, const char *key, double value
     append_number(writer, text);
 }
 
+void pd_json_measured(struct pd_json_writer *writer, const char *key, double value)
+{
+    if (isfinite(value))
+        pd_json_double(writer, key, value);
+    else
+        pd_json_null(writer, key);
+}
+
 void pd_json_float(struct pd_json_writer *writer, const char *key, float value)
 {
     before_value(writer, key);

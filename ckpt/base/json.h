@@ -34,6 +34,8 @@ void pd_json_string_n(struct pd_json_writer *writer, const char *key, const char
 void pd_json_u64(struct pd_json_writer *writer, const char *key, uint64_t value);
 void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value);
 void pd_json_double(struct pd_json_writer *writer, const char *key, double value);
+/* For people and plots, whose programs know numbers or nothing: null where it is infinite or NaN. */
+void pd_json_measured(struct pd_json_writer *writer, const char *key, double value);
 void pd_json_float(struct pd_json_writer *writer, const char *key, float value); /* shortest for fp32 */
 void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value);
 void pd_json_null(struct pd_json_writer *writer, const char *key);

@@ -126,6 +126,19 @@ Test(json, floats_are_as_short_as_they_can_be)
     pd_json_writer_deinit(&w);
 }
 
+Test(json, measurements_are_numbers_or_null)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_measured(&w, "norm", 0.1);
+    pd_json_measured(&w, "skipped", (double)NAN);
+    pd_json_measured(&w, "low", -(double)INFINITY);
+    pd_json_object_end(&w);
+    cr_assert_str_eq(finish(&w), "{\"norm\":0.1,\"skipped\":null,\"low\":null}\n");
+    pd_json_writer_deinit(&w);
+}
+
 Test(json, reading_members_in_order)
 {
     const char *text =
