@@ -299,18 +299,37 @@ static void choose_worlds(struct options *o, const struct pd_config *config)
         o->worlds[o->world_count++] = least * w;
 }
 
+/* Of several worlds one that nothing admits is said in its row, and the others are planned all the same. */
+static pd_status plan_each(const struct options *o, const struct pd_plan_subject *subject, struct pd_planned_world *worlds,
+                           uint32_t *ret_refused, struct pd_error *err)
+{
+    const bool is_alone = o->world_count == 1;
+    for (uint32_t i = 0; i < o->world_count; i++) {
+        pd_status st = plan_world(o, subject->config, subject->model, o->worlds[i], is_alone, &worlds[i], err);
+        if (st != PD_INVALID || is_alone) {
+            PD_TRY(st);
+            continue;
+        }
+        snprintf(worlds[i].refusal, sizeof worlds[i].refusal, "%.511s", err->message);
+        (*ret_refused)++;
+    }
+    return PD_OK;
+}
+
 static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *subject, bool json, struct pd_error *err)
 {
     struct pd_planned_world worlds[WORLDS_MAX] = {0};
-    pd_status status = PD_OK;
+    uint32_t refused = 0;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    for (uint32_t i = 0; i < o->world_count && !status; i++)
-        status = plan_world(o, subject->config, subject->model, o->worlds[i], o->world_count == 1, &worlds[i], err);
+    pd_status status = plan_each(o, subject, worlds, &refused, err);
     const double seconds = pd_clock_seconds_since(NULL, start);
     if (!status && json)
         status = pd_plan_print_json(subject, worlds, o->world_count, NULL, 0, seconds, err);
     else if (!status)
         status = pd_plan_print(subject, worlds, o->world_count, err);
+    if (!status && refused == o->world_count)
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %u ranks: %s",
+                              refused, worlds[0].ranks, worlds[0].refusal);
     for (uint32_t i = 0; i < o->world_count; i++)
         pd_world_memory_deinit(&worlds[i].memory);
     return status;

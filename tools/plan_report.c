@@ -238,6 +238,10 @@ static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t c
         const struct pd_degrees degrees = degrees_of(&w->laid_out.layout);
         char ranks[16], slots[16], layout[64];
         snprintf(ranks, sizeof ranks, "%u", w->ranks);
+        if (w->refusal[0]) {
+            pd_table_row(&table, (const char *const[]){ranks, "none, see below", "-", "-", "-", "-", "-", "-"});
+            continue;
+        }
         snprintf(slots, sizeof slots, "%u", w->cost.slots);
         pd_degrees_text(&degrees, layout, sizeof layout);
         pd_table_row(&table, (const char *const[]){ranks, layout, slots, pd_text_bytes(w->memory.worst_bytes).text,
@@ -247,6 +251,8 @@ static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t c
                                                    seconds_text(w->cost.step_seconds).text});
     }
     PD_TRY(pd_table_print(&table, err));
+    for (uint32_t i = 0; i < count; i++)
+        if (worlds[i].refusal[0]) printf("world %u: %s\n", worlds[i].ranks, worlds[i].refusal);
     printf("--world=N shows one by category\n");
     return PD_OK;
 }
@@ -345,6 +351,11 @@ static void write_world(struct pd_json_writer *w, const struct pd_planned_world 
     pd_json_object_begin(w, NULL);
     pd_json_u64(w, "world", x->ranks);
     pd_json_u64(w, "threads", x->threads);
+    pd_json_string(w, "refusal", x->refusal[0] ? x->refusal : NULL);
+    if (x->refusal[0]) {
+        pd_json_object_end(w);
+        return;
+    }
     write_layout(w, &x->laid_out);
     write_groups(w, &x->memory);
     pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);

@@ -9,6 +9,7 @@
 
 struct pd_planned_world {
     uint32_t ranks, threads;
+    char refusal[512]; /* why no layout of so many ranks is admitted, and all below is empty; or "" */
     struct pd_laid_out laid_out;
     struct pd_world_memory memory; /* owned */
     struct pd_step_cost cost;
