@@ -78,6 +78,69 @@ static void list_steps(const struct pd_ckpt_place *place, char *ret, size_t byte
     if (count > 6) snprintf(ret + used, bytes - used, ", ...");
 }
 
+/* What was asked for and lies there all the same, with what is wrong with it; else the newest such; NULL: nothing. */
+static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place *place, uint64_t step)
+{
+    const bool is_any = !place->named[0] && step == UINT64_MAX;
+    for (uint32_t i = pd_store_unusable_count(place->store); i-- > 0;) {
+        const struct pd_store_unusable *unusable = pd_store_unusable_at(place->store, i);
+        if (is_any || (place->named[0] ? strcmp(unusable->name, place->named) == 0 : unusable->step == step))
+            return unusable;
+    }
+    return NULL;
+}
+
+/* Of a save or a rewrite that was killed; "" where there is none. */
+static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64], struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    ret_name[0] = '\0';
+    PD_TRY(pd_door_list(place->door, place->root, &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++) {
+        const size_t length = strlen(listing.names[i]);
+        if (strncmp(listing.names[i], "step-", 5) == 0 && length > 9 && length < 64 &&
+            strcmp(listing.names[i] + length - 4, ".tmp") == 0)
+            snprintf(ret_name, 64, "%s", listing.names[i]);
+    }
+    pd_listing_deinit(&listing);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
+{
+    char begun[64];
+    PD_TRY(find_begun(place, begun, err));
+    if (begun[0])
+        snprintf(ret_text, bytes,
+                 "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
+                 place->root, begun);
+    else
+        snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
+    return PD_OK;
+}
+
+static pd_status say_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = find_unusable(place, step);
+    char text[4400];
+    if (unusable)
+        PD_FAIL(err, unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT,
+                "%s/%s is no valid checkpoint: %s; perdure ckpt verify tells what else is wrong with it", place->root,
+                unusable->name, unusable->cause);
+    if (place->named[0])
+        PD_FAIL(err, PD_CORRUPT,
+                "%s/%s is no valid checkpoint: it holds nothing that a save would leave; perdure ckpt ls %s", place->root,
+                place->named, place->root);
+    if (!pd_store_count(place->store)) {
+        PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+        PD_FAIL(err, PD_CORRUPT, "%s", text);
+    }
+    char steps[160];
+    list_steps(place, steps, sizeof steps);
+    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there are steps %s", place->root, step,
+            steps);
+}
+
 pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
                                struct pd_error *err)
 {
@@ -89,11 +152,5 @@ pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step,
         *ret_entry = entry;
         return PD_OK;
     }
-    char steps[160];
-    list_steps(place, steps, sizeof steps);
-    if (place->named[0])
-        PD_FAIL(err, PD_CORRUPT, "%s/%s is no valid checkpoint: it has no valid commit record", place->root, place->named);
-    if (!count) PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint", place->root);
-    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there are steps %s", place->root, step,
-            steps);
+    return say_none(place, step, err);
 }

@@ -19,8 +19,12 @@ PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
 
 /* The checkpoint that PATH named, else that of `step`, else (UINT64_MAX) the newest.
- *   errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message lists what there is */
+ *   errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message says what is wrong with it, or what
+ *           there is */
 PD_MUST_USE pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step,
                                            const struct pd_store_entry **ret_entry, struct pd_error *err);
+/* The sentence for a place without checkpoints, alike in all commands: says what was begun there. */
+PD_MUST_USE pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,
+                                              struct pd_error *err);
 
 #endif

@@ -39,7 +39,7 @@ static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, co
     pd_json_u64(w, "bytes", e->bytes);
     pd_json_u64(w, "tokens", commit->state.tokens);
     pd_json_u64(w, "samples", commit->state.samples);
-    pd_json_double(w, "loss", commit->state.last_loss);
+    pd_json_measured(w, "loss", commit->state.last_loss);
     pd_json_object_end(w);
 }
 
@@ -57,6 +57,15 @@ static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, st
     return PD_OK;
 }
 
+/* A place without checkpoints is no error of ls: verify is the command that asks for one. */
+static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err)
+{
+    char text[4400];
+    PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+    printf("%s\n", text);
+    return PD_OK;
+}
+
 static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     static const char *const headings[] = {"CHECKPOINT", ">STEP",   ">LINEAGE", ">FENCE",
@@ -64,15 +73,17 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     struct pd_ckpt_place place;
     struct pd_table table;
     struct pd_json_writer w;
+    const struct pd_store_entry *entry;
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
     pd_table_init(&table, headings, 8);
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
-    pd_status status = ls_rows(&place, &table, &w, err);
+    pd_status status = place.named[0] ? pd_ckpt_place_choose(&place, UINT64_MAX, &entry, err) : PD_OK;
+    if (!status) status = ls_rows(&place, &table, &w, err);
     pd_json_array_end(&w);
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
-    if (!status && !o->json && !pd_store_count(place.store)) printf("%s holds no checkpoint\n", place.root);
+    if (!status && !o->json && !pd_store_count(place.store)) status = ls_none(&place, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
     pd_ckpt_place_close(&place);
@@ -147,8 +158,8 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     pd_json_u64(&w, "updates", s->updates);
     pd_json_u64(&w, "samples", s->samples);
     pd_json_u64(&w, "tokens", s->tokens);
-    pd_json_double(&w, "loss", s->last_loss);
-    pd_json_double(&w, "best_validation_loss", s->best_validation_loss);
+    pd_json_measured(&w, "loss", s->last_loss);
+    pd_json_measured(&w, "best_validation_loss", s->best_validation_loss);
     pd_json_u64(&w, "parameters", s->parameter_count);
     pd_json_u64(&w, "tensors", s->tensor_count);
     pd_json_u64(&w, "bytes", e->bytes);

@@ -35,12 +35,16 @@ static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard",
 enum { DEGREES = sizeof degree_names / sizeof *degree_names };
 static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};
 
-static pd_status parse_degree(const char *word, uint64_t values[DEGREES], struct pd_error *err)
+static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
 {
     const char *equals = strchr(word, '=');
     for (int i = 0; equals && i < DEGREES; i++) {
         if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
             continue;
+        if (is_given[i])
+            PD_FAIL(err, PD_USAGE, "--layout: %s is given twice, %" PRIu64 " and then %s; leave one of them out",
+                    degree_names[i], values[i], equals + 1);
+        is_given[i] = true;
         if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
         PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
     }
@@ -52,12 +56,13 @@ static pd_status parse_degree(const char *word, uint64_t values[DEGREES], struct
 
 static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
 {
+    bool is_given[DEGREES] = {false};
     memcpy(values, degree_defaults, sizeof degree_defaults);
     for (const char *p = text; *p;) {
         const size_t length = strcspn(p, ",");
         char word[64];
         snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
-        PD_TRY(parse_degree(word, values, err));
+        PD_TRY(parse_degree(word, is_given, values, err));
         p += length;
         if (*p == ',') p++;
     }

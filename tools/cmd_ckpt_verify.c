@@ -300,7 +300,7 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     uint32_t quarantined;
     PD_TRY(pd_store_count_quarantined(v->place.store, &quarantined, err));
     pd_json_array_end(&v->w);
-    pd_json_bool(&v->w, "ok", v->damaged == 0);
+    pd_json_bool(&v->w, "ok", v->count && !v->damaged);
     pd_json_u64(&v->w, "damaged", v->damaged);
     pd_json_u64(&v->w, "findings", v->findings);
     pd_json_u64(&v->w, "quarantined", quarantined);
@@ -312,6 +312,15 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     return PD_OK;
 }
 
+/* That there is nothing to verify is an error, and programs get their answer all the same. */
+static pd_status finish_empty(struct verify *v, struct pd_error *err)
+{
+    const struct pd_error why = *err;
+    PD_TRY(finish(v, err));
+    *err = why;
+    return why.status;
+}
+
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct verify v = {.is_json = options->json};
@@ -321,6 +330,7 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
     pd_json_object_begin(&v.w, NULL);
     pd_json_array_begin(&v.w, "checkpoints");
     pd_status status = choose(&v, options->step, err);
+    if (status == PD_CORRUPT && v.is_json) status = finish_empty(&v, err);
     if (!status) status = check_all(&v, err);
     if (!status) status = finish(&v, err);
     if (!status) status = verdict(&v, err);

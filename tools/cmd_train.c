@@ -64,8 +64,7 @@ static const struct argp train_argp = {
     parse_train,
     "CONFIG [section.key=value...]",
     "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die "
-    "are "
-    "replaced by a restart with what is left."
+    "are replaced by a restart with what is left. Of a key given twice the last counts."
     "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
     NULL,
     NULL,

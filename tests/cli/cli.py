@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,18 @@ if text:
 # ---- plan ----
 expect("plan-world-word", ["plan", MINIMAL, "--world=2,x"], 64,
        err=said("--world=x: expected a number of ranks, 1 to 65536"))
+text = expect("plan-worlds-some-refused", ["plan", MINIMAL, "--world=8,7,11", "--threads=1"], 0,
+              re.compile(r"\n +8  dp=8 .*\n +7  dp=7 .*\n +11  none, see below .*\nworld 11: layout: dp 11 of 11 ranks is more than "))
+text = expect("plan-worlds-some-refused-json", ["plan", MINIMAL, "--world=8,11", "--json"], 0, ANY)
+if text:
+    fits, refused = json.loads(text)["worlds"]
+    good = fits["refusal"] is None and fits["groups"] and refused["refusal"].startswith("layout: dp 11 ") and "groups" not in refused
+    report("plan-worlds-some-refused-json-content", [] if good else ["refusals"], (0, text, ""))
+expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.compile("\nworld 9: .*\nworld 11: "),
+       re.compile("^perdure: none of the 2 worlds asked for has a layout; 9 ranks: layout: dp 9 of 9 ranks is more than "))
+expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
+expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
+       err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
 expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
        err=said("--device=a100: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
@@ -296,16 +309,28 @@ write("text.txt", "In the beginning God created the heaven and the earth. " * 40
 if not ONLY or any(name.startswith("ckpt") for name in ONLY):
     trained = perdure("train", MINIMAL, *tiny)
     report("ckpt-train", [] if trained[0] == 0 else ["no run to look at"], trained)
+# a step that fp16 skips has no gradient norm: null, which every reader of JSON takes
+if not ONLY or "metrics-skipped" in ONLY:
+    half = [word for word in tiny if not word.startswith(("run.dir", "numerics"))]
+    trained = perdure("train", MINIMAL, *half, "run.dir=half", "numerics.precision=fp16", "numerics.loss_scale=16777216")
+    norms = [json.loads(line)["gradient_norm"] for line in open("half/metrics.jsonl")] if trained[0] == 0 else []
+    report("metrics-skipped", [] if None in norms and not any(isinstance(norm, str) for norm in norms) else [f"norms {norms}"], trained)
 expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere: looking for checkpoints: No such file or directory"))
 expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
        err=said("text.txt is no directory; name a run, its checkpoints or one of them"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many'))
 os.makedirs("empty", exist_ok=True)
-expect("ckpt-ls-empty", ["ckpt", "ls", "empty"], 0, re.compile(r"^/.*/empty holds no checkpoint\n$"))
+NO_CHECKPOINT = r"/.*/empty holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints\n$"
+expect("ckpt-ls-empty", ["ckpt", "ls", "empty"], 0, re.compile("^" + NO_CHECKPOINT))
 expect("ckpt-ls-empty-json", ["ckpt", "ls", "empty", "--json"], 0, "[]\n")
 report("ckpt-ls-changes-nothing", os.listdir("empty"), (0, "", ""))
-expect("ckpt-show-empty", ["ckpt", "show", "empty"], 65, err=re.compile(r"^perdure: /.*/empty holds no valid checkpoint\n$"))
+expect("ckpt-show-empty", ["ckpt", "show", "empty"], 65, err=re.compile("^perdure: " + NO_CHECKPOINT))
+expect("ckpt-verify-empty", ["ckpt", "verify", "empty"], 65, err=re.compile("^perdure: " + NO_CHECKPOINT))
+text = expect("ckpt-verify-empty-json", ["ckpt", "verify", "empty", "--json"], 65, ANY, ANY)
+if text:
+    found = json.loads(text)
+    report("ckpt-verify-empty-json-content", [] if (found["ok"], found["checkpoints"]) == (False, []) else ["ok"], (65, text, ""))
 expect("ckpt-ls", ["ckpt", "ls", "run"], 0,
        re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000004-\d+ .*\nstep-000000000002-\d+ .*\n$"))
 rows = []
@@ -317,6 +342,8 @@ if text:
     one = os.path.join("run/checkpoints", rows[1]["name"])
     text = expect("ckpt-show-one", ["ckpt", "show", one, "--json"], 0, ANY)
     shown = json.loads(text)
+    if shown["best_validation_loss"] is not None:
+        report("ckpt-show-no-validation", ["a loss that was never measured is not null"], (0, text, ""))
     good = shown["step"] == 4 and shown["layout"]["dp"] == 2 and shown["samples"] == 16 and "batch:" in shown["config"]
     report("ckpt-show-one-content", [] if good else ["step, layout, samples or configuration"], (0, text, ""))
 expect("ckpt-show", ["ckpt", "show", "run"], 0, re.compile(r"^checkpoint  step-000000000006-.*\nrun .*\nstep        6, lineage 1, "))
@@ -379,12 +406,18 @@ for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and mu
                                   ("shard", "dp=2,zero_shard=3", 78, "zero_shard"),
                                   ("word", "dq=2", 64, '"dq=2" is not understood'),
                                   ("numerics", "virtual_tp=2", 64, "numerics such as virtual_tp stay as they are"),
-                                  ("number", "dp=x", 64, '"x" is no number')):
+                                  ("number", "dp=x", 64, '"x" is no number'),
+                                  ("twice", "dp=2,tp=1,dp=3", 64, "--layout: dp is given twice, 2 and then 3; leave one of them out")):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
            err=re.compile(re.escape(words)))
 for place in ("rewrite.shard.finished:2", "store.seal.checked:1", "store.seal.recorded:1", "store.seal.renamed:1"):
     killed = f"killed-{place.split(':')[0]}"
     expect(f"ckpt-reshard-{killed}", ["ckpt", "reshard", "run", killed, "--layout=dp=3"], -9, environment={"PERDURE_FAULT": place})
+    if place.startswith("rewrite"):  # nothing was sealed: every command says so in the same words
+        begun = rf"/.*/{killed} holds no checkpoint yet: step-000000000006-1.tmp was begun and not finished; "
+        expect("ckpt-ls-begun", ["ckpt", "ls", killed], 0, re.compile("^" + begun))
+        for command in ("show", "verify", "stats"):
+            expect(f"ckpt-{command}-begun", ["ckpt", command, killed], 65, err=re.compile("^perdure: " + begun))
     expect(f"ckpt-reshard-{killed}-again", ["ckpt", "reshard", "run", killed, "--layout=dp=3"],
            78 if "renamed" in place or "recorded" in place else 0, ANY, ANY)
     expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
@@ -423,6 +456,20 @@ if rows:  # one bit of the middle of a shard of step 4
                re.compile(rf"^warning: step-000000000006-\d+: index.h5 {cause}; "))
     os.replace("index.h5", index)
 
+if rows:
+    shutil.copytree("run", "absent")
+    lacking = os.path.join("absent/checkpoints", rows[0]["name"])
+    os.unlink(os.path.join(lacking, "shard-00000.h5"))
+    absent = re.compile(r"\nperdure: /.*/step-000000000006-1 is no valid checkpoint: shard-00000.h5 is absent; perdure ckpt verify ")
+    for name, arguments in {"reshard": ["reshard", lacking, "refused", "--layout=dp=1"], "ls": ["ls", lacking], "show": ["show", lacking],
+                            "reshard-step": ["reshard", "absent", "refused", "--layout=dp=1", "--step=6"]}.items():
+        expect(f"ckpt-absent-shard-{name}", ["ckpt", *arguments], 65, err=absent)
+    os.unlink(os.path.join(lacking, "commit.h5"))
+    expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is no valid checkpoint: commit.h5 is absent; "))
+    os.makedirs("run/checkpoints/step-000000000009-1")
+    expect("ckpt-no-record", ["ckpt", "show", "run/checkpoints/step-000000000009-1"], 65,
+           err=re.compile(r"step-000000000009-1 is no valid checkpoint: "))
+    os.rmdir("run/checkpoints/step-000000000009-1")
 expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
        re.compile(r"^/.*/empty holds no checkpoint: nothing is removed\n$"))
 expect("ckpt-prune-nothing-json", ["ckpt", "prune", "empty", "--keep-last=1", "--json"], 0, ANY)
