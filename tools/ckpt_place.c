@@ -24,6 +24,8 @@ static bool is_step_name(const char *name)
 static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
 {
     char *real = realpath(path, NULL);
+    if (!real && errno == ENOENT)
+        PD_FAIL(err, PD_NOT_FOUND, "%s does not exist; name a run, its checkpoints or one of them", path);
     if (!real) PD_FAIL_ERRNO(err, errno, "%s: looking for checkpoints", path);
     struct stat st;
     bool is_directory = stat(real, &st) == 0 && S_ISDIR(st.st_mode);

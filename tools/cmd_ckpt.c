@@ -262,7 +262,7 @@ enum { OPTION_STEP = 0x2001, OPTION_CONFIG, OPTION_KEEP_LAST, OPTION_KEEP_EVERY,
 static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
 {
     if (pd_parse_u64(text, ret) && *ret <= max) return 0;
-    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a whole number", name, text);
+    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a whole number, such as --%s=4", name, text, name);
     return EINVAL;
 }
 
@@ -291,7 +291,8 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         return result;
     case ARGP_KEY_ARG:
         if (o->path_count == o->path_max) {
-            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "\"%s\" is one path too many", argument);
+            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "\"%s\" is one path too many; see %s --help", argument,
+                               state->name);
             return EINVAL;
         }
         o->paths[o->path_count++] = argument;

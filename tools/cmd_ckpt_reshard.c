@@ -58,14 +58,15 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
 {
     bool is_given[DEGREES] = {false};
     memcpy(values, degree_defaults, sizeof degree_defaults);
-    for (const char *p = text; *p;) {
+    const char *p = text, *end;
+    do {
         const size_t length = strcspn(p, ",");
         char word[64];
         snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
         PD_TRY(parse_degree(word, is_given, values, err));
-        p += length;
-        if (*p == ',') p++;
-    }
+        end = p + length;
+        p = end + 1;
+    } while (*end);
     for (int i = 0; i < 4; i++)
         if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
     return PD_OK;
@@ -80,7 +81,9 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     PD_TRY(parse_degrees(r->options->layout, values, err));
     for (int i = 0; i < 4; i++)
         world *= values[i];
-    if (world > 65536) PD_FAIL(err, PD_INVALID, "--layout: more than 65536 ranks");
+    if (world > 65536)
+        PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
+                r->options->layout, world);
     for (int i = 0; i < DEGREES; i++)
         snprintf(texts[i], sizeof texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
     snprintf(texts[DEGREES], sizeof texts[0], "layout.auto=false");
@@ -133,6 +136,7 @@ static pd_status check_target(struct reshard *r, struct pd_error *err)
     const char *path = r->options->paths[1];
     struct stat st;
     if (stat(path, &st) != 0) return PD_OK; /* it will be made */
+    if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no directory; name one to put the new checkpoint in", path);
     PD_TRY(pd_ckpt_place_open(path, NULL, &r->target, err));
     pd_status status = PD_OK;
     if (r->target.named[0])
@@ -149,6 +153,8 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
         .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX};
     const char *path = r->options->paths[1];
     pd_status st = pd_door_mkdir(r->source.door, path, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
     if (st && st != PD_EXISTS) return st;
     PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
     return check_entries(r, err); /* what was killed when it was all but done is there now */

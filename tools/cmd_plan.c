@@ -50,6 +50,7 @@ static error_t refuse(struct options *o, const char *option, const char *text, c
 static error_t parse_worlds(struct options *o, const char *text)
 {
     char word[16];
+    if (!*text) return refuse(o, "world", text, "a number of ranks, or several such as 4,8");
     for (; *text; text += *text == ',') {
         size_t length = strcspn(text, ",");
         uint64_t value = 0;

@@ -16,7 +16,7 @@ struct sample {
     uint64_t count, top_k, seed, threads;
     double temperature;
     bool json, bytes;
-    const char *bad;
+    char bad[128]; /* what is wrong with the arguments, or "" */
     struct pd_json_writer writer;
 };
 
@@ -33,9 +33,10 @@ static const struct argp_option sample_options[] = {
     {0},
 };
 
-static error_t parse_number(struct sample *s, const char *argument, uint64_t *ret)
+static error_t parse_number(struct sample *s, const char *option, const char *argument, uint64_t *ret)
 {
-    if (!pd_parse_u64(argument, ret)) s->bad = argument;
+    if (!pd_parse_u64(argument, ret))
+        snprintf(s->bad, sizeof s->bad, "--%s=%.60s: expected a whole number", option, argument);
     return 0;
 }
 
@@ -50,18 +51,19 @@ static error_t parse_sample(int key, char *argument, struct argp_state *state)
         s->tokens = argument;
         return 0;
     case OPTION_COUNT:
-        return parse_number(s, argument, &s->count);
+        return parse_number(s, "count", argument, &s->count);
     case OPTION_TOP_K:
-        return parse_number(s, argument, &s->top_k);
+        return parse_number(s, "top-k", argument, &s->top_k);
     case OPTION_SEED:
-        return parse_number(s, argument, &s->seed);
+        return parse_number(s, "seed", argument, &s->seed);
     case OPTION_THREADS:
-        return parse_number(s, argument, &s->threads);
+        return parse_number(s, "threads", argument, &s->threads);
     case OPTION_TEMPERATURE:
-        if (!pd_parse_double(argument, &s->temperature) || s->temperature < 0) s->bad = argument;
+        if (!pd_parse_double(argument, &s->temperature) || s->temperature < 0)
+            snprintf(s->bad, sizeof s->bad, "--temperature=%.60s: expected a number from 0 on", argument);
         return 0;
     case ARGP_KEY_ARG:
-        if (s->path) s->bad = argument;
+        if (s->path) snprintf(s->bad, sizeof s->bad, "\"%.60s\" is one path too many", argument);
         s->path = argument;
         return 0;
     default:
@@ -136,11 +138,14 @@ static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_to
 }
 
 /* PATH may be a run directory: its checkpoints lie in a directory of their own. */
-static const char *checkpoints_of(const char *path, char *buffer, size_t room)
+static pd_status checkpoints_of(const char *path, char *buffer, size_t room, const char **ret_path, struct pd_error *err)
 {
     struct stat st;
+    if (stat(path, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run or its directory of checkpoints", path);
     snprintf(buffer, room, "%s/checkpoints", path);
-    return stat(buffer, &st) == 0 ? buffer : path;
+    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
+    return PD_OK;
 }
 
 static pd_status draw(struct sample *s, struct pd_error *err)
@@ -148,8 +153,7 @@ static pd_status draw(struct sample *s, struct pd_error *err)
     char buffer[4096];
     struct pd_config config;
     int32_t *tokens = NULL;
-    struct pd_sample_options options = {.checkpoints = checkpoints_of(s->path, buffer, sizeof buffer),
-                                        .count = (uint32_t)s->count,
+    struct pd_sample_options options = {.count = (uint32_t)s->count,
                                         .temperature = s->temperature,
                                         .top_k = (uint32_t)s->top_k,
                                         .seed = s->seed,
@@ -157,6 +161,7 @@ static pd_status draw(struct sample *s, struct pd_error *err)
                                         .loaded = loaded,
                                         .emit = emit,
                                         .context = s};
+    PD_TRY(checkpoints_of(s->path, buffer, sizeof buffer, &options.checkpoints, err));
     PD_TRY(pd_sample_config(options.checkpoints, &config, err));
     uint32_t vocab = config.model.vocab;
     pd_config_deinit(&config);
@@ -173,7 +178,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     bool done;
     PD_TRY(pd_command_parse(&sample_argp, argc, argv, &s, &s.json, &done, err));
     if (done) return PD_OK;
-    if (s.bad) PD_FAIL(err, PD_USAGE, "sample does not understand \"%s\"; see perdure sample --help", s.bad);
+    if (s.bad[0]) PD_FAIL(err, PD_USAGE, "%s; see perdure sample --help", s.bad);
     if (!s.path)
         PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

@@ -55,6 +55,23 @@ static pd_status bad_option(const struct parsing *p, const char *argument)
             names[near], p->program);
 }
 
+/* An empty word is a variable of the shell that is not set; one that the command does not take is told as such. */
+static error_t parse_word(struct parsing *p, char *word, struct argp_state *state)
+{
+    if (!word[0]) {
+        (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0,
+                           "one of the arguments is empty: is it a variable that is not set? %s --help", p->program);
+        return EINVAL;
+    }
+    error_t result = p->user->parser ? p->user->parser(ARGP_KEY_ARG, word, state) : ARGP_ERR_UNKNOWN;
+    if (result == ARGP_ERR_UNKNOWN) {
+        (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "%s takes no argument such as \"%s\"; see %s --help", p->program,
+                           word, p->program);
+        return EINVAL;
+    }
+    return result;
+}
+
 static error_t parse_option(int key, char *argument, struct argp_state *state)
 {
     struct parsing *p = state->input;
@@ -71,7 +88,9 @@ static error_t parse_option(int key, char *argument, struct argp_state *state)
         return 0;
     default: {
         state->input = p->input;
-        error_t result = p->user->parser ? p->user->parser(key, argument, state) : ARGP_ERR_UNKNOWN;
+        error_t result = key == ARGP_KEY_ARG ? parse_word(p, argument, state)
+                         : p->user->parser   ? p->user->parser(key, argument, state)
+                                             : ARGP_ERR_UNKNOWN;
         state->input = p;
         return result;
     }

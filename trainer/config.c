@@ -223,7 +223,7 @@ pd_status pd_config_load(const char *path, const char *const *overrides, uint32_
 {
     if (!path) return pd_config_parse("command line", "", overrides, override_count, ret_config, err);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) PD_FAIL_ERRNO(err, errno, "cannot open the configuration %s", path);
+    if (descriptor < 0) PD_FAIL_ERRNO(err, errno, "cannot open the configuration %s (examples are in tools/configs)", path);
     char *text = NULL;
     pd_status status = read_all(descriptor, path, &text, err);
     close(descriptor);

@@ -60,10 +60,13 @@ void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
 pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
 {
     char partial[4096];
+    struct stat st;
     snprintf(partial, sizeof partial, "%s", path);
     for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
         if (mkdir(partial, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making the directory", partial);
+        if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
+            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; choose another run.dir", partial, path);
         if (!slash) return PD_OK;
         *slash = '/';
     }

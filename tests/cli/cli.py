@@ -74,6 +74,11 @@ expect("unknown-short-option", ["doctor", "-q"], 64, err=said("perdure doctor ha
 expect("option-without-value", ["plan", MINIMAL, "--world"], 64,
        err=said("--world needs a value: --world=N[,N...]; see perdure plan --help"))
 expect("option-with-value", ["plan", MINIMAL, "--json=yes"], 64, err=said("--json takes no value; see perdure plan --help"))
+for command in (["train"], ["plan"], ["sample"], ["doctor"], ["ckpt", "ls"], ["data", "inspect"], ["bench", "io"]):
+    expect(f"empty-argument-{'-'.join(command)}", [*command, ""], 64,
+           err=said(f"one of the arguments is empty: is it a variable that is not set? perdure {' '.join(command)} --help"))
+expect("unexpected-argument", ["bench", "io", "fast"], 64,
+       err=said('perdure bench io takes no argument such as "fast"; see perdure bench io --help'))
 expect("bad-log-level", ["--version"], 64, err=re.compile("PERDURE_LOG"), environment={"PERDURE_LOG": "loud"})
 
 # Every command is listed, has help, and its help names it.
@@ -104,7 +109,7 @@ for command in commands:
 
 # ---- configuration: 78, and 64 for what is no override ----
 expect("config-missing", ["plan", "none.yaml"], 78,
-       err=said("cannot open the configuration none.yaml: No such file or directory"))
+       err=said("cannot open the configuration none.yaml (examples are in tools/configs): No such file or directory"))
 expect("config-none", ["plan"], 64, err=said("name the configuration; see perdure plan --help"))
 expect("config-directory", ["plan", "."], 78, err=said("configuration . is a directory; name the file in it"))
 expect("config-unknown-key", ["plan", write("unknown.yaml", "run: {dir: run}\noptimiser:\n  lr: 3\n")], 78,
@@ -141,6 +146,8 @@ expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.comp
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
        err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
+expect("plan-world-empty", ["plan", MINIMAL, "--world="], 64,
+       err=said("--world=: expected a number of ranks, or several such as 4,8"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
 expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
        err=said("--device=a100: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
@@ -315,11 +322,11 @@ if not ONLY or "metrics-skipped" in ONLY:
     trained = perdure("train", MINIMAL, *half, "run.dir=half", "numerics.precision=fp16", "numerics.loss_scale=16777216")
     norms = [json.loads(line)["gradient_norm"] for line in open("half/metrics.jsonl")] if trained[0] == 0 else []
     report("metrics-skipped", [] if None in norms and not any(isinstance(norm, str) for norm in norms) else [f"norms {norms}"], trained)
-expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere: looking for checkpoints: No such file or directory"))
+expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere does not exist; name a run, its checkpoints or one of them"))
 expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
        err=said("text.txt is no directory; name a run, its checkpoints or one of them"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
-expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many'))
+expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many; see perdure ckpt show --help'))
 os.makedirs("empty", exist_ok=True)
 NO_CHECKPOINT = r"/.*/empty holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints\n$"
 expect("ckpt-ls-empty", ["ckpt", "ls", "empty"], 0, re.compile("^" + NO_CHECKPOINT))
@@ -400,12 +407,28 @@ if text:
     done = json.loads(text)
     good = done["step"] == 4 and done["shards"] == 1 and done["layout"]["dp"] == 1 and done["bytes_read"] > 0
     report("ckpt-reshard-json-content", [] if good else ["step, shards or layout"], (0, text, ""))
+expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
+       err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname no/such)"'))
+expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layout=dp=1"], 78,
+       err=said("text.txt is no directory; name one to put the new checkpoint in"))
+expect("ckpt-reshard-no-destination", ["ckpt", "reshard", "run", "", "--layout=dp=1"], 64, err=re.compile("one of the arguments is empty"))
+expect("train-onto-file", ["train", MINIMAL, "run.dir=text.txt/run"], 78,
+       err=re.compile("perdure: text.txt is no directory, and text.txt/run is to be one; choose another run.dir\n$"))
+expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is no directory; name a run or its directory of checkpoints"))
+expect("sample-count", ["sample", "run", "--count=x"], 64,
+       err=said("--count=x: expected a whole number; see perdure sample --help"))
+expect("sample-temperature", ["sample", "run", "--temperature=-1"], 64,
+       err=said("--temperature=-1: expected a number from 0 on; see perdure sample --help"))
+expect("ckpt-step-word", ["ckpt", "show", "run", "--step=x"], 64, err=said("--step=x: expected a whole number, such as --step=4"))
 for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and must be at least 1"),
                                   ("tp", "tp=3", 78, "does not divide numerics.virtual_tp"),
                                   ("stages", "pp=50", 78, "pipeline stages, but the model has"),
                                   ("shard", "dp=2,zero_shard=3", 78, "zero_shard"),
                                   ("word", "dq=2", 64, '"dq=2" is not understood'),
                                   ("numerics", "virtual_tp=2", 64, "numerics such as virtual_tp stay as they are"),
+                                  ("empty", "", 64, '"" is not understood'),
+                                  ("comma", "dp=2,", 64, '"" is not understood'),
+                                  ("world", "dp=300,tp=300", 78, "dp=300,tp=300 are 90000 ranks, and there are 65536 at most; take smaller"),
                                   ("number", "dp=x", 64, '"x" is no number'),
                                   ("twice", "dp=2,tp=1,dp=3", 64, "--layout: dp is given twice, 2 and then 3; leave one of them out")):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,

@@ -487,7 +487,7 @@ Test(load, files)
     cr_expect_eq(load_file("run: {}\0x", 9, &err), PD_INVALID);
     cr_expect(strstr(err.message, "holds zero bytes"), "%s", err.message);
     cr_expect_eq(pd_config_load("/nonexistent/run.yaml", NULL, 0, &config, &err), PD_NOT_FOUND);
-    cr_expect(strstr(err.message, "cannot open the configuration /nonexistent/run.yaml: No such file"), "%s", err.message);
+    cr_expect(strstr(err.message, "cannot open the configuration /nonexistent/run.yaml (examples are in tools/configs): No such file"), "%s", err.message);
     cr_expect_eq(pd_config_load("/tmp", NULL, 0, &config, &err), PD_INVALID);
     cr_expect(strstr(err.message, "/tmp is a directory"), "%s", err.message);
     size_t big = (16u << 20) + 70000;
