@@ -1,0 +1,105 @@
+/* Tiers: the directories that hold the checkpoints of one run, the fastest first; a pd_store each.
+ *
+ *   memory --pd_tiers_save--> first tier that is due and works --one thread a later tier--> each later tier that is due
+ *   (NVMe generations too)      (begin, write, seal, prune)        (copy this rank's shard, verified; seal, prune)
+ *
+ * A later tier has at most one copy on its way; a step that comes meanwhile waits, and gives way to a newer one. A tier that
+ * fails is said, passed over, and tried again when it is due next. On the way in the newest (lineage, step) over all tiers
+ * counts, of equal ones the earlier tier's. ckpt/README.md has the invariants.
+ *
+ *   threads  pd_tiers_save and pd_tiers_finish: one caller, alike on every rank, with groups[0]; pd_tiers_report: any
+ *   memory   PD_TIERS_STAGING_BYTES for each tier but the first
+ */
+#ifndef PD_CKPT_TIERS_H
+#define PD_CKPT_TIERS_H
+
+#include "ckpt/store.h"
+
+#define PD_TIERS_MAX 8u
+#define PD_TIERS_STAGING_BYTES (8ull << 20)
+
+struct pd_tier_options {
+    const char *dir;     /* exists; borrowed until pd_tiers_open returns */
+    uint64_t every;      /* due at steps that this divides; 0: only where all tiers are due */
+    uint32_t keep_last;  /* as in pd_store_options */
+    uint64_t keep_every; /* not in memory, where it would grow without bound */
+    uint64_t bandwidth;  /* bytes a second that the ranks of one host write together in the background; 0: no cap */
+};
+
+struct pd_tiers_options {
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    uint32_t count;
+    struct pd_group *groups[PD_TIERS_MAX]; /* (count) the same ranks, a group of its own for each tier; borrowed */
+    uint64_t quarantine_bytes_max;
+    uint32_t busy_wait_ms;
+};
+
+struct pd_tiers;
+
+/* Opens every store: one after the other, in the caller's thread. A tier without room for the store's own small files is
+ * opened to be read and tried again later.
+ *   errors  PD_BUSY: another launch holds one of them; any other storage error of any tier, since it may hold the newest
+ *           checkpoint; PD_INVALID: they hold checkpoints of different runs */
+PD_MUST_USE pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *options,
+                                    struct pd_tiers **ret_tiers, struct pd_error *err);
+/* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
+void pd_tiers_close(struct pd_tiers *tiers);
+
+uint32_t pd_tiers_count(const struct pd_tiers *tiers);
+/* For looking at, before pd_tiers_start and after pd_tiers_close alone; of the first tier always, by its caller. */
+struct pd_store *pd_tiers_store(struct pd_tiers *tiers, uint32_t tier);
+uint64_t pd_tiers_fence(const struct pd_tiers *tiers);   /* the highest of any tier */
+uint64_t pd_tiers_lineage(const struct pd_tiers *tiers); /* the highest of any tier; 0: no checkpoint */
+/* The newest checkpoint over all tiers, by (lineage, step), then the earlier tier. False: there is none. */
+bool pd_tiers_newest(const struct pd_tiers *tiers, uint32_t *ret_tier, struct pd_store_entry *ret_entry);
+
+/* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
+ * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, aloud, when it does
+ * not fit: tmpfs never says that it is full, it gets the job killed. A disk without room is said and tried again when due.
+ *   errors  PD_NO_SPACE: no tier has room */
+PD_MUST_USE pd_status pd_tiers_check_room(struct pd_tiers *tiers, uint64_t shard_bytes_here, uint64_t memory_to_come,
+                                          struct pd_error *err);
+/* As pd_store_set_index, for all tiers; before pd_tiers_start. */
+void pd_tiers_set_index(struct pd_tiers *tiers, const void *data, uint64_t bytes);
+/* Starts a thread for each tier but the first. */
+PD_MUST_USE pd_status pd_tiers_start(struct pd_tiers *tiers, struct pd_error *err);
+
+bool pd_tiers_is_due(const struct pd_tiers *tiers, uint64_t step);
+
+struct pd_tiers_save {
+    const struct pd_run_state *state; /* borrowed; the root's copy counts */
+    bool is_due_everywhere;           /* a signal, or the last step */
+    /* Begins a checkpoint in `store` (pd_store_begin or pd_store_begin_generation, whose failure it returns: nothing was
+     * read yet, and the next tier is asked) and writes this rank's shard: *ret_written is what came of it, a failure of one
+     * rank ends the save on all. Called by the caller's thread or, while that waits, by a tier's. */
+    pd_status (*prepare)(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                         struct pd_shard_summary *ret_summary, struct pd_error *err);
+    void *context;
+};
+
+/* Seals a checkpoint in the first tier that is due and works, prunes it, and hands it to the later tiers that are due.
+ * *ret_tier: where it is sealed. A tier that is not due is taken where no other works.
+ *   errors  PD_BUSY, PD_PEER_LOST: stop. Others: no tier has it, checkpoints before it are as they were; the next save asks
+ *           another tier first */
+PD_MUST_USE pd_status pd_tiers_save(struct pd_tiers *tiers, const struct pd_tiers_save *save, uint32_t *ret_tier,
+                                    struct pd_error *err);
+
+/* The way out: every tier that is not left out gets the step of `last`, which is saved in one of them or still in memory.
+ * Older copies on their way are given up. `leave_seconds` 0 or more: tiers that do not have it so long after the first one
+ * that survives a reboot got it are given up too; negative: all are waited for.
+ *   errors  of the tier that did not get it; with leave_seconds only where none that survives a reboot got it */
+PD_MUST_USE pd_status pd_tiers_finish(struct pd_tiers *tiers, const struct pd_tiers_save *last, double leave_seconds,
+                                      struct pd_error *err);
+
+/* What came of the background, for metrics and logs. */
+struct pd_tier_report {
+    const char *dir;
+    bool in_memory, is_left_out;
+    uint64_t newest_step; /* sealed there; 0: none */
+    uint32_t failures;    /* in a row */
+    uint64_t skipped;     /* steps that were due and gave way to newer ones */
+    char cause[256];      /* of the last failure */
+};
+void pd_tiers_report(struct pd_tiers *tiers, uint32_t tier, struct pd_tier_report *ret_report);
+
+#endif
