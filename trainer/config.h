@@ -15,11 +15,13 @@
 #ifndef PD_TRAINER_CONFIG_H
 #define PD_TRAINER_CONFIG_H
 
+#include "offload/placement.h"
 #include "trainer/data/data.h"
 #include "trainer/math/math.h"
 #include "trainer/model/model.h"
 #include "trainer/parallel/schedule.h"
 
+enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
 struct pd_config {
@@ -65,8 +67,13 @@ struct pd_config {
         uint32_t dp, tp, pp, sp;   /* 0: dp what is left, the others 1 */
         uint32_t interleave;       /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;
+        enum pd_order order;       /* layers: every leaf of a block before the next block; one stage only */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
+    struct {
+        enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
+        uint64_t buffer_bytes;     /* of the ring that state streams through */
+    } offload;
     struct {
         char *dir;                 /* "": <run.dir>/checkpoints */
         uint64_t every;            /* steps; 0: only at the end and on a signal */

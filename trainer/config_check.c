@@ -111,6 +111,15 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status check_order(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->layout.order != PD_ORDER_LAYERS || c->layout.pp <= 1) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.order is layers and layout.pp is %u, but pipeline stages take leaf after leaf; use layout.pp=1 or "
+            "layout.order=leaves",
+            c->layout.pp);
+}
+
 static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
 {
     if (c->optimizer.min_lr > c->optimizer.lr)
@@ -193,6 +202,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_data(c, err));
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
+    PD_TRY(check_order(c, err));
     PD_TRY(check_numerics(c, err));
     PD_TRY(pd_degrees_check(c, err));
     return check_restarts(c, err);

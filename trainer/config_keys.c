@@ -16,6 +16,8 @@ static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
+static const char *const order_words[] = {"auto", "leaves", "layers", NULL};
+static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 
 #define STRING(NAME, MEMBER, INITIAL, EFFECT, MEANING)                                                            \
@@ -140,9 +142,16 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U32, "layout.sp", layout.sp, "0", 0, 4096, FREE, "sequence parallel; 0: 1", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.interleave", layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank", PLAIN),
     WORD("layout.schedule", layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
+    WORD("layout.order", layout.order, "auto", order_words, FREE,
+         "layers: all leaves of a block before the next; auto: where parameters or gradients are on nvme"),
     NUMBER(PD_KEY_U32, "layout.zero_stage", layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training", PLAIN),
     NUMBER(PD_KEY_U32, "layout.zero_shard", layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp",
            .automatic = true),
+
+    WORD("offload.optimizer", offload.optimizer, "device", place_words, FREE,
+         "master weights and moments: device, cpu, or nvme (files beside the checkpoints)"),
+    NUMBER(PD_KEY_U64, "offload.buffer_bytes", offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE,
+           "memory that offloaded state streams through", .suffix = PD_SUFFIX_SIZE),
 
     STRING("checkpoint.dir", checkpoint.dir, "", FREE, "empty: checkpoints, inside run.dir"),
     NUMBER(PD_KEY_U64, "checkpoint.every", checkpoint.every, "100", 0, COUNT_MAX, FREE,

@@ -1,5 +1,6 @@
 #include "trainer/engine.h"
 
+#include "ckpt/shard.h"
 #include "resharder/layout.h"
 #include "trainer/optimizer.h"
 
@@ -24,14 +25,21 @@ static uint64_t io_bytes_of(const struct pd_model *model, const struct pd_layout
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){
-        .leaves = e->leaves, .compute = c->numerics.precision, .gradient_type = c->numerics.gradient_type};
+    return (struct pd_zero_options){.leaves = e->leaves,
+                                    .compute = c->numerics.precision,
+                                    .gradient_type = c->numerics.gradient_type,
+                                    .state_in_files = c->offload.optimizer == PD_PLACE_NVME};
 }
 
 /* One stage alone runs as one chunk, however many were asked for. */
 static uint32_t interleave_of(const struct pd_layout *layout)
 {
     return layout->pp == 1 ? 1 : layout->interleave;
+}
+
+bool pd_goes_by_layers(const struct pd_config *c, const struct pd_layout *layout)
+{
+    return layout->pp == 1 && c->layout.order == PD_ORDER_LAYERS;
 }
 
 static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
@@ -41,7 +49,8 @@ static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
                                         .pp = layout->pp,
                                         .pp_rank = e->grid.place.pp,
                                         .interleave = e->chunk_count,
-                                        .slots = e->slots};
+                                        .slots = e->slots,
+                                        .units = e->by_layers ? e->options.model->unit_count : 0};
 }
 
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
@@ -64,6 +73,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
 static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
+    e->by_layers = pd_goes_by_layers(e->options.config, layout);
     e->chunk_count = interleave_of(layout);
     e->slots = pd_schedule_slots(e->leaves, layout->dp, layout->pp, e->chunk_count);
     e->chunks = calloc(e->chunk_count, sizeof *e->chunks);
@@ -84,6 +94,10 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
     PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), arena, &e->pipeline, err));
+    if (e->by_layers) e->dstreams = calloc(e->slots, sizeof *e->dstreams);
+    if (e->by_layers && !e->dstreams) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u leaves", e->slots);
+    for (uint32_t slot = 0; e->by_layers && slot < e->slots; slot++)
+        e->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
     if (pd_partition_piece_total(&e->grid.partition) > 1)
         e->sample = pd_arena_take(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
     return PD_OK;
@@ -96,6 +110,18 @@ static bool are_processes(const struct pd_config *c)
     return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
 }
 
+/* Of optimizer state in files memory keeps the small boxes, and the checksums of two generations. */
+static uint64_t files_bytes(const struct pd_engine *e)
+{
+    const struct pd_zero_box *boxes = pd_zero_boxes(e->zero);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
+        const uint64_t data = boxes[i].elements * sizeof(float), blocks = (data - 1) / PD_SHARD_BLOCK_BYTES + 1;
+        bytes += PD_KIND_COUNT * (2 * blocks * sizeof(uint64_t) + (data < PD_SHARD_BLOCK_BYTES ? data : 0));
+    }
+    return bytes;
+}
+
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
@@ -104,7 +130,9 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     PD_TRY(build_model(e, arena, err));
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
-    e->io_bytes = io_bytes_of(e->options.model, &e->grid.layout);
+    e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
+                                                        : io_bytes_of(e->options.model, &e->grid.layout);
+    if (c->offload.optimizer == PD_PLACE_NVME) pd_arena_note(arena, PD_MEMORY_OPTIMIZER, files_bytes(e));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     return PD_OK;
@@ -159,6 +187,7 @@ void pd_engine_free(struct pd_engine *e)
     pd_schedule_deinit(&e->schedule);
     pd_grid_deinit(&e->grid);
     free(e->chunks);
+    free(e->dstreams);
     free(e);
 }
 
@@ -220,14 +249,19 @@ static uint32_t first_box_of(const struct pd_zero *zero, uint32_t tensor)
     return low;
 }
 
-void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind, uint32_t box)
+const struct pd_zero_box *pd_engine_owned_box(const struct pd_engine *e, uint32_t tensor, uint32_t box)
 {
     const struct pd_zero_box *boxes = pd_zero_boxes(e->zero);
     const uint32_t count = pd_zero_box_count(e->zero);
     for (uint32_t i = first_box_of(e->zero, tensor); i < count && boxes[i].tensor == tensor; i++)
-        if (boxes[i].owned && boxes[i].number == box) return pd_zero_state(e->zero, kind) + boxes[i].offset;
+        if (boxes[i].owned && boxes[i].number == box) return &boxes[i];
     PD_CHECK(!"a box that this rank owns");
     return NULL;
+}
+
+void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    return pd_zero_state(e->zero, kind) + pd_engine_owned_box(e, tensor, box)->offset;
 }
 
 pd_status pd_engine_loaded(struct pd_engine *e, struct pd_error *err)

@@ -27,6 +27,8 @@ struct pd_engine_options {
     const struct pd_laid_out *laid_out; /* NULL: what pd_lay_out makes of the configuration; read by new alone */
 };
 
+struct pd_state_files;
+
 struct pd_engine {
     struct pd_engine_options options;
     uint32_t leaves; /* V */
@@ -37,6 +39,8 @@ struct pd_engine {
     uint32_t chunk_count;    /* pipeline chunks of this rank */
     struct pd_stage *chunks; /* (chunk_count) */
     struct pd_schedule schedule;
+    bool by_layers;  /* all leaves of a block before the next */
+    void **dstreams; /* by layers: (slots) gradient of the residual stream of each leaf */
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
@@ -47,6 +51,8 @@ struct pd_engine {
     double *row_sums; /* workspace of the norm */
     void *io_buffers; /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
+    struct pd_state_files *files;     /* optimizer state in files (trainer/state_files.h); NULL: in memory */
+    struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */
     /* Asked between leaves (with pipeline stages: before the first): true to leave the step unfinished (state is that of the
      * last update). May be NULL. */
@@ -69,6 +75,9 @@ PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, str
                                     const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,
                                     struct pd_engine **ret_engine, struct pd_error *err);
 void pd_engine_free(struct pd_engine *engine);
+
+/* Whether a step under this layout goes by layers. */
+bool pd_goes_by_layers(const struct pd_config *config, const struct pd_layout *layout);
 
 /* Bytes by category that rank `rank` of `world` will take: the recipe on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world,
@@ -94,6 +103,7 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update);
 
 /* Data of a box this rank owns, `box` numbered as pd_layout_owned_boxes does: what saves write and loads fill. After a load
  * of all of them comes pd_engine_loaded, collective: other holders get what owners read. */
+const struct pd_zero_box *pd_engine_owned_box(const struct pd_engine *engine, uint32_t tensor, uint32_t box);
 void *pd_engine_box_data(struct pd_engine *engine, uint32_t tensor, enum pd_kind kind, uint32_t box);
 PD_MUST_USE pd_status pd_engine_loaded(struct pd_engine *engine, struct pd_error *err);
 

@@ -121,7 +121,8 @@ static uint64_t depth_key(const struct survey *s, uint32_t pp)
                                                 .pp = l->pp,
                                                 .pp_rank = pp,
                                                 .interleave = interleave,
-                                                .slots = pd_schedule_slots(leaves, l->dp, l->pp, interleave)};
+                                                .slots = pd_schedule_slots(leaves, l->dp, l->pp, interleave),
+                                                .units = pd_goes_by_layers(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
     uint64_t key = 3;
     for (uint32_t c = 0; c < interleave; c++)

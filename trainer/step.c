@@ -110,6 +110,7 @@ static uint32_t set_at(const struct step *s, const struct pd_action *a, uint32_t
 {
     const struct pd_stage *c = &s->e->chunks[a->chunk];
     const uint32_t first = a->is_backward ? c->has_head : c->has_embedding;
+    if (a->unit != PD_ALL_UNITS) return place == 0 && !(a->is_backward && a->unit == 0) ? a->unit : NO_SET;
     if (place < first) return a->is_backward ? head_set(s->e) : 0;
     place -= first;
     if (place < c->block_count)
@@ -128,18 +129,44 @@ static uint32_t next_set(struct step *s)
     return NO_SET;
 }
 
+/* By layers the leaves of a unit follow each other: what comes behind all of them. */
+static uint32_t next_other_set(struct step *s, uint32_t set)
+{
+    if (!s->e->by_layers) return next_set(s);
+    for (uint32_t i = s->next_action; i < s->schedule->count; i++) {
+        const uint32_t other = set_at(s, &s->schedule->actions[i], 0);
+        if (other != set) return other;
+    }
+    return NO_SET;
+}
+
 /* The parameters of `set`, which is the next in order, while those after it are on their way. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     PD_CHECK(next_set(s) == set);
     PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
     s->next_place++;
-    uint32_t next = next_set(s);
+    uint32_t next = next_other_set(s, set);
     if (next == NO_SET || next == set || (is_end(s->e, next) && is_end(s->e, set))) return PD_OK;
     return pd_zero_prefetch(s->e->zero, next, err);
 }
 
 /* ---- forward ---- */
+
+/* One unit of one leaf, where the schedule goes by layers: the stage is alone. */
+static pd_status unit_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *const *weights;
+    if (!ghost && a->unit == 0) PD_TRY(fill_input(s, a->slot, err));
+    PD_TRY(enter(s, a->unit, &weights, err));
+    if (ghost) return PD_OK;
+    if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
+    if (a->unit < head_set(e)) return pd_transformer_block_forward(e->transformer, a->slot, a->unit - 1, weights, NULL, err);
+    PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
+    account(s, a->slot);
+    return PD_OK;
+}
 
 static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
 {
@@ -173,6 +200,7 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, 
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
     void *const *weights;
+    if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, ghost, err);
     if (!ghost && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
     if (c->has_embedding) {
         PD_TRY(enter(s, 0, &weights, err));
@@ -201,21 +229,48 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool g
     return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
 }
 
+static pd_status block_backward(struct step *s, uint32_t slot, uint32_t block, bool ghost, void *dstream,
+                                struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *const *weights;
+    float *const *gradients;
+    PD_TRY(enter(s, 1 + block, &weights, err));
+    PD_TRY(pd_zero_leaf_gradients(e->zero, 1 + block, slot, &gradients, err));
+    if (ghost) return PD_OK;
+    return pd_transformer_block_backward(e->transformer, slot, block, weights, gradients, dstream, err);
+}
+
 static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
-    void *const *weights;
-    float *const *gradients;
     for (uint32_t i = c->block_count; i-- > 0;) {
         const uint32_t block = c->first_block + i, set = 1 + block;
-        PD_TRY(enter(s, set, &weights, err));
-        PD_TRY(pd_zero_leaf_gradients(e->zero, set, a->slot, &gradients, err));
-        if (!ghost) PD_TRY(pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err));
+        PD_TRY(block_backward(s, a->slot, block, ghost, dstream, err));
         if (!ghost && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
         PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
     }
     return PD_OK;
+}
+
+static pd_status embed_backward(struct step *s, uint32_t slot, bool ghost, void *dstream, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    float *const *gradients;
+    PD_TRY(pd_zero_leaf_gradients(e->zero, 0, slot, &gradients, err));
+    if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
+    return pd_zero_push_gradients(e->zero, 0, slot, err);
+}
+
+static pd_status unit_backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *dstream = e->dstreams[a->slot];
+    if (a->unit == 0) return embed_backward(s, a->slot, ghost, dstream, err);
+    if (a->unit == head_set(e)) return head_backward(s, a, ghost, dstream, err);
+    PD_TRY(block_backward(s, a->slot, a->unit - 1, ghost, dstream, err));
+    return pd_zero_push_gradients(e->zero, a->unit, a->slot, err);
 }
 
 static pd_status backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
@@ -223,16 +278,13 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool ghost,
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
     void *dstream = NULL;
-    float *const *gradients;
+    if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, ghost, err);
     if (!ghost)
         PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->pipeline, &dstream, err)
                            : pd_pipeline_take_gradient(e->pipeline, &dstream, err));
     if (c->has_head) PD_TRY(head_backward(s, a, ghost, dstream, err));
     PD_TRY(blocks_backward(s, a, ghost, dstream, err));
-    if (!c->has_embedding) return PD_OK;
-    PD_TRY(pd_zero_leaf_gradients(e->zero, 0, a->slot, &gradients, err));
-    if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, a->slot, gradients, dstream, err));
-    return pd_zero_push_gradients(e->zero, 0, a->slot, err);
+    return c->has_embedding ? embed_backward(s, a->slot, ghost, dstream, err) : PD_OK;
 }
 
 /* ---- the schedule ---- */
@@ -271,7 +323,8 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
     for (uint32_t i = 0; i < s->schedule->count; i++) {
         const struct pd_action *a = &s->schedule->actions[i];
         const bool ghost = is_ghost(s, a->slot);
-        if (is_one_stage && !a->is_backward) PD_TRY(check_leave(s->e, err));
+        const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
+        if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
         PD_TRY(a->is_backward ? backward(s, a, ghost, err) : forward(s, a, ghost, err));
     }
     return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
@@ -338,7 +391,9 @@ pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *re
                                                 .pp_rank = e->grid.place.pp,
                                                 .interleave = e->chunk_count,
                                                 .slots = pd_schedule_slots(leaves, layout->dp, layout->pp, e->chunk_count),
-                                                .forward_only = true};
+                                                .forward_only = true,
+                                                .units = e->by_layers ? e->options.model->unit_count : 0,
+                                                .group = e->slots};
     struct pd_schedule schedule;
     PD_TRY(pd_schedule_new(&options, &schedule, err));
     struct step s = {.e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .leaves = leaves, .sequences = sequences};

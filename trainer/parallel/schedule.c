@@ -16,7 +16,7 @@ static uint64_t warmup_of(const struct pd_schedule_options *o, uint64_t total)
 static struct pd_action action_at(const struct pd_schedule_options *o, bool is_backward, uint64_t k)
 {
     const uint64_t round = (uint64_t)o->pp * o->interleave;
-    struct pd_action a = {.is_backward = is_backward};
+    struct pd_action a = {.is_backward = is_backward, .unit = PD_ALL_UNITS};
     a.chunk = (uint32_t)(k % round / o->pp);
     a.slot = (uint32_t)(k / round * o->pp + k % o->pp);
     if (is_backward) a.chunk = o->interleave - 1 - a.chunk;
@@ -41,6 +41,31 @@ static bool walk_next(struct walk *w, struct pd_action *ret_action)
     if (!more && (w->options->forward_only || w->backwards == w->total)) return false;
     *ret_action = action_at(w->options, !more, more ? w->forwards++ : w->backwards++);
     return true;
+}
+
+/* The head runs with the backward, where its gradients are made with the loss. */
+static void add_layers(struct pd_schedule *s, const struct pd_schedule_options *o, uint32_t begin, uint32_t end)
+{
+    const uint32_t forwards = o->forward_only ? o->units : o->units - 1;
+    for (uint32_t unit = 0; unit < forwards; unit++)
+        for (uint32_t slot = begin; slot < end; slot++)
+            s->actions[s->count++] = (struct pd_action){.slot = slot, .unit = unit};
+    for (uint32_t unit = o->units; unit-- > 0 && !o->forward_only;)
+        for (uint32_t slot = begin; slot < end; slot++)
+            s->actions[s->count++] = (struct pd_action){.is_backward = true, .slot = slot, .unit = unit};
+}
+
+static pd_status schedule_layers(const struct pd_schedule_options *o, struct pd_schedule *ret_schedule, struct pd_error *err)
+{
+    const uint32_t group = o->group ? o->group : o->slots;
+    struct pd_schedule s = {.actions = calloc(2ull * o->units * o->slots + 1, sizeof *s.actions)};
+    PD_CHECK(o->pp == 1 && o->interleave == 1 && (o->forward_only || group == o->slots));
+    if (!s.actions) PD_FAIL(err, PD_NO_MEMORY, "schedule: no memory for %u units of %u leaves", o->units, o->slots);
+    for (uint32_t slot = 0; slot < o->slots; slot += group)
+        add_layers(&s, o, slot, slot + group < o->slots ? slot + group : o->slots);
+    pd_schedule_depth(o, s.depth);
+    *ret_schedule = s;
+    return PD_OK;
 }
 
 static pd_status check(const struct pd_schedule_options *o, struct pd_error *err)
@@ -69,6 +94,7 @@ static void track_depth(const struct pd_action *a, uint32_t *alive, uint32_t *de
 pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule, struct pd_error *err)
 {
     PD_TRY(check(options, err));
+    if (options->units) return schedule_layers(options, ret_schedule, err);
     struct pd_schedule s = {0};
     struct walk w = walk_begin(options);
     const uint64_t count = options->forward_only ? w.total : 2 * w.total;
@@ -93,6 +119,10 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
     uint32_t alive[256] = {0};
     struct pd_action action;
     bool at_once = o.forward_only || o.kind == PD_SCHEDULE_GPIPE;
+    if (o.units) {
+        ret_depth[0] = o.group ? o.group : o.slots;
+        return;
+    }
     for (uint32_t c = 0; c < o.interleave; c++)
         ret_depth[c] = !at_once ? 0 : o.forward_only ? 1 : o.slots;
     if (at_once) return;

@@ -5,6 +5,9 @@
  *                 2021)
  *   interleaved   1F1B over `interleave` chunks a rank (Megatron-LM, Narayanan et al. 2021); slots are a multiple of pp
  *
+ *   by layers     one stage: all leaves of a unit before the next unit, forward and backward (Yuan et al. 2025,
+ * "GreedySnake"; vertical scheduling), so that parameters come twice a step and not twice a leaf
+ *
  * All ranks run the same forwards in the same order, and backwards likewise, so what one stage sends in order the next
  * takes in order: a link needs no tags.
  * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in leaf order.
@@ -23,11 +26,16 @@ struct pd_schedule_options {
     enum pd_schedule_kind kind; /* interleave > 1: 1f1b */
     uint32_t pp, pp_rank, interleave, slots;
     bool forward_only; /* validation */
+    uint32_t units;    /* by layers: of the model, embedding and head included; 0: whole chunks, leaf after leaf */
+    uint32_t group;    /* by layers: leaves that are kept at once; 0: all */
 };
+
+#define PD_ALL_UNITS UINT32_MAX
 
 struct pd_action {
     bool is_backward;
     uint32_t chunk, slot;
+    uint32_t unit; /* the only one of the chunk that is run, or PD_ALL_UNITS */
 };
 
 struct pd_schedule {

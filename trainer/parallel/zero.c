@@ -189,9 +189,10 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 static void take_state(struct pd_zero *zero, struct pd_arena *arena)
 {
     const uint64_t compute = pd_dtype_bytes(zero->options.compute);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+    for (int kind = 0; kind < PD_KIND_COUNT && !zero->options.state_in_files; kind++)
         zero->state[kind] = pd_arena_take(arena, PD_MEMORY_OPTIMIZER, zero->held * sizeof(float));
-    if (zero->options.compute != PD_F32) zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->held * compute);
+    if (zero->options.compute != PD_F32 || zero->options.state_in_files)
+        zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->held * compute);
     zero->gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
     const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
@@ -405,7 +406,7 @@ pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
 
 pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
 {
-    if (zero->compute)
+    if (zero->compute && !zero->options.state_in_files)
         PD_TRY(pd_cast(zero->math, zero->held, zero->options.compute, zero->compute, PD_F32, zero->state[PD_PARAM], err));
     return pd_zero_updated(zero, err);
 }

@@ -42,6 +42,7 @@ struct pd_zero_options {
     uint32_t leaves;             /* V: leaves a step */
     enum pd_dtype compute;       /* of gathered parameters */
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
+    bool state_in_files; /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
 };
 
 /* A box this rank holds. Offsets are elements into the held arrays. */
@@ -71,14 +72,14 @@ uint32_t pd_zero_box_count(const struct pd_zero *zero);
 const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero);
 float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind);
 float *pd_zero_gradient(struct pd_zero *zero);
-/* Compute copy of the held parameters, or NULL where compute is fp32 and the master serves. */
+/* Compute copy of the held parameters, or NULL where compute is fp32 and the master is here and serves. */
 void *pd_zero_compute_copy(struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
 void pd_zero_settle(struct pd_zero *zero);
 /* After loading: owners hand all three kinds to the other holders. Collective over the stage. */
 PD_MUST_USE pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err);
-/* Makes the compute copy from the master, then as pd_zero_updated: after initialisation and after loading. */
+/* Makes the compute copy from a master that is here, then as pd_zero_updated: after initialisation and after loading. */
 PD_MUST_USE pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err);
 /* Parameters changed: nothing gathered is current any more, and a tied table is mirrored again. */
 PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err);

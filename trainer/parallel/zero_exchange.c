@@ -10,9 +10,10 @@ static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank
     return (uint64_t)slot * zero->grid->layout.dp + dp_rank >= zero->options.leaves;
 }
 
-static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set)
+/* Neither the next set of a leaf nor the next leaf of a set is computed where the one before is sent from. */
+static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
-    return pd_zero_is_end(zero, set) ? PD_ZERO_BLOCK_BUFFERS : set % PD_ZERO_BLOCK_BUFFERS;
+    return pd_zero_is_end(zero, set) ? PD_ZERO_BLOCK_BUFFERS : (set + slot) % PD_ZERO_BLOCK_BUFFERS;
 }
 
 /* Alone, the first leaf's gradients are the start of the sums: they are written where the sums live. */
@@ -26,10 +27,11 @@ pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
 {
     const struct pd_zero_exchange *x = &zero->exchange;
     const struct pd_zero_set *s = &zero->sets[set];
-    bool is_being_sent = x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set) == leaf_buffer_index(zero, set);
+    bool is_being_sent =
+        x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set, x->slot) == leaf_buffer_index(zero, set, slot);
     if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
     float *base =
-        writes_sums(zero, slot) ? zero->gradient + s->gradient[0] : zero->leaf_gradients[leaf_buffer_index(zero, set)];
+        writes_sums(zero, slot) ? zero->gradient + s->gradient[0] : zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
     for (uint32_t e = 0; e < s->count; e++)
         zero->leaf_pointers[e] = base + s->computed[e];
     *ret_gradients = zero->leaf_pointers;
@@ -218,7 +220,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     const struct pd_zero_set *s = &zero->sets[set];
     PD_TRY(pd_zero_drain(zero, err));
     if (writes_sums(zero, slot)) return PD_OK;
-    float *leaf = zero->leaf_gradients[leaf_buffer_index(zero, set)];
+    float *leaf = zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
     struct pd_zero_exchange *x = &zero->exchange;
     x->slot = slot;
     x->round = 0;

@@ -157,6 +157,7 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "model.heads=2k", "model.heads: expected a whole number, found \"2k\"");
     refused(MINIMAL, "model.layers=-1", "expected a whole number");
     refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");
+    refused(MINIMAL, "offload.optimizer=disk", "expected device, cpu or nvme, found \"disk\"");
     refused(MINIMAL, "layout.transport=tcp", "expected auto, local or mpi, found \"tcp\"");
     refused(MINIMAL, "model.qkv_bias=maybe", "expected true or false, found \"maybe\"");
     refused(MINIMAL, "optimizer.lr[0]=1", "optimizer.lr is one value, not a list");

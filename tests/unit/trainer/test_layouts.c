@@ -18,7 +18,7 @@ struct numerics {
 
 struct choice {
     uint32_t dp, tp, pp, sp, interleave, zero_stage, zero_shard;
-    const char *schedule, *recompute;
+    const char *schedule, *recompute, *order;
 };
 
 static void configure(struct pd_config *c, const struct numerics *n, const struct choice *l)
@@ -33,9 +33,9 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
              "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u}\n"
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
-             "recompute: %s}\n",
+             "recompute: %s, order: %s}\n",
              STEPS, n->model, LAYERS, data_path(), 2 * LEAVES, n->precision, n->gradient_type, n->virtual_tp, n->virtual_sp,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule, l->recompute);
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule, l->recompute, l->order);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, c, &err), PD_OK, "%s", err.message);
@@ -45,7 +45,8 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
 static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t turn)
 {
     static const char *const recompute[] = {"none", "selective", "full"};
-    struct choice l = {dp, tp, pp, sp, 1, turn % 4, dp * sp, turn % 3 ? "1f1b" : "gpipe", recompute[turn / 2 % 3]};
+    struct choice l = {dp, tp, pp, sp, 1, turn % 4, dp * sp, turn % 3 ? "1f1b" : "gpipe", recompute[turn / 2 % 3], "leaves"};
+    if (pp == 1 && turn % 2 == 0) l.order = "layers";
     if (pp > 1 && 2 * pp <= LAYERS && turn % 3 == 1) l.interleave = 2;
     if (turn % 5 == 2)
         for (uint32_t shard = dp * sp / 2; shard > 0 && l.zero_shard == dp * sp; shard--)
@@ -55,8 +56,8 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
 
 static void describe(const struct numerics *n, const struct choice *l, char *ret_text, size_t room)
 {
-    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s", n->name, l->dp,
-             l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute);
+    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s, %s", n->name,
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute, l->order);
 }
 
 static void run(struct job *job, const struct numerics *n, const struct choice *l, uint32_t threads)
@@ -97,7 +98,7 @@ static void check_numerics(const struct numerics *n)
     static struct job one;
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
-    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none"};
+    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "leaves"};
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);

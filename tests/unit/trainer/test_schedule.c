@@ -17,7 +17,8 @@ static void make(struct pipeline *p, enum pd_schedule_kind kind, uint32_t pp, ui
                  bool forward_only)
 {
     struct pd_error err;
-    p->options = (struct pd_schedule_options){kind, pp, 0, interleave, slots, forward_only};
+    p->options = (struct pd_schedule_options){
+        .kind = kind, .pp = pp, .interleave = interleave, .slots = slots, .forward_only = forward_only};
     for (uint32_t r = 0; r < pp; r++) {
         struct pd_schedule_options o = p->options;
         o.pp_rank = r;
@@ -62,7 +63,7 @@ static bool input_of(const struct pd_schedule_options *o, uint32_t rank, const s
     if (a->is_backward ? stage == stages - 1 : stage == 0) return false;
     uint32_t from = a->is_backward ? stage + 1 : stage - 1;
     *ret_rank = from % pp;
-    *ret_action = (struct pd_action){a->is_backward, from / pp, a->slot};
+    *ret_action = (struct pd_action){a->is_backward, from / pp, a->slot, a->unit};
     return true;
 }
 
@@ -221,6 +222,40 @@ Test(schedule, depth_is_bounded)
         }
 }
 
+/* Forward every unit but the head for all leaves, then backward from the head down; leaves ascend in each. */
+Test(schedule, by_layers)
+{
+    enum { UNITS = 4, SLOTS = 3 };
+    struct pd_error err;
+    struct pd_schedule s;
+    struct pd_schedule_options o = {.pp = 1, .interleave = 1, .slots = SLOTS, .units = UNITS};
+    cr_assert_eq(pd_schedule_new(&o, &s, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(s.count, (2 * UNITS - 1) * SLOTS);
+    cr_assert_eq(s.depth[0], SLOTS);
+    for (uint32_t i = 0; i < s.count; i++) {
+        const uint32_t run = i / SLOTS;
+        cr_assert_eq(s.actions[i].slot, i % SLOTS);
+        cr_assert_eq(s.actions[i].is_backward, run >= UNITS - 1);
+        cr_assert_eq(s.actions[i].unit, run < UNITS - 1 ? run : 2 * UNITS - 2 - run);
+    }
+    pd_schedule_deinit(&s);
+}
+
+/* Validation may have more leaves than are kept: groups of them, each through all units. */
+Test(schedule, by_layers_in_groups)
+{
+    struct pd_error err;
+    struct pd_schedule s;
+    struct pd_schedule_options o = {.pp = 1, .interleave = 1, .slots = 5, .forward_only = true, .units = 3, .group = 2};
+    cr_assert_eq(pd_schedule_new(&o, &s, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(s.count, 15);
+    cr_assert_eq(s.depth[0], 2);
+    static const uint32_t slots[] = {0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 4, 4, 4};
+    for (uint32_t i = 0; i < s.count; i++)
+        cr_assert_eq(s.actions[i].slot, slots[i], "action %u", i);
+    pd_schedule_deinit(&s);
+}
+
 Test(schedule, slots)
 {
     struct pd_error err;
@@ -228,6 +263,6 @@ Test(schedule, slots)
     cr_assert_eq(pd_schedule_slots(7, 2, 3, 1), 4);
     cr_assert_eq(pd_schedule_slots(7, 2, 3, 2), 6);
     cr_assert_eq(pd_schedule_slots(1, 1, 1, 1), 1);
-    struct pd_schedule_options uneven = {PD_SCHEDULE_1F1B, 3, 0, 2, 4, false};
+    struct pd_schedule_options uneven = {.kind = PD_SCHEDULE_1F1B, .pp = 3, .interleave = 2, .slots = 4};
     cr_assert_eq(pd_schedule_new(&uneven, &s, &err), PD_INVALID);
 }

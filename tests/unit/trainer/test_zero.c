@@ -337,8 +337,9 @@ static void try(struct pd_layout layout, uint32_t turn)
     layout.virtual_sp = layout.sp;
     layout.interleave = layout.pp == 2 && turn % 3 == 1 ? 2 : 1;
     cut_stages(&layout, model->unit_count);
-    struct job job = {
-        layout, {turn % 7 == 3 ? 1 : LEAVES, turn / 2 % 2 ? PD_BF16 : PD_F32, turn / 3 % 2 ? PD_BF16 : PD_F32}, model};
+    struct job job = {layout,
+                      {turn % 7 == 3 ? 1 : LEAVES, turn / 2 % 2 ? PD_BF16 : PD_F32, turn / 3 % 2 ? PD_BF16 : PD_F32, false},
+                      model};
     pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
     cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u, ZeRO-%u over %u, turn %u: %s", layout.dp, layout.tp,
                  layout.virtual_tp, layout.pp, layout.sp, layout.zero_stage, layout.zero_shard, turn, err.message);
