@@ -190,6 +190,21 @@ static void report_probe(const struct pd_store *store, const struct pd_probe *pr
                  probe->is_direct);
 }
 
+/* What the lowest rank of a host has found out holds for all of it. */
+static pd_status spread_links(struct pd_store *store, bool mine, struct pd_error *err)
+{
+    uint32_t size = store->group->size, first = 0;
+    bool *all = calloc(size, sizeof *all);
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    st = pd_group_agree(store->group, st, err);
+    if (st == PD_OK) st = store_gather_all(store, &mine, sizeof mine, all, err);
+    while (store->host_of[first] != store->group->host)
+        first++;
+    if (st == PD_OK) store->has_links = all[first];
+    free(all);
+    return st;
+}
+
 /* Every host tries what a save will need, in the pool of this launch. */
 static pd_status probe_pool(struct pd_store *store, struct pd_error *err)
 {
@@ -200,7 +215,7 @@ static pd_status probe_pool(struct pd_store *store, struct pd_error *err)
     snprintf(tag, sizeof tag, "%" PRIu32, store->group->rank);
     if (store->leads_host) st = pd_probe_directory(store->door, pool, tag, &probe, err);
     PD_TRY(pd_group_agree(store->group, st, err));
-    store->has_links = probe.has_links;
+    PD_TRY(spread_links(store, probe.has_links, err));
     if (!store->leads_host) return PD_OK;
     store->domain_is_local = store->domain_is_local && !probe.is_network;
     report_probe(store, &probe);
@@ -243,6 +258,7 @@ pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_
         store->group = group;
         store->options = *options;
         store->syncs_names = true;
+        pthread_mutex_init(&store->waiting_mutex, NULL);
         st = open_steps(store, root, err);
         if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
     }
@@ -258,6 +274,7 @@ void pd_store_close(struct pd_store *store)
 {
     if (!store) return;
     store_release(store);
+    pthread_mutex_destroy(&store->waiting_mutex);
     free(store->host_of);
     free(store->domain_of);
     free(store->sealed.rows);
@@ -376,54 +393,69 @@ static struct human_bytes human(uint64_t bytes)
     return result;
 }
 
-/* What the newest sealed ones, of which one fewer than `copies` will stay, take of this disk: its ranks' share of them. */
-static uint64_t sealed_bytes_here(const struct pd_store *store, uint32_t ranks, uint32_t copies)
+struct space_need {
+    uint64_t bytes;   /* one checkpoint of these ranks, or one generation */
+    uint64_t waiting; /* what lies in the pool for them */
+    uint32_t ranks, copies;
+};
+
+/* What the newest sealed ones take of this disk: its ranks' share of them. Of plain ones one fewer than `copies` will stay;
+ * of those that generations replace as many as are kept, since the first ones are written before any of them goes. */
+static uint64_t sealed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
+    uint32_t kept = store->options.keep_last ? store->options.keep_last : 1;
+    uint32_t count = store->options.generations ? kept : need->copies - 1;
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < store->sealed.count && i + 1 < copies; i++)
-        bytes += store->sealed.rows[i].entry.bytes / store->group->size * ranks;
+    for (uint32_t i = 0; i < store->sealed.count && i < count; i++)
+        bytes += store->sealed.rows[i].entry.bytes / store->group->size * need->ranks;
     return bytes;
 }
 
-static pd_status check_space_here(struct pd_store *store, uint64_t bytes, uint32_t ranks, uint32_t copies,
-                                  struct pd_error *err)
+static pd_status check_space_here(struct pd_store *store, const struct space_need *need, struct pd_error *err)
 {
     struct pd_space space;
     PD_TRY(pd_door_space(store->door, store->root, &space, err));
-    uint64_t needed, there = sealed_bytes_here(store, ranks, copies);
-    if (__builtin_mul_overflow(bytes, copies, &needed)) needed = UINT64_MAX;
-    needed = needed > there && needed - there > bytes ? needed - there : bytes;
+    bool generations = store->options.generations;
+    uint64_t needed, there = sealed_bytes_here(store, need) + (generations ? need->waiting : 0);
+    uint64_t least = generations ? 0 : need->bytes;
+    if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
+    needed = needed > there && needed - there > least ? needed - there : least;
     if (needed > space.available_bytes)
-        PD_FAIL(
-            err, PD_NO_SPACE,
-            "%s (%s) has %s free and needs %s more: %u checkpoint%s of %s must fit at once, %s of them is there already; "
-            "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
-            store->root, space.type_name, human(space.available_bytes).text, human(needed).text, copies,
-            copies == 1 ? "" : "s", human(bytes).text, human(there).text);
-    uint64_t inodes = ((uint64_t)ranks + 4) * copies + 8;
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s (%s) has %s free and needs %s more: %u %s%s of %s must fit at once, %s of them is there already; "
+                "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
+                store->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
+                generations ? "generation" : "checkpoint", need->copies == 1 ? "" : "s", human(need->bytes).text,
+                human(there).text);
+    uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,
                 "%s (%s) has %" PRIu64 " inodes free and %" PRIu64 " are needed for %u more checkpoint%s: delete files or "
                 "choose another directory",
-                store->root, space.type_name, space.available_inodes, inodes, copies, copies == 1 ? "" : "s");
+                store->root, space.type_name, space.available_inodes, inodes, need->copies, need->copies == 1 ? "" : "s");
     return PD_OK;
 }
 
 pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
 {
-    uint32_t size = store->group->size, ranks = 0;
-    uint64_t *all = calloc(size, sizeof *all), bytes = 0;
+    uint32_t size = store->group->size;
+    uint64_t mine[2] = {bytes_here, store_waiting_bytes(store)};
+    uint64_t(*all)[2] = calloc(size, sizeof *all);
+    struct space_need need = {.copies = copies};
+    uint32_t generations = pd_store_generations_needed(&store->options, store->has_links);
+    if (store->options.generations && need.copies < generations) need.copies = generations;
     pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
     st = pd_group_agree(store->group, st, err);
-    if (st == PD_OK) st = store_gather_all(store, &bytes_here, sizeof bytes_here, all, err);
+    if (st == PD_OK) st = store_gather_all(store, mine, sizeof mine, all, err);
     for (uint32_t r = 0; st == PD_OK && r < size; r++) {
         if (store->domain_of[r] != store->domain_of[store->group->rank]) continue;
-        if (__builtin_add_overflow(bytes, all[r], &bytes)) bytes = UINT64_MAX;
-        ranks++;
+        if (__builtin_add_overflow(need.bytes, all[r][0], &need.bytes)) need.bytes = UINT64_MAX;
+        need.waiting += all[r][1];
+        need.ranks++;
     }
     free(all);
     PD_TRY(st);
-    st = store->leads_domain ? check_space_here(store, bytes, ranks, copies, err) : PD_OK;
+    st = store->leads_domain ? check_space_here(store, &need, err) : PD_OK;
     return pd_group_agree(store->group, st, err);
 }
 

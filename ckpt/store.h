@@ -25,6 +25,7 @@ struct pd_store_options {
     uint64_t keep_every;           /* and every step divisible by n; 0: none */
     uint64_t quarantine_bytes_max; /* 0: damaged checkpoints are removed at once */
     uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
+    bool generations;      /* state lives in generations, below: as many files wait as they need */
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
@@ -72,7 +73,8 @@ PD_MUST_USE pd_status pd_store_count_quarantined(struct pd_store *store, uint32_
 
 /* Free space for `copies` checkpoints at once, of `bytes_here` from this rank, summed over the ranks that share a disk.
  * Sealed ones that are there already count as theirs, since retention lets them go as new ones come; room for one new one
- * must be free in any case.   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
+ * must be free in any case. With options.generations at least as many files as those need, less what waits in the pool.
+ *   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
 PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
                                            struct pd_error *err);
 
@@ -84,21 +86,26 @@ PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_ide
                                      struct pd_error *err);
 /* ---- generations: state that lives in files of this rank's pool; a checkpoint links the current one ----
  *
- * pool-<fence>/generation-<rank>-<slot>.h5. A file may be written when its link count is one (no checkpoint, quarantine or
- * backup knows it by another name), it is not held, and nobody has said that it is bad. A sealed checkpoint keeps its file by
- * its link; retention lets it go by removing the record first, and only after a newer one is durable on every host. So there
- * are at least three files, and one more for each further checkpoint that is kept. */
+ * A file that is held is pool-<fence>/generation-<rank>-<slot>.h5; one that waits is recycle-<rank>-<k>, as after a plain
+ * save. Only a file that waits is taken, and only while its link count is one (no checkpoint, quarantine or backup knows it
+ * by another name). A sealed checkpoint keeps its file by its link; retention lets it go by removing the record first, and
+ * only after a newer one is durable on every host. Take and release may run while another thread commits or prunes. */
 #define PD_STORE_GENERATIONS_MAX 4096u
 
-/* A file of this rank that may be written now, held from here on; made anew when none is free. Of this rank alone.
+/* Files a rank needs, for plans and start-up: the one that is read, the one that is written, and one for each checkpoint
+ * that is kept; without links one more. Milestones of keep_every come on top. */
+uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links);
+/* A file of this rank that may be written now, held from here on; made anew when none waits. Of this rank alone.
  *   errors  PD_NO_SPACE */
 PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,
                                                struct pd_error *err);
-/* No longer read or written by its holder. `is_bad`: a sync or write of it failed; it is unlinked and never used again. */
+/* No longer read or written by its holder, nothing of it in flight. `is_bad`: a sync or write of it failed; it is unlinked
+ * and never used again. */
 void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
 /* As pd_store_begin, where this rank's shard is the finished and synced generation `slot`: linked into the directory being
- * prepared. Where the file system refuses links it is copied (through `buffers`), which pd_store_links_generations tells
- * beforehand.   errors  as pd_store_begin; a rank's failure to link is agreed: no rank goes on */
+ * prepared. Where the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to PD_DOOR_ALIGN),
+ * which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link is agreed: no
+ * rank goes on */
 PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot,
                                                 void *buffers, uint64_t buffer_bytes, struct pd_error *err);
 bool pd_store_links_generations(const struct pd_store *store);

@@ -324,12 +324,15 @@ static enum pool_owner take_pool_locks(struct pd_store *store, const char *pool,
     return owner;
 }
 
-/* Gives a file of a dead launch to the same rank of this one. */
+/* Gives a file of a dead launch to the same rank of this one, where that rank can reach it. Only one that waited: a file
+ * that was held may still have writes in flight inside the kernel, or a failed sync behind it that nobody could write down.
+ */
 static bool take_over_file(struct pd_store *store, const char *path, const char *name)
 {
     uint32_t rank, k;
     if (!pd_recycle_name_parse(name, &rank, &k)) return false;
-    if (rank >= store->group->size || k >= STORE_RECYCLE_MAX) return false;
+    if (rank >= store->group->size || k >= store_waiting_max(store)) return false;
+    if (store->domain_of[rank] != store->domain_of[store->group->rank]) return false;
     char mine[STORE_PATH_MAX];
     struct pd_stat stat;
     store_pool_path(store, mine, name);
@@ -340,6 +343,8 @@ static bool take_over_file(struct pd_store *store, const char *path, const char 
 static bool pool_owns(const char *name)
 {
     static const char *const prefixes[] = {"lock-", "recycle-", "index-", "probe-"};
+    uint32_t rank, slot;
+    if (pd_generation_name_parse(name, &rank, &slot)) return true;
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return true;
     }
@@ -403,7 +408,8 @@ void store_release(struct pd_store *store)
         for (uint32_t i = 0; i < listing.count; i++) {
             uint32_t rank, k;
             const char *name = listing.names[i];
-            bool is_mine = strcmp(name, own) == 0 || (pd_recycle_name_parse(name, &rank, &k) && rank == store->group->rank);
+            bool is_mine = pd_recycle_name_parse(name, &rank, &k) || pd_generation_name_parse(name, &rank, &k);
+            is_mine = strcmp(name, own) == 0 || (is_mine && rank == store->group->rank);
             if (store->leads_domain && (strncmp(name, "index-", 6) == 0 || strncmp(name, "probe-", 6) == 0)) is_mine = true;
             char path[STORE_PATH_MAX];
             store_pool_path(store, path, name);

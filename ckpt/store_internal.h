@@ -6,9 +6,11 @@
 #include "ckpt/store.h"
 #include "ckpt/store_names.h"
 
+#include <pthread.h>
+
 #define STORE_PATH_MAX 4096u
 #define STORE_ROOT_MAX 3500u /* leaves room for every name below it */
-#define STORE_RECYCLE_MAX 2u /* files that wait for one rank */
+#define STORE_RECYCLE_MAX 2u /* files that wait for one rank whose state is in memory */
 #define STORE_RECORD_BYTES_MAX (64u << 20)
 
 struct store_item {
@@ -53,6 +55,12 @@ struct pd_store {
     uint64_t index_version; /* raised by pd_store_set_index */
     uint64_t index_written; /* version that lies in the pool, 0: none */
     bool has_links, syncs_names;
+
+    /* Names of files that wait: a save may end on one thread while a step begins on another. */
+    pthread_mutex_t waiting_mutex;
+    uint64_t slots_held[PD_STORE_GENERATIONS_MAX / 64]; /* a bit a slot */
+    uint64_t slots_lost[PD_STORE_GENERATIONS_MAX / 64]; /* their names could not be freed: not used again in this launch */
+    bool has_said_copies;
 };
 
 /* ---- store.c: paths and small collectives ---- */
@@ -134,10 +142,27 @@ PD_MUST_USE pd_status store_recover(struct pd_store *store, const struct store_s
 
 /* ---- store_save.c ---- */
 
+/* Both collective: makes the directory of the next checkpoint, without shards; clears what a failed save has made. */
+PD_MUST_USE pd_status store_begin_directory(struct pd_store *store, const struct pd_identity *identity,
+                                            struct pd_error *err);
+PD_MUST_USE pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err);
+/* "<root>/<checkpoint being prepared>.tmp/shard-<this rank>.h5" */
+void store_shard_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX]);
+
 /* Writes the record into directory `from` (NULL: a valid one lies there), makes it durable, gives the directory its final
  * name. Leaders. */
 PD_MUST_USE pd_status store_seal_here(struct pd_store *store, const char *from, const char *to, const void *record,
                                       uint64_t bytes, struct pd_error *err);
+
+/* ---- store_generation.c: files that wait for reuse, and those that hold state ---- */
+
+uint32_t store_waiting_max(const struct pd_store *store);
+/* A file of this rank that waits, when nobody else knows it by another name, gets the name `path`. */
+bool store_waiting_take(struct pd_store *store, const char *path);
+/* The file at `path` waits from now on; false: it has another name, or there is no place, and it is where it was. */
+bool store_waiting_put(struct pd_store *store, const char *path);
+/* What this rank's files in the pool take of the disk. */
+uint64_t store_waiting_bytes(struct pd_store *store);
 
 /* ---- store_remove.c ---- */
 

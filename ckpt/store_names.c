@@ -79,17 +79,45 @@ void pd_recycle_name_format(uint32_t rank, uint32_t k, char ret_text[PD_STORE_NA
     snprintf(ret_text, PD_STORE_NAME_MAX, "recycle-%05" PRIu32 "-%" PRIu32, rank, k);
 }
 
-bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k)
+/* "<prefix><rank>-<number><suffix>" */
+static bool take_pair(const char *text, const char *prefix, char end, uint32_t *ret_rank, uint32_t *ret_number)
 {
     const char *cursor = text;
-    uint64_t rank, k;
-    if (!take_prefix(&cursor, "recycle-") || !take_number(&cursor, '-', &rank) || !take_number(&cursor, 0, &k)) return false;
-    if (rank > UINT32_MAX || k > UINT32_MAX) return false;
-    char again[PD_STORE_NAME_MAX];
-    pd_recycle_name_format((uint32_t)rank, (uint32_t)k, again);
-    if (strcmp(again, text) != 0) return false;
+    uint64_t rank, number;
+    if (!take_prefix(&cursor, prefix) || !take_number(&cursor, '-', &rank) || !take_number(&cursor, end, &number))
+        return false;
+    if (rank > UINT32_MAX || number > UINT32_MAX) return false;
     *ret_rank = (uint32_t)rank;
-    *ret_k = (uint32_t)k;
+    *ret_number = (uint32_t)number;
+    return true;
+}
+
+bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k)
+{
+    uint32_t rank, k;
+    char again[PD_STORE_NAME_MAX];
+    if (!take_pair(text, "recycle-", 0, &rank, &k)) return false;
+    pd_recycle_name_format(rank, k, again);
+    if (strcmp(again, text) != 0) return false;
+    *ret_rank = rank;
+    *ret_k = k;
+    return true;
+}
+
+void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_STORE_NAME_MAX])
+{
+    snprintf(ret_text, PD_STORE_NAME_MAX, "generation-%05" PRIu32 "-%" PRIu32 ".h5", rank, slot);
+}
+
+bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot)
+{
+    uint32_t rank, slot;
+    char again[PD_STORE_NAME_MAX];
+    if (!take_pair(text, "generation-", '.', &rank, &slot)) return false;
+    pd_generation_name_format(rank, slot, again);
+    if (strcmp(again, text) != 0) return false;
+    *ret_rank = rank;
+    *ret_slot = slot;
     return true;
 }
 

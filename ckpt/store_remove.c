@@ -122,23 +122,16 @@ static pd_status trash_here(struct pd_store *store, const char *name, struct pd_
     return move_to_trash(store, name, path, err);
 }
 
-/* This rank's shard, out of the trash into a free place of its pool. Not finding one is no matter. */
+/* This rank's shard waits for reuse, out of the trash. One that a generation or somebody else still knows is only unlinked.
+ */
 static void recycle_shard(struct pd_store *store, const char *name)
 {
-    char shard[PD_STORE_NAME_MAX], pooled[PD_STORE_NAME_MAX], trash[STORE_PATH_MAX], from[STORE_PATH_MAX],
-        to[STORE_PATH_MAX];
+    char shard[PD_STORE_NAME_MAX], trash[STORE_PATH_MAX], from[STORE_PATH_MAX];
     pd_shard_name_format(store->group->rank, shard);
     trash_path(store, name, trash);
     int length = snprintf(from, sizeof from, "%s/%s", trash, shard);
     PD_CHECK(length > 0 && (size_t)length < sizeof from);
-    for (uint32_t k = 0; k < STORE_RECYCLE_MAX; k++) {
-        struct pd_stat stat;
-        pd_recycle_name_format(store->group->rank, k, pooled);
-        store_pool_path(store, to, pooled);
-        if (pd_door_stat(store->door, to, &stat, NULL) != PD_NOT_FOUND) continue;
-        (void)!pd_door_rename(store->door, from, to, NULL);
-        return;
-    }
+    (void)!store_waiting_put(store, from);
 }
 
 static pd_status empty_trash(struct pd_store *store, const char *name, struct pd_error *err)

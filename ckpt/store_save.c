@@ -77,20 +77,6 @@ static pd_status prepare_directory(struct pd_store *store, const char *name, str
     return place_index(store, name, err);
 }
 
-/* A file that waits in this rank's pool, when nobody else knows it by another name. Without one the shard is made anew. */
-static void place_recycled(struct pd_store *store, const char *shard_path)
-{
-    for (uint32_t k = 0; k < STORE_RECYCLE_MAX; k++) {
-        char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
-        struct pd_stat stat;
-        pd_recycle_name_format(store->group->rank, k, name);
-        store_pool_path(store, path, name);
-        if (pd_door_stat(store->door, path, &stat, NULL) != PD_OK) continue;
-        if (stat.link_count == 1 && pd_door_rename(store->door, path, shard_path, NULL) == PD_OK) return;
-        if (stat.link_count > 1) (void)!pd_door_unlink(store->door, path, NULL);
-    }
-}
-
 static pd_status check_begin(struct pd_store *store, const struct pd_identity *identity, struct pd_error *err)
 {
     PD_CHECK(store->fence);
@@ -104,9 +90,8 @@ static pd_status check_begin(struct pd_store *store, const struct pd_identity *i
     return store->leads_domain ? store_check_fence_here(store, err) : PD_OK; /* before anything is written in vain */
 }
 
-/* Clears what a failed save has made, unless another launch owns the store by now: that may have rolled it forward, and it
- * is the better reason too. */
-static pd_status give_up(struct pd_store *store, pd_status st, struct pd_error *err)
+/* Unless another launch owns the store by now: that may have rolled it forward, and it is the better reason too. */
+pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err)
 {
     struct pd_error taken;
     pd_status owner = pd_store_check_fence(store, &taken);
@@ -119,8 +104,7 @@ static pd_status give_up(struct pd_store *store, pd_status st, struct pd_error *
     return pd_error_context(err, st, "checkpoint %s", store->name);
 }
 
-pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
-                         struct pd_error *err)
+pd_status store_begin_directory(struct pd_store *store, const struct pd_identity *identity, struct pd_error *err)
 {
     struct pd_group *group = store->group;
     PD_TRY(pd_group_agree(group, check_begin(store, identity, err), err));
@@ -133,11 +117,23 @@ pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *ident
     PD_TRY(st);
     st = store->leads_domain ? prepare_directory(store, store->name, err) : PD_OK;
     st = pd_group_agree(group, st, err);
-    if (st != PD_OK) return give_up(store, st, err);
-    char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
-    pd_shard_name_format(group->rank, shard);
-    store_path(store, path, "%s.tmp/%s", store->name, shard);
-    place_recycled(store, path);
+    return st == PD_OK ? PD_OK : store_give_up(store, st, err);
+}
+
+void store_shard_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX])
+{
+    char shard[PD_STORE_NAME_MAX];
+    pd_shard_name_format(store->group->rank, shard);
+    store_path(store, ret_path, "%s.tmp/%s", store->name, shard);
+}
+
+pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
+                         struct pd_error *err)
+{
+    PD_TRY(store_begin_directory(store, identity, err));
+    char path[STORE_PATH_MAX];
+    store_shard_path(store, path);
+    (void)!store_waiting_take(store, path); /* without one the shard is made anew */
     memcpy(ret_shard_path, path, sizeof path);
     store->is_preparing = true;
     return PD_OK;
@@ -295,7 +291,7 @@ pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct p
     store->is_preparing = false;
     pd_status st = pd_group_agree(store->group, mine, err);
     if (st == PD_OK) st = seal(store, summary, state, &total, err);
-    if (st != PD_OK) return give_up(store, st, err);
+    if (st != PD_OK) return store_give_up(store, st, err);
     pd_fault_point("store.seal.done");
     item.entry.bytes = total;
     store_items_add(&store->sealed, &item);
