@@ -61,20 +61,23 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
  *   memory  8 bytes a block (the writer's), and the boxes of less than a page */
 struct pd_shard_stream;
 
+uint64_t pd_shard_writer_stream_bytes(const struct pd_shard_writer *writer); /* heap of one stream */
 uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32_t box);
 /* The writer is lent until the stream is finished or aborted. The file is made or overwritten as by pd_shard_write. */
 PD_MUST_USE pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path,
                                             const struct pd_identity *identity, uint32_t writer_rank,
                                             struct pd_shard_stream **ret_stream, struct pd_error *err);
 struct pd_file *pd_shard_stream_file(const struct pd_shard_stream *stream);
-/* A whole block of a box; only the last one is short. Data of a box of less than a page is kept and written at the end. */
+/* A whole block of a box; only the last one is short. Data of a box of less than a page is kept and written at the end.
+ *   threads  any, for blocks that differ */
 void pd_shard_stream_block(struct pd_shard_stream *stream, uint32_t box, uint64_t block, const void *data, uint64_t bytes);
 /* Everything written by the caller must be there. Writes metadata and tables, syncs, closes; the stream is gone, whatever
  * the result.   errors  as pd_shard_write */
 PD_MUST_USE pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, struct pd_shard_summary *ret_summary,
                                              struct pd_error *err);
 void pd_shard_stream_abort(struct pd_shard_stream *stream);
-/* Checks data of the file that the writer made last against what was hashed then. PD_CORRUPT names tensor, kind and block. */
+/* Checks data of the file that the writer made last, or is making, against what was hashed then. PD_CORRUPT names tensor,
+ * kind and block.   threads  any */
 PD_MUST_USE pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *writer, uint32_t box, uint64_t block,
                                                    const void *data, uint64_t bytes, struct pd_error *err);
 

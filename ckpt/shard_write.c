@@ -431,13 +431,19 @@ static pd_status save_segments(struct saving *s)
     return flush_current(s);
 }
 
+static void set_identity(struct pd_shard_writer *w, const struct pd_identity *identity)
+{
+    struct pd_shard_head *head = (void *)w->table;
+    memcpy(head->run_id, identity->run_id, sizeof head->run_id);
+    head->lineage = identity->lineage;
+    head->step = identity->step;
+}
+
 static void seal_table(struct saving *s, uint32_t writer_rank)
 {
     struct pd_shard_writer *w = s->w;
     struct pd_shard_head *head = (void *)w->table;
-    memcpy(head->run_id, s->identity->run_id, sizeof head->run_id);
-    head->lineage = s->identity->lineage;
-    head->step = s->identity->step;
+    set_identity(w, s->identity);
     head->writer_rank = writer_rank;
     head->rest_digest = pd_digest_stream_value(&s->rest);
     pd_shard_trailer_fill((void *)(w->table + w->table_bytes), w->table, w->table_bytes, w->table_offset, s->identity);
@@ -588,6 +594,19 @@ uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32
     return writer->places[box].offset;
 }
 
+static uint64_t small_bytes(const struct pd_shard_writer *w)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < w->map.small_count; i++)
+        bytes += w->places[w->map.small[i]].bytes;
+    return bytes;
+}
+
+uint64_t pd_shard_writer_stream_bytes(const struct pd_shard_writer *w)
+{
+    return sizeof(struct pd_shard_stream) + ((uint64_t)w->box_count + 1) * sizeof(unsigned char *) + small_bytes(w) + 1;
+}
+
 static void free_stream(struct pd_shard_stream *stream)
 {
     free(stream->data);
@@ -599,11 +618,8 @@ static void free_stream(struct pd_shard_stream *stream)
 static pd_status make_room(struct pd_shard_stream *stream, struct pd_error *err)
 {
     const struct pd_shard_writer *w = stream->saving.w;
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < w->map.small_count; i++)
-        bytes += w->places[w->map.small[i]].bytes;
     stream->data = calloc((size_t)w->box_count + 1, sizeof *stream->data);
-    stream->small = calloc(bytes + 1, 1);
+    stream->small = calloc(small_bytes(w) + 1, 1);
     if (!stream->data || !stream->small) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u small boxes", w->map.small_count);
     unsigned char *place = stream->small;
     for (uint32_t i = 0; i < w->map.small_count; i++) {
@@ -631,6 +647,7 @@ pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path
         pd_shard_stream_abort(stream);
         return st;
     }
+    set_identity(writer, identity);
     *ret_stream = stream;
     return PD_OK;
 }
@@ -693,4 +710,19 @@ pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, struct pd_shard
     if (!st) summarise(s->w, stream->writer_rank, ret_summary);
     free_stream(stream);
     return st;
+}
+
+pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *w, uint32_t box, uint64_t block, const void *data,
+                                       uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_shard_head *head = (const void *)w->table;
+    const uint64_t *checksums = (const void *)(w->table + head->checksums_at);
+    const struct pd_shard_box *b = &w->local[box];
+    const struct pd_identity identity = {{head->run_id[0], head->run_id[1]}, head->lineage, head->step};
+    const uint64_t seed = pd_shard_box_seed(&identity, w->name_digests[b->tensor], b->kind, &b->box);
+    if (pd_shard_block_digest(seed, block, data, bytes) == checksums[w->places[box].first_block + block]) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "tensor %s, %s, block %llu of %llu (file offset %llu): the data does not match its checksum",
+            w->tensors.tensors[b->tensor].name, pd_kind_name(b->kind), (unsigned long long)block,
+            (unsigned long long)pd_shard_blocks_of(w->places[box].bytes),
+            (unsigned long long)(w->places[box].offset + block * PD_SHARD_BLOCK_BYTES));
 }

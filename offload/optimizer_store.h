@@ -6,10 +6,10 @@
  *
  *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
- *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory (3 kinds) and are written with every generation
+ *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory and are written when a generation is finished
  *               4. 12 bytes read and 12 written an element; checksums and tables are under 0.1% on top
- *   memory      the ring's buffers, boxes that stay, and two writers (8 bytes a block and metadata pages each):
- *               pd_optimizer_store_bytes
+ *   memory      the ring's buffers; boxes that stay, twice; two writers (8 bytes a block and metadata pages each):
+ *               pd_optimizer_store_plan
  *   threads     one caller
  */
 #ifndef PD_OFFLOAD_OPTIMIZER_STORE_H
@@ -23,23 +23,28 @@ struct pd_optimizer_store;
 
 struct pd_optimizer_store_options {
     struct pd_door *door;
-    struct pd_store *store; /* where generations lie: its pool */
+    struct pd_store *store; /* where generations lie: its pool. NULL: files of their own in `directory` */
+    const char *directory;
     const struct pd_tensor_table *tensors;
     const struct pd_shard_box *boxes; /* (box_count) of this rank's shard, all three kinds: pd_layout_shard_boxes */
     uint32_t box_count, rank;
     struct pd_thread_pool *pool;
     enum pd_isa isa;
-    void *buffers; /* (buffer_bytes) of the ring */
+    void *buffers; /* (buffer_bytes) of the ring, aligned to PD_DOOR_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
     uint64_t buffer_bytes;
 };
+#define PD_OPTIMIZER_STORE_BUFFERS_MIN (UINT64_C(4) << 20)
+#define PD_OPTIMIZER_STORE_BUFFERS_FAST (UINT64_C(192) << 20)
 
 /* Everything is borrowed for its life. */
 PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options,
                                              struct pd_optimizer_store **ret_store, struct pd_error *err);
 void pd_optimizer_store_free(struct pd_optimizer_store *store);
-/* Heap it takes beyond the ring's buffers, for plans: exact for the same boxes. */
-uint64_t pd_optimizer_store_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                  uint32_t box_count);
+/* The same by arithmetic, for plans: heap beyond the ring's buffers, exact for the same boxes, and bytes of one
+ * generation's file. Computes the file's metadata once. */
+PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                              uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
+                                              uint64_t *ret_file_bytes, struct pd_error *err);
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store); /* of one generation */
 
 /* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
@@ -50,8 +55,9 @@ PD_MUST_USE pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, u
                                              const float *data, uint64_t elements, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err);
 
-/* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter goes
- * rounded to copy_dtype (NULL: nowhere). Asked in ascending order for whole extents; pointers valid until the next call. */
+/* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter
+ * goes rounded to copy_dtype (NULL: nowhere). Asked once for every element, boxes and elements ascending, by the caller's
+ * thread; what was given stays valid until the update returns. Neither is asked for when there is no update. */
 struct pd_optimizer_store_step {
     struct pd_identity identity;     /* of the new generation */
     const struct pd_adam_step *adam; /* NULL: no update, the state as it is under another identity (a skipped step) */

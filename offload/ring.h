@@ -7,7 +7,7 @@
  * A job is a sequence of extents, each a few pieces of files; all pieces of an extent lie in one slot of the ring while it
  * is worked on. Reads of the next extents and writes of those before are in flight meanwhile, batched, one queue.
  *
- *   memory   the caller's buffer, cut into slots at pd_ring_new; registered with the kernel where that works
+ *   memory   the caller's buffer, cut into slots at pd_ring_new; registered with the kernel where that works; pd_ring_bytes
  *   errors   of the first piece that failed, naming file and place; everything in flight was reaped before return
  *   threads  one caller; the queue belongs to the thread that runs jobs
  */
@@ -40,7 +40,8 @@ struct pd_ring_extent {
 struct pd_ring_job {
     uint64_t extent_count;
     void *context;
-    /* Fills in pieces of extent i, in ascending order of i; together at most pd_ring_slot_bytes. */
+    /* Fills in pieces of extent i, in ascending order of i; together at most pd_ring_slot_bytes. Extent i is described when
+     * extent i - PD_RING_SLOTS is done with. Neighbours in the list that are neighbours in a file travel as one. */
     void (*describe)(void *context, uint64_t i, struct pd_ring_extent *ret_extent);
     /* Everything of extent i was read. What it leaves in the pieces is written. Extents come in order. */
     pd_status (*work)(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err);
@@ -54,7 +55,8 @@ struct pd_ring_report {
 /* `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 4 x 48 MiB is fast. */
 PD_MUST_USE pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
                                   struct pd_error *err);
-void pd_ring_free(struct pd_ring *ring); /* NULL is fine */
+void pd_ring_free(struct pd_ring *ring);       /* NULL is fine */
+uint64_t pd_ring_bytes(uint64_t buffer_bytes); /* heap that a ring over so many bytes takes beside them */
 uint64_t pd_ring_slot_bytes(const struct pd_ring *ring);
 /* ret_report may be NULL. */
 PD_MUST_USE pd_status pd_ring_run(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_ring_report *ret_report,

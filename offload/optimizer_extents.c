@@ -1,0 +1,114 @@
+#include "offload/optimizer_extents.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is left of a slot is filled with the beginning of a group only where that makes pieces worth a request. */
+#define REST_BLOCKS_MIN 16u
+
+static uint64_t page_bytes(uint64_t elements)
+{
+    return (elements * sizeof(float) + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+/* ---- groups ---- */
+
+/* The box of that kind which covers what `boxes[param]` covers: behind it, among those of the same tensor. */
+static bool find_moment(const struct pd_shard_box *boxes, uint32_t box_count, uint32_t param, enum pd_kind kind,
+                        uint32_t *ret_box)
+{
+    for (uint32_t b = param + 1; b < box_count && boxes[b].tensor == boxes[param].tensor; b++) {
+        if (boxes[b].kind != kind || memcmp(&boxes[b].box, &boxes[param].box, sizeof boxes[b].box) != 0) continue;
+        *ret_box = b;
+        return true;
+    }
+    return false;
+}
+
+static pd_status find_groups(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes, uint32_t box_count,
+                             struct pd_optimizer_groups *groups, struct pd_error *err)
+{
+    for (uint32_t b = 0; b < box_count; b++) {
+        PD_CHECK(boxes[b].tensor < tensors->count);
+        if (tensors->tensors[boxes[b].tensor].dtype != PD_F32)
+            PD_FAIL(err, PD_INVALID, "tensor %s: optimizer state is fp32", tensors->tensors[boxes[b].tensor].name);
+        if (boxes[b].kind != PD_PARAM) continue;
+        struct pd_optimizer_group *group = &groups->groups[groups->count++];
+        *group = (struct pd_optimizer_group){.box = {b}, .elements = pd_box_elements(&boxes[b].box)};
+        for (int kind = PD_PARAM + 1; kind < PD_KIND_COUNT; kind++)
+            if (!find_moment(boxes, box_count, b, (enum pd_kind)kind, &group->box[kind]))
+                PD_FAIL(err, PD_INVALID, "tensor %s: box %u has no %s", tensors->tensors[boxes[b].tensor].name, b,
+                        pd_kind_name((enum pd_kind)kind));
+    }
+    if ((uint64_t)groups->count * PD_KIND_COUNT != box_count)
+        PD_FAIL(err, PD_INVALID, "%u boxes are not three kinds of %u", box_count, groups->count);
+    return PD_OK;
+}
+
+pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                   uint32_t box_count, struct pd_optimizer_groups *ret_groups, struct pd_error *err)
+{
+    struct pd_optimizer_groups groups = {.groups = calloc((size_t)box_count + 1, sizeof *groups.groups)};
+    if (!groups.groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", box_count);
+    pd_status st = find_groups(tensors, boxes, box_count, &groups, err);
+    if (st) {
+        free(groups.groups);
+        return st;
+    }
+    *ret_groups = groups;
+    return PD_OK;
+}
+
+void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups)
+{
+    free(groups->groups);
+    *groups = (struct pd_optimizer_groups){0};
+}
+
+bool pd_optimizer_is_resident(const struct pd_optimizer_group *group)
+{
+    return group->elements < PD_OPTIMIZER_BLOCK_ELEMENTS;
+}
+
+/* ---- extents ---- */
+
+static bool is_selected(const struct pd_optimizer_cursor *c, const struct pd_optimizer_group *group)
+{
+    if (c->select == PD_OPTIMIZER_STREAMED) return !pd_optimizer_is_resident(group);
+    return pd_optimizer_is_resident(group) && group->elements * sizeof(float) >= PD_DOOR_ALIGN;
+}
+
+/* Elements of a group, `left` of which remain, that go into `room` bytes; 0: better none. */
+static uint64_t elements_for(uint64_t left, uint64_t room, bool is_first)
+{
+    if (page_bytes(left) <= room / PD_KIND_COUNT) return left;
+    uint64_t blocks = room / PD_KIND_COUNT / PD_SHARD_BLOCK_BYTES;
+    return is_first || blocks >= REST_BLOCKS_MIN ? blocks * PD_OPTIMIZER_BLOCK_ELEMENTS : 0;
+}
+
+uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optimizer_part *ret_parts)
+{
+    uint32_t count = 0;
+    uint64_t room = c->slot_bytes;
+    PD_CHECK(room >= PD_KIND_COUNT * PD_SHARD_BLOCK_BYTES);
+    for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; c->group++, c->first = 0) {
+        const struct pd_optimizer_group *group = &c->groups->groups[c->group];
+        if (!is_selected(c, group)) continue;
+        const uint64_t left = group->elements - c->first, n = elements_for(left, room, count == 0);
+        if (n == 0) return count;
+        ret_parts[count++] = (struct pd_optimizer_part){c->group, c->first, n};
+        c->first += n;
+        if (n < left) return count;
+        room -= PD_KIND_COUNT * page_bytes(n);
+    }
+    return count;
+}
+
+uint64_t pd_optimizer_cursor_count(struct pd_optimizer_cursor cursor)
+{
+    struct pd_optimizer_part parts[PD_OPTIMIZER_PARTS_MAX];
+    uint64_t count = 0;
+    while (pd_optimizer_cursor_next(&cursor, parts) > 0)
+        count++;
+    return count;
+}

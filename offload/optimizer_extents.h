@@ -1,0 +1,54 @@
+/* How optimizer state is cut for its way through a ring: a group is a `param` box with its two moments, a part is a range of
+ * a group's elements, an extent is the parts that share a slot. Arithmetic on boxes alone, so that nothing grows with the
+ * state but the groups.
+ *
+ *   invariants  1. extents in turn cover every element of every group asked for once, groups and elements ascending
+ *               2. a part begins at a block; it ends at one too, or with its group
+ *               3. an extent's bytes, each kind rounded up to pages, fit into a slot
+ */
+#ifndef PD_OFFLOAD_OPTIMIZER_EXTENTS_H
+#define PD_OFFLOAD_OPTIMIZER_EXTENTS_H
+
+#include "ckpt/shard.h"
+#include "offload/ring.h"
+
+#define PD_OPTIMIZER_BLOCK_ELEMENTS (PD_SHARD_BLOCK_BYTES / sizeof(float))
+#define PD_OPTIMIZER_PARTS_MAX (PD_RING_PIECES_MAX / PD_KIND_COUNT)
+
+struct pd_optimizer_group {
+    uint32_t box[PD_KIND_COUNT];
+    uint64_t elements;
+};
+struct pd_optimizer_groups {
+    struct pd_optimizer_group *groups; /* (count), by the place of their `param` box; owned */
+    uint32_t count;
+};
+
+/* PD_INVALID: a `param` box whose moments are not there alike, or the other way round. */
+PD_MUST_USE pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                               uint32_t box_count, struct pd_optimizer_groups *ret_groups,
+                                               struct pd_error *err);
+void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups);
+
+/* Which groups a pass goes through. Those of less than a block live in memory; of these, those of less than a page have no
+ * pages of their own in a shard file. */
+enum pd_optimizer_select { PD_OPTIMIZER_STREAMED, PD_OPTIMIZER_RESIDENT_PAGES };
+bool pd_optimizer_is_resident(const struct pd_optimizer_group *group);
+
+struct pd_optimizer_part {
+    uint32_t group;
+    uint64_t first, n; /* elements */
+};
+struct pd_optimizer_cursor {
+    const struct pd_optimizer_groups *groups;
+    enum pd_optimizer_select select;
+    uint64_t slot_bytes; /* at least a block a kind */
+    uint32_t group;
+    uint64_t first;
+};
+/* Parts of the next extent, at most PD_OPTIMIZER_PARTS_MAX; 0: there is none. */
+uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *cursor, struct pd_optimizer_part *ret_parts);
+/* Extents from where the cursor stands. */
+uint64_t pd_optimizer_cursor_count(struct pd_optimizer_cursor cursor);
+
+#endif
