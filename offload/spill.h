@@ -1,0 +1,55 @@
+/* Scratch of a rank on a drive: spans of memory that leave it and come back later, in flight while others are computed on.
+ *
+ * What lies there is worth nothing to another launch: the file has no name once it is open and goes with the process. Each
+ * block of a span is hashed on its way out (XXH3-64, seeded with span, block and how often the span was written) and
+ * verified on its way in; a block that mismatches is read once more.
+ *
+ *   invariants  1. a span is read only after it was written; at most one operation of a span is in flight
+ *               2. memory of a span belongs to the spill from write or read until wait
+ *   memory      8 bytes a block, 96 a MiB: pd_spill_bytes; nothing later
+ *   errors      PD_NO_SPACE at once, since all of the file is preallocated; PD_CORRUPT: a block mismatched twice
+ *   threads     one caller
+ */
+#ifndef PD_OFFLOAD_SPILL_H
+#define PD_OFFLOAD_SPILL_H
+
+#include "ckpt/base/thread_pool.h"
+#include "ckpt/io/door.h"
+
+struct pd_spill;
+
+struct pd_spill_options {
+    struct pd_door *door;
+    const char *path;           /* of a file that is made, opened and unlinked */
+    uint64_t block_bytes;       /* of one checksum: a multiple of PD_DOOR_ALIGN */
+    const uint64_t *span_bytes; /* (span_count), read by new alone; 0: a span that is never used */
+    uint32_t span_count;
+    struct pd_thread_pool *pool; /* that hashes; NULL: the caller alone */
+};
+
+PD_MUST_USE pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill,
+                                   struct pd_error *err);
+/* Waits for what is in flight. NULL is fine. */
+void pd_spill_free(struct pd_spill *spill);
+/* Of memory and of disk that a spill takes. */
+uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
+uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
+
+/* `data`: aligned to PD_DOOR_ALIGN, with room (zeros or anything) to the next multiple of it. Starts and returns. */
+PD_MUST_USE pd_status pd_spill_write(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
+PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
+/* Nothing of the span is in flight any more; what was read is verified. Fine where nothing was. */
+PD_MUST_USE pd_status pd_spill_wait(struct pd_spill *spill, uint32_t span, struct pd_error *err);
+/* Waits for everything and forgets its outcome: the way out after a failure. */
+void pd_spill_settle(struct pd_spill *spill);
+
+/* For transfers that others make (offload/ring.h): the place of a span, and checksums of whole blocks of it. Every block of
+ * a span is told again after pd_spill_rewrite; the last may be short. */
+struct pd_file *pd_spill_file(const struct pd_spill *spill);
+uint64_t pd_spill_offset(const struct pd_spill *spill, uint32_t span);
+void pd_spill_rewrite(struct pd_spill *spill, uint32_t span);
+void pd_spill_hash_block(struct pd_spill *spill, uint32_t span, uint64_t block, const void *data, uint64_t bytes);
+PD_MUST_USE pd_status pd_spill_verify_block(const struct pd_spill *spill, uint32_t span, uint64_t block, const void *data,
+                                            uint64_t bytes, struct pd_error *err);
+
+#endif
