@@ -1,4 +1,5 @@
 #include "tools/bench.h"
+#include "ckpt/base/words.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +63,7 @@ void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const s
 void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
                           const struct pd_pairs_summary *summary)
 {
-    printf("%-16s %6.2f GB/s, %s %6.2f GB/s, ratio %.3f (%.3f to %.3f over %u pairs)\n", what,
+    printf("%-16s %6.2f GB/s, %s %6.2f GB/s, ratio %.3f (%.3f to %.3f over %s)\n", what,
            (double)bytes / summary->candidate_s / 1e9, ceiling, (double)bytes / summary->ceiling_s / 1e9, summary->ratio,
-           summary->ratio_low, summary->ratio_high, pairs);
+           summary->ratio_low, summary->ratio_high, pd_counted(pairs, "pair").text);
 }

@@ -1,6 +1,7 @@
 /* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
 #include "tools/cmd_ckpt.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/ckpt_place.h"
 #include "tools/command.h"
@@ -104,17 +105,18 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
 {
     const struct pd_run_state *s = &commit->state;
     const struct pd_layout *l = &s->layout;
-    printf("checkpoint  %s, %s in %u shards\n", e->name, pd_text_bytes(e->bytes).text, commit->shard_count);
+    printf("checkpoint  %s, %s in %s\n", e->name, pd_text_bytes(e->bytes).text,
+           pd_counted(commit->shard_count, "shard").text);
     printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
     printf("step        %" PRIu64 ", lineage %" PRIu64 ", fence %" PRIu64 "\n", s->identity.step, s->identity.lineage,
            s->fence);
-    printf("done        %s updates, %s sequences, %s tokens\n", pd_text_count(s->updates).text,
-           pd_text_count(s->samples).text, pd_text_count(s->tokens).text);
+    printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
+           pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
     printf("loss        %.6f", s->last_loss);
     if (!isnan(s->best_validation_loss)) printf(", best validation loss %.6f", s->best_validation_loss);
     printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
-    printf("layout      dp %u, tp %u, pp %u, sp %u; state in %u parts, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp, l->zero_shard,
-           l->zero_stage);
+    printf("layout      dp %u, tp %u, pp %u, sp %u; state in %s, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp,
+           pd_counted(l->zero_shard, "part").text, l->zero_stage);
     if (l->virtual_tp > 1 || l->virtual_sp > 1)
         printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
     if (l->stage_count > 1) show_stages(l);
@@ -205,7 +207,7 @@ static pd_status prune_report(const struct pd_ckpt_options *o, uint32_t before, 
     uint32_t after = pd_store_count(place->store);
     struct pd_json_writer w;
     if (!o->json) {
-        printf("%u of %u checkpoints removed, %u kept\n", before - after, before, after);
+        printf("%u of %s removed, %u kept\n", before - after, pd_counted(before, "checkpoint").text, after);
         return PD_OK;
     }
     pd_json_writer_init(&w, 2);

@@ -2,6 +2,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "resharder/rewrite.h"
 #include "tools/ckpt_place.h"
 #include "tools/cmd_ckpt.h"
@@ -191,8 +192,8 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
             entry = pd_store_entry_at(r->target.store, i);
     pd_store_entry_path(r->target.store, entry, path);
     if (!r->options->json) {
-        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %u shards, %.1f s\n", path, entry->step, l->dp,
-               l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, r->report.shards, r->seconds);
+        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step, l->dp, l->tp,
+               l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text, r->seconds);
         if (!r->report.has_index)
             fprintf(stderr,
                     "without index.h5, which would take too much memory: a run makes one with its next checkpoint\n");

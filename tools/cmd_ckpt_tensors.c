@@ -1,5 +1,6 @@
 /* perdure ckpt diff, stats: the tensors of checkpoints. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/words.h"
 #include "ckpt/inspect.h"
 #include "tools/ckpt_place.h"
 #include "tools/cmd_ckpt.h"
@@ -184,7 +185,7 @@ static pd_status diff_text(const struct pd_diff *diff, struct pd_error *err)
             if (diff->rows[i].difference != PD_SAME) diff_row(&table, &diff->rows[i]);
         PD_TRY(pd_table_print(&table, err));
     }
-    printf("%" PRIu64 " of %" PRIu64 " arrays differ\n", diff->different_count, diff->count);
+    printf("%" PRIu64 " of %s differ\n", diff->different_count, pd_counted(diff->count, "array").text);
     return PD_OK;
 }
 

@@ -1,5 +1,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/plan_report.h"
@@ -329,8 +330,8 @@ static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *su
     else if (!status)
         status = pd_plan_print(subject, worlds, o->world_count, err);
     if (!status && refused == o->world_count)
-        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %u ranks: %s",
-                              refused, worlds[0].ranks, worlds[0].refusal);
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %s: %s", refused,
+                              pd_counted(worlds[0].ranks, "rank").text, worlds[0].refusal);
     for (uint32_t i = 0; i < o->world_count; i++)
         pd_world_memory_deinit(&worlds[i].memory);
     return status;

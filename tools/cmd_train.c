@@ -3,6 +3,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/words.h"
 #include "ckpt/store.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
@@ -119,9 +120,9 @@ static pd_status check_fresh(const struct pd_config *config, struct pd_error *er
     PD_TRY(look(path, &count, &step, err));
     if (count)
         PD_FAIL(err, PD_INVALID,
-                "--fresh: %s holds %u checkpoints, the newest of step %llu; choose another run.dir, move them away, or "
+                "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
                 "leave --fresh out to go on",
-                path, count, (unsigned long long)step);
+                path, pd_counted(count, "checkpoint").text, (unsigned long long)step);
     return PD_OK;
 }
 

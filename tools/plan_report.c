@@ -1,5 +1,6 @@
 #include "tools/plan_report.h"
 
+#include "ckpt/base/words.h"
 #include "tools/output.h"
 
 #include <stdio.h>
@@ -53,13 +54,13 @@ static void describe(const struct pd_plan_subject *s)
     const struct pd_config *c = s->config;
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context,
                    state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float);
-    printf("model       %s parameters: %s, %u blocks of %u, %u heads, vocabulary %u\n",
-           pd_text_count(s->model->parameter_count).text, m->family == PD_FAMILY_GPT2 ? "gpt2" : "llama", m->layers,
-           m->hidden, m->heads, m->vocab);
-    printf("step        %u sequences of %u: %s tokens, %sFLOP; %u leaves of %u\n", c->batch.sequences, c->batch.context,
-           pd_text_count(tokens).text,
+    printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
+           m->family == PD_FAMILY_GPT2 ? "gpt2" : "llama", pd_counted(m->layers, "block").text, m->hidden,
+           pd_counted(m->heads, "head").text, m->vocab);
+    printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
+           c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
-           c->batch.sequences / c->batch.leaf, c->batch.leaf);
+           pd_counted(c->batch.sequences / c->batch.leaf, "leaf").text, c->batch.leaf);
     printf("checkpoint  %s; %u are kept and one is being written: %s\n", pd_text_bytes(state).text, c->checkpoint.keep_last,
            pd_text_bytes(state * (c->checkpoint.keep_last + 1)).text);
 }
@@ -126,7 +127,9 @@ static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *
     }
     free(groups);
     PD_TRY(pd_table_print(&table, err));
-    if (rest) printf("and %u smaller groups with %u ranks in all; --json lists them\n", m->group_count - shown, rest);
+    if (rest)
+        printf("and %s with %s in all; --json lists them\n", pd_counted(m->group_count - shown, "smaller group").text,
+               pd_counted(rest, "rank").text);
     return PD_OK;
 }
 
@@ -149,8 +152,8 @@ static void print_traffic(const struct pd_step_cost *c)
     }
     printf(any ? "\n" : "nothing is exchanged\n");
     if (c->ghosts)
-        printf("%u of the slots of a step are ghosts: each gathers %s of parameters and computes nothing\n", c->ghosts,
-               pd_text_bytes(c->ghost_bytes).text);
+        printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->ghosts,
+               c->ghosts == 1 ? "is a ghost" : "are ghosts", pd_text_bytes(c->ghost_bytes).text);
 }
 
 static void print_time(const struct pd_planned_world *w, const struct pd_machine *machine)
@@ -209,8 +212,8 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
 {
     char text[128];
     layout_text(&w->laid_out, text, sizeof text);
-    printf("\nworld %u: %s; %u leaves a rank and step%s, %u threads a rank\n", w->ranks, text, w->cost.slots,
-           w->cost.ghosts ? " at most" : "", w->threads);
+    printf("\nworld %u: %s; %s a rank and step%s, %s a rank\n", w->ranks, text, pd_counted(w->cost.slots, "leaf").text,
+           w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
     PD_TRY(print_groups(&w->memory, err));
     printf("worst rank %s, mean %s, all ranks %s; all of it on the device, nothing on host or NVMe\n",
            pd_text_bytes(w->memory.worst_bytes).text, pd_text_bytes((uint64_t)w->memory.mean_bytes).text,

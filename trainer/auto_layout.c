@@ -1,5 +1,6 @@
 #include "trainer/auto_layout.h"
 
+#include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/cost_model.h"
 #include "trainer/memory_plan.h"
@@ -50,10 +51,9 @@ pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint3
 {
     const uint32_t blocks = model->config.layers;
     if (stages > blocks)
-        PD_FAIL(
-            err, PD_INVALID,
-            "layout: %u pipeline stages for %u blocks; each stage needs one: lower pp or interleave to %u stages at most",
-            stages, blocks, blocks);
+        PD_FAIL(err, PD_INVALID,
+                "layout: %u pipeline stages for %s; each stage needs one: lower pp or interleave to %s at most", stages,
+                pd_counted(blocks, "block").text, pd_counted(blocks, "stage").text);
     double *costs = calloc(blocks, sizeof *costs), low = 0, high = 0;
     if (!costs) PD_FAIL(err, PD_NO_MEMORY, "layout: no memory for %u blocks", blocks);
     for (uint32_t b = 0; b < blocks; b++)
@@ -143,7 +143,7 @@ static pd_status list_candidates(struct candidates *all, const struct pd_config 
     if (!count) {
         struct pd_degrees unused;
         PD_TRY(pd_degrees_of(config, world, &unused, err)); /* says what is wrong with what is given */
-        PD_FAIL(err, PD_INVALID, "layout: no layout of %u ranks is admitted", world);
+        PD_FAIL(err, PD_INVALID, "layout: no layout of %s is admitted", pd_counted(world, "rank").text);
     }
     struct pd_degrees *degrees = calloc(count, sizeof *degrees);
     if (!degrees) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
@@ -219,9 +219,9 @@ static pd_status choose(const struct candidates *all, const struct pd_config *co
     }
     if (!count)
         PD_FAIL(err, PD_INVALID,
-                "layout: no layout of %u ranks fits %.3g GB a rank; the smallest needs %.3g GB: take more ranks, a smaller "
+                "layout: no layout of %s fits %.3g GB a rank; the smallest needs %.3g GB: take more ranks, a smaller "
                 "batch.leaf, or a larger numerics.virtual_tp (both start a new lineage)",
-                pd_layout_world(&all->list[0].laid_out.layout), limit / 1e9, smallest / 1e9);
+                pd_counted(pd_layout_world(&all->list[0].laid_out.layout), "rank").text, limit / 1e9, smallest / 1e9);
     *ret_count = count;
     return PD_OK;
 }

@@ -1,5 +1,6 @@
 #include "trainer/config_check.h"
 
+#include "ckpt/base/words.h"
 #include "trainer/config_keys.h"
 #include "trainer/degrees.h"
 
@@ -106,8 +107,8 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
                 "batch.context=%u or model.context=%u",
                 c->batch.context, c->model.context, c->model.context, c->batch.context);
     if ((uint64_t)c->batch.leaf * c->batch.context > INT32_MAX)
-        PD_FAIL(err, PD_INVALID, "a leaf of %u sequences of %u tokens is over 2^31 tokens; set a smaller batch.leaf",
-                c->batch.leaf, c->batch.context);
+        PD_FAIL(err, PD_INVALID, "a leaf of %s of %u tokens is over 2^31 tokens; set a smaller batch.leaf",
+                pd_counted(c->batch.leaf, "sequence").text, c->batch.context);
     return PD_OK;
 }
 
@@ -174,9 +175,9 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
         while (4 * admitted <= c->batch.context)
             admitted *= 2;
         PD_FAIL(err, PD_INVALID,
-                "numerics.virtual_sp %u cuts a sequence into %u pieces, but batch.context is only %u tokens; use "
+                "numerics.virtual_sp %u cuts a sequence into %u pieces, but batch.context is only %s; use "
                 "numerics.virtual_sp=%u at most",
-                c->numerics.virtual_sp, pieces, c->batch.context, admitted);
+                c->numerics.virtual_sp, pieces, pd_counted(c->batch.context, "token").text, admitted);
     }
     return check_loss_scale(c, err);
 }

@@ -1,4 +1,5 @@
 #include "trainer/degrees.h"
+#include "ckpt/base/words.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -157,9 +158,9 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
     const uint32_t leaves = leaves_of(c);
     if (dp <= leaves) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "layout.dp is %u, but a step has only %u leaves (batch.sequences %u / batch.leaf %u); set it to at most %u, or "
+            "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.leaf %u); set it to at most %u, or "
             "take a smaller batch.leaf, which starts a new lineage",
-            dp, leaves, c->batch.sequences, c->batch.leaf, leaves);
+            dp, pd_counted(leaves, "leaf").text, c->batch.sequences, c->batch.leaf, leaves);
 }
 
 static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
@@ -187,7 +188,8 @@ static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
     const uint32_t limit = layers < STAGES_MAX ? layers : STAGES_MAX;
     if (pp == 1 || stages <= limit) return PD_OK;
     char cause[64];
-    snprintf(cause, sizeof cause, layers < stages ? "the model has %u blocks" : "the limit is %u", limit);
+    snprintf(cause, sizeof cause, layers < stages ? "the model has %s" : "the limit is %s",
+             pd_counted(limit, layers < stages ? "block" : "stage").text);
     if (interleave == 1)
         PD_FAIL(err, PD_INVALID, "layout.pp is %u pipeline stages, but %s; use layout.pp=%u at most", pp, cause, limit);
     if (pp > limit)
@@ -247,17 +249,18 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
     if (product != world) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
         if (c->layout.dp)
-            PD_FAIL(err, PD_INVALID, "layout: dp %u x tp %u x pp %u x sp %u is %llu ranks, and there are %u; %s", d.dp, d.tp,
-                    d.pp, d.sp, (unsigned long long)product, world, nearest);
-        PD_FAIL(err, PD_INVALID, "layout: tp %u x pp %u x sp %u does not divide %u ranks; %s", d.tp, d.pp, d.sp, world,
-                nearest);
+            PD_FAIL(err, PD_INVALID, "layout: dp %u x tp %u x pp %u x sp %u is %s, and there are %u; %s", d.dp, d.tp, d.pp,
+                    d.sp, pd_counted(product, "rank").text, world, nearest);
+        PD_FAIL(err, PD_INVALID, "layout: tp %u x pp %u x sp %u does not divide %s; %s", d.tp, d.pp, d.sp,
+                pd_counted(world, "rank").text, nearest);
     }
     if (d.dp > leaves_of(c)) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
         PD_FAIL(err, PD_INVALID,
-                "layout: dp %u of %u ranks is more than the %u leaves of a step (batch.sequences %u / batch.leaf %u); %s; a "
+                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.leaf %u); %s; a "
                 "smaller batch.leaf starts a new lineage",
-                d.dp, world, leaves_of(c), c->batch.sequences, c->batch.leaf, nearest);
+                d.dp, pd_counted(world, "rank").text, pd_counted(leaves_of(c), "leaf").text, c->batch.sequences,
+                c->batch.leaf, nearest);
     }
     PD_TRY(check_zero_shard(c, &d, err));
     *ret_degrees = d;

@@ -1,6 +1,7 @@
 #include "trainer/engine.h"
 
 #include "ckpt/shard.h"
+#include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/optimizer.h"
 
@@ -135,6 +136,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     if (c->offload.optimizer == PD_PLACE_NVME) pd_arena_note(arena, PD_MEMORY_OPTIMIZER, files_bytes(e));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     return PD_OK;
 }
 
@@ -147,8 +149,8 @@ static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
         PD_TRY(pd_lay_out(o->config, o->model, o->world, &e->laid_out, err));
     const uint32_t dp = e->laid_out.layout.dp;
     if (dp > e->leaves)
-        PD_FAIL(err, PD_INVALID, "layout: dp %u for %u leaves a step; use dp %u at most, or lower batch.leaf", dp, e->leaves,
-                e->leaves);
+        PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.leaf", dp,
+                pd_counted(e->leaves, "leaf").text, e->leaves);
     return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
 }
 

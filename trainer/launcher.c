@@ -2,6 +2,7 @@
 
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "trainer/launch_job.h"
 #include "trainer/launch_note.h"
 #include "trainer/launched.h"
@@ -101,8 +102,8 @@ static pd_status fail_stuck(const struct launch_state *state, const struct pd_la
     char from[48];
     say_step(state, from, sizeof from);
     PD_FAIL(err, PD_STUCK,
-            "no progress beyond %s in %u restarts; the last: %.600s. Remove the cause, then run the same command again",
-            from, state->launch->restart_limit, verdict->message);
+            "no progress beyond %s in %s; the last: %.600s. Remove the cause, then run the same command again", from,
+            pd_counted(state->launch->restart_limit, "restart").text, verdict->message);
 }
 
 /* What keeps the very first ranks from beginning keeps all others: a limit, a word of the command, a host out of reach. */

@@ -10,6 +10,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/words.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
@@ -215,12 +216,14 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(pd_store_check_space(w->store, pd_saver_file_bytes(w->saver), w->config->checkpoint.keep_last + 1, err));
     PD_TRY(open_metrics(w, err));
     if (w->comm->rank > 0) return PD_OK;
+    const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
     if (report.resumed)
-        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %u ranks, on %u ranks x %u threads in %.2f s",
-               (unsigned long long)w->state.identity.step, report.from_world, w->comm->size, w->threads, report.seconds);
+        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
+               (unsigned long long)w->state.identity.step, pd_counted(report.from_world, "rank").text, ranks.text,
+               threads.text, report.seconds);
     else
-        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %u ranks x %u threads",
-               (unsigned long long)w->model->parameter_count, w->comm->size, w->threads);
+        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)w->model->parameter_count,
+               ranks.text, threads.text);
     return PD_OK;
 }
 
@@ -309,8 +312,9 @@ static pd_status advance(struct worker *w, const struct pd_step_result *result, 
     w->state.tokens += result->tokens;
     w->state.last_loss = result->loss;
     if (result->skipped && w->comm->rank == 0)
-        pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%llu skips so far); loss scale %g",
-               (unsigned long long)w->state.identity.step, (unsigned long long)w->state.skipped_steps, w->state.loss_scale);
+        pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",
+               (unsigned long long)w->state.identity.step, pd_counted(w->state.skipped_steps, "skip").text,
+               w->state.loss_scale);
     return PD_OK;
 }
 
@@ -371,8 +375,7 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
     return PD_OK;
 }
 
-pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
-                        struct pd_error *err)
+pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err)
 {
     struct worker w = {
         .config = config,
@@ -385,8 +388,6 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
     if (st) pd_comm_abort(comm);
     if (st && w.engine) pd_engine_abort(w.engine);
-    /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
-    if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
     tear_down(&w);
     return st;
 }
@@ -394,7 +395,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
 static pd_status run_local_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     pd_rank_set_thread((int)comm->rank);
-    return pd_worker_run(context, comm, NULL, err);
+    return pd_worker_run(context, comm, err);
 }
 
 pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched, struct pd_error *err)
@@ -409,7 +410,7 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
     pd_launched_ready(launched);
-    pd_status st = pd_worker_run(config, comm, launched, err);
+    pd_status st = pd_worker_run(config, comm, err);
     pd_comm_free(comm);
     return st;
 }

@@ -28,6 +28,10 @@ def report(name, problems, result):
         print(f"FAILED {name}: {'; '.join(problems)}\n  exit code {result[0]}\n  stdout: {result[1]!r}\n  stderr: {result[2]!r}")
 
 
+PLURAL_OF_ONE = re.compile(r"(?<![\w.,])1 (leaves|(?:array|block|checkpoint|document|file|finding|head|pair|part|rank|restart|sequence|shard"
+                           r"|skip|stage|step|thread|token)s)\b")
+
+
 def expect(name, arguments, code, out="", err="", environment=None):
     """out and err: the whole text, or a compiled pattern that must be found in it."""
     if ONLY and name not in ONLY:
@@ -40,6 +44,7 @@ def expect(name, arguments, code, out="", err="", environment=None):
         fits = wanted.search(found) if isinstance(wanted, re.Pattern) else wanted == found
         if not fits:
             problems.append(f"{label} is not {wanted!r}")
+    problems += [f'it says "{found[0]}"' for found in [PLURAL_OF_ONE.search(result[1] + result[2])] if found]
     report(name, problems, result)
     return result[1]
 
@@ -143,6 +148,9 @@ if text:
     report("plan-worlds-some-refused-json-content", [] if good else ["refusals"], (0, text, ""))
 expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.compile("\nworld 9: .*\nworld 11: "),
        re.compile("^perdure: none of the 2 worlds asked for has a layout; 9 ranks: layout: dp 9 of 9 ranks is more than "))
+expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "model.heads=1", "batch.sequences=1", "batch.leaf=1",
+                       "--world=1", "--threads=1"], 0,
+       re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 leaf of 1\n(.*\n)+world 1: .*; 1 leaf a rank and step, 1 thread a rank\n"))
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
        err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
@@ -316,6 +324,12 @@ write("text.txt", "In the beginning God created the heaven and the earth. " * 40
 if not ONLY or any(name.startswith("ckpt") for name in ONLY):
     trained = perdure("train", MINIMAL, *tiny)
     report("ckpt-train", [] if trained[0] == 0 else ["no run to look at"], trained)
+ONE = write("one.yaml", "run: {dir: one, steps: 1}\ndata: {train: text.txt}\nmodel: {layers: 1, hidden: 32, heads: 2, context: 32}\n"
+                        "batch: {sequences: 1, leaf: 1}\nlayout: {ranks: 1, threads: 1, transport: local}\n")
+expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
+expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
+expect("train-of-one-shown", ["ckpt", "show", "one"], 0, re.compile(r"^checkpoint .* in 1 shard\n(.*\n)*layout .* state in 1 part, "))
+expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile("but a step has only 1 leaf "))
 # a step that fp16 skips has no gradient norm: null, which every reader of JSON takes
 if not ONLY or "metrics-skipped" in ONLY:
     half = [word for word in tiny if not word.startswith(("run.dir", "numerics"))]

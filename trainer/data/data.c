@@ -1,6 +1,7 @@
 #include "trainer/data/data.h"
 
 #include "ckpt/base/digest.h"
+#include "ckpt/base/words.h"
 #include "trainer/data/order.h"
 #include "trainer/data/token_file.h"
 #include <inttypes.h>
@@ -163,9 +164,9 @@ static pd_status check_length(const struct pd_data *data, const struct member *m
 {
     if (windows_of(tokens, data->context)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "%s is too short: %" PRIu64 " tokens%s, and a sample takes %u (batch.context %u and the token after); use "
+            "%s is too short: %s%s, and a sample takes %u (batch.context %u and the token after); use "
             "longer files or a shorter context",
-            member->file.path, tokens, what, data->context + 1, data->context);
+            member->file.path, pd_counted(tokens, "token").text, what, data->context + 1, data->context);
 }
 
 /* The tail of a train file that is kept for validation; none when it would not hold a sample. */
@@ -316,9 +317,8 @@ pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t e
     if (memcmp(expected, data->fingerprint, sizeof data->fingerprint) == 0) return PD_OK;
     uint64_t before = expected[1] >> (8 * FINGERPRINT_LANES), now = data->fingerprint[1] >> (8 * FINGERPRINT_LANES);
     if (before != now)
-        PD_FAIL(err, PD_INVALID,
-                "the list of data files changed since the checkpoint: %" PRIu64 " files then, %" PRIu64 " now; %s", before,
-                now, advice);
+        PD_FAIL(err, PD_INVALID, "the list of data files changed since the checkpoint: %s then, %" PRIu64 " now; %s",
+                pd_counted(before, "file").text, now, advice);
     char changed[512];
     list_changed(data, expected[1] ^ data->fingerprint[1], changed, sizeof changed);
     if (!changed[0])

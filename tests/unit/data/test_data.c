@@ -256,7 +256,7 @@ Test(data, requests_that_cannot_be_met_are_refused_with_their_cause)
     options = good, options.validation_fraction = 0.001;
     refused(&options, PD_INVALID, "data.validation_fraction 0.001", "raise it");
     options = good, options.validation_fraction = 0.999;
-    refused(&options, PD_INVALID, "a.bin is too short: 1 tokens without its validation part", "17");
+    refused(&options, PD_INVALID, "a.bin is too short: 1 token without its validation part", "17");
     options = good, options.validation_fraction = 1;
     refused(&options, PD_INVALID, "data.validation_fraction is 1", "");
     options = good, options.context = 1000;

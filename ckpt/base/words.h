@@ -1,0 +1,13 @@
+/* Words of messages. */
+#ifndef PD_BASE_WORDS_H
+#define PD_BASE_WORDS_H
+
+#include <stdint.h>
+
+struct pd_counted {
+    char text[64];
+};
+/* "1 rank", "2 ranks", "3 leaves". `noun` in the singular, with a regular plural. */
+struct pd_counted pd_counted(uint64_t count, const char *noun);
+
+#endif
