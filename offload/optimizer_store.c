@@ -18,9 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#pragma weak pd_store_generation_take
-#pragma weak pd_store_generation_release
-
 #define IN_FILE UINT64_MAX
 #define WRITER_BUFFER_MAX (UINT64_C(16) << 20) /* metadata and tables need no more */
 #define OWN_FILES 3u                           /* without a store: read, written, one to spare */
