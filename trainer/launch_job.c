@@ -317,7 +317,9 @@ static void say_lost(const struct job *job, uint32_t first, const char *end, str
 {
     const struct worker *worker = &job->workers[first];
     char others[48] = "";
-    if (verdict->lost > 1) snprintf(others, sizeof others, ", and %u more ranks with it", verdict->lost - 1);
+    if (verdict->lost > 1)
+        snprintf(others, sizeof others, ", and %u more %s with it", verdict->lost - 1,
+                 verdict->lost == 2 ? "rank" : "ranks");
     if (job->start->transport == PD_TRANSPORT_LOCAL)
         snprintf(verdict->message, sizeof verdict->message, "the worker (process %d) ended without a word: %s",
                  worker->process ? worker->process : (int)job->starter, end);

@@ -375,7 +375,8 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
     return PD_OK;
 }
 
-pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, struct pd_error *err)
+pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
+                        struct pd_error *err)
 {
     struct worker w = {
         .config = config,
@@ -388,6 +389,8 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, st
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
     if (st) pd_comm_abort(comm);
     if (st && w.engine) pd_engine_abort(w.engine);
+    /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
+    if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
     tear_down(&w);
     return st;
 }
@@ -395,7 +398,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, st
 static pd_status run_local_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     pd_rank_set_thread((int)comm->rank);
-    return pd_worker_run(context, comm, err);
+    return pd_worker_run(context, comm, NULL, err);
 }
 
 pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched, struct pd_error *err)
@@ -410,7 +413,7 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     PD_TRY(pd_comm_open_mpi(&comm, err));
     pd_rank_set_process((int)comm->rank);
     pd_launched_ready(launched);
-    pd_status st = pd_worker_run(config, comm, err);
+    pd_status st = pd_worker_run(config, comm, launched, err);
     pd_comm_free(comm);
     return st;
 }

@@ -19,10 +19,12 @@ layout: {{ranks: 4, tp: 2, pp: 2, transport: mpi, threads: 1}}
 """
 
 
-def body(workspace, _):
-    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
-    undisturbed, directory = workspace.directory("undisturbed"), workspace.directory("disturbed")
-    workspace.train(config, undisturbed, ["layout.ranks=1", "layout.tp=1", "layout.pp=1", "layout.transport=local"])
+# Ranks that leave because of the lost one race with the one that ends them: one round sees a miscount in about one of five.
+ROUNDS = 3
+
+
+def disturb(workspace, config, undisturbed):
+    directory = workspace.directory("disturbed")
     environment = dict(os.environ, PERDURE_PROGRESS="off")
     with subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"], env=environment,
                           stderr=subprocess.PIPE, text=True) as run:
@@ -33,7 +35,15 @@ def body(workspace, _):
         raise harness.Failure(f"the run ended with {run.returncode}:\n{log}")
     if harness.losses(directory) != harness.losses(undisturbed):
         raise harness.Failure("losses differ from those of the undisturbed run")
-    print("one of four ranks killed: three went on as pp=3, same bits")
+
+
+def body(workspace, _):
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
+    undisturbed = workspace.directory("undisturbed")
+    workspace.train(config, undisturbed, ["layout.ranks=1", "layout.tp=1", "layout.pp=1", "layout.transport=local"])
+    for _ in range(ROUNDS):
+        disturb(workspace, config, undisturbed)
+    print(f"one of four ranks killed, {ROUNDS} times: three went on as pp=3, same bits")
 
 
 if __name__ == "__main__":
