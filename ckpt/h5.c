@@ -1,11 +1,13 @@
 /* The HDF5 library and a file driver of our own for it, in the one file that knows hdf5.h.
  *
- *   invariants  1. the library never touches a disk: the driver reads and writes sparse pages in memory
+ *   invariants  1. the library never touches a disk: the driver reads and writes sparse pages in memory, and drops chunks,
+ * whose places the caller decides
  *               2. every return of the library is looked at; its error stack is never printed and ends in our message
  *               3. one mutex around the library, which need not be built thread-safe
  *               4. nothing depends on time, environment or address: the same calls give the same bytes
  */
 #include "ckpt/h5.h"
+#include "ckpt/codec_zstd.h"
 
 #include <hdf5.h>
 #include <math.h>
@@ -14,8 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct pd_h5_file {
+/* What the driver knows. While a chunk is named, raw data is allocated where the caller wants it and goes nowhere. */
+struct room {
     struct pd_h5_pages pages;
+    const struct pd_h5_chunk *chunk; /* or NULL */
+};
+
+struct pd_h5_file {
+    struct room room;
     hid_t file, contiguous; /* dataset creation: early allocation, never filled */
     hid_t link_creation;    /* intermediate groups */
     hid_t types[PD_H5_TYPE_COUNT];
@@ -28,16 +36,22 @@ static hid_t driver_id = H5I_INVALID_HID;
 
 struct driver_file {
     H5FD_t base; /* the library's part comes first */
-    struct pd_h5_pages *pages;
+    struct room *room;
 };
 
 struct driver_info {
-    struct pd_h5_pages *pages;
+    struct room *room;
 };
 
-static struct pd_h5_pages *pages_of(const H5FD_t *file)
+static struct room *room_of(const H5FD_t *file)
 {
-    return ((const struct driver_file *)(const void *)file)->pages;
+    return ((const struct driver_file *)(const void *)file)->room;
+}
+
+/* The chunk that is being named, when this is about raw data. */
+static const struct pd_h5_chunk *chunk_of(const H5FD_t *file, H5FD_mem_t type)
+{
+    return type == H5FD_MEM_DRAW ? room_of(file)->chunk : NULL;
 }
 
 static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max_address)
@@ -45,7 +59,7 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t
     (void)name, (void)flags, (void)max_address;
     const struct driver_info *info = H5Pget_driver_info(fapl);
     struct driver_file *file = info ? calloc(1, sizeof *file) : NULL;
-    if (file) file->pages = info->pages;
+    if (file) file->room = info->room;
     return (H5FD_t *)(void *)file;
 }
 
@@ -64,28 +78,39 @@ static herr_t driver_query(const H5FD_t *file, unsigned long *ret_flags)
 
 static haddr_t driver_get_eoa(const H5FD_t *file, H5FD_mem_t type)
 {
-    (void)type;
-    return pages_of(file)->bytes;
+    const struct pd_h5_chunk *chunk = chunk_of(file, type);
+    return chunk ? (chunk->offset + chunk->bytes + PD_H5_PAGE_BYTES - 1) / PD_H5_PAGE_BYTES * PD_H5_PAGE_BYTES
+                 : room_of(file)->pages.bytes;
 }
 
 static herr_t driver_set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t address)
 {
-    (void)type;
-    pages_of(file)->bytes = address;
+    if (!chunk_of(file, type)) room_of(file)->pages.bytes = address;
     return 0;
+}
+
+static haddr_t driver_alloc(H5FD_t *file, H5FD_mem_t type, hid_t transfer, hsize_t bytes)
+{
+    (void)transfer;
+    const struct pd_h5_chunk *chunk = chunk_of(file, type);
+    if (chunk) return chunk->offset;
+    const haddr_t address = room_of(file)->pages.bytes;
+    room_of(file)->pages.bytes += bytes;
+    return address;
 }
 
 static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, void *buffer)
 {
     (void)type, (void)transfer;
-    pd_h5_pages_read(pages_of(file), address, buffer, bytes);
+    pd_h5_pages_read(&room_of(file)->pages, address, buffer, bytes);
     return 0;
 }
 
 static herr_t driver_write(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, const void *buffer)
 {
-    (void)type, (void)transfer;
-    return pd_h5_pages_write(pages_of(file), address, buffer, bytes, NULL) == PD_OK ? 0 : -1;
+    (void)transfer;
+    if (chunk_of(file, type)) return 0;
+    return pd_h5_pages_write(&room_of(file)->pages, address, buffer, bytes, NULL) == PD_OK ? 0 : -1;
 }
 
 static const H5FD_class_t driver_class = {
@@ -96,6 +121,7 @@ static const H5FD_class_t driver_class = {
     .open = driver_open,
     .close = driver_close,
     .query = driver_query,
+    .alloc = driver_alloc,
     .get_eoa = driver_get_eoa,
     .set_eoa = driver_set_eoa,
     .get_eof = driver_get_eoa,
@@ -120,6 +146,21 @@ static pd_status library_fail(struct pd_error *err, const char *what, const char
     PD_FAIL(err, PD_BUG, "HDF5 cannot %s%s%s (%s)", what, name[0] ? " " : "", name, text);
 }
 
+/* The library wants to know a filter before it notes its number; it never runs here. */
+static size_t filter_refuses(unsigned flags, size_t count, const unsigned values[], size_t bytes, size_t *room,
+                             void **buffer)
+{
+    (void)flags, (void)count, (void)values, (void)bytes, (void)room, (void)buffer;
+    return 0;
+}
+
+static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
+                                        .id = PD_ZSTD_FILTER,
+                                        .encoder_present = 1,
+                                        .decoder_present = 1,
+                                        .name = "zstd",
+                                        .filter = filter_refuses};
+
 static pd_status enter_library(struct pd_error *err)
 {
     pthread_mutex_lock(&library_mutex);
@@ -127,7 +168,7 @@ static pd_status enter_library(struct pd_error *err)
         H5dont_atexit(); /* its exit handler would run beside threads of ours */
         /* The superblock extension and groups made on the way are created from the default list, with the time of day in
          * them unless it says otherwise. */
-        if (H5open() >= 0 && H5Pset_obj_track_times(H5P_GROUP_CREATE_DEFAULT, false) >= 0)
+        if (H5open() >= 0 && H5Pset_obj_track_times(H5P_GROUP_CREATE_DEFAULT, false) >= 0 && H5Zregister(&zstd_class) >= 0)
             driver_id = H5FDregister(&driver_class);
     }
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
@@ -223,7 +264,7 @@ static pd_status make_lists(struct pd_h5_file *file, struct pd_error *err)
 /* H5Pset_alignment would let object headers into the gaps between data; pages keep them apart. */
 static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
 {
-    struct driver_info info = {&file->pages};
+    struct driver_info info = {&file->room};
     bool ok = creation >= 0 && access >= 0 && H5Pset_driver(access, driver_id, &info) >= 0 &&
               H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
               H5Pset_obj_track_times(creation, false) >= 0 && H5Pset_file_space_page_size(creation, PD_H5_PAGE_BYTES) >= 0 &&
@@ -271,7 +312,7 @@ void pd_h5_free(struct pd_h5_file *file)
         close_handles(file);
         leave_library(PD_OK);
     }
-    pd_h5_pages_deinit(&file->pages);
+    pd_h5_pages_deinit(&file->room.pages);
     free(file);
 }
 
@@ -284,8 +325,8 @@ pd_status pd_h5_finish(struct pd_h5_file *file, struct pd_h5_pages *ret_pages, s
         leave_library(st);
     }
     if (!st) {
-        *ret_pages = file->pages;
-        file->pages = (struct pd_h5_pages){0};
+        *ret_pages = file->room.pages;
+        file->room.pages = (struct pd_h5_pages){0};
     }
     pd_h5_free(file);
     return st;
@@ -353,6 +394,74 @@ pd_status pd_h5_dataset(struct pd_h5_file *file, const char *path, enum pd_h5_ty
     PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT);
     PD_TRY(enter_library(err));
     return leave_library(reserve(file, path, file->types[type], ndim, shape, ret_offset, err));
+}
+
+/* One index entry a chunk: the library is told that it wrote the chunk there. */
+static bool name_chunks(struct pd_h5_file *file, hid_t dataset, uint32_t ndim, const uint64_t *shape,
+                        const uint64_t *chunk_shape, const struct pd_h5_chunk *chunks)
+{
+    static const unsigned char nothing[1];
+    hsize_t at[PD_TENSOR_DIMS_MAX] = {0};
+    bool ok = true;
+    for (const struct pd_h5_chunk *chunk = chunks; ok; chunk++) {
+        file->room.chunk = chunk;
+        ok = H5Dwrite_chunk(dataset, H5P_DEFAULT, chunk->filter_mask, at, chunk->bytes, nothing) >= 0;
+        file->room.chunk = NULL;
+        uint32_t d = ndim;
+        while (d > 0 && (at[d - 1] += chunk_shape[d - 1]) >= shape[d - 1])
+            at[--d] = 0;
+        if (d == 0) break;
+    }
+    return ok;
+}
+
+static hid_t chunked_creation(uint32_t ndim, const uint64_t *chunk_shape, int zstd_level)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    const unsigned level = (unsigned)zstd_level;
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = chunk_shape[d];
+    hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
+    if (creation >= 0 && H5Pset_chunk(creation, (int)ndim, dims) >= 0 && H5Pset_obj_track_times(creation, false) >= 0 &&
+        H5Pset_alloc_time(creation, H5D_ALLOC_TIME_INCR) >= 0 && H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER) >= 0 &&
+        H5Pset_shuffle(creation) >= 0 && H5Pset_filter(creation, PD_ZSTD_FILTER, H5Z_FLAG_OPTIONAL, 1, &level) >= 0)
+        return creation;
+    if (creation >= 0) H5Pclose(creation);
+    return H5I_INVALID_HID;
+}
+
+static pd_status create_chunked(struct pd_h5_file *file, const char *path, hid_t type, hid_t space, hid_t creation,
+                                uint64_t *ret_header, hid_t *ret_dataset, struct pd_error *err)
+{
+    H5O_info_t info;
+    hid_t dataset = space < 0 || creation < 0
+                        ? H5I_INVALID_HID
+                        : H5Dcreate2(file->file, path, type, space, file->link_creation, creation, H5P_DEFAULT);
+    if (dataset < 0) return library_fail(err, "create dataset", path);
+    *ret_dataset = dataset;
+    if (H5Oget_info2(dataset, &info, H5O_INFO_BASIC) < 0) return library_fail(err, "find dataset", path);
+    *ret_header = info.addr;
+    return PD_OK;
+}
+
+pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                        const uint64_t *shape, const uint64_t *chunk_shape, int zstd_level, const struct pd_h5_chunk *chunks,
+                        uint64_t *ret_header, struct pd_error *err)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT && ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = shape[d];
+    PD_TRY(enter_library(err));
+    hid_t dataset = H5I_INVALID_HID, space = H5Screate_simple((int)ndim, dims, NULL);
+    hid_t creation = chunked_creation(ndim, chunk_shape, zstd_level);
+    pd_status st = create_chunked(file, path, file->types[type], space, creation, ret_header, &dataset, err);
+    if (!st && !name_chunks(file, dataset, ndim, shape, chunk_shape, chunks))
+        st = library_fail(err, "index chunks of", path);
+    if (dataset >= 0 && H5Dclose(dataset) < 0 && !st) st = library_fail(err, "close dataset", path);
+    if (creation >= 0) H5Pclose(creation);
+    if (space >= 0) H5Sclose(space);
+    return leave_library(st);
 }
 
 pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields, uint32_t field_count,

@@ -1,5 +1,6 @@
-/* HDF5 files built in memory: groups, contiguous datasets whose place in the file is known at once, virtual datasets, static
- * text attributes. The only door to the HDF5 library; nothing of it appears here.
+/* HDF5 files built in memory: groups, contiguous datasets whose place in the file is known at once, chunked datasets whose
+ * chunks lie wherever the caller says, virtual datasets, static text attributes. The only door to the HDF5 library; nothing
+ * of it appears here.
  *
  * A dataset reserves its bytes and writes none: the caller puts them at the returned offset. Paths are absolute; groups that
  * are missing are made. The same calls give the same bytes, whenever and wherever they are made.
@@ -9,7 +10,7 @@
 #ifndef PD_CKPT_H5_H
 #define PD_CKPT_H5_H
 
-#include "ckpt/h5_pages.h"
+#include "ckpt/h5_index.h"
 #include "ckpt/tensor.h"
 
 enum pd_h5_type { PD_H5_F32, PD_H5_BF16, PD_H5_F16, PD_H5_F64, PD_H5_U64, PD_H5_TEXT /* one byte */, PD_H5_TYPE_COUNT };
@@ -40,6 +41,14 @@ PD_MUST_USE pd_status pd_h5_note_u64(struct pd_h5_file *file, const char *object
 /* ret_offset: of the dataset's bytes in the file. 4096 bytes and more: whole pages of its own. */
 PD_MUST_USE pd_status pd_h5_dataset(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
                                     const uint64_t *shape, uint64_t *ret_offset, struct pd_error *err);
+/* A dataset in chunks of shape `chunk_shape`, through the filters shuffle and zstd, of which neither runs here: chunk c of
+ * the grid, in row-major order, lies at chunks[c]. They must lie behind everything that this library allocates
+ * (pd_h5_end_set), so a file is planned with places far away and patched later (h5_index.h). ret_header: of
+ * pd_h5_index_find. */
+#define PD_H5_FAR_AWAY (UINT64_C(1) << 56)
+PD_MUST_USE pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                                    const uint64_t *shape, const uint64_t *chunk_shape, int zstd_level,
+                                    const struct pd_h5_chunk *chunks, uint64_t *ret_header, struct pd_error *err);
 /* `rows` records as a one-dimensional dataset of a compound type. */
 PD_MUST_USE pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields,
                                     uint32_t field_count, uint64_t rows, uint64_t *ret_offset, struct pd_error *err);

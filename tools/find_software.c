@@ -61,6 +61,7 @@ static const struct library {
     {"libhdf5_serial.so", "hdf5", "apt-get install libhdf5-dev, then build again"},
     {"liburing.so", "liburing", "apt-get install liburing-dev, then build again"},
     {"libxxhash.so", "xxhash", "apt-get install libxxhash-dev, then build again"},
+    {"libzstd.so", "zstd", "apt-get install libzstd-dev, then build again"},
     {"libmpi.so", "mpi library", "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF"},
     {"libyaml-0.so", "yaml", "apt-get install libyaml-dev, then build again"},
     {"libjansson.so", "jansson", "apt-get install libjansson-dev, then build again"},
