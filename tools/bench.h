@@ -33,6 +33,7 @@ pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
+pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 
 #endif

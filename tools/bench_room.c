@@ -17,7 +17,8 @@
 #define BYTES_MIN (UINT64_C(32) << 20)
 #define BYTES_MAX (UINT64_C(1) << 46)
 
-enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS };
+enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS };
+#define THREADS_MAX 1024u
 
 struct parsing {
     struct pd_bench_options *options;
@@ -44,6 +45,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case OPTION_PAIRS:
         if (pd_parse_u64(argument, &o->pairs) && o->pairs >= 1 && o->pairs <= PD_BENCH_PAIRS_MAX) return 0;
         return refuse(p, "pairs", argument, "a number from 1 to 99");
+    case OPTION_THREADS:
+        if (pd_parse_u64(argument, &o->threads) && o->threads >= 1 && o->threads <= THREADS_MAX) return 0;
+        return refuse(p, "threads", argument, "a number from 1 to 1024");
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -53,12 +57,13 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
                          struct pd_error *err)
 {
     static const struct argp_option rows[] = {
+        {"threads", OPTION_THREADS, "N", 0, "threads that compute (2)", 0},
         {"dir", OPTION_DIR, "DIR", 0, "where files of the bench live while it runs (.)", 0},
         {"bytes", OPTION_BYTES, "N", 0, "bytes of one file, 32M or more: 512M, 2G", 0},
         {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
         {0},
     };
-    const struct argp argp = {rows, parse, NULL, program_doc, NULL, NULL, NULL};
+    const struct argp argp = {options->threads ? rows : rows + 1, parse, NULL, program_doc, NULL, NULL, NULL};
     struct parsing parsing = {options, err};
     return pd_command_parse(&argp, argc, argv, &parsing, &options->json, ret_done, err);
 }

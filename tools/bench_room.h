@@ -8,10 +8,11 @@
 struct pd_bench_options {
     const char *dir;       /* the room is made inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
+    uint64_t threads;      /* 0: not an option of this bench */
     bool json;
 };
 
-/* --dir, --bytes, --pairs, --json, --help. `program_doc` is what --help says first.   errors  PD_USAGE */
+/* --dir, --bytes, --pairs, --threads, --json, --help. `program_doc` is what --help says first.   errors  PD_USAGE */
 PD_MUST_USE pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options,
                                      bool *ret_done, struct pd_error *err);
 

@@ -162,3 +162,51 @@ pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64
     *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
     return PD_OK;
 }
+
+/* ---- both at once ---- */
+
+/* A slot goes on in the direction it began with, so that reads and writes stay balanced, and helps the other at its end. */
+static pd_status send_mixed(struct pd_raw_bench *bench, struct progress *progress, uint32_t slot, bool is_write,
+                            struct pd_error *err)
+{
+    struct progress *mine = &progress[is_write];
+    if (mine->next == mine->bytes) mine = &progress[!is_write];
+    return mine->next < mine->bytes ? send_block(bench, mine, slot, err) : PD_OK;
+}
+
+static pd_status move_mixed(struct pd_raw_bench *bench, struct progress *progress, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    for (uint32_t slot = 0; !st && slot < bench->depth; slot++)
+        st = send_mixed(bench, progress, slot, slot % 2, err);
+    while (progress[0].in_flight + progress[1].in_flight) {
+        struct pd_transfer *done[16];
+        uint32_t count = 0;
+        PD_TRY(pd_queue_reap(bench->queue, done, 16, &count, err));
+        for (uint32_t i = 0; i < count; i++) {
+            bool is_write = done[i]->is_write;
+            progress[is_write].in_flight--;
+            if (!st) st = pd_transfer_error(done[i], err);
+            if (!st) st = send_mixed(bench, progress, (uint32_t)(done[i] - bench->transfers), is_write, err);
+        }
+    }
+    return st;
+}
+
+pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path, uint64_t bytes,
+                             double *ret_seconds, struct pd_error *err)
+{
+    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", read_path);
+    if (!is_recyclable(bench->door, read_path, bytes)) PD_TRY(write_file(bench, read_path, bytes, true, err));
+    if (!is_recyclable(bench->door, write_path, bytes)) PD_TRY(write_file(bench, write_path, bytes, true, err));
+    struct progress progress[2] = {{.bytes = bytes}, {.is_write = true, .bytes = bytes}};
+    uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_file_open(bench->door, read_path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress[0].file, err));
+    pd_status st = pd_file_open(bench->door, write_path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &progress[1].file, err);
+    if (!st) st = move_mixed(bench, progress, err);
+    pd_status closed = progress[1].file ? pd_file_close(progress[1].file, st ? NULL : err) : PD_OK;
+    pd_file_close_readonly(progress[0].file);
+    if (st || closed) return st ? st : closed;
+    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    return PD_OK;
+}
