@@ -9,31 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-/* ---- progress ---- */
-
-static void show_progress(void *context, uint64_t done_bytes, uint64_t total_bytes)
-{
-    struct pd_ckpt_progress *p = context;
-    uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (now - p->shown_ns < 200000000) return;
-    p->shown_ns = now;
-    double seconds = (double)(now - p->start_ns) * 1e-9;
-    fprintf(stderr, "\r%s of %s, %s/s ", pd_text_bytes(done_bytes).text, pd_text_bytes(total_bytes).text,
-            pd_text_bytes((uint64_t)((double)done_bytes / seconds)).text);
-}
-
-pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *p)
-{
-    p->start_ns = p->shown_ns = pd_clock_monotonic_ns(NULL);
-    return isatty(STDERR_FILENO) ? show_progress : NULL;
-}
-
-void pd_ckpt_progress_end(const struct pd_ckpt_progress *p)
-{
-    if (p->shown_ns != p->start_ns) fprintf(stderr, "\r\033[K");
-}
 
 /* ---- what is to be checked ---- */
 

@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
+#include "ckpt/base/progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,14 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LINE_SECONDS 10.0
-
-enum progress { PROGRESS_OFF, PROGRESS_LINE, PROGRESS_BAR };
-
 struct pd_metrics {
     struct pd_metrics_options options;
     int file;
-    enum progress progress;
+    struct pd_progress_mode progress;
     uint64_t start_ns, last_line_ns;
     uint64_t first_step;    /* of this launch */
     double validation_loss; /* newest */
@@ -35,14 +32,6 @@ uint64_t pd_metrics_resident_bytes(void)
     return fields == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-static enum progress progress_of_environment(void)
-{
-    const char *text = getenv("PERDURE_PROGRESS");
-    if (!text) return isatty(STDERR_FILENO) ? PROGRESS_BAR : PROGRESS_LINE;
-    if (!strcmp(text, "bar")) return PROGRESS_BAR;
-    return strcmp(text, "off") ? PROGRESS_LINE : PROGRESS_OFF;
-}
-
 pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_metrics **ret_metrics, struct pd_error *err)
 {
     char path[4096];
@@ -56,7 +45,7 @@ pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_me
         PD_FAIL_ERRNO(err, number, "%s: opening it to append metrics", path);
     }
     m->options = *options;
-    m->progress = progress_of_environment();
+    m->progress = pd_progress_mode();
     m->start_ns = pd_clock_monotonic_ns(NULL);
     m->validation_loss = NAN;
     *ret_metrics = m;
@@ -156,20 +145,20 @@ static void print_progress(struct pd_metrics *m, const struct pd_metrics_step *s
         snprintf(scale, sizeof scale, " scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
     if (s->last_checkpoint) snprintf(checkpoint, sizeof checkpoint, "%llu", (unsigned long long)s->last_checkpoint);
     fprintf(stderr, "%sstep %llu/%llu loss %.4f%s |g| %.3f lr %.2e %.0f tok/s %.0f%% of GEMM%s%s %.2f GiB ckpt %s eta %s%s",
-            m->progress == PROGRESS_BAR ? "\r\033[K" : "", (unsigned long long)s->step, (unsigned long long)m->options.steps,
-            s->result.loss, validation, s->result.gradient_norm, s->result.learning_rate, tokens_per_second(s),
-            100 * gemm_share(m, s), bubble, scale, (double)s->memory_bytes / (1ull << 30), checkpoint, eta,
-            m->progress == PROGRESS_BAR ? "" : "\n");
+            m->progress.kind == PD_PROGRESS_BAR ? "\r\033[K" : "", (unsigned long long)s->step,
+            (unsigned long long)m->options.steps, s->result.loss, validation, s->result.gradient_norm,
+            s->result.learning_rate, tokens_per_second(s), 100 * gemm_share(m, s), bubble, scale,
+            (double)s->memory_bytes / (1ull << 30), checkpoint, eta, m->progress.kind == PD_PROGRESS_BAR ? "" : "\n");
     fflush(stderr);
-    m->drawn = m->progress == PROGRESS_BAR;
+    m->drawn = m->progress.kind == PD_PROGRESS_BAR;
     m->last_line_ns = pd_clock_monotonic_ns(NULL);
 }
 
 static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    if (m->progress == PROGRESS_OFF) return false;
-    if (m->progress == PROGRESS_BAR || !m->last_line_ns || s->step == m->options.steps) return true;
-    return pd_clock_seconds_since(NULL, m->last_line_ns) >= LINE_SECONDS;
+    if (m->progress.kind == PD_PROGRESS_OFF) return false;
+    if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.steps) return true;
+    return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
 }
 
 pd_status pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s, struct pd_error *err)

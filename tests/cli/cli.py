@@ -403,6 +403,14 @@ if text:
     report("ckpt-stats-one-reads-its-blocks", [] if good else ["bytes_read or state_digest"], (0, text, ""))
 expect("ckpt-stats-none", ["ckpt", "stats", "run", "--tensor=xyz"], 64,
        err=said('no tensor has "xyz" in its name; leave --tensor out to see all'))
+# progress is talk: on stderr, beside JSON too, and none where it is off
+PROGRESS = re.compile(r"^(\d+%, [\d.]+ \w+ of [\d.]+ \w+, [\d.]+ \w+/s, \d+:\d\d left\n)+$")
+for arguments in (["verify", "run", "--step=6"], ["stats", "run"], ["diff", "run", "run"], ["reshard", "run", "progress", "--layout=dp=1"]):
+    name = f"ckpt-progress-{arguments[0]}"
+    text = expect(name, ["ckpt", *arguments, "--json"], 0, ANY, PROGRESS, environment={"PERDURE_PROGRESS": "line:0"})
+    if text is not None:
+        report(f"{name}-json", [] if json.loads(text) else ["no JSON"], (0, text, ""))
+expect("ckpt-progress-off", ["ckpt", "verify", "run"], 0, ANY, environment={"PERDURE_PROGRESS": "off"})
 # reshard: the same state under another layout; what cannot be is refused before anything is made
 expect("ckpt-reshard", ["ckpt", "reshard", "run", "other", "--layout=dp=4,zero_shard=2"], 0,
        re.compile(r"^/.*/other/step-000000000006-1: step 6 under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
