@@ -34,7 +34,8 @@ static pd_status find_groups(const struct pd_tensor_table *tensors, const struct
             PD_FAIL(err, PD_INVALID, "tensor %s: optimizer state is fp32", tensors->tensors[boxes[b].tensor].name);
         if (boxes[b].kind != PD_PARAM) continue;
         struct pd_optimizer_group *group = &groups->groups[groups->count++];
-        *group = (struct pd_optimizer_group){.box = {b}, .elements = pd_box_elements(&boxes[b].box)};
+        *group = (struct pd_optimizer_group){
+            .box = {b}, .elements = pd_box_elements(&boxes[b].box), .unit = tensors->tensors[boxes[b].tensor].unit};
         for (int kind = PD_PARAM + 1; kind < PD_KIND_COUNT; kind++)
             if (!find_moment(boxes, box_count, b, (enum pd_kind)kind, &group->box[kind]))
                 PD_FAIL(err, PD_INVALID, "tensor %s: box %u has no %s", tensors->tensors[boxes[b].tensor].name, b,
@@ -94,6 +95,7 @@ uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optim
     for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; c->group++, c->first = 0) {
         const struct pd_optimizer_group *group = &c->groups->groups[c->group];
         if (!is_selected(c, group)) continue;
+        if (c->by_unit && count > 0 && c->groups->groups[ret_parts[0].group].unit != group->unit) return count;
         const uint64_t left = group->elements - c->first, n = elements_for(left, room, count == 0);
         if (n == 0) return count;
         ret_parts[count++] = (struct pd_optimizer_part){c->group, c->first, n};

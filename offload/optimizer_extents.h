@@ -18,6 +18,7 @@
 struct pd_optimizer_group {
     uint32_t box[PD_KIND_COUNT];
     uint64_t elements;
+    uint32_t unit; /* pipeline unit of the tensor */
 };
 struct pd_optimizer_groups {
     struct pd_optimizer_group *groups; /* (count), by the place of their `param` box; owned */
@@ -43,6 +44,7 @@ struct pd_optimizer_cursor {
     const struct pd_optimizer_groups *groups;
     enum pd_optimizer_select select;
     uint64_t slot_bytes; /* at least a block a kind */
+    bool by_unit;        /* an extent ends with its pipeline unit */
     uint32_t group;
     uint64_t first;
 };

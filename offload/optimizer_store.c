@@ -414,7 +414,7 @@ static void work_block(void *context, uint64_t index)
 
 /* ---- boxes that stay ---- */
 
-static void update_resident(struct pass *pass, const struct pd_optimizer_group *group)
+static pd_status update_resident(struct pass *pass, const struct pd_optimizer_group *group, struct pd_error *err)
 {
     const struct pd_optimizer_store *store = pass->store;
     const struct pd_optimizer_store_step *step = pass->step;
@@ -423,16 +423,20 @@ static void update_resident(struct pass *pass, const struct pd_optimizer_group *
         data[kind] = resident_of(store, pass->new, group->box[kind]);
         memcpy(data[kind], resident_of(store, pass->old, group->box[kind]), group->elements * sizeof(float));
     }
-    if (!step->adam) return;
+    const float *gradient;
+    void *copy;
+    if (!step->adam) return PD_OK;
+    PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, group->elements, &gradient, &copy, err));
     const struct pd_adam_range range = {.n = group->elements,
                                         .decay = decays(store, group),
                                         .param = data[PD_PARAM],
                                         .exp_avg = data[PD_EXP_AVG],
                                         .exp_avg_sq = data[PD_EXP_AVG_SQ],
-                                        .grad = step->gradient(step->context, group->box[PD_PARAM], 0, group->elements),
-                                        .copy = step->copy(step->context, group->box[PD_PARAM], 0, group->elements),
+                                        .grad = gradient,
+                                        .copy = copy,
                                         .copy_dtype = step->copy_dtype};
     pd_cpu_adam(NULL, store->options.isa, step->adam, &range);
+    return PD_OK;
 }
 
 static pd_status visit_resident(struct pass *pass, const struct pd_optimizer_group *group, struct pd_error *err)
@@ -451,10 +455,7 @@ static pd_status pass_residents(struct pass *pass, uint32_t end, struct pd_error
     for (; pass->next_group < end; pass->next_group++) {
         const struct pd_optimizer_group *group = &pass->store->groups.groups[pass->next_group];
         if (!pd_optimizer_is_resident(group)) continue;
-        if (pass->step)
-            update_resident(pass, group);
-        else
-            PD_TRY(visit_resident(pass, group, err));
+        PD_TRY(pass->step ? update_resident(pass, group, err) : visit_resident(pass, group, err));
     }
     return PD_OK;
 }
@@ -481,8 +482,9 @@ static pd_status meet_part(struct pass *pass, uint32_t p, struct pd_error *err)
     PD_TRY(pass_residents(pass, part->group, err));
     if (!step) return visit_part(pass, p, err);
     if (!step->adam) return PD_OK;
-    flight->gradient[p] = step->gradient(step->context, box, part->first, part->n);
-    flight->copy[p] = step->copy(step->context, box, part->first, part->n);
+    void *copy;
+    PD_TRY(step->meet(step->context, box, part->first, part->n, &flight->gradient[p], &copy, err));
+    flight->copy[p] = copy;
     return PD_OK;
 }
 
@@ -517,8 +519,10 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
 
 static void start_cursor(struct pass *pass, enum pd_optimizer_select select)
 {
-    pass->cursor = (struct pd_optimizer_cursor){
-        .groups = &pass->store->groups, .select = select, .slot_bytes = pd_ring_slot_bytes(pass->store->ring)};
+    pass->cursor = (struct pd_optimizer_cursor){.groups = &pass->store->groups,
+                                                .select = select,
+                                                .slot_bytes = pd_ring_slot_bytes(pass->store->ring),
+                                                .by_unit = pass->step && pass->step->by_unit};
 }
 
 static pd_status run_pass(struct pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)

@@ -57,14 +57,16 @@ PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, s
 
 /* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter
  * goes rounded to copy_dtype (NULL: nowhere). Asked once for every element, boxes and elements ascending, by the caller's
- * thread; what was given stays valid until the update returns. Neither is asked for when there is no update. */
+ * thread; not asked for when there is no update. What was given is used until the first range is asked for that lies in
+ * another extent: with by_unit, in another pipeline unit at the latest. */
 struct pd_optimizer_store_step {
     struct pd_identity identity;     /* of the new generation */
     const struct pd_adam_step *adam; /* NULL: no update, the state as it is under another identity (a skipped step) */
     enum pd_dtype copy_dtype;
     void *context;
-    const float *(*gradient)(void *context, uint32_t box, uint64_t first, uint64_t n);
-    void *(*copy)(void *context, uint32_t box, uint64_t first, uint64_t n);
+    bool by_unit; /* extents hold parts of one pipeline unit only */
+    pd_status (*meet)(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+                      struct pd_error *err);
 };
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);

@@ -167,18 +167,15 @@ static pd_status start_step(struct offload_bench *b, struct pd_adam_step *ret_ad
     return PD_OK;
 }
 
-static const float *gradient(void *context, uint32_t box, uint64_t first, uint64_t n)
+static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+                      struct pd_error *err)
 {
     struct offload_bench *b = context;
     (void)n;
-    return b->gradients + b->box_first[box] + first;
-}
-
-static void *copy(void *context, uint32_t box, uint64_t first, uint64_t n)
-{
-    struct offload_bench *b = context;
-    (void)n;
-    return b->copies + b->box_first[box] + first;
+    (void)err;
+    *ret_gradient = b->gradients + b->box_first[box] + first;
+    *ret_copy = b->copies + b->box_first[box] + first;
+    return PD_OK;
 }
 
 static struct pd_identity identity_of(uint64_t step)
@@ -193,12 +190,8 @@ static pd_status run_step(struct offload_bench *b, double *ret_seconds, struct p
     uint64_t start = pd_clock_monotonic_ns(NULL);
     b->step++;
     PD_TRY(start_step(b, &adam, err));
-    const struct pd_optimizer_store_step step = {.identity = identity_of(b->step),
-                                                 .adam = &adam,
-                                                 .copy_dtype = PD_BF16,
-                                                 .context = b,
-                                                 .gradient = gradient,
-                                                 .copy = copy};
+    const struct pd_optimizer_store_step step = {
+        .identity = identity_of(b->step), .adam = &adam, .copy_dtype = PD_BF16, .context = b, .meet = meet};
     PD_TRY(pd_optimizer_store_update(b->store, &step, &b->report, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;

@@ -16,10 +16,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define OK(expression)                                                                                         \
-    do {                                                                                                       \
-        struct pd_error err_ = {0}, *err = &err_;                                                              \
-        pd_status status_ = (expression);                                                                      \
+#define OK(expression)                                                                                           \
+    do {                                                                                                         \
+        struct pd_error err_ = {0}, *err = &err_;                                                                \
+        pd_status status_ = (expression);                                                                        \
         cr_assert_eq(status_, PD_OK, "%s:%d %s: %s", __FILE__, __LINE__, pd_status_name(status_), err_.message); \
     } while (0)
 
@@ -200,21 +200,18 @@ static pd_status rig_fill(struct rig *rig, uint64_t step, struct pd_error *err)
     return pd_optimizer_store_end(rig->store, err);
 }
 
-static const float *gradient(void *context, uint32_t box, uint64_t first, uint64_t n)
+static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+                      struct pd_error *err)
 {
+    (void)err;
     struct rig *rig = context;
     cr_assert_eq(rig->state->boxes[box].kind, PD_PARAM);
     cr_assert(box > rig->asked_box || (box == rig->asked_box && first == rig->asked_element));
     rig->asked_box = box;
     rig->asked_element = first + n;
-    return rig->gradients[box] + first;
-}
-
-static void *copy(void *context, uint32_t box, uint64_t first, uint64_t n)
-{
-    struct rig *rig = context;
-    (void)n;
-    return rig->copies[box] + first;
+    *ret_gradient = rig->gradients[box] + first;
+    *ret_copy = rig->copies[box] + first;
+    return PD_OK;
 }
 
 static pd_status rig_update(struct rig *rig, uint64_t step, uint64_t update, struct pd_ring_report *ret_report,
@@ -228,8 +225,8 @@ static pd_status rig_update(struct rig *rig, uint64_t step, uint64_t update, str
                                                 .adam = update ? &adam : NULL,
                                                 .copy_dtype = PD_BF16,
                                                 .context = rig,
-                                                .gradient = gradient,
-                                                .copy = copy};
+                                                .by_unit = step % 2 == 0,
+                                                .meet = meet};
     return pd_optimizer_store_update(rig->store, &how, ret_report, err);
 }
 
