@@ -1,0 +1,243 @@
+/* State in generations, on the simulated disk: every operation of a step, of the save that links it and of the removal that
+ * frees its file goes wrong once, or from then on, and ranks stop at different generations. A fresh launch finds the
+ * previous checkpoint or the new one, whole, and the new one when it had been reported sealed; so does the one after it,
+ * once power has failed over the files that it has reused.
+ *
+ * PERDURE_TEST_SCALE=10 tries every operation; PERDURE_CAMPAIGN_SEED sets the seed; a failure prints it.
+ */
+#include "ckpt/base/log.h"
+#include "tests/helpers/generation_room.h"
+#include "tests/helpers/store_sweep.h"
+
+#define LAST_BASE_STEP 3u /* sealed before the launch that meets the misfortune */
+#define WAITING_MAX 4u    /* files of a rank that wait: 2 + keep_last */
+
+static void set_up(void)
+{
+    cr_assert_eq(pd_log_configure("error", NULL), PD_OK);
+}
+
+TestSuite(store_generations, .init = set_up);
+
+static pd_status with_generation(struct room_rank *rank, pd_status (*body)(struct generation *, struct pd_error *),
+                                 struct pd_error *err)
+{
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    pd_status st = generation_init(g, rank, err);
+    if (st == PD_OK) st = body(g, err);
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+/* ---- the run that meets it ---- */
+
+/* Killed in the middle of a step, so that its pool stays for the next launch. */
+static pd_status base_body(struct generation *g, struct pd_error *err)
+{
+    static const char index[] = "not a real index";
+    pd_store_set_index(g->rank->store, index, sizeof index);
+    for (uint64_t step = 1; step <= LAST_BASE_STEP; step++)
+        PD_TRY(generation_step(g, step, err));
+    PD_TRY(pd_group_agree(g->rank->group, generation_write(g, LAST_BASE_STEP + 1, err), err));
+    return generation_kill_all(g->rank, err);
+}
+
+static pd_status base_script(struct room_rank *rank, struct pd_error *err)
+{
+    return with_generation(rank, base_body, err);
+}
+
+/* One step that is saved; then some ranks get further than others. A rank that cannot write keeps what it has. */
+static pd_status stumble(struct generation *g, uint64_t step, bool trusts, struct pd_error *err)
+{
+    struct pd_group *group = g->rank->group;
+    pd_status st = g->is_there && trusts ? generation_read(g, err) : PD_OK;
+    if (st != PD_BUG && generation_write(g, step, err) != PD_OK) st = err->status;
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) st = generation_save(g, err);
+    struct pd_error later;
+    if (st == PD_OK) (void)!pd_store_prune(g->rank->store, &later);
+    for (uint32_t i = 0; st != PD_PEER_LOST && i < group->rank % 3; i++)
+        if (generation_write(g, step + 1 + i, &later) != PD_OK) break;
+    return st;
+}
+
+static pd_status meet_body(struct generation *g, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct campaign_run *run = rank->context;
+    const struct misfortune *m = run->misfortune;
+    struct pd_disk_fault fault = misfortune_fault(m);
+    uint64_t step = LAST_BASE_STEP + 1;
+    PD_TRY(generation_step(g, step, err));
+    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, &fault);
+    PD_TRY(pd_group_barrier(rank->group, err));
+    struct pd_error why = {0};
+    pd_status st = stumble(g, step + 1, !misfortune_lies(m), &why);
+    if (rank->group->rank == 0) run->saved = st;
+    if (st == PD_BUG) {
+        *err = why;
+        return st;
+    }
+    PD_TRY(pd_group_barrier(rank->group, err));
+    PD_TRY(campaign_disarm(rank, run, err));
+    if (m->kind == PD_DISK_FAULT_POWER) return PD_OK;
+    if (!misfortune_lies(m)) PD_TRY(pd_group_agree(rank->group, g->is_there ? generation_read(g, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(rank->group, generation_write(g, 20, err), err));
+    PD_TRY(generation_save(g, err));
+    PD_TRY(pd_store_prune(rank->store, err));
+    return room_load(rank, pd_store_entry_at(rank->store, 0), err);
+}
+
+static pd_status meet_script(struct room_rank *rank, struct pd_error *err)
+{
+    return with_generation(rank, meet_body, err);
+}
+
+/* ---- what fresh launches find ---- */
+
+static pd_status expect_bounded_pool(struct room_rank *rank, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    char path[128];
+    uint32_t waiting = 0, held = 0;
+    snprintf(path, sizeof path, "%s/pool-%llu", ROOM_ROOT, (unsigned long long)pd_store_fence(rank->store));
+    PD_TRY(pd_door_list(rank->door, path, &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++) {
+        waiting += strncmp(listing.names[i], "recycle-", 8) == 0;
+        held += strncmp(listing.names[i], "generation-", 11) == 0;
+    }
+    pd_listing_deinit(&listing);
+    uint32_t here = rank->room->shared ? rank->group->size : rank->group->size / rank->room->hosts;
+    if (waiting > WAITING_MAX * here || held) PD_FAIL(err, PD_BUG, "%u files wait and %u are held", waiting, held);
+    return PD_OK;
+}
+
+static pd_status load_all(struct room_rank *rank, uint32_t count_max, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(rank->store) && i < count_max; i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    return PD_OK;
+}
+
+/* Goes on from there: steps 101 and 102 are sealed, 103 is begun when the kill comes. */
+static pd_status look_body(struct generation *g, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct campaign_check *check = rank->context;
+    uint64_t step = 0;
+    uint32_t damaged = 0;
+    PD_TRY(pd_group_agree(rank->group, campaign_expect_tidy(rank, err), err));
+    PD_TRY(pd_group_agree(rank->group, expect_bounded_pool(rank, err), err));
+    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    if (rank->group->rank == 0) check->found = step;
+    if (step < check->least || step > check->most)
+        PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)step,
+                (unsigned long long)check->least, (unsigned long long)check->most);
+    if (damaged && !check->may_be_damaged) PD_FAIL(err, PD_BUG, "%u checkpoints were damaged by an honest disk", damaged);
+    if (!check->may_be_damaged) PD_TRY(load_all(rank, UINT32_MAX, err));
+    for (uint64_t next = step + 100; next < step + 102; next++) {
+        PD_TRY(generation_step(g, next, err));
+        PD_TRY(load_all(rank, check->may_be_damaged ? 1 : UINT32_MAX, err));
+    }
+    PD_TRY(pd_group_agree(rank->group, generation_write(g, step + 102, err), err));
+    PD_TRY(load_all(rank, 2, err));
+    return generation_kill_all(rank, err);
+}
+
+static pd_status look_script(struct room_rank *rank, struct pd_error *err)
+{
+    return with_generation(rank, look_body, err);
+}
+
+static void strike_hosts(const struct room *room, const struct misfortune *m)
+{
+    if (m->crash_host == PD_DISK_ALL_HOSTS) {
+        pd_simulated_disk_crash(room->disk, PD_DISK_ALL_HOSTS, m->crash_seed);
+        return;
+    }
+    for (uint32_t host = 0; host < room->hosts; host++) {
+        if (host == m->crash_host)
+            pd_simulated_disk_crash(room->disk, host, m->crash_seed);
+        else
+            pd_simulated_disk_kill(room->disk, host);
+    }
+}
+
+/* Looks after the misfortune, and once more after a power loss over what the launch that looked has done. */
+static pd_status look_twice(const struct room *room, struct pd_simulated_disk *disk, const struct misfortune *m,
+                            struct campaign_check *check, struct pd_error *err)
+{
+    struct room later = *room;
+    struct pd_store_options options = generation_options();
+    later.disk = disk;
+    strike_hosts(&later, m);
+    pd_status st = room_launch_with(&later, &options, look_script, check, err);
+    if (st == PD_OK) {
+        pd_simulated_disk_crash(disk, PD_DISK_ALL_HOSTS, m->crash_seed + 1);
+        check->least = check->most = check->found + 101;
+        st = room_launch_with(&later, &options, look_script, check, err);
+        if (st != PD_OK) st = pd_error_context(err, st, "after the power loss that followed");
+    }
+    room_free(&later);
+    return st;
+}
+
+static pd_status try_generation(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err)
+{
+    struct room room = *base;
+    struct campaign_run run = {.misfortune = m};
+    struct pd_store_options options = generation_options();
+    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    struct campaign_check check = {
+        .least = LAST_BASE_STEP + 1, .most = LAST_BASE_STEP + 2, .may_be_damaged = misfortune_lies(m)};
+    pd_status st = room_launch_with(&room, &options, meet_script, &run, err);
+    if (st != PD_OK && run.saved != st) st = pd_error_context(err, st, "the same launch");
+    if (run.saved == PD_OK && !misfortune_lies(m)) check.least = LAST_BASE_STEP + 2;
+    *ret_fired = run.fired > 0;
+    if (st == PD_OK) {
+        st = look_twice(&room, run.after, m, &check, err);
+        run.after = NULL;
+    }
+    if (run.after) pd_simulated_disk_free(run.after);
+    room_free(&room);
+    return st;
+}
+
+static void campaign_on(const struct world *world, unsigned lacks, uint64_t stride)
+{
+    struct campaign campaign = {.name = "generations", .try = try_generation, .stride = stride, .crashes = 2};
+    struct pd_disk_options disk = {.seed = 1, .host_count = world->hosts};
+    struct pd_store_options options = generation_options();
+    struct room room = {.ranks = world->ranks, .hosts = world->hosts, .shared = world->shared};
+    struct pd_error err = {0};
+    disk.mounts[0] = (struct pd_disk_mount){.path = "/", .shared = world->shared, .lacks = lacks};
+    if (test_scale() >= 10) campaign.stride = 1;
+    cr_assert_eq(pd_simulated_disk_new(&disk, &room.disk, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(room_launch_with(&room, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
+    sweep(&campaign, world, &room);
+    room_free(&room);
+    cr_log_info("generations, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
+}
+
+Test(store_generations, one_rank)
+{
+    campaign_on(&worlds[0], 0, 2);
+}
+
+Test(store_generations, one_rank_without_links)
+{
+    campaign_on(&worlds[0], PD_DISK_NO_LINKS, 5);
+}
+
+Test(store_generations, local_disks)
+{
+    campaign_on(&worlds[1], 0, 40);
+}
+
+Test(store_generations, shared_disk)
+{
+    campaign_on(&worlds[2], 0, 40);
+}

@@ -1,0 +1,155 @@
+/* Ranks of store_room.h whose state lies in generations: each step reads the one before, writes the next out of place, and
+ * may become a checkpoint. */
+#ifndef PD_TESTS_GENERATION_ROOM_H
+#define PD_TESTS_GENERATION_ROOM_H
+
+#include "tests/helpers/store_room.h"
+
+#define GENERATION_BYTES 8192u /* of tensor "w" with its padding */
+
+struct generation {
+    struct room_rank *rank;
+    struct pd_shard_writer *writers[2]; /* of this one and of the one before, in turn */
+    struct pd_shard_stream *stream;     /* until it is finished */
+    unsigned turn;
+    uint64_t step;
+    uint32_t slot;
+    bool is_there, is_bad;
+    pd_status finished;
+    struct pd_shard_summary summary;
+    char path[4096];
+};
+
+static inline struct pd_store_options generation_options(void)
+{
+    struct pd_store_options options = room_options();
+    options.generations = true;
+    return options;
+}
+
+static inline pd_status generation_init(struct generation *g, struct room_rank *rank, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    *g = (struct generation){.rank = rank};
+    for (unsigned i = 0; i < 2 && st == PD_OK; i++)
+        st = pd_shard_writer_new(rank->door, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, &g->writers[i],
+                                 err);
+    return pd_group_agree(rank->group, st, err);
+}
+
+/* As the end of a process does: nothing is given back to the store. */
+static inline void generation_deinit(struct generation *g)
+{
+    pd_shard_stream_abort(g->stream);
+    for (unsigned i = 0; i < 2; i++)
+        pd_shard_writer_free(g->writers[i]);
+}
+
+/* The state of the current step, read as an update does. */
+static inline pd_status generation_read(struct generation *g, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(rank->door, g->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file, err));
+    pd_status st =
+        pd_file_read(file, pd_shard_writer_box_offset(g->writers[g->turn], 0), rank->buffers, GENERATION_BYTES, err);
+    pd_file_close_readonly(file);
+    PD_TRY(st);
+    room_fill(rank->values, 0, g->step, rank->group->rank);
+    if (memcmp(rank->buffers, rank->values, ROOM_ROWS * 3 * sizeof *rank->values) != 0)
+        PD_FAIL(err, PD_BUG, "rank %u: the state of step %llu was overwritten in %s", rank->group->rank,
+                (unsigned long long)g->step, g->path);
+    return PD_OK;
+}
+
+static inline pd_status generation_fill(struct generation *g, struct pd_shard_stream *stream, uint64_t step,
+                                        struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    const uint64_t bytes = ROOM_ROWS * 3 * sizeof *rank->values;
+    room_fill(rank->values, 0, step, rank->group->rank);
+    memset(rank->buffers, 0, GENERATION_BYTES);
+    memcpy(rank->buffers, rank->values, bytes);
+    pd_shard_stream_block(stream, 0, 0, rank->values, bytes);
+    pd_shard_stream_block(stream, 1, 0, rank->values + ROOM_ROWS * 3, ROOM_SMALL * sizeof *rank->values);
+    return pd_file_write(pd_shard_stream_file(stream), pd_shard_writer_box_offset(g->writers[!g->turn], 0), rank->buffers,
+                         GENERATION_BYTES, err);
+}
+
+static inline void generation_drop(struct generation *g)
+{
+    pd_shard_stream_abort(g->stream);
+    g->stream = NULL;
+    if (g->is_there) pd_store_generation_release(g->rank->store, g->slot, g->is_bad);
+    g->is_there = false;
+}
+
+/* The next generation, of this rank alone. A failure leaves the one before as it was, and current. */
+static inline pd_status generation_write(struct generation *g, uint64_t step, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct pd_identity identity = room_identity(0, step);
+    struct pd_shard_stream *stream = NULL;
+    uint32_t slot;
+    char path[4096];
+    PD_TRY(pd_store_generation_take(rank->store, &slot, path, err));
+    pd_status st = pd_shard_stream_begin(g->writers[!g->turn], path, &identity, rank->group->rank, &stream, err);
+    if (st == PD_OK) st = generation_fill(g, stream, step, err);
+    if (st != PD_OK) {
+        pd_shard_stream_abort(stream);
+        pd_store_generation_release(rank->store, slot, true);
+        return st;
+    }
+    generation_drop(g);
+    g->turn = !g->turn;
+    g->stream = stream;
+    g->slot = slot;
+    g->step = step;
+    g->is_there = true;
+    g->is_bad = false;
+    memcpy(g->path, path, sizeof path);
+    return PD_OK;
+}
+
+static inline pd_status generation_finish(struct generation *g, struct pd_error *err)
+{
+    if (!g->stream && g->finished != PD_OK) PD_FAIL(err, g->finished, "could not be finished before");
+    if (!g->stream) return PD_OK;
+    g->finished = pd_shard_stream_finish(g->stream, &g->summary, err);
+    g->stream = NULL;
+    g->is_bad = g->finished != PD_OK;
+    return g->finished;
+}
+
+/* The current generation becomes a checkpoint; the outcome is the same on every rank. */
+static inline pd_status generation_save(struct generation *g, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct pd_identity identity = room_identity(0, g->step);
+    struct pd_run_state state;
+    PD_TRY(pd_group_agree(rank->group, generation_finish(g, err), err));
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    room_state(rank, &state, 0, g->step);
+    return pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
+}
+
+/* A whole step, on every rank: read, write, save, prune. */
+static inline pd_status generation_step(struct generation *g, uint64_t step, struct pd_error *err)
+{
+    pd_status st = g->is_there ? generation_read(g, err) : PD_OK;
+    if (st == PD_OK) st = generation_write(g, step, err);
+    PD_TRY(pd_group_agree(g->rank->group, st, err));
+    PD_TRY(generation_save(g, err));
+    return pd_store_prune(g->rank->store, err);
+}
+
+/* SIGKILL of every process: what follows in them, such as closing the store, does nothing any more. */
+static inline pd_status generation_kill_all(struct room_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_group_barrier(rank->group, err));
+    for (uint32_t host = 0; rank->group->rank == 0 && host < rank->room->hosts; host++)
+        pd_simulated_disk_kill(rank->room->disk, host);
+    return pd_group_barrier(rank->group, err);
+}
+
+#endif
