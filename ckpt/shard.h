@@ -48,7 +48,12 @@ void pd_shard_writer_free(struct pd_shard_writer *writer);
 uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
 uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* size of the file it will write */
 
-/* data[i]: dense elements of box i, host memory, borrowed, unchanged until return. Writes data, then tables, then fdatasync.
+/* Called by pd_shard_write, in its thread, as soon as `data` is no longer read: it may change from there on, while tables are
+ * written and the file is synced. Not called where the write fails before. NULL: nobody. */
+void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)(void *context), void *context);
+
+/* data[i]: dense elements of box i, host memory, borrowed, unchanged until it is copied. Writes data, then tables, then
+ * fdatasync.
  * The file at `path` is created, or overwritten in place when it exists (a recycled file of any size).
  *   errors   PD_NO_SPACE, PD_IO: the file is worthless and must be unlinked, never reused */
 PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,

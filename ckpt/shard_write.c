@@ -2,7 +2,8 @@
  *
  * Data is hashed and copied, 64 KiB at a time, into slots of the staging buffers; a full slot goes to the disk while the
  * next one is filled. Large boxes that lie page-aligned in memory go to the disk from where they are. A file that fits into
- * the buffers as a whole is one write.
+ * the buffers as a whole is one write. A file system in memory takes each piece at once, by a copy of the calling thread
+ * while the bytes are in its cache from being hashed: no queue, no staging, nobody else's time.
  *
  *   invariants  1. the file is written, table and trailer last, then truncated to size, then synced
  *               2. whatever happens, nothing is in flight when pd_shard_write returns
@@ -22,6 +23,7 @@
 #define SLOT_BYTES_MAX (2u << 20)
 #define SLOT_BYTES_MIN (1u << 20)
 #define LENT_BYTES_MIN (1u << 20) /* smaller boxes are staged even when aligned: fewer, larger writes */
+#define AT_ONCE_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits a cache */
 
 struct pd_shard_writer {
     struct pd_door *door;
@@ -41,6 +43,8 @@ struct pd_shard_writer {
     unsigned char *table;   /* (table_bytes + a page) aligned: table, then trailer */
     struct pd_queue *queue; /* of queue_thread; opened at the first write that needs it */
     pid_t queue_thread;     /* kernel thread */
+    void (*on_copied)(void *context); /* or NULL */
+    void *copied_context;
 };
 
 /* ---- planning ---- */
@@ -237,7 +241,8 @@ struct saving {
     const struct pd_identity *identity;
     uint64_t *checksums;
     struct pd_digest_stream rest;
-    bool is_whole; /* the file is put together in the buffers and written at once */
+    bool is_whole;   /* the file is put together in the buffers and written at once */
+    bool is_at_once; /* nothing is ever in flight: the file is in memory */
     struct slot slots[SLOTS_MAX];
     uint32_t slot_count;
     uint64_t slot_bytes;
@@ -275,6 +280,7 @@ static pd_status take_slot(struct saving *s, struct slot **ret_slot)
 
 static pd_status send(struct saving *s, struct slot *slot, const void *data, uint64_t offset, uint64_t bytes)
 {
+    if (s->is_at_once) return pd_file_write(s->file, offset, data, bytes, s->err);
     slot->transfer = (struct pd_transfer){
         .file = s->file, .data = (void *)(uintptr_t)data, .offset = offset, .bytes = bytes, .is_write = true, .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
@@ -364,14 +370,28 @@ static pd_status lend_box(struct saving *s, uint32_t box, uint64_t seed, uint64_
     return PD_OK;
 }
 
+static pd_status write_box(struct saving *s, uint32_t box, uint64_t seed, uint64_t *ret_done)
+{
+    const struct pd_shard_place *place = &s->w->places[box];
+    PD_TRY(flush_current(s));
+    for (uint64_t at = 0; at < place->bytes; at += AT_ONCE_BYTES) {
+        uint64_t bytes = place->bytes - at < AT_ONCE_BYTES ? place->bytes - at : AT_ONCE_BYTES;
+        hash_blocks(s, box, seed, at, at + bytes);
+        PD_TRY(pd_file_write(s->file, place->offset + at, (const char *)s->data[box] + at, bytes, s->err));
+    }
+    *ret_done = place->bytes;
+    return PD_OK;
+}
+
 static pd_status save_box(struct saving *s, const struct pd_shard_segment *segment)
 {
     const uint32_t box = segment->box;
     const struct pd_shard_place *place = &s->w->places[box];
     const uint64_t seed = box_seed(s, box);
     uint64_t done = 0;
-    bool lends = !s->is_whole && place->bytes >= LENT_BYTES_MIN && (uintptr_t)s->data[box] % PD_DOOR_ALIGN == 0;
+    bool lends = !s->is_whole && !s->is_at_once && place->bytes >= LENT_BYTES_MIN && (uintptr_t)s->data[box] % PD_DOOR_ALIGN == 0;
     if (lends) PD_TRY(lend_box(s, box, seed, &done));
+    if (s->is_at_once && !s->is_whole) PD_TRY(write_box(s, box, seed, &done));
     while (done < place->bytes) { /* hash, then copy while the block is in the cache */
         uint64_t left = place->bytes - done, bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
         hash_blocks(s, box, seed, done, done + bytes);
@@ -515,13 +535,14 @@ static pd_status save_contents(struct saving *s, uint32_t writer_rank)
     s->is_whole = w->file_bytes <= SLOT_BYTES_MAX;
     pd_digest_stream_init(&s->rest, pd_shard_table_seed(s->identity));
     if (!s->is_whole) {
-        PD_TRY(open_queue(w, s->err));
+        if (!s->is_at_once) PD_TRY(open_queue(w, s->err));
         cut_slots(s);
     }
     pd_status st = save_segments(s);
-    pd_status drained = s->is_whole ? PD_OK : drain(s);
+    pd_status drained = s->is_whole || s->is_at_once ? PD_OK : drain(s);
     if (!st) st = drained ? drained : s->failed;
     PD_TRY(st);
+    if (w->on_copied) w->on_copied(w->copied_context);
     seal_table(s, writer_rank);
     return save_table(s);
 }
@@ -564,12 +585,32 @@ static void summarise(const struct pd_shard_writer *writer, uint32_t writer_rank
                                              .writer_rank = writer_rank};
 }
 
+void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)(void *context), void *context)
+{
+    writer->on_copied = on_copied;
+    writer->copied_context = context;
+}
+
+/* Where the file's directory is a file system in memory. Not to know is to treat it as a disk. */
+static bool is_in_memory(struct pd_door *door, const char *path)
+{
+    char directory[4096];
+    struct pd_space space;
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path || (size_t)(slash - path) >= sizeof directory) return false;
+    memcpy(directory, path, (size_t)(slash - path));
+    directory[slash - path] = '\0';
+    return pd_door_space(door, directory, &space, NULL) == PD_OK && space.in_memory;
+}
+
 pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
                          uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                          struct pd_error *err)
 {
     struct saving s = {.w = writer, .data = data, .identity = identity, .err = err};
-    PD_TRY(pd_file_open(writer->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &s.file, err));
+    s.is_at_once = is_in_memory(writer->door, path);
+    const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | (s.is_at_once ? 0u : PD_OPEN_DIRECT);
+    PD_TRY(pd_file_open(writer->door, path, flags, &s.file, err));
     pd_status st = save_file(&s, writer_rank);
     pd_status closed = pd_file_close(s.file, st ? NULL : err);
     if (!st) st = closed;

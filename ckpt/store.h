@@ -125,6 +125,10 @@ void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes
 /* Deletes what retention does not keep (record first); files go to the pool for reuse. Called by the trainer after a commit.
  */
 PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *err);
+/* Where the store lies in memory: sees that a written file waits for this rank's next shard of `bytes`; once as many are
+ * sealed as are kept, pruning leaves one. `buffer` is overwritten with zeros. Of this rank alone, between saves; a failure
+ * only makes the next save slower. */
+void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, uint64_t buffer_bytes);
 /* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). */
 PD_MUST_USE pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
                                           struct pd_error *err);

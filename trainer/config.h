@@ -79,6 +79,7 @@ struct pd_config {
         uint64_t every;            /* steps; 0: only at the end and on a signal */
         uint32_t keep_last;
         uint64_t keep_every;
+        uint32_t in_flight;        /* saves under way at once */
     } checkpoint;
     struct {
         uint64_t every;            /* steps; 0: never */

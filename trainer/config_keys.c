@@ -160,6 +160,8 @@ const struct pd_key pd_keys[] = {
            PLAIN),
     NUMBER(PD_KEY_U64, "checkpoint.keep_every", checkpoint.keep_every, "0", 0, COUNT_MAX, FREE,
            "and those of steps that this divides; 0: none", STEPS),
+    NUMBER(PD_KEY_U32, "checkpoint.in_flight", checkpoint.in_flight, "1", 1, 2, FREE,
+           "saves under way at once; 2: one may be copied while the one before is made durable", PLAIN),
 
     NUMBER(PD_KEY_U64, "validation.every", validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
     NUMBER(PD_KEY_U32, "validation.sequences", validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),

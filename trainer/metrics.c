@@ -106,7 +106,10 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_double(&w, "gemm_share", gemm_share(m, s));
     pd_json_u64(&w, "memory_bytes", s->memory_bytes);
     pd_json_u64(&w, "last_checkpoint", s->last_checkpoint);
-    if (s->save_seconds > 0) pd_json_double(&w, "save_seconds", s->save_seconds);
+    if (s->save_seconds > 0) {
+        pd_json_double(&w, "save_seconds", s->save_seconds);
+        pd_json_double(&w, "stall_seconds", s->stall_seconds);
+    }
     pd_json_double(&w, "eta_seconds", eta_seconds(m, s));
     pd_json_u64(&w, "ranks", m->options.ranks);
     pd_json_u64(&w, "fence", s->fence);

@@ -20,7 +20,8 @@ struct pd_metrics_step {
     double validation_loss;   /* NaN: not measured at this step */
     uint64_t memory_bytes;    /* resident, of rank 0 */
     uint64_t last_checkpoint; /* newest committed step; 0: none */
-    double save_seconds;      /* of the save after the step before this; 0: none */
+    double save_seconds;      /* of the saves that ended since the line before; 0: none */
+    double stall_seconds;     /* of these training waited */
 };
 
 struct pd_metrics_options {

@@ -1,22 +1,62 @@
+/* One thread, one save after another. The caller's view is four counters that only grow, under one lock:
+ *
+ *   collected <= finished <= copied <= started
+ *
+ * A save's place is its number modulo the places. started - collected never exceeds them: in_flight are under way, and one
+ * more has ended here and is still told to the other ranks. */
 #include "trainer/save.h"
 
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/rank.h"
 #include "ckpt/index.h"
 #include "resharder/layout.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
+
+struct save {
+    struct pd_run_state state; /* its texts are the caller's */
+    uint64_t start_ns;
+    struct pd_saver_outcome outcome;
+};
 
 struct pd_saver {
     struct pd_store *store;
     struct pd_group *group;
     struct pd_engine *engine;
     struct pd_shard_box *boxes;
-    uint32_t box_count;
+    uint32_t box_count, in_flight;
     const void **data; /* (box_count) */
     struct pd_shard_writer *writer;
     void *index;
+
+    pthread_t thread;
+    bool is_running;
+    int rank; /* for log lines and fault points of the thread */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    struct save saves[PLACES];
+    uint64_t started, copied, finished, collected;
+    bool keeps_ready, is_ready_due, is_closing;
 };
+
+/* ---- preparing ---- */
+
+static void copied(void *context)
+{
+    struct pd_saver *s = context;
+    pthread_mutex_lock(&s->lock);
+    s->copied = s->finished + 1;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
 
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
 static pd_status build_index(struct pd_saver *s, struct pd_error *err)
@@ -58,18 +98,115 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
     }
     PD_TRY(pd_shard_writer_new(door, tensors, s->boxes, s->box_count, s->engine->io_buffers, s->engine->io_bytes, &s->writer,
                                err));
+    pd_shard_writer_on_copied(s->writer, copied, s);
     return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
 }
 
-pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *engine,
-                       struct pd_saver **ret_saver, struct pd_error *err)
+/* ---- a save, in the thread ---- */
+
+/* Where this rank's shard comes from: memory. Tells of `copied` on the way. */
+static pd_status write_shard(struct pd_saver *s, const struct pd_run_state *state, struct pd_shard_summary *summary,
+                             pd_status *ret_written, struct pd_error *err)
 {
+    char path[4096];
+    PD_TRY(pd_store_begin(s->store, &state->identity, path, err));
+    *ret_written = pd_shard_write(s->writer, path, &state->identity, s->group->rank, s->data, summary, err);
+    return PD_OK;
+}
+
+static pd_status prune(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+{
+    pd_status st = pd_store_prune(s->store, err);
+    if (!st || st == PD_PEER_LOST || st == PD_BUSY) return st;
+    if (s->group->rank == 0)
+        pd_log(PD_LOG_WARN, "save", "step %llu is saved, but older checkpoints could not be removed: %s",
+               (unsigned long long)state->identity.step, err->message);
+    return PD_OK;
+}
+
+static pd_status save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+{
+    struct pd_shard_summary summary = {0};
+    pd_status written;
+    PD_TRY(write_shard(s, state, &summary, &written, err));
+    summary.host = s->group->host;
+    PD_TRY(pd_store_commit(s->store, written, &summary, state, err));
+    /* Sealed in the first tier: here others may take it from. */
+    pd_fault_point("worker.saved");
+    return prune(s, state, err);
+}
+
+/* Called with the lock, which is open meanwhile. */
+static void run_save(struct pd_saver *s, struct save *next)
+{
+    pthread_mutex_unlock(&s->lock);
+    pd_status st = save(s, &next->state, &next->outcome.error);
+    double seconds = pd_clock_seconds_since(NULL, next->start_ns);
+    pthread_mutex_lock(&s->lock);
+    next->outcome.status = st;
+    next->outcome.save_seconds = seconds;
+    s->finished++;
+    if (s->copied < s->finished) s->copied = s->finished;
+    s->is_ready_due = s->keeps_ready;
+    pthread_cond_broadcast(&s->changed);
+}
+
+static void make_ready(struct pd_saver *s)
+{
+    s->is_ready_due = false;
+    pthread_mutex_unlock(&s->lock);
+    pd_store_keep_ready(s->store, pd_saver_file_bytes(s), s->engine->io_buffers, s->engine->io_bytes);
+    pthread_mutex_lock(&s->lock);
+}
+
+static void *thread_main(void *argument)
+{
+    struct pd_saver *s = argument;
+    pd_rank_set_thread(s->rank);
+    pthread_mutex_lock(&s->lock);
+    while (!s->is_closing || s->finished < s->started) {
+        if (s->finished < s->started)
+            run_save(s, &s->saves[s->finished % PLACES]);
+        else if (s->is_ready_due)
+            make_ready(s);
+        else
+            pthread_cond_wait(&s->changed, &s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* Signals are for the threads of the program. */
+static pd_status start_thread(struct pd_saver *s, struct pd_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int number = pthread_create(&s->thread, NULL, thread_main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (number) PD_FAIL_ERRNO(err, number, "save: starting its thread");
+    s->is_running = true;
+    pthread_setname_np(s->thread, "pd-saver");
+    return PD_OK;
+}
+
+/* ---- the caller's side ---- */
+
+pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *engine,
+                       uint32_t in_flight, struct pd_saver **ret_saver, struct pd_error *err)
+{
+    PD_CHECK(in_flight >= 1 && in_flight <= PD_SAVER_IN_FLIGHT_MAX);
     struct pd_saver *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
     s->store = store;
     s->group = group;
     s->engine = engine;
+    s->in_flight = in_flight;
+    s->rank = pd_rank_current();
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
     pd_status st = prepare(s, door, err);
+    if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);
         return st;
@@ -81,6 +218,13 @@ pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_g
 void pd_saver_free(struct pd_saver *s)
 {
     if (!s) return;
+    pthread_mutex_lock(&s->lock);
+    s->is_closing = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (s->is_running) pthread_join(s->thread, NULL);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
     pd_shard_writer_free(s->writer);
     free(s->boxes);
     free(s->data);
@@ -93,18 +237,75 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *s)
     return pd_shard_writer_file_bytes(s->writer);
 }
 
+void pd_saver_keep_ready(struct pd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->keeps_ready = s->is_ready_due = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state)
+{
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pthread_mutex_lock(&s->lock);
+    PD_CHECK(s->started - s->collected < PLACES);
+    while (s->started - s->finished >= s->in_flight)
+        pthread_cond_wait(&s->changed, &s->lock);
+    struct save *next = &s->saves[s->started % PLACES];
+    next->state = *state;
+    next->start_ns = start;
+    next->outcome = (struct pd_saver_outcome){.step = state->identity.step};
+    next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start);
+    s->started++;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void pd_saver_let_go(struct pd_saver *s)
+{
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pthread_mutex_lock(&s->lock);
+    const bool waits = s->copied < s->started;
+    while (s->copied < s->started)
+        pthread_cond_wait(&s->changed, &s->lock);
+    /* Not collected yet: that comes from this caller, later. */
+    if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t pd_saver_finished(struct pd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const uint64_t finished = s->finished;
+    pthread_mutex_unlock(&s->lock);
+    return finished;
+}
+
+void pd_saver_wait(struct pd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->finished < s->started)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool pd_saver_collect(struct pd_saver *s, uint64_t finished, struct pd_saver_outcome *ret_outcome)
+{
+    pthread_mutex_lock(&s->lock);
+    PD_CHECK(finished <= s->finished);
+    const bool is_one = s->collected < finished;
+    if (is_one) *ret_outcome = s->saves[s->collected++ % PLACES].outcome;
+    pthread_mutex_unlock(&s->lock);
+    return is_one;
+}
+
 pd_status pd_saver_save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
 {
-    char path[4096];
-    struct pd_shard_summary summary = {0};
-    PD_TRY(pd_store_begin(s->store, &state->identity, path, err));
-    pd_status written = pd_shard_write(s->writer, path, &state->identity, s->group->rank, s->data, &summary, err);
-    summary.host = s->group->host;
-    PD_TRY(pd_store_commit(s->store, written, &summary, state, err));
-    pd_status pruned = pd_store_prune(s->store, err);
-    if (!pruned || pruned == PD_PEER_LOST || pruned == PD_BUSY) return pruned;
-    if (s->group->rank == 0)
-        pd_log(PD_LOG_WARN, "save", "step %llu is saved, but older checkpoints could not be removed: %s",
-               (unsigned long long)state->identity.step, err ? err->message : "");
-    return PD_OK;
+    struct pd_saver_outcome outcome;
+    pd_saver_start(s, state);
+    pd_saver_wait(s);
+    PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == state->identity.step);
+    if (outcome.status && err) *err = outcome.error;
+    return outcome.status;
 }

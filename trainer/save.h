@@ -1,7 +1,17 @@
-/* Saving a run: this rank's boxes into its shard, then the commit over all ranks.
+/* Saving a run in the background: this rank's boxes into its shard, then the commit over all ranks.
  *
- * The plan of the shard file and the index are made once a launch; a save afterwards writes data, tables and the record.
- *   threads  one caller
+ *   caller             start ──▶ forward, backward ──▶ let_go ──▶ update ──▶ ... agree: finished everywhere ──▶ collect
+ *   the saver's thread        begin, copy ────────────▶│ tables, sync, seal, prune ──▶ finished
+ *
+ * State in memory does not change between two updates, so a save copies it while the next step computes. What training waits
+ * for is the rest of that copy, in pd_saver_let_go, and in pd_saver_start a save before that is still under way.
+ *
+ *   invariants  1. from start until let_go has returned nothing changes the boxes
+ *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they
+ *                  agree on pd_saver_finished before they act on what pd_saver_collect says
+ *               3. the store, its group and the writer's buffers are the thread's own while a save is under way
+ *   memory      everything is taken by pd_saver_new, but for what the store takes and gives back in a save
+ *   threads     one caller, beside the saver's own
  */
 #ifndef PD_TRAINER_SAVE_H
 #define PD_TRAINER_SAVE_H
@@ -9,15 +19,46 @@
 #include "ckpt/store.h"
 #include "trainer/engine.h"
 
+#define PD_SAVER_IN_FLIGHT_MAX 2u /* more cannot be: one is being sealed, one copied */
+
 struct pd_saver;
 
-/* Everything is borrowed for the saver's life. `group` has one rank per rank of the engine. */
+/* What became of a save. */
+struct pd_saver_outcome {
+    uint64_t step;
+    pd_status status;      /* PD_OK: sealed everywhere. Otherwise the checkpoint before it is untouched */
+    struct pd_error error; /* of a status other than PD_OK */
+    double save_seconds;   /* from start until it was sealed and older ones were pruned */
+    double stall_seconds;  /* of these the caller waited, in start and let_go */
+};
+
+/* Everything is borrowed for the saver's life. `group` is the store's, one rank per rank of the engine: nobody else uses it
+ * while saves are under way, so it stands on a communicator of its own. in_flight: saves that may be under way at once, 1 or
+ * PD_SAVER_IN_FLIGHT_MAX. */
 PD_MUST_USE pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_group *group,
-                                   struct pd_engine *engine, struct pd_saver **ret_saver, struct pd_error *err);
+                                   struct pd_engine *engine, uint32_t in_flight, struct pd_saver **ret_saver,
+                                   struct pd_error *err);
+/* Waits for the save under way. Where it waits for a peer that is gone, the group's communicator was aborted before. */
 void pd_saver_free(struct pd_saver *saver);
 /* Bytes of this rank's shard file. */
 uint64_t pd_saver_file_bytes(const struct pd_saver *saver);
-/* Writes, commits, prunes. On failure the previous checkpoint is untouched and the next save may succeed. */
+
+/* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
+ * ten times the copy into it. Once there is room for checkpoints for certain. */
+void pd_saver_keep_ready(struct pd_saver *saver);
+/* Begins a save of the boxes as they are, under a copy of `state` (its texts are borrowed). Waits while in_flight others are
+ * under way. */
+void pd_saver_start(struct pd_saver *saver, const struct pd_run_state *state);
+/* Waits until no save reads the boxes any more; before an update. */
+void pd_saver_let_go(struct pd_saver *saver);
+/* Saves that have ended on this rank, so far. Only grows. */
+uint64_t pd_saver_finished(struct pd_saver *saver);
+/* Waits until all have. */
+void pd_saver_wait(struct pd_saver *saver);
+/* The oldest save not yet collected, if it is among the first `finished`, which have ended everywhere. */
+bool pd_saver_collect(struct pd_saver *saver, uint64_t finished, struct pd_saver_outcome *ret_outcome);
+
+/* Start, wait and collect in one, while nothing else is under way.   errors  the outcome's */
 PD_MUST_USE pd_status pd_saver_save(struct pd_saver *saver, const struct pd_run_state *state, struct pd_error *err);
 
 #endif

@@ -373,6 +373,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     PD_TRY(pd_optimizer_norm(e, s.tokens, &result.gradient_norm, err));
     PD_TRY(check_finite(&s, &result, err));
     result.skipped = !isfinite(result.gradient_norm);
+    if (!result.skipped && e->before_update) e->before_update(e->update_context);
     if (!result.skipped) PD_TRY(pd_optimizer_update(e, updates, s.tokens, result.gradient_norm, err));
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;

@@ -1,9 +1,10 @@
 /* The life of a rank:
  *
- *   set up (store, data, memory, engine) -> resume -> [step -> validate -> save]* -> last save -> leave
+ *   set up (store, data, memory, engine) -> resume -> [step -> validate -> agree -> begin a save]* -> last save -> leave
  *
  * Signals are looked at between leaves and agreed upon by all ranks; a step left unfinished changes nothing, so the state
- * that is saved is that of the last update. */
+ * that is saved is that of the last update. Saves go on in the background (save.h); which have ended on all ranks is part of
+ * the same agreement, so all of them act on the same outcomes at the same step. */
 #include "trainer/worker.h"
 
 #include "ckpt/base/clock.h"
@@ -31,7 +32,8 @@
 struct worker {
     const struct pd_config *config;
     struct pd_comm *comm;
-    struct pd_group group;
+    struct pd_comm *save_comm; /* of the store and its background saves */
+    struct pd_group group, save_group;
     struct pd_door *door;
     struct pd_store *store;
     struct pd_data *data;
@@ -43,9 +45,11 @@ struct worker {
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
     uint32_t threads;
-    uint64_t saved_step; /* newest committed; 0: none */
+    uint64_t saved_step;   /* newest that is known on all ranks to be committed; 0: none */
+    uint64_t started_step; /* newest whose save is under way or ended well; 0: none */
     uint32_t save_failures;
-    double save_seconds; /* of the save after the step before; 0: there was none */
+    bool is_aborting;                   /* saves under way are given up too */
+    double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };
 
 void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
@@ -111,7 +115,9 @@ static pd_status open_store(struct worker *w, struct pd_error *err)
     if (!st) st = pd_worker_make_directories(path, err);
     if (!st) st = pd_door_new_auto(&w->door, err);
     PD_TRY(pd_group_agree(&w->group, st, err));
-    return pd_store_open(w->door, path, &options, &w->group, &w->store, err);
+    PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->save_comm, err));
+    pd_comm_group(w->save_comm, &w->save_group);
+    return pd_store_open(w->door, path, &options, &w->save_group, &w->store, err);
 }
 
 static pd_status open_data(struct worker *w, struct pd_error *err)
@@ -203,6 +209,23 @@ static pd_status set_up_local(struct worker *w, struct pd_error *err)
     return build_engine(w, err);
 }
 
+static void let_saves_go(void *saver)
+{
+    pd_saver_let_go(saver);
+}
+
+static pd_status open_saver(struct worker *w, struct pd_error *err)
+{
+    const struct pd_config *c = w->config;
+    pd_status st = pd_saver_new(w->door, w->store, &w->save_group, w->engine, c->checkpoint.in_flight, &w->saver, err);
+    PD_TRY(pd_group_agree(&w->group, st, err));
+    w->engine->before_update = let_saves_go;
+    w->engine->update_context = w->saver;
+    PD_TRY(pd_store_check_space(w->store, pd_saver_file_bytes(w->saver), c->checkpoint.keep_last + 1, err));
+    pd_saver_keep_ready(w->saver);
+    return PD_OK;
+}
+
 static pd_status set_up(struct worker *w, struct pd_error *err)
 {
     struct pd_resume_report report;
@@ -212,8 +235,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(publish_config(w, err));
     PD_TRY(pd_resume(w->door, w->store, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
-    PD_TRY(pd_group_agree(&w->group, pd_saver_new(w->door, w->store, &w->group, w->engine, &w->saver, err), err));
-    PD_TRY(pd_store_check_space(w->store, pd_saver_file_bytes(w->saver), w->config->checkpoint.keep_last + 1, err));
+    PD_TRY(open_saver(w, err));
     PD_TRY(open_metrics(w, err));
     if (w->comm->rank > 0) return PD_OK;
     const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
@@ -232,6 +254,7 @@ static void tear_down(struct worker *w)
     pd_metrics_close(w->metrics);
     pd_saver_free(w->saver);
     pd_store_close(w->store);
+    pd_comm_free(w->save_comm);
     pd_door_free(w->door);
     pd_run_state_deinit(&w->state);
     pd_engine_free(w->engine);
@@ -244,32 +267,63 @@ static void tear_down(struct worker *w)
 /* ---- steps ---- */
 
 /* A save that failed is said and tried again after the next step; a run that cannot save ends. */
-static pd_status save(struct worker *w, double *ret_seconds, struct pd_error *err)
+static pd_status take_outcome(struct worker *w, struct pd_saver_outcome *o, struct pd_error *err)
 {
-    uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_saver_save(w->saver, &w->state, err);
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
-    if (!st) {
-        w->saved_step = w->state.identity.step;
+    w->save_seconds += o->save_seconds;
+    w->stall_seconds += o->stall_seconds;
+    if (!o->status) {
+        w->saved_step = o->step;
         w->save_failures = 0;
-        pd_fault_point("worker.saved");
         return PD_OK;
     }
-    if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++w->save_failures == SAVE_FAILURES_MAX)
-        return pd_error_context(err, st, "saving step %llu", (unsigned long long)w->state.identity.step);
+    if (w->started_step == o->step) w->started_step = 0;
+    const pd_status st = o->status;
+    if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++w->save_failures == SAVE_FAILURES_MAX) {
+        if (err) *err = o->error;
+        return pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
+    }
     if (w->comm->rank == 0)
         pd_log(PD_LOG_ERROR, MODULE,
                "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
-               (unsigned long long)w->state.identity.step, (unsigned long long)w->saved_step, err ? err->message : "");
+               (unsigned long long)o->step, (unsigned long long)w->saved_step, o->error.message);
     return PD_OK;
 }
 
-/* The strongest wish of any rank. */
-static pd_status agree_signal(struct worker *w, enum pd_signal *ret_signal, struct pd_error *err)
+/* What became of the first `finished` saves, which have ended on all ranks. */
+static pd_status take_outcomes(struct worker *w, uint64_t finished, struct pd_error *err)
 {
-    uint64_t wish = pd_signals_pending();
-    PD_TRY(pd_comm_all_reduce(w->comm, &wish, 1, PD_REDUCE_MAX_U64, err));
-    *ret_signal = (enum pd_signal)wish;
+    struct pd_saver_outcome outcome;
+    while (pd_saver_collect(w->saver, finished, &outcome))
+        PD_TRY(take_outcome(w, &outcome, err));
+    return PD_OK;
+}
+
+static void begin_save(struct worker *w)
+{
+    w->started_step = w->state.identity.step;
+    pd_saver_start(w->saver, &w->state);
+}
+
+/* Until what is under way has ended on this rank: it ends alike on all. */
+static pd_status finish_saves(struct worker *w, struct pd_error *err)
+{
+    pd_saver_wait(w->saver);
+    return take_outcomes(w, pd_saver_finished(w->saver), err);
+}
+
+static pd_status save_and_wait(struct worker *w, struct pd_error *err)
+{
+    if (w->started_step != w->state.identity.step) begin_save(w);
+    return finish_saves(w, err);
+}
+
+/* The strongest wish of any rank, and the saves that have ended on every one. */
+static pd_status agree(struct worker *w, enum pd_signal *ret_signal, uint64_t *ret_finished, struct pd_error *err)
+{
+    uint64_t words[2] = {pd_signals_pending(), UINT64_MAX - pd_saver_finished(w->saver)};
+    PD_TRY(pd_comm_all_reduce(w->comm, words, 2, PD_REDUCE_MAX_U64, err));
+    *ret_signal = (enum pd_signal)words[0];
+    *ret_finished = UINT64_MAX - words[1];
     if (*ret_signal == PD_SIGNAL_SAVE) pd_signals_clear_save();
     return PD_OK;
 }
@@ -277,17 +331,17 @@ static pd_status agree_signal(struct worker *w, enum pd_signal *ret_signal, stru
 static bool save_is_due(const struct worker *w, enum pd_signal signal)
 {
     const uint64_t step = w->state.identity.step, every = w->config->checkpoint.every;
-    if (w->saved_step == step) return false;
+    if (w->saved_step == step || w->started_step == step) return false;
     return signal != PD_SIGNAL_NONE || w->save_failures || step == w->config->run.steps || (every && step % every == 0);
 }
 
 static pd_status save_and_leave(struct worker *w, struct pd_error *err)
 {
-    double seconds;
     if (w->state.identity.step == 0)
         PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
-    while (w->saved_step != w->state.identity.step && w->state.identity.step > 0)
-        PD_TRY(save(w, &seconds, err));
+    PD_TRY(finish_saves(w, err));
+    while (w->saved_step != w->state.identity.step)
+        PD_TRY(save_and_wait(w, err));
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)w->state.identity.step);
 }
@@ -296,8 +350,10 @@ static pd_status save_and_leave(struct worker *w, struct pd_error *err)
 static pd_status leave(struct worker *w, struct pd_error *err)
 {
     enum pd_signal signal;
-    PD_TRY(agree_signal(w, &signal, err));
+    uint64_t finished;
+    PD_TRY(agree(w, &signal, &finished, err));
     if (signal != PD_SIGNAL_ABORT) return save_and_leave(w, err);
+    w->is_aborting = true;
     PD_FAIL(err, PD_STOPPED, "aborted; nothing after step %llu is saved", (unsigned long long)w->saved_step);
 }
 
@@ -328,30 +384,47 @@ static pd_status validate(struct worker *w, double *ret_loss, struct pd_error *e
     return PD_OK;
 }
 
+/* The line goes first: a step that a kill leaves committed is not computed again. */
+static void write_metrics(struct worker *w, struct pd_metrics_step *m)
+{
+    struct pd_error error;
+    m->step = w->state.identity.step;
+    m->fence = w->state.fence;
+    m->skipped_steps = w->state.skipped_steps;
+    m->last_checkpoint = w->saved_step;
+    m->save_seconds = w->save_seconds;
+    m->stall_seconds = w->stall_seconds;
+    m->memory_bytes = pd_metrics_resident_bytes();
+    w->save_seconds = w->stall_seconds = 0;
+    if (w->metrics && pd_metrics_write(w->metrics, m, &error))
+        pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m->step, error.message);
+}
+
+/* Who is waited for, a person or a batch system, is told when it is done; training itself waits for nothing. */
+static pd_status save_if_due(struct worker *w, enum pd_signal signal, struct pd_error *err)
+{
+    if (signal == PD_SIGNAL_ABORT || !save_is_due(w, signal)) return PD_OK;
+    if (signal != PD_SIGNAL_NONE) return save_and_wait(w, err);
+    begin_save(w);
+    return PD_OK;
+}
+
 static pd_status run_step(struct worker *w, struct pd_error *err)
 {
-    struct pd_metrics_step m = {.fence = w->state.fence};
+    struct pd_metrics_step m = {.loss_scale = w->state.loss_scale};
     enum pd_signal signal;
-    uint64_t start = pd_clock_monotonic_ns(NULL);
-    w->engine->loss_scale = m.loss_scale = w->state.loss_scale;
+    uint64_t start = pd_clock_monotonic_ns(NULL), finished;
+    w->engine->loss_scale = w->state.loss_scale;
     PD_TRY(pd_engine_step(w->engine, w->state.samples, w->state.updates, &m.result, err));
     m.seconds = pd_clock_seconds_since(NULL, start);
     PD_TRY(advance(w, &m.result, err));
     pd_fault_point("worker.stepped");
     PD_TRY(validate(w, &m.validation_loss, err));
-    PD_TRY(agree_signal(w, &signal, err));
-    /* The line goes first: a step that a kill leaves committed is not computed again. */
-    m.step = w->state.identity.step;
-    m.skipped_steps = w->state.skipped_steps;
-    m.last_checkpoint = w->saved_step;
-    m.save_seconds = w->save_seconds;
-    m.memory_bytes = pd_metrics_resident_bytes();
-    w->save_seconds = 0;
-    pd_status st = w->metrics ? pd_metrics_write(w->metrics, &m, err) : PD_OK;
-    if (st)
-        pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m.step,
-               err ? err->message : "");
-    if (signal != PD_SIGNAL_ABORT && save_is_due(w, signal)) PD_TRY(save(w, &w->save_seconds, err));
+    PD_TRY(agree(w, &signal, &finished, err));
+    pd_status saved = take_outcomes(w, finished, err);
+    write_metrics(w, &m);
+    PD_TRY(saved);
+    PD_TRY(save_if_due(w, signal, err));
     if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
     PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
 }
@@ -360,8 +433,7 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
 {
     bool frozen = false;
     while (w->state.identity.step < w->config->run.steps || w->saved_step != w->state.identity.step) {
-        double seconds;
-        pd_status st = w->state.identity.step < w->config->run.steps ? run_step(w, err) : save(w, &seconds, err);
+        pd_status st = w->state.identity.step < w->config->run.steps ? run_step(w, err) : save_and_wait(w, err);
         if (st == PD_STOPPED) return leave(w, err);
         PD_TRY(st);
         if (!frozen && w->saved_step) {
@@ -386,6 +458,8 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);
     if (!st) st = run_steps(&w, err);
+    /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
+    if (st && st != PD_PEER_LOST && w.saver && !w.is_aborting) pd_saver_wait(w.saver);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
     if (st) pd_comm_abort(comm);
     if (st && w.engine) pd_engine_abort(w.engine);

@@ -154,7 +154,7 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 
 static pd_status save(struct run *r, struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(r->door, r->store, &r->group, r->engine, &r->saver, err));
+    PD_TRY(pd_saver_new(r->door, r->store, &r->group, r->engine, 1, &r->saver, err));
     return pd_saver_save(r->saver, &r->state, err);
 }
 
