@@ -1,90 +1,257 @@
-/* Boxes are copied by the scan that verifies them; what lies between them goes across as it is, and is verified where it
- * arrived, by opening the copy. */
+/* A chunk is whole pages of consecutive segments and never ends inside a block, so that it can be verified where it lies:
+ *
+ *   free --read--> arrived, verified --write--> free
+ *
+ *   invariants  1. nothing is written that was not verified, except pages that the file's own tables cover: those are
+ *                  verified in the file that was made
+ *               2. buffers are lent until everything is back, also after a failure */
 #include "ckpt/shard_copy.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/shard_open.h"
 
 #include <string.h>
 
-struct copying {
-    const struct pd_shard *shard;
-    struct pd_file *to;
-    unsigned char *bounce; /* (PD_SHARD_BLOCK_BYTES) aligned: the last block of a box with its padding */
+#define SLOTS 8u
+#define SLOT_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
+#define NAP_NS UINT64_C(20000000)
+
+struct slot {
+    struct pd_transfer transfer;
+    unsigned char *buffer;
+    uint32_t segment; /* where the chunk begins */
+    uint64_t at;      /* in that segment */
+    bool is_free;
 };
 
-static pd_status copy_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
-                            pd_status verified, const struct pd_error *damage, struct pd_error *err)
+struct copy {
+    const struct pd_shard_copy *request;
+    struct pd_shard *source;
+    struct pd_file *target;
+    struct pd_queue *queue;
+    struct slot slots[SLOTS];
+    uint32_t in_flight;
+    uint64_t slot_bytes;
+    uint32_t segment; /* next to read */
+    uint64_t at;
+    uint64_t start_ns, begun_bytes;
+    struct pd_error *err;
+};
+
+/* ---- verifying ---- */
+
+/* Once more from the disk before it is called damage. Its padding was in the first read. */
+static pd_status verify_block(struct copy *c, uint32_t box, uint64_t block, unsigned char *data)
 {
-    const struct copying *c = context;
-    const struct pd_shard_place *place = &c->shard->contents.places[box];
-    if (verified) {
-        if (err) *err = *damage;
-        return verified;
-    }
-    if (place->bytes < PD_SHARD_PAGE_BYTES) return PD_OK; /* lies in a shared page */
-    uint64_t rest = bytes % PD_SHARD_PAGE_BYTES, span = rest ? bytes - rest + PD_SHARD_PAGE_BYTES : bytes;
-    if (rest) {
-        memcpy(c->bounce, data, bytes);
-        memset(c->bounce + bytes, 0, span - bytes);
-        data = c->bounce;
-    }
-    return pd_file_write(c->to, place->offset + block * PD_SHARD_BLOCK_BYTES, data, span, err);
+    const uint64_t left = c->source->contents.places[box].bytes - block * PD_SHARD_BLOCK_BYTES;
+    const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+    if (pd_shard_verify_block(c->source, box, block, data, NULL) == PD_OK) return PD_OK;
+    PD_TRY(pd_shard_read_blocks(c->source, box, block, 1, data, c->err));
+    memset(data + bytes, 0, (PD_SHARD_PAGE_BYTES - bytes % PD_SHARD_PAGE_BYTES) % PD_SHARD_PAGE_BYTES);
+    return PD_OK;
 }
 
-static pd_status copy_between(const struct copying *c, void *buffers, uint64_t buffer_bytes, struct pd_error *err)
+static pd_status verify_chunk(struct copy *c, const struct slot *slot)
 {
-    uint64_t piece_max = buffer_bytes / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
-    for (uint32_t i = 0; i < c->shard->map.segment_count; i++) {
-        const struct pd_shard_segment *segment = &c->shard->map.segments[i];
-        if (segment->type == PD_SEGMENT_BOX) continue;
-        for (uint64_t done = 0; done < segment->bytes;) {
-            uint64_t left = segment->bytes - done, piece = left < piece_max ? left : piece_max;
-            PD_TRY(pd_file_read(c->shard->file, segment->offset + done, buffers, piece, err));
-            PD_TRY(pd_file_write(c->to, segment->offset + done, buffers, piece, err));
-            done += piece;
+    uint64_t done = 0, at = slot->at;
+    for (uint32_t i = slot->segment; done < slot->transfer.bytes; i++, at = 0) {
+        const struct pd_shard_segment *segment = &c->source->map.segments[i];
+        while (at < segment->bytes && done < slot->transfer.bytes) {
+            const uint64_t left = segment->bytes - at;
+            const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+            if (segment->type == PD_SEGMENT_BOX)
+                PD_TRY(verify_block(c, segment->box, at / PD_SHARD_BLOCK_BYTES, slot->buffer + done));
+            at += bytes;
+            done += bytes;
         }
     }
     return PD_OK;
 }
 
-/* Space at once where the file system can, so that a full disk shows before anything is copied. */
-static pd_status make_room(struct pd_file *to, uint64_t bytes, struct pd_error *err)
+/* ---- moving ---- */
+
+static bool must_stop(const struct copy *c)
 {
-    struct pd_stat stat;
-    PD_TRY(pd_file_stat(to, &stat, err));
-    if (stat.bytes > bytes) return pd_file_truncate(to, bytes, err);
-    pd_status st = stat.bytes < bytes ? pd_file_preallocate(to, bytes, err) : PD_OK;
-    return st == PD_UNSUPPORTED ? PD_OK : st;
+    return c->request->stop && atomic_load_explicit(c->request->stop, memory_order_relaxed);
 }
 
-static pd_status copy_contents(struct pd_shard *shard, struct pd_file *to, unsigned char *buffers, uint64_t buffer_bytes,
-                               struct pd_error *err)
+/* Bytes of the next chunk; 0: there is none. Segments follow each other without a gap. */
+static uint64_t cut_chunk(struct copy *c, struct slot *slot)
 {
-    uint64_t scan_bytes = buffer_bytes - PD_SHARD_BLOCK_BYTES;
-    struct copying copying = {.shard = shard, .to = to, .bounce = buffers + scan_bytes};
-    const struct pd_shard_visitor visitor = {&copying, copy_block};
-    PD_TRY(make_room(to, shard->file_bytes, err));
-    PD_TRY(pd_shard_scan(shard, buffers, scan_bytes, &visitor, err));
-    PD_TRY(copy_between(&copying, buffers, scan_bytes, err));
-    return pd_file_sync(to, err);
+    uint64_t bytes = 0;
+    slot->segment = c->segment;
+    slot->at = c->at;
+    while (c->segment < c->source->map.segment_count) {
+        const uint64_t left = c->source->map.segments[c->segment].bytes - c->at, room = c->slot_bytes - bytes;
+        const uint64_t take = left <= room ? left : room / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+        bytes += take;
+        c->at += take;
+        if (take < left) break;
+        c->segment++;
+        c->at = 0;
+    }
+    return bytes;
+}
+
+static pd_status wait_for_turn(struct copy *c)
+{
+    const uint64_t rate = c->request->bytes_per_second;
+    while (rate && !must_stop(c)) {
+        const double due = (double)c->begun_bytes / (double)rate, now = pd_clock_seconds_since(NULL, c->start_ns);
+        if (due <= now) break;
+        const uint64_t ns = due - now < 1e-9 * NAP_NS ? (uint64_t)((due - now) * 1e9) + 1 : NAP_NS;
+        pd_clock_sleep_ns(NULL, ns);
+    }
+    if (must_stop(c)) PD_FAIL(c->err, PD_STOPPED, "copying %s was given up", c->request->from);
+    return PD_OK;
+}
+
+static pd_status submit(struct copy *c, struct slot *slot)
+{
+    struct pd_transfer *transfer = &slot->transfer;
+    slot->is_free = false;
+    PD_TRY(pd_queue_submit(c->queue, &transfer, 1, c->err));
+    c->in_flight++;
+    return PD_OK;
+}
+
+static pd_status start_read(struct copy *c, struct slot *slot)
+{
+    const uint64_t bytes = cut_chunk(c, slot);
+    if (!bytes) return PD_OK;
+    c->begun_bytes += bytes;
+    slot->transfer = (struct pd_transfer){.file = c->source->file,
+                                          .data = slot->buffer,
+                                          .offset = c->source->map.segments[slot->segment].offset + slot->at,
+                                          .bytes = bytes,
+                                          .user = slot};
+    return submit(c, slot);
+}
+
+static pd_status finish_transfer(struct copy *c, struct slot *slot)
+{
+    PD_TRY(pd_transfer_error(&slot->transfer, c->err));
+    if (slot->transfer.is_write) {
+        slot->is_free = true;
+        return PD_OK;
+    }
+    PD_TRY(verify_chunk(c, slot));
+    slot->transfer = (struct pd_transfer){.file = c->target,
+                                          .data = slot->buffer,
+                                          .offset = slot->transfer.offset,
+                                          .bytes = slot->transfer.bytes,
+                                          .is_write = true,
+                                          .user = slot};
+    return submit(c, slot);
+}
+
+static pd_status reap(struct copy *c)
+{
+    struct pd_transfer *done[SLOTS];
+    uint32_t count = 0;
+    PD_TRY(pd_queue_reap(c->queue, done, SLOTS, &count, c->err));
+    PD_CHECK(count > 0 && count <= c->in_flight);
+    c->in_flight -= count;
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < count && !st; i++)
+        st = finish_transfer(c, done[i]->user);
+    return st;
+}
+
+static pd_status move_all(struct copy *c)
+{
+    do {
+        for (uint32_t i = 0; i < SLOTS && c->segment < c->source->map.segment_count; i++) {
+            if (!c->slots[i].is_free) continue;
+            PD_TRY(wait_for_turn(c));
+            PD_TRY(start_read(c, &c->slots[i]));
+        }
+        if (c->in_flight) PD_TRY(reap(c));
+    } while (c->in_flight || c->segment < c->source->map.segment_count);
+    return wait_for_turn(c); /* files of one piece keep to the cap as well */
+}
+
+static void wait_for_lent(struct copy *c)
+{
+    struct pd_transfer *done[SLOTS];
+    uint32_t count = 1;
+    while (count && pd_queue_reap(c->queue, done, SLOTS, &count, NULL) == PD_OK)
+        ;
+}
+
+static void cut_slots(struct copy *c)
+{
+    const struct pd_shard_copy *r = c->request;
+    PD_CHECK((uintptr_t)r->buffers % PD_DOOR_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
+    c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        c->slots[i] = (struct slot){.buffer = (unsigned char *)r->buffers + i * c->slot_bytes, .is_free = true};
+}
+
+static pd_status fill_target(struct copy *c)
+{
+    const uint64_t bytes = c->source->file_bytes;
+    struct pd_stat stat;
+    pd_status st = pd_file_preallocate(c->target, bytes, c->err);
+    if (st != PD_UNSUPPORTED) PD_TRY(st);
+    PD_TRY(pd_queue_open(c->source->door, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
+    c->start_ns = pd_clock_monotonic_ns(NULL);
+    st = move_all(c);
+    if (st) wait_for_lent(c);
+    pd_queue_close(c->queue);
+    PD_TRY(st);
+    PD_TRY(pd_file_stat(c->target, &stat, c->err));
+    if (stat.bytes != bytes) PD_TRY(pd_file_truncate(c->target, bytes, c->err));
+    return pd_file_sync(c->target, c->err);
+}
+
+/* ---- the file that was made ---- */
+
+/* All that no block checksum covered on the way: metadata, table, trailer, and boxes under a page. */
+static pd_status verify_made(const struct copy *c, struct pd_shard *made, struct pd_error *err)
+{
+    unsigned char data[PD_SHARD_PAGE_BYTES];
+    if (memcmp(&made->trailer, &c->source->trailer, sizeof made->trailer) != 0)
+        PD_FAIL(err, PD_CORRUPT, "it has another table than %s", c->request->from);
+    for (uint32_t i = 0; i < made->map.small_count; i++)
+        PD_TRY(pd_shard_read_blocks(made, made->map.small[i], 0, 1, data, err));
+    return PD_OK;
+}
+
+static pd_status verify_target(const struct copy *c)
+{
+    const struct pd_shard_copy *r = c->request;
+    struct pd_shard *made = NULL;
+    struct pd_error own = {0};
+    pd_status st = pd_shard_open(c->source->door, r->to, r->identity, r->expect, &made, &own);
+    if (!st) st = verify_made(c, made, &own);
+    pd_shard_close(made);
+    if (!st) return PD_OK;
+    if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "what was written to %s reads back otherwise: %s", r->to, own.message);
+    if (c->err) *c->err = own;
+    return st;
+}
+
+pd_status pd_shard_copy_with(struct pd_door *door, const struct pd_shard_copy *request, struct pd_error *err)
+{
+    struct copy c = {.request = request, .err = err};
+    PD_TRY(pd_shard_open(door, request->from, request->identity, request->expect, &c.source, err));
+    cut_slots(&c);
+    pd_status st = pd_file_open(door, request->to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &c.target, err);
+    if (!st) {
+        st = fill_target(&c);
+        pd_status closed = pd_file_close(c.target, st ? NULL : err);
+        if (!st) st = closed;
+    }
+    if (!st) st = verify_target(&c);
+    pd_shard_close(c.source);
+    return st;
 }
 
 pd_status pd_shard_copy(struct pd_door *door, const char *from, const char *to, const struct pd_identity *identity,
                         void *buffers, uint64_t buffer_bytes, struct pd_error *err)
 {
-    PD_CHECK(buffer_bytes >= (1u << 20) && buffer_bytes % PD_DOOR_ALIGN == 0 && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
-    struct pd_shard *shard = NULL, *copy = NULL;
-    struct pd_file *file = NULL;
-    PD_TRY(pd_shard_open(door, from, identity, NULL, &shard, err));
-    pd_status st = pd_file_open(door, to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err);
-    if (st == PD_OK) {
-        st = copy_contents(shard, file, buffers, buffer_bytes, err);
-        pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
-        if (st == PD_OK) st = closed;
-    }
-    pd_shard_close(shard);
-    PD_TRY(st);
-    PD_TRY(pd_shard_open(door, to, identity, NULL, &copy, err));
-    pd_shard_close(copy);
-    return PD_OK;
+    const struct pd_shard_copy request = {
+        .from = from, .to = to, .identity = identity, .buffers = buffers, .buffer_bytes = buffer_bytes};
+    return pd_shard_copy_with(door, &request, err);
 }

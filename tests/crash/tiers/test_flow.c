@@ -1,0 +1,358 @@
+/* What goes into which tier, and where a run finds it again. Four ranks on two hosts unless said otherwise. */
+#include "ckpt/base/log.h"
+#include "tests/helpers/tier_room.h"
+
+#include <criterion/criterion.h>
+
+#define SHARD_ROOM (64u << 10) /* more than a shard of the room */
+
+static struct pd_tiers_options three_tiers(void)
+{
+    return (struct pd_tiers_options){.tiers = {{.dir = "/shm/c", .every = 1, .keep_last = 2},
+                                               {.dir = "/disk", .every = 2, .keep_last = 2},
+                                               {.dir = "/net/c", .every = 5, .keep_last = 3}},
+                                     .count = 3,
+                                     .quarantine_bytes_max = 1 << 20};
+}
+
+#define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT)                                      \
+    do {                                                                         \
+        struct pd_error run_error = {0};                                         \
+        pd_status run_st = tier_run(ROOM, OPTIONS, SCRIPT, CONTEXT, &run_error); \
+        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                    \
+    } while (0)
+
+static void set_up(void)
+{
+    cr_assert_eq(pd_log_configure("error,tiers=error", NULL), PD_OK);
+}
+
+static void quiet(void *context, const char *line, size_t bytes)
+{
+    (void)context, (void)line, (void)bytes;
+}
+
+TestSuite(tiers, .init = set_up);
+
+static void make_room(struct room *room, uint64_t shm_bytes, uint64_t net_bytes)
+{
+    struct pd_error err = {0};
+    cr_assert_eq(tier_room_new(room, 4, 2, shm_bytes, net_bytes, &err), PD_OK, "%s", err.message);
+}
+
+#define EXPECT(CONDITION, ...)                               \
+    do {                                                     \
+        if (!(CONDITION)) PD_FAIL(err, PD_BUG, __VA_ARGS__); \
+    } while (0)
+
+/* ---- scripts ---- */
+
+static pd_status save_ten(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 10; step++) {
+        uint32_t tier = 99;
+        PD_TRY(tier_save(rank, step, &tier, err));
+        EXPECT(tier == 0, "step %llu went to tier %u", (unsigned long long)step, tier);
+    }
+    return tier_finish(rank, 10, -1, err);
+}
+
+struct found {
+    uint32_t tier;
+    uint64_t step;
+};
+
+static pd_status look(struct tier_rank *rank, struct pd_error *err)
+{
+    struct found found;
+    PD_TRY(tier_load_newest(rank, &found.tier, &found.step, err));
+    if (rank->world.rank == 0) *(struct found *)rank->context = found;
+    return PD_OK;
+}
+
+static pd_status look_into_all(struct tier_rank *rank, struct pd_error *err)
+{
+    for (uint32_t t = 0; t < pd_tiers_count(rank->tiers); t++) {
+        struct pd_store *store = rank->room.store = pd_tiers_store(rank->tiers, t);
+        EXPECT(pd_store_count(store) >= 1 && pd_store_count(store) <= (t == 2 ? 3 : 2), "tier %u holds %u", t,
+               pd_store_count(store));
+        EXPECT(pd_store_entry_at(store, 0)->step == 10, "tier %u has not the last step", t);
+        for (uint32_t i = 0; i < pd_store_count(store); i++)
+            PD_TRY(room_load(&rank->room, pd_store_entry_at(store, i), err));
+    }
+    return PD_OK;
+}
+
+Test(tiers, each_tier_gets_the_last_step_and_keeps_its_own)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    make_room(&room, 0, 0);
+    RUN(&room, &options, save_ten, NULL);
+    RUN(&room, &options, look_into_all, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 0 && found.step == 10, "of equal ones the earlier tier's: tier %u step %llu", found.tier,
+              (unsigned long long)found.step);
+    room_free(&room);
+}
+
+Test(tiers, memory_is_gone_after_a_reboot_and_that_is_no_error)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    make_room(&room, 0, 0);
+    RUN(&room, &options, save_ten, NULL);
+    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 7);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 1 && found.step == 10);
+    pd_simulated_disk_crash(room.disk, 1, 7); /* one host's memory: the other's half is of no use alone */
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 1 && found.step == 10);
+    room_free(&room);
+}
+
+/* ---- a tier that fails ---- */
+
+static pd_status save_past_a_failure(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 12; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    struct pd_error why = {0};
+    pd_status st = tier_finish(rank, 12, -1, &why);
+    EXPECT(st == PD_NO_SPACE, "a tier that is full at the end is told: %s", pd_status_name(st));
+    EXPECT(strstr(why.message, "/net/c did not get the last step, 12, which is safe in /shm/c"), "%s", why.message);
+    pd_tiers_report(rank->tiers, 2, &report);
+    EXPECT(report.failures > 0 && strstr(report.cause, "space"), "%s", report.cause);
+    pd_tiers_report(rank->tiers, 1, &report);
+    return report.newest_step == 12 && !report.failures ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "tier 1 lacks it");
+}
+
+Test(tiers, a_full_tier_is_passed_over_and_told)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 0, 150 << 10);
+    RUN(&room, &options, save_past_a_failure, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 0 && found.step == 12);
+    room_free(&room);
+}
+
+static pd_status fail_first(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .door = rank->room.door};
+    uint32_t tier = 99;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 1, &tier, err));
+    fault.operations = PD_DISK_MASK(PD_DISK_MKDIR);
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    struct pd_error why = {0};
+    pd_status st = tier_save(rank, 2, &tier, &why); /* rank 0 makes directories in every tier: all fail */
+    EXPECT(st == PD_IO, "%s", pd_status_name(st));
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, NULL);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    PD_TRY(tier_save(rank, 3, &tier, err));
+    EXPECT(tier == 0, "it is tried again when due, and tier %u was taken", tier);
+    return tier_finish(rank, 3, -1, err);
+}
+
+Test(tiers, none_works_and_then_they_do_again)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 0, 0);
+    RUN(&room, &options, fail_first, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 0 && found.step == 3);
+    room_free(&room);
+}
+
+/* Memory that fills up while others work: the next tier takes over. */
+static pd_status outgrow_memory(struct tier_rank *rank, struct pd_error *err)
+{
+    uint32_t tier = 99, elsewhere = 0;
+    unsigned failed = 0;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 8; step++) {
+        struct pd_error why = {0};
+        pd_status st = tier_save(rank, step, &tier, &why);
+        EXPECT(!st || st == PD_NO_SPACE, "step %llu: %s", (unsigned long long)step, why.message);
+        if (st) failed++;
+        EXPECT(failed <= step / 2 + 1, "every save fails");
+        if (!st && tier) elsewhere = tier;
+    }
+    EXPECT(elsewhere == 1, "no save went to the second tier");
+    return tier_finish(rank, 8, -1, err);
+}
+
+Test(tiers, the_next_tier_takes_over)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    options.tiers[0].keep_last = 9;
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 5 * 32 << 10, 0);
+    RUN(&room, &options, outgrow_memory, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert_eq(found.step, 8);
+    room_free(&room);
+}
+
+/* ---- slow tiers ---- */
+
+static pd_status save_past_a_slow_one(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 9; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.newest_step == 0 && report.skipped >= 7, "%llu are skipped", (unsigned long long)report.skipped);
+    struct pd_store *first = pd_tiers_store(rank->tiers, 0);
+    EXPECT(pd_store_count(first) == 3, "2 are kept and one is being read, not %u", pd_store_count(first));
+    EXPECT(pd_store_entry_at(first, 2)->step == 1, "what is being read is kept");
+    PD_TRY(tier_finish(rank, 9, rank->context ? 0.1 : -1, err)); /* gives up what it was at */
+    return PD_OK;
+}
+
+Test(tiers, a_slow_tier_skips_to_the_newest)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    bool leaves = true;
+    options.count = 2;
+    options.tiers[1].every = 1;
+    options.tiers[1].bandwidth = 30000; /* a shard of the room in about a second */
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 0, 0);
+    RUN(&room, &options, save_past_a_slow_one, &leaves);
+    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+    options.tiers[1].bandwidth = 0;
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 1 && found.step == 9, "tier %u step %llu", found.tier, (unsigned long long)found.step);
+    room_free(&room);
+}
+
+/* ---- room ---- */
+
+static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    pd_tiers_report(rank->tiers, 0, &report);
+    EXPECT(report.is_left_out, "memory that is too small is left out");
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    uint32_t tier = 0;
+    PD_TRY(tier_save(rank, 1, &tier, err));
+    EXPECT(tier == 1, "tier %u was taken", tier);
+    PD_TRY(tier_save(rank, 10, &tier, err));
+    return tier_finish(rank, 10, -1, err);
+}
+
+Test(tiers, memory_that_is_too_small_is_left_out)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct pd_error err = {0};
+    struct found found = {99, 0};
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 9 * SHARD_ROOM, 0); /* two ranks a host: 2 are kept, one is written, two are read: 10 */
+    RUN(&room, &options, check_room, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 1 && found.step == 10);
+    options.count = 1;
+    options.tiers[0].keep_last = 4;
+    cr_assert_eq(tier_run(&room, &options, check_room, NULL, &err), PD_NO_SPACE, "alone it is refused");
+    cr_assert(strstr(err.message, "is in memory"), "%s", err.message);
+    room_free(&room);
+}
+
+/* ---- runs and launches ---- */
+
+static pd_status save_other_run(struct tier_rank *rank, struct pd_error *err)
+{
+    struct tier_saving saving;
+    struct pd_tiers_save save = tier_saving_init(&saving, rank, 4, false);
+    uint32_t tier;
+    saving.state.identity.run_id[0] ^= 1;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    return pd_tiers_save(rank->tiers, &save, &tier, err);
+}
+
+Test(tiers, two_runs_in_one_list_are_refused)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers(), other = three_tiers();
+    struct pd_error err = {0};
+    make_room(&room, 0, 0);
+    options.count = 2;
+    RUN(&room, &options, save_ten, NULL);
+    other.tiers[0] = other.tiers[2];
+    other.tiers[0].every = 1;
+    other.count = 1;
+    RUN(&room, &other, save_other_run, NULL);
+    options.count = 3;
+    cr_assert_eq(tier_run(&room, &options, save_ten, NULL, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "/net/c of run"), "%s", err.message);
+    room_free(&room);
+}
+
+static pd_status only_finish(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    return tier_finish(rank, 10, -1, err);
+}
+
+Test(tiers, what_an_earlier_launch_saved_comes_from_memory_at_the_end)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    make_room(&room, 0, 0);
+    options.count = 1;
+    RUN(&room, &options, save_ten, NULL);
+    options.count = 3;
+    RUN(&room, &options, only_finish, NULL);
+    RUN(&room, &options, look_into_all, NULL);
+    room_free(&room);
+}
+
+/* Intervals need not divide each other: what is due in a later tier alone is saved there. */
+static pd_status save_odd(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    static const uint32_t expected[] = {99, 99, 1, 0, 99, 1, 99, 0, 1, 99, 99, 0};
+    for (uint64_t step = 1; step <= 12; step++) {
+        uint32_t tier = 99;
+        if (pd_tiers_is_due(rank->tiers, step)) PD_TRY(tier_save(rank, step, &tier, err));
+        EXPECT(tier == expected[step - 1], "step %llu: tier %u", (unsigned long long)step, tier);
+    }
+    return tier_finish(rank, 12, -1, err);
+}
+
+Test(tiers, intervals_that_do_not_divide)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    options.tiers[0].every = 4;
+    options.tiers[1].every = 3;
+    options.tiers[2].every = 0;
+    make_room(&room, 0, 0);
+    RUN(&room, &options, save_odd, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.tier == 0 && found.step == 12);
+    room_free(&room);
+}

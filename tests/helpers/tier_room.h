@@ -1,0 +1,163 @@
+/* Launches over several tiers in the machine room of store_room.h: "/shm" is memory and "/disk" a disk of each host, "/net"
+ * one for all. */
+#ifndef PD_TESTS_TIER_ROOM_H
+#define PD_TESTS_TIER_ROOM_H
+
+#include "ckpt/tiers.h"
+#include "tests/helpers/store_room.h"
+#include "trainer/comm/comm.h"
+
+struct tier_rank {
+    struct room_rank room;
+    struct pd_tiers *tiers;
+    struct pd_comm *comms[PD_TIERS_MAX];
+    struct pd_group world, groups[PD_TIERS_MAX];
+    void *context;
+};
+
+typedef pd_status tier_script(struct tier_rank *rank, struct pd_error *err);
+
+struct tier_launch {
+    struct room *room;
+    const struct pd_tiers_options *options; /* groups are filled in */
+    tier_script *script;
+    void *context;
+};
+
+static inline pd_status tier_room_new(struct room *room, uint32_t ranks, uint32_t hosts, uint64_t shm_bytes,
+                                      uint64_t net_bytes, struct pd_error *err)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = hosts};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/"};
+    options.mounts[1] = (struct pd_disk_mount){.path = "/shm", .in_memory = true, .capacity_bytes = shm_bytes};
+    options.mounts[2] = (struct pd_disk_mount){.path = "/net", .shared = true, .capacity_bytes = net_bytes};
+    *room = (struct room){.ranks = ranks, .hosts = hosts};
+    return pd_simulated_disk_new(&options, &room->disk, err);
+}
+
+/* ---- saving ---- */
+
+struct tier_saving {
+    struct room_rank *rank;
+    struct pd_run_state state;
+};
+
+static inline pd_status tier_prepare(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                                     struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct tier_saving *saving = context;
+    struct room_rank *rank = saving->rank;
+    const struct pd_identity *identity = &saving->state.identity;
+    char path[4096];
+    (void)tier;
+    PD_TRY(pd_store_begin(store, identity, path, err));
+    room_fill(rank->values, identity->lineage, identity->step, rank->group->rank);
+    const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
+    *ret_written = pd_shard_write(rank->writer, path, identity, rank->group->rank, data, ret_summary, err);
+    return PD_OK;
+}
+
+static inline struct pd_tiers_save tier_saving_init(struct tier_saving *saving, struct tier_rank *rank, uint64_t step,
+                                                    bool everywhere)
+{
+    saving->rank = &rank->room;
+    room_state(&rank->room, &saving->state, 1, step);
+    return (struct pd_tiers_save){&saving->state, everywhere, tier_prepare, saving};
+}
+
+static inline pd_status tier_save(struct tier_rank *rank, uint64_t step, uint32_t *ret_tier, struct pd_error *err)
+{
+    struct tier_saving saving;
+    uint32_t tier;
+    const struct pd_tiers_save save = tier_saving_init(&saving, rank, step, false);
+    PD_TRY(pd_tiers_save(rank->tiers, &save, &tier, err));
+    if (ret_tier) *ret_tier = tier;
+    return PD_OK;
+}
+
+static inline pd_status tier_finish(struct tier_rank *rank, uint64_t step, double leave_seconds, struct pd_error *err)
+{
+    struct tier_saving saving;
+    const struct pd_tiers_save save = tier_saving_init(&saving, rank, step, true);
+    return pd_tiers_finish(rank->tiers, &save, leave_seconds, err);
+}
+
+/* ---- loading, before the tiers are started ---- */
+
+/* As a resuming trainer does: newest first over all tiers, damage is put aside. PD_NOT_FOUND when nothing is left. */
+static inline pd_status tier_load_newest(struct tier_rank *rank, uint32_t *ret_tier, uint64_t *ret_step,
+                                         struct pd_error *err)
+{
+    struct pd_store_entry entry;
+    uint32_t tier;
+    while (pd_tiers_newest(rank->tiers, &tier, &entry)) {
+        struct pd_error damage;
+        rank->room.store = pd_tiers_store(rank->tiers, tier);
+        pd_status st = room_load(&rank->room, &entry, &damage);
+        if (st == PD_OK) {
+            *ret_tier = tier;
+            *ret_step = entry.step;
+        }
+        if (st && st != PD_CORRUPT && err) *err = damage;
+        if (st != PD_CORRUPT) return st;
+        PD_TRY(pd_store_quarantine(rank->room.store, &entry, "found by the test", err));
+    }
+    PD_FAIL(err, PD_NOT_FOUND, "no checkpoint is left");
+}
+
+/* ---- launches ---- */
+
+static inline pd_status tier_make_directories(struct pd_door *door, const struct pd_tiers_options *options,
+                                              struct pd_error *err)
+{
+    for (uint32_t i = 0; i < options->count; i++) {
+        pd_status st = pd_door_mkdir(door, options->tiers[i].dir, err);
+        if (st && st != PD_EXISTS) return st;
+    }
+    return PD_OK;
+}
+
+static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *comm, const struct tier_launch *launch,
+                                      struct pd_error *err)
+{
+    struct pd_tiers_options options = *launch->options;
+    pd_status st = pd_simulated_disk_door(launch->room->disk, comm->host, &rank->room.door, err);
+    if (!st) st = room_set_up(&rank->room, err);
+    if (!st) st = tier_make_directories(rank->room.door, &options, err);
+    PD_TRY(pd_group_agree(&rank->world, st, err));
+    for (uint32_t i = 0; i < options.count; i++) {
+        PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->comms[i], err));
+        pd_comm_group(rank->comms[i], &rank->groups[i]);
+        options.groups[i] = &rank->groups[i];
+    }
+    PD_TRY(pd_tiers_open(rank->room.door, &options, &rank->tiers, err));
+    return launch->script(rank, err);
+}
+
+static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct tier_launch *launch = context;
+    struct tier_rank *rank = calloc(1, sizeof *rank);
+    if (!rank) PD_FAIL(err, PD_NO_MEMORY, "no rank");
+    pd_comm_group(comm, &rank->world);
+    rank->room = (struct room_rank){.room = launch->room, .group = &rank->world};
+    rank->context = launch->context;
+    pd_status st = tier_rank_run(rank, comm, launch, err);
+    if (st) pd_comm_abort(comm);
+    pd_tiers_close(rank->tiers);
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
+        pd_comm_free(rank->comms[i]);
+    pd_shard_writer_free(rank->room.writer);
+    if (rank->room.door) pd_door_free(rank->room.door);
+    free(rank);
+    return st;
+}
+
+static inline pd_status tier_run(struct room *room, const struct pd_tiers_options *options, tier_script *script,
+                                 void *context, struct pd_error *err)
+{
+    struct tier_launch launch = {room, options, script, context};
+    return pd_comm_run_local(room->ranks, room->hosts, tier_rank_main, &launch, err);
+}
+
+#endif
