@@ -63,6 +63,13 @@ Test(store_names, the_others)
     cr_assert_str_eq(text, "recycle-00007-1");
     cr_assert(pd_recycle_name_parse(text, &rank, &k) && rank == 7 && k == 1);
     cr_assert_not(pd_recycle_name_parse("recycle-00007-", &rank, &k));
+    pd_generation_name_format(7, 12, text);
+    cr_assert_str_eq(text, "generation-00007-12.h5");
+    cr_assert(pd_generation_name_parse(text, &rank, &k) && rank == 7 && k == 12);
+    cr_assert_not(pd_generation_name_parse("generation-7-12.h5", &rank, &k));
+    cr_assert_not(pd_generation_name_parse("generation-00007-12", &rank, &k));
+    cr_assert_not(pd_generation_name_parse("generation-00007-12.h5~", &rank, &k));
+    cr_assert_not(pd_generation_name_parse("generation-00007-4294967296.h5", &rank, &k));
     cr_assert(pd_store_owns_file("commit.h5") && pd_store_owns_file("index.h5") && pd_store_owns_file("shard-00000.h5"));
     cr_assert_not(pd_store_owns_file("notes.txt") || pd_store_owns_file("commit.h5~"));
 }
