@@ -1,7 +1,11 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear
- * and head products as whole oneDNN calls on the same threads. Then what invariance costs: a step of a leaf of 2,048 tokens
- * under numerics invariant, virtual_tp 1 and 2, against the same step under fast, virtual_tp 1; fewer blocks, the same
- * widths, a vocabulary of 8,192. */
+ * and head products as whole oneDNN calls on the same threads.
+ *
+ * Then what invariance costs: a step of a leaf of 2,048 tokens under numerics invariant, virtual_tp 1 and 2, against the
+ * same step under fast, virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides
+ * spend the same share on the head as with twelve blocks and 50,257, and every further block would cost both what this one
+ * costs. The three steps of a round stand side by side, in turning order; both ratios of a round have the same fast step
+ * below. */
 #include "tools/bench.h"
 #include "tools/command.h"
 
@@ -18,7 +22,7 @@
 #include <unistd.h>
 
 enum { PRECISIONS = 2, COSTS = 2 };
-#define COST_VOCAB 8192u
+#define COST_VOCAB 4096u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
 static const unsigned cost_virtual_tp[COSTS] = {1, 2};
@@ -26,7 +30,7 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 struct step_bench {
     uint64_t pairs, tokens, threads;
     uint64_t cost_pairs, cost_sequences, cost_layers;
-    const char *preset, *bad;
+    const char *preset, *precision, *bad; /* precision NULL: both */
     bool json;
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
@@ -44,6 +48,7 @@ enum {
     OPTION_TOKENS,
     OPTION_THREADS,
     OPTION_PRESET,
+    OPTION_PRECISION,
     OPTION_COST_PAIRS,
     OPTION_COST_SEQUENCES,
     OPTION_COST_LAYERS
@@ -54,9 +59,10 @@ static const struct argp_option step_options[] = {
     {"tokens", OPTION_TOKENS, "N", 0, "tokens of the leaf (512)", 0},
     {"threads", OPTION_THREADS, "N", 0, "threads of both sides (2)", 0},
     {"preset", OPTION_PRESET, "NAME", 0, "model (gpt2-124m)", 0},
+    {"precision", OPTION_PRECISION, "NAME", 0, "bf16 or fp32 alone (both)", 0},
     {"cost-pairs", OPTION_COST_PAIRS, "N", 0, "alternated pairs of invariant and fast steps (9); 0: leave them out", 0},
     {"cost-sequences", OPTION_COST_SEQUENCES, "N", 0, "sequences of 512 tokens of their leaf (4)", 0},
-    {"cost-layers", OPTION_COST_LAYERS, "N", 0, "blocks of their model (2)", 0},
+    {"cost-layers", OPTION_COST_LAYERS, "N", 0, "blocks of their model (1)", 0},
     {0},
 };
 
@@ -89,8 +95,8 @@ static error_t parse_step(int key, char *argument, struct argp_state *state)
             b->bad = argument;
         return 0;
     }
-    if (key != OPTION_PRESET) return ARGP_ERR_UNKNOWN;
-    b->preset = argument;
+    if (key != OPTION_PRESET && key != OPTION_PRECISION) return ARGP_ERR_UNKNOWN;
+    *(key == OPTION_PRESET ? &b->preset : &b->precision) = argument;
     return 0;
 }
 
@@ -236,43 +242,65 @@ static pd_status timed_step(struct bench_run *r, uint64_t i, double *ret_seconds
     return PD_OK;
 }
 
-static pd_status measure_cost(struct bench_run *invariant, struct bench_run *fast, uint64_t count, struct pd_pairs *pairs,
-                              struct pd_error *err)
+/* The steps of a round: invariant with each virtual_tp, then fast. */
+enum { RUNS = COSTS + 1, FAST = COSTS };
+
+static void note_round(const struct step_bench *b, const char *precision, uint64_t round, const double seconds[RUNS])
 {
-    double candidate, ceiling;
-    for (uint64_t i = 0; i <= count; i++) { /* the first pair warms up */
-        PD_TRY(timed_step(invariant, i, &candidate, err));
-        PD_TRY(timed_step(fast, i, &ceiling, err));
-        if (i) pd_pairs_add(pairs, candidate, ceiling);
+    if (!round) return;
+    fprintf(stderr, "%s, round %llu of %llu: fast %.3f s, invariant %.3f s, with virtual_tp %u %.3f s\n", precision,
+            (unsigned long long)round, (unsigned long long)b->cost_pairs, seconds[FAST], seconds[0], cost_virtual_tp[1],
+            seconds[1]);
+}
+
+static pd_status measure_costs(const struct step_bench *b, const char *precision, struct bench_run runs[RUNS],
+                               struct pd_pairs pairs[COSTS], struct pd_error *err)
+{
+    double seconds[RUNS];
+    for (uint64_t round = 0; round <= b->cost_pairs; round++) { /* the first warms up */
+        for (uint64_t i = 0; i < RUNS; i++)
+            PD_TRY(timed_step(&runs[(round + i) % RUNS], round, &seconds[(round + i) % RUNS], err));
+        note_round(b, precision, round, seconds);
+        for (int i = 0; i < COSTS && round; i++)
+            pd_pairs_add(&pairs[i], seconds[i], seconds[FAST]);
     }
     return PD_OK;
 }
 
-static pd_status bench_cost(const struct step_bench *b, const char *precision, unsigned virtual_tp, const char *tokens_path,
-                            struct pd_pairs_summary *ret_summary, struct pd_error *err)
+static pd_status bench_cost(const struct step_bench *b, const char *precision, const char *tokens_path,
+                            struct pd_pairs_summary ret_summaries[COSTS], struct pd_error *err)
 {
-    const struct bench_case cases[2] = {{precision, "invariant", virtual_tp, b->cost_sequences, 512, b->cost_layers},
-                                        {precision, "fast", 1, b->cost_sequences, 512, b->cost_layers}};
-    struct bench_run runs[2] = {{.model = NULL}, {.model = NULL}};
-    struct pd_pairs pairs = {0};
+    struct bench_run runs[RUNS] = {{.model = NULL}};
+    struct pd_pairs pairs[COSTS] = {{.count = 0}};
     pd_status st = PD_OK;
-    for (int i = 0; i < 2 && !st; i++) {
-        st = configure(&runs[i], b, &cases[i], tokens_path, err);
+    for (int i = 0; i < RUNS && !st; i++) {
+        const struct bench_case c = {.precision = precision,
+                                     .mode = i == FAST ? "fast" : "invariant",
+                                     .virtual_tp = i == FAST ? 1 : cost_virtual_tp[i],
+                                     .sequences = b->cost_sequences,
+                                     .context = 512,
+                                     .layers = b->cost_layers};
+        st = configure(&runs[i], b, &c, tokens_path, err);
         if (!st) st = build_engine(&runs[i], b, err);
     }
-    if (!st) st = measure_cost(&runs[0], &runs[1], b->cost_pairs, &pairs, err);
-    release(&runs[0]);
-    release(&runs[1]);
-    if (!st) *ret_summary = pd_pairs_summarise(&pairs);
+    if (!st) st = measure_costs(b, precision, runs, pairs, err);
+    for (int i = 0; i < RUNS; i++)
+        release(&runs[i]);
+    for (int i = 0; i < COSTS && !st; i++)
+        ret_summaries[i] = pd_pairs_summarise(&pairs[i]);
     return st;
+}
+
+static bool is_wanted(const struct step_bench *b, int precision)
+{
+    return !b->precision || !strcmp(b->precision, precisions[precision]);
 }
 
 static pd_status bench_costs(struct step_bench *b, const char *tokens_path, struct pd_error *err)
 {
     PD_TRY(write_tokens(tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, err));
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
-        for (int i = 0; i < COSTS; i++)
-            PD_TRY(bench_cost(b, precisions[p], cost_virtual_tp[i], tokens_path, &b->cost[p][i], err));
+        if (is_wanted(b, p)) PD_TRY(bench_cost(b, precisions[p], tokens_path, b->cost[p], err));
     return PD_OK;
 }
 
@@ -280,7 +308,7 @@ static double worst_cost(const struct step_bench *b)
 {
     double worst = 0;
     for (int p = 0; p < PRECISIONS; p++)
-        for (int i = 0; i < COSTS; i++)
+        for (int i = 0; i < COSTS; i++) /* 0 where it was not wanted */
             if (b->cost[p][i].ratio > worst) worst = b->cost[p][i].ratio;
     return worst;
 }
@@ -289,17 +317,19 @@ static double worst_cost(const struct step_bench *b)
 
 static void print_text(const struct step_bench *b)
 {
-    for (int p = 0; p < PRECISIONS && b->pairs; p++)
+    for (int p = 0; p < PRECISIONS && b->pairs; p++) {
+        if (!is_wanted(b, p)) continue;
         printf("%s: step %.3f s, its products by oneDNN %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n", precisions[p],
                b->result[p].candidate_s, b->result[p].ceiling_s, b->result[p].ratio, b->result[p].ratio_low,
                b->result[p].ratio_high, (unsigned long long)b->pairs);
+    }
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
-        for (int i = 0; i < COSTS; i++)
+        for (int i = 0; i < COSTS && is_wanted(b, p); i++)
             printf("%s, virtual_tp %u: invariant %.3f s, fast %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n",
                    precisions[p], cost_virtual_tp[i], b->cost[p][i].candidate_s, b->cost[p][i].ceiling_s,
                    b->cost[p][i].ratio, b->cost[p][i].ratio_low, b->cost[p][i].ratio_high,
                    (unsigned long long)b->cost_pairs);
-    if (b->pairs) printf("%.0f tokens/s in bf16\n", (double)b->tokens / b->result[0].candidate_s);
+    if (b->pairs && is_wanted(b, 0)) printf("%.0f tokens/s in bf16\n", (double)b->tokens / b->result[0].candidate_s);
 }
 
 /* invariant_cost is the largest of invariant_cost_<precision>_vtp<n>. */
@@ -309,7 +339,7 @@ static void json_costs(struct pd_json_writer *w, const struct step_bench *b)
     if (!b->cost_pairs) return;
     pd_json_double(w, "invariant_cost", worst_cost(b));
     for (int p = 0; p < PRECISIONS; p++)
-        for (int i = 0; i < COSTS; i++) {
+        for (int i = 0; i < COSTS && is_wanted(b, p); i++) {
             snprintf(key, sizeof key, "invariant_cost_%s_vtp%u", precisions[p], cost_virtual_tp[i]);
             pd_bench_json_ratio(w, key, &b->cost[p][i]);
         }
@@ -326,11 +356,11 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
-    if (b->pairs) {
+    if (b->pairs && is_wanted(b, 0)) {
         pd_bench_json_ratio(&w, "gemm_ratio", &b->result[0]);
-        pd_bench_json_ratio(&w, "gemm_ratio_fp32", &b->result[1]);
         pd_json_double(&w, "tokens_per_second", (double)b->tokens / b->result[0].candidate_s);
     }
+    if (b->pairs && is_wanted(b, 1)) pd_bench_json_ratio(&w, "gemm_ratio_fp32", &b->result[1]);
     json_costs(&w, b);
     pd_json_u64(&w, "pairs", b->pairs);
     pd_json_u64(&w, "threads", b->threads);
@@ -346,7 +376,7 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
                            .threads = 2,
                            .cost_pairs = 9,
                            .cost_sequences = 4,
-                           .cost_layers = 2,
+                           .cost_layers = 1,
                            .preset = "gpt2-124m"};
     char tokens_path[4096];
     const char *directory = getenv("TMPDIR");
@@ -358,13 +388,14 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
         b.threads > 1024)
         PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
                 b.bad ? b.bad : "--pairs");
+    if (!is_wanted(&b, 0) && !is_wanted(&b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b.precision);
     int file = mkstemp(tokens_path);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", tokens_path);
     close(file);
     pd_numerics_thread_init();
     pd_status st = write_tokens(tokens_path, b.tokens * 64 + 1, 50000, err);
     for (int p = 0; p < PRECISIONS && b.pairs && !st; p++)
-        st = bench_precision(&b, precisions[p], tokens_path, &b.result[p], err);
+        if (is_wanted(&b, p)) st = bench_precision(&b, precisions[p], tokens_path, &b.result[p], err);
     if (!st) st = bench_costs(&b, tokens_path, err);
     unlink(tokens_path);
     return st ? st : print(&b, err);

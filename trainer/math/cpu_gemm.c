@@ -71,7 +71,7 @@ uint64_t pd_cpu_gemm_workspace_bytes(unsigned thread_count)
     return sizeof(float) * (SHARED_FLOATS + SUMS_FLOATS + private * max_u64(thread_count, 1));
 }
 
-static const struct pd_gemm_kernel *kernel_of(enum pd_isa isa)
+const struct pd_gemm_kernel *pd_gemm_kernel_of(enum pd_isa isa)
 {
     switch (isa) {
     case PD_ISA_PORTABLE:
@@ -270,7 +270,7 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
 
 static void job_init(struct gemm_job *job, enum pd_isa isa, float *workspace, const struct pd_gemm *gemm)
 {
-    *job = (struct gemm_job){.gemm = gemm, .kernel = kernel_of(isa), .streams_b = gemm->n >= gemm->m};
+    *job = (struct gemm_job){.gemm = gemm, .kernel = pd_gemm_kernel_of(isa), .streams_b = gemm->n >= gemm->m};
     struct pd_gemm_operand a = {gemm->a.data, gemm->a.dtype, gemm->a.ld, gemm->m, !gemm->trans_a};
     struct pd_gemm_operand b = {gemm->b.data, gemm->b.dtype, gemm->b.ld, gemm->n, gemm->trans_b};
     job->shared = job->streams_b ? a : b;

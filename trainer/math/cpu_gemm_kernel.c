@@ -317,6 +317,11 @@ static void finish(const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, con
     }
 }
 
+static void convert(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *restrict to)
+{
+    strip_load(dtype, from, index, count, to);
+}
+
 const struct pd_gemm_kernel PD_ISA_SYMBOL(pd_gemm_kernel) = {
     .mr = MR,
     .nr = NR,
@@ -324,4 +329,5 @@ const struct pd_gemm_kernel PD_ISA_SYMBOL(pd_gemm_kernel) = {
     .pack_b = pack_b,
     .multiply = multiply,
     .finish = finish,
+    .convert = convert,
 };

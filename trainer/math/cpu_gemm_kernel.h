@@ -38,6 +38,8 @@ struct pd_gemm_kernel {
     void (*multiply)(uint64_t mc, uint64_t nc, uint64_t kc, const float *a, uint64_t a_stride, const float *b,
                      uint64_t b_stride, float *tile, uint64_t tile_ld, bool load);
     void (*finish)(const struct pd_gemm_finish *finish, uint64_t mc, uint64_t nc, const float *tile, uint64_t tile_ld);
+    /* to (count) = elements index ... of `from`, as fp32 */
+    void (*convert)(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *to);
 };
 
 #define PD_GEMM_PANEL_WIDTH_MAX 32u
@@ -47,5 +49,7 @@ extern const struct pd_gemm_kernel pd_gemm_kernel_portable;
 extern const struct pd_gemm_kernel pd_gemm_kernel_avx2;
 extern const struct pd_gemm_kernel pd_gemm_kernel_avx512;
 #endif
+/* isa resolved. */
+const struct pd_gemm_kernel *pd_gemm_kernel_of(enum pd_isa isa);
 
 #endif

@@ -15,6 +15,11 @@ static const struct pd_math_ops *ops_of(enum pd_isa isa)
     return &pd_cpu_ops_portable;
 }
 
+static uint64_t gemm_workspace_bytes(enum pd_numerics_mode mode, unsigned thread_count)
+{
+    return mode == PD_NUMERICS_FAST ? pd_onednn_workspace_bytes() : pd_cpu_gemm_workspace_bytes(thread_count);
+}
+
 pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_numerics_mode mode, enum pd_isa isa,
                           struct pd_arena *arena, struct pd_math **ret_math, struct pd_error *err)
 {
@@ -24,12 +29,13 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
         PD_FAIL(err, PD_UNSUPPORTED,
                 "numerics: fast needs oneDNN, which this build lacks; say numerics: invariant, or build with "
                 "-DPERDURE_ONEDNN=ON");
-    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_cpu_gemm_workspace_bytes(thread_count));
+    void *gemm_workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, gemm_workspace_bytes(mode, thread_count));
     void *workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, thread_count * PD_CPU_WORKSPACE_BYTES);
     if (pd_arena_is_dry(arena)) {
         *ret_math = NULL;
         return PD_OK;
     }
+    if (mode == PD_NUMERICS_FAST) pd_onednn_keep_memory();
     struct pd_math_cpu *cpu = calloc(1, sizeof *cpu);
     if (!cpu) PD_FAIL(err, PD_NO_MEMORY, "no memory for the CPU backend's table");
     cpu->base = (struct pd_math){ops_of(isa), mode, isa, pool};
@@ -48,7 +54,7 @@ void pd_cpu_free_slot(struct pd_math *math)
 pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
     void *workspace = pd_math_cpu_of(math)->gemm_workspace;
-    if (math->mode == PD_NUMERICS_FAST) return pd_onednn_gemm(math->pool, workspace, gemm, err);
+    if (math->mode == PD_NUMERICS_FAST) return pd_onednn_gemm(math->pool, math->isa, workspace, gemm, err);
     pd_cpu_gemm(math->pool, math->isa, workspace, gemm);
     return PD_OK;
 }

@@ -18,7 +18,7 @@ struct pd_math_cpu {
     struct pd_math base;      /* first: a struct pd_math of this backend is one of these */
     unsigned threads;         /* at least 1 */
     unsigned char *workspace; /* (threads, PD_CPU_WORKSPACE_BYTES), the arena's */
-    void *gemm_workspace;     /* (pd_cpu_gemm_workspace_bytes(threads)), the arena's */
+    void *gemm_workspace;     /* what the product of this mode asks for, the arena's */
 };
 
 static inline struct pd_math_cpu *pd_math_cpu_of(struct pd_math *math)

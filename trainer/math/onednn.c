@@ -2,26 +2,19 @@
 
 #ifdef PERDURE_ONEDNN
 
-#include "ckpt/base/half.h"
+#include "trainer/math/cpu_gemm_kernel.h"
 
 #include <dnnl.h>
+#include <limits.h>
+#include <malloc.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
-/* The workspace of pd_cpu_gemm holds two blocks of operands and one of sums: 512 Ki + 512 Ki + 1 Mi floats. */
-#define OPERAND_FLOATS (UINT64_C(512) << 10)
-#define SIDE_MAX 1024u
-
-struct rows_job {
-    const struct pd_gemm *gemm;
-    const struct pd_matrix *from; /* convert */
-    uint64_t row0, column0, columns, ld;
-    float *block;
-    uint64_t m0, n0, n_count; /* finish */
-    const float *sums;
-    uint64_t sums_ld;
-};
+/* Large: what is cut into small products runs at two thirds of the speed. */
+#define SIDE UINT64_C(2048)
+#define BLOCK_FLOATS (SIDE * SIDE) /* of either operand, and of sums */
+#define ROWS_PER_TASK 16u
 
 bool pd_onednn_available(void)
 {
@@ -36,11 +29,37 @@ const char *pd_onednn_version(void)
     return text;
 }
 
-static float element(enum pd_dtype dtype, const void *data, uint64_t index)
+/* dnnl_sgemm takes memory for its panels from malloc, at every call; memory that malloc gave back to the system would be
+ * cleared by the kernel each time, which cost a tenth of a step. */
+void pd_onednn_keep_memory(void)
 {
-    if (dtype == PD_F32) return ((const float *)data)[index];
-    uint16_t half = ((const uint16_t *)data)[index];
-    return dtype == PD_BF16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half);
+    mallopt(M_MMAP_THRESHOLD, INT_MAX);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
+uint64_t pd_onednn_workspace_bytes(void)
+{
+    return 3 * BLOCK_FLOATS * sizeof(float);
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t div_up(uint64_t a, uint64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static pd_status status_of(int status, uint64_t m, uint64_t n, uint64_t k, struct pd_error *err)
+{
+    if (status == dnnl_out_of_memory)
+        PD_FAIL(err, PD_NO_MEMORY, "oneDNN has no memory for a product of %zu columns", (size_t)n);
+    if (status != dnnl_success)
+        PD_FAIL(err, PD_BUG, "dnnl_sgemm refused m %zu, n %zu, k %zu with status %d; numerics: invariant does without it",
+                (size_t)m, (size_t)n, (size_t)k, status);
+    return PD_OK;
 }
 
 /* Flush-to-zero belongs to each thread, and OpenMP's are not the pool's. */
@@ -56,106 +75,200 @@ pd_status pd_onednn_sgemm(unsigned threads, bool trans_a, bool trans_b, uint64_t
                           struct pd_error *err)
 {
     threads_prepare(threads);
-    dnnl_status_t status =
-        dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
-                   (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
-    if (status == dnnl_out_of_memory)
-        PD_FAIL(err, PD_NO_MEMORY, "oneDNN has no memory for a product of %zu columns", (size_t)n);
-    if (status != dnnl_success)
-        PD_FAIL(err, PD_BUG, "dnnl_sgemm refused m %zu, n %zu, k %zu with status %d; numerics: invariant does without it",
-                (size_t)m, (size_t)n, (size_t)k, (int)status);
-    return PD_OK;
+    return status_of(dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f,
+                                a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc),
+                     m, n, k, err);
 }
 
-static void convert_row(void *context, uint64_t row)
-{
-    const struct rows_job *job = context;
-    uint64_t at = (job->row0 + row) * job->from->ld + job->column0;
-    float *to = job->block + row * job->columns;
-    if (job->from->dtype == PD_BF16) {
-        const uint16_t *from = (const uint16_t *)job->from->data + at;
-        for (uint64_t j = 0; j < job->columns; j++)
-            to[j] = pd_f32_from_bf16(from[j]);
-    } else {
-        for (uint64_t j = 0; j < job->columns; j++)
-            to[j] = element(job->from->dtype, job->from->data, at + j);
-    }
-}
+/* ---- numerics fast ---- */
 
-/* The block of an operand as fp32: where it lies, or converted. */
-static const float *operand_block(struct pd_thread_pool *pool, const struct pd_matrix *from, uint64_t row0, uint64_t rows,
-                                  uint64_t column0, uint64_t columns, float *block, uint64_t *ret_ld)
-{
-    if (from->dtype == PD_F32) {
-        *ret_ld = from->ld;
-        return (const float *)from->data + row0 * from->ld + column0;
-    }
-    struct rows_job job = {.from = from, .row0 = row0, .column0 = column0, .columns = columns, .block = block};
-    pd_parallel(pool, rows, convert_row, &job);
-    *ret_ld = columns;
-    return block;
-}
-
-static void finish_row(void *context, uint64_t row)
-{
-    const struct rows_job *job = context;
-    const struct pd_gemm *gemm = job->gemm;
-    uint64_t i = job->m0 + row;
-    for (uint64_t j = 0; j < job->n_count; j++) {
-        uint64_t column = job->n0 + j, at = i * gemm->c.ld + column;
-        float sum = job->sums[row * job->sums_ld + j];
-        if (gemm->bias) sum += element(gemm->bias_dtype, gemm->bias, column);
-        if (gemm->residual.data) sum += element(gemm->residual.dtype, gemm->residual.data, i * gemm->residual.ld + column);
-        if (gemm->c.dtype == PD_F32)
-            ((float *)gemm->c.data)[at] = sum;
-        else
-            ((uint16_t *)gemm->c.data)[at] = gemm->c.dtype == PD_BF16 ? pd_bf16_from_f32(sum) : pd_f16_from_f32(sum);
-    }
-}
-
-struct blocks {
-    uint64_t m, n, k;
+/* A block of an operand as fp32: where it lies, or converted and kept until another is asked for. */
+struct operand {
+    const struct pd_matrix *from;
+    float *block;
+    uint64_t row0, rows, column0, columns; /* what is converted; rows 0: nothing yet */
+    const float *data;
+    uint64_t ld;
 };
 
-/* One block of C over all of K. */
-static pd_status block_of_c(struct pd_thread_pool *pool, float *workspace, const struct pd_gemm *gemm, struct blocks blocks,
-                            uint64_t m0, uint64_t n0, struct pd_error *err)
+struct product {
+    const struct pd_gemm *gemm;
+    const struct pd_gemm_kernel *kernel; /* converts and finishes */
+    struct pd_thread_pool *pool;
+    struct operand a, b;
+    float *sums;
+    uint64_t block_m, block_n, block_k;
+
+    /* the block being worked on: C rows m0 ..., columns n0 ..., a run of k */
+    uint64_t m0, mc, n0, nc, kc;
+    float *c;
+    uint64_t ldc;
+    bool load, last;
+    uint64_t slice_m, slice_n, grid_columns;
+    _Atomic int status;
+};
+
+struct conversion {
+    const struct product *product;
+    const struct operand *operand;
+};
+
+static void convert_rows(void *context, uint64_t index)
 {
-    uint64_t mc = gemm->m - m0 < blocks.m ? gemm->m - m0 : blocks.m, nc = gemm->n - n0 < blocks.n ? gemm->n - n0 : blocks.n;
-    bool in_place = gemm->c.dtype == PD_F32;
-    float *c = in_place ? (float *)gemm->c.data + m0 * gemm->c.ld + n0 : workspace + 2 * OPERAND_FLOATS;
-    uint64_t ldc = in_place ? gemm->c.ld : nc, lda, ldb;
-    for (uint64_t k0 = 0; k0 < gemm->k; k0 += blocks.k) {
-        uint64_t kc = gemm->k - k0 < blocks.k ? gemm->k - k0 : blocks.k;
-        const float *a = gemm->trans_a ? operand_block(pool, &gemm->a, k0, kc, m0, mc, workspace, &lda)
-                                       : operand_block(pool, &gemm->a, m0, mc, k0, kc, workspace, &lda);
-        const float *b = gemm->trans_b ? operand_block(pool, &gemm->b, n0, nc, k0, kc, workspace + OPERAND_FLOATS, &ldb)
-                                       : operand_block(pool, &gemm->b, k0, kc, n0, nc, workspace + OPERAND_FLOATS, &ldb);
-        PD_TRY(pd_onednn_sgemm(pd_thread_pool_size(pool), gemm->trans_a, gemm->trans_b, mc, nc, kc, a, lda, b, ldb,
-                               gemm->accumulate || k0 > 0, c, ldc, err));
+    const struct conversion *job = context;
+    const struct operand *o = job->operand;
+    uint64_t end = min_u64((index + 1) * ROWS_PER_TASK, o->rows);
+    for (uint64_t row = index * ROWS_PER_TASK; row < end; row++)
+        job->product->kernel->convert(o->from->dtype, o->from->data, (o->row0 + row) * o->from->ld + o->column0, o->columns,
+                                      o->block + row * o->columns);
+}
+
+static void operand_take(struct product *p, struct operand *o, uint64_t row0, uint64_t rows, uint64_t column0,
+                         uint64_t columns)
+{
+    if (o->from->dtype == PD_F32) {
+        o->ld = o->from->ld;
+        o->data = (const float *)o->from->data + row0 * o->ld + column0;
+        return;
     }
-    for (uint64_t i = 0; gemm->k == 0 && !gemm->accumulate && i < mc; i++)
-        memset(c + i * ldc, 0, nc * sizeof *c);
-    if (in_place && !gemm->bias && !gemm->residual.data) return PD_OK;
-    struct rows_job job = {.gemm = gemm, .m0 = m0, .n0 = n0, .n_count = nc, .sums = c, .sums_ld = ldc};
-    pd_parallel(pool, mc, finish_row, &job);
+    if (o->rows == rows && o->columns == columns && o->row0 == row0 && o->column0 == column0) return;
+    o->row0 = row0, o->rows = rows, o->column0 = column0, o->columns = columns;
+    o->data = o->block, o->ld = columns;
+    struct conversion job = {p, o};
+    pd_parallel(p->pool, div_up(rows, ROWS_PER_TASK), convert_rows, &job);
+}
+
+static void finish_slice(const struct product *p, uint64_t row, uint64_t rows, uint64_t column, uint64_t columns)
+{
+    const struct pd_gemm *g = p->gemm;
+    if (g->c.dtype == PD_F32 && !g->bias && !g->residual.data) return;
+    uint64_t i = p->m0 + row, j = p->n0 + column;
+    struct pd_gemm_finish finish = {
+        .c = (char *)g->c.data + (i * g->c.ld + j) * pd_dtype_bytes(g->c.dtype),
+        .c_dtype = g->c.dtype,
+        .c_ld = g->c.ld,
+        .bias = g->bias ? (const char *)g->bias + j * pd_dtype_bytes(g->bias_dtype) : NULL,
+        .bias_dtype = g->bias_dtype,
+        .residual = g->residual.data
+                        ? (const char *)g->residual.data + (i * g->residual.ld + j) * pd_dtype_bytes(g->residual.dtype)
+                        : NULL,
+        .residual_dtype = g->residual.dtype,
+        .residual_ld = g->residual.ld,
+    };
+    p->kernel->finish(&finish, rows, columns, p->c + row * p->ldc + column, p->ldc);
+}
+
+/* One slice of the block by oneDNN on this one thread: its own threads would spin on the cores that the pool needs next. */
+static void multiply_slice(void *context, uint64_t index)
+{
+    struct product *p = context;
+    const struct pd_gemm *g = p->gemm;
+    uint64_t row = index / p->grid_columns * p->slice_m, column = index % p->grid_columns * p->slice_n;
+    if (row >= p->mc || column >= p->nc) return;
+    uint64_t m = min_u64(p->slice_m, p->mc - row), n = min_u64(p->slice_n, p->nc - column);
+    omp_set_num_threads(1);
+    int status = dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)p->kc,
+                            1.0f, p->a.data + row * (g->trans_a ? 1 : p->a.ld), (dnnl_dim_t)p->a.ld,
+                            p->b.data + column * (g->trans_b ? p->b.ld : 1), (dnnl_dim_t)p->b.ld, p->load ? 1.0f : 0.0f,
+                            p->c + row * p->ldc + column, (dnnl_dim_t)p->ldc);
+    if (status != dnnl_success)
+        p->status = status;
+    else if (p->last)
+        finish_slice(p, row, m, column, n);
+}
+
+/* As many slices as threads, as square as that number allows. */
+static void cut_slices(struct product *p)
+{
+    uint64_t threads = pd_thread_pool_size(p->pool), best = UINT64_MAX;
+    for (uint64_t rows = 1; rows <= threads; rows++) {
+        if (threads % rows) continue;
+        uint64_t m = div_up(div_up(p->mc, rows), 8) * 8, n = div_up(div_up(p->nc, threads / rows), 48) * 48;
+        if (m + n >= best) continue;
+        best = m + n;
+        p->slice_m = m, p->slice_n = n, p->grid_columns = threads / rows;
+    }
+}
+
+static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uint64_t k0, struct pd_error *err)
+{
+    const struct pd_gemm *g = p->gemm;
+    p->m0 = m0, p->n0 = n0;
+    p->mc = min_u64(p->block_m, g->m - m0);
+    p->nc = min_u64(p->block_n, g->n - n0);
+    p->kc = min_u64(p->block_k, g->k - k0);
+    bool in_place = g->c.dtype == PD_F32;
+    p->ldc = in_place ? g->c.ld : p->nc;
+    p->c = in_place ? (float *)g->c.data + m0 * g->c.ld + n0 : p->sums;
+    p->load = g->accumulate || k0 > 0;
+    p->last = k0 + p->kc == g->k;
+    g->trans_a ? operand_take(p, &p->a, k0, p->kc, m0, p->mc) : operand_take(p, &p->a, m0, p->mc, k0, p->kc);
+    g->trans_b ? operand_take(p, &p->b, n0, p->nc, k0, p->kc) : operand_take(p, &p->b, k0, p->kc, n0, p->nc);
+    cut_slices(p);
+    pd_parallel(p->pool, pd_thread_pool_size(p->pool), multiply_slice, p);
+    return status_of(p->status, p->mc, p->nc, p->kc, err);
+}
+
+/* Blocks of what must be converted or cannot wait in C. */
+static void cut_blocks(struct product *p)
+{
+    const struct pd_gemm *g = p->gemm;
+    bool convert_a = g->a.dtype != PD_F32, convert_b = g->b.dtype != PD_F32, sums = g->c.dtype != PD_F32;
+    p->block_m = g->m, p->block_n = g->n, p->block_k = g->k;
+    if (convert_a || convert_b) p->block_k = min_u64(p->block_k, SIDE);
+    if (convert_a) p->block_m = min_u64(p->block_m, BLOCK_FLOATS / p->block_k);
+    if (convert_b) p->block_n = min_u64(p->block_n, BLOCK_FLOATS / p->block_k);
+    if (!sums || p->block_m * p->block_n <= BLOCK_FLOATS) return;
+    p->block_m = min_u64(p->block_m, SIDE);
+    p->block_n = min_u64(p->block_n, BLOCK_FLOATS / p->block_m);
+}
+
+/* The product of no k: what was there, or zeros. */
+static void no_product(const struct product *p)
+{
+    const struct pd_gemm *g = p->gemm;
+    static const float zero[1];
+    struct pd_gemm_finish finish = {.c_dtype = g->c.dtype, .bias_dtype = g->bias_dtype, .residual_dtype = g->residual.dtype};
+    for (uint64_t i = 0; i < g->m; i++) {
+        for (uint64_t j = 0; j < g->n; j++) {
+            finish.c = (char *)g->c.data + (i * g->c.ld + j) * pd_dtype_bytes(g->c.dtype);
+            finish.bias = g->bias ? (const char *)g->bias + j * pd_dtype_bytes(g->bias_dtype) : NULL;
+            finish.residual = g->residual.data ? (const char *)g->residual.data +
+                                                     (i * g->residual.ld + j) * pd_dtype_bytes(g->residual.dtype)
+                                               : NULL;
+            p->kernel->finish(&finish, 1, 1, g->accumulate ? finish.c : zero, 1);
+        }
+    }
+}
+
+/* k outside where sums wait in C, so that what is converted serves a whole row of blocks; inside where they cannot. */
+static pd_status multiply_blocks(struct product *p, struct pd_error *err)
+{
+    const struct pd_gemm *g = p->gemm;
+    bool k_inside = g->c.dtype != PD_F32;
+    for (uint64_t outer = 0; outer < (k_inside ? 1 : g->k); outer += p->block_k)
+        for (uint64_t m0 = 0; m0 < g->m; m0 += p->block_m)
+            for (uint64_t n0 = 0; n0 < g->n; n0 += p->block_n)
+                for (uint64_t k0 = outer; k0 < (k_inside ? g->k : outer + 1); k0 += p->block_k)
+                    PD_TRY(multiply_block(p, m0, n0, k0, err));
     return PD_OK;
 }
 
-pd_status pd_onednn_gemm(struct pd_thread_pool *pool, void *workspace, const struct pd_gemm *gemm, struct pd_error *err)
+pd_status pd_onednn_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, const struct pd_gemm *gemm,
+                         struct pd_error *err)
 {
     PD_CHECK(!gemm->accumulate || gemm->c.dtype == PD_F32);
-    bool convert_a = gemm->a.dtype != PD_F32, convert_b = gemm->b.dtype != PD_F32, sums = gemm->c.dtype != PD_F32;
-    struct blocks blocks = {.m = gemm->m, .n = gemm->n, .k = gemm->k};
-    if ((convert_a || convert_b) && blocks.k > SIDE_MAX) blocks.k = SIDE_MAX;
-    uint64_t side = blocks.k > OPERAND_FLOATS / SIDE_MAX ? OPERAND_FLOATS / blocks.k : SIDE_MAX;
-    if ((convert_a || sums) && blocks.m > side) blocks.m = side;
-    if ((convert_b || sums) && blocks.n > side) blocks.n = side;
-    for (uint64_t m0 = 0; m0 < gemm->m; m0 += blocks.m) {
-        for (uint64_t n0 = 0; n0 < gemm->n; n0 += blocks.n)
-            PD_TRY(block_of_c(pool, workspace, gemm, blocks, m0, n0, err));
+    if (gemm->m == 0 || gemm->n == 0) return PD_OK;
+    float *floats = workspace;
+    struct product p = {.gemm = gemm, .kernel = pd_gemm_kernel_of(isa), .pool = pool, .sums = floats + 2 * BLOCK_FLOATS};
+    p.a = (struct operand){.from = &gemm->a, .block = floats};
+    p.b = (struct operand){.from = &gemm->b, .block = floats + BLOCK_FLOATS};
+    if (gemm->k == 0) {
+        no_product(&p);
+        return PD_OK;
     }
-    return PD_OK;
+    cut_blocks(&p);
+    return multiply_blocks(&p, err);
 }
 
 #else
@@ -170,6 +283,15 @@ const char *pd_onednn_version(void)
     return "none";
 }
 
+void pd_onednn_keep_memory(void)
+{
+}
+
+uint64_t pd_onednn_workspace_bytes(void)
+{
+    return 0;
+}
+
 static pd_status absent(struct pd_error *err)
 {
     PD_FAIL(err, PD_UNSUPPORTED,
@@ -177,9 +299,10 @@ static pd_status absent(struct pd_error *err)
             "numerics: invariant");
 }
 
-pd_status pd_onednn_gemm(struct pd_thread_pool *pool, void *workspace, const struct pd_gemm *gemm, struct pd_error *err)
+pd_status pd_onednn_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, const struct pd_gemm *gemm,
+                         struct pd_error *err)
 {
-    (void)pool, (void)workspace, (void)gemm;
+    (void)pool, (void)isa, (void)workspace, (void)gemm;
     return absent(err);
 }
 

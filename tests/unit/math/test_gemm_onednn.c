@@ -37,7 +37,7 @@ static void *array(enum pd_dtype dtype, uint64_t count, uint32_t seed)
 }
 
 /* Both sides start from the same C; they may differ by the rounding of a chain and of the last dtype. */
-static void check(struct pd_thread_pool *pool, void *workspace, struct pd_gemm gemm)
+static void check(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, struct pd_gemm gemm)
 {
     uint64_t count = gemm.m * gemm.n;
     void *own = array(gemm.c.dtype, count, 5), *fast = array(gemm.c.dtype, count, 5);
@@ -46,7 +46,7 @@ static void check(struct pd_thread_pool *pool, void *workspace, struct pd_gemm g
     gemm.c.data = own;
     pd_cpu_gemm(pool, PD_ISA_PORTABLE, workspace, &gemm);
     gemm.c.data = fast;
-    cr_assert_eq(pd_onednn_gemm(pool, workspace, &gemm, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_onednn_gemm(pool, isa, workspace, &gemm, &err), PD_OK, "%s", err.message);
     double unit = gemm.c.dtype == PD_F32 ? 0 : gemm.c.dtype == PD_BF16 ? 1.0 / 128 : 1.0 / 1024;
     for (uint64_t i = 0; i < count; i++) {
         double x = get(gemm.c.dtype, own, i), y = get(gemm.c.dtype, fast, i);
@@ -61,10 +61,14 @@ Test(onednn, agrees_with_the_chain_up_to_rounding)
 {
     if (!pd_onednn_available()) cr_skip_test("built without oneDNN");
     static const uint64_t sizes[][3] = {{5, 7, 9}, {33, 65, 17}, {1100, 20, 1030}, {20, 1100, 30}, {3, 4, 0}};
-    struct pd_thread_pool *pool;
-    cr_assert_eq(pd_thread_pool_new(2, &pool, NULL), PD_OK);
-    void *workspace = aligned_alloc(64, pd_cpu_gemm_workspace_bytes(2));
+    enum { THREADS = 4 };
+    struct pd_thread_pool *pools[THREADS + 1] = {NULL};
+    for (unsigned t = 1; t <= THREADS; t++)
+        cr_assert_eq(pd_thread_pool_new(t, &pools[t], NULL), PD_OK);
+    void *workspace = aligned_alloc(64, pd_onednn_workspace_bytes()); /* larger than that of pd_cpu_gemm */
+    cr_assert_geq(pd_onednn_workspace_bytes(), pd_cpu_gemm_workspace_bytes(THREADS));
     for (unsigned i = 0; i < 5 * 32; i++) {
+        enum pd_isa isa = i % 2 && pd_isa_available(PD_ISA_AVX2) ? PD_ISA_AVX2 : PD_ISA_PORTABLE;
         const uint64_t *s = sizes[i / 32];
         enum pd_dtype dtype = (enum pd_dtype)(i % 3), c_dtype = (enum pd_dtype)(i / 4 % 3);
         struct pd_gemm gemm = {.m = s[0], .n = s[1], .k = s[2], .trans_a = i & 1, .trans_b = i >> 1 & 1};
@@ -77,10 +81,38 @@ Test(onednn, agrees_with_the_chain_up_to_rounding)
         gemm.accumulate = c_dtype == PD_F32 && i & 16;
         gemm.bias = i & 4 ? array(PD_BF16, s[1], 3) : NULL;
         gemm.bias_dtype = PD_BF16;
-        check(pool, workspace, gemm);
+        if (i % 5 == 0) gemm.residual = (struct pd_matrix){array(dtype, s[0] * s[1], 4), dtype, s[1]};
+        check(pools[1 + i % THREADS], isa, workspace, gemm);
+        free(gemm.residual.data);
         free(gemm.a.data);
         free(gemm.b.data);
         free((void *)gemm.bias);
+    }
+    free(workspace);
+    for (unsigned t = 1; t <= THREADS; t++)
+        pd_thread_pool_free(pools[t]);
+}
+
+/* Products that no block holds: of an operand, of both, of sums that cannot wait in C. */
+Test(onednn, goes_block_by_block)
+{
+    if (!pd_onednn_available()) cr_skip_test("built without oneDNN");
+    static const uint64_t sizes[][3] = {{2050, 5, 2050}, {5, 2050, 2050}, {2050, 2050, 3}, {7, 9, 4100}};
+    struct pd_thread_pool *pool;
+    cr_assert_eq(pd_thread_pool_new(2, &pool, NULL), PD_OK);
+    void *workspace = aligned_alloc(64, pd_onednn_workspace_bytes());
+    for (unsigned i = 0; i < 8; i++) {
+        const uint64_t *s = sizes[i / 2];
+        bool half = i & 1;
+        struct pd_gemm gemm = {.m = s[0], .n = s[1], .k = s[2], .trans_a = half, .trans_b = !half, .accumulate = !half};
+        gemm.a = (struct pd_matrix){array(PD_BF16, s[0] * s[2], 1), PD_BF16, gemm.trans_a ? s[0] : s[2]};
+        gemm.b = (struct pd_matrix){array(PD_BF16, s[1] * s[2], 2), PD_BF16, gemm.trans_b ? s[2] : s[1]};
+        gemm.c.dtype = half ? PD_BF16 : PD_F32;
+        if (half) gemm.residual = (struct pd_matrix){array(PD_BF16, s[0] * s[1], 4), PD_BF16, s[1]};
+        check(pool, PD_ISA_PORTABLE, workspace, gemm);
+        free(gemm.residual.data);
+        free(gemm.a.data);
+        free(gemm.b.data);
     }
     free(workspace);
     pd_thread_pool_free(pool);
