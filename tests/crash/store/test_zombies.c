@@ -1,0 +1,392 @@
+/* Generations, and others who are there too: workers that outlive their launch and write on into files they have open,
+ * writes that the kernel finishes after a worker's death, a second launcher, a host that is away. Whatever they do, the
+ * newest sealed step loads, whole, and the launch that owns the store goes on. */
+#include "ckpt/base/log.h"
+#include "tests/helpers/generation_room.h"
+
+#include <criterion/criterion.h>
+
+static void expect(pd_status found, pd_status expected, const struct pd_error *err)
+{
+    cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
+}
+
+static void set_up(void)
+{
+    struct pd_error err = {0};
+    expect(pd_log_configure("error", &err), PD_OK, &err);
+}
+
+TestSuite(store_zombies, .init = set_up);
+
+static struct room room_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = hosts + 1}; /* nobody's death reaches the last one */
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = lacks, .shared = shared};
+    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    return room;
+}
+
+/* ---- those who write on ---- */
+
+#define HAUNTS_MAX 16u
+
+/* Everything that may still be written through: files of late writes, generations of zombies. */
+struct haunt {
+    struct pd_file *files[HAUNTS_MAX];
+    struct pd_door *door;
+    uint32_t file_count;
+    struct generation *zombies[HAUNTS_MAX];
+    uint32_t zombie_count;
+    uint64_t step;    /* of what zombies write */
+    uint64_t written; /* successful writes */
+    uint64_t newest;  /* that the launch has sealed */
+};
+
+static void scribble(struct haunt *haunt, struct pd_file *file)
+{
+    static _Alignas(PD_DOOR_ALIGN) char garbage[GENERATION_BYTES];
+    memset(garbage, 0xee, sizeof garbage);
+    for (uint64_t at = 0; at < 5 * sizeof garbage; at += sizeof garbage)
+        haunt->written += pd_file_write(file, at, garbage, sizeof garbage, NULL) == PD_OK;
+    (void)!pd_file_sync(file, NULL);
+}
+
+/* Zombies write into what they hold, release it, take the next and write that too. */
+static void haunt_once(struct haunt *haunt)
+{
+    for (uint32_t i = 0; i < haunt->file_count; i++)
+        scribble(haunt, haunt->files[i]);
+    haunt->step++;
+    for (uint32_t i = 0; i < haunt->zombie_count; i++) {
+        struct generation *g = haunt->zombies[i];
+        if (g->stream) scribble(haunt, pd_shard_stream_file(g->stream));
+        (void)!generation_write(g, haunt->step, NULL);
+        if (g->stream) scribble(haunt, pd_shard_stream_file(g->stream));
+    }
+}
+
+/* The files that workers hold, open for writing by somebody whom their death does not reach. */
+static void keep_open(struct haunt *haunt, struct room *room)
+{
+    struct pd_listing listing = {0};
+    struct pd_error err = {0};
+    struct pd_door *door;
+    expect(pd_simulated_disk_door(room->disk, room->hosts, &door, &err), PD_OK, &err);
+    haunt->door = door;
+    expect(pd_door_list(door, ROOM_ROOT "/pool-1", &listing, &err), PD_OK, &err);
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char path[256];
+        if (strncmp(listing.names[i], "generation-", 11) != 0) continue;
+        snprintf(path, sizeof path, ROOM_ROOT "/pool-1/%s", listing.names[i]);
+        cr_assert_lt(haunt->file_count, HAUNTS_MAX);
+        expect(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->file_count++], &err), PD_OK,
+               &err);
+    }
+    pd_listing_deinit(&listing);
+}
+
+static void lay_to_rest(struct haunt *haunt)
+{
+    for (uint32_t i = 0; i < haunt->file_count; i++)
+        (void)!pd_file_close(haunt->files[i], NULL);
+    if (haunt->door) pd_door_free(haunt->door);
+}
+
+/* ---- the launch that is haunted ---- */
+
+static pd_status load_all(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(rank->store); i++)
+        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+    return PD_OK;
+}
+
+static pd_status haunted_step(struct generation *g, struct haunt *haunt, uint64_t step, struct pd_error *err)
+{
+    struct pd_group *group = g->rank->group;
+    if (group->rank == 0) haunt_once(haunt);
+    PD_TRY(pd_group_barrier(group, err));
+    PD_TRY(pd_group_agree(group, generation_write(g, step, err), err));
+    if (group->rank == 0) haunt_once(haunt);
+    PD_TRY(pd_group_barrier(group, err));
+    PD_TRY(pd_group_agree(group, generation_read(g, err), err));
+    PD_TRY(generation_save(g, err));
+    if (group->rank == 0) haunt_once(haunt);
+    PD_TRY(pd_group_barrier(group, err));
+    PD_TRY(load_all(g->rank, err));
+    return pd_store_prune(g->rank->store, err);
+}
+
+/* Six steps on top of what is there, which is `newest`. */
+static pd_status be_haunted(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    uint64_t step = pd_store_count(rank->store) ? pd_store_entry_at(rank->store, 0)->step : 0;
+    if (step != haunt->newest) PD_FAIL(err, PD_BUG, "step %llu is the newest", (unsigned long long)step);
+    PD_TRY(load_all(rank, err));
+    for (uint64_t next = step + 10; next < step + 16; next++)
+        PD_TRY(haunted_step(g, haunt, next, err));
+    PD_TRY(load_all(rank, err));
+    if (rank->group->rank == 0) haunt->newest = step + 15;
+    return pd_group_barrier(rank->group, err);
+}
+
+static pd_status haunted_script(struct room_rank *rank, struct pd_error *err)
+{
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    pd_status st = generation_init(g, rank, err);
+    if (st == PD_OK) st = be_haunted(g, rank->context, err);
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+static pd_status launch_haunted(struct room *room, struct haunt *haunt, struct pd_error *err)
+{
+    struct pd_store_options options = generation_options();
+    struct room own = *room;
+    return room_launch_with(&own, &options, haunted_script, haunt, err);
+}
+
+/* ---- writes that the kernel finishes after a worker's death ---- */
+
+struct first_launch {
+    struct haunt *haunt;
+    pd_status (*then)(struct generation *g, struct haunt *haunt, struct pd_error *err);
+};
+
+/* Steps 1 to 3 are sealed, ranks are at 4, 5 and 6. */
+static pd_status first_steps(struct generation *g, struct pd_error *err)
+{
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(generation_step(g, step, err));
+    for (uint64_t step = 4; step <= 4 + g->rank->group->rank % 3; step++)
+        PD_TRY(generation_write(g, step, err));
+    return pd_group_barrier(g->rank->group, err);
+}
+
+static pd_status first_script(struct room_rank *rank, struct pd_error *err)
+{
+    const struct first_launch *first = rank->context;
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    pd_status st = generation_init(g, rank, err);
+    if (st == PD_OK) st = first_steps(g, err);
+    if (st == PD_OK) st = first->then(g, first->haunt, err);
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+static void run_first(struct room *room, struct haunt *haunt,
+                      pd_status (*then)(struct generation *, struct haunt *, struct pd_error *))
+{
+    struct pd_store_options options = generation_options();
+    struct first_launch first = {haunt, then};
+    struct pd_error err = {0};
+    haunt->newest = 3;
+    expect(room_launch_with(room, &options, first_script, &first, &err), PD_OK, &err);
+}
+
+static pd_status die_with_writes_in_flight(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    if (g->rank->group->rank == 0) keep_open(haunt, g->rank->room);
+    return generation_kill_all(g->rank, err);
+}
+
+Test(store_zombies, writes_that_land_after_the_death_of_their_worker)
+{
+    for (unsigned world = 0; world < 3; world++) {
+        struct room room = room_that_lacks(world ? 4 : 1, world == 2 ? 2 : 1, true, 0);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, die_with_writes_in_flight);
+        cr_assert_eq(haunt.file_count, room.ranks);
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        cr_assert_gt(haunt.written, 0u, "nobody wrote");
+        lay_to_rest(&haunt);
+        room_free(&room);
+    }
+}
+
+/* ---- workers that outlive their launch ---- */
+
+static pd_status outlive_rank_zero(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    struct pd_group *group = g->rank->group;
+    if (group->rank >= 2) haunt->zombies[group->rank - 2] = g;
+    PD_TRY(pd_group_barrier(group, err));
+    pd_status st = PD_OK;
+    if (group->rank == 0) {
+        haunt->zombie_count = 2;
+        haunt->step = 1000;
+        pd_simulated_disk_kill(g->rank->room->disk, 0);
+        st = launch_haunted(g->rank->room, haunt, err);
+    }
+    return pd_group_agree(group, st, err);
+}
+
+/* Host 0 is dead, the workers on host 1 live, hold their locks and write on into the shared directory. */
+Test(store_zombies, workers_on_another_host_live_on)
+{
+    struct room room = room_that_lacks(4, 2, true, 0);
+    struct haunt haunt = {0};
+    struct pd_error err = {0};
+    run_first(&room, &haunt, outlive_rank_zero);
+    cr_assert_gt(haunt.written, 100u, "the zombies could not write");
+    haunt.zombie_count = 0;
+    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+    room_free(&room);
+}
+
+/* Where locks do not work a second launch comes in beside the first, which may do nothing any more but does not know yet. */
+static pd_status be_overtaken(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    struct pd_group *group = g->rank->group;
+    haunt->zombies[group->rank] = g;
+    PD_TRY(pd_group_barrier(group, err));
+    pd_status st = PD_OK;
+    if (group->rank == 0) {
+        haunt->zombie_count = group->size;
+        haunt->step = 1000;
+        st = launch_haunted(g->rank->room, haunt, err);
+    }
+    PD_TRY(pd_group_agree(group, st, err));
+    if (!g->is_there) return PD_OK; /* its pool is gone, and its files with it */
+    st = generation_save(g, err);
+    if (st != PD_BUSY && st != PD_NOT_FOUND) PD_FAIL(err, PD_BUG, "a zombie that saves gets %s", pd_status_name(st));
+    return PD_OK;
+}
+
+Test(store_zombies, a_launch_that_was_overtaken)
+{
+    for (unsigned world = 0; world < 3; world++) {
+        struct room room = room_that_lacks(world ? 4 : 1, world ? 2 : 1, world == 2, PD_DISK_NO_LOCKS);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, be_overtaken);
+        cr_assert_gt(haunt.written, 0u, "nobody wrote");
+        haunt.zombie_count = 0;
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        room_free(&room);
+    }
+}
+
+/* Overtaken between linking and sealing: what was prepared is cleared, and the zombie's file is its own again. */
+static pd_status overtaken_while_saving(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    struct room_rank *rank = g->rank;
+    struct pd_identity identity = room_identity(0, g->step);
+    struct pd_run_state state;
+    PD_TRY(generation_finish(g, err));
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    PD_TRY(launch_haunted(rank->room, haunt, err));
+    room_state(rank, &state, 0, g->step);
+    pd_status st = pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "a zombie that seals gets %s", pd_status_name(st));
+    haunt->zombies[0] = g;
+    haunt->zombie_count = 1;
+    haunt->step = 1000;
+    return launch_haunted(rank->room, haunt, err);
+}
+
+Test(store_zombies, a_launch_that_was_overtaken_between_link_and_seal)
+{
+    struct room room = room_that_lacks(1, 1, false, PD_DISK_NO_LOCKS);
+    struct haunt haunt = {0};
+    run_first(&room, &haunt, overtaken_while_saving);
+    cr_assert_eq(haunt.newest, 33u);
+    room_free(&room);
+}
+
+/* ---- a second launcher ---- */
+
+static pd_status meet_a_second_launcher(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    struct pd_group *group = g->rank->group;
+    for (uint64_t step = 20; step < 24; step++) {
+        pd_status st = PD_OK;
+        if (group->rank == 0) {
+            struct pd_error why = {0};
+            pd_status second = launch_haunted(g->rank->room, haunt, &why);
+            if (second != PD_BUSY)
+                st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "a second launch gets %s", pd_status_name(second));
+        }
+        PD_TRY(pd_group_agree(group, st, err));
+        PD_TRY(pd_group_agree(group, generation_read(g, err), err));
+        PD_TRY(generation_step(g, step, err));
+    }
+    return load_all(g->rank, err);
+}
+
+Test(store_zombies, a_second_launcher_is_refused_and_harms_nothing)
+{
+    for (unsigned shared = 0; shared < 2; shared++) {
+        struct room room = room_that_lacks(4, 2, shared, 0);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, meet_a_second_launcher);
+        haunt.newest = 23;
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        room_free(&room);
+    }
+}
+
+/* ---- a host that is away ---- */
+
+static pd_status die(struct generation *g, struct haunt *haunt, struct pd_error *err)
+{
+    (void)haunt;
+    return generation_kill_all(g->rank, err);
+}
+
+/* Half of everything is out of sight: nothing is offered, and steps that are taken meanwhile cost nothing that was sealed.
+ */
+static pd_status make_do(struct room_rank *rank, struct pd_error *err)
+{
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    pd_status st = generation_init(g, rank, err);
+    if (st == PD_OK && pd_store_count(rank->store)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "half of it is offered");
+    for (uint64_t step = 50; st == PD_OK && step < 55; step++)
+        st = generation_write(g, step, err);
+    if (st == PD_OK) st = generation_kill_all(rank, err);
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+Test(store_zombies, a_host_with_its_disk_is_away)
+{
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        struct room room = room_that_lacks(4, 2, false, 0), alone;
+        struct pd_store_options options = generation_options();
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, die);
+        alone = room;
+        alone.ranks = 2;
+        alone.hosts = 1;
+        expect(room_launch_with(&alone, &options, make_do, NULL, &err), PD_OK, &err);
+        pd_simulated_disk_crash(room.disk, seed % 2 ? 0 : PD_DISK_ALL_HOSTS, seed);
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        room_free(&room);
+    }
+}
+
+/* On a shared disk the other host takes its ranks over. */
+Test(store_zombies, a_host_is_gone_for_good)
+{
+    struct room room = room_that_lacks(4, 2, true, 0);
+    struct haunt haunt = {0};
+    struct pd_error err = {0};
+    run_first(&room, &haunt, die);
+    room.hosts = 1;
+    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+    room_free(&room);
+}
