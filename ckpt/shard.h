@@ -6,6 +6,7 @@
 #ifndef PD_CKPT_SHARD_H
 #define PD_CKPT_SHARD_H
 
+#include "ckpt/base/thread_pool.h"
 #include "ckpt/io/door.h"
 #include "ckpt/tensor.h"
 
@@ -44,9 +45,24 @@ struct pd_shard_writer; /* plan of one shard: file offsets of every box; reusabl
 PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors,
                                           const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
                                           uint64_t buffer_bytes, struct pd_shard_writer **ret_writer, struct pd_error *err);
+
+enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
+struct pd_shard_codec {
+    enum pd_codec codec;
+    int level;                   /* PD_ZSTD_LEVEL_MIN to _MAX */
+    bool is_auto;                /* compress only what can be compressed while the disk is busy with what went before */
+    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, used by one save at a time; NULL: the caller */
+};
+/* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
+ * threads; is_auto does not. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
+ *   memory  besides: working memory of zstd for each thread, at most 16 */
+PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_door *door, const struct pd_tensor_table *tensors,
+                                                     const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
+                                                     uint64_t buffer_bytes, const struct pd_shard_codec *codec,
+                                                     struct pd_shard_writer **ret_writer, struct pd_error *err);
 void pd_shard_writer_free(struct pd_shard_writer *writer);
 uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
-uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* size of the file it will write */
+uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* size of the file it will write; compressed: at most */
 
 /* Called by pd_shard_write, in its thread, as soon as `data` is no longer read: it may change from there on, while tables are
  * written and the file is synced. Not called where the write fails before. NULL: nobody. */
@@ -60,7 +76,7 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
                                      uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                                      struct pd_error *err);
 
-/* Writing a shard whose boxes are never in memory as a whole. The caller writes the data of boxes of a page and more itself,
+/* Writing an uncompressed shard whose boxes are never in memory as a whole. The caller writes the data of boxes of a page and more itself,
  * through pd_shard_stream_file, to where they belong, the last page filled up with zeros; the stream learns every block, in
  * any order, and writes all the rest at the end. The file is the same as pd_shard_write makes.
  *   memory  8 bytes a block (the writer's), and the boxes of less than a page */
@@ -103,7 +119,11 @@ uint32_t pd_shard_box_count(const struct pd_shard *shard);
 /* Tensors as this shard describes them (name, shape, tp_dim, ...), borrowed; box.tensor indexes it. */
 const struct pd_tensor_table *pd_shard_tensors(const struct pd_shard *shard);
 const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard); /* (box_count), borrowed */
-/* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. */
+/* True when boxes lie in chunks: their bytes are then to be had through pd_shard_read_blocks and pd_shard_scan alone. */
+bool pd_shard_is_compressed(const struct pd_shard *shard);
+/* Size of the file, and what of it is boxes of data as they are stored. */
+uint64_t pd_shard_stored_bytes(const struct pd_shard *shard);
+/* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies. */
 uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_block_count(const struct pd_shard *shard, uint32_t box);

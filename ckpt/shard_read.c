@@ -35,9 +35,10 @@ static pd_status check_trailer(const struct pd_shard_trailer *trailer, uint64_t 
     if (digest != trailer->self_digest)
         PD_FAIL(err, PD_CORRUPT, "the trailer (last %u bytes) does not match its digest", PD_SHARD_PAGE_BYTES);
     if (trailer->magic != PD_SHARD_TRAILER_MAGIC) PD_FAIL(err, PD_CORRUPT, "the trailer does not begin with \"PDTRAIL1\"");
-    if (trailer->version != PD_SHARD_FORMAT_VERSION)
-        PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads version %u; use a newer one",
-                trailer->version, PD_SHARD_FORMAT_VERSION);
+    if (trailer->version != PD_SHARD_FORMAT_VERSION && trailer->version != PD_SHARD_FORMAT_CHUNKED)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "it has format version %" PRIu64 " and this perdure reads versions up to %u; use a newer one",
+                trailer->version, PD_SHARD_FORMAT_CHUNKED);
     bool fits = trailer->file_bytes == file_bytes && trailer->table_offset % PD_SHARD_PAGE_BYTES == 0 &&
                 trailer->table_bytes % PD_SHARD_PAGE_BYTES == 0 && trailer->table_bytes >= sizeof(struct pd_shard_head) &&
                 pd_checked_range(trailer->table_offset, trailer->table_bytes, file_bytes - PD_SHARD_PAGE_BYTES);
@@ -149,9 +150,12 @@ static pd_status open_parts(struct pd_shard *shard, const struct pd_identity *id
     PD_TRY(load_table(shard, err));
     PD_TRY(check_identity(shard, identity, err));
     PD_TRY(pd_shard_table_parse(shard->table, shard->trailer.table_bytes, shard->file_bytes, &shard->contents, err));
-    PD_TRY(pd_shard_map_init(shard->contents.places, shard->contents.box_count, shard->trailer.table_offset,
-                             shard->trailer.table_bytes, shard->file_bytes, &shard->map, err));
     const struct pd_shard_head *head = (const void *)shard->table;
+    if (head->version != shard->trailer.version) PD_FAIL(err, PD_CORRUPT, "table and trailer have different versions");
+    const struct pd_shard_extents extents = {
+        shard->contents.places,      shard->contents.box_count,  shard->contents.chunks, shard->contents.chunk_count,
+        shard->trailer.table_offset, shard->trailer.table_bytes, shard->file_bytes};
+    PD_TRY(pd_shard_map_init(&extents, &shard->map, err));
     shard->checksums = (const uint64_t *)(const void *)(shard->table + head->checksums_at);
     if (expect && (expect->box_count != head->box_count || expect->writer_rank != head->writer_rank))
         PD_FAIL(err, PD_CORRUPT,
@@ -192,6 +196,7 @@ void pd_shard_close(struct pd_shard *shard)
     pd_file_close_readonly(shard->file);
     pd_shard_contents_deinit(&shard->contents);
     pd_shard_map_deinit(&shard->map);
+    pd_shard_expander_free(shard->expander);
     free(shard->box_seeds);
     free(shard->table);
     free(shard->bounce);
@@ -219,7 +224,23 @@ const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard)
 uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box)
 {
     PD_CHECK(box < shard->contents.box_count);
-    return shard->contents.places[box].offset;
+    const struct pd_shard_place *place = &shard->contents.places[box];
+    uint64_t bytes = 0;
+    return place->grid.chunk_bytes ? pd_shard_chunk_extent(shard, box, 0, &bytes) : place->offset;
+}
+
+bool pd_shard_is_compressed(const struct pd_shard *shard)
+{
+    return shard->trailer.version == PD_SHARD_FORMAT_CHUNKED;
+}
+
+uint64_t pd_shard_stored_bytes(const struct pd_shard *shard)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < shard->map.segment_count; i++)
+        if (shard->map.segments[i].type == PD_SEGMENT_BOX || shard->map.segments[i].type == PD_SEGMENT_CHUNK)
+            bytes += shard->map.segments[i].bytes;
+    return bytes;
 }
 
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box)
@@ -257,14 +278,18 @@ static bool is_zero(const unsigned char *data, uint64_t bytes)
     return true;
 }
 
-static pd_status block_fail(const struct pd_shard *shard, uint32_t box, uint64_t block, const char *what,
-                            struct pd_error *err)
+pd_status pd_shard_block_fail(const struct pd_shard *shard, uint32_t box, uint64_t block, const char *what,
+                              struct pd_error *err)
 {
     const struct pd_shard_box *b = &shard->contents.boxes[box];
     const struct pd_shard_place *place = &shard->contents.places[box];
+    const struct pd_shard_grid *grid = &place->grid;
+    uint64_t at = place->offset + block * PD_SHARD_BLOCK_BYTES, bytes = 0;
+    if (grid->chunk_bytes)
+        at = pd_shard_chunk_extent(shard, box, pd_shard_grid_find(grid, block * PD_SHARD_BLOCK_BYTES), &bytes);
     PD_FAIL(err, PD_CORRUPT, "shard %s: tensor %s, %s, block %" PRIu64 " of %" PRIu64 " (file offset %" PRIu64 "): %s",
             shard->path, shard->contents.tensors.tensors[b->tensor].name, pd_kind_name(b->kind), block,
-            pd_shard_blocks_of(place->bytes), place->offset + block * PD_SHARD_BLOCK_BYTES, what);
+            pd_shard_blocks_of(place->bytes), at, what);
 }
 
 pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint64_t block, const void *data,
@@ -277,10 +302,10 @@ pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint
     uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     uint64_t digest = pd_shard_block_digest(shard->box_seeds[box], block, data, bytes);
     if (digest != shard->checksums[place->first_block + block])
-        return block_fail(shard, box, block, "the data does not match its checksum", err);
-    if (place->bytes < PD_SHARD_PAGE_BYTES || bytes % PD_SHARD_PAGE_BYTES == 0) return PD_OK;
+        return pd_shard_block_fail(shard, box, block, "the data does not match its checksum", err);
+    if (place->grid.chunk_bytes || place->bytes < PD_SHARD_PAGE_BYTES || bytes % PD_SHARD_PAGE_BYTES == 0) return PD_OK;
     if (!is_zero((const unsigned char *)data + bytes, PD_SHARD_PAGE_BYTES - bytes % PD_SHARD_PAGE_BYTES))
-        return block_fail(shard, box, block, "the padding behind the data is not zero", err);
+        return pd_shard_block_fail(shard, box, block, "the padding behind the data is not zero", err);
     return PD_OK;
 }
 
@@ -288,6 +313,7 @@ pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint
 static pd_status read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst, struct pd_error *err)
 {
     const struct pd_shard_place *place = &shard->contents.places[box];
+    if (place->grid.chunk_bytes) return pd_shard_chunk_read_block(shard, box, block, dst, err);
     uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
     uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     uint64_t begin = place->offset + block * PD_SHARD_BLOCK_BYTES, skip = begin % PD_SHARD_PAGE_BYTES;

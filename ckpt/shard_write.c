@@ -13,7 +13,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/h5.h"
-#include "ckpt/shard_table.h"
+#include "ckpt/shard_chunks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +40,7 @@ struct pd_shard_writer {
     struct pd_h5_pages pages; /* metadata, and shared pages of small boxes */
     uint64_t identity_offset; /* of the dataset that people read */
     uint64_t block_count, file_bytes, table_offset, table_bytes;
+    struct pd_shard_chunks *chunks; /* or NULL: every box is in one piece, and file_bytes never changes */
     unsigned char *table;   /* (table_bytes + a page) aligned: table, then trailer */
     struct pd_queue *queue; /* of queue_thread; opened at the first write that needs it */
     pid_t queue_thread;     /* kernel thread */
@@ -98,11 +99,21 @@ static pd_status add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uin
     struct pd_shard_place *place = &w->places[b];
     char path[PD_H5_PATH_MAX];
     PD_TRY(pd_h5_box_path(tensor, w->local[b].kind, &w->local[b].box, path, err));
-    PD_TRY(pd_h5_dataset(file, path, types[tensor->dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
     place->bytes = pd_box_elements(&w->local[b].box) * pd_dtype_bytes(tensor->dtype);
     place->first_block = w->block_count;
+    if (w->chunks && place->bytes >= PD_SHARD_PAGE_BYTES)
+        PD_TRY(pd_shard_chunks_add(w->chunks, file, path, types[tensor->dtype], tensor, &w->local[b].box, place, err));
+    else
+        PD_TRY(pd_h5_dataset(file, path, types[tensor->dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
     w->block_count += pd_shard_blocks_of(place->bytes);
     return PD_OK;
+}
+
+static struct pd_shard_counts counts_of(const struct pd_shard_writer *w)
+{
+    struct pd_shard_counts counts = {PD_SHARD_FORMAT_VERSION, w->tensors.count, w->box_count, w->block_count, 0, 0, 0};
+    if (w->chunks) pd_shard_chunks_count(w->chunks, &counts);
+    return counts;
 }
 
 static pd_status add_notes(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
@@ -113,7 +124,7 @@ static pd_status add_notes(struct pd_shard_writer *w, struct pd_h5_file *file, s
                                                 {"step", PD_H5_U64},
                                                 {"writer_rank", PD_H5_U64}};
     PD_TRY(pd_h5_note(file, "/", "format", "perdure shard", err));
-    PD_TRY(pd_h5_note_u64(file, "/", "format_version", PD_SHARD_FORMAT_VERSION, err));
+    PD_TRY(pd_h5_note_u64(file, "/", "format_version", counts_of(w).version, err));
     return pd_h5_records(file, "/identity", fields, sizeof fields / sizeof *fields, 1, &w->identity_offset, err);
 }
 
@@ -122,7 +133,8 @@ static pd_status add_everything(struct pd_shard_writer *w, struct pd_h5_file *fi
     PD_TRY(add_notes(w, file, err));
     for (uint32_t b = 0; b < w->box_count; b++)
         PD_TRY(add_box(w, file, b, err));
-    if (!pd_shard_table_size(w->tensors.count, w->box_count, w->block_count, &w->table_bytes))
+    const struct pd_shard_counts counts = counts_of(w);
+    if (!pd_shard_table_size(&counts, &w->table_bytes))
         PD_FAIL(err, PD_INVALID, "a shard of %llu blocks is too large", (unsigned long long)w->block_count);
     const uint64_t words = w->table_bytes / 8;
     return pd_h5_dataset(file, "/table", PD_H5_U64, 1, &words, &w->table_offset, err);
@@ -165,21 +177,32 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
     if (!w->local || !w->places) PD_FAIL(err, PD_NO_MEMORY, "no memory for the plan of %u boxes", w->box_count);
     PD_TRY(collect_tensors(w, err));
     PD_TRY(build_metadata(w, err));
-    pd_status st = pd_shard_map_init(w->places, w->box_count, w->table_offset, w->table_bytes, w->file_bytes, &w->map, err);
+    const struct pd_shard_extents extents = {w->places,       w->box_count,   NULL,         0,
+                                             w->table_offset, w->table_bytes, w->file_bytes};
+    pd_status st = pd_shard_map_init(&extents, &w->map, err);
     if (st == PD_CORRUPT) st = pd_error_context(err, PD_BUG, "HDF5's allocation");
     PD_TRY(st);
     PD_TRY(check_apart(w, err));
     w->table = aligned_alloc(PD_DOOR_ALIGN, w->table_bytes + PD_SHARD_PAGE_BYTES);
     if (!w->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for the table of %u boxes", w->box_count);
     memset(w->table, 0, w->table_bytes + PD_SHARD_PAGE_BYTES);
-    pd_shard_table_fill(w->table, w->table_bytes, &w->tensors, w->local, w->places, w->box_count, w->block_count);
+    const struct pd_shard_counts counts = counts_of(w);
+    pd_shard_table_fill(w->table, w->table_bytes, &counts, &w->tensors, w->local, w->places);
     ((struct pd_shard_head *)(void *)w->table)->file_bytes = w->file_bytes;
-    return PD_OK;
+    return w->chunks ? pd_shard_chunks_plan(w->chunks, &w->pages, w->table, w->file_bytes, err) : PD_OK;
 }
 
 pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                               uint32_t box_count, void *buffers, uint64_t buffer_bytes, struct pd_shard_writer **ret_writer,
                               struct pd_error *err)
+{
+    return pd_shard_writer_new_compressed(door, tensors, boxes, box_count, buffers, buffer_bytes, NULL, ret_writer, err);
+}
+
+pd_status pd_shard_writer_new_compressed(struct pd_door *door, const struct pd_tensor_table *tensors,
+                                         const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
+                                         uint64_t buffer_bytes, const struct pd_shard_codec *codec,
+                                         struct pd_shard_writer **ret_writer, struct pd_error *err)
 {
     PD_CHECK(buffer_bytes >= SLOT_BYTES_MAX && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
     struct pd_shard_writer *w = calloc(1, sizeof *w);
@@ -190,7 +213,8 @@ pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table
                                   .box_count = box_count,
                                   .buffers = buffers,
                                   .buffer_bytes = buffer_bytes};
-    pd_status st = plan_file(w, err);
+    pd_status st = codec && codec->codec != PD_CODEC_NONE ? pd_shard_chunks_new(codec, &w->chunks, err) : PD_OK;
+    if (!st) st = plan_file(w, err);
     if (st) {
         pd_shard_writer_free(w);
         return pd_error_context(err, st, "planning a shard file");
@@ -209,6 +233,7 @@ void pd_shard_writer_free(struct pd_shard_writer *writer)
     free(writer->name_digests);
     pd_shard_map_deinit(&writer->map);
     pd_h5_pages_deinit(&writer->pages);
+    pd_shard_chunks_free(writer->chunks);
     free(writer->table);
     free(writer);
 }
@@ -218,12 +243,24 @@ uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *w)
     return sizeof *w + w->table_bytes + PD_SHARD_PAGE_BYTES + pd_h5_pages_heap_bytes(&w->pages) +
            ((uint64_t)w->model->count + 1) * (sizeof *w->tensors.tensors + sizeof *w->name_digests) +
            ((uint64_t)w->box_count + 1) * (sizeof *w->local + sizeof *w->places + sizeof *w->map.small) +
-           2 * ((uint64_t)w->box_count + 2) * sizeof *w->map.segments;
+           2 * ((uint64_t)w->box_count + 2) * sizeof *w->map.segments + pd_shard_chunks_heap_bytes(w->chunks);
 }
 
 uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer)
 {
-    return writer->file_bytes;
+    return writer->chunks ? pd_shard_chunks_most_bytes(writer->chunks) : writer->file_bytes;
+}
+
+void pd_shard_writer_parts(const struct pd_shard_writer *w, struct pd_shard_writer_parts *ret_parts)
+{
+    *ret_parts = (struct pd_shard_writer_parts){.door = w->door,
+                                                .buffers = w->buffers,
+                                                .buffer_bytes = w->buffer_bytes,
+                                                .boxes = w->local,
+                                                .places = w->places,
+                                                .name_digests = w->name_digests,
+                                                .box_count = w->box_count,
+                                                .chunks = w->chunks};
 }
 
 /* ---- writing ---- */
@@ -502,6 +539,13 @@ static pd_status open_queue(struct pd_shard_writer *w, struct pd_error *err)
     return pd_queue_open(w->door, w->buffers, w->buffer_bytes, &w->queue, err);
 }
 
+pd_status pd_shard_writer_queue(struct pd_shard_writer *writer, struct pd_queue **ret_queue, struct pd_error *err)
+{
+    PD_TRY(open_queue(writer, err));
+    *ret_queue = writer->queue;
+    return PD_OK;
+}
+
 static void cut_slots(struct saving *s)
 {
     uint64_t bytes = s->w->buffer_bytes / 8 / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
@@ -552,11 +596,13 @@ static pd_status size_file(struct saving *s, uint64_t *ret_old_bytes)
 {
     struct pd_stat st;
     PD_TRY(pd_file_stat(s->file, &st, s->err));
-    *ret_old_bytes = st.bytes;
-    if (st.bytes >= s->w->file_bytes) return PD_OK;
+    const struct pd_shard_chunks *chunks = s->w->chunks;
+    const uint64_t bytes = chunks ? pd_shard_chunks_expected_bytes(chunks) : s->w->file_bytes;
+    *ret_old_bytes = st.bytes > bytes ? st.bytes : bytes;
+    if (st.bytes >= bytes) return PD_OK;
     struct pd_error refused;
-    pd_status status = pd_file_preallocate(s->file, s->w->file_bytes, &refused);
-    if (status && status != PD_UNSUPPORTED) {
+    pd_status status = pd_file_preallocate(s->file, bytes, &refused);
+    if (status && status != PD_UNSUPPORTED && !(chunks && status == PD_NO_SPACE)) { /* chunks may need less */
         if (s->err) *s->err = refused;
         return status;
     }
@@ -591,6 +637,11 @@ void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)
     writer->copied_context = context;
 }
 
+void pd_shard_writer_say_copied(const struct pd_shard_writer *writer)
+{
+    if (writer->on_copied) writer->on_copied(writer->copied_context);
+}
+
 /* Where the file's directory is a file system in memory. Not to know is to treat it as a disk. */
 static bool is_in_memory(struct pd_door *door, const char *path)
 {
@@ -607,6 +658,7 @@ pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const
                          uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                          struct pd_error *err)
 {
+    if (writer->chunks) return pd_shard_write_chunks(writer, path, identity, writer_rank, data, ret_summary, err);
     struct saving s = {.w = writer, .data = data, .identity = identity, .err = err};
     s.is_at_once = is_in_memory(writer->door, path);
     const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | (s.is_at_once ? 0u : PD_OPEN_DIRECT);
@@ -729,6 +781,7 @@ static pd_status stream_contents(struct pd_shard_stream *stream)
 {
     struct saving *s = &stream->saving;
     PD_TRY(patch_identity(s->w, s->identity, stream->writer_rank, s->err));
+    if (s->w->chunks) PD_TRY(pd_shard_chunks_seal(s->w->chunks, &s->w->pages, &s->w->file_bytes, s->err));
     pd_digest_stream_init(&s->rest, pd_shard_table_seed(s->identity));
     PD_TRY(open_queue(s->w, s->err));
     cut_slots(s);
