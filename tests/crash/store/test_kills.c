@@ -2,11 +2,12 @@
  * (A kill proves nothing about syncs; the simulated disk does.) And many saves leak nothing. */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "tests/helpers/store_room.h"
+#include "tests/helpers/generation_room.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <ftw.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,16 +48,32 @@ static pd_status save_two(struct room_rank *rank, struct pd_error *err)
     return PD_OK;
 }
 
-/* In a process of its own, which dies at the place if it comes by it often enough. True when it was killed. */
-static bool die_at(struct room *room, const char *place, unsigned nth)
+/* The same with state in files. Between the two saves a step that is not saved. */
+static pd_status step_twice(struct room_rank *rank, struct pd_error *err)
 {
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    uint64_t step = pd_store_count(rank->store) ? pd_store_entry_at(rank->store, 0)->step : 0;
+    pd_status st = generation_init(g, rank, err);
+    if (st == PD_OK) st = generation_step(g, step + 1, err);
+    if (st == PD_OK) st = pd_group_agree(rank->group, generation_write(g, step + 1000, err), err);
+    if (st == PD_OK) st = generation_step(g, step + 2, err);
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+/* In a process of its own, which dies at the place if it comes by it often enough. True when it was killed. */
+static bool die_at(struct room *room, room_script *script, const char *place, unsigned nth)
+{
+    struct pd_store_options options = script == step_twice ? generation_options() : room_options();
     pid_t child = fork();
     cr_assert_geq(child, 0);
     if (child == 0) {
         char spec[128];
         snprintf(spec, sizeof spec, "%s:%u", place, nth);
         pd_status st = pd_fault_configure(spec, NULL, NULL);
-        if (st == PD_OK) st = room_launch(room, save_two, NULL, NULL);
+        if (st == PD_OK) st = room_launch_with(room, &options, script, NULL, NULL);
         _exit(st == PD_OK ? 0 : 1);
     }
     int status;
@@ -83,7 +100,7 @@ static uint64_t newest_step(struct room *room)
     return newest;
 }
 
-static void kill_everywhere(uint32_t ranks)
+static void kill_everywhere(uint32_t ranks, room_script *script)
 {
     static const struct {
         const char *name;
@@ -92,16 +109,17 @@ static void kill_everywhere(uint32_t ranks)
         {"store.open.fenced", false},      {"store.open.recovered", false}, {"store.begin.made", false},
         {"store.prepare.written", false},  {"store.prepare.synced", false}, {"store.seal.checked", false},
         {"store.seal.recorded", true},     {"store.seal.renamed", true},    {"store.seal.done", true},
-        {"store.retire.unrecorded", true}, {"store.retire.hidden", true},
+        {"store.retire.unrecorded", true}, {"store.retire.hidden", true},   {"store.begin.linked", false},
     };
     struct room room = {.ranks = ranks, .hosts = 1, .root = root};
     uint64_t before = 0;
-    cr_assert_not(die_at(&room, "store.never.passed", 1));
+    cr_assert_not(die_at(&room, script, "store.never.passed", 1));
     before = newest_step(&room);
     cr_assert_eq(before, 2);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (script != step_twice && strcmp(places[i].name, "store.begin.linked") == 0) continue;
         for (unsigned nth = 1; nth <= 2; nth++) {
-            bool was_killed = die_at(&room, places[i].name, nth);
+            bool was_killed = die_at(&room, script, places[i].name, nth);
             if (nth == 1) cr_assert(was_killed, "%s is never passed", places[i].name);
             uint64_t after = newest_step(&room), least = before + (places[i].seals && ranks == 1 ? 1 : 0);
             if (!was_killed) least = before + 2;
@@ -114,12 +132,22 @@ static void kill_everywhere(uint32_t ranks)
 
 Test(store_kills, one_rank)
 {
-    kill_everywhere(1);
+    kill_everywhere(1, save_two);
 }
 
 Test(store_kills, four_ranks)
 {
-    kill_everywhere(4);
+    kill_everywhere(4, save_two);
+}
+
+Test(store_kills, one_rank_with_generations)
+{
+    kill_everywhere(1, step_twice);
+}
+
+Test(store_kills, four_ranks_with_generations)
+{
+    kill_everywhere(4, step_twice);
 }
 
 static unsigned open_descriptors(void)
@@ -152,6 +180,59 @@ Test(store_kills, many_saves_leave_no_descriptors)
     unsigned descriptors[2];
     cr_assert_eq(room_launch(&room, save_often, descriptors, &err), PD_OK, "%s", err.message);
     cr_assert_eq(descriptors[0], descriptors[1]);
+}
+
+struct usage {
+    unsigned descriptors, files;
+    uint64_t heap_bytes;
+};
+
+static unsigned file_count;
+
+static int count_entry(const char *path, const struct stat *stat, int type, struct FTW *ftw)
+{
+    (void)path;
+    (void)stat;
+    (void)ftw;
+    file_count += type == FTW_F;
+    return 0;
+}
+
+static struct usage usage_now(void)
+{
+    file_count = 0;
+    cr_assert_eq(nftw(root, count_entry, 16, FTW_PHYS), 0);
+    return (struct usage){open_descriptors(), file_count, mallinfo2().uordblks};
+}
+
+/* A step between two saves keeps more files in use than saving each step does. */
+static pd_status step_often(struct room_rank *rank, struct pd_error *err)
+{
+    struct usage *usage = rank->context;
+    struct generation *g = calloc(1, sizeof *g);
+    if (!g) PD_FAIL(err, PD_NO_MEMORY, "no memory");
+    pd_status st = generation_init(g, rank, err);
+    for (uint64_t step = 1; st == PD_OK && step <= 1000; step++) {
+        st = generation_write(g, 10000 + step, err);
+        if (st == PD_OK) st = generation_step(g, step, err);
+        if (step == 10) usage[0] = usage_now();
+        if (step == 1000) usage[1] = usage_now();
+    }
+    generation_deinit(g);
+    free(g);
+    return st;
+}
+
+Test(store_kills, a_thousand_saves_of_generations_leave_nothing)
+{
+    struct room room = {.ranks = 1, .hosts = 1, .root = root};
+    struct pd_store_options options = generation_options();
+    struct pd_error err = {0};
+    struct usage usage[2];
+    cr_assert_eq(room_launch_with(&room, &options, step_often, usage, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(usage[0].descriptors, usage[1].descriptors);
+    cr_assert_eq(usage[0].files, usage[1].files, "%u files after 10 saves, %u after 1000", usage[0].files, usage[1].files);
+    cr_assert_leq(usage[1].heap_bytes, usage[0].heap_bytes + (1 << 20));
 }
 
 /* `perdure ckpt ls` and `prune` beside a living run: one looks, the other is refused. */
