@@ -30,7 +30,7 @@ void pd_config_deinit(struct pd_config *config)
         if (pd_keys[i].type == PD_KEY_STRING) {
             free(*member);
             *member = NULL;
-        } else if (pd_keys[i].type == PD_KEY_SOURCES || pd_keys[i].type == PD_KEY_RANKS) {
+        } else if (pd_key_is_list(&pd_keys[i])) {
             pd_key_clear_list(config, &pd_keys[i]);
         }
     }
@@ -60,7 +60,7 @@ static pd_status split_override(const char *override, char *ret_path, size_t pat
 static pd_status visit_entry(const struct pd_yaml_entry *entry, struct pd_config *config, struct pd_error *err)
 {
     const struct pd_key *key = pd_key_find(entry->path);
-    bool is_list = key && (key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS);
+    bool is_list = key && pd_key_is_list(key);
     switch (entry->node) {
     case PD_YAML_SECTION:
         if (key && !is_list) PD_FAIL(err, PD_INVALID, "%s: expected a value, found a section", entry->path);

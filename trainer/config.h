@@ -5,7 +5,8 @@
  * --print-config shows. An unknown key is an error with line, column and the nearest key. Counts take k, M, G as powers of
  * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
- * data.train is a file name, or a list of names and of {path, format, weight}. Model sizes that follow from others (kv_heads,
+ * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
+ * keep_last, keep_every, bandwidth}. Model sizes that follow from others (kv_heads,
  * head_size, ffn) follow again when the others are changed and they are not named.
  *
  * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
@@ -15,6 +16,7 @@
 #ifndef PD_TRAINER_CONFIG_H
 #define PD_TRAINER_CONFIG_H
 
+#include "ckpt/tiers.h"
 #include "offload/placement.h"
 #include "trainer/data/data.h"
 #include "trainer/math/math.h"
@@ -23,6 +25,15 @@
 
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
+
+/* What is left out is taken from checkpoint.*. */
+struct pd_config_tier {
+    char *dir;
+    uint64_t every;
+    uint32_t keep_last;
+    uint64_t keep_every;
+    uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
+};
 
 struct pd_config {
     struct {
@@ -80,6 +91,9 @@ struct pd_config {
         uint32_t keep_last;
         uint64_t keep_every;
         uint32_t in_flight;        /* saves under way at once */
+        struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the four keys above */
+        uint32_t tiers_count;
+        double leave_seconds;      /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
     } checkpoint;
     struct {
         uint64_t every;            /* steps; 0: never */
@@ -103,6 +117,9 @@ PD_MUST_USE pd_status pd_config_parse(const char *name, const char *yaml, const 
 void pd_config_deinit(struct pd_config *config);
 /* The resolved whole as YAML that loads back to the same struct; malloc'ed. What --print-config shows and a commit keeps. */
 PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err);
+
+/* The tiers of a run, resolved; borrowed from the configuration. Returns their count, at least one. */
+uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX]);
 
 enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
 struct pd_resume_difference {

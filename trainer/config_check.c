@@ -51,7 +51,8 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
     resolve_weights(c->data.train, c->data.train_count);
     resolve_weights(c->data.validation, c->data.validation_count);
-    return resolve_checkpoint_dir(c, err);
+    PD_TRY(resolve_checkpoint_dir(c, err));
+    return pd_config_tiers_resolve(c, err);
 }
 
 /* ---- check ---- */
@@ -205,6 +206,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_order(c, err));
     PD_TRY(check_numerics(c, err));
+    PD_TRY(pd_config_tiers_check(c, err));
     PD_TRY(pd_degrees_check(c, err));
     return check_restarts(c, err);
 }

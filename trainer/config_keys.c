@@ -162,6 +162,10 @@ const struct pd_key pd_keys[] = {
            "and those of steps that this divides; 0: none", STEPS),
     NUMBER(PD_KEY_U32, "checkpoint.in_flight", checkpoint.in_flight, "1", 1, 2, FREE,
            "saves under way at once; 2: one may be copied while the one before is made durable", PLAIN),
+    LIST(PD_KEY_TIERS, "checkpoint.tiers", checkpoint.tiers, checkpoint.tiers_count, FREE,
+         "directories to save into, the fastest first; none: checkpoint.dir alone"),
+    NUMBER(PD_KEY_DOUBLE, "checkpoint.leave_seconds", checkpoint.leave_seconds, "20", 0, 1e6, FREE,
+           "asked to leave: for further tiers, once one that outlives a reboot has the last step", PLAIN),
 
     NUMBER(PD_KEY_U64, "validation.every", validation.every, "0", 0, COUNT_MAX, FREE, "steps; 0: never", STEPS),
     NUMBER(PD_KEY_U32, "validation.sequences", validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),

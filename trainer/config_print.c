@@ -2,6 +2,7 @@
 #include "trainer/config_keys.h"
 #include "trainer/data/token_file.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,16 @@ static void print_sources(FILE *out, const struct pd_data_source *sources, uint3
     }
 }
 
+static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        fputs("    - {dir: ", out);
+        print_quoted(out, tiers[i].dir);
+        fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64 "}\n",
+                tiers[i].every, tiers[i].keep_last, tiers[i].keep_every, tiers[i].bandwidth);
+    }
+}
+
 static void print_ranks(FILE *out, const uint32_t *ranks, uint32_t count)
 {
     fputc('[', out);
@@ -72,7 +83,7 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     const void *member = (const char *)config + key->offset;
     uint32_t count = 0;
     if (key->count_offset) memcpy(&count, (const char *)config + key->count_offset, sizeof count);
-    if (key->type == PD_KEY_SOURCES) {
+    if (key->type == PD_KEY_SOURCES || key->type == PD_KEY_TIERS) {
         if (!count) fputs("[]", out);
     } else if (key->type == PD_KEY_RANKS) {
         print_ranks(out, *(uint32_t *const *)member, count);
@@ -85,6 +96,7 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     }
     print_comment(out, line_start, key->meaning);
     if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);
+    if (key->type == PD_KEY_TIERS) print_tiers(out, *(struct pd_config_tier *const *)member, count);
 }
 
 pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err)

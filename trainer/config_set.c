@@ -87,9 +87,9 @@ void pd_key_suggest(const char *path, char *ret, size_t bytes)
         snprintf(ret, bytes, "unknown key %s; --print-config lists all keys", path);
 }
 
-static void *member_of(struct pd_config *config, size_t offset)
+static void *member_of(void *base, size_t offset)
 {
-    return (char *)config + offset;
+    return (char *)base + offset;
 }
 
 uint32_t pd_utf8_next(const char **text)
@@ -182,43 +182,43 @@ static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint6
     return true;
 }
 
-static pd_status set_unsigned(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+static pd_status set_unsigned(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     uint64_t value;
     if (!parse_with_suffix(text, key->suffix, &value))
         PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
     PD_TRY(check_range(key, (double)value, text, err));
     if (key->type == PD_KEY_U32)
-        *(uint32_t *)member_of(config, key->offset) = (uint32_t)value;
+        *(uint32_t *)member_of(base, key->offset) = (uint32_t)value;
     else
-        *(uint64_t *)member_of(config, key->offset) = value;
+        *(uint64_t *)member_of(base, key->offset) = value;
     return PD_OK;
 }
 
-static pd_status set_real(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+static pd_status set_real(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     double value;
     if (!pd_parse_double(text, &value)) PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
     PD_TRY(check_range(key, value, text, err));
     if (key->type == PD_KEY_FLOAT)
-        *(float *)member_of(config, key->offset) = (float)value;
+        *(float *)member_of(base, key->offset) = (float)value;
     else
-        *(double *)member_of(config, key->offset) = value;
+        *(double *)member_of(base, key->offset) = value;
     return PD_OK;
 }
 
-static pd_status set_signed(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+static pd_status set_signed(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     int64_t value;
     if (!pd_parse_i64(text, &value)) PD_FAIL(err, PD_INVALID, "expected a whole number, found \"%s\"", text);
     PD_TRY(check_range(key, (double)value, text, err));
-    *(int64_t *)member_of(config, key->offset) = value;
+    *(int64_t *)member_of(base, key->offset) = value;
     return PD_OK;
 }
 
-static void set_automatic(struct pd_config *config, const struct pd_key *key)
+static void set_automatic(void *base, const struct pd_key *key)
 {
-    void *member = member_of(config, key->offset);
+    void *member = member_of(base, key->offset);
     if (key->type == PD_KEY_U32)
         *(uint32_t *)member = 0;
     else if (key->type == PD_KEY_U64)
@@ -227,31 +227,36 @@ static void set_automatic(struct pd_config *config, const struct pd_key *key)
         *(double *)member = -1;
 }
 
-static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     if (key->automatic && strcmp(text, "auto") == 0) {
-        set_automatic(config, key);
+        set_automatic(base, key);
         return PD_OK;
     }
     switch (key->type) {
     case PD_KEY_STRING:
-        return replace_string(member_of(config, key->offset), text, err);
+        return replace_string(member_of(base, key->offset), text, err);
     case PD_KEY_U32:
     case PD_KEY_U64:
-        return set_unsigned(config, key, text, err);
+        return set_unsigned(base, key, text, err);
     case PD_KEY_I64:
-        return set_signed(config, key, text, err);
+        return set_signed(base, key, text, err);
     case PD_KEY_FLOAT:
     case PD_KEY_DOUBLE:
-        return set_real(config, key, text, err);
+        return set_real(base, key, text, err);
     case PD_KEY_BOOL:
-        return set_bool(member_of(config, key->offset), text, err);
+        return set_bool(member_of(base, key->offset), text, err);
     default:
-        return set_word(member_of(config, key->offset), key->words, text, err);
+        return set_word(member_of(base, key->offset), key->words, text, err);
     }
 }
 
 /* ---- lists ---- */
+
+bool pd_key_is_list(const struct pd_key *key)
+{
+    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
+}
 
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
 {
@@ -260,14 +265,14 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
     if (key->type == PD_KEY_SOURCES)
         for (uint32_t i = 0; i < *count; i++)
             free(((struct pd_data_source *)*items)[i].path);
+    if (key->type == PD_KEY_TIERS) pd_key_clear_tiers(*items, *count);
     free(*items);
     *items = NULL;
     *count = 0;
 }
 
-/* Room for element `index`, which is there already or the next. */
-static pd_status list_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
-                            struct pd_error *err)
+pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+                       struct pd_error *err)
 {
     uint32_t *count = member_of(config, key->count_offset);
     void **items = member_of(config, key->offset);
@@ -292,7 +297,7 @@ static pd_status set_source(struct pd_config *config, const struct pd_key *key, 
     bool is_path = p->member[0] == '\0' || strcmp(p->member, "path") == 0;
     if (!is_path && strcmp(p->member, "format") != 0 && strcmp(p->member, "weight") != 0)
         PD_FAIL(err, PD_INVALID, "a data file has path, format and weight, and no \"%s\"", p->member);
-    PD_TRY(list_reach(config, key, p->index, sizeof(struct pd_data_source), err));
+    PD_TRY(pd_key_reach(config, key, p->index, sizeof(struct pd_data_source), err));
     struct pd_data_source *source = *(struct pd_data_source **)member_of(config, key->offset) + p->index;
     if (is_path) return replace_string(&source->path, text, err);
     if (strcmp(p->member, "format") == 0) {
@@ -314,7 +319,7 @@ static pd_status set_rank(struct pd_config *config, const struct pd_key *key, ui
     uint64_t value;
     if (!pd_parse_u64(text, &value) || value == 0 || value > 65536)
         PD_FAIL(err, PD_INVALID, "expected a number of ranks from 1 to 65536, found \"%s\"", text);
-    PD_TRY(list_reach(config, key, index, sizeof(uint32_t), err));
+    PD_TRY(pd_key_reach(config, key, index, sizeof(uint32_t), err));
     (*(uint32_t **)member_of(config, key->offset))[index] = (uint32_t)value;
     return PD_OK;
 }
@@ -338,6 +343,18 @@ static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, c
     return PD_OK;
 }
 
+/* Without an index only "[]": a list has no other text. */
+static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                          struct pd_error *err)
+{
+    if (p->has_index) return pd_key_set_tier(config, key, p->index, p->member, text, err);
+    if (text[strspn(text, " []")] != '\0')
+        PD_FAIL(err, PD_INVALID, "expected a list of {dir, every, ...}, found \"%s\"; one is written %s[0].dir=DIR", text,
+                key->name);
+    pd_key_clear_list(config, key);
+    return PD_OK;
+}
+
 pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err)
 {
     if (strcmp(path, "layout") == 0) {
@@ -347,7 +364,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     }
     struct place p = place_of(path);
     const struct pd_key *key = pd_key_find(p.name);
-    bool is_list = key && (key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS);
+    bool is_list = key && pd_key_is_list(key);
     if (!key || !p.well_formed || (p.has_index && !is_list)) {
         char suggestion[320];
         if (key && p.well_formed) {
@@ -363,8 +380,10 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
         status = set_source(config, key, &p, text, err);
     else if (key->type == PD_KEY_RANKS)
         status = set_ranks(config, key, &p, text, err);
+    else if (key->type == PD_KEY_TIERS)
+        status = set_tier(config, key, &p, text, err);
     else
-        status = set_scalar(config, key, text, err);
+        status = pd_key_set_member(config, key, text, err);
     return status ? pd_error_context(err, status, "%s", path) : PD_OK;
 }
 

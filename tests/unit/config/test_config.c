@@ -80,6 +80,53 @@ Test(config, every_shape_of_a_file_list)
     pd_config_deinit(&c);
 }
 
+#define TIERS                                                                          \
+    MINIMAL "checkpoint:\n  every: 50\n  keep_last: 2\n  tiers:\n"                     \
+            "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G}\n    - keep_every: 1k\n" \
+            "    - {dir: /net/r, keep_last: 9, every: 0}\n"
+
+Test(config, tiers_take_what_they_leave_out_from_their_section)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    struct pd_config c = parse(TIERS, NULL);
+    cr_assert_eq(pd_config_tiers(&c, tiers), 3);
+    cr_expect_str_eq(tiers[0].dir, "/dev/shm/r");
+    cr_expect(tiers[0].every == 5 && tiers[0].keep_last == 2 && tiers[0].keep_every == 0);
+    cr_expect_eq(tiers[0].bandwidth, 2000000000);
+    cr_expect_str_eq(tiers[1].dir, "r/checkpoints");
+    cr_expect(tiers[1].every == 50 && tiers[1].keep_last == 2 && tiers[1].keep_every == 1000 && !tiers[1].bandwidth);
+    cr_expect(tiers[2].every == 0 && tiers[2].keep_last == 9);
+    char *text = NULL;
+    struct pd_error err;
+    cr_assert_eq(pd_config_print(&c, &text, &err), PD_OK);
+    pd_config_deinit(&c);
+    c = parse(text, (const char *const[]){"checkpoint.tiers[1].every=100", "checkpoint.every=7", NULL});
+    cr_assert_eq(pd_config_tiers(&c, tiers), 3, "%s", text);
+    cr_expect(tiers[0].every == 5 && tiers[1].every == 100 && tiers[1].keep_every == 1000 && tiers[2].every == 0);
+    pd_config_deinit(&c);
+    free(text);
+    c = parse(MINIMAL, (const char *const[]){"checkpoint.every=7", NULL});
+    cr_assert_eq(pd_config_tiers(&c, tiers), 1);
+    cr_expect(tiers[0].every == 7 && tiers[0].keep_last == 3);
+    cr_expect_str_eq(tiers[0].dir, "r/checkpoints");
+    pd_config_deinit(&c);
+}
+
+Test(config, tiers_are_refused)
+{
+    refused(TIERS, "checkpoint.tiers[0].evry=3", "no \"evry\"; did you mean every?");
+    refused(TIERS, "checkpoint.tiers[0].dir=/net/r", "checkpoint.tiers[0] and [2] are both /net/r");
+    refused(TIERS, "checkpoint.tiers[2].dir=", "checkpoint.tiers[2].dir is empty");
+    refused(TIERS, "checkpoint.tiers[0].keep_last=0", "expected a number of at least 1");
+    refused(TIERS, "checkpoint.tiers[4].dir=x", "the next is checkpoint.tiers[3]");
+    refused(TIERS, "checkpoint.tiers=fast", "checkpoint.tiers[0].dir=DIR");
+    refused(TIERS, "checkpoint.tiers[0]=x", "a tier is written {dir: DIR, every: STEPS}");
+    refused(MINIMAL "checkpoint: {tiers: [{dir: a}, {dir: b}, {dir: c}, {dir: d}, {dir: e}, {dir: f}, {dir: g}, {dir: h}, "
+                    "{dir: i}]}\n",
+            NULL, "at most 8 tiers");
+    refused(MINIMAL "checkpoint: {tiers: [{every: 1}, {every: 2}]}\n", NULL, "takes checkpoint.dir");
+}
+
 Test(config, overrides_win_in_order)
 {
     const char *const overrides[] = {
@@ -379,7 +426,7 @@ Test(keys, table_is_sound)
                       key->type == PD_KEY_FLOAT || key->type == PD_KEY_DOUBLE;
         cr_expect(!number || key->low < key->high, "%s", key->name);
         bool is_model = strncmp(key->name, "model.", 6) == 0 && strcmp(key->name, "model.preset") != 0;
-        bool is_list = key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS;
+        bool is_list = pd_key_is_list(key);
         cr_expect((key->initial == NULL) == (is_model || is_list), "%s", key->name);
         bool sizes = strstr(key->meaning, "0: ") != NULL && key->type == PD_KEY_U32;
         cr_expect(!sizes || key->low == 0, "%s says what 0 means and does not admit it", key->name);
@@ -488,7 +535,9 @@ Test(load, files)
     cr_expect_eq(load_file("run: {}\0x", 9, &err), PD_INVALID);
     cr_expect(strstr(err.message, "holds zero bytes"), "%s", err.message);
     cr_expect_eq(pd_config_load("/nonexistent/run.yaml", NULL, 0, &config, &err), PD_NOT_FOUND);
-    cr_expect(strstr(err.message, "cannot open the configuration /nonexistent/run.yaml (examples are in tools/configs): No such file"), "%s", err.message);
+    cr_expect(strstr(err.message,
+                     "cannot open the configuration /nonexistent/run.yaml (examples are in tools/configs): No such file"),
+              "%s", err.message);
     cr_expect_eq(pd_config_load("/tmp", NULL, 0, &config, &err), PD_INVALID);
     cr_expect(strstr(err.message, "/tmp is a directory"), "%s", err.message);
     size_t big = (16u << 20) + 70000;
