@@ -21,11 +21,25 @@
  *    5. A shard of a sealed checkpoint is moved or rewritten only after the record is durably gone on every host.
  *    6. A directory leaves the root by one rename into the pool; emptying it comes after. So a dead launch that wakes up
  *       cannot seal what we are emptying: its rename finds no source.
- *    7. A file is written in place only by the rank in whose pool it lies, under that rank's lock, and only while its
- *       link count is one: a name somebody else gave it (a backup, a torn rename) keeps its bytes.
+ *    7. A file is written in place only by the rank in whose pool it lies, under that rank's lock. It is chosen only while
+ *       it waits there (recycle-…) and its link count is one: a name somebody else gave it (a backup, a checkpoint, a
+ *       torn rename that came back with a power loss) keeps its bytes.
  *    8. Fences grow. A launch seals only while its fence is the highest in the root.
  *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused.
  *   10. What is not named by store_names.h is not ours: never touched, also inside our directories.
+ *   11. A generation is written under a name of its own (pool-F/generation-…), by whoever holds it, before any checkpoint
+ *       knows it. It is linked once it is finished and synced, and never written from then on: released, it either waits
+ *       (no checkpoint has it) or loses its name in the pool. Then the checkpoint alone has it, as it has any shard: it
+ *       waits again when retention has taken the record away on every host, durably, which 5 puts first.
+ *   12. What was held when a launch died is unlinked, never taken over: writes of it may still be in flight in the kernel
+ *       though every lock is free, and a sync of it may have failed with nobody left to say so. What waited has neither:
+ *       it is taken over under 7 and the rule of store_claim.c.
+ *
+ * Why nobody else's writes reach a sealed checkpoint or a file of ours: a worker that lives on, whatever it believes, has open
+ * for writing only what it holds. That was never linked (11) and is never ours (12): where its lock is seen its whole pool
+ * stays as it is; where it is not seen its files are unlinked and it writes into files without a name. It can link what it has
+ * finished, but into a directory of its own fence, which it cannot seal (8) and the next open clears (6). What it takes, it
+ * takes by renaming inside its own pool, so that a file has one taker, whoever else moves it meanwhile.
  *
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
  * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared,
@@ -34,7 +48,8 @@
  * at open (store_claim.c) and never configured.
  *
  *   files   store_claim (lock, domains, fence) · store_survey (what lies where) · store_recover (roll forward, clear) ·
- *           store_save (prepare, seal) · store_remove (retire, recycle, quarantine) · retention · probe
+ *           store_save (prepare, seal) · store_generation (what waits, what is held) · store_remove (retire, recycle,
+ *           quarantine) · retention · probe
  */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"

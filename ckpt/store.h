@@ -4,8 +4,11 @@
  *   <root>/step-000000001200-<fence>.tmp/                                         being prepared
  *   <root>/fence-<N>                                                              one a launch, created exclusively
  *   <root>/lock, <root>/owner                                                     held by the living launch; who it is
- *   <root>/pool-<fence>/                                                          files of that launch that wait to be
- *                                                                                reused
+ *   <root>/pool-<fence>/                                                          files of that launch:
+ *       lock-<rank>                       held by each of its workers
+ *       recycle-<rank>-<k>                waits to be reused
+ *       generation-<rank>-<slot>.h5       holds state while steps go on, below
+ *       index-<version>, trash-<name>/    linked into checkpoints; being emptied
  *   <root>/quarantine/                                                            damaged checkpoints, space capped
  *
  * The protocol (prepare, seal, choose, delete) with its invariants and state diagram opens store.c. Every call is collective
