@@ -49,9 +49,10 @@ PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
 struct pd_shard_codec {
     enum pd_codec codec;
-    int level;                   /* PD_ZSTD_LEVEL_MIN to _MAX */
-    bool is_auto;                /* compress only what can be compressed while the disk is busy with what went before */
-    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, used by one save at a time; NULL: the caller */
+    int level;    /* PD_ZSTD_LEVEL_MIN to _MAX */
+    bool is_auto; /* compress only what can be compressed while the disk is busy with what went before */
+    struct pd_thread_pool
+        *pool; /* compresses; borrowed for the writer's life, used by one save at a time; NULL: the caller */
 };
 /* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
  * threads; is_auto does not. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
@@ -62,10 +63,10 @@ PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_door *door, const
                                                      struct pd_shard_writer **ret_writer, struct pd_error *err);
 void pd_shard_writer_free(struct pd_shard_writer *writer);
 uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
-uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* size of the file it will write; compressed: at most */
+uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* of the file, at most */
 
-/* Called by pd_shard_write, in its thread, as soon as `data` is no longer read: it may change from there on, while tables are
- * written and the file is synced. Not called where the write fails before. NULL: nobody. */
+/* Called by pd_shard_write, in its thread, as soon as `data` is no longer read: it may change from there on, while tables
+ * are written and the file is synced. Not called where the write fails before. NULL: nobody. */
 void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)(void *context), void *context);
 
 /* data[i]: dense elements of box i, host memory, borrowed, unchanged until it is copied. Writes data, then tables, then
@@ -76,9 +77,9 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
                                      uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                                      struct pd_error *err);
 
-/* Writing an uncompressed shard whose boxes are never in memory as a whole. The caller writes the data of boxes of a page and more itself,
- * through pd_shard_stream_file, to where they belong, the last page filled up with zeros; the stream learns every block, in
- * any order, and writes all the rest at the end. The file is the same as pd_shard_write makes.
+/* Writing an uncompressed shard whose boxes are never in memory as a whole. The caller writes the data of boxes of a page
+ * and more itself, through pd_shard_stream_file, to where they belong, the last page filled up with zeros; the stream learns
+ * every block, in any order, and writes all the rest at the end. The file is the same as pd_shard_write makes.
  *   memory  8 bytes a block (the writer's), and the boxes of less than a page */
 struct pd_shard_stream;
 
@@ -123,7 +124,8 @@ const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard); /* (box
 bool pd_shard_is_compressed(const struct pd_shard *shard);
 /* Size of the file, and what of it is boxes of data as they are stored. */
 uint64_t pd_shard_stored_bytes(const struct pd_shard *shard);
-/* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies. */
+/* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies.
+ */
 uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_block_count(const struct pd_shard *shard, uint32_t box);

@@ -49,28 +49,4 @@ uint64_t pd_shard_chunks_place(struct pd_shard_chunks *chunks, uint64_t stored_b
 PD_MUST_USE pd_status pd_shard_chunks_seal(struct pd_shard_chunks *chunks, struct pd_h5_pages *pages,
                                            uint64_t *ret_file_bytes, struct pd_error *err);
 
-/* ---- between shard_write.c and shard_compress.c ---- */
-
-struct pd_shard_writer_parts {
-    struct pd_door *door;
-    unsigned char *buffers; /* (buffer_bytes) */
-    uint64_t buffer_bytes;
-    const struct pd_shard_box *boxes;    /* (box_count) numbers of the shard's own tensors */
-    const struct pd_shard_place *places; /* (box_count) */
-    const uint64_t *name_digests;
-    uint32_t box_count;
-    struct pd_shard_chunks *chunks;
-};
-void pd_shard_writer_parts(const struct pd_shard_writer *writer, struct pd_shard_writer_parts *ret_parts);
-/* `data` is no longer read. */
-void pd_shard_writer_say_copied(const struct pd_shard_writer *writer);
-/* Of the calling thread, over the writer's buffers. */
-PD_MUST_USE pd_status pd_shard_writer_queue(struct pd_shard_writer *writer, struct pd_queue **ret_queue,
-                                            struct pd_error *err);
-/* pd_shard_write of a compressed shard. */
-PD_MUST_USE pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path,
-                                            const struct pd_identity *identity, uint32_t writer_rank,
-                                            const void *const *data, struct pd_shard_summary *ret_summary,
-                                            struct pd_error *err);
-
 #endif

@@ -15,7 +15,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/codec_zstd.h"
-#include "ckpt/shard_chunks.h"
+#include "ckpt/shard_writer.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -51,11 +51,10 @@ struct slot {
 };
 
 struct packing {
-    struct pd_shard_writer_parts w;
+    struct pd_shard_writer *w;
     struct pd_shard_stream *stream;
     const void *const *data;
     const struct pd_shard_codec *codec;
-    struct pd_queue *queue;
     struct scratch scratch[THREADS_MAX];
     uint32_t threads;
     struct job jobs[BATCH_MAX];
@@ -92,7 +91,7 @@ static pd_status reap_some(struct packing *p)
     struct pd_transfer *done[RING_MAX];
     uint32_t count = 0;
     uint64_t bytes = 0;
-    PD_TRY(pd_queue_reap(p->queue, done, RING_MAX, &count, p->failed ? NULL : p->err));
+    PD_TRY(pd_queue_reap(p->w->queue, done, RING_MAX, &count, p->failed ? NULL : p->err));
     PD_CHECK(count > 0);
     for (uint32_t d = 0; d < count; d++) {
         ((struct slot *)done[d]->user)->in_flight = false;
@@ -128,7 +127,7 @@ static pd_status send(struct packing *p, struct slot *slot, const void *data, ui
                                           .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
     if (p->in_flight == 0) p->busy_since_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_queue_submit(p->queue, &transfer, 1, p->err));
+    PD_TRY(pd_queue_submit(p->w->queue, &transfer, 1, p->err));
     slot->in_flight = true;
     p->in_flight++;
     p->in_flight_bytes += bytes;
@@ -169,7 +168,7 @@ static pd_status stage(struct packing *p, uint64_t offset, const unsigned char *
 
 static pd_status write_job(struct packing *p, const struct job *job)
 {
-    const uint64_t at = pd_shard_chunks_place(p->w.chunks, job->stored_bytes, job->digest, job->filter_mask);
+    const uint64_t at = pd_shard_chunks_place(p->w->chunks, job->stored_bytes, job->digest, job->filter_mask);
     if (job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_DOOR_ALIGN ||
         (uintptr_t)job->data % PD_DOOR_ALIGN)
         return stage(p, at, job->stored, job->stored_bytes);
@@ -192,7 +191,7 @@ static pd_status drain(struct packing *p)
 /* Blocks that begin in the chunk; the last may reach into the next one. */
 static void hash_blocks(struct packing *p, const struct job *job)
 {
-    const uint64_t box_bytes = p->w.places[job->box].bytes;
+    const uint64_t box_bytes = p->w->places[job->box].bytes;
     for (uint64_t block = (job->begin + PD_SHARD_BLOCK_BYTES - 1) / PD_SHARD_BLOCK_BYTES;
          block * PD_SHARD_BLOCK_BYTES < job->begin + job->bytes; block++) {
         const uint64_t at = block * PD_SHARD_BLOCK_BYTES, left = box_bytes - at;
@@ -289,10 +288,10 @@ static uint32_t element_bytes_of(const struct pd_shard_box *box, const struct pd
 
 static pd_status add_box(struct packing *p, uint32_t b, const struct pd_identity *identity)
 {
-    const struct pd_shard_place *place = &p->w.places[b];
-    const struct pd_shard_box *box = &p->w.boxes[b];
+    const struct pd_shard_place *place = &p->w->places[b];
+    const struct pd_shard_box *box = &p->w->local[b];
     const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes);
-    const uint64_t seed = pd_shard_box_seed(identity, p->w.name_digests[box->tensor], box->kind, &box->box);
+    const uint64_t seed = pd_shard_box_seed(identity, p->w->name_digests[box->tensor], box->kind, &box->box);
     for (uint64_t c = 0; c < count; c++) {
         struct job *job = &p->jobs[p->job_count];
         unsigned char *output = job->output;
@@ -311,12 +310,12 @@ static pd_status add_box(struct packing *p, uint32_t b, const struct pd_identity
 
 static pd_status pack_boxes(struct packing *p, const struct pd_identity *identity)
 {
-    pd_shard_chunks_begin(p->w.chunks);
-    for (uint32_t b = 0; b < p->w.box_count; b++) {
-        if (p->w.places[b].grid.chunk_bytes)
+    pd_shard_chunks_begin(p->w->chunks);
+    for (uint32_t b = 0; b < p->w->box_count; b++) {
+        if (p->w->places[b].grid.chunk_bytes)
             PD_TRY(add_box(p, b, identity));
         else
-            pd_shard_stream_block(p->stream, b, 0, p->data[b], p->w.places[b].bytes);
+            pd_shard_stream_block(p->stream, b, 0, p->data[b], p->w->places[b].bytes);
     }
     PD_TRY(run_batch(p));
     return flush_current(p);
@@ -327,7 +326,7 @@ static pd_status pack_boxes(struct packing *p, const struct pd_identity *identit
 static pd_status cut_buffers(struct packing *p)
 {
     const uint32_t size = pd_thread_pool_size(p->codec->pool);
-    const uint64_t units = p->w.buffer_bytes / UNIT_BYTES;
+    const uint64_t units = p->w->buffer_bytes / UNIT_BYTES;
     PD_CHECK(units >= 4);
     p->threads = size < THREADS_MAX ? size : THREADS_MAX;
     if (p->threads > units / 4) p->threads = (uint32_t)(units / 4);
@@ -337,11 +336,11 @@ static pd_status cut_buffers(struct packing *p)
     p->batch = batch < BATCH_MAX ? (uint32_t)batch : BATCH_MAX;
     const uint64_t ring = units - p->threads - p->batch;
     p->ring_count = ring < RING_MAX ? (uint32_t)ring : RING_MAX;
-    unsigned char *at = p->w.buffers;
+    unsigned char *at = p->w->buffers;
     for (uint32_t t = 0; t < p->threads; t++, at += UNIT_BYTES) {
         p->scratch[t].memory = at;
         atomic_flag_clear(&p->scratch[t].is_taken);
-        PD_TRY(pd_shard_chunks_zstd(p->w.chunks, t, &p->scratch[t].zstd, p->err));
+        PD_TRY(pd_shard_chunks_zstd(p->w->chunks, t, &p->scratch[t].zstd, p->err));
     }
     for (uint32_t j = 0; j < p->batch; j++, at += UNIT_BYTES)
         p->jobs[j].output = at;
@@ -350,10 +349,10 @@ static pd_status cut_buffers(struct packing *p)
     return PD_OK;
 }
 
-static pd_status pack(struct packing *p, struct pd_shard_writer *writer, const struct pd_identity *identity)
+static pd_status pack(struct packing *p, const struct pd_identity *identity)
 {
     PD_TRY(cut_buffers(p));
-    PD_TRY(pd_shard_writer_queue(writer, &p->queue, p->err));
+    PD_TRY(pd_shard_writer_queue(p->w, p->err));
     pd_status st = pack_boxes(p, identity), drained = drain(p);
     if (!st) st = drained ? drained : p->failed;
     return st;
@@ -363,16 +362,15 @@ pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path
                                 uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                                 struct pd_error *err)
 {
-    struct packing p = {.data = data, .err = err};
-    pd_shard_writer_parts(writer, &p.w);
-    p.codec = pd_shard_chunks_codec(p.w.chunks);
-    p.rates = pd_shard_chunks_rates(p.w.chunks);
+    struct packing p = {.w = writer, .data = data, .err = err};
+    p.codec = pd_shard_chunks_codec(writer->chunks);
+    p.rates = pd_shard_chunks_rates(writer->chunks);
     PD_TRY(pd_shard_stream_begin(writer, path, identity, writer_rank, &p.stream, err));
-    pd_status st = pack(&p, writer, identity);
+    pd_status st = pack(&p, identity);
     if (st) {
         pd_shard_stream_abort(p.stream);
         return st;
     }
-    pd_shard_writer_say_copied(writer);
+    if (writer->on_copied) writer->on_copied(writer->copied_context);
     return pd_shard_stream_finish(p.stream, ret_summary, err);
 }
