@@ -120,8 +120,9 @@ uint32_t pd_shard_box_count(const struct pd_shard *shard);
 /* Tensors as this shard describes them (name, shape, tp_dim, ...), borrowed; box.tensor indexes it. */
 const struct pd_tensor_table *pd_shard_tensors(const struct pd_shard *shard);
 const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard); /* (box_count), borrowed */
-/* True when boxes lie in chunks: their bytes are then to be had through pd_shard_read_blocks and pd_shard_scan alone. */
 bool pd_shard_is_compressed(const struct pd_shard *shard);
+/* A box in chunks has no bytes of its own in the file: they are to be had through pd_shard_read_blocks and pd_shard_scan. */
+bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box);
 /* Size of the file, and what of it is boxes of data as they are stored. */
 uint64_t pd_shard_stored_bytes(const struct pd_shard *shard);
 /* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies.

@@ -234,6 +234,12 @@ bool pd_shard_is_compressed(const struct pd_shard *shard)
     return shard->trailer.version == PD_SHARD_FORMAT_CHUNKED;
 }
 
+bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box)
+{
+    PD_CHECK(box < shard->contents.box_count);
+    return shard->contents.places[box].grid.chunk_bytes != 0;
+}
+
 uint64_t pd_shard_stored_bytes(const struct pd_shard *shard)
 {
     uint64_t bytes = 0;

@@ -324,6 +324,7 @@ static pd_status submit_item(struct loader *l, const struct pd_read_item *item, 
     const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item->first_block * PD_SHARD_BLOCK_BYTES;
     l->report.bytes_wanted += item->bytes;
     l->report.bytes_read += span;
+    if (pd_shard_box_is_in_chunks(shard, item->box)) return PD_OK; /* read when it is verified */
     for (uint64_t at = 0; at < span; at += READ_BYTES_MAX) {
         PD_CHECK(w->sent < l->window_transfers);
         struct pd_transfer *t = &w->transfers[w->sent++];
@@ -413,9 +414,11 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
     char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
     if (place == data) place = NULL; /* it is there */
+    const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, item->box);
+    if (is_in_chunks) PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, data, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        if (pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
+        if (!is_in_chunks && pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
             PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
         if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }

@@ -122,6 +122,7 @@ Test(load, any_layout_to_any_layout)
         bool tensor_wanted[STATE_TENSORS];
         state_init(&s, seed);
         struct pd_layout stored = state_layout(&s, 4), wanted = state_layout(&s, state_random(&s, 4) ? 4 : 8);
+        s.compresses = seed % 2;
         state_save(&s, &stored, "/stored", &commit);
         for (uint32_t t = 0; t < STATE_TENSORS; t++)
             tensor_wanted[t] = state_random(&s, 2);
