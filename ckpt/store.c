@@ -35,11 +35,11 @@
  *       though every lock is free, and a sync of it may have failed with nobody left to say so. What waited has neither:
  *       it is taken over under 7 and the rule of store_claim.c.
  *
- * Why nobody else's writes reach a sealed checkpoint or a file of ours: a worker that lives on, whatever it believes, has open
- * for writing only what it holds. That was never linked (11) and is never ours (12): where its lock is seen its whole pool
- * stays as it is; where it is not seen its files are unlinked and it writes into files without a name. It can link what it has
- * finished, but into a directory of its own fence, which it cannot seal (8) and the next open clears (6). What it takes, it
- * takes by renaming inside its own pool, so that a file has one taker, whoever else moves it meanwhile.
+ * Why nobody else's writes reach a sealed checkpoint or a file of ours: a worker that lives on, whatever it believes, has
+ * open for writing only what it holds. That was never linked (11) and is never ours (12): where its lock is seen its whole
+ * pool stays as it is; where it is not seen its files are unlinked and it writes into files without a name. It can link what
+ * it has finished, but into a directory of its own fence, which it cannot seal (8) and the next open clears (6). What it
+ * takes, it takes by renaming inside its own pool, so that a file has one taker, whoever else moves it meanwhile.
  *
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
  * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared,
@@ -134,6 +134,11 @@ static struct store_item *items_find(struct store_items *items, const char *name
         if (strcmp(items->rows[i].entry.name, name) == 0) return &items->rows[i];
     }
     return NULL;
+}
+
+bool store_is_sealed(struct pd_store *store, const char *name)
+{
+    return items_find(&store->sealed, name) != NULL;
 }
 
 void store_items_remove(struct store_items *items, const char *name)

@@ -11,6 +11,7 @@
 #define STORE_PATH_MAX 4096u
 #define STORE_ROOT_MAX 3500u /* leaves room for every name below it */
 #define STORE_RECYCLE_MAX 2u /* files that wait for one rank whose state is in memory */
+#define STORE_LEFTOVERS_MAX 16u
 #define STORE_RECORD_BYTES_MAX (64u << 20)
 
 struct store_item {
@@ -61,6 +62,9 @@ struct pd_store {
     uint64_t slots_held[PD_STORE_GENERATIONS_MAX / 64]; /* a bit a slot */
     uint64_t slots_lost[PD_STORE_GENERATIONS_MAX / 64]; /* their names could not be freed: not used again in this launch */
     bool has_said_copies;
+
+    char leftovers[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX]; /* (leftover_count) failed saves that could not be cleared yet */
+    uint32_t leftover_count;
 };
 
 /* ---- store.c: paths and small collectives ---- */
@@ -75,6 +79,7 @@ PD_MUST_USE pd_status store_gather_all(struct pd_store *store, const void *mine,
 PD_MUST_USE pd_status store_sync_dir(struct pd_store *store, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status store_items_reserve(struct store_items *items, struct pd_error *err); /* room for one more */
 void store_items_add(struct store_items *items, const struct store_item *item);
+bool store_is_sealed(struct pd_store *store, const char *name);
 void store_items_remove(struct store_items *items, const char *name);
 
 /* ---- store_claim.c: domains, launch lock, fence ---- */
@@ -146,6 +151,8 @@ PD_MUST_USE pd_status store_recover(struct pd_store *store, const struct store_s
 PD_MUST_USE pd_status store_begin_directory(struct pd_store *store, const struct pd_identity *identity,
                                             struct pd_error *err);
 PD_MUST_USE pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err);
+/* Collective: removes what a save that failed has made, or remembers it. */
+bool store_clear_save(struct pd_store *store, const char *name);
 /* "<root>/<checkpoint being prepared>.tmp/shard-<this rank>.h5" */
 void store_shard_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX]);
 

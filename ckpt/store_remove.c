@@ -196,9 +196,21 @@ static pd_status prune_partial(struct pd_store *store, struct pd_error *err)
     return PD_OK;
 }
 
+/* What failed saves could not take away with them. A step that was saved later under the same name is no leftover. */
+static void clear_leftovers(struct pd_store *store)
+{
+    char names[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX];
+    uint32_t count = store->leftover_count;
+    memcpy(names, store->leftovers, sizeof names);
+    store->leftover_count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (!store_is_sealed(store, names[i])) (void)!store_clear_save(store, names[i]);
+}
+
 pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)
 {
     PD_TRY(pd_store_check_fence(store, err));
+    clear_leftovers(store);
     uint32_t count = store->sealed.count;
     bool *keep = calloc((size_t)count + 1, sizeof *keep);
     uint64_t *steps = calloc((size_t)count + 1, sizeof *steps);

@@ -90,6 +90,15 @@ static pd_status check_begin(struct pd_store *store, const struct pd_identity *i
     return store->leads_domain ? store_check_fence_here(store, err) : PD_OK; /* before anything is written in vain */
 }
 
+/* A directory that stays would keep its files, generations among them: pruning tries again. */
+bool store_clear_save(struct pd_store *store, const char *name)
+{
+    if (store_retire(store, name, false, NULL) == PD_OK) return true;
+    if (store->leftover_count < STORE_LEFTOVERS_MAX)
+        memcpy(store->leftovers[store->leftover_count++], name, PD_STORE_NAME_MAX);
+    return false;
+}
+
 /* Unless another launch owns the store by now: that may have rolled it forward, and it is the better reason too. */
 pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err)
 {
@@ -99,7 +108,7 @@ pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *e
         if (err) *err = taken;
         st = PD_BUSY;
     } else {
-        (void)!store_retire(store, store->name, false, NULL);
+        (void)!store_clear_save(store, store->name);
     }
     return pd_error_context(err, st, "checkpoint %s", store->name);
 }
