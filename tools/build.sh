@@ -6,4 +6,7 @@ directory=${1:-$top/build}
 [ $# -eq 0 ] || shift
 cmake -S "$top" -B "$directory" -G Ninja "$@" >"$directory.configure.log" 2>&1 || { cat "$directory.configure.log" >&2; exit 1; }
 rm -f "$directory.configure.log"
-ninja -C "$directory" --quiet
+# On a terminal ninja keeps one line that counts; a log is spared the steps.
+quiet=--quiet
+[ ! -t 1 ] || quiet=
+ninja -C "$directory" $quiet

@@ -71,6 +71,14 @@ static double gemm_share(const struct pd_metrics *m, const struct pd_metrics_ste
     return tokens_per_second(s) * m->options.flops_per_token / m->options.gemm_flops_per_second;
 }
 
+/* A step that is faster than its products alone says that something else ran while those were measured. */
+static void raise_bound(struct pd_metrics *m, const struct pd_metrics_step *s)
+{
+    if (m->options.gemm_flops_per_second > 0)
+        m->options.gemm_flops_per_second =
+            fmax(m->options.gemm_flops_per_second, tokens_per_second(s) * m->options.flops_per_token);
+}
+
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     double done = (double)(s->step - m->first_step + 1);
@@ -168,6 +176,7 @@ pd_status pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s
 {
     if (!m->first_step) m->first_step = s->step;
     if (!isnan(s->validation_loss)) m->validation_loss = s->validation_loss;
+    raise_bound(m, s);
     if (progress_due(m, s)) print_progress(m, s);
     bool notable = s->step == m->options.steps || !isnan(s->validation_loss) || s->save_seconds > 0;
     return notable || s->step % m->options.log_every == 0 ? append_json(m, s, err) : PD_OK;

@@ -334,7 +334,9 @@ expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile
 if not ONLY or "metrics-skipped" in ONLY:
     half = [word for word in tiny if not word.startswith(("run.dir", "numerics"))]
     trained = perdure("train", MINIMAL, *half, "run.dir=half", "numerics.precision=fp16", "numerics.loss_scale=16777216")
-    norms = [json.loads(line)["gradient_norm"] for line in open("half/metrics.jsonl")] if trained[0] == 0 else []
+    lines = [json.loads(line) for line in open("half/metrics.jsonl")] if trained[0] == 0 else []
+    norms = [line["gradient_norm"] for line in lines]
+    report("metrics-gemm-share", [] if all(0 < line["gemm_share"] <= 1 for line in lines) else ["beyond its bound"], trained)
     report("metrics-skipped", [] if None in norms and not any(isinstance(norm, str) for norm in norms) else [f"norms {norms}"], trained)
 expect("ckpt-none", ["ckpt", "ls", "nowhere"], 78, err=said("nowhere does not exist; name a run, its checkpoints or one of them"))
 expect("ckpt-file", ["ckpt", "ls", "text.txt"], 78,
@@ -427,7 +429,7 @@ expect("ckpt-reshard-onto-itself", ["ckpt", "reshard", "run", "run", "--layout=d
 text = expect("ckpt-reshard-json", ["ckpt", "reshard", "run", "third", "--layout=dp=1", "--step=4", "--json"], 0, ANY)
 if text:
     done = json.loads(text)
-    good = done["step"] == 4 and done["shards"] == 1 and done["layout"]["dp"] == 1 and done["bytes_read"] > 0
+    good = done["step"] == 4 and done["shards"] == 1 and done["layout"]["dp"] == 1 and done["bytes_read"] > 0 and done["index"]
     report("ckpt-reshard-json-content", [] if good else ["step, shards or layout"], (0, text, ""))
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
        err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname no/such)"'))
