@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- options ---- */
@@ -73,6 +74,9 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
 static pd_status check_disk(struct pd_door *door, const char *dir, uint64_t bytes, struct pd_error *err)
 {
     struct pd_space space;
+    struct stat st;
+    if (stat(dir, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "--dir=%s: there is no such directory; name one on the disk to be measured", dir);
     PD_TRY(pd_door_space(door, dir, &space, err));
     if (space.in_memory)
         PD_FAIL(err, PD_INVALID, "%s is in memory (%s) and says nothing about a disk: give a directory on one with --dir",

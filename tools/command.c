@@ -159,6 +159,8 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
         argv[1] = program;
         return c->run(argc - 1, argv + 1, err);
     }
+    if (argv[1][0] == '-')
+        PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", argv[1], parent);
     pd_nearest_names(argv[1], names, count, &near, 1);
     PD_FAIL(err, PD_USAGE, "%s has no command %s; the nearest is %s, and %s --help lists all", parent, argv[1], names[near],
             parent);
