@@ -61,7 +61,7 @@ run=
 
 say "a sample"
 "$perdure" sample "$work/disturbed" --prompt "In the beginning " --count 200
-echo "(after $steps steps a model of 1 M parameters has learnt words, not sentences)"
+echo "(after $steps steps a model of 1 M parameters has learnt to spell a little, not to write)"
 
 say "the proof"
 bits() { sed -E 's/.*"step":([0-9]+).*"loss_bits":"([0-9a-f]+)".*/\1 \2/' "$1/metrics.jsonl" | sort -n -u; }
