@@ -559,6 +559,44 @@ Test(store_generation, what_waits_counts_as_space)
     room_free(&room);
 }
 
+/* One checkpoint more than are kept: it goes only after two new files were written. */
+static pd_status check_before_pruning(struct generation *g, void *context, struct pd_error *err)
+{
+    (void)context;
+    struct room_rank *rank = g->rank;
+    struct pd_space space;
+    struct pd_file *ballast = NULL;
+    uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0]);
+    if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
+    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
+    PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
+    for (unsigned halves = 5; halves > 1; halves--) {
+        pd_status st = pd_file_truncate(ballast, space.available_bytes - halves * bytes / 2, err);
+        if (st == PD_OK) st = pd_store_check_space(rank->store, bytes, 1, err);
+        if (st != (halves > 3 ? PD_OK : PD_NO_SPACE)) PD_FAIL(err, PD_BUG, "%s with %u halves", pd_status_name(st), halves);
+    }
+    return pd_file_close(ballast, err);
+}
+
+static pd_status three_steps(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(room_save(rank, step, err));
+    return PD_OK;
+}
+
+Test(store_generation, room_for_two_is_asked_for_beside_what_stays)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 1};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
+    struct room room = {.ranks = 1, .hosts = 1};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    expect(room_launch(&room, three_steps, NULL, &err), PD_OK, &err);
+    launch(&room, check_before_pruning, NULL);
+    room_free(&room);
+}
+
 /* ---- two threads ---- */
 
 struct committer {
