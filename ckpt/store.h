@@ -119,7 +119,7 @@ bool pd_store_links_generations(const struct pd_store *store);
 PD_MUST_USE pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                                       const struct pd_run_state *state, struct pd_error *err);
 /* As pd_store_commit when one rank has written the shards of all `count` ranks of state.layout, beside the one that begin
- * named: the store's group has this rank alone. */
+ * named: the store's group has this rank alone. An index that was set since begin goes into this checkpoint too. */
 PD_MUST_USE pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
                                           uint32_t count, const struct pd_run_state *state, struct pd_error *err);
 /* index.h5 is static for a launch: its bytes, built with pd_index_build, are written once and linked (or copied) into every

@@ -54,6 +54,7 @@ struct pd_store {
     const void *index_data; /* borrowed */
     uint64_t index_bytes;
     uint64_t index_version; /* raised by pd_store_set_index */
+    bool has_placed_index;  /* in the directory being prepared */
     uint64_t index_written; /* version that lies in the pool, 0: none */
     bool has_links, syncs_names;
 

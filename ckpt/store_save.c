@@ -33,6 +33,7 @@ static pd_status write_index(struct pd_store *store, const char *path, struct pd
 
 static pd_status place_index(struct pd_store *store, const char *name, struct pd_error *err)
 {
+    store->has_placed_index = store->index_data != NULL;
     if (!store->index_data) return PD_OK;
     char path[STORE_PATH_MAX], pooled[STORE_PATH_MAX], pool_name[PD_STORE_NAME_MAX];
     store_path(store, path, "%s.tmp/index.h5", name);
@@ -314,6 +315,7 @@ pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const stru
     PD_CHECK(store->group->size == 1 && count > 0);
     store->written = summaries;
     store->written_count = count;
+    if (mine == PD_OK && store->is_preparing && !store->has_placed_index) mine = place_index(store, store->name, err);
     pd_status st = pd_store_commit(store, mine, &none, state, err);
     store->written = NULL;
     return st;

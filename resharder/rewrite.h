@@ -2,13 +2,14 @@
  *
  * Two layouts with the same virtual_tp cut the same strands: the bytes of (tensor, kind, chunk), row after row, are one
  * line in both, cut at other rows. So the source is read strand by strand, verified block by block, and written as it comes
- * into the shards of the new layout, several of them at a time. Reads and writes are in flight together.
+ * into the shards of the new layout, several of them at a time. Reads and writes are in flight together; HDF5's metadata
+ * and the end of shards are the business of a second thread.
  *
- *   memory   buffer_bytes; 8 bytes for each 64 KiB of the shards being written and read; what HDF5 needs for their
- *            metadata. Target shards are taken in groups so that this stays within the limits that open rewrite.c
- *   crash    the store's: no record, no checkpoint. Whatever a killed rewrite left, the next one clears and does again
- *   errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched twice;
- *            PD_NO_SPACE, PD_IO. The target store is then as before
+ *   memory   the caller's buffers; 8 bytes for each 64 KiB of the shards being written and read; what HDF5 needs for their
+ *            metadata. Target shards are taken in groups so that this stays within the limits in rewrite.c and
+ * rewrite_source.c crash    the store's: no record, no checkpoint. Whatever a killed rewrite left, the next one clears and
+ * does again errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched
+ * twice; PD_NO_SPACE, PD_IO. The target store is then as before
  */
 #ifndef PD_RESHARDER_REWRITE_H
 #define PD_RESHARDER_REWRITE_H
@@ -17,6 +18,7 @@
 #include "resharder/layout.h"
 
 #define PD_REWRITE_BUFFER_BYTES_MIN (UINT64_C(16) << 20)
+#define PD_REWRITE_BUFFER_BYTES (UINT64_C(64) << 20) /* is fast */
 
 struct pd_rewrite_request {
     const char *directory; /* of the sealed checkpoint */
@@ -24,7 +26,8 @@ struct pd_rewrite_request {
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
     struct pd_store *target;               /* writable, of this process alone */
-    uint64_t buffer_bytes;                 /* of disk buffers, at least the minimum; 32 MiB is fast */
+    void *buffers;                         /* (buffer_bytes) of the disk's, on PD_DOOR_ALIGN; huge pages are faster */
+    uint64_t buffer_bytes;                 /* at least the minimum */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* now and then; may be NULL */
     void *context;
 };

@@ -21,7 +21,6 @@
 #include <sys/resource.h>
 
 #define IO_BYTES (UINT64_C(64) << 20)
-#define REWRITE_BYTES (UINT64_C(32) << 20) /* as the command takes */
 #define FILL_BYTES (UINT64_C(2) << 20)
 #define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 #define HUGE_BYTES (UINT64_C(2) << 20)
@@ -53,6 +52,7 @@ struct reshard_bench {
     char source[4096];
     uint64_t data_bytes, file_bytes;
     struct pd_raw_bench *raw;
+    unsigned char *rewrite_buffers; /* touched, as those of the raw side */
     struct loader_memory loaders[LOADERS];
     struct pd_pairs load_pairs, offline_pairs;
     uint64_t peak_rss_bytes;
@@ -179,6 +179,19 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
     return st;
 }
 
+/* ---- memory that was touched before ---- */
+
+static pd_status map(uint64_t bytes, unsigned char **ret_data, struct pd_error *err)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
+    (void)madvise(data, bytes, MADV_HUGEPAGE);
+    memset(data, 0, bytes);
+    *ret_data = data;
+    return PD_OK;
+}
+
 /* ---- the raw side ---- */
 
 static pd_status read_raw(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
@@ -214,7 +227,8 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
                                                .tensors = &b->model->tensors,
                                                .layout = &b->rewritten,
                                                .target = store,
-                                               .buffer_bytes = REWRITE_BYTES};
+                                               .buffers = b->rewrite_buffers,
+                                               .buffer_bytes = PD_REWRITE_BUFFER_BYTES};
     const double cpu_before = cpu_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_rewrite(b->room.door, &request, NULL, err);
@@ -263,17 +277,6 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
             high = middle;
     }
     return m->data + m->offsets[low + box];
-}
-
-static pd_status map(uint64_t bytes, unsigned char **ret_data, struct pd_error *err)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
-    (void)madvise(data, bytes, MADV_HUGEPAGE);
-    memset(data, 0, bytes);
-    *ret_data = data;
-    return PD_OK;
 }
 
 static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_error *err)
@@ -478,6 +481,7 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     PD_TRY(make_model(b, err));
     PD_TRY(make_source(b, err));
     PD_TRY(pd_raw_bench_new(b->room.door, 0, 0, &b->raw, err));
+    PD_TRY(map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(run_offline_pair(b, pair, err));
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -499,6 +503,7 @@ static void release(struct reshard_bench *b)
         free(b->loaders[r].boxes);
         free(b->loaders[r].offsets);
     }
+    if (b->rewrite_buffers) munmap(b->rewrite_buffers, PD_REWRITE_BUFFER_BYTES);
     pd_raw_bench_free(b->raw);
     pd_commit_deinit(&b->commit);
     pd_model_free(b->model);

@@ -1,4 +1,5 @@
 /* perdure ckpt reshard: a checkpoint, written again under another layout. */
+#include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
@@ -15,8 +16,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-
-#define BUFFER_BYTES (UINT64_C(32) << 20)
 
 struct reshard {
     const struct pd_ckpt_options *options;
@@ -166,17 +165,22 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
 static pd_status rewrite(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_progress progress;
+    struct pd_arena *arena = NULL;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
+    PD_TRY(pd_arena_new(&memory, &arena, err));
     struct pd_rewrite_request request = {.directory = r->directory,
                                          .commit = &r->commit,
                                          .tensors = &r->model->tensors,
                                          .layout = &r->laid_out.layout,
                                          .target = r->target.store,
-                                         .buffer_bytes = BUFFER_BYTES,
+                                         .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
+                                         .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
                                          .progress = pd_ckpt_progress_start(&progress),
                                          .context = &progress};
     pd_status st = pd_rewrite(r->target.door, &request, &r->report, err);
     pd_ckpt_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_arena_free(arena);
     return st;
 }
 

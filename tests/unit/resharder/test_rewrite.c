@@ -21,6 +21,7 @@ static struct pd_rewrite_request request_of(const struct state *s, const struct 
                                        .tensors = &s->table,
                                        .layout = layout,
                                        .target = store,
+                                       .buffers = s->buffers,
                                        .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
 }
 

@@ -1,0 +1,178 @@
+/* What the parts of a rewrite share: reading (rewrite_source.c), writing (rewrite_target.c), work beside the data
+ * (rewrite_crew.c) and the whole (rewrite.c).
+ *
+ * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that pieces of
+ * several boxes come out of, a target fills a slot with box after box. One thread moves data. */
+#ifndef PD_RESHARDER_REWRITE_INTERNAL_H
+#define PD_RESHARDER_REWRITE_INTERNAL_H
+
+#include "resharder/rewrite.h"
+#include "resharder/strand.h"
+
+#include <pthread.h>
+
+#define REWRITE_GROUP_MAX 128u /* target shards open at once */
+#define REWRITE_SLOTS_MAX 256u
+#define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
+#define REWRITE_CREW 2u /* threads that may finish a shard at once: the crew's and the one that moves data */
+
+struct rewriter;
+
+struct rewrite_slot {
+    struct pd_transfer transfer;
+    unsigned char *data;
+    bool in_flight;
+    struct rewrite_target *target; /* whose data it is; NULL: a window's */
+};
+
+/* Pages [begin, end) of a source shard. It grows until it is sent for. */
+struct rewrite_window {
+    struct rewrite_slot slot;
+    uint64_t begin, end;
+    uint32_t pieces; /* that are still to come out of it; 0: the window is free */
+    bool is_sent;
+    uint32_t verified_box; /* its blocks before verified_end have been, in this window */
+    uint64_t verified_end;
+    struct rewrite_window *next; /* of the same source and class */
+};
+
+/* Boxes of less than a page lie in pages of their own and would tear the runs of the others. */
+enum rewrite_class { REWRITE_SMALL, REWRITE_LARGE, REWRITE_CLASSES };
+
+struct rewrite_pool {
+    struct rewrite_window *windows; /* (count) */
+    uint32_t count;
+    uint64_t bytes; /* of a window */
+};
+
+struct rewrite_source {
+    struct pd_shard *shard;
+    struct pd_shard_box *boxes; /* (box_count) as the layout says, numbers of the model's table */
+    uint32_t box_count, windows;
+    struct rewrite_window *first[REWRITE_CLASSES], *last[REWRITE_CLASSES];
+    uint64_t bytes, used_at;
+};
+
+struct rewrite_target {
+    struct pd_shard_box *boxes;
+    struct pd_shard_writer *writer;
+    struct pd_shard_stream *stream;
+    uint32_t box_count, next; /* next: box to begin */
+    struct rewrite_slot *filling;
+    uint64_t begin, filled, hashed; /* of the slot: its place in the file; bytes */
+    uint32_t in_flight;
+    bool is_planned, is_written, is_finishing; /* is_planned: the crew's */
+    unsigned char small[PD_DOOR_ALIGN];        /* a box of less than a page, as it comes */
+};
+
+enum rewrite_job_kind { REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
+struct rewrite_job {
+    enum rewrite_job_kind kind;
+    uint32_t target;
+};
+
+/* Jobs are done in their order, by the crew's thread and, when there is nothing left to move, by the one that moves data. */
+struct rewrite_crew {
+    pthread_t thread;
+    pthread_mutex_t mutex;  /* guards all that follows, and is_planned of targets */
+    pthread_cond_t changed; /* a job was added or done */
+    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + 1];
+    uint32_t begin, end, running;
+    bool is_on, leaves;
+    pd_status status; /* of the first job that failed */
+    struct pd_error error;
+    pthread_mutex_t staging[REWRITE_CREW]; /* of writers: target t uses area t % REWRITE_CREW */
+};
+
+struct rewriter {
+    struct pd_door *door;
+    const struct pd_rewrite_request *request;
+    const struct pd_layout *stored;
+    char directory[4096]; /* being prepared */
+    struct pd_queue *queue;
+    struct rewrite_crew crew;
+
+    struct rewrite_source *sources; /* (stored shards) */
+    uint32_t open_sources;
+    uint64_t source_bytes, clock;
+
+    struct pd_strand_cursor ahead; /* what is read next */
+    struct pd_stretch reading;
+    bool is_reading;
+    uint32_t read_box, reads_in_flight;
+    uint64_t next_block, end_block; /* of `reading` */
+    struct rewrite_pool pools[REWRITE_CLASSES];
+    struct rewrite_window windows[REWRITE_SLOTS_MAX];
+
+    struct rewrite_target targets[REWRITE_GROUP_MAX];
+    uint32_t group_begin, group_count;
+    struct rewrite_slot slots[REWRITE_SLOTS_MAX]; /* (slot_count), for writing */
+    uint32_t slot_count, writes_in_flight;
+    uint64_t slot_bytes;
+    unsigned char *staging;
+
+    struct pd_shard_summary *summaries; /* (target shards) */
+    void *index;
+    uint64_t done, total;
+    struct pd_rewrite_report report;
+};
+
+static inline uint64_t rewrite_align_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+/* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
+uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
+
+/* ---- rewrite.c: transfers ---- */
+
+PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
+                                   uint64_t bytes, bool is_write, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
+
+/* ---- rewrite_source.c ---- */
+
+void rewrite_cut_windows(struct rewriter *r, void *memory, uint64_t bytes);
+/* Begins to read what r->ahead will come to. */
+PD_MUST_USE pd_status rewrite_read_begin(struct rewriter *r, struct pd_error *err);
+/* Verified bytes of a source box, from `offset` on: at most one block, valid until the next call. */
+PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset,
+                                   const unsigned char **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+/* The stretch that was read last is done with. */
+PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
+void rewrite_close_sources(struct rewriter *r);
+
+/* ---- rewrite_target.c ---- */
+
+/* What the rewrite of a shard with these boxes will hold, about. */
+uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
+void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes);
+/* The next bytes of the box that `stretch` is of; `offset` counts in the box. */
+PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                                     const unsigned char *data, uint64_t bytes, struct pd_error *err);
+/* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the crew. */
+PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
+void rewrite_release_targets(struct rewriter *r);
+/* Jobs. */
+PD_MUST_USE pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err);
+
+/* ---- rewrite_index.c ---- */
+
+/* index.h5 of the new layout, unless it grows too large for the memory: perdure itself does without. */
+PD_MUST_USE pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err);
+
+/* ---- rewrite_crew.c ---- */
+
+PD_MUST_USE pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err);
+void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t target);
+/* Until the target is planned. */
+PD_MUST_USE pd_status rewrite_crew_wait(struct rewriter *r, const struct rewrite_target *target, struct pd_error *err);
+/* Until all jobs are done, with a hand from the caller. */
+PD_MUST_USE pd_status rewrite_crew_finish(struct rewriter *r, struct pd_error *err);
+/* Jobs that were not begun are dropped. */
+void rewrite_crew_stop(struct rewriter *r);
+
+#endif
