@@ -3,6 +3,7 @@
 #include "offload/cpu_adam.h"
 #include "trainer/exact_sum.h"
 #include "trainer/model/polynomial.h"
+#include "trainer/state_files.h"
 
 #include <math.h>
 
@@ -71,6 +72,7 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
     if (!tokens)
         PD_FAIL(err, PD_INVALID,
                 "a batch has no token to learn from: every target of it is masked; look at data.document_token");
+    if (e->files) return pd_state_files_update(e, &step, err);
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
         const struct pd_adam_range range = {.n = b->elements,

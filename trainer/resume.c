@@ -2,7 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "resharder/load.h"
+#include "trainer/state_files.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -87,6 +87,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
     if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
         state->identity.run_id[0] = pd_clock_wall_ns(NULL);
     PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
+    if (e->files) return pd_group_agree(group, pd_state_files_init(e, &state->identity, err), err);
     return pd_engine_init_state(e, err);
 }
 
@@ -95,6 +96,15 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     return pd_engine_box_data(context, tensor, kind, box);
+}
+
+static pd_status load_state(struct pd_door *door, struct pd_group *group, struct pd_engine *e,
+                            struct pd_load_request *request, const struct pd_identity *identity,
+                            struct pd_load_report *ret_report, struct pd_error *err)
+{
+    if (e->files) return pd_state_files_load(e, door, group, request, identity, ret_report, err);
+    PD_TRY(pd_load(door, group, request, ret_report, err));
+    return pd_engine_loaded(e, err);
 }
 
 static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
@@ -117,12 +127,14 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
                                       .buffer_bytes = e->io_bytes,
                                       .destination = destination,
                                       .context = e};
-    PD_TRY(pd_load(door, group, &request, &load, err));
+    struct pd_identity identity = commit->state.identity;
+    if (new_lineage) identity.lineage = pd_store_entry_at(store, 0)->lineage + 1;
+    PD_TRY(load_state(door, group, e, &request, &identity, &load, err));
+    commit->state.identity = identity;
     report->bytes_read = load.bytes_read;
     report->from_world = commit->shard_count;
     report->resumed = true;
-    if (new_lineage) commit->state.identity.lineage = pd_store_entry_at(store, 0)->lineage + 1;
-    return pd_engine_loaded(e, err);
+    return PD_OK;
 }
 
 static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *entry, struct pd_group *group,

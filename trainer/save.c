@@ -12,6 +12,7 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/index.h"
 #include "resharder/layout.h"
+#include "trainer/state_files.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -24,6 +25,10 @@ struct save {
     struct pd_run_state state; /* its texts are the caller's */
     uint64_t start_ns;
     struct pd_saver_outcome outcome;
+    /* state in files: what became of its newest generation */
+    pd_status finished;
+    struct pd_shard_summary summary;
+    uint32_t slot;
 };
 
 struct pd_saver {
@@ -87,6 +92,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    if (s->engine->files) return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
     PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
     s->data = calloc(s->box_count + 1ull, sizeof *s->data);
     if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
@@ -124,11 +130,24 @@ static pd_status prune(struct pd_saver *s, const struct pd_run_state *state, str
     return PD_OK;
 }
 
-static pd_status save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+/* Or from files: the newest generation is a whole file by now and gets one more name. */
+static pd_status link_generation(struct pd_saver *s, struct save *next, struct pd_shard_summary *summary,
+                                 pd_status *ret_written, struct pd_error *err)
+{
+    const struct pd_engine *e = s->engine;
+    PD_TRY(pd_group_agree(s->group, next->finished, err));
+    *summary = next->summary;
+    *ret_written = PD_OK;
+    return pd_store_begin_generation(s->store, &next->state.identity, next->slot, e->io_buffers, e->io_bytes, err);
+}
+
+static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
 {
     struct pd_shard_summary summary = {0};
+    const struct pd_run_state *state = &next->state;
     pd_status written;
-    PD_TRY(write_shard(s, state, &summary, &written, err));
+    PD_TRY(s->engine->files ? link_generation(s, next, &summary, &written, err)
+                            : write_shard(s, state, &summary, &written, err));
     summary.host = s->group->host;
     PD_TRY(pd_store_commit(s->store, written, &summary, state, err));
     /* Sealed in the first tier: here others may take it from. */
@@ -140,7 +159,7 @@ static pd_status save(struct pd_saver *s, const struct pd_run_state *state, stru
 static void run_save(struct pd_saver *s, struct save *next)
 {
     pthread_mutex_unlock(&s->lock);
-    pd_status st = save(s, &next->state, &next->outcome.error);
+    pd_status st = save(s, next, &next->outcome.error);
     double seconds = pd_clock_seconds_since(NULL, next->start_ns);
     pthread_mutex_lock(&s->lock);
     next->outcome.status = st;
@@ -234,15 +253,27 @@ void pd_saver_free(struct pd_saver *s)
 
 uint64_t pd_saver_file_bytes(const struct pd_saver *s)
 {
-    return pd_shard_writer_file_bytes(s->writer);
+    return s->engine->files ? pd_state_files_file_bytes(s->engine) : pd_shard_writer_file_bytes(s->writer);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
+    if (s->engine->files) return; /* they are the files */
     pthread_mutex_lock(&s->lock);
     s->keeps_ready = s->is_ready_due = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock, which is open meanwhile. State in files belongs to the caller's thread, and the pool it lies in to one
+ * thread at a time: nothing else is under way. */
+static void finish_generation(struct pd_saver *s, struct save *next)
+{
+    while (s->finished < s->started)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    next->finished = pd_state_files_finish(s->engine, &next->state.identity, &next->summary, &next->slot, &next->outcome.error);
+    pthread_mutex_lock(&s->lock);
 }
 
 void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state)
@@ -256,6 +287,7 @@ void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state)
     next->state = *state;
     next->start_ns = start;
     next->outcome = (struct pd_saver_outcome){.step = state->identity.step};
+    if (s->engine->files) finish_generation(s, next);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start);
     s->started++;
     pthread_cond_broadcast(&s->changed);

@@ -17,6 +17,7 @@
 #include "trainer/resume.h"
 #include "trainer/save.h"
 #include "trainer/signals.h"
+#include "trainer/state_files.h"
 
 #include <errno.h>
 #include <math.h>
@@ -109,6 +110,7 @@ static pd_status open_store(struct worker *w, struct pd_error *err)
                                              .keep_last = w->config->checkpoint.keep_last,
                                              .keep_every = w->config->checkpoint.keep_every,
                                              .quarantine_bytes_max = UINT64_C(64) << 30,
+                                             .generations = w->config->offload.optimizer == PD_PLACE_NVME,
                                              .busy_wait_ms = 10000};
     pd_worker_checkpoint_dir(w->config, path);
     pd_status st = pd_worker_make_directories(w->config->run.dir, err);
@@ -233,6 +235,8 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_store(w, err));
     PD_TRY(publish_config(w, err));
+    if (w->config->offload.optimizer == PD_PLACE_NVME)
+        PD_TRY(pd_group_agree(&w->group, pd_state_files_open(w->engine, w->door, w->store, err), err));
     PD_TRY(pd_resume(w->door, w->store, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));
@@ -253,6 +257,7 @@ static void tear_down(struct worker *w)
 {
     pd_metrics_close(w->metrics);
     pd_saver_free(w->saver);
+    pd_state_files_close(w->engine);
     pd_store_close(w->store);
     pd_comm_free(w->save_comm);
     pd_door_free(w->door);
@@ -415,6 +420,8 @@ static pd_status run_step(struct worker *w, struct pd_error *err)
     enum pd_signal signal;
     uint64_t start = pd_clock_monotonic_ns(NULL), finished;
     w->engine->loss_scale = w->state.loss_scale;
+    w->engine->next_identity = w->state.identity;
+    w->engine->next_identity.step++;
     PD_TRY(pd_engine_step(w->engine, w->state.samples, w->state.updates, &m.result, err));
     m.seconds = pd_clock_seconds_since(NULL, start);
     PD_TRY(advance(w, &m.result, err));

@@ -218,6 +218,15 @@ REFUSED = {
     "zero-shard": (["layout.dp=4", "layout.zero_shard=3"],
                    "layout.zero_shard is 3 and does not divide dp x sp, which is 4; use layout.zero_shard=2 or "
                    "layout.zero_shard=4"),
+    "copies-shard": (["layout.dp=4", "layout.zero_shard=2", "offload.optimizer=nvme"],
+                     "layout.zero_shard is 2 of dp x sp 4, which keeps the state 2 times, and offload.optimizer is nvme, which "
+                     "keeps it once; use layout.zero_shard=0, or offload.optimizer=device"),
+    "copies-stage": (["layout.dp=4", "layout.zero_stage=0", "offload.optimizer=nvme"],
+                     "layout.zero_stage is 0, which keeps the whole state on each of 4 ranks, and offload.optimizer is nvme, which "
+                     "keeps it once; use layout.zero_stage=1, or offload.optimizer=device"),
+    "order": (["layout.pp=2", "layout.order=layers"],
+              "layout.order is layers and layout.pp is 2, but pipeline stages take leaf after leaf; use layout.pp=1 or "
+              "layout.order=leaves"),
     "restart": (["restart.ranks=8,11"],
                 "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10"),
     "loss-scale": (["numerics.precision=fp16", "numerics.loss_scale=1000"],

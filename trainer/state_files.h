@@ -1,0 +1,42 @@
+/* Optimizer state of a rank that lives in files (offload.optimizer: nvme), as the engine uses it.
+ *
+ * Memory holds the compute copy and the gradients; master and moments are boxes of a generation (offload/optimizer_store.h),
+ * the same boxes that a rank's shard has. What is made or loaded passes through the memory of the gradients, one kind at a
+ * time, since there are none yet.
+ *
+ *   threads  one caller
+ */
+#ifndef PD_TRAINER_STATE_FILES_H
+#define PD_TRAINER_STATE_FILES_H
+
+#include "offload/optimizer_store.h"
+#include "resharder/load.h"
+#include "trainer/engine.h"
+
+struct pd_state_files;
+
+/* Engine, door and store are borrowed for its life; engine->files is set. Nothing is in it until init or load. */
+PD_MUST_USE pd_status pd_state_files_open(struct pd_engine *engine, struct pd_door *door, struct pd_store *store,
+                                          struct pd_error *err);
+void pd_state_files_close(struct pd_engine *engine);
+
+/* Parameters from (seed, name, index), moments zero; the compute copy is made. */
+PD_MUST_USE pd_status pd_state_files_init(struct pd_engine *engine, const struct pd_identity *identity,
+                                          struct pd_error *err);
+/* All kinds of this rank's boxes from a checkpoint; kinds, tensor_wanted, destination and context of the request are set
+ * here. Collective over the group. */
+PD_MUST_USE pd_status pd_state_files_load(struct pd_engine *engine, struct pd_door *door, struct pd_group *group,
+                                          struct pd_load_request *request, const struct pd_identity *identity,
+                                          struct pd_load_report *ret_report, struct pd_error *err);
+/* One update of all boxes from the summed gradients; the compute copy is refreshed. */
+PD_MUST_USE pd_status pd_state_files_update(struct pd_engine *engine, const struct pd_adam_step *adam, struct pd_error *err);
+
+/* Makes the current generation a whole shard file of `identity`, synced: what pd_store_begin_generation links. A step that
+ * was skipped has the state of the one before under its own identity. */
+PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, const struct pd_identity *identity,
+                                            struct pd_shard_summary *ret_summary, uint32_t *ret_slot, struct pd_error *err);
+uint64_t pd_state_files_file_bytes(const struct pd_engine *engine); /* of one generation */
+/* Reads the state through, verified: box counts in pd_layout_shard_boxes of this rank. */
+struct pd_optimizer_store *pd_state_files_store(struct pd_engine *engine);
+
+#endif
