@@ -76,25 +76,6 @@ pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint3
 
 /* ---- a layout of given degrees ---- */
 
-/* Files hold what a rank owns, and nothing is held twice. */
-static pd_status check_copies(const struct pd_config *config, const struct pd_layout *l, struct pd_error *err)
-{
-    const uint32_t shares = l->dp * l->sp;
-    if (config->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
-    if (l->zero_stage == 0)
-        PD_FAIL(
-            err, PD_INVALID,
-            "layout.zero_stage is 0, which keeps the whole state on each of %u ranks, and offload.optimizer is nvme, which "
-            "keeps it once; use layout.zero_stage=1, or offload.optimizer=device",
-            shares);
-    if (l->zero_shard == shares) return PD_OK;
-    PD_FAIL(
-        err, PD_INVALID,
-        "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which keeps "
-        "it once; use layout.zero_shard=0, or offload.optimizer=device",
-        l->zero_shard, shares, shares / l->zero_shard);
-}
-
 pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_model *model, const struct pd_degrees *degrees,
                              struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -110,7 +91,6 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     l.stage_count = l.pp * l.interleave;
     if (l.stage_count > 1) PD_TRY(pd_balance_stages(model, config->batch.context, l.stage_count, l.first_unit, err));
     PD_TRY(pd_layout_check(&l, err));
-    PD_TRY(check_copies(config, &l, err));
     *ret_laid_out = (struct pd_laid_out){.layout = l, .recompute = config->layout.recompute};
     return PD_OK;
 }

@@ -202,10 +202,29 @@ static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
             pp, interleave, (uint32_t)stages, cause, limit / pp, limit / interleave ? limit / interleave : 1);
 }
 
+/* Files hold what a rank owns, and nothing is held twice. */
+static pd_status check_copies(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard ? c->layout.zero_shard : shares;
+    if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
+    if (c->layout.zero_stage == 0)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.zero_stage is 0, which keeps the whole state on each of %u ranks, and offload.optimizer is nvme, which "
+            "keeps it once; use layout.zero_stage=1, or offload.optimizer=device",
+            shares);
+    if (shard == shares) return PD_OK;
+    PD_FAIL(
+        err, PD_INVALID,
+        "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which keeps "
+        "it once; use layout.zero_shard=0, or offload.optimizer=device",
+        shard, shares, shares / shard);
+}
+
 static pd_status check_zero_shard(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
     const uint32_t parts = c->layout.zero_shard, ranks = d->dp * d->sp;
-    if (!parts || ranks % parts == 0) return PD_OK;
+    if (!parts || ranks % parts == 0) return check_copies(c, d, err);
     uint32_t below = parts < ranks ? parts : ranks, above = parts;
     while (ranks % below)
         below--;
