@@ -83,6 +83,8 @@ struct pd_config {
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
+        enum pd_place parameters;  /* compute copies of blocks. nvme: scratch beside the generations */
+        enum pd_place gradients;   /* sums of blocks; likewise */
         uint64_t buffer_bytes;     /* of the ring that state streams through */
     } offload;
     struct {

@@ -113,6 +113,29 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
+{
+    const bool parameters = c->offload.parameters == PD_PLACE_NVME, gradients = c->offload.gradients == PD_PLACE_NVME;
+    if (!parameters && !gradients) return PD_OK;
+    if (c->offload.optimizer != PD_PLACE_NVME)
+        PD_FAIL(err, PD_INVALID,
+                "offload.%s is nvme and offload.optimizer is not, which is three times larger and more; set "
+                "offload.optimizer=nvme too",
+                parameters ? "parameters" : "gradients");
+    if (!gradients) return PD_OK;
+    if (c->layout.pp > 1)
+        PD_FAIL(
+            err, PD_INVALID,
+            "offload.gradients is nvme and layout.pp is %u, but pipeline stages take leaf after leaf, so that sums would "
+            "travel once a leaf; use layout.pp=1 or offload.gradients=device",
+            c->layout.pp);
+    if (c->layout.order == PD_ORDER_LEAVES)
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is nvme and layout.order is leaves, so that sums would travel once a leaf; use "
+                "layout.order=layers or offload.gradients=device");
+    return PD_OK;
+}
+
 static pd_status check_order(const struct pd_config *c, struct pd_error *err)
 {
     if (c->layout.order != PD_ORDER_LAYERS || c->layout.pp <= 1) return PD_OK;
@@ -205,6 +228,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_order(c, err));
+    PD_TRY(check_offload(c, err));
     PD_TRY(check_numerics(c, err));
     PD_TRY(pd_config_tiers_check(c, err));
     PD_TRY(pd_degrees_check(c, err));

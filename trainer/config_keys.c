@@ -150,6 +150,10 @@ const struct pd_key pd_keys[] = {
 
     WORD("offload.optimizer", offload.optimizer, "device", place_words, FREE,
          "master weights and moments: device, cpu, or nvme (files beside the checkpoints)"),
+    WORD("offload.parameters", offload.parameters, "device", place_words, FREE,
+         "compute copies of blocks; nvme needs offload.optimizer=nvme"),
+    WORD("offload.gradients", offload.gradients, "device", place_words, FREE,
+         "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
     NUMBER(PD_KEY_U64, "offload.buffer_bytes", offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE,
            "memory that offloaded state streams through", .suffix = PD_SUFFIX_SIZE),
 

@@ -1,8 +1,9 @@
 #include "trainer/engine.h"
 
-#include "ckpt/shard.h"
 #include "ckpt/base/words.h"
+#include "ckpt/shard.h"
 #include "resharder/layout.h"
+#include "trainer/exact_sum.h"
 #include "trainer/optimizer.h"
 
 #include <stdlib.h>
@@ -29,7 +30,9 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
     return (struct pd_zero_options){.leaves = e->leaves,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
-                                    .state_in_files = c->offload.optimizer == PD_PLACE_NVME};
+                                    .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
+                                    .parameters_in_files = c->offload.parameters == PD_PLACE_NVME,
+                                    .gradients_in_files = c->offload.gradients == PD_PLACE_NVME};
 }
 
 /* One stage alone runs as one chunk, however many were asked for. */
@@ -40,7 +43,8 @@ static uint32_t interleave_of(const struct pd_layout *layout)
 
 bool pd_goes_by_layers(const struct pd_config *c, const struct pd_layout *layout)
 {
-    return layout->pp == 1 && c->layout.order == PD_ORDER_LAYERS;
+    const bool by_itself = c->offload.parameters == PD_PLACE_NVME || c->offload.gradients == PD_PLACE_NVME;
+    return layout->pp == 1 && (c->layout.order == PD_ORDER_LAYERS || (c->layout.order == PD_ORDER_AUTO && by_itself));
 }
 
 static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
@@ -130,6 +134,8 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     const struct pd_zero_options zero = zero_options_of(e);
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     PD_TRY(build_model(e, arena, err));
+    if (c->offload.gradients == PD_PLACE_NVME)
+        e->block_squares = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *e->block_squares);
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
                                                         : io_bytes_of(e->options.model, &e->grid.layout);

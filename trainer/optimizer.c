@@ -35,12 +35,41 @@ static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struc
     return PD_OK;
 }
 
+static bool is_end(const struct pd_engine *e, uint32_t set)
+{
+    return set == 0 || set + 1 == pd_zero_set_count(e->zero);
+}
+
+static pd_status add_set(struct pd_engine *e, uint32_t set, struct pd_superaccumulator *sum, struct pd_error *err)
+{
+    uint32_t first, end;
+    pd_zero_set_boxes(e->zero, set, &first, &end);
+    for (uint32_t i = first; i < end; i++)
+        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], sum, err));
+    return PD_OK;
+}
+
+static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
+{
+    struct pd_engine *e = context;
+    return add_set(e, set, e->block_squares, err);
+}
+
+void pd_optimizer_begin(struct pd_engine *e)
+{
+    if (!e->block_squares) return;
+    pd_superaccumulator_init(e->block_squares);
+    pd_zero_on_sums(e->zero, add_block, e);
+}
+
+/* Sums of blocks in files were counted when they were complete. */
 pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
 {
     struct pd_superaccumulator sum;
     pd_superaccumulator_init(&sum);
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++)
-        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], &sum, err));
+    if (e->block_squares) sum = *e->block_squares;
+    for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
+        if (!e->block_squares || is_end(e, set)) PD_TRY(add_set(e, set, &sum, err));
     PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
     const double total = sqrt(pd_superaccumulator_value(&sum)) / e->loss_scale;
     *ret_norm = tokens ? total / (double)tokens : 0.0;

@@ -13,6 +13,8 @@
 
 #define PD_OPTIMIZER_NORM_ROWS 4096u /* row sums at a time */
 
+/* Before the first gradient of a step. */
+void pd_optimizer_begin(struct pd_engine *engine);
 /* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */
 PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm, struct pd_error *err);
 

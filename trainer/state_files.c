@@ -5,10 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PARAMETERS, GRADIENTS, SCRATCHES };
+
+struct scratch {
+    struct pd_spill *spill; /* NULL: in memory */
+    uint32_t slot;          /* of the pool */
+};
+
 struct pd_state_files {
+    struct pd_store *pool;
+    struct scratch scratch[SCRATCHES];
     struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
     uint32_t box_count;
     const struct pd_zero_box **held; /* (box_count) the engine's box that is stored there */
+    bool *wanted;                    /* (tensors) of one load */
     struct pd_optimizer_store *store;
 };
 
@@ -21,12 +31,6 @@ static const struct pd_zero_box *held_box(const struct pd_engine *e, uint32_t bo
 static float *passage(struct pd_engine *e, uint32_t box)
 {
     return pd_zero_gradient(e->zero) + held_box(e, box)->gradient_offset;
-}
-
-static void *compute_copy(struct pd_engine *e, uint32_t box)
-{
-    const uint64_t bytes = pd_dtype_bytes(e->options.config->numerics.precision);
-    return (char *)pd_zero_compute_copy(e->zero) + held_box(e, box)->offset * bytes;
 }
 
 /* ---- life ---- */
@@ -45,12 +49,47 @@ static pd_status find_held(struct pd_engine *e, struct pd_error *err)
     return PD_OK;
 }
 
+/* A span a box or a set, in a file of this rank's pool, so that what a killed process leaves is met by the next launch. */
+static pd_status open_scratch(struct pd_engine *e, struct pd_door *door, int which, struct pd_error *err)
+{
+    struct pd_state_files *f = e->files;
+    const uint32_t count = which == PARAMETERS ? pd_zero_box_count(e->zero) : pd_zero_set_count(e->zero);
+    const uint64_t element = which == PARAMETERS ? pd_dtype_bytes(e->options.config->numerics.precision) : sizeof(float);
+    char path[4096];
+    uint64_t *bytes = calloc(count + 1ull, sizeof *bytes);
+    if (!bytes) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch of %u spans", count);
+    (which == PARAMETERS ? pd_zero_parameter_spans : pd_zero_gradient_spans)(e->zero, bytes);
+    pd_status st = pd_store_generation_take(f->pool, &f->scratch[which].slot, path, err);
+    const struct pd_spill_options options = {.door = door,
+                                             .path = path,
+                                             .block_bytes = PD_ZERO_FILE_ELEMENTS * element,
+                                             .span_bytes = bytes,
+                                             .span_count = count,
+                                             .pool = e->pool};
+    if (!st) st = pd_spill_new(&options, &f->scratch[which].spill, err);
+    free(bytes);
+    return st;
+}
+
+static pd_status open_scratches(struct pd_engine *e, struct pd_door *door, struct pd_error *err)
+{
+    struct pd_state_files *f = e->files;
+    const struct pd_config *c = e->options.config;
+    if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(open_scratch(e, door, PARAMETERS, err));
+    if (c->offload.gradients == PD_PLACE_NVME) PD_TRY(open_scratch(e, door, GRADIENTS, err));
+    pd_zero_attach_files(e->zero, f->scratch[PARAMETERS].spill, f->scratch[GRADIENTS].spill);
+    return PD_OK;
+}
+
 static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd_store *store, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &f->boxes, &f->box_count, err));
     PD_TRY(find_held(e, err));
+    f->wanted = calloc(tensors->count, sizeof *f->wanted);
+    if (!f->wanted) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
+    PD_TRY(open_scratches(e, door, err));
     const struct pd_optimizer_store_options options = {.door = door,
                                                        .store = store,
                                                        .tensors = tensors,
@@ -69,6 +108,7 @@ pd_status pd_state_files_open(struct pd_engine *e, struct pd_door *door, struct 
     PD_CHECK(!e->files);
     e->files = calloc(1, sizeof *e->files);
     if (!e->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
+    e->files->pool = store;
     pd_status st = open_files(e, door, store, err);
     if (st) pd_state_files_close(e);
     return st;
@@ -78,6 +118,13 @@ void pd_state_files_close(struct pd_engine *e)
 {
     if (!e || !e->files) return;
     pd_optimizer_store_free(e->files->store);
+    for (int i = 0; i < SCRATCHES; i++) {
+        if (!e->files->scratch[i].spill) continue;
+        pd_spill_free(e->files->scratch[i].spill);
+        pd_store_generation_release(e->files->pool, e->files->scratch[i].slot, false);
+    }
+    pd_zero_attach_files(e->zero, NULL, NULL);
+    free(e->files->wanted);
     free(e->files->boxes);
     free(e->files->held);
     free(e->files);
@@ -94,46 +141,82 @@ struct pd_optimizer_store *pd_state_files_store(struct pd_engine *e)
     return e->files->store;
 }
 
-/* ---- filling ---- */
+/* ---- filling: sets whose gradients have a place in memory at the same time ---- */
 
-/* One kind of all boxes from its passage into the file; of parameters also the compute copy. */
-static pd_status put_kind(struct pd_engine *e, enum pd_kind kind, struct pd_error *err)
+struct sets {
+    uint32_t begin, end;
+};
+
+/* Where sums of blocks are in files, two blocks have a place. */
+static struct sets first_sets(const struct pd_engine *e)
+{
+    const uint32_t all = pd_zero_set_count(e->zero);
+    return (struct sets){0, e->files->scratch[GRADIENTS].spill ? 1 : all};
+}
+
+static struct sets next_sets(const struct pd_engine *e, struct sets sets)
+{
+    const uint32_t all = pd_zero_set_count(e->zero), end = sets.end + 2 < all ? sets.end + 2 : all - 1;
+    return (struct sets){sets.end, sets.end + 1 < all ? end : all};
+}
+
+static uint32_t unit_of(const struct pd_engine *e, uint32_t box)
+{
+    return e->options.model->tensors.tensors[e->files->boxes[box].tensor].unit;
+}
+
+static bool is_in(const struct pd_engine *e, struct sets sets, uint32_t box)
+{
+    return unit_of(e, box) >= sets.begin && unit_of(e, box) < sets.end;
+}
+
+/* One kind of the sets' boxes from their passage into the file; of parameters also the compute copy. */
+static pd_status put_kind(struct pd_engine *e, struct sets sets, enum pd_kind kind, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
     for (uint32_t b = 0; b < f->box_count; b++) {
-        if (f->boxes[b].kind != kind) continue;
-        const float *data = passage(e, b);
-        const uint64_t elements = held_box(e, b)->elements;
-        PD_TRY(pd_optimizer_store_put(f->store, b, 0, data, elements, err));
-        if (kind == PD_PARAM)
-            PD_TRY(pd_cast(e->math, elements, e->options.config->numerics.precision, compute_copy(e, b), PD_F32, data, err));
+        if (f->boxes[b].kind != kind || !is_in(e, sets, b)) continue;
+        const uint32_t held = (uint32_t)(held_box(e, b) - pd_zero_boxes(e->zero));
+        PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(e, b), held_box(e, b)->elements, err));
+        if (kind == PD_PARAM) PD_TRY(pd_zero_put_parameters(e->zero, held, passage(e, b), err));
     }
     return PD_OK;
 }
 
 struct init_job {
     struct pd_engine *engine;
-    uint64_t seed;
+    struct sets sets;
+    enum pd_kind kind;
 };
 
 static void init_box(void *context, uint64_t index)
 {
-    struct init_job *job = context;
-    const struct pd_shard_box *b = &job->engine->files->boxes[index];
-    if (b->kind != PD_PARAM) return;
-    pd_model_init_box(job->engine->options.model, b->tensor, &b->box, job->seed, passage(job->engine, (uint32_t)index));
+    const struct init_job *job = context;
+    struct pd_engine *e = job->engine;
+    const uint32_t box = (uint32_t)index;
+    const struct pd_shard_box *b = &e->files->boxes[box];
+    if (b->kind != job->kind || !is_in(e, job->sets, box)) return;
+    if (b->kind == PD_PARAM)
+        pd_model_init_box(e->options.model, b->tensor, &b->box, e->options.config->run.seed, passage(e, box));
+    else
+        memset(passage(e, box), 0, held_box(e, box)->elements * sizeof(float));
+}
+
+static pd_status init_sets(struct pd_engine *e, struct sets sets, struct pd_error *err)
+{
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        struct init_job job = {e, sets, (enum pd_kind)kind};
+        pd_parallel(e->pool, e->files->box_count, init_box, &job);
+        PD_TRY(put_kind(e, sets, (enum pd_kind)kind, err));
+    }
+    return PD_OK;
 }
 
 pd_status pd_state_files_init(struct pd_engine *e, const struct pd_identity *identity, struct pd_error *err)
 {
-    struct init_job job = {e, e->options.config->run.seed};
     PD_TRY(pd_optimizer_store_begin(e->files->store, identity, err));
-    pd_parallel(e->pool, e->files->box_count, init_box, &job);
-    PD_TRY(put_kind(e, PD_PARAM, err));
-    for (uint32_t b = 0; b < e->files->box_count; b++)
-        memset(passage(e, b), 0, held_box(e, b)->elements * sizeof(float));
-    PD_TRY(put_kind(e, PD_EXP_AVG, err));
-    PD_TRY(put_kind(e, PD_EXP_AVG_SQ, err));
+    for (struct sets sets = first_sets(e); sets.begin < sets.end; sets = next_sets(e, sets))
+        PD_TRY(init_sets(e, sets, err));
     PD_TRY(pd_optimizer_store_end(e->files->store, err));
     return pd_zero_updated(e->zero, err);
 }
@@ -145,17 +228,23 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
     return pd_zero_gradient(e->zero) + pd_engine_owned_box(e, tensor, box)->gradient_offset;
 }
 
-static pd_status load_kind(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
-                           struct pd_load_request *request, enum pd_kind kind, struct pd_load_report *report,
+static pd_status load_sets(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
+                           struct pd_load_request *request, struct sets sets, struct pd_load_report *report,
                            struct pd_error *err)
 {
-    struct pd_load_report one;
-    request->kinds = 1u << kind;
-    PD_TRY(pd_load(door, group, request, &one, err));
-    report->bytes_read += one.bytes_read;
-    report->bytes_wanted += one.bytes_wanted;
-    report->rounds += one.rounds;
-    return pd_group_agree(group, put_kind(e, kind, err), err);
+    const struct pd_tensor_table *tensors = &e->options.model->tensors;
+    for (uint32_t t = 0; t < tensors->count; t++)
+        e->files->wanted[t] = tensors->tensors[t].unit >= sets.begin && tensors->tensors[t].unit < sets.end;
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        struct pd_load_report one;
+        request->kinds = 1u << kind;
+        PD_TRY(pd_load(door, group, request, &one, err));
+        report->bytes_read += one.bytes_read;
+        report->bytes_wanted += one.bytes_wanted;
+        report->rounds += one.rounds;
+        PD_TRY(pd_group_agree(group, put_kind(e, sets, (enum pd_kind)kind, err), err));
+    }
+    return PD_OK;
 }
 
 pd_status pd_state_files_load(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
@@ -163,29 +252,28 @@ pd_status pd_state_files_load(struct pd_engine *e, struct pd_door *door, struct 
                               struct pd_load_report *ret_report, struct pd_error *err)
 {
     *ret_report = (struct pd_load_report){0};
-    request->tensor_wanted = NULL;
+    request->tensor_wanted = e->files->wanted;
     request->destination = destination;
     request->context = e;
     PD_TRY(pd_group_agree(group, pd_optimizer_store_begin(e->files->store, identity, err), err));
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        PD_TRY(load_kind(e, door, group, request, (enum pd_kind)kind, ret_report, err));
+    for (struct sets sets = first_sets(e); sets.begin < sets.end; sets = next_sets(e, sets))
+        PD_TRY(load_sets(e, door, group, request, sets, ret_report, err));
     PD_TRY(pd_group_agree(group, pd_optimizer_store_end(e->files->store, err), err));
     return pd_zero_updated(e->zero, err);
 }
 
 /* ---- updating ---- */
 
-static const float *gradient_at(void *context, uint32_t box, uint64_t first, uint64_t n)
-{
-    (void)n;
-    return passage(context, box) + first;
-}
-
-static void *copy_at(void *context, uint32_t box, uint64_t first, uint64_t n)
+static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+                      struct pd_error *err)
 {
     struct pd_engine *e = context;
+    const uint32_t held = (uint32_t)(held_box(e, box) - pd_zero_boxes(e->zero));
     (void)n;
-    return (char *)compute_copy(e, box) + first * pd_dtype_bytes(e->options.config->numerics.precision);
+    PD_TRY(pd_zero_update_box(e->zero, held, ret_gradient, ret_copy, err));
+    *ret_gradient += first;
+    *ret_copy = (char *)*ret_copy + first * pd_dtype_bytes(e->options.config->numerics.precision);
+    return PD_OK;
 }
 
 pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *adam, struct pd_error *err)
@@ -194,9 +282,12 @@ pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *
                                                  .adam = adam,
                                                  .copy_dtype = e->options.config->numerics.precision,
                                                  .context = e,
-                                                 .gradient = gradient_at,
-                                                 .copy = copy_at};
+                                                 .by_unit = e->files->scratch[PARAMETERS].spill ||
+                                                            e->files->scratch[GRADIENTS].spill,
+                                                 .meet = meet};
+    PD_TRY(pd_zero_update_begin(e->zero, err));
     PD_TRY(pd_optimizer_store_update(e->files->store, &step, NULL, err));
+    PD_TRY(pd_zero_update_end(e->zero, err));
     return pd_zero_updated(e->zero, err);
 }
 

@@ -25,7 +25,8 @@ static uint64_t held_elements(const struct pd_zero *zero, const struct pd_zero_p
 
 /* ---- sets ---- */
 
-static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor)
+/* *sums: where the tensor's sums begin, and then where the next one's do. */
+static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t tensor, uint64_t *sums)
 {
     PD_CHECK(set->count < PD_ZERO_SET_TENSORS_MAX);
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
@@ -33,8 +34,8 @@ static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t t
     set->tensors[e] = tensor;
     set->needed[e + 1] = set->needed[e] + pd_zero_slab_elements(zero, tensor, &place.needed);
     set->computed[e + 1] = set->computed[e] + pd_zero_slab_elements(zero, tensor, &place.computed);
-    set->gradient[e] = zero->gradient_elements;
-    zero->gradient_elements += held_elements(zero, &place, tensor);
+    set->gradient[e] = *sums;
+    *sums += held_elements(zero, &place, tensor);
     set->pieces_most += zero->model->tensors.tensors[tensor].tp_dim == 1 ? pd_partition_chunk_count(&zero->grid->partition)
                                                                          : zero->grid->layout.tp;
 }
@@ -70,18 +71,38 @@ static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
     return pd_layout_unit_pp(&zero->grid->layout, unit) == zero->grid->place.pp;
 }
 
+/* Sums of blocks in files share two places, each at a page. */
+static void size_sums(struct pd_zero *zero)
+{
+    const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
+    for (uint32_t unit = 1; unit + 1 < zero->set_count; unit++) {
+        uint64_t elements = 0;
+        if (!is_of_stage(zero, unit)) continue;
+        for (uint32_t t = zero->model->unit_first[unit]; t < zero->model->unit_first[unit + 1]; t++) {
+            const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
+            elements += held_elements(zero, &place, t);
+        }
+        zero->sums_elements = largest(zero->sums_elements, (elements + page - 1) / page * page);
+    }
+    zero->gradient_elements = 2 * zero->sums_elements;
+}
+
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
     uint64_t most[2] = {0}; /* of blocks, of ends */
     uint64_t *by_part = calloc(zero->parts, sizeof *by_part);
     if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u parts", zero->parts);
+    if (zero->options.gradients_in_files) size_sums(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
         struct pd_zero_set *set = &zero->sets[unit];
         if (!is_of_stage(zero, unit)) continue;
+        uint64_t parity = unit % 2 * zero->sums_elements;
+        uint64_t *sums =
+            zero->options.gradients_in_files && !pd_zero_is_end(zero, unit) ? &parity : &zero->gradient_elements;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
-            add_to_set(zero, set, t);
-        if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0);
+            add_to_set(zero, set, t, sums);
+        if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
         set->owned_most = owned_most(zero, set, by_part);
         most[pd_zero_is_end(zero, unit)] = largest(most[pd_zero_is_end(zero, unit)], set->owned_most);
     }
@@ -192,7 +213,7 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     for (int kind = 0; kind < PD_KIND_COUNT && !zero->options.state_in_files; kind++)
         zero->state[kind] = pd_arena_take(arena, PD_MEMORY_OPTIMIZER, zero->held * sizeof(float));
     if (zero->options.compute != PD_F32 || zero->options.state_in_files)
-        zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->held * compute);
+        zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
     zero->gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
     const struct pd_zero_place table = pd_zero_place_of(zero, 0, zero->grid->place.tp);
@@ -292,14 +313,20 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     const uint32_t tensors = zero->model->tensors.count;
     zero->sets = calloc(zero->set_count, sizeof *zero->sets);
     zero->tensor_offset = calloc(tensors, sizeof *zero->tensor_offset);
+    zero->copy_offset = calloc(tensors, sizeof *zero->copy_offset);
+    zero->first_box = calloc(zero->set_count + 1ull, sizeof *zero->first_box);
     zero->buffers = calloc(zero->set_count + PD_ZERO_BLOCK_BUFFERS + 1u, sizeof *zero->buffers);
     zero->places = calloc((size_t)zero->grid->layout.tp * PD_ZERO_SET_TENSORS_MAX, sizeof *zero->places);
     zero->places_set = PD_ZERO_NO_SET;
-    if (!zero->sets || !zero->tensor_offset || !zero->buffers || !zero->places)
+    if (!zero->sets || !zero->tensor_offset || !zero->copy_offset || !zero->first_box || !zero->buffers || !zero->places)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the tables of %u tensors", tensors);
     PD_TRY(describe_sets(zero, err));
     PD_TRY(describe_boxes(zero, err));
+    zero->landing_place = calloc(zero->box_count + 1ull, sizeof *zero->landing_place);
+    if (!zero->landing_place) PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for %u boxes", zero->box_count);
+    pd_zero_describe_files(zero);
     take_state(zero, arena);
+    pd_zero_take_files(zero, arena);
     take_gather_buffers(zero, arena);
     take_exchange(zero, arena);
     return PD_OK;
@@ -345,6 +372,9 @@ void pd_zero_free(struct pd_zero *zero)
     free(zero->sets);
     free(zero->boxes);
     free(zero->tensor_offset);
+    free(zero->copy_offset);
+    free(zero->first_box);
+    free(zero->landing_place);
     free(zero->buffers);
     free(zero->places);
     free(zero);
@@ -395,7 +425,10 @@ void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e)
     uint32_t tensor = zero->sets[set].tensors[e];
     if (zero->mirror && set == zero->set_count - 1 && tensor == 0) return zero->mirror;
     char *base = zero->compute ? zero->compute : (char *)zero->state[PD_PARAM];
-    return base + zero->tensor_offset[tensor] * pd_dtype_bytes(zero->options.compute);
+    const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
+    if (!pd_zero_is_filed(zero, set)) return base + zero->copy_offset[tensor] * bytes;
+    PD_CHECK(zero->image_set == set);
+    return zero->image + (zero->tensor_offset[tensor] - zero->tensor_offset[zero->sets[set].tensors[0]]) * bytes;
 }
 
 pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)

@@ -32,6 +32,7 @@
 #define PD_TRAINER_PARALLEL_ZERO_H
 
 #include "ckpt/base/arena.h"
+#include "offload/spill.h"
 #include "trainer/math/math.h"
 #include "trainer/parallel/grid.h"
 
@@ -42,7 +43,9 @@ struct pd_zero_options {
     uint32_t leaves;             /* V: leaves a step */
     enum pd_dtype compute;       /* of gathered parameters */
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
-    bool state_in_files; /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
+    bool state_in_files;         /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
+    bool parameters_in_files;    /* compute copies of blocks are in files; needs state_in_files */
+    bool gradients_in_files;     /* sums of blocks are in files; needs state_in_files, and a schedule that goes by layers */
 };
 
 /* A box this rank holds. Offsets are elements into the held arrays. */
@@ -52,7 +55,8 @@ struct pd_zero_box {
     bool owned;      /* by this rank: in its file, and counted in norms */
     struct pd_box box;
     uint64_t offset, elements;
-    uint64_t gradient_offset;
+    uint64_t copy_offset;          /* into the compute copy; UINT64_MAX: in files */
+    uint64_t gradient_offset;      /* with gradients_in_files: where it is while its set is in memory */
     uint64_t tied_gradient_offset; /* second sum of a tied tensor on this rank; UINT64_MAX: none */
 };
 
@@ -83,6 +87,32 @@ PD_MUST_USE pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error 
 PD_MUST_USE pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err);
 /* Parameters changed: nothing gathered is current any more, and a tied table is mirrored again. */
 PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err);
+
+/* ---- what is in files (zero_files.c): of blocks alone, embedding and head stay in memory ----
+ *
+ * Compute copies: each box of PD_ZERO_FILE_ELEMENTS or more is a span. A set that is prefetched is read into one of two
+ * landings, and put together as it is held when it is acquired. Sums: the held boxes of a set are a span; two sets are in
+ * memory, those that were made last and those on their way. */
+#define PD_ZERO_FILE_ELEMENTS 16384u
+
+/* Bytes of each span, 0 where there is none.   ret (box count), (set count) */
+void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes);
+void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes);
+/* Made of these spans; borrowed. NULL where nothing is in files. */
+void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients);
+/* Called when the sums of a block are complete, while they are in memory: what the norm needs. */
+void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t set, struct pd_error *err),
+                     void *context);
+/* Boxes [*ret_first, *ret_end) of a set. */
+void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end);
+/* The compute copy of a box from its master: after initialisation or loading. */
+PD_MUST_USE pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err);
+/* An update of all boxes in ascending order: the gradient of a box, and where its new compute copy goes; both are there
+ * until a box of another set is asked for. Then pd_zero_updated. */
+PD_MUST_USE pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, const float **ret_gradient, void **ret_copy,
+                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *err);
 
 uint32_t pd_zero_set_count(const struct pd_zero *zero);
 /* Starts the gather of a set where it is not resident; returns at once. */

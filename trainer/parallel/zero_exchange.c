@@ -16,6 +16,12 @@ static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set, uint
     return pd_zero_is_end(zero, set) ? PD_ZERO_BLOCK_BUFFERS : (set + slot) % PD_ZERO_BLOCK_BUFFERS;
 }
 
+static bool is_last(const struct pd_zero *zero, uint32_t slot)
+{
+    const uint32_t dp = zero->grid->layout.dp;
+    return slot + 1 == (zero->options.leaves + dp - 1) / dp;
+}
+
 /* Alone, the first leaf's gradients are the start of the sums: they are written where the sums live. */
 static bool writes_sums(const struct pd_zero *zero, uint32_t slot)
 {
@@ -30,6 +36,7 @@ pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     bool is_being_sent =
         x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set, x->slot) == leaf_buffer_index(zero, set, slot);
     if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
+    if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
     float *base =
         writes_sums(zero, slot) ? zero->gradient + s->gradient[0] : zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
     for (uint32_t e = 0; e < s->count; e++)
@@ -201,8 +208,9 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
         if (++x->round == x->rounds) break;
         PD_TRY(start_round(zero, err));
     }
+    const uint32_t set = x->set;
     x->set = PD_ZERO_NO_SET;
-    return PD_OK;
+    return is_last(zero, x->slot) ? pd_zero_complete(zero, set, err) : PD_OK;
 }
 
 /* The leaf's gradients as they are sent: one exchange is in flight at a time, so one rounded copy serves all sets. */
@@ -219,7 +227,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
 {
     const struct pd_zero_set *s = &zero->sets[set];
     PD_TRY(pd_zero_drain(zero, err));
-    if (writes_sums(zero, slot)) return PD_OK;
+    if (writes_sums(zero, slot)) return is_last(zero, slot) ? pd_zero_complete(zero, set, err) : PD_OK;
     float *leaf = zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
     struct pd_zero_exchange *x = &zero->exchange;
     x->slot = slot;
@@ -228,9 +236,11 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     const bool ghost = is_ghost(zero, slot, zero->grid->place.dp);
     if (ghost && zero->alone) return PD_OK;
     if (!ghost) PD_TRY(round_leaf(zero, set, leaf, &x->data, err));
-    if (zero->alone)
-        return pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0,
-                      err);
+    if (zero->alone) {
+        PD_TRY(
+            pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0, err));
+        return is_last(zero, slot) ? pd_zero_complete(zero, set, err) : PD_OK;
+    }
     x->set = set;
     x->rounds = (s->owned_most + zero->window_elements - 1) / zero->window_elements;
     if (!x->rounds) x->rounds = 1;

@@ -91,10 +91,8 @@ static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, str
     return pd_comm_wait(zero->comm, &buffer->op, err);
 }
 
-pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    PD_CHECK(set < zero->set_count && zero->sets[set].count);
-    if (zero->in_place || resident(zero, set)) return PD_OK;
     struct pd_zero_buffer *buffer = victim(zero, set);
     if (zero->lanes[buffer->lane]) PD_TRY(settle(zero, zero->lanes[buffer->lane], err));
     describe_gather(zero, set, buffer);
@@ -108,15 +106,26 @@ pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *
     return PD_OK;
 }
 
+/* What is in files is read ahead, and gathered once it is there. */
+pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    PD_CHECK(set < zero->set_count && zero->sets[set].count);
+    if (!zero->in_place && resident(zero, set)) return PD_OK;
+    if (pd_zero_is_filed(zero, set)) return pd_zero_fetch(zero, set, err);
+    return zero->in_place ? PD_OK : start_gather(zero, set, err);
+}
+
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
+    const bool is_gathered = !zero->in_place && resident(zero, set);
+    if (pd_zero_is_filed(zero, set) && !is_gathered) PD_TRY(pd_zero_bring(zero, set, err));
     if (zero->in_place) {
         for (uint32_t e = 0; e < zero->sets[set].count; e++)
             zero->in_place_pointers[e] = pd_zero_parameters(zero, set, e);
         *ret_weights = zero->in_place_pointers;
         return PD_OK;
     }
-    PD_TRY(pd_zero_prefetch(zero, set, err));
+    if (!is_gathered) PD_TRY(start_gather(zero, set, err));
     struct pd_zero_buffer *buffer = resident(zero, set);
     PD_TRY(settle(zero, buffer, err));
     buffer->last_use = ++zero->clock;
@@ -126,6 +135,7 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_
 
 void pd_zero_invalidate(struct pd_zero *zero)
 {
+    pd_zero_forget_image(zero);
     for (uint32_t i = 0; i < zero->buffer_count; i++) {
         PD_CHECK(!zero->buffers[i].in_flight);
         zero->buffers[i].set = PD_ZERO_NO_SET;

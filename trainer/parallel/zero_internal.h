@@ -74,6 +74,8 @@ struct pd_zero {
     struct pd_zero_box *boxes;
     uint32_t box_count;
     uint64_t *tensor_offset; /* (tensors) element offset of the tensor's first held box */
+    uint64_t *copy_offset;   /* (tensors) the same in the compute copy: of those that are in memory whole */
+    uint32_t *first_box;     /* (set_count + 1) */
     float *state[PD_KIND_COUNT];
     void *compute;
     void *mirror;             /* last stage: compute copy of the held boxes of the tied table */
@@ -93,6 +95,17 @@ struct pd_zero {
     void *rounded; /* a set's leaf gradients, or a round's sum over token pieces, as gradient_type */
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
+    /* in files: zero_files.c */
+    struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
+    uint64_t copy_elements;                            /* of the compute copy in memory */
+    uint64_t sums_elements;                            /* of one of two places for sums of blocks */
+    uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
+    uint64_t image_elements, landing_bytes;
+    char *image, *landing[2]; /* a block as it is held; its boxes, each at a page */
+    uint32_t image_set, landing_set[2], update_set;
+    uint64_t *landing_place; /* (boxes) bytes */
+    pd_status (*complete)(void *context, uint32_t set, struct pd_error *err);
+    void *complete_context;
     struct pd_zero_place *places; /* (tp, PD_ZERO_SET_TENSORS_MAX) of places_set */
     uint32_t places_set;
 };
@@ -129,6 +142,19 @@ PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
 /* Where the parameters of the set's tensor number e lie on this rank, from its first held box on. */
 void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e);
+
+/* ---- zero_files.c ---- */
+bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set); /* compute copies of the set are in files */
+void pd_zero_describe_files(struct pd_zero *zero);               /* once boxes and sums are */
+void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena);
+/* Starts reading a set; what it displaces was used. */
+PD_MUST_USE pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
+/* The set is in the image. */
+PD_MUST_USE pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err);
+void pd_zero_forget_image(struct pd_zero *zero);
+/* The place of the set's sums is free for them. */
+PD_MUST_USE pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *err);
 
 /* The parts of zero_share.c. */
 PD_MUST_USE pd_status pd_zero_share_gradients(struct pd_zero *zero, struct pd_error *err);

@@ -338,7 +338,9 @@ static void try(struct pd_layout layout, uint32_t turn)
     layout.interleave = layout.pp == 2 && turn % 3 == 1 ? 2 : 1;
     cut_stages(&layout, model->unit_count);
     struct job job = {layout,
-                      {turn % 7 == 3 ? 1 : LEAVES, turn / 2 % 2 ? PD_BF16 : PD_F32, turn / 3 % 2 ? PD_BF16 : PD_F32, false},
+                      {.leaves = turn % 7 == 3 ? 1 : LEAVES,
+                       .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
+                       .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32},
                       model};
     pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
     cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u, ZeRO-%u over %u, turn %u: %s", layout.dp, layout.tp,

@@ -1,0 +1,294 @@
+/* Blocks whose compute copies or sums are in files: read ahead, put together when they are used, written when they are made.
+ *
+ * Everything goes by sets. Copies: a set's boxes land page by page, `image` is the set as it is held. Sums: set s has place
+ * s % 2, so backward, which descends, leaves sets 1 and 2 in memory, and the update, which ascends, begins with them. */
+#include "trainer/parallel/zero_internal.h"
+
+#include <string.h>
+
+static uint64_t element_bytes(const struct pd_zero *zero)
+{
+    return pd_dtype_bytes(zero->options.compute);
+}
+
+static bool is_block(const struct pd_zero *zero, uint32_t set)
+{
+    return !pd_zero_is_end(zero, set) && zero->sets[set].count;
+}
+
+bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->options.parameters_in_files && is_block(zero, set);
+}
+
+static uint32_t set_of(const struct pd_zero *zero, uint32_t box)
+{
+    return zero->model->tensors.tensors[zero->boxes[box].tensor].unit;
+}
+
+static bool is_span(const struct pd_zero *zero, uint32_t box)
+{
+    return zero->boxes[box].copy_offset == UINT64_MAX;
+}
+
+void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end)
+{
+    *ret_first = zero->first_box[set];
+    *ret_end = zero->first_box[set + 1];
+}
+
+/* ---- what lies where ---- */
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+/* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
+static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set)
+{
+    const bool begins = b == zero->boxes || b[-1].tensor != b->tensor;
+    if (!zero->options.parameters_in_files) {
+        b->copy_offset = b->offset;
+    } else if (pd_zero_is_filed(zero, set) && b->elements >= PD_ZERO_FILE_ELEMENTS) {
+        b->copy_offset = UINT64_MAX;
+        return;
+    } else {
+        b->copy_offset = zero->copy_elements;
+        zero->copy_elements += b->elements;
+    }
+    if (begins) zero->copy_offset[b->tensor] = b->copy_offset;
+}
+
+static void describe_set(struct pd_zero *zero, uint32_t set)
+{
+    uint64_t landing = 0;
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
+        place_copy(zero, &zero->boxes[b], set);
+        zero->landing_place[b] = landing;
+        if (is_span(zero, b)) landing += page_up(zero->boxes[b].elements * element_bytes(zero));
+    }
+    if (landing > zero->landing_bytes) zero->landing_bytes = landing;
+    if (!pd_zero_is_filed(zero, set) || zero->first_box[set] == zero->first_box[set + 1]) return;
+    const struct pd_zero_box *last = &zero->boxes[zero->first_box[set + 1] - 1];
+    const uint64_t elements = last->offset + last->elements - zero->tensor_offset[zero->sets[set].tensors[0]];
+    if (elements > zero->image_elements) zero->image_elements = elements;
+}
+
+void pd_zero_describe_files(struct pd_zero *zero)
+{
+    uint32_t box = 0;
+    for (uint32_t set = 0; set < zero->set_count; set++) {
+        zero->first_box[set] = box;
+        while (box < zero->box_count && set_of(zero, box) == set)
+            box++;
+        zero->first_box[set + 1] = box;
+    }
+    for (uint32_t t = 0; t < zero->model->tensors.count; t++)
+        zero->copy_offset[t] = zero->options.parameters_in_files ? 0 : zero->tensor_offset[t];
+    for (uint32_t set = 0; set < zero->set_count; set++)
+        describe_set(zero, set);
+    if (!zero->options.parameters_in_files) zero->copy_elements = zero->held;
+    zero->image_set = zero->update_set = PD_ZERO_NO_SET;
+    for (int i = 0; i < 2; i++)
+        zero->landing_set[i] = zero->sums_set[i] = PD_ZERO_NO_SET;
+}
+
+void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena)
+{
+    if (!zero->options.parameters_in_files) return;
+    zero->image = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->image_elements * element_bytes(zero));
+    for (int i = 0; i < 2; i++)
+        zero->landing[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, zero->landing_bytes);
+}
+
+void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
+{
+    for (uint32_t b = 0; b < zero->box_count; b++)
+        ret_bytes[b] = is_span(zero, b) ? zero->boxes[b].elements * element_bytes(zero) : 0;
+}
+
+static uint64_t sums_of(const struct pd_zero *zero, uint32_t set)
+{
+    uint64_t elements = 0;
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+        elements += zero->boxes[b].elements;
+    return elements;
+}
+
+void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
+{
+    for (uint32_t set = 0; set < zero->set_count; set++)
+        ret_bytes[set] = zero->options.gradients_in_files && is_block(zero, set) ? sums_of(zero, set) * sizeof(float) : 0;
+}
+
+void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients)
+{
+    zero->parameter_spill = parameters;
+    zero->gradient_spill = gradients;
+}
+
+void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t set, struct pd_error *err),
+                     void *context)
+{
+    zero->complete = complete;
+    zero->complete_context = context;
+}
+
+/* ---- compute copies ---- */
+
+static char *landing_of(const struct pd_zero *zero, uint32_t box)
+{
+    return zero->landing[set_of(zero, box) % 2] + zero->landing_place[box];
+}
+
+static pd_status wait_boxes(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+        if (is_span(zero, b)) PD_TRY(pd_spill_wait(zero->parameter_spill, b, err));
+    return PD_OK;
+}
+
+/* The landing of the set is the set's: nothing of another is in flight there. */
+static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    const uint32_t before = zero->landing_set[set % 2];
+    zero->landing_set[set % 2] = PD_ZERO_NO_SET;
+    return before == PD_ZERO_NO_SET ? PD_OK : wait_boxes(zero, before, err);
+}
+
+pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    if (zero->image_set == set || zero->landing_set[set % 2] == set) return PD_OK;
+    PD_TRY(clear_landing(zero, set, err));
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+        if (is_span(zero, b)) PD_TRY(pd_spill_read(zero->parameter_spill, b, landing_of(zero, b), err));
+    zero->landing_set[set % 2] = set;
+    return PD_OK;
+}
+
+pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    const uint64_t bytes = element_bytes(zero), first = zero->tensor_offset[zero->sets[set].tensors[0]];
+    if (zero->image_set == set) return PD_OK;
+    PD_TRY(pd_zero_fetch(zero, set, err));
+    PD_TRY(clear_landing(zero, set, err));
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
+        const struct pd_zero_box *box = &zero->boxes[b];
+        const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;
+        memcpy(zero->image + (box->offset - first) * bytes, from, box->elements * bytes);
+    }
+    zero->image_set = set;
+    return PD_OK;
+}
+
+void pd_zero_forget_image(struct pd_zero *zero)
+{
+    zero->image_set = PD_ZERO_NO_SET;
+}
+
+static void *copy_of(struct pd_zero *zero, uint32_t box)
+{
+    if (is_span(zero, box)) return landing_of(zero, box);
+    return (char *)zero->compute + zero->boxes[box].copy_offset * element_bytes(zero);
+}
+
+pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err)
+{
+    if (is_span(zero, box)) PD_TRY(clear_landing(zero, set_of(zero, box), err));
+    PD_TRY(pd_cast(zero->math, zero->boxes[box].elements, zero->options.compute, copy_of(zero, box), PD_F32, master, err));
+    if (!is_span(zero, box)) return PD_OK;
+    PD_TRY(pd_spill_write(zero->parameter_spill, box, landing_of(zero, box), err));
+    return pd_spill_wait(zero->parameter_spill, box, err);
+}
+
+/* ---- sums ---- */
+
+static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->options.gradients_in_files && is_block(zero, set);
+}
+
+pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    if (!has_filed_sums(zero, set)) return PD_OK;
+    const uint32_t before = zero->sums_set[set % 2];
+    zero->sums_set[set % 2] = set;
+    return before == PD_ZERO_NO_SET || before == set ? PD_OK : pd_spill_wait(zero->gradient_spill, before, err);
+}
+
+static float *sums_place(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->gradient + set % 2 * zero->sums_elements;
+}
+
+static bool has_sums(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->first_box[set] < zero->first_box[set + 1];
+}
+
+pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    if (!has_filed_sums(zero, set)) return PD_OK;
+    if (zero->complete) PD_TRY(zero->complete(zero->complete_context, set, err));
+    if (set <= 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
+    return pd_spill_write(zero->gradient_spill, set, sums_place(zero, set), err);
+}
+
+static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    if (set >= zero->set_count || !has_filed_sums(zero, set) || zero->sums_set[set % 2] == set) return PD_OK;
+    PD_TRY(pd_zero_make_room(zero, set, err));
+    return has_sums(zero, set) ? pd_spill_read(zero->gradient_spill, set, sums_place(zero, set), err) : PD_OK;
+}
+
+/* ---- an update ---- */
+
+static pd_status write_copies(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++)
+        if (is_span(zero, b)) PD_TRY(pd_spill_write(zero->parameter_spill, b, landing_of(zero, b), err));
+    zero->landing_set[set % 2] = set;
+    return PD_OK;
+}
+
+/* What was made of the set before goes out; what comes after this one comes in. */
+static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    const uint32_t before = zero->update_set;
+    if (before == set) return PD_OK;
+    zero->update_set = set;
+    if (before != PD_ZERO_NO_SET && pd_zero_is_filed(zero, before)) PD_TRY(write_copies(zero, before, err));
+    if (set == PD_ZERO_NO_SET) return PD_OK;
+    if (pd_zero_is_filed(zero, set)) PD_TRY(clear_landing(zero, set, err));
+    if (!has_filed_sums(zero, set)) return PD_OK;
+    PD_TRY(read_sums(zero, set, err));
+    PD_TRY(pd_spill_wait(zero->gradient_spill, set, err));
+    return set > 1 ? read_sums(zero, set + 1, err) : PD_OK; /* sets 1 and 2 are both there */
+}
+
+pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err)
+{
+    for (uint32_t set = 0; zero->gradient_spill && set < zero->set_count; set++)
+        PD_TRY(pd_spill_wait(zero->gradient_spill, set, err));
+    for (int i = 0; i < 2; i++)
+        PD_TRY(clear_landing(zero, (uint32_t)i, err));
+    return PD_OK;
+}
+
+pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, const float **ret_gradient, void **ret_copy,
+                             struct pd_error *err)
+{
+    PD_TRY(enter_set(zero, set_of(zero, box), err));
+    *ret_gradient = zero->gradient + zero->boxes[box].gradient_offset;
+    *ret_copy = copy_of(zero, box);
+    return PD_OK;
+}
+
+pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *err)
+{
+    PD_TRY(enter_set(zero, PD_ZERO_NO_SET, err));
+    for (int i = 0; i < 2; i++)
+        PD_TRY(clear_landing(zero, (uint32_t)i, err));
+    return PD_OK;
+}
