@@ -168,6 +168,12 @@ const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_
     return &store->generations[store->current].identity;
 }
 
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store)
+{
+    PD_CHECK(store->has_current);
+    return store->generations[store->current].path;
+}
+
 /* ---- files of generations ---- */
 
 static pd_status take_own_file(struct pd_optimizer_store *store, struct generation *g, struct pd_error *err)

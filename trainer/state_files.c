@@ -1,5 +1,6 @@
 #include "trainer/state_files.h"
 
+#include "ckpt/shard_copy.h"
 #include "resharder/layout.h"
 
 #include <stdlib.h>
@@ -14,6 +15,7 @@ struct scratch {
 
 struct pd_state_files {
     struct pd_store *pool;
+    struct pd_door *door;
     struct scratch scratch[SCRATCHES];
     struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
     uint32_t box_count;
@@ -109,6 +111,7 @@ pd_status pd_state_files_open(struct pd_engine *e, struct pd_door *door, struct 
     e->files = calloc(1, sizeof *e->files);
     if (!e->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
     e->files->pool = store;
+    e->files->door = door;
     pd_status st = open_files(e, door, store, err);
     if (st) pd_state_files_close(e);
     return st;
@@ -300,4 +303,11 @@ pd_status pd_state_files_finish(struct pd_engine *e, const struct pd_identity *i
         PD_TRY(pd_optimizer_store_update(store, &same, NULL, err));
     }
     return pd_optimizer_store_finish(store, ret_summary, ret_slot, err);
+}
+
+pd_status pd_state_files_copy(const struct pd_engine *e, const char *path, const struct pd_identity *identity,
+                              struct pd_error *err)
+{
+    const struct pd_state_files *f = e->files;
+    return pd_shard_copy(f->door, pd_optimizer_store_path(f->store), path, identity, e->io_buffers, e->io_bytes, err);
 }

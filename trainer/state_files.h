@@ -35,6 +35,9 @@ PD_MUST_USE pd_status pd_state_files_update(struct pd_engine *engine, const stru
  * was skipped has the state of the one before under its own identity. */
 PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, const struct pd_identity *identity,
                                             struct pd_shard_summary *ret_summary, uint32_t *ret_slot, struct pd_error *err);
+/* A finished generation copied to `path`, verified and synced: for a tier that does not hold the pool. */
+PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, const char *path,
+                                          const struct pd_identity *identity, struct pd_error *err);
 uint64_t pd_state_files_file_bytes(const struct pd_engine *engine); /* of one generation */
 /* Reads the state through, verified: box counts in pd_layout_shard_boxes of this rank. */
 struct pd_optimizer_store *pd_state_files_store(struct pd_engine *engine);
