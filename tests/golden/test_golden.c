@@ -1,6 +1,7 @@
-/* Files of format version 1 as they were written once. Reading them must work for ever; writing the same state with the same
- * HDF5 library must give the same bytes.
- *   PERDURE_GOLDEN_WRITE=<directory> writes the files there: for a new format version, never to make an old one pass. */
+/* Files of format versions 1 and 2 as they were written once. Reading them must work for ever; writing the same state with
+ * the same HDF5 library (and zstd) must give the same bytes. PERDURE_GOLDEN_WRITE=<directory> writes <directory>/v1 and v2:
+ * for a new format version, never to make an old one pass. */
+#include "ckpt/codec_zstd.h"
 #include "ckpt/h5.h"
 #include "ckpt/inspect.h"
 #include "tests/unit/ckpt/checkpoint_fixture.h"
@@ -8,15 +9,29 @@
 #include <math.h>
 
 #define GOLDEN_HDF5 "1.10.8"
+#define GOLDEN_ZSTD "1.5.4"
 
-static const char *golden_directory(void)
+static const char *golden_directory(int version)
 {
-    return PERDURE_SOURCE_DIR "/tests/golden/v1";
+    return version == 1 ? PERDURE_SOURCE_DIR "/tests/golden/v1" : PERDURE_SOURCE_DIR "/tests/golden/v2";
 }
 
-static void golden_model(struct fixture *f)
+/* Two chunks, the second one short, of a pattern that becomes small. */
+static void add_pattern(struct fixture *f)
 {
-    fixture_init(f, 3, 6);
+    const uint64_t elements = 300000;
+    fixture_tensor(f, 3, "pattern", 2, 300, 1000);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        fixture_box(f, 3, (enum pd_kind)kind, pd_box_whole(&f->tensors.tensors[3]), 0);
+        float *values = f->data[f->box_count - 1];
+        for (uint64_t i = 0; i < elements; i++)
+            values[i] = (float)(i % 10 + (unsigned)kind);
+    }
+}
+
+static void golden_model(struct fixture *f, int version)
+{
+    fixture_init(f, version == 1 ? 3 : 4, 10);
     f->identity = (struct pd_identity){{0x0123456789abcdef, 0xfedcba9876543210}, 3, 41};
     fixture_tensor(f, 0, "model.embed_tokens.weight", 2, 30, 50);
     fixture_tensor(f, 1, "model.norm.weight", 1, 50, 1);
@@ -27,6 +42,7 @@ static void golden_model(struct fixture *f)
     for (uint32_t t = 0; t < 3; t++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (t < 2 || kind == 0) fixture_box(f, t, (enum pd_kind)kind, pd_box_whole(&f->tensors.tensors[t]), 0);
+    if (version > 1) add_pattern(f);
 }
 
 static struct pd_commit golden_commit(const struct fixture *f, struct pd_shard_summary *summary)
@@ -42,11 +58,13 @@ static struct pd_commit golden_commit(const struct fixture *f, struct pd_shard_s
                                     .data_fingerprint = {5, 6},
                                     .last_loss = 3.25,
                                     .best_validation_loss = 3.5,
-                                    .tensor_count = 3,
-                                    .parameter_count = 1551,
+                                    .tensor_count = f->tensors.count,
+                                    .parameter_count = 0,
                                     .created_by = "perdure 0.1.0",
                                     .config = (char *)(uintptr_t) "model: {preset: golden}\n",
                                     .environment = (char *)(uintptr_t) "{}"};
+    for (uint32_t t = 0; t < f->tensors.count; t++)
+        c.state.parameter_count += pd_tensor_elements(&f->tensors.tensors[t]);
     c.state.layout = (struct pd_layout){.dp = 1,
                                         .tp = 1,
                                         .pp = 1,
@@ -72,14 +90,16 @@ static unsigned char *load_file(const char *path, uint64_t *ret_bytes)
     return data;
 }
 
-static void write_all(struct fixture *f, const char *directory, struct pd_shard_summary *ret_summary)
+static void write_all(struct fixture *f, int version, const char *directory, struct pd_shard_summary *ret_summary)
 {
+    const struct pd_shard_codec codec = {.codec = version == 1 ? PD_CODEC_NONE : PD_CODEC_ZSTD, .level = 3};
     char path[4096];
     void *data = NULL;
     uint64_t bytes = 0;
     struct pd_shard_writer *writer = NULL;
     snprintf(path, sizeof path, "%s/shard-00000.h5", directory);
-    OK(pd_shard_writer_new(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new_compressed(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
+                                      &writer, err));
     OK(pd_shard_write(writer, path, &f->identity, 0, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
     struct pd_commit commit = golden_commit(f, ret_summary);
@@ -94,13 +114,13 @@ static void write_all(struct fixture *f, const char *directory, struct pd_shard_
     free(data);
 }
 
-Test(golden, version_1_reads)
+static void check_reading(int version)
 {
     struct fixture f;
     struct pd_inspect *in = NULL;
     struct pd_state_report report = {0};
-    golden_model(&f);
-    OK(pd_inspect_open(f.door, golden_directory(), &in, err));
+    golden_model(&f, version);
+    OK(pd_inspect_open(f.door, golden_directory(version), &in, err));
     OK(pd_inspect_check_complete(in, err));
     const struct pd_commit *commit = pd_inspect_commit(in);
     struct pd_shard_summary summary = commit->shards[0];
@@ -113,12 +133,17 @@ Test(golden, version_1_reads)
     cr_assert_eq(pd_inspect_box_count(in), f.box_count);
     for (uint32_t b = 0; b < f.box_count; b++) {
         const struct pd_shard_box *box = &f.boxes[b];
-        float values[1500];
+        float *values = malloc(pd_box_elements(&box->box) * sizeof *values);
         const struct pd_tensor *tensor = &pd_inspect_tensors(in)->tensors[box->tensor];
         cr_assert_eq(memcmp(tensor, &f.tensors.tensors[box->tensor], sizeof *tensor), 0);
         OK(pd_inspect_read(in, box->tensor, box->kind, &box->box, values, err));
         cr_assert_eq(memcmp(values, f.data[b], pd_box_elements(&box->box) * sizeof(float)), 0);
+        free(values);
     }
+    struct pd_damage_list damage = {0};
+    OK(pd_inspect_verify(in, NULL, NULL, &damage, err));
+    cr_assert_eq(damage.count, 2, "two kinds of scale are not there, and nothing else is wrong");
+    pd_damage_list_deinit(&damage);
     /* One of its tensors has no moments: a whole-state report must say so. */
     struct pd_error error = {0};
     cr_assert_eq(pd_inspect_report(in, false, NULL, NULL, &report, &error), PD_CORRUPT);
@@ -127,23 +152,31 @@ Test(golden, version_1_reads)
     fixture_deinit(&f);
 }
 
-Test(golden, version_1_is_written_byte_for_byte)
+Test(golden, versions_are_read)
+{
+    check_reading(1);
+    check_reading(2);
+}
+
+static void check_writing(int version)
 {
     static const char *const names[] = {"shard-00000.h5", "commit.h5", "index.h5"};
     struct fixture f;
     struct pd_shard_summary summary;
-    if (strcmp(pd_h5_version(), GOLDEN_HDF5) != 0)
-        cr_skip_test("HDF5 %s lays out metadata in its own way; the files are of " GOLDEN_HDF5, pd_h5_version());
-    golden_model(&f);
+    golden_model(&f, version);
     const char *target = getenv("PERDURE_GOLDEN_WRITE");
-    if (target) write_all(&f, target, &summary);
-    write_all(&f, f.directory, &summary);
+    if (target) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/v%d", target, version);
+        write_all(&f, version, path, &summary);
+    }
+    write_all(&f, version, f.directory, &summary);
     for (int i = 0; i < 3; i++) {
         char path[4096];
         uint64_t bytes = 0, expected_bytes = 0;
         snprintf(path, sizeof path, "%s/%s", f.directory, names[i]);
         unsigned char *data = load_file(path, &bytes);
-        snprintf(path, sizeof path, "%s/%s", golden_directory(), names[i]);
+        snprintf(path, sizeof path, "%s/%s", golden_directory(version), names[i]);
         unsigned char *expected = load_file(path, &expected_bytes);
         cr_assert_eq(bytes, expected_bytes, "%s", names[i]);
         for (uint64_t b = 0; b < bytes; b++)
@@ -152,6 +185,14 @@ Test(golden, version_1_is_written_byte_for_byte)
         free(expected);
     }
     fixture_deinit(&f);
+}
+
+Test(golden, versions_are_written_byte_for_byte)
+{
+    if (strcmp(pd_h5_version(), GOLDEN_HDF5) != 0)
+        cr_skip_test("HDF5 %s lays out metadata in its own way; the files are of " GOLDEN_HDF5, pd_h5_version());
+    check_writing(1);
+    if (strcmp(pd_zstd_version(), GOLDEN_ZSTD) == 0) check_writing(2); /* others may find something shorter */
 }
 
 /* Numbers that a second implementation must reproduce (FORMAT.md). */

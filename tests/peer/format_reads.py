@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A second implementation of ckpt/FORMAT.md, without HDF5: verifies every byte of a checkpoint and prints its state digest.
 
-usage: format_reads.py CHECKPOINT        exit 77: the module xxhash is not installed, nothing was tested
+usage: format_reads.py CHECKPOINT        exit 77: the module xxhash or zstandard is not installed, nothing was tested
 """
 import os
 import struct
@@ -9,8 +9,9 @@ import sys
 
 try:
     import xxhash
+    import zstandard
 except ImportError as missing:
-    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install xxhash, then PERDURE_PEER_PYTHON=V/bin/python")
+    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install xxhash zstandard, then PERDURE_PEER_PYTHON=V/bin/python")
     sys.exit(77)
 
 PAGE, BLOCK, MASK, SEED = 4096, 65536, (1 << 64) - 1, 0x5045524455524531
@@ -30,12 +31,12 @@ def u64(data, offset, count=1):
     return values[0] if count == 1 else values
 
 
-def trailer(data, magic, name):
+def trailer(data, magic, name, versions=(1,)):
     assert len(data) >= 2 * PAGE and len(data) % PAGE == 0, f"{name}: not whole pages"
     page = data[-PAGE:]
     assert xxh3(page[:4088], 0) == u64(page, 4088), f"{name}: trailer"
     assert page[:8] == magic, f"{name}: magic"
-    assert u64(page, 8) == 1, f"{name}: version {u64(page, 8)}"
+    assert u64(page, 8) in versions, f"{name}: version {u64(page, 8)}"
     assert u64(page, 16) == len(data), f"{name}: size"
     return page
 
@@ -70,17 +71,46 @@ def box_digest(shape, start, count, data):
     return total & MASK
 
 
+def read_chunks(data, table, grid, size, element, base, owned, name):
+    """The bytes of a box that lies in chunks."""
+    chunk_bytes, run_bytes, first, _ = grid
+    box = bytearray()
+    per_run = -(-run_bytes // chunk_bytes)
+    for c in range(size // run_bytes * per_run):
+        offset, stored, digest = u64(data, table + 32 * (first + c), 3)
+        mask, = struct.unpack_from("<I", data, table + 32 * (first + c) + 24)
+        raw = data[offset:offset + stored]
+        pages = -(-stored // PAGE) * PAGE
+        assert offset % PAGE == 0 and not any(data[offset + stored:offset + pages]), f"{name}: chunk {c}"
+        owned.append((offset, pages))
+        if mask == 0:
+            assert xxh3(raw, ~base + c * 0x9E3779B97F4A7C15) == digest, f"{name}: digest of chunk {c}"
+            shuffled = zstandard.ZstdDecompressor().decompress(raw)
+            count = len(shuffled) // element
+            raw = bytes(shuffled[j * count + i] for i in range(count) for j in range(element))
+        else:
+            assert mask == 3 and digest == 0, f"{name}: filter mask of chunk {c}"
+        assert len(raw) == chunk_bytes, f"{name}: size of chunk {c}"
+        real = min(chunk_bytes, run_bytes - c % per_run * chunk_bytes)
+        assert not any(raw[real:]), f"{name}: what fills up chunk {c}"
+        box += raw[:real]
+    assert len(box) == size, f"{name}: size"
+    return bytes(box)
+
+
 def read_shard(path, identity, row, digests):
     with open(path, "rb") as file:
         data = file.read()
     assert len(data) == row[0], f"{path}: size"
-    page = trailer(data, b"PDTRAIL1", path)
+    page = trailer(data, b"PDTRAIL1", path, (1, 2))
     table_offset, table_bytes, table_digest = u64(page, 24, 3)
     assert (table_offset, table_bytes, table_digest) == row[1:4], f"{path}: not the committed shard"
     table = data[table_offset:table_offset + table_bytes]
     seed = words(*u64(table, 32, 4))
     assert xxh3(table, seed) == table_digest, f"{path}: table"
     assert u64(table, 32, 4) == identity, f"{path}: identity"
+    assert u64(table, 8) == u64(page, 8), f"{path}: versions"
+    grids_at, chunks_at = u64(table, 144, 2)
     tensor_count, box_count, block_count = u64(table, 72, 3)
     tensors_at, boxes_at, checksums_at, rest_digest = u64(table, 112, 4)
     checksums = u64(table, checksums_at, block_count) if block_count > 1 else (u64(table, checksums_at),)
@@ -94,17 +124,25 @@ def read_shard(path, identity, row, digests):
         tensor_at = tensors_at + 224 * tensor
         name = table[tensor_at:tensor_at + 160].split(b"\0")[0]
         base = words(*identity, xxh3(name, SEED), kind, *start)
+        grid = u64(table, grids_at + 32 * b, 4) if u64(table, 8) == 2 else (0,)
+        if grid[0]:
+            element = (4, 2, 2)[struct.unpack_from("<I", table, tensor_at + 204)[0]]
+            box = read_chunks(data, table_offset + chunks_at, grid, size, element, base, owned, f"{path}: {name}")
+        else:
+            box = data[offset:offset + size]
         for k, place in enumerate(range(0, size, BLOCK)):
-            block = data[offset + place:offset + min(place + BLOCK, size)]
+            block = box[place:place + BLOCK]
             assert xxh3(block, base + k * 0x9E3779B97F4A7C15) == checksums[first + k], f"{path}: {name} block {k}"
-        if size >= PAGE:
+        if grid[0]:
+            pass
+        elif size >= PAGE:
             pages = -(-size // PAGE) * PAGE
             assert not any(data[offset + size:offset + pages]), f"{path}: padding of {name}"
             owned.append((offset, pages))
         else:
             rest[offset:offset + size] = bytes(size)
         key = (name, kind)
-        value = box_digest(u64(table, tensor_at + 160, 4), start, count, data[offset:offset + size])
+        value = box_digest(u64(table, tensor_at + 160, 4), start, count, box)
         digests[key] = (digests.get(key, 0) + value) & MASK
     for offset, size in sorted(owned, reverse=True):
         del rest[offset:offset + size]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a checkpoint directory with h5py alone and compares whole tensors of index.h5 with the boxes of the shards.
 
-usage: h5py_reads.py CHECKPOINT        exit 77: h5py is not installed (pip install h5py), nothing was tested
+usage: h5py_reads.py CHECKPOINT        exit 77: h5py or hdf5plugin is not installed, nothing was tested
 """
 import glob
 import os
@@ -10,9 +10,10 @@ import sys
 
 try:
     import h5py
+    import hdf5plugin  # compressed shards: filter 32015
     import numpy
 except ImportError as missing:
-    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install h5py, then PERDURE_PEER_PYTHON=V/bin/python")
+    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install h5py hdf5plugin, then PERDURE_PEER_PYTHON=V/bin/python")
     sys.exit(77)
 
 BOX = re.compile(r"^(.*)\[([0-9:,]+)\]$")
@@ -26,25 +27,28 @@ def boxes(shard):
 
 
 def main(directory):
-    compared = 0
+    compared = compressed = 0
     with h5py.File(os.path.join(directory, "index.h5"), "r") as index:
         for path in sorted(glob.glob(os.path.join(directory, "shard-*.h5"))):
             with h5py.File(path, "r") as shard:
                 assert shard.attrs["format"] == b"perdure shard", path
-                assert shard.attrs["format_version"] == 1, path
+                assert shard.attrs["format_version"] in (1, 2), path
                 for kind, tensor, ranges, data in boxes(shard):
                     whole = index[kind][tensor]
                     assert whole.dtype == numpy.float32 == data.dtype
                     assert numpy.isnan(whole.fillvalue)
                     assert whole[ranges].tobytes() == data[...].tobytes(), f"{kind}/{tensor}"
                     compared += 1
+                    compressed += data.chunks is not None
+                    assert (data.chunks is None) == (shard.attrs["format_version"] == 1 or data.nbytes < 4096), data.name
+                    assert data.chunks is None or data.id.get_create_plist().get_filter(1)[0] == hdf5plugin.Zstd.filter_id
     with h5py.File(os.path.join(directory, "commit.h5"), "r") as commit:
         state = commit["state"][0]
         assert commit.attrs["format"] == b"perdure commit"
         assert commit["shards"].shape[0] == len(glob.glob(os.path.join(directory, "shard-*.h5")))
         print(f"step {state['step']}, lineage {state['lineage']}, by {commit['created_by'][...].tobytes().decode()}")
     assert compared > 0
-    print(f"ok: {compared} boxes equal through index.h5, h5py {h5py.__version__}")
+    print(f"ok: {compared} boxes, {compressed} of them compressed, equal through index.h5, h5py {h5py.__version__}")
 
 
 if __name__ == "__main__":

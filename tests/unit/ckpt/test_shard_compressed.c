@@ -47,7 +47,7 @@ static void add_odd_shapes(struct fixture *f)
         {2, {301, 1000}},   {2, {700, 768}},    {2, {3, 300001}},
         {2, {2, 524288}},   {2, {999, 333}},    {3, {3, 17, 7001}},
         {3, {2, 600, 500}}, {4, {2, 3, 5, 70}}, {4, {2, 2, 1, 262200}},
-        {2, {5000, 111}},   {1, {524288}},
+        {2, {5000, 111}},   {1, {524288}},      {1, {524287}},
     };
     fixture_init(f, 200, 200);
     f->tensors.count = 0;
@@ -424,6 +424,13 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 120)
         pd_status st = pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, &error);
         if (!st) st = pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, &error);
         cr_assert_eq(st, pd_simulated_disk_fired(disk) && st ? PD_IO : PD_OK, "%s", error.message);
+        pd_shard_close(shard);
+        shard = NULL;
+        pd_simulated_disk_set_fault(disk, NULL);
+        OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+        pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth});
+        for (uint32_t b = 0; b < f.box_count; b++)
+            OK(pd_shard_read_blocks(shard, b, 0, pd_shard_block_count(shard, b), f.buffers, err));
         pd_shard_close(shard);
     }
     pd_simulated_disk_set_fault(disk, NULL);
