@@ -98,6 +98,10 @@ PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_ide
 /* Files a rank needs, for plans and start-up: the one that is read, the one that is written, and one for each checkpoint
  * that is kept; without links one more. Milestones of keep_every come on top. */
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links);
+/* Sees at start-up that as many lie here, of `file_bytes` each, less what sealed checkpoints will give back: a full disk
+ * shows before the first step. Of this rank alone, between saves. Does nothing where space cannot be preallocated. errors
+ * PD_NO_SPACE */
+PD_MUST_USE pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err);
 /* A file of this rank that may be written now, held from here on; made anew when none waits. Of this rank alone.
  *   errors  PD_NO_SPACE */
 PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,

@@ -26,7 +26,7 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
 
 uint32_t store_waiting_max(const struct pd_store *store)
 {
-    return store->options.generations ? pd_store_generations_needed(&store->options, true) : STORE_RECYCLE_MAX;
+    return store->options.generations ? pd_store_generations_needed(&store->options, store->has_links) : STORE_RECYCLE_MAX;
 }
 
 static void waiting_path(const struct pd_store *store, uint32_t k, char ret_path[STORE_PATH_MAX])
@@ -78,13 +78,15 @@ bool store_waiting_put(struct pd_store *store, const char *path)
     return waits;
 }
 
-uint64_t store_waiting_bytes(struct pd_store *store)
+/* This rank's files in the pool that nobody else knows. */
+static void look_at_own(struct pd_store *store, uint32_t *ret_count, uint64_t *ret_bytes)
 {
     struct pd_listing listing = {0};
     char path[STORE_PATH_MAX];
-    uint64_t bytes = 0;
+    *ret_count = 0;
+    *ret_bytes = 0;
     store_pool_path(store, path, NULL);
-    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return 0;
+    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint32_t rank, k;
         struct pd_stat stat;
@@ -92,10 +94,52 @@ uint64_t store_waiting_bytes(struct pd_store *store)
         if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) continue;
         store_pool_path(store, path, name);
         if (rank != store->group->rank || pd_door_stat(store->door, path, &stat, NULL) != PD_OK) continue;
-        if (stat.link_count == 1) bytes += stat.allocated_bytes;
+        if (stat.link_count != 1) continue;
+        *ret_bytes += stat.allocated_bytes;
+        ++*ret_count;
     }
     pd_listing_deinit(&listing);
+}
+
+uint64_t store_waiting_bytes(struct pd_store *store)
+{
+    uint32_t count;
+    uint64_t bytes;
+    look_at_own(store, &count, &bytes);
     return bytes;
+}
+
+/* PD_UNSUPPORTED: space cannot be preallocated here. */
+static pd_status reserve_one(struct pd_store *store, uint64_t file_bytes, struct pd_error *err)
+{
+    for (uint32_t k = 0; k < store_waiting_max(store); k++) {
+        char path[STORE_PATH_MAX];
+        struct pd_file *file = NULL;
+        waiting_path(store, k, path);
+        pd_status st = pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
+        if (st == PD_EXISTS) continue;
+        PD_TRY(st);
+        st = pd_file_preallocate(file, file_bytes, err);
+        pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+        if (st == PD_OK) st = closed;
+        if (st != PD_OK) (void)!pd_door_unlink(store->door, path, NULL);
+        return st;
+    }
+    return PD_OK;
+}
+
+pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err)
+{
+    uint32_t kept = store->options.keep_last ? store->options.keep_last : 1, count;
+    uint64_t bytes;
+    PD_CHECK(store->fence);
+    look_at_own(store, &count, &bytes);
+    count += store->sealed.count < kept ? store->sealed.count : kept;
+    pd_status st = PD_OK;
+    for (; st == PD_OK && count < pd_store_generations_needed(&store->options, store->has_links); count++)
+        st = reserve_one(store, file_bytes, err);
+    if (st == PD_OK || st == PD_UNSUPPORTED) return PD_OK;
+    return pd_error_context(err, st, "room for %.1f MiB of state, again and again", (double)file_bytes / (1 << 20));
 }
 
 /* ---- slots ---- */

@@ -597,6 +597,66 @@ Test(store_generation, room_for_two_is_asked_for_beside_what_stays)
     room_free(&room);
 }
 
+/* At the first start four files, later only what sealed checkpoints and those in the pool do not make up for. */
+static pd_status reserve(struct generation *g, void *context, struct pd_error *err)
+{
+    const uint64_t expected = *(const uint64_t *)context; /* pages that it takes, of files of 25 */
+    struct room_rank *rank = g->rank;
+    struct pd_space before, after;
+    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &before, err));
+    for (unsigned again = 0; again < 2; again++)
+        PD_TRY(pd_store_generations_reserve(rank->store, 100 << 10, err));
+    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &after, err));
+    uint64_t taken = (before.available_bytes - after.available_bytes) / 4096;
+    if (taken != expected) PD_FAIL(err, PD_BUG, "%llu pages are taken", (unsigned long long)taken);
+    for (uint64_t step = 101; step < 110; step++)
+        PD_TRY(generation_step(g, step, err));
+    return PD_OK;
+}
+
+Test(store_generation, files_are_reserved_at_the_start)
+{
+    static const struct {
+        unsigned lacks;
+        uint64_t first, second;
+    } table[] = {{0, 100, 50}, {PD_DISK_NO_LINKS, 125, 75}, {PD_DISK_NO_PREALLOCATE, 0, 0}};
+    for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
+        struct pd_disk_options options = {.seed = 1, .host_count = 1};
+        options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20, .lacks = table[i].lacks};
+        struct room room = {.ranks = 1, .hosts = 1};
+        struct pd_error err = {0};
+        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+        launch(&room, reserve, &(uint64_t){table[i].first});
+        launch(&room, reserve, &(uint64_t){table[i].second});
+        room_free(&room);
+    }
+}
+
+static pd_status reserve_too_much(struct generation *g, void *context, struct pd_error *err)
+{
+    (void)context;
+    struct pd_space before, after;
+    PD_TRY(pd_door_space(g->rank->door, ROOM_ROOT, &before, err));
+    pd_status st = pd_store_generations_reserve(g->rank->store, before.available_bytes / 3, err);
+    if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
+    if (!strstr(err->message, "MiB of state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
+    PD_TRY(pd_door_space(g->rank->door, ROOM_ROOT, &after, err));
+    if (after.available_bytes + 3 * (before.available_bytes / 3) + 4096 < before.available_bytes)
+        PD_FAIL(err, PD_BUG, "what did not fit stays");
+    return PD_OK;
+}
+
+Test(store_generation, a_disk_that_is_too_small_shows_at_the_start)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 1};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
+    struct room room = {.ranks = 1, .hosts = 1};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
+    launch(&room, reserve_too_much, NULL);
+    room_free(&room);
+}
+
 /* ---- two threads ---- */
 
 struct committer {
