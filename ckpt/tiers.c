@@ -16,7 +16,8 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
                                              .keep_last = tier->options.keep_last,
                                              .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
                                              .quarantine_bytes_max = tier->in_memory ? 0 : t->options.quarantine_bytes_max,
-                                             .busy_wait_ms = t->options.busy_wait_ms};
+                                             .busy_wait_ms = t->options.busy_wait_ms,
+                                             .generations = t->options.generations && tier->number == 0};
     PD_TRY(pd_store_open(t->door, tier->dir, &options, tier->group, &tier->store, err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);
@@ -68,7 +69,7 @@ static pd_status open_tier(struct pd_tiers *t, struct tier *tier, struct pd_erro
         pd_log_warn(TIERS_MODULE, "%s is in memory: keep_every does not count there", tier->dir);
     PD_TRY(share_bandwidth(t, tier, err));
     struct pd_error full = {0};
-    st = tier_open_store(tier, true, &full);
+    st = tier_open_store(tier, !t->options.read_only, &full);
     if (st == PD_NO_SPACE && t->count > 1) {
         tier->failures = tier->report.failures = 1;
         snprintf(tier->report.cause, sizeof tier->report.cause, "%.255s", full.message);

@@ -32,6 +32,8 @@ struct pd_tiers_options {
     struct pd_group *groups[PD_TIERS_MAX]; /* (count) the same ranks, a group of its own for each tier; borrowed */
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
+    bool generations; /* of the first tier, as in pd_store_options */
+    bool read_only;   /* to look at and load from: nothing is changed on disk */
 };
 
 struct pd_tiers;

@@ -392,6 +392,7 @@ static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
 pd_status pd_tiers_finish(struct pd_tiers *t, const struct pd_tiers_save *last, double leave_seconds, struct pd_error *err)
 {
     struct leaving l = {.last = last, .seconds = leave_seconds};
+    if (t->count == 1) return PD_OK; /* saved, so it is there */
     if (leave_seconds >= 0) give_up_copies(t, last->state->identity.step);
     for (bool any = true; any;) {
         wait_for_copies(t, &l);

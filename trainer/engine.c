@@ -143,6 +143,9 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
+    const uint64_t copies = c->checkpoint.tiers_count > 1 ? c->checkpoint.tiers_count - 1 : 0; /* tiers filled from others */
+    pd_arena_note(arena, PD_MEMORY_BUFFERS,
+                  copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
     return PD_OK;
 }
 

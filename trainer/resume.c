@@ -65,10 +65,10 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
 
 /* ---- fresh start ---- */
 
-static pd_status fill_launch(const struct pd_engine *e, const struct pd_store *store, struct pd_run_state *state,
+static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *tiers, struct pd_run_state *state,
                              struct pd_error *err)
 {
-    state->fence = pd_store_fence(store);
+    state->fence = pd_tiers_fence(tiers);
     state->layout = e->grid.layout;
     state->seed = e->options.config->run.seed;
     state->tensor_count = e->options.model->tensors.count;
@@ -93,6 +93,21 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
 
 /* ---- one candidate ---- */
 
+struct candidate {
+    struct pd_store *store; /* of its tier */
+    struct pd_store_entry entry;
+    uint64_t lineage; /* the highest of any tier */
+};
+
+static bool choose(struct pd_tiers *tiers, struct candidate *ret)
+{
+    uint32_t tier;
+    if (!pd_tiers_newest(tiers, &tier, &ret->entry)) return false;
+    ret->store = pd_tiers_store(tiers, tier);
+    ret->lineage = pd_tiers_lineage(tiers);
+    return true;
+}
+
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     return pd_engine_box_data(context, tensor, kind, box);
@@ -107,17 +122,16 @@ static pd_status load_state(struct pd_door *door, struct pd_group *group, struct
     return pd_engine_loaded(e, err);
 }
 
-static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
-                            const struct pd_store_entry *entry, struct pd_commit *commit, struct pd_resume_report *report,
-                            struct pd_error *err)
+static pd_status load_entry(struct pd_door *door, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
+                            struct pd_commit *commit, struct pd_resume_report *report, struct pd_error *err)
 {
     char path[4096];
     struct pd_load_report load;
     bool new_lineage = false;
-    pd_status st = pd_store_read_commit(store, entry, commit, err);
+    pd_status st = pd_store_read_commit(c->store, &c->entry, commit, err);
     if (!st) st = compare_configs(e, commit, &new_lineage, err);
     PD_TRY(pd_group_agree(group, st, err));
-    pd_store_entry_path(store, entry, path);
+    pd_store_entry_path(c->store, &c->entry, path);
     struct pd_load_request request = {.directory = path,
                                       .commit = commit,
                                       .tensors = &e->options.model->tensors,
@@ -128,7 +142,7 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
                                       .destination = destination,
                                       .context = e};
     struct pd_identity identity = commit->state.identity;
-    if (new_lineage) identity.lineage = pd_store_entry_at(store, 0)->lineage + 1;
+    if (new_lineage) identity.lineage = c->lineage + 1;
     PD_TRY(load_state(door, group, e, &request, &identity, &load, err));
     commit->state.identity = identity;
     report->bytes_read = load.bytes_read;
@@ -137,13 +151,15 @@ static pd_status load_entry(struct pd_door *door, struct pd_store *store, struct
     return PD_OK;
 }
 
-static pd_status pass_over(struct pd_store *store, const struct pd_store_entry *entry, struct pd_group *group,
-                           const struct pd_error *damage, struct pd_error *err)
+static pd_status pass_over(const struct candidate *c, struct pd_group *group, const struct pd_error *damage,
+                           struct pd_error *err)
 {
+    char path[4096];
+    pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s",
-               entry->name, damage->message);
-    return pd_store_quarantine(store, entry, damage->message, err);
+        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s", path,
+               damage->message);
+    return pd_store_quarantine(c->store, &c->entry, damage->message, err);
 }
 
 /* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
@@ -169,16 +185,16 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
             root, quarantined, what);
 }
 
-pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *e,
+pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
                     struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
 {
     struct pd_resume_report report = {0};
     uint64_t start = pd_clock_monotonic_ns(NULL);
     struct pd_error damage = {0};
-    while (pd_store_count(store) > 0 && !report.resumed) {
-        const struct pd_store_entry entry = *pd_store_entry_at(store, 0);
+    struct candidate candidate;
+    while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
-        pd_status st = load_entry(door, store, group, e, &entry, &commit, &report, &damage);
+        pd_status st = load_entry(door, &candidate, group, e, &commit, &report, &damage);
         if (!st) {
             *ret_state = commit.state;
             commit.state = (struct pd_run_state){0};
@@ -186,15 +202,16 @@ pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_grou
         pd_commit_deinit(&commit);
         if (st == PD_CORRUPT) {
             report.damaged++;
-            PD_TRY(pass_over(store, &entry, group, &damage, err));
+            PD_TRY(pass_over(&candidate, group, &damage, err));
         } else if (st) {
             if (err) *err = damage;
             return st;
         }
     }
-    if (!report.resumed) PD_TRY(refuse_to_bury(store, &report, &damage, err));
+    for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++)
+        PD_TRY(refuse_to_bury(pd_tiers_store(tiers, t), &report, &damage, err));
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
-    return fill_launch(e, store, ret_state, err);
+    return fill_launch(e, tiers, ret_state, err);
 }

@@ -1,13 +1,14 @@
 /* Where a run goes on: the newest checkpoint that is whole, under whatever layout it was saved, or the first step.
  *
- * A checkpoint whose bytes are damaged is moved to quarantine, loudly, and the one before is taken; a storage error is not
- * damage and ends the launch. The first step is for a directory that holds nothing else: beside damaged or incomplete
- * checkpoints, in quarantine or not, a launch fails. Changed configuration follows the table of pd_config_compare.
+ * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
+ * quarantine, loudly, and the one before is taken; a storage error is not damage and ends the launch. The first step is for
+ * a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a launch fails.
+ * Changed configuration follows the table of pd_config_compare.
  */
 #ifndef PD_TRAINER_RESUME_H
 #define PD_TRAINER_RESUME_H
 
-#include "ckpt/store.h"
+#include "ckpt/tiers.h"
 #include "trainer/engine.h"
 
 struct pd_resume_report {
@@ -19,8 +20,9 @@ struct pd_resume_report {
 };
 
 /* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
+ * The tiers are not started yet.
  *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
-PD_MUST_USE pd_status pd_resume(struct pd_door *door, struct pd_store *store, struct pd_group *group,
+PD_MUST_USE pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group,
                                 struct pd_engine *engine, struct pd_run_state *ret_state,
                                 struct pd_resume_report *ret_report, struct pd_error *err);
 

@@ -8,7 +8,6 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/index.h"
 #include "resharder/layout.h"
@@ -23,6 +22,8 @@
 
 struct save {
     struct pd_run_state state; /* its texts are the caller's */
+    bool is_everywhere, is_last;
+    double leave_seconds; /* is_last */
     uint64_t start_ns;
     struct pd_saver_outcome outcome;
     /* state in files: what became of its newest generation */
@@ -32,7 +33,7 @@ struct save {
 };
 
 struct pd_saver {
-    struct pd_store *store;
+    struct pd_tiers *tiers;
     struct pd_group *group;
     struct pd_engine *engine;
     struct pd_shard_box *boxes;
@@ -81,7 +82,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
         sources[r].boxes = boxes;
     }
     if (!st) st = pd_index_build(tensors, sources, world, &s->index, &bytes, err);
-    if (!st) pd_store_set_index(s->store, s->index, bytes);
+    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
     for (uint32_t r = 0; sources && r < world; r++)
         free((void *)sources[r].boxes);
     free(sources);
@@ -110,49 +111,51 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
 
 /* ---- a save, in the thread ---- */
 
+struct writing {
+    struct pd_saver *saver;
+    const struct save *next;
+};
+
 /* Where this rank's shard comes from: memory. Tells of `copied` on the way. */
-static pd_status write_shard(struct pd_saver *s, const struct pd_run_state *state, struct pd_shard_summary *summary,
-                             pd_status *ret_written, struct pd_error *err)
+static pd_status write_shard(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                             struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
+    const struct writing *w = context;
+    struct pd_saver *s = w->saver;
     char path[4096];
-    PD_TRY(pd_store_begin(s->store, &state->identity, path, err));
-    *ret_written = pd_shard_write(s->writer, path, &state->identity, s->group->rank, s->data, summary, err);
+    (void)tier;
+    PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
+    *ret_written = pd_shard_write(s->writer, path, &w->next->state.identity, s->group->rank, s->data, ret_summary, err);
     return PD_OK;
 }
 
-static pd_status prune(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+/* Or from files: the newest generation is a whole file by now and gets one more name; in another tier it is copied. */
+static pd_status link_generation(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                                 struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
-    pd_status st = pd_store_prune(s->store, err);
-    if (!st || st == PD_PEER_LOST || st == PD_BUSY) return st;
-    if (s->group->rank == 0)
-        pd_log(PD_LOG_WARN, "save", "step %llu is saved, but older checkpoints could not be removed: %s",
-               (unsigned long long)state->identity.step, err->message);
-    return PD_OK;
-}
-
-/* Or from files: the newest generation is a whole file by now and gets one more name. */
-static pd_status link_generation(struct pd_saver *s, struct save *next, struct pd_shard_summary *summary,
-                                 pd_status *ret_written, struct pd_error *err)
-{
-    const struct pd_engine *e = s->engine;
-    PD_TRY(pd_group_agree(s->group, next->finished, err));
-    *summary = next->summary;
+    const struct writing *w = context;
+    const struct pd_engine *e = w->saver->engine;
+    char path[4096];
+    *ret_summary = w->next->summary;
     *ret_written = PD_OK;
-    return pd_store_begin_generation(s->store, &next->state.identity, next->slot, e->io_buffers, e->io_bytes, err);
+    if (tier == 0)
+        return pd_store_begin_generation(store, &w->next->state.identity, w->next->slot, e->io_buffers, e->io_bytes, err);
+    PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
+    *ret_written = pd_state_files_copy(e, path, &w->next->state.identity, err);
+    return PD_OK;
 }
 
-static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
+static pd_status save(struct pd_saver *s, const struct save *next, struct pd_error *err)
 {
-    struct pd_shard_summary summary = {0};
-    const struct pd_run_state *state = &next->state;
-    pd_status written;
-    PD_TRY(s->engine->files ? link_generation(s, next, &summary, &written, err)
-                            : write_shard(s, state, &summary, &written, err));
-    summary.host = s->group->host;
-    PD_TRY(pd_store_commit(s->store, written, &summary, state, err));
-    /* Sealed in the first tier: here others may take it from. */
+    struct writing writing = {s, next};
+    const struct pd_tiers_save request = {&next->state, next->is_everywhere,
+                                          s->engine->files ? link_generation : write_shard, &writing};
+    uint32_t tier;
+    if (s->engine->files) PD_TRY(pd_group_agree(s->group, next->finished, err));
+    if (next->is_last) return pd_tiers_finish(s->tiers, &request, next->leave_seconds, err);
+    PD_TRY(pd_tiers_save(s->tiers, &request, &tier, err));
     pd_fault_point("worker.saved");
-    return prune(s, state, err);
+    return PD_OK;
 }
 
 /* Called with the lock, which is open meanwhile. */
@@ -174,7 +177,10 @@ static void make_ready(struct pd_saver *s)
 {
     s->is_ready_due = false;
     pthread_mutex_unlock(&s->lock);
-    pd_store_keep_ready(s->store, pd_saver_file_bytes(s), s->engine->io_buffers, s->engine->io_bytes);
+    struct pd_tier_report first;
+    pd_tiers_report(s->tiers, 0, &first);
+    struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
+    if (store) pd_store_keep_ready(store, pd_saver_file_bytes(s), s->engine->io_buffers, s->engine->io_bytes);
     pthread_mutex_lock(&s->lock);
 }
 
@@ -211,13 +217,13 @@ static pd_status start_thread(struct pd_saver *s, struct pd_error *err)
 
 /* ---- the caller's side ---- */
 
-pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_group *group, struct pd_engine *engine,
+pd_status pd_saver_new(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
                        uint32_t in_flight, struct pd_saver **ret_saver, struct pd_error *err)
 {
     PD_CHECK(in_flight >= 1 && in_flight <= PD_SAVER_IN_FLIGHT_MAX);
     struct pd_saver *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
-    s->store = store;
+    s->tiers = tiers;
     s->group = group;
     s->engine = engine;
     s->in_flight = in_flight;
@@ -272,26 +278,32 @@ static void finish_generation(struct pd_saver *s, struct save *next)
     while (s->finished < s->started)
         pthread_cond_wait(&s->changed, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    next->finished = pd_state_files_finish(s->engine, &next->state.identity, &next->summary, &next->slot, &next->outcome.error);
+    next->finished =
+        pd_state_files_finish(s->engine, &next->state.identity, &next->summary, &next->slot, &next->outcome.error);
     pthread_mutex_lock(&s->lock);
 }
 
-void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state)
+static void start(struct pd_saver *s, const struct save *what)
 {
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= s->in_flight)
         pthread_cond_wait(&s->changed, &s->lock);
     struct save *next = &s->saves[s->started % PLACES];
-    next->state = *state;
-    next->start_ns = start;
-    next->outcome = (struct pd_saver_outcome){.step = state->identity.step};
+    *next = *what;
+    next->start_ns = start_ns;
+    next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
     if (s->engine->files) finish_generation(s, next);
-    next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start);
+    next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     s->started++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state, bool everywhere)
+{
+    start(s, &(struct save){.state = *state, .is_everywhere = everywhere});
 }
 
 void pd_saver_let_go(struct pd_saver *s)
@@ -332,12 +344,23 @@ bool pd_saver_collect(struct pd_saver *s, uint64_t finished, struct pd_saver_out
     return is_one;
 }
 
-pd_status pd_saver_save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+static pd_status start_and_collect(struct pd_saver *s, const struct save *what, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
-    pd_saver_start(s, state);
+    start(s, what);
     pd_saver_wait(s);
-    PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == state->identity.step);
+    PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == what->state.identity.step);
     if (outcome.status && err) *err = outcome.error;
     return outcome.status;
+}
+
+pd_status pd_saver_save(struct pd_saver *s, const struct pd_run_state *state, struct pd_error *err)
+{
+    return start_and_collect(s, &(struct save){.state = *state, .is_everywhere = true}, err);
+}
+
+pd_status pd_saver_finish(struct pd_saver *s, const struct pd_run_state *state, double leave_seconds, struct pd_error *err)
+{
+    return start_and_collect(
+        s, &(struct save){.state = *state, .is_everywhere = true, .is_last = true, .leave_seconds = leave_seconds}, err);
 }

@@ -2,6 +2,7 @@
  *
  *   caller             start ──▶ forward, backward ──▶ let_go ──▶ update ──▶ ... agree: finished everywhere ──▶ collect
  *   the saver's thread        begin, copy ────────────▶│ tables, sync, seal, prune ──▶ finished
+ *   threads of later tiers                                                 ╰──▶ copy from the tier that has it, seal, prune
  *
  * State in memory does not change between two updates, so a save copies it while the next step computes. What training waits
  * for is the rest of that copy, in pd_saver_let_go, and in pd_saver_start a save before that is still under way.
@@ -12,14 +13,14 @@
  *   invariants  1. from start until let_go has returned nothing changes the boxes
  *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they
  *                  agree on pd_saver_finished before they act on what pd_saver_collect says
- *               3. the store, its group and the writer's buffers are the thread's own while a save is under way
+ *               3. the tiers, their first group and the writer's buffers are the thread's own while a save is under way
  *   memory      everything is taken by pd_saver_new, but for what the store takes and gives back in a save
  *   threads     one caller, beside the saver's own
  */
 #ifndef PD_TRAINER_SAVE_H
 #define PD_TRAINER_SAVE_H
 
-#include "ckpt/store.h"
+#include "ckpt/tiers.h"
 #include "trainer/engine.h"
 
 #define PD_SAVER_IN_FLIGHT_MAX 2u /* more cannot be: one is being sealed, one copied */
@@ -35,10 +36,10 @@ struct pd_saver_outcome {
     double stall_seconds;  /* of these the caller waited, in start and let_go */
 };
 
-/* Everything is borrowed for the saver's life. `group` is the store's, one rank per rank of the engine: nobody else uses it
- * while saves are under way, so it stands on a communicator of its own. in_flight: saves that may be under way at once, 1 or
- * PD_SAVER_IN_FLIGHT_MAX. */
-PD_MUST_USE pd_status pd_saver_new(struct pd_door *door, struct pd_store *store, struct pd_group *group,
+/* Everything is borrowed for the saver's life. `group` is the first tier's, one rank per rank of the engine: nobody else
+ * uses it while saves are under way, so it stands on a communicator of its own. The tiers are not started yet. in_flight:
+ * saves that may be under way at once, 1 or PD_SAVER_IN_FLIGHT_MAX. */
+PD_MUST_USE pd_status pd_saver_new(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group,
                                    struct pd_engine *engine, uint32_t in_flight, struct pd_saver **ret_saver,
                                    struct pd_error *err);
 /* Waits for the save under way. Where it waits for a peer that is gone, the group's communicator was aborted before. */
@@ -49,9 +50,9 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *saver);
 /* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
  * ten times the copy into it. Once there is room for checkpoints for certain. */
 void pd_saver_keep_ready(struct pd_saver *saver);
-/* Begins a save of the boxes as they are, under a copy of `state` (its texts are borrowed). Waits while in_flight others are
- * under way. */
-void pd_saver_start(struct pd_saver *saver, const struct pd_run_state *state);
+/* Begins a save of the boxes as they are, under a copy of `state` (its texts are borrowed), into the first tier that is due;
+ * `everywhere`: all are. Waits while in_flight others are under way. */
+void pd_saver_start(struct pd_saver *saver, const struct pd_run_state *state, bool everywhere);
 /* Waits until no save reads the boxes any more; before an update. */
 void pd_saver_let_go(struct pd_saver *saver);
 /* Saves that have ended on this rank, so far. Only grows. */
@@ -63,5 +64,9 @@ bool pd_saver_collect(struct pd_saver *saver, uint64_t finished, struct pd_saver
 
 /* Start, wait and collect in one, while nothing else is under way.   errors  the outcome's */
 PD_MUST_USE pd_status pd_saver_save(struct pd_saver *saver, const struct pd_run_state *state, struct pd_error *err);
+/* The way out, while nothing else is under way and the state is that of the last save: every tier gets it (pd_tiers_finish).
+ */
+PD_MUST_USE pd_status pd_saver_finish(struct pd_saver *saver, const struct pd_run_state *state, double leave_seconds,
+                                      struct pd_error *err);
 
 #endif

@@ -28,15 +28,16 @@
 #include <unistd.h>
 
 #define MODULE "worker"
+#define COPY_SECONDS_MAX 1e7
 #define SAVE_FAILURES_MAX 3u /* in a row, each retried after the next step */
 
 struct worker {
     const struct pd_config *config;
     struct pd_comm *comm;
-    struct pd_comm *save_comm; /* of the store and its background saves */
-    struct pd_group group, save_group;
+    struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
+    struct pd_group group, tier_groups[PD_TIERS_MAX];
     struct pd_door *door;
-    struct pd_store *store;
+    struct pd_tiers *tiers;
     struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_model *model;
@@ -46,6 +47,8 @@ struct worker {
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
     uint32_t threads;
+    bool is_thread; /* ranks are threads of one process */
+    uint64_t planned_bytes;
     uint64_t saved_step;   /* newest that is known on all ranks to be committed; 0: none */
     uint64_t started_step; /* newest whose save is under way or ended well; 0: none */
     uint32_t save_failures;
@@ -103,23 +106,30 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
     return pd_group_agree(&w->group, st, err);
 }
 
-static pd_status open_store(struct worker *w, struct pd_error *err)
+static pd_status make_all_directories(struct worker *w, const struct pd_tiers_options *options, struct pd_error *err)
 {
-    char path[4096];
-    const struct pd_store_options options = {.writable = true,
-                                             .keep_last = w->config->checkpoint.keep_last,
-                                             .keep_every = w->config->checkpoint.keep_every,
-                                             .quarantine_bytes_max = UINT64_C(64) << 30,
-                                             .generations = w->config->offload.optimizer == PD_PLACE_NVME,
-                                             .busy_wait_ms = 10000};
-    pd_worker_checkpoint_dir(w->config, path);
-    pd_status st = pd_worker_make_directories(w->config->run.dir, err);
-    if (!st) st = pd_worker_make_directories(path, err);
-    if (!st) st = pd_door_new_auto(&w->door, err);
-    PD_TRY(pd_group_agree(&w->group, st, err));
-    PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->save_comm, err));
-    pd_comm_group(w->save_comm, &w->save_group);
-    return pd_store_open(w->door, path, &options, &w->save_group, &w->store, err);
+    PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
+    for (uint32_t i = 0; i < options->count; i++)
+        PD_TRY(pd_worker_make_directories(options->tiers[i].dir, err));
+    return pd_door_new_auto(&w->door, err);
+}
+
+/* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
+ * lost. One that is lost shows in training. */
+static pd_status open_tiers(struct worker *w, struct pd_error *err)
+{
+    struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
+                                       .busy_wait_ms = 10000,
+                                       .generations = w->config->offload.optimizer == PD_PLACE_NVME};
+    options.count = pd_config_tiers(w->config, options.tiers);
+    PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
+    for (uint32_t i = 0; i < options.count; i++) {
+        PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->tier_comms[i], err));
+        if (i) w->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
+        pd_comm_group(w->tier_comms[i], &w->tier_groups[i]);
+        options.groups[i] = &w->tier_groups[i];
+    }
+    return pd_tiers_open(w->door, &options, &w->tiers, err);
 }
 
 static pd_status open_data(struct worker *w, struct pd_error *err)
@@ -158,6 +168,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
     PD_TRY(pd_lay_out(w->config, w->model, world, &laid_out, err));
     const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads, &laid_out};
     PD_TRY(pd_engine_plan_of(&options, &plan, err));
+    w->planned_bytes = pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
     PD_TRY(pd_arena_new(&plan, &w->arena, err));
     PD_TRY(pd_engine_new(&options, w->comm, w->data, w->pool, w->arena, &w->engine, err));
@@ -211,6 +222,13 @@ static pd_status set_up_local(struct worker *w, struct pd_error *err)
     return build_engine(w, err);
 }
 
+/* What this rank was planned to take and does not hold yet. */
+static uint64_t memory_to_come(const struct worker *w)
+{
+    const uint64_t held = pd_metrics_resident_bytes() / (w->is_thread ? w->comm->size : 1);
+    return w->planned_bytes > held ? w->planned_bytes - held : 0;
+}
+
 static void let_saves_go(void *saver)
 {
     pd_saver_let_go(saver);
@@ -219,11 +237,12 @@ static void let_saves_go(void *saver)
 static pd_status open_saver(struct worker *w, struct pd_error *err)
 {
     const struct pd_config *c = w->config;
-    pd_status st = pd_saver_new(w->door, w->store, &w->save_group, w->engine, c->checkpoint.in_flight, &w->saver, err);
+    pd_status st = pd_saver_new(w->door, w->tiers, &w->tier_groups[0], w->engine, c->checkpoint.in_flight, &w->saver, err);
     PD_TRY(pd_group_agree(&w->group, st, err));
     w->engine->before_update = let_saves_go;
     w->engine->update_context = w->saver;
-    PD_TRY(pd_store_check_space(w->store, pd_saver_file_bytes(w->saver), c->checkpoint.keep_last + 1, err));
+    PD_TRY(pd_tiers_check_room(w->tiers, pd_saver_file_bytes(w->saver), memory_to_come(w), err));
+    PD_TRY(pd_tiers_start(w->tiers, err));
     pd_saver_keep_ready(w->saver);
     return PD_OK;
 }
@@ -233,11 +252,11 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     struct pd_resume_report report;
     pd_comm_group(w->comm, &w->group);
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
-    PD_TRY(open_store(w, err));
+    PD_TRY(open_tiers(w, err));
     PD_TRY(publish_config(w, err));
     if (w->config->offload.optimizer == PD_PLACE_NVME)
-        PD_TRY(pd_group_agree(&w->group, pd_state_files_open(w->engine, w->door, w->store, err), err));
-    PD_TRY(pd_resume(w->door, w->store, &w->group, w->engine, &w->state, &report, err));
+        PD_TRY(pd_group_agree(&w->group, pd_state_files_open(w->engine, w->door, pd_tiers_store(w->tiers, 0), err), err));
+    PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));
     PD_TRY(open_metrics(w, err));
@@ -258,8 +277,9 @@ static void tear_down(struct worker *w)
     pd_metrics_close(w->metrics);
     pd_saver_free(w->saver);
     pd_state_files_close(w->engine);
-    pd_store_close(w->store);
-    pd_comm_free(w->save_comm);
+    pd_tiers_close(w->tiers);
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
+        pd_comm_free(w->tier_comms[i]);
     pd_door_free(w->door);
     pd_run_state_deinit(&w->state);
     pd_engine_free(w->engine);
@@ -303,10 +323,10 @@ static pd_status take_outcomes(struct worker *w, uint64_t finished, struct pd_er
     return PD_OK;
 }
 
-static void begin_save(struct worker *w)
+static void begin_save(struct worker *w, bool everywhere)
 {
     w->started_step = w->state.identity.step;
-    pd_saver_start(w->saver, &w->state);
+    pd_saver_start(w->saver, &w->state, everywhere || w->started_step == w->config->run.steps);
 }
 
 /* Until what is under way has ended on this rank: it ends alike on all. */
@@ -318,7 +338,7 @@ static pd_status finish_saves(struct worker *w, struct pd_error *err)
 
 static pd_status save_and_wait(struct worker *w, struct pd_error *err)
 {
-    if (w->started_step != w->state.identity.step) begin_save(w);
+    if (w->started_step != w->state.identity.step) begin_save(w, true);
     return finish_saves(w, err);
 }
 
@@ -335,9 +355,9 @@ static pd_status agree(struct worker *w, enum pd_signal *ret_signal, uint64_t *r
 
 static bool save_is_due(const struct worker *w, enum pd_signal signal)
 {
-    const uint64_t step = w->state.identity.step, every = w->config->checkpoint.every;
+    const uint64_t step = w->state.identity.step;
     if (w->saved_step == step || w->started_step == step) return false;
-    return signal != PD_SIGNAL_NONE || w->save_failures || step == w->config->run.steps || (every && step % every == 0);
+    return signal != PD_SIGNAL_NONE || w->save_failures || step == w->config->run.steps || pd_tiers_is_due(w->tiers, step);
 }
 
 static pd_status save_and_leave(struct worker *w, struct pd_error *err)
@@ -347,6 +367,7 @@ static pd_status save_and_leave(struct worker *w, struct pd_error *err)
     PD_TRY(finish_saves(w, err));
     while (w->saved_step != w->state.identity.step)
         PD_TRY(save_and_wait(w, err));
+    PD_TRY(pd_saver_finish(w->saver, &w->state, w->config->checkpoint.leave_seconds, err));
     PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
             (unsigned long long)w->state.identity.step);
 }
@@ -410,7 +431,7 @@ static pd_status save_if_due(struct worker *w, enum pd_signal signal, struct pd_
 {
     if (signal == PD_SIGNAL_ABORT || !save_is_due(w, signal)) return PD_OK;
     if (signal != PD_SIGNAL_NONE) return save_and_wait(w, err);
-    begin_save(w);
+    begin_save(w, false);
     return PD_OK;
 }
 
@@ -448,6 +469,7 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
             frozen = true;
         }
     }
+    PD_TRY(pd_saver_finish(w->saver, &w->state, -1, err));
     if (w->comm->rank == 0)
         pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)w->state.identity.step,
                w->state.last_loss);
@@ -460,6 +482,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     struct worker w = {
         .config = config,
         .comm = comm,
+        .is_thread = !launched,
         .threads = pd_launched_threads(config->layout.threads, (comm->size + comm->host_count - 1) / comm->host_count)};
     comm->time_limit_seconds = config->restart.peer_timeout;
     pd_numerics_thread_init();

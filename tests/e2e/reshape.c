@@ -44,7 +44,7 @@ struct run {
     struct job *job;
     struct pd_group group;
     struct pd_door *door;
-    struct pd_store *store;
+    struct pd_tiers *tiers;
     struct pd_model *model;
     struct pd_data *data;
     struct pd_thread_pool *pool;
@@ -63,7 +63,11 @@ static pd_status run_open(struct run *r, struct pd_comm *comm, struct pd_error *
                                          .vocab = c->model.vocab,
                                          .document_token = -1,
                                          .seed = c->run.seed};
-    const struct pd_store_options store = {.writable = r->job->save, .keep_last = 1, .quarantine_bytes_max = 1};
+    const struct pd_tiers_options tiers = {.tiers = {{.dir = r->job->root, .keep_last = 1}},
+                                           .count = 1,
+                                           .groups = {&r->group},
+                                           .quarantine_bytes_max = 1,
+                                           .read_only = !r->job->save};
     struct pd_memory_plan plan;
     pd_comm_group(comm, &r->group);
     PD_TRY(pd_model_new(&c->model, &r->model, err));
@@ -75,13 +79,13 @@ static pd_status run_open(struct run *r, struct pd_comm *comm, struct pd_error *
     PD_TRY(pd_arena_new(&plan, &r->arena, err));
     PD_TRY(pd_engine_new(&options, comm, r->data, r->pool, r->arena, &r->engine, err));
     PD_TRY(pd_door_new_auto(&r->door, err));
-    return pd_store_open(r->door, r->job->root, &store, &r->group, &r->store, err);
+    return pd_tiers_open(r->door, &tiers, &r->tiers, err);
 }
 
 static void run_close(struct run *r)
 {
     pd_saver_free(r->saver);
-    pd_store_close(r->store);
+    pd_tiers_close(r->tiers);
     pd_door_free(r->door);
     pd_run_state_deinit(&r->state);
     pd_engine_free(r->engine);
@@ -154,14 +158,15 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 
 static pd_status save(struct run *r, struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(r->door, r->store, &r->group, r->engine, 1, &r->saver, err));
+    PD_TRY(pd_saver_new(r->door, r->tiers, &r->group, r->engine, 1, &r->saver, err));
+    PD_TRY(pd_tiers_start(r->tiers, err));
     return pd_saver_save(r->saver, &r->state, err);
 }
 
 static pd_status go(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
-    PD_TRY(pd_resume(r->door, r->store, &r->group, r->engine, &r->state, &report, err));
+    PD_TRY(pd_resume(r->door, r->tiers, &r->group, r->engine, &r->state, &report, err));
     if (report.resumed == r->job->save) PD_FAIL(err, PD_BUG, "resumed is %d", report.resumed);
     while (r->state.identity.step < SAVED)
         PD_TRY(take_step(r, err));
