@@ -123,7 +123,9 @@ const struct pd_shard_box *pd_shard_boxes(const struct pd_shard *shard); /* (box
 bool pd_shard_is_compressed(const struct pd_shard *shard);
 /* A box in chunks has no bytes of its own in the file: they are to be had through pd_shard_read_blocks and pd_shard_scan. */
 bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box);
-/* Size of the file, and what of it is boxes of data as they are stored. */
+/* What a commit record says of it; host is 0. */
+void pd_shard_summary_of(const struct pd_shard *shard, struct pd_shard_summary *ret_summary);
+/* Bytes of the file that hold boxes of a page and more, as they are stored, in whole pages. */
 uint64_t pd_shard_stored_bytes(const struct pd_shard *shard);
 /* File extent of box i: dense fp32 elements. Blocks are counted from the start of the box. In chunks: where the first lies.
  */

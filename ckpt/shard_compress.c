@@ -1,10 +1,11 @@
-/* Writing compressed shards from memory.
+/* Writing compressed shards, from memory or out of another file.
  *
  *   a batch of chunks:  hash blocks, shuffle, compress   (all threads of the pool)
  *                       place, stage, send               (the caller, in order, while the disk is busy with batches before)
  *
  * The staging buffers are cut into pieces of a chunk's size: one to shuffle into for each thread, one to compress into for
- * each chunk of a batch, the others a ring on the way to the disk. What does not shrink by a page is stored as it is.
+ * each chunk of a batch (and what is read for it, out of a file), the others a ring on the way to the disk. What does not
+ * shrink by a page is stored as it is.
  *
  * `auto` never lets the disk wait for a compressor: a batch is compressed only while more is on its way to the disk than
  * that takes, by the rates measured so far; all else is written as it is, from where it lies. So a save takes as long as
@@ -23,6 +24,7 @@
 #define UNIT_BYTES PD_SHARD_CHUNK_MAX
 #define THREADS_MAX 16u
 #define BATCH_MAX 32u
+#define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks it begins and ends in */
 #define RING_MAX 64u
 #define LENT_BYTES_MIN (UNIT_BYTES / 2) /* smaller ones are staged: fewer, larger writes */
 #define AUTO_MARGIN 1.5                 /* how much longer the disk must be busy than compressing takes */
@@ -32,6 +34,7 @@ struct job { /* one chunk */
     uint64_t chunk, begin, bytes; /* of the box; bytes of data, without what fills the chunk up */
     uint64_t chunk_bytes, seed;
     const unsigned char *data;
+    unsigned char *input;           /* (INPUT_BYTES) what was read from a file */
     unsigned char *output, *stored; /* stored: output, or data where nothing was changed */
     uint64_t stored_bytes, digest;
     uint32_t filter_mask, element_bytes;
@@ -53,7 +56,8 @@ struct slot {
 struct packing {
     struct pd_shard_writer *w;
     struct pd_shard_stream *stream;
-    const void *const *data;
+    const void *const *data;              /* (boxes), or */
+    const struct pd_shard_source *source; /* NULL with data */
     const struct pd_shard_codec *codec;
     struct scratch scratch[THREADS_MAX];
     uint32_t threads;
@@ -169,7 +173,7 @@ static pd_status stage(struct packing *p, uint64_t offset, const unsigned char *
 static pd_status write_job(struct packing *p, const struct job *job)
 {
     const uint64_t at = pd_shard_chunks_place(p->w->chunks, job->stored_bytes, job->digest, job->filter_mask);
-    if (job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_DOOR_ALIGN ||
+    if (p->source || job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_DOOR_ALIGN ||
         (uintptr_t)job->data % PD_DOOR_ALIGN)
         return stage(p, at, job->stored, job->stored_bytes);
     struct slot *slot = NULL;
@@ -268,6 +272,7 @@ static pd_status run_batch(struct packing *p)
     uint64_t bytes = 0;
     for (uint32_t j = 0; j < p->job_count; j++)
         bytes += p->jobs[j].bytes;
+    if (p->source) PD_TRY(p->source->pace(p->source->context, bytes, p->err));
     p->is_compressing = may_compress(p, bytes);
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
     pd_parallel(p->codec->pool, p->job_count, run_job, p);
@@ -286,6 +291,27 @@ static uint32_t element_bytes_of(const struct pd_shard_box *box, const struct pd
     return (uint32_t)(place->bytes / pd_box_elements(&box->box));
 }
 
+/* The blocks that the chunk touches, where they are or as they are read. */
+static pd_status fetch(struct packing *p, struct job *job)
+{
+    if (!p->source) {
+        job->data = (const unsigned char *)p->data[job->box] + job->begin;
+        return PD_OK;
+    }
+    const uint64_t first = job->begin / PD_SHARD_BLOCK_BYTES, end = pd_shard_blocks_of(job->begin + job->bytes);
+    job->data = job->input + (job->begin - first * PD_SHARD_BLOCK_BYTES);
+    return p->source->read(p->source->context, job->box, first, end - first, job->input, p->err);
+}
+
+static pd_status add_small(struct packing *p, uint32_t b)
+{
+    unsigned char read[PD_SHARD_PAGE_BYTES];
+    const void *data = p->source ? read : p->data[b];
+    if (p->source) PD_TRY(p->source->read(p->source->context, b, 0, 1, read, p->err));
+    pd_shard_stream_block(p->stream, b, 0, data, p->w->places[b].bytes);
+    return PD_OK;
+}
+
 static pd_status add_box(struct packing *p, uint32_t b, const struct pd_identity *identity)
 {
     const struct pd_shard_place *place = &p->w->places[b];
@@ -294,15 +320,16 @@ static pd_status add_box(struct packing *p, uint32_t b, const struct pd_identity
     const uint64_t seed = pd_shard_box_seed(identity, p->w->name_digests[box->tensor], box->kind, &box->box);
     for (uint64_t c = 0; c < count; c++) {
         struct job *job = &p->jobs[p->job_count];
-        unsigned char *output = job->output;
+        unsigned char *input = job->input, *output = job->output;
         *job = (struct job){.box = b,
                             .chunk = c,
                             .chunk_bytes = place->grid.chunk_bytes,
                             .seed = seed,
+                            .input = input,
                             .output = output,
                             .element_bytes = element_bytes_of(box, place)};
         job->bytes = pd_shard_grid_range(&place->grid, c, &job->begin);
-        job->data = (const unsigned char *)p->data[b] + job->begin;
+        PD_TRY(fetch(p, job));
         if (++p->job_count == p->batch) PD_TRY(run_batch(p));
     }
     return PD_OK;
@@ -315,7 +342,7 @@ static pd_status pack_boxes(struct packing *p, const struct pd_identity *identit
         if (p->w->places[b].grid.chunk_bytes)
             PD_TRY(add_box(p, b, identity));
         else
-            pd_shard_stream_block(p->stream, b, 0, p->data[b], p->w->places[b].bytes);
+            PD_TRY(add_small(p, b));
     }
     PD_TRY(run_batch(p));
     return flush_current(p);
@@ -326,15 +353,15 @@ static pd_status pack_boxes(struct packing *p, const struct pd_identity *identit
 static pd_status cut_buffers(struct packing *p)
 {
     const uint32_t size = pd_thread_pool_size(p->codec->pool);
-    const uint64_t units = p->w->buffer_bytes / UNIT_BYTES;
-    PD_CHECK(units >= 4);
+    const uint64_t units = p->w->buffer_bytes / UNIT_BYTES, job_bytes = UNIT_BYTES + (p->source ? INPUT_BYTES : 0);
+    PD_CHECK(units >= (p->source ? 8 : 4));
     p->threads = size < THREADS_MAX ? size : THREADS_MAX;
     if (p->threads > units / 4) p->threads = (uint32_t)(units / 4);
-    uint64_t batch = (units - p->threads) / 2;
+    uint64_t batch = (units - p->threads) * UNIT_BYTES / (p->source ? 4 : 2) * (p->source ? 3 : 1) / job_bytes;
     if (batch > 2 * p->threads) batch = 2 * p->threads;
     if (size > p->threads) batch = p->threads; /* no more at a time than have somewhere to shuffle into */
     p->batch = batch < BATCH_MAX ? (uint32_t)batch : BATCH_MAX;
-    const uint64_t ring = units - p->threads - p->batch;
+    const uint64_t ring = (p->w->buffer_bytes - p->threads * UNIT_BYTES - p->batch * job_bytes) / UNIT_BYTES;
     p->ring_count = ring < RING_MAX ? (uint32_t)ring : RING_MAX;
     unsigned char *at = p->w->buffers;
     for (uint32_t t = 0; t < p->threads; t++, at += UNIT_BYTES) {
@@ -342,8 +369,10 @@ static pd_status cut_buffers(struct packing *p)
         atomic_flag_clear(&p->scratch[t].is_taken);
         PD_TRY(pd_shard_chunks_zstd(p->w->chunks, t, &p->scratch[t].zstd, p->err));
     }
-    for (uint32_t j = 0; j < p->batch; j++, at += UNIT_BYTES)
+    for (uint32_t j = 0; j < p->batch; j++, at += job_bytes) {
         p->jobs[j].output = at;
+        p->jobs[j].input = p->source ? at + UNIT_BYTES : NULL;
+    }
     for (uint32_t r = 0; r < p->ring_count; r++, at += UNIT_BYTES)
         p->ring[r].buffer = at;
     return PD_OK;
@@ -359,10 +388,10 @@ static pd_status pack(struct packing *p, const struct pd_identity *identity)
 }
 
 pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
-                                uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
-                                struct pd_error *err)
+                                uint32_t writer_rank, const void *const *data, const struct pd_shard_source *source,
+                                struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
-    struct packing p = {.w = writer, .data = data, .err = err};
+    struct packing p = {.w = writer, .data = data, .source = source, .err = err};
     p.codec = pd_shard_chunks_codec(writer->chunks);
     p.rates = pd_shard_chunks_rates(writer->chunks);
     PD_TRY(pd_shard_stream_begin(writer, path, identity, writer_rank, &p.stream, err));

@@ -215,7 +215,8 @@ static pd_status verify_made(const struct copy *c, struct pd_shard *made, struct
         PD_FAIL(err, PD_CORRUPT, "it has another table than %s", c->request->from);
     for (uint32_t i = 0; i < made->map.small_count; i++)
         PD_TRY(pd_shard_read_blocks(made, made->map.small[i], 0, 1, data, err));
-    return PD_OK;
+    if (!pd_shard_is_compressed(made)) return PD_OK;
+    return pd_shard_verify(made, c->request->buffers, c->request->buffer_bytes, err); /* nothing of chunks was, on the way */
 }
 
 static pd_status verify_target(const struct copy *c)
@@ -227,6 +228,8 @@ static pd_status verify_target(const struct copy *c)
     if (!st) st = verify_made(c, made, &own);
     pd_shard_close(made);
     if (!st) return PD_OK;
+    if (st == PD_CORRUPT && pd_shard_is_compressed(c->source))
+        PD_TRY(pd_shard_verify(c->source, r->buffers, r->buffer_bytes, c->err));
     if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "what was written to %s reads back otherwise: %s", r->to, own.message);
     if (c->err) *c->err = own;
     return st;

@@ -240,6 +240,18 @@ bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box)
     return shard->contents.places[box].grid.chunk_bytes != 0;
 }
 
+void pd_shard_summary_of(const struct pd_shard *shard, struct pd_shard_summary *ret_summary)
+{
+    const struct pd_shard_head *head = (const void *)shard->table;
+    *ret_summary = (struct pd_shard_summary){.file_bytes = shard->file_bytes,
+                                             .table_offset = shard->trailer.table_offset,
+                                             .table_bytes = shard->trailer.table_bytes,
+                                             .digest = shard->trailer.table_digest,
+                                             .data_bytes = head->data_bytes,
+                                             .box_count = shard->contents.box_count,
+                                             .writer_rank = (uint32_t)head->writer_rank};
+}
+
 uint64_t pd_shard_stored_bytes(const struct pd_shard *shard)
 {
     uint64_t bytes = 0;

@@ -405,7 +405,7 @@ pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const
                          uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                          struct pd_error *err)
 {
-    if (writer->chunks) return pd_shard_write_chunks(writer, path, identity, writer_rank, data, ret_summary, err);
+    if (writer->chunks) return pd_shard_write_chunks(writer, path, identity, writer_rank, data, NULL, ret_summary, err);
     struct saving s = {.w = writer, .data = data, .identity = identity, .err = err};
     s.is_at_once = is_in_memory(writer->door, path);
     const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | (s.is_at_once ? 0u : PD_OPEN_DIRECT);

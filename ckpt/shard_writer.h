@@ -33,10 +33,19 @@ struct pd_shard_writer {
 
 /* Of the calling thread, over the writer's buffers: w->queue. */
 PD_MUST_USE pd_status pd_shard_writer_queue(struct pd_shard_writer *w, struct pd_error *err);
-/* pd_shard_write of a compressed shard. */
+/* Data that is not in memory. */
+struct pd_shard_source {
+    void *context;
+    /* Whole blocks of a box, only its last is short, into dst. */
+    pd_status (*read)(void *context, uint32_t box, uint64_t first_block, uint64_t block_count, void *dst,
+                      struct pd_error *err);
+    /* Before `bytes` more are written: may wait, or give up. */
+    pd_status (*pace)(void *context, uint64_t bytes, struct pd_error *err);
+};
+/* pd_shard_write of a compressed shard. Of `data` and `source` (with buffers of 8 MiB and more) one is NULL. */
 PD_MUST_USE pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path,
                                             const struct pd_identity *identity, uint32_t writer_rank,
-                                            const void *const *data, struct pd_shard_summary *ret_summary,
-                                            struct pd_error *err);
+                                            const void *const *data, const struct pd_shard_source *source,
+                                            struct pd_shard_summary *ret_summary, struct pd_error *err);
 
 #endif
