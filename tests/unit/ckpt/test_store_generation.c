@@ -241,6 +241,33 @@ Test(store_generation, a_thousand_saves_need_four_files)
     room_free(&room);
 }
 
+/* Counts without ever striking. */
+static pd_status count_flushes(struct generation *g, void *context, struct pd_error *err)
+{
+    (void)context;
+    struct room_rank *rank = g->rank;
+    struct pd_disk_fault never = {.kind = PD_DISK_FAULT_ERROR,
+                                  .nth = UINT64_MAX,
+                                  .operations = PD_DISK_MASK(PD_DISK_SYNC) | PD_DISK_MASK(PD_DISK_SYNC_DIR)};
+    for (uint64_t step = 1; step <= 3; step++)
+        PD_TRY(generation_step(g, step, err));
+    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, &never);
+    PD_TRY(pd_group_barrier(rank->group, err));
+    for (uint64_t step = 4; step <= 13; step++)
+        PD_TRY(generation_step(g, step, err));
+    PD_TRY(pd_group_barrier(rank->group, err));
+    uint64_t flushes = pd_simulated_disk_count(rank->room->disk);
+    if (flushes > 10 * (rank->group->size + 4ull)) PD_FAIL(err, PD_BUG, "%llu flushes", (unsigned long long)flushes);
+    return PD_OK;
+}
+
+Test(store_generation, a_save_costs_a_flush_a_shard_and_four_more)
+{
+    struct room room = room_that_lacks(4, 1, false, 0);
+    launch(&room, count_flushes, NULL);
+    room_free(&room);
+}
+
 /* ---- without links ---- */
 
 static pd_status same_bytes(struct pd_door *door, const char *a, const char *b, struct pd_error *err)
