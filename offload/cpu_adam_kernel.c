@@ -2,8 +2,8 @@
  * rounded by IEEE 754, so the width of a vector cannot show.
  *
  * Strip by strip, the moments first, then the parameter, then its copy from the first-level cache. Some processors find
- * lines in that cache by a hash of the address; arrays a power of two apart can then have only one line of each other at a
- * time, and all four together took 1.7 times as long as three and then one. README.md has the figures.
+ * lines in that cache by a hash of the address: lines of arrays a power of two apart then drive each other out, and four
+ * arrays at once were much slower than three and then one. README.md has the figures.
  */
 #include "offload/cpu_adam_kernel.h"
 #include "ckpt/base/half.h"
