@@ -19,11 +19,12 @@
 #define PD_TIERS_STAGING_BYTES (8ull << 20)
 
 struct pd_tier_options {
-    const char *dir;     /* exists; borrowed until pd_tiers_open returns */
+    const char *dir;     /* exists, durably; borrowed until pd_tiers_open returns */
     uint64_t every;      /* due at steps that this divides; 0: only where all tiers are due */
     uint32_t keep_last;  /* as in pd_store_options */
     uint64_t keep_every; /* not in memory, where it would grow without bound */
     uint64_t bandwidth;  /* bytes a second that the ranks of one host write together in the background; 0: no cap */
+    struct pd_shard_codec codec; /* of its shards; without a pool: copies are compressed by the thread that makes them */
 };
 
 struct pd_tiers_options {

@@ -20,6 +20,7 @@
 #include "trainer/state_files.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +67,19 @@ void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
 
 /* ---- set up ---- */
 
+/* Its name outlives a power loss once the directory above it is synced, where the file system knows that. */
+static void sync_parent(const char *path)
+{
+    char parent[4096];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash) slash[slash == parent] = '\0';
+    int descriptor = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) return;
+    (void)fsync(descriptor);
+    close(descriptor);
+}
+
 pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
 {
     char partial[4096];
@@ -73,7 +87,10 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
     snprintf(partial, sizeof partial, "%s", path);
     for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
-        if (mkdir(partial, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making the directory", partial);
+        if (mkdir(partial, 0777) == 0)
+            sync_parent(partial);
+        else if (errno != EEXIST)
+            PD_FAIL_ERRNO(err, errno, "%s: making the directory", partial);
         if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
             PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; choose another run.dir", partial, path);
         if (!slash) return PD_OK;

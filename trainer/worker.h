@@ -21,7 +21,7 @@ PD_MUST_USE pd_status pd_worker_run(const struct pd_config *config, struct pd_co
 PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched,
                                      struct pd_error *err);
 
-/* Every missing directory of `path`, under the umask. */
+/* Every missing directory of `path`, under the umask, durably. */
 PD_MUST_USE pd_status pd_worker_make_directories(const char *path, struct pd_error *err);
 /* The resolved configuration as a file: whole or not at all. */
 PD_MUST_USE pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err);

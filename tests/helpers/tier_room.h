@@ -22,15 +22,18 @@ struct tier_launch {
     const struct pd_tiers_options *options; /* groups are filled in */
     tier_script *script;
     void *context;
+    uint32_t first_host; /* machines are numbered from here */
 };
 
+/* As many machines again stand by. */
 static inline pd_status tier_room_new(struct room *room, uint32_t ranks, uint32_t hosts, uint64_t shm_bytes,
-                                      uint64_t net_bytes, struct pd_error *err)
+                                      uint64_t net_bytes, unsigned net_lacks, struct pd_error *err)
 {
-    struct pd_disk_options options = {.seed = 1, .host_count = hosts};
+    struct pd_disk_options options = {.seed = 1, .host_count = 2 * hosts};
     options.mounts[0] = (struct pd_disk_mount){.path = "/"};
     options.mounts[1] = (struct pd_disk_mount){.path = "/shm", .in_memory = true, .capacity_bytes = shm_bytes};
-    options.mounts[2] = (struct pd_disk_mount){.path = "/net", .shared = true, .capacity_bytes = net_bytes};
+    options.mounts[2] =
+        (struct pd_disk_mount){.path = "/net", .shared = true, .capacity_bytes = net_bytes, .lacks = net_lacks};
     *room = (struct room){.ranks = ranks, .hosts = hosts};
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
@@ -112,7 +115,13 @@ static inline pd_status tier_make_directories(struct pd_door *door, const struct
 {
     for (uint32_t i = 0; i < options->count; i++) {
         pd_status st = pd_door_mkdir(door, options->tiers[i].dir, err);
-        if (st && st != PD_EXISTS) return st;
+        if (st == PD_EXISTS) continue;
+        PD_TRY(st);
+        char parent[64];
+        snprintf(parent, sizeof parent, "%s", options->tiers[i].dir);
+        char *slash = strrchr(parent, '/');
+        slash[slash == parent] = '\0';
+        PD_TRY(pd_door_sync_dir(door, parent, err));
     }
     return PD_OK;
 }
@@ -121,7 +130,7 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
                                       struct pd_error *err)
 {
     struct pd_tiers_options options = *launch->options;
-    pd_status st = pd_simulated_disk_door(launch->room->disk, comm->host, &rank->room.door, err);
+    pd_status st = pd_simulated_disk_door(launch->room->disk, launch->first_host + comm->host, &rank->room.door, err);
     if (!st) st = room_set_up(&rank->room, err);
     if (!st) st = tier_make_directories(rank->room.door, &options, err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
@@ -153,11 +162,18 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
     return st;
 }
 
+/* On machines first_host, first_host + 1, ... */
+static inline pd_status tier_run_on(struct room *room, uint32_t first_host, const struct pd_tiers_options *options,
+                                    tier_script *script, void *context, struct pd_error *err)
+{
+    struct tier_launch launch = {room, options, script, context, first_host};
+    return pd_comm_run_local(room->ranks, room->hosts, tier_rank_main, &launch, err);
+}
+
 static inline pd_status tier_run(struct room *room, const struct pd_tiers_options *options, tier_script *script,
                                  void *context, struct pd_error *err)
 {
-    struct tier_launch launch = {room, options, script, context};
-    return pd_comm_run_local(room->ranks, room->hosts, tier_rank_main, &launch, err);
+    return tier_run_on(room, 0, options, script, context, err);
 }
 
 #endif

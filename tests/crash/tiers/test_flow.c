@@ -37,7 +37,7 @@ TestSuite(tiers, .init = set_up);
 static void make_room(struct room *room, uint64_t shm_bytes, uint64_t net_bytes)
 {
     struct pd_error err = {0};
-    cr_assert_eq(tier_room_new(room, 4, 2, shm_bytes, net_bytes, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_room_new(room, 4, 2, shm_bytes, net_bytes, 0, &err), PD_OK, "%s", err.message);
 }
 
 #define EXPECT(CONDITION, ...)                               \
@@ -354,5 +354,76 @@ Test(tiers, intervals_that_do_not_divide)
     RUN(&room, &options, save_odd, NULL);
     RUN(&room, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 12);
+    room_free(&room);
+}
+
+/* ---- two launches ---- */
+
+struct second {
+    struct room *room;
+    const struct pd_tiers_options *options;
+    pd_status status;
+    struct pd_error error;
+};
+
+/* A launch on other machines, which share nothing but /net with those of the first. */
+static pd_status start_second(struct tier_rank *rank, struct pd_error *err)
+{
+    struct second *second = rank->context;
+    if (rank->world.rank == 0)
+        second->status = tier_run_on(second->room, 2, second->options, save_ten, NULL, &second->error);
+    return pd_group_barrier(&rank->world, err);
+}
+
+static pd_status be_disturbed(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 5, NULL, err));
+    PD_TRY(start_second(rank, err));
+    PD_TRY(tier_save(rank, 6, NULL, err));
+    return tier_finish(rank, 6, -1, err);
+}
+
+Test(tiers, a_second_launch_is_refused_by_any_tier_they_share)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct second second = {&room, &options, PD_OK, {0}};
+    make_room(&room, 0, 0);
+    RUN(&room, &options, be_disturbed, &second);
+    cr_assert_eq(second.status, PD_BUSY, "%s", second.error.message);
+    cr_assert(strstr(second.error.message, "/net/c"), "%s", second.error.message);
+    room_free(&room);
+}
+
+static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    pd_status st = PD_OK;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 1, NULL, err));
+    PD_TRY(start_second(rank, err));
+    for (uint64_t step = 2; step <= 10 && !st; step++)
+        st = tier_save(rank, step, NULL, &why);
+    if (!st) st = tier_finish(rank, 10, -1, &why);
+    EXPECT(st == PD_BUSY && strstr(why.message, "has taken over"), "%s: %s", pd_status_name(st), why.message);
+    return PD_OK;
+}
+
+Test(tiers, a_launch_that_was_overtaken_in_one_tier_stops)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct second second = {&room, &options, PD_OK, {0}};
+    struct pd_error err = {0};
+    struct found found = {99, 0};
+    pd_log_set_sink(quiet, NULL);
+    cr_assert_eq(tier_room_new(&room, 4, 2, 0, 0, PD_DISK_NO_LOCKS, &err), PD_OK, "%s", err.message);
+    RUN(&room, &options, be_overtaken, &second);
+    cr_assert_eq(second.status, PD_OK, "%s", second.error.message);
+    options.tiers[0] = options.tiers[2];
+    options.count = 1;
+    RUN(&room, &options, look, &found);
+    cr_assert_eq(found.step, 10, "what the second has sealed stays");
     room_free(&room);
 }
