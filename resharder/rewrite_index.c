@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define INDEX_BOXES_MAX 200000u /* HDF5 takes about 140 MiB to build the index of so many */
+#define INDEX_BOXES_MAX 100000u /* HDF5 takes about 100 MiB to build the index of so many */
 
 static pd_status list_boxes(const struct pd_rewrite_request *q, struct pd_index_source *sources, char (*names)[32],
                             bool *ret_fits, struct pd_error *err)

@@ -199,8 +199,9 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
         printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step, l->dp, l->tp,
                l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text, r->seconds);
         if (!r->report.has_index)
-            fprintf(stderr,
-                    "without index.h5, which would take too much memory: a run makes one with its next checkpoint\n");
+            fprintf(stderr, "without index.h5, the view for people: there are too many boxes to make it in little memory; a "
+                            "run that goes "
+                            "on from here makes one with its next checkpoint\n");
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
