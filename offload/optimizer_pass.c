@@ -1,0 +1,332 @@
+#include "offload/optimizer_pass.h"
+
+#include <string.h>
+
+static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part)
+{
+    return &pass->store->groups.groups[part->group];
+}
+
+/* One page-aligned range of a box in both files. */
+static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part, int kind)
+{
+    const uint32_t box = group_of(pass, part)->box[kind];
+    const struct pd_optimizer_generation *any =
+        pass->old ? pass->old : pass->new; /* files of all generations are laid out alike */
+    const uint64_t offset = pd_shard_writer_box_offset(any->writer, box) + part->first * sizeof(float);
+    return (struct pd_ring_piece){.from = pass->from,
+                                  .from_offset = offset,
+                                  .to = pass->to,
+                                  .to_offset = offset,
+                                  .bytes = pd_optimizer_page_bytes(part->n * sizeof(float))};
+}
+
+/* Pieces in the order of the file, so that neighbours travel together. */
+static void add_piece(struct pd_ring_extent *extent, struct pd_optimizer_flight *flight, uint16_t *tags,
+                      struct pd_ring_piece piece, uint16_t tag)
+{
+    uint32_t at = extent->count++;
+    for (; at > 0 && extent->pieces[at - 1].from_offset > piece.from_offset; at--) {
+        extent->pieces[at] = extent->pieces[at - 1];
+        tags[at] = tags[at - 1];
+        flight->piece[tags[at] / PD_KIND_COUNT][tags[at] % PD_KIND_COUNT] = at;
+    }
+    extent->pieces[at] = piece;
+    tags[at] = tag;
+    flight->piece[tag / PD_KIND_COUNT][tag % PD_KIND_COUNT] = at;
+}
+
+static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
+{
+    struct pd_optimizer_pass *pass = context;
+    struct pd_optimizer_flight *flight = &pass->store->flights[i % PD_RING_SLOTS];
+    uint16_t tags[PD_RING_PIECES_MAX];
+    extent->user = flight;
+    flight->count = pd_optimizer_cursor_next(&pass->cursor, flight->parts);
+    flight->first_block[0] = 0;
+    for (uint32_t p = 0; p < flight->count; p++) {
+        const struct pd_optimizer_part *part = &flight->parts[p];
+        flight->first_block[p + 1] =
+            flight->first_block[p] + (part->n + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            if (pass->kinds >> kind & 1)
+                add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
+    }
+}
+
+/* ---- one block ---- */
+
+/* Where in a box, and in memory, one index of the pool works. */
+struct place {
+    const struct pd_optimizer_part *part;
+    const struct pd_optimizer_group *group;
+    uint64_t block;   /* of the box */
+    uint64_t skip, n; /* elements: from the part's first, and how many */
+    uint64_t bytes;   /* of data */
+    float *data[PD_KIND_COUNT];
+    const float *gradient;
+    char *copy;
+};
+
+static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t index)
+{
+    const struct pd_optimizer_flight *flight = pass->now;
+    uint32_t p = 0, end = flight->count;
+    while (end - p > 1) {
+        uint32_t middle = p + (end - p) / 2;
+        if (flight->first_block[middle] <= index)
+            p = middle;
+        else
+            end = middle;
+    }
+    struct place place = {.part = &flight->parts[p], .group = group_of(pass, &flight->parts[p])};
+    place.skip = (index - flight->first_block[p]) * PD_OPTIMIZER_BLOCK_ELEMENTS;
+    uint64_t left = place.part->n - place.skip;
+    place.n = left < PD_OPTIMIZER_BLOCK_ELEMENTS ? left : PD_OPTIMIZER_BLOCK_ELEMENTS;
+    place.bytes = place.n * sizeof(float);
+    place.block = (place.part->first + place.skip) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        if (pass->kinds >> kind & 1) place.data[kind] = flight->data[p][kind] + place.skip;
+    if (!pass->step || !pass->step->adam) return place;
+    place.gradient = flight->gradient[p] + place.skip;
+    if (flight->copy[p]) place.copy = flight->copy[p] + place.skip * pd_dtype_bytes(pass->step->copy_dtype);
+    return place;
+}
+
+static pd_status verify(const struct pd_optimizer_pass *pass, const struct place *place, int kind, struct pd_error *err)
+{
+    const uint32_t box = place->group->box[kind];
+    const struct pd_shard_writer *writer = pass->old->writer;
+    pd_status st = pd_shard_writer_verify_block(writer, box, place->block, place->data[kind], place->bytes, NULL);
+    if (!st) return PD_OK;
+    const uint64_t offset = pd_shard_writer_box_offset(writer, box) + place->block * PD_SHARD_BLOCK_BYTES;
+    PD_TRY(pd_file_read(pass->from, offset, place->data[kind], pd_optimizer_page_bytes(place->bytes), err));
+    st = pd_shard_writer_verify_block(writer, box, place->block, place->data[kind], place->bytes, err);
+    return st ? pd_error_context(err, st, "%s", pass->old->path) : PD_OK;
+}
+
+static void note_failure(struct pd_optimizer_pass *pass, uint64_t index, pd_status st, const struct pd_error *error)
+{
+    pthread_mutex_lock(&pass->mutex);
+    if (!atomic_load(&pass->failed) || index < pass->failed_at) {
+        pass->failed_at = index;
+        pass->status = st;
+        pass->error = *error;
+    }
+    atomic_store(&pass->failed, true);
+    pthread_mutex_unlock(&pass->mutex);
+}
+
+static bool decays(const struct pd_optimizer_store *store, const struct pd_optimizer_group *group)
+{
+    return store->options.tensors->tensors[store->options.boxes[group->box[PD_PARAM]].tensor].decay;
+}
+
+static void update_place(const struct pd_optimizer_pass *pass, const struct place *place)
+{
+    const struct pd_optimizer_store *store = pass->store;
+    const struct pd_adam_range range = {.n = place->n,
+                                        .decay = decays(store, place->group),
+                                        .param = place->data[PD_PARAM],
+                                        .exp_avg = place->data[PD_EXP_AVG],
+                                        .exp_avg_sq = place->data[PD_EXP_AVG_SQ],
+                                        .grad = place->gradient,
+                                        .copy = place->copy,
+                                        .copy_dtype = pass->step->copy_dtype};
+    pd_cpu_adam(NULL, store->options.isa, pass->step->adam, &range);
+}
+
+/* Checked, updated and hashed while it is in the cache. */
+static void work_block(void *context, uint64_t index)
+{
+    struct pd_optimizer_pass *pass = context;
+    const struct place place = place_of(pass, index);
+    struct pd_error error;
+    pd_status st = PD_OK;
+    for (int kind = 0; !st && kind < PD_KIND_COUNT; kind++)
+        if (place.data[kind]) st = verify(pass, &place, kind, &error);
+    if (st) {
+        note_failure(pass, index, st, &error);
+        return;
+    }
+    if (!pass->step) return;
+    if (pass->step->adam) update_place(pass, &place);
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        memset((char *)place.data[kind] + place.bytes, 0, pd_optimizer_page_bytes(place.bytes) - place.bytes);
+        pd_shard_stream_block(pass->new->stream, place.group->box[kind], place.block, place.data[kind], place.bytes);
+    }
+}
+
+/* ---- boxes that stay ---- */
+
+static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group,
+                                 struct pd_error *err)
+{
+    const struct pd_optimizer_store *store = pass->store;
+    const struct pd_optimizer_store_step *step = pass->step;
+    float *data[PD_KIND_COUNT];
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        data[kind] = pd_optimizer_resident(store, pass->new, group->box[kind]);
+        memcpy(data[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), group->elements * sizeof(float));
+    }
+    const float *gradient;
+    void *copy;
+    if (!step->adam) return PD_OK;
+    PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, group->elements, &gradient, &copy, err));
+    const struct pd_adam_range range = {.n = group->elements,
+                                        .decay = decays(store, group),
+                                        .param = data[PD_PARAM],
+                                        .exp_avg = data[PD_EXP_AVG],
+                                        .exp_avg_sq = data[PD_EXP_AVG_SQ],
+                                        .grad = gradient,
+                                        .copy = copy,
+                                        .copy_dtype = step->copy_dtype};
+    pd_cpu_adam(NULL, store->options.isa, step->adam, &range);
+    return PD_OK;
+}
+
+static pd_status visit_resident(struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group, struct pd_error *err)
+{
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        if (!(pass->kinds >> kind & 1)) continue;
+        const float *data = pd_optimizer_resident(pass->store, pass->old, group->box[kind]);
+        PD_TRY(pass->visit(pass->context, group->box[kind], 0, data, group->elements, err));
+    }
+    return PD_OK;
+}
+
+/* Those before `end`, so that all groups are met in ascending order. */
+static pd_status pass_residents(struct pd_optimizer_pass *pass, uint32_t end, struct pd_error *err)
+{
+    for (; pass->next_group < end; pass->next_group++) {
+        const struct pd_optimizer_group *group = &pass->store->groups.groups[pass->next_group];
+        if (!pd_optimizer_is_resident(group)) continue;
+        PD_TRY(pass->step ? update_resident(pass, group, err) : visit_resident(pass, group, err));
+    }
+    return PD_OK;
+}
+
+/* ---- one extent ---- */
+
+static pd_status visit_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd_error *err)
+{
+    const struct pd_optimizer_part *part = &pass->now->parts[p];
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        if (!(pass->kinds >> kind & 1)) continue;
+        const uint32_t box = group_of(pass, part)->box[kind];
+        PD_TRY(pass->visit(pass->context, box, part->first, pass->now->data[p][kind], part->n, err));
+    }
+    return PD_OK;
+}
+
+static pd_status meet_part(struct pd_optimizer_pass *pass, uint32_t p, struct pd_error *err)
+{
+    struct pd_optimizer_flight *flight = pass->now;
+    const struct pd_optimizer_part *part = &flight->parts[p];
+    const struct pd_optimizer_store_step *step = pass->step;
+    const uint32_t box = group_of(pass, part)->box[PD_PARAM];
+    PD_TRY(pass_residents(pass, part->group, err));
+    if (!step) return visit_part(pass, p, err);
+    if (!step->adam) return PD_OK;
+    void *copy;
+    PD_TRY(step->meet(step->context, box, part->first, part->n, &flight->gradient[p], &copy, err));
+    flight->copy[p] = copy;
+    return PD_OK;
+}
+
+static pd_status meet_parts(struct pd_optimizer_pass *pass, struct pd_error *err)
+{
+    for (uint32_t p = 0; p < pass->now->count; p++)
+        PD_TRY(meet_part(pass, p, err));
+    return PD_OK;
+}
+
+static pd_status work_blocks(struct pd_optimizer_pass *pass, struct pd_error *err)
+{
+    pd_parallel(pass->store->options.pool, pass->now->first_block[pass->now->count], work_block, pass);
+    if (!atomic_load(&pass->failed)) return PD_OK;
+    if (err) *err = pass->error;
+    return pass->status;
+}
+
+static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
+{
+    struct pd_optimizer_pass *pass = context;
+    struct pd_optimizer_flight *flight = extent->user;
+    (void)i;
+    pass->now = flight;
+    for (uint32_t p = 0; p < flight->count; p++)
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            if (pass->kinds >> kind & 1) flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;
+    if (pass->step) PD_TRY(meet_parts(pass, err)); /* gradients are asked for before */
+    PD_TRY(work_blocks(pass, err));
+    return pass->step ? PD_OK : meet_parts(pass, err); /* what is shown was verified */
+}
+
+static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_select select)
+{
+    pass->cursor = (struct pd_optimizer_cursor){.groups = &pass->store->groups,
+                                                .select = select,
+                                                .slot_bytes = pd_ring_slot_bytes(pass->store->ring),
+                                                .by_unit = pass->step && pass->step->by_unit};
+}
+
+pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    struct pd_optimizer_store *store = pass->store;
+    pthread_mutex_init(&pass->mutex, NULL);
+    start_cursor(pass, PD_OPTIMIZER_STREAMED);
+    const struct pd_ring_job job = {
+        .extent_count = pd_optimizer_cursor_count(pass->cursor), .context = pass, .describe = describe, .work = work};
+    pd_status st = pd_file_open(store->options.door, pass->old->path, PD_OPEN_READ | PD_OPEN_DIRECT, &pass->from, err);
+    if (!st) st = pd_ring_run(store->ring, &job, ret_report, err);
+    if (!st) st = pass_residents(pass, store->groups.count, err);
+    pd_file_close_readonly(pass->from);
+    pthread_mutex_destroy(&pass->mutex);
+    return st;
+}
+
+/* ---- the last writes of a generation ---- */
+
+/* Boxes of a page and more that stay in memory, as the caller of a stream writes them. */
+static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
+{
+    const struct pd_optimizer_pass *pass = context;
+    const struct pd_optimizer_flight *flight = extent->user;
+    (void)i;
+    (void)err;
+    for (uint32_t p = 0; p < flight->count; p++) {
+        const struct pd_optimizer_group *group = group_of(pass, &flight->parts[p]);
+        const uint64_t bytes = group->elements * sizeof(float);
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            char *data = extent->pieces[flight->piece[p][kind]].data;
+            memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
+            memset(data + bytes, 0, pd_optimizer_page_bytes(bytes) - bytes);
+            pd_shard_stream_block(pass->new->stream, group->box[kind], 0, data, bytes);
+        }
+    }
+    return PD_OK;
+}
+
+static void hand_over_small(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
+{
+    for (uint32_t box = 0; box < store->options.box_count; box++) {
+        uint64_t bytes = pd_box_elements(&store->options.boxes[box].box) * sizeof(float);
+        if (bytes < PD_DOOR_ALIGN) pd_shard_stream_block(g->stream, box, 0, pd_optimizer_resident(store, g, box), bytes);
+    }
+}
+
+pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
+                                      struct pd_error *err)
+{
+    struct pd_optimizer_pass pass = {
+        .store = store, .new = g, .to = pd_shard_stream_file(g->stream), .kinds = (1u << PD_KIND_COUNT) - 1};
+    start_cursor(&pass, PD_OPTIMIZER_RESIDENT_PAGES);
+    const struct pd_ring_job job = {.extent_count = pd_optimizer_cursor_count(pass.cursor),
+                                    .context = &pass,
+                                    .describe = describe,
+                                    .work = work_resident};
+    PD_TRY(pd_ring_run(store->ring, &job, NULL, err));
+    hand_over_small(store, g);
+    return PD_OK;
+}

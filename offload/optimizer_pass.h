@@ -1,0 +1,94 @@
+/* Passes over optimizer state in files, and the insides of a store that they share with optimizer_store.c.
+ *
+ * A pass takes every extent through the ring once: an update (read, check, AdamW, hash, write), the same without AdamW, a
+ * look (read, check, show), or the last writes of a generation (boxes that stay in memory and own pages).
+ *
+ *   invariants  1. no byte is used before its block verified; one that does not is read once more
+ *               2. boxes and elements are met in ascending order, those that stay in memory included
+ *               3. a block is checked, updated and hashed by one thread while it is in that core's cache
+ */
+#ifndef PD_OFFLOAD_OPTIMIZER_PASS_H
+#define PD_OFFLOAD_OPTIMIZER_PASS_H
+
+#include "offload/optimizer_extents.h"
+#include "offload/optimizer_store.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define PD_OPTIMIZER_IN_FILE UINT64_MAX
+
+struct pd_optimizer_generation {
+    struct pd_shard_writer *writer;
+    struct pd_shard_stream *stream; /* until its file is finished or given up */
+    float *resident;                /* (resident_elements) */
+    struct pd_identity identity;
+    char path[4096];
+    uint32_t slot;
+    bool is_held, is_finished;
+    struct pd_shard_summary summary; /* once finished, and well */
+    pd_status finish_status;
+    struct pd_error finish_error;
+};
+
+/* An extent while it is in the ring: its parts and where they lie. */
+struct pd_optimizer_flight {
+    struct pd_optimizer_part parts[PD_OPTIMIZER_PARTS_MAX];
+    uint64_t first_block[PD_OPTIMIZER_PARTS_MAX + 1]; /* in the extent, all parts one behind the other */
+    uint32_t piece[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT];
+    float *data[PD_OPTIMIZER_PARTS_MAX][PD_KIND_COUNT];
+    const float *gradient[PD_OPTIMIZER_PARTS_MAX];
+    char *copy[PD_OPTIMIZER_PARTS_MAX];
+    uint32_t count;
+};
+
+struct pd_optimizer_store {
+    struct pd_optimizer_store_options options;
+    struct pd_ring *ring;
+    struct pd_optimizer_groups groups;
+    uint64_t *resident_at; /* (box_count) first element in a generation's `resident`, or IN_FILE */
+    uint64_t resident_elements;
+    struct pd_optimizer_generation generations[2];
+    uint32_t current;
+    bool has_current, is_filling;
+    struct pd_optimizer_flight flights[PD_RING_SLOTS];
+};
+
+struct pd_optimizer_pass {
+    struct pd_optimizer_store *store;
+    const struct pd_optimizer_store_step *step; /* NULL: only read */
+    struct pd_optimizer_generation *old, *new;
+    struct pd_file *from, *to;
+    uint32_t kinds; /* that are read */
+    void *context;
+    pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err);
+    struct pd_optimizer_cursor cursor;
+    uint32_t next_group;             /* those before it were met */
+    struct pd_optimizer_flight *now; /* being worked on */
+    pthread_mutex_t mutex;
+    _Atomic bool failed;
+    uint64_t failed_at; /* block of the extent: the first one is reported, whichever thread was quicker */
+    pd_status status;
+    struct pd_error error;
+};
+
+/* Every extent and every box that stays, in turn. Set: store, old, kinds; step, new and to for an update; visit otherwise.
+ */
+PD_MUST_USE pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
+                                            struct pd_error *err);
+/* Writes boxes that stay in memory and have pages of their own into the file of `g`, and lets its stream know of all. */
+PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
+                                                  struct pd_error *err);
+
+static inline uint64_t pd_optimizer_page_bytes(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+static inline float *pd_optimizer_resident(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,
+                                           uint32_t box)
+{
+    return g->resident + store->resident_at[box];
+}
+
+#endif
