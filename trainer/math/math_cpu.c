@@ -35,7 +35,6 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
         *ret_math = NULL;
         return PD_OK;
     }
-    if (mode == PD_NUMERICS_FAST) pd_onednn_keep_memory();
     struct pd_math_cpu *cpu = calloc(1, sizeof *cpu);
     if (!cpu) PD_FAIL(err, PD_NO_MEMORY, "no memory for the CPU backend's table");
     cpu->base = (struct pd_math){ops_of(isa), mode, isa, pool};

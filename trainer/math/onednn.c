@@ -5,13 +5,11 @@
 #include "trainer/math/cpu_gemm_kernel.h"
 
 #include <dnnl.h>
-#include <limits.h>
-#include <malloc.h>
 #include <omp.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
-/* Large: what is cut into small products runs at two thirds of the speed. */
+/* Large: cut into products of a quarter of this side, a step in bf16 took 1.5 times one in fp32. */
 #define SIDE UINT64_C(2048)
 #define BLOCK_FLOATS (SIDE * SIDE) /* of either operand, and of sums */
 #define ROWS_PER_TASK 16u
@@ -27,14 +25,6 @@ const char *pd_onednn_version(void)
     const dnnl_version_t *version = dnnl_version();
     snprintf(text, sizeof text, "%d.%d.%d", version->major, version->minor, version->patch);
     return text;
-}
-
-/* dnnl_sgemm takes memory for its panels from malloc, at every call; memory that malloc gave back to the system would be
- * cleared by the kernel each time, which cost a tenth of a step. */
-void pd_onednn_keep_memory(void)
-{
-    mallopt(M_MMAP_THRESHOLD, INT_MAX);
-    mallopt(M_TRIM_THRESHOLD, INT_MAX);
 }
 
 uint64_t pd_onednn_workspace_bytes(void)
@@ -281,10 +271,6 @@ bool pd_onednn_available(void)
 const char *pd_onednn_version(void)
 {
     return "none";
-}
-
-void pd_onednn_keep_memory(void)
-{
 }
 
 uint64_t pd_onednn_workspace_bytes(void)

@@ -16,8 +16,6 @@ const char *pd_onednn_version(void); /* "2.6.0", or "none" */
 
 /* The same on every machine. */
 uint64_t pd_onednn_workspace_bytes(void);
-/* The process keeps what malloc holds: call once where pd_onednn_gemm will be called often. */
-void pd_onednn_keep_memory(void);
 
 /* One slice of C a thread of the pool, each by oneDNN on that thread; conversions and what follows the product are those of
  * `isa`, which is resolved. workspace: pd_onednn_workspace_bytes, 64-byte aligned. C overlaps neither A nor B;
