@@ -25,6 +25,9 @@ struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs);
 struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs);
 /* "<key>", "<key>_low", "<key>_high". */
 void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const struct pd_pairs_summary *summary);
+/* bench ckpt --every: tools/bench_every.c. */
+struct pd_bench_options;
+PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
 /* One line: both sides as bytes a second and the ratio with its spread. */
 void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
                           const struct pd_pairs_summary *summary);

@@ -330,16 +330,23 @@ static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary
 
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
-    struct ckpt_bench b = {.options = {.dir = ".", .bytes = UINT64_C(2) << 30, .pairs = 7}};
+    struct ckpt_bench b = {.options = {.every_doc = "a run that saves every N steps, against one that does not"}};
     struct pd_pairs_summary results[MEASURES];
     bool done;
     PD_TRY(pd_bench_parse(
         "Saving a state through shard, commit and retention, and loading it with every checksum verified, against raw "
         "direct writes and reads of a file of the same size in the same state (new, or recycled), fdatasync included "
         "on both sides, alternated. save_ratio, save_ratio_recycled, load_ratio: throughput of ours / raw, 1 is the "
-        "ceiling.",
+        "ceiling. With --every: whole training steps with a save every N of them in the background, alternated with the "
+        "same steps without (128M, 40 pairs, in memory where there is room). stall_p50, stall_p99: share of the time that "
+        "training waited; slowdown_every_step: what is lost in all.",
         argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
+    const bool is_run = b.options.every > 0;
+    if (!b.options.bytes) b.options.bytes = is_run ? UINT64_C(128) << 20 : UINT64_C(2) << 30;
+    if (!b.options.pairs) b.options.pairs = is_run ? 40 : 7;
+    if (is_run) return pd_bench_every(&b.options, err);
+    if (!b.options.dir) b.options.dir = ".";
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, &b.room, err));
     pd_status st = measure_all(&b, err);
     for (int m = 0; !st && m < MEASURES; m++)

@@ -18,8 +18,9 @@
 #define BYTES_MIN (UINT64_C(32) << 20)
 #define BYTES_MAX (UINT64_C(1) << 46)
 
-enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS };
+enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS, OPTION_EVERY };
 #define THREADS_MAX 1024u
+#define EVERY_MAX 1000u
 
 struct parsing {
     struct pd_bench_options *options;
@@ -49,6 +50,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case OPTION_THREADS:
         if (pd_parse_u64(argument, &o->threads) && o->threads >= 1 && o->threads <= THREADS_MAX) return 0;
         return refuse(p, "threads", argument, "a number from 1 to 1024");
+    case OPTION_EVERY:
+        if (pd_parse_u64(argument, &o->every) && o->every >= 1 && o->every <= EVERY_MAX) return 0;
+        return refuse(p, "every", argument, "a number of steps from 1 to 1000");
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -57,12 +61,14 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options, bool *ret_done,
                          struct pd_error *err)
 {
-    static const struct argp_option rows[] = {
+    const struct argp_option every = {"every", OPTION_EVERY, "N", 0, options->every_doc, 0}, none = {0};
+    const struct argp_option rows[] = {
         {"threads", OPTION_THREADS, "N", 0, "threads that compute (2)", 0},
         {"dir", OPTION_DIR, "DIR", 0, "where files of the bench live while it runs (.)", 0},
         {"bytes", OPTION_BYTES, "N", 0, "bytes of one file, 32M or more: 512M, 2G", 0},
         {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
-        {0},
+        options->every_doc ? every : none,
+        none,
     };
     const struct argp argp = {options->threads ? rows : rows + 1, parse, NULL, program_doc, NULL, NULL, NULL};
     struct parsing parsing = {options, err};
@@ -71,14 +77,14 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
 
 /* ---- the room ---- */
 
-static pd_status check_disk(struct pd_door *door, const char *dir, uint64_t bytes, struct pd_error *err)
+static pd_status check_space(struct pd_door *door, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
 {
     struct pd_space space;
     struct stat st;
     if (stat(dir, &st) || !S_ISDIR(st.st_mode))
         PD_FAIL(err, PD_NOT_FOUND, "--dir=%s: there is no such directory; name one on the disk to be measured", dir);
     PD_TRY(pd_door_space(door, dir, &space, err));
-    if (space.in_memory)
+    if (space.in_memory && on_disk)
         PD_FAIL(err, PD_INVALID, "%s is in memory (%s) and says nothing about a disk: give a directory on one with --dir",
                 dir, space.type_name);
     if (space.available_bytes < bytes)
@@ -87,14 +93,15 @@ static pd_status check_disk(struct pd_door *door, const char *dir, uint64_t byte
     return PD_OK;
 }
 
-pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room, struct pd_error *err)
+static pd_status open_room(const char *dir, uint64_t bytes, bool on_disk, struct pd_bench_room *ret_room,
+                           struct pd_error *err)
 {
     struct pd_bench_room room = {0};
     int length = snprintf(room.path, sizeof room.path, "%s/perdure-bench-XXXXXX", dir);
     if (length < 0 || (size_t)length >= sizeof room.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
     PD_TRY(pd_signals_install(err));
     PD_TRY(pd_door_new_auto(&room.door, err));
-    pd_status st = check_disk(room.door, dir, bytes, err);
+    pd_status st = check_space(room.door, dir, bytes, on_disk, err);
     if (!st && !mkdtemp(room.path)) {
         int number = errno;
         st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", dir);
@@ -105,6 +112,16 @@ pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_ro
     }
     *ret_room = room;
     return PD_OK;
+}
+
+pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room, struct pd_error *err)
+{
+    return open_room(dir, bytes, true, ret_room, err);
+}
+
+pd_status pd_bench_room_open_anywhere(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room, struct pd_error *err)
+{
+    return open_room(dir, bytes, false, ret_room, err);
 }
 
 void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char *ret_path)

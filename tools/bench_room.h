@@ -9,10 +9,13 @@ struct pd_bench_options {
     const char *dir;       /* the room is made inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
     uint64_t threads;      /* 0: not an option of this bench */
+    const char *every_doc; /* of --every; NULL: not an option of this bench */
+    uint64_t every;
     bool json;
 };
 
-/* --dir, --bytes, --pairs, --threads, --json, --help. `program_doc` is what --help says first.   errors  PD_USAGE */
+/* --dir, --bytes, --pairs, --threads, --every, --json, --help. `program_doc` is what --help says first.   errors  PD_USAGE
+ */
 PD_MUST_USE pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options,
                                      bool *ret_done, struct pd_error *err);
 
@@ -25,6 +28,9 @@ struct pd_bench_room {
  *   errors  PD_NO_SPACE: fewer than `bytes` are free; PD_INVALID: `dir` is in memory and measures no disk */
 PD_MUST_USE pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room,
                                          struct pd_error *err);
+/* The same, in memory too. */
+PD_MUST_USE pd_status pd_bench_room_open_anywhere(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room,
+                                                  struct pd_error *err);
 /* Removes everything in it. */
 void pd_bench_room_close(struct pd_bench_room *room);
 /* ret_path has room for 4096 bytes. */

@@ -561,6 +561,14 @@ for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio
         problems.append("files stay behind")
     report(f"bench-{bench}", problems, result)
 
+expect("bench-every", ["bench", "ckpt", "--every=0"], 64, err=said("--every=0: expected a number of steps from 1 to 1000"))
+result = perdure("bench", "ckpt", "--every=2", "--bytes=32M", "--pairs=1", "--dir=.", "--json")
+values = json.loads(result[1]) if result[0] == 0 else {}
+problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step"} <= set(values) and values["every"] == 2 else ["no shares"]
+if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
+    problems.append("files stay behind")
+report("bench-ckpt-every", problems, result)
+
 # ---- stdout that cannot be written ----
 if os.path.exists("/dev/full"):
     with open("/dev/full", "w") as full:

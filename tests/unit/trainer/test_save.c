@@ -1,0 +1,422 @@
+/* Saves in the background: the bits of a save that nothing overlaps, whatever training does meanwhile; outcomes in order;
+ * nothing grows. The group that ranks meet in is a gate here: closed, it holds a save before its first byte is copied. */
+#include "ckpt/base/digest.h"
+#include "ckpt/io/door.h"
+#include "trainer/metrics.h"
+#include "trainer/save.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { STEPS = 5, HELD_MS = 200, MANY = 1000, WARM = 200 };
+#define GROWTH_MAX (UINT64_C(1) << 20)
+
+/* ---- a run of one rank ---- */
+
+struct run {
+    char folder[64], text[96], root[96];
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    bool is_closed;    /* the gate */
+    pd_status refusal; /* what the next agreement fails with */
+    struct pd_group group;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_door *door;
+    struct pd_tiers *tiers;
+    struct pd_saver *saver;
+    struct pd_run_state state;
+};
+
+#define OK(call)                                              \
+    do {                                                      \
+        struct pd_error call_error = {0}, *err = &call_error; \
+        cr_assert_eq((call), PD_OK, "%s", err->message);      \
+    } while (0)
+
+static void gate_set(struct run *r, bool is_closed)
+{
+    pthread_mutex_lock(&r->lock);
+    r->is_closed = is_closed;
+    pthread_cond_broadcast(&r->opened);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static pd_status gate_pass(struct pd_group *group, struct pd_error *err)
+{
+    struct run *r = group->context;
+    pthread_mutex_lock(&r->lock);
+    while (r->is_closed)
+        pthread_cond_wait(&r->opened, &r->lock);
+    pd_status refusal = r->refusal;
+    r->refusal = PD_OK;
+    pthread_mutex_unlock(&r->lock);
+    return refusal ? pd_error_set(err, refusal, PD_WHERE, 0, "refused by the test") : PD_OK;
+}
+
+static pd_status gate_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                             struct pd_error *err)
+{
+    struct pd_group single;
+    PD_TRY(gate_pass(group, err));
+    pd_group_init_single(&single);
+    return pd_group_gather(&single, root, send, bytes, recv, err);
+}
+
+static pd_status gate_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    (void)group, (void)root, (void)data, (void)bytes, (void)err;
+    return PD_OK;
+}
+
+static pd_status gate_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
+                               const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    struct pd_group single;
+    (void)group;
+    pd_group_init_single(&single);
+    return pd_group_exchange(&single, sends, send_count, recvs, recv_count, err);
+}
+
+static const struct pd_group_ops gate_ops = {
+    .name = "gate", .barrier = gate_pass, .gather = gate_gather, .broadcast = gate_broadcast, .exchange = gate_exchange};
+
+static void write_text(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    for (unsigned i = 0, seed = 1; i < 20000; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        fputc("etaoin shrdlu"[(seed >> 24) % 13], f);
+    }
+    cr_assert_eq(fclose(f), 0);
+}
+
+static void build_engine(struct run *r, uint32_t hidden)
+{
+    char yaml[1200];
+    struct pd_memory_plan plan;
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: 10, seed: 5}\n"
+             "model: {family: gpt2, vocab: 256, context: 16, layers: 2, hidden: %u, heads: 2}\n"
+             "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n",
+             hidden, r->text);
+    OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
+    const struct pd_config *c = &r->config;
+    const struct pd_data_options data = {.train = c->data.train,
+                                         .train_count = c->data.train_count,
+                                         .context = c->batch.context,
+                                         .vocab = c->model.vocab,
+                                         .document_token = -1,
+                                         .seed = 1};
+    OK(pd_model_new(&c->model, &r->model, err));
+    OK(pd_data_open(&data, &r->data, err));
+    OK(pd_thread_pool_new(1, &r->pool, err));
+    const struct pd_engine_options options = {.config = c, .model = r->model, .world = 1, .threads = 1};
+    OK(pd_engine_plan_of(&options, &plan, err));
+    OK(pd_arena_new(&plan, &r->arena, err));
+    OK(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
+    OK(pd_engine_init_state(r->engine, err));
+}
+
+static void let_go(void *saver)
+{
+    pd_saver_let_go(saver);
+}
+
+static void run_init(struct run *r, const char *where, uint32_t hidden, uint32_t keep_last, uint32_t in_flight)
+{
+    struct pd_tiers_options options = {
+        .tiers = {{.dir = r->root, .every = 1, .keep_last = keep_last}}, .count = 1, .groups = {&r->group}};
+    static char config_text[] = "test: true\n";
+    memset(r, 0, sizeof *r);
+    snprintf(r->folder, sizeof r->folder, "%s/perdure-save-XXXXXX", where);
+    cr_assert_not_null(mkdtemp(r->folder));
+    snprintf(r->text, sizeof r->text, "%s/text.txt", r->folder);
+    snprintf(r->root, sizeof r->root, "%s/store", r->folder);
+    write_text(r->text);
+    cr_assert_eq(mkdir(r->root, 0777), 0);
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->opened, NULL);
+    r->group = (struct pd_group){.ops = &gate_ops, .size = 1, .host_count = 1, .context = r};
+    build_engine(r, hidden);
+    OK(pd_door_new_auto(&r->door, err));
+    OK(pd_tiers_open(r->door, &options, &r->tiers, err));
+    OK(pd_saver_new(r->door, r->tiers, &r->group, r->engine, in_flight, &r->saver, err));
+    r->engine->before_update = let_go;
+    r->engine->update_context = r->saver;
+    r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
+                                     .fence = pd_tiers_fence(r->tiers),
+                                     .loss_scale = 1.0,
+                                     .layout = r->engine->grid.layout,
+                                     .tensor_count = r->model->tensors.count,
+                                     .parameter_count = r->model->parameter_count,
+                                     .config = config_text};
+}
+
+static void run_deinit(struct run *r)
+{
+    char command[160];
+    pd_saver_free(r->saver);
+    pd_tiers_close(r->tiers);
+    pd_door_free(r->door);
+    pd_engine_free(r->engine);
+    pd_arena_free(r->arena);
+    pd_thread_pool_free(r->pool);
+    pd_data_close(r->data);
+    pd_model_free(r->model);
+    pd_config_deinit(&r->config);
+    snprintf(command, sizeof command, "rm -rf %s", r->folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static void step(struct run *r)
+{
+    struct pd_step_result result;
+    OK(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
+    r->state.identity.step++;
+    r->state.updates++;
+    r->state.samples += 2;
+}
+
+/* The whole shard of a step: identity is the same in every run here, so files are too. */
+static uint64_t shard_digest(const struct run *r, uint64_t number)
+{
+    char path[192];
+    snprintf(path, sizeof path, "%s/step-%012llu-1/shard-00000.h5", r->root, (unsigned long long)number);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    cr_assert_eq(fseek(f, 0, SEEK_END), 0);
+    size_t bytes = (size_t)ftell(f);
+    rewind(f);
+    void *data = malloc(bytes);
+    cr_assert_eq(fread(data, 1, bytes, f), bytes);
+    uint64_t digest = pd_digest64(data, bytes, 0);
+    free(data);
+    fclose(f);
+    return digest;
+}
+
+static struct pd_saver_outcome collect_one(struct run *r)
+{
+    struct pd_saver_outcome outcome;
+    pd_saver_wait(r->saver);
+    cr_assert(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
+    return outcome;
+}
+
+/* Digests of the shards of STEPS steps, each saved while nothing else happens. */
+static void run_alone(const char *where, uint32_t hidden, uint64_t *ret_digests)
+{
+    struct run r;
+    run_init(&r, where, hidden, STEPS, 1);
+    for (int i = 0; i < STEPS; i++) {
+        step(&r);
+        OK(pd_saver_save(r.saver, &r.state, err));
+        ret_digests[i] = shard_digest(&r, r.state.identity.step);
+    }
+    run_deinit(&r);
+}
+
+/* ---- bits ---- */
+
+static void check_overlapped(const char *where, uint32_t hidden)
+{
+    uint64_t alone[STEPS];
+    struct run r;
+    run_alone(where, hidden, alone);
+    run_init(&r, where, hidden, STEPS, 1);
+    pd_saver_keep_ready(r.saver);
+    for (int i = 0; i < STEPS; i++) {
+        step(&r);
+        pd_saver_start(r.saver, &r.state, false);
+        struct pd_saver_outcome outcome;
+        while (pd_saver_collect(r.saver, pd_saver_finished(r.saver), &outcome))
+            cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+    }
+    pd_saver_wait(r.saver);
+    for (uint64_t i = 0; i < STEPS; i++)
+        cr_assert_eq(shard_digest(&r, i + 1), alone[i], "step %llu, saved while the next one ran, differs",
+                     (unsigned long long)i + 1);
+    run_deinit(&r);
+}
+
+Test(save, in_the_background_has_the_same_bits)
+{
+    check_overlapped("/tmp", 32);  /* a file that is one write */
+    check_overlapped("/tmp", 192); /* pieces in flight */
+}
+
+/* NULL: there is no room in memory. */
+static const char *memory_dir(void)
+{
+    struct pd_door *door;
+    struct pd_space space;
+    OK(pd_door_new_auto(&door, err));
+    pd_status st = pd_door_space(door, "/dev/shm", &space, NULL);
+    pd_door_free(door);
+    return !st && space.in_memory && space.available_bytes > (256u << 20) ? "/dev/shm" : NULL;
+}
+
+Test(save, in_memory_has_the_same_bits)
+{
+    if (!memory_dir()) cr_skip("/dev/shm has no room");
+    check_overlapped(memory_dir(), 192);
+}
+
+/* ---- the wait ---- */
+
+struct late {
+    struct run *run;
+    bool is_stepped;
+};
+
+/* Opens the gate once the step is through, which only a step that does not wait comes to; else after a while. */
+static void *open_late(void *argument)
+{
+    struct late *late = argument;
+    for (int ms = 0; ms < HELD_MS; ms++) {
+        pthread_mutex_lock(&late->run->lock);
+        bool is_stepped = late->is_stepped;
+        pthread_mutex_unlock(&late->run->lock);
+        if (is_stepped) break;
+        usleep(1000);
+    }
+    gate_set(late->run, false);
+    return NULL;
+}
+
+Test(save, an_update_waits_for_the_copy)
+{
+    uint64_t alone[STEPS];
+    struct run r;
+    struct late late = {.run = &r};
+    pthread_t thread;
+    run_alone("/tmp", 32, alone);
+    run_init(&r, "/tmp", 32, STEPS, 1);
+    step(&r);
+    gate_set(&r, true);
+    pd_saver_start(r.saver, &r.state, false);
+    cr_assert_eq(pthread_create(&thread, NULL, open_late, &late), 0);
+    step(&r);
+    pthread_mutex_lock(&r.lock);
+    late.is_stepped = true;
+    pthread_mutex_unlock(&r.lock);
+    struct pd_saver_outcome outcome = collect_one(&r);
+    pthread_join(thread, NULL);
+    cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+    cr_assert_eq(shard_digest(&r, 1), alone[0], "the update changed what was being saved");
+    cr_assert(outcome.stall_seconds > 0 && outcome.stall_seconds <= outcome.save_seconds);
+    run_deinit(&r);
+}
+
+Test(save, two_in_flight_end_in_order)
+{
+    struct run r;
+    struct pd_saver_outcome outcome;
+    run_init(&r, "/tmp", 32, STEPS, 2);
+    gate_set(&r, true);
+    for (int i = 0; i < 2; i++) {
+        r.state.identity.step++;
+        pd_saver_start(r.saver, &r.state, false);
+    }
+    cr_assert_eq(pd_saver_finished(r.saver), 0);
+    cr_assert_not(pd_saver_collect(r.saver, 0, &outcome));
+    gate_set(&r, false);
+    pd_saver_wait(r.saver);
+    for (uint64_t i = 1; i <= 2; i++) {
+        cr_assert(pd_saver_collect(r.saver, 2, &outcome));
+        cr_assert_eq(outcome.step, i);
+        cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+    }
+    cr_assert_not(pd_saver_collect(r.saver, 2, &outcome));
+    run_deinit(&r);
+}
+
+Test(save, one_that_fails_says_so_and_the_next_one_succeeds)
+{
+    struct run r;
+    run_init(&r, "/tmp", 32, STEPS, 1);
+    step(&r);
+    pthread_mutex_lock(&r.lock);
+    r.refusal = PD_IO;
+    pthread_mutex_unlock(&r.lock);
+    pd_saver_start(r.saver, &r.state, false);
+    step(&r); /* waits for no copy that will never be */
+    struct pd_saver_outcome outcome = collect_one(&r);
+    cr_assert_eq(outcome.status, PD_IO);
+    cr_assert_eq(outcome.step, 1);
+    cr_assert(strstr(outcome.error.message, "refused by the test"), "%s", outcome.error.message);
+    pd_saver_start(r.saver, &r.state, false);
+    outcome = collect_one(&r);
+    cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+    cr_assert_eq(pd_store_count(pd_tiers_store(r.tiers, 0)), 1);
+    run_deinit(&r);
+}
+
+/* ---- nothing grows ---- */
+
+struct usage {
+    uint64_t resident, files, bytes, descriptors;
+};
+
+static void count_files(const char *path, struct usage *usage)
+{
+    DIR *dir = opendir(path);
+    cr_assert_not_null(dir);
+    for (struct dirent *e; (e = readdir(dir));) {
+        char below[512];
+        struct stat st;
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        snprintf(below, sizeof below, "%s/%s", path, e->d_name);
+        cr_assert_eq(lstat(below, &st), 0);
+        usage->files++;
+        usage->bytes += (uint64_t)st.st_blocks * 512;
+        if (S_ISDIR(st.st_mode)) count_files(below, usage);
+    }
+    closedir(dir);
+}
+
+static struct usage usage_of(const struct run *r)
+{
+    struct usage usage = {.resident = pd_metrics_resident_bytes()}, own = {0};
+    count_files(r->root, &usage);
+    count_files("/proc/self/fd", &own);
+    usage.descriptors = own.files;
+    return usage;
+}
+
+Test(save, a_thousand_saves_leave_nothing_behind)
+{
+    struct run r;
+    struct usage before = {0}, after;
+    run_init(&r, memory_dir() ? memory_dir() : "/tmp", 32, 2, 1); /* a disk under load takes a second a save */
+    for (int i = 0; i < MANY + WARM; i++) {
+        struct pd_saver_outcome outcome;
+        if (i == WARM) before = usage_of(&r);
+        if (i % 50 == 0) step(&r); /* some of them overlap */
+        r.state.identity.step++;
+        pd_saver_start(r.saver, &r.state, false);
+        while (pd_saver_collect(r.saver, pd_saver_finished(r.saver), &outcome))
+            cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+        if (i + 1 == WARM || i + 1 == MANY + WARM) pd_saver_wait(r.saver);
+    }
+    after = usage_of(&r);
+    cr_assert_leq(after.resident, before.resident + GROWTH_MAX, "%llu bytes resident, %llu before",
+                  (unsigned long long)after.resident, (unsigned long long)before.resident);
+    cr_assert_eq(after.files, before.files, "%llu files, %llu before", (unsigned long long)after.files,
+                 (unsigned long long)before.files);
+    cr_assert_leq(after.bytes, before.bytes + GROWTH_MAX);
+    cr_assert_eq(after.descriptors, before.descriptors);
+    run_deinit(&r);
+}

@@ -1,0 +1,355 @@
+/* perdure bench ckpt --every N: what a run loses to a checkpoint every N steps, state in memory.
+ *
+ * One rank, a GPT-2 shaped model, whole training steps on all cores, AdamW over all state included; saved by the trainer's
+ * own saver into a store. N steps with a save are alternated with the same steps without one. Beforehand a copy is measured:
+ * what a save takes, with nothing else going on, until state may change again; then the batch is made so large that a step
+ * takes at least COPIES of them. The end of the save counts: a turn is over when its checkpoint is sealed. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
+#include "tools/bench.h"
+#include "tools/bench_room.h"
+#include "tools/output.h"
+#include "trainer/save.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { COPIES = 20, CONTEXT = 128, LEAVES_MAX = 4096, REHEARSALS = 5 };
+#define HIDDEN 384u
+#define SMALL_HIDDEN 128u
+#define SMALL_BYTES (UINT64_C(64) << 20)
+#define STATE_BYTES_A_PARAMETER 12u
+#define MEMORY_DIR "/dev/shm"
+#define TEXT_BYTES 65536u
+
+struct every_bench {
+    struct pd_bench_options options;
+    struct pd_bench_room room;
+    const char *file_system;
+    uint32_t threads;
+    struct pd_group group;
+    struct pd_tiers *tiers;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_saver *saver;
+    struct pd_run_state state;
+    double copy_s;          /* median of the rehearsals */
+    struct pd_pairs turns;  /* with saves, without */
+    struct pd_pairs stalls; /* stall of a save, the turn it was in */
+    struct pd_pairs saves;  /* whole save, copy */
+};
+
+/* ---- a run ---- */
+
+static pd_status write_text(const char *path, struct pd_error *err)
+{
+    FILE *f = fopen(path, "we");
+    if (!f) PD_FAIL(err, PD_IO, "%s: making it", path);
+    uint32_t seed = 1;
+    for (uint32_t i = 0; i < TEXT_BYTES; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        fputc((int)(seed >> 24), f);
+    }
+    if (fclose(f)) PD_FAIL(err, PD_IO, "%s: writing it", path);
+    return PD_OK;
+}
+
+/* As many blocks as fit into the bytes. */
+static pd_status configure(struct every_bench *b, uint64_t leaves, struct pd_error *err)
+{
+    const uint64_t hidden = b->options.bytes < SMALL_BYTES ? SMALL_HIDDEN : HIDDEN, block = 12 * hidden * hidden;
+    const uint64_t layers = b->options.bytes / STATE_BYTES_A_PARAMETER / block;
+    char text[4096], yaml[8192];
+    pd_bench_room_path(&b->room, "text", text);
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: 1000000}\n"
+             "model: {family: gpt2, vocab: 256, context: %d, layers: %llu, hidden: %llu, heads: %llu}\n"
+             "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: %llu, leaf: 1, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\n",
+             CONTEXT, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden,
+             (unsigned long long)(hidden / 64), text, (unsigned long long)leaves, CONTEXT);
+    return pd_config_parse("bench", yaml, NULL, 0, &b->config, err);
+}
+
+static void let_saves_go(void *saver)
+{
+    pd_saver_let_go(saver);
+}
+
+static pd_status build_engine(struct every_bench *b, struct pd_error *err)
+{
+    const struct pd_config *c = &b->config;
+    const struct pd_data_options data = {.train = c->data.train,
+                                         .train_count = c->data.train_count,
+                                         .context = c->batch.context,
+                                         .vocab = c->model.vocab,
+                                         .document_token = -1,
+                                         .seed = 1};
+    struct pd_memory_plan plan;
+    PD_TRY(pd_model_new(&c->model, &b->model, err));
+    PD_TRY(pd_data_open(&data, &b->data, err));
+    PD_TRY(pd_thread_pool_new(b->threads, &b->pool, err));
+    const struct pd_engine_options options = {.config = c, .model = b->model, .world = 1, .threads = b->threads};
+    PD_TRY(pd_engine_plan_of(&options, &plan, err));
+    PD_TRY(pd_arena_new(&plan, &b->arena, err));
+    PD_TRY(pd_engine_new(&options, NULL, b->data, b->pool, b->arena, &b->engine, err));
+    return pd_engine_init_state(b->engine, err);
+}
+
+static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *err)
+{
+    PD_TRY(configure(b, leaves, err));
+    PD_TRY(build_engine(b, err));
+    PD_TRY(pd_saver_new(b->room.door, b->tiers, &b->group, b->engine, 1, &b->saver, err));
+    pd_saver_keep_ready(b->saver);
+    b->engine->before_update = let_saves_go;
+    b->engine->update_context = b->saver;
+    b->state.layout = b->engine->grid.layout;
+    b->state.tensor_count = b->model->tensors.count;
+    b->state.parameter_count = b->model->parameter_count;
+    return PD_OK;
+}
+
+static void release(struct every_bench *b)
+{
+    pd_saver_free(b->saver);
+    pd_engine_free(b->engine);
+    pd_arena_free(b->arena);
+    pd_thread_pool_free(b->pool);
+    pd_data_close(b->data);
+    pd_model_free(b->model);
+    pd_config_deinit(&b->config);
+    b->saver = NULL;
+    b->engine = NULL;
+    b->arena = NULL;
+    b->pool = NULL;
+    b->data = NULL;
+    b->model = NULL;
+    memset(&b->config, 0, sizeof b->config);
+}
+
+static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_seconds, struct pd_error *err)
+{
+    struct pd_step_result result;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    for (uint64_t i = 0; i < count; i++) {
+        PD_TRY(pd_engine_step(b->engine, b->state.samples, b->state.updates, &result, err));
+        b->state.samples += b->config.batch.sequences;
+        b->state.updates++;
+        b->state.identity.step++;
+    }
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    return PD_OK;
+}
+
+static pd_status finish_save(struct every_bench *b, struct pd_saver_outcome *outcome, struct pd_error *err)
+{
+    pd_saver_wait(b->saver);
+    PD_CHECK(pd_saver_collect(b->saver, pd_saver_finished(b->saver), outcome));
+    if (outcome->status) *err = outcome->error;
+    return outcome->status;
+}
+
+/* ---- rehearsal: how long a copy takes, and how many leaves make a step ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Nearest rank: the smallest value that at least `share` of them do not exceed. */
+static double quantile(double *values, uint32_t count, double share)
+{
+    qsort(values, count, sizeof *values, ascending);
+    const uint32_t rank = (uint32_t)ceil(share * count);
+    return values[rank ? rank - 1 : 0];
+}
+
+static pd_status rehearse(struct every_bench *b, uint64_t *ret_leaves, struct pd_error *err)
+{
+    double copies[REHEARSALS], steps[REHEARSALS], unused;
+    struct pd_saver_outcome outcome;
+    PD_TRY(build(b, 1, err));
+    PD_TRY(run_steps(b, 1, &unused, err));  /* every page of it is touched */
+    for (int i = -2; i < REHEARSALS; i++) { /* the first ones make files */
+        PD_TRY(run_steps(b, 1, &unused, err));
+        uint64_t start = pd_clock_monotonic_ns(NULL);
+        pd_saver_start(b->saver, &b->state, true);
+        pd_saver_let_go(b->saver);
+        if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
+        PD_TRY(finish_save(b, &outcome, err));
+        if (i >= 0) steps[i] = unused;
+    }
+    b->copy_s = quantile(copies, REHEARSALS, 0.5);
+    const double leaves = ceil(1.15 * COPIES * b->copy_s / quantile(steps, REHEARSALS, 0.5));
+    *ret_leaves = leaves < 1 ? 1 : leaves > LEAVES_MAX ? LEAVES_MAX : (uint64_t)leaves;
+    release(b);
+    return PD_OK;
+}
+
+/* ---- turns ---- */
+
+static pd_status run_with(struct every_bench *b, double *ret_seconds, struct pd_error *err)
+{
+    struct pd_saver_outcome outcome;
+    double unused;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_saver_start(b->saver, &b->state, true);
+    PD_TRY(run_steps(b, b->options.every, &unused, err));
+    PD_TRY(finish_save(b, &outcome, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    pd_pairs_add(&b->stalls, outcome.stall_seconds, *ret_seconds);
+    pd_pairs_add(&b->saves, outcome.save_seconds, b->copy_s);
+    return PD_OK;
+}
+
+static pd_status run_pair(struct every_bench *b, uint64_t pair, struct pd_error *err)
+{
+    double with = 0, without = 0;
+    PD_TRY(pd_bench_room_settle(&b->room, err)); /* asked to leave? */
+    if (pair % 2) PD_TRY(run_steps(b, b->options.every, &without, err));
+    PD_TRY(run_with(b, &with, err));
+    if (pair % 2 == 0) PD_TRY(run_steps(b, b->options.every, &without, err));
+    pd_pairs_add(&b->turns, with, without);
+    return PD_OK;
+}
+
+static char config_text[] = "bench: true\n";
+
+static pd_status open_tier(struct every_bench *b, struct pd_error *err)
+{
+    char path[4096];
+    struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}}, .count = 1, .groups = {&b->group}};
+    pd_bench_room_path(&b->room, "store", path);
+    PD_TRY(pd_door_mkdir(b->room.door, path, err));
+    PD_TRY(pd_tiers_open(b->room.door, &options, &b->tiers, err));
+    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
+                                     .fence = pd_tiers_fence(b->tiers),
+                                     .loss_scale = 1.0,
+                                     .created_by = "perdure bench",
+                                     .config = config_text};
+    return PD_OK;
+}
+
+static pd_status measure(struct every_bench *b, struct pd_error *err)
+{
+    struct pd_saver_outcome outcome;
+    char text[4096];
+    double unused;
+    uint64_t leaves;
+    pd_group_init_single(&b->group);
+    pd_bench_room_path(&b->room, "text", text);
+    PD_TRY(write_text(text, err));
+    PD_TRY(open_tier(b, err));
+    PD_TRY(rehearse(b, &leaves, err));
+    PD_TRY(build(b, leaves, err));
+    PD_TRY(run_steps(b, 1, &unused, err)); /* every page of it is touched */
+    b->state.identity.step += 1000;        /* names of the rehearsal are taken */
+    pd_saver_start(b->saver, &b->state, true);
+    PD_TRY(finish_save(b, &outcome, err));
+    PD_TRY(run_steps(b, 1, &unused, err));
+    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
+        PD_TRY(run_pair(b, pair, err));
+    return PD_OK;
+}
+
+/* ---- where, and what came out ---- */
+
+/* In memory when there is room for what a save needs three times, else here. */
+static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
+{
+    struct pd_door *door;
+    struct pd_space space;
+    if (b->options.dir) return PD_OK;
+    PD_TRY(pd_door_new_auto(&door, err));
+    pd_status st = pd_door_space(door, MEMORY_DIR, &space, NULL);
+    b->options.dir = !st && space.in_memory && space.available_bytes > 4 * b->options.bytes ? MEMORY_DIR : ".";
+    pd_door_free(door);
+    return PD_OK;
+}
+
+struct result {
+    struct pd_pairs_summary turns, saves;
+    double stall_p50, stall_p99, copies;
+};
+
+static struct result summarise(const struct every_bench *b)
+{
+    struct result r = {.turns = pd_pairs_summarise(&b->turns), .saves = pd_pairs_summarise(&b->saves)};
+    double shares[PD_BENCH_PAIRS_MAX];
+    for (uint32_t i = 0; i < b->stalls.count; i++)
+        shares[i] = b->stalls.candidate_s[i] / b->stalls.ceiling_s[i];
+    r.stall_p50 = quantile(shares, b->stalls.count, 0.5);
+    r.stall_p99 = quantile(shares, b->stalls.count, 0.99);
+    r.copies = r.turns.ceiling_s / (double)b->options.every / b->copy_s;
+    return r;
+}
+
+static void print_text(const struct every_bench *b, const struct result *r)
+{
+    const uint64_t bytes = b->model->parameter_count * STATE_BYTES_A_PARAMETER;
+    printf("%s of state, %u threads, saves into %s (%s)\n", pd_text_bytes(bytes).text, b->threads, b->options.dir,
+           b->file_system);
+    printf("a step takes %.3f s, %.1f copies of %.4f s (%.2f GB/s); a save in the background %.4f s\n",
+           r->turns.ceiling_s / (double)b->options.every, r->copies, b->copy_s, (double)bytes / b->copy_s / 1e9,
+           r->saves.candidate_s);
+    printf("stall %.2f%% of the time between saves in the median, %.2f%% in the 99th percentile of %u saves\n",
+           100 * r->stall_p50, 100 * r->stall_p99, b->stalls.count);
+    printf("slowdown by a save every %llu: %.2f%% (median of %u pairs, %.2f%% to %.2f%%)\n",
+           (unsigned long long)b->options.every, 100 * (r->turns.ratio - 1), b->turns.count, 100 * (r->turns.ratio_low - 1),
+           100 * (r->turns.ratio_high - 1));
+}
+
+static pd_status print(const struct every_bench *b, struct pd_error *err)
+{
+    const struct result r = summarise(b);
+    if (!b->options.json) {
+        print_text(b, &r);
+        return PD_OK;
+    }
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_double(&w, "stall_p50", r.stall_p50);
+    pd_json_double(&w, "stall_p99", r.stall_p99);
+    pd_json_double(&w, "slowdown_every_step", r.turns.ratio - 1);
+    pd_json_double(&w, "slowdown_every_step_low", r.turns.ratio_low - 1);
+    pd_json_double(&w, "slowdown_every_step_high", r.turns.ratio_high - 1);
+    pd_json_double(&w, "copies_a_step", r.copies);
+    pd_json_double(&w, "step_seconds", r.turns.ceiling_s / (double)b->options.every);
+    pd_json_double(&w, "copy_seconds", b->copy_s);
+    pd_json_double(&w, "save_seconds", r.saves.candidate_s);
+    pd_json_u64(&w, "state_bytes", b->model->parameter_count * STATE_BYTES_A_PARAMETER);
+    pd_json_u64(&w, "every", b->options.every);
+    pd_json_u64(&w, "pairs", b->turns.count);
+    pd_json_u64(&w, "threads", b->threads);
+    pd_json_string(&w, "dir", b->options.dir);
+    pd_json_string(&w, "file_system", b->file_system);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err)
+{
+    struct every_bench b = {.options = *options, .threads = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
+    struct pd_space space = {0};
+    pd_numerics_thread_init();
+    PD_TRY(choose_dir(&b, err));
+    PD_TRY(pd_bench_room_open_anywhere(b.options.dir, 4 * b.options.bytes, &b.room, err));
+    pd_status st = pd_door_space(b.room.door, b.options.dir, &space, err);
+    b.file_system = space.type_name;
+    if (!st) st = measure(&b, err);
+    if (!st) st = print(&b, err);
+    release(&b);
+    pd_tiers_close(b.tiers);
+    pd_bench_room_close(&b.room);
+    return st;
+}
