@@ -62,7 +62,8 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
         t->in_flight--;
     }
     PD_TRY(pd_transfer_error(&slot->transfer, err));
-    return t && t->is_written ? rewrite_complete(r, t, err) : PD_OK;
+    if (!t) return rewrite_read_more(r, err);
+    return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
 }
 
 pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
@@ -105,18 +106,30 @@ static pd_status begin_group(struct rewriter *r, struct pd_error *err)
         heap += rewrite_target_bytes(r, t);
         r->group_count++;
     }
-    for (uint32_t i = 0; i < r->group_count; i++)
-        rewrite_crew_add(r, REWRITE_PLAN, i);
-    if (r->group_begin == 0) rewrite_crew_add(r, REWRITE_INDEX, 0);
     r->report.groups++;
     return PD_OK;
+}
+
+/* What is needed first is asked for first: a shard to read from, one to write to, and so on. */
+static void add_jobs(struct rewriter *r)
+{
+    const bool is_first = r->group_begin == 0;
+    const uint32_t sources = is_first && rewrite_sources_fit(r) ? r->request->commit->shard_count : 0;
+    for (uint32_t i = 0; i < sources || i < r->group_count; i++) {
+        if (i < sources) {
+            r->sources[i].is_awaited = true;
+            rewrite_crew_add(r, REWRITE_OPEN, i);
+        }
+        if (i < r->group_count) rewrite_crew_add(r, REWRITE_PLAN, i);
+    }
+    if (is_first) rewrite_crew_add(r, REWRITE_INDEX, 0);
 }
 
 static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
 {
     struct rewrite_target *t = &r->targets[s->target.rank - r->group_begin];
     if (s->target.offset == 0) {
-        PD_TRY(rewrite_crew_wait(r, t, err));
+        PD_TRY(rewrite_crew_wait(r, &t->is_planned, err));
         t->next++;
     }
     const uint32_t box = t->next - 1;
@@ -149,7 +162,7 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
     }
     for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
         if (r->targets[i].is_written) continue;
-        PD_TRY(rewrite_crew_wait(r, &r->targets[i], err));
+        PD_TRY(rewrite_crew_wait(r, &r->targets[i].is_planned, err));
         PD_TRY(rewrite_complete(r, &r->targets[i], err));
     }
     return PD_OK;
@@ -158,7 +171,7 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
 static void cut_memory(struct rewriter *r)
 {
     unsigned char *memory = r->request->buffers;
-    const uint64_t staging = REWRITE_CREW * PD_REWRITE_STAGING_BYTES,
+    const uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES,
                    half = (r->request->buffer_bytes - staging) / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
     rewrite_cut_windows(r, memory + staging, half);
     rewrite_cut_slots(r, memory + staging + half, half);
@@ -172,6 +185,7 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
                                          .rank_begin = r->group_begin,
                                          .rank_end = r->group_begin + r->group_count};
     cut_memory(r);
+    add_jobs(r);
     pd_status st = copy_group(r, err);
     pd_status drained = drain(r, st ? NULL : err);
     if (!st) st = drained;

@@ -12,12 +12,14 @@ static void run_next(struct rewriter *r)
     pd_status st = PD_OK;
     crew->running++;
     pthread_mutex_unlock(&crew->mutex);
-    if (job.kind == REWRITE_PLAN) st = rewrite_plan_target(r, job.target, &err);
+    if (job.kind == REWRITE_OPEN) st = rewrite_open_ahead(r, job.number, &err);
+    if (job.kind == REWRITE_PLAN) st = rewrite_plan_target(r, job.number, &err);
     if (job.kind == REWRITE_INDEX) st = rewrite_build_index(r, &err);
-    if (job.kind == REWRITE_FINISH) st = rewrite_finish_target(r, job.target, &err);
+    if (job.kind == REWRITE_FINISH) st = rewrite_finish_target(r, job.number, &err);
     pthread_mutex_lock(&crew->mutex);
     crew->running--;
-    if (job.kind == REWRITE_PLAN && !st) r->targets[job.target].is_planned = true;
+    if (job.kind == REWRITE_OPEN && !st) r->sources[job.number].is_opened = true;
+    if (job.kind == REWRITE_PLAN && !st) r->targets[job.number].is_planned = true;
     if (st && !crew->status) {
         crew->status = st;
         crew->error = err;
@@ -46,21 +48,24 @@ pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err)
     struct rewrite_crew *crew = &r->crew;
     pthread_mutex_init(&crew->mutex, NULL);
     pthread_cond_init(&crew->changed, NULL);
-    for (uint32_t i = 0; i < REWRITE_CREW; i++)
+    for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
         pthread_mutex_init(&crew->staging[i], NULL);
-    const int failed = pthread_create(&crew->thread, NULL, work, r);
-    if (failed) PD_FAIL_ERRNO(err, failed, "reshard: starting a thread");
-    crew->is_on = true;
+    crew->is_made = true;
+    while (crew->thread_count < REWRITE_CREW) {
+        const int failed = pthread_create(&crew->threads[crew->thread_count], NULL, work, r);
+        if (failed) PD_FAIL_ERRNO(err, failed, "reshard: starting a thread");
+        crew->thread_count++;
+    }
     return PD_OK;
 }
 
-void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t target)
+void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number)
 {
     struct rewrite_crew *crew = &r->crew;
     pthread_mutex_lock(&crew->mutex);
     if (crew->begin == crew->end) crew->begin = crew->end = 0;
     PD_CHECK(crew->end < sizeof crew->jobs / sizeof *crew->jobs);
-    crew->jobs[crew->end++] = (struct rewrite_job){kind, target};
+    crew->jobs[crew->end++] = (struct rewrite_job){kind, number};
     pthread_cond_broadcast(&crew->changed);
     pthread_mutex_unlock(&crew->mutex);
 }
@@ -71,11 +76,11 @@ static pd_status failure(const struct rewrite_crew *crew, struct pd_error *err)
     return crew->status;
 }
 
-pd_status rewrite_crew_wait(struct rewriter *r, const struct rewrite_target *target, struct pd_error *err)
+pd_status rewrite_crew_wait(struct rewriter *r, const bool *flag, struct pd_error *err)
 {
     struct rewrite_crew *crew = &r->crew;
     pthread_mutex_lock(&crew->mutex);
-    while (!target->is_planned && !crew->status)
+    while (!*flag && !crew->status)
         pthread_cond_wait(&crew->changed, &crew->mutex);
     pd_status st = failure(crew, err);
     pthread_mutex_unlock(&crew->mutex);
@@ -100,16 +105,17 @@ pd_status rewrite_crew_finish(struct rewriter *r, struct pd_error *err)
 void rewrite_crew_stop(struct rewriter *r)
 {
     struct rewrite_crew *crew = &r->crew;
-    if (!crew->is_on) return;
+    if (!crew->is_made) return;
     pthread_mutex_lock(&crew->mutex);
     crew->leaves = true;
     crew->begin = crew->end;
     pthread_cond_broadcast(&crew->changed);
     pthread_mutex_unlock(&crew->mutex);
-    (void)pthread_join(crew->thread, NULL);
-    for (uint32_t i = 0; i < REWRITE_CREW; i++)
+    while (crew->thread_count)
+        (void)pthread_join(crew->threads[--crew->thread_count], NULL);
+    for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
         pthread_mutex_destroy(&crew->staging[i]);
     pthread_cond_destroy(&crew->changed);
     pthread_mutex_destroy(&crew->mutex);
-    crew->is_on = false;
+    crew->is_made = false;
 }

@@ -14,7 +14,9 @@
 #define REWRITE_GROUP_MAX 128u /* target shards open at once */
 #define REWRITE_SLOTS_MAX 256u
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
-#define REWRITE_CREW 2u /* threads that may finish a shard at once: the crew's and the one that moves data */
+#define REWRITE_STAGINGS (REWRITE_CREW + 1)
+#define REWRITE_CREW 2u        /* threads beside the one that moves data */
+#define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
 
 struct rewriter;
 
@@ -28,12 +30,14 @@ struct rewrite_slot {
 /* Pages [begin, end) of a source shard. It grows until it is sent for. */
 struct rewrite_window {
     struct rewrite_slot slot;
+    uint32_t shard;
     uint64_t begin, end;
-    uint32_t pieces; /* that are still to come out of it; 0: the window is free */
-    bool is_sent;
+    uint32_t pieces;       /* that are still to come out of it; 0: the window is free */
+    bool is_full, is_sent; /* it grows no more; it was sent for */
     uint32_t verified_box; /* its blocks before verified_end have been, in this window */
     uint64_t verified_end;
-    struct rewrite_window *next; /* of the same source and class */
+    struct rewrite_window *next;  /* of the same source and class */
+    struct rewrite_window *later; /* full, and to be sent for after this one */
 };
 
 /* Boxes of less than a page lie in pages of their own and would tear the runs of the others. */
@@ -51,6 +55,7 @@ struct rewrite_source {
     uint32_t box_count, windows;
     struct rewrite_window *first[REWRITE_CLASSES], *last[REWRITE_CLASSES];
     uint64_t bytes, used_at;
+    bool is_awaited, is_opened; /* the crew opens it; it did: the crew's */
 };
 
 struct rewrite_target {
@@ -65,23 +70,32 @@ struct rewrite_target {
     unsigned char small[PD_DOOR_ALIGN];        /* a box of less than a page, as it comes */
 };
 
-enum rewrite_job_kind { REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
+enum rewrite_job_kind { REWRITE_OPEN, REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
 struct rewrite_job {
     enum rewrite_job_kind kind;
-    uint32_t target;
+    uint32_t number; /* of the source shard; of the target in its group */
 };
 
-/* Jobs are done in their order, by the crew's thread and, when there is nothing left to move, by the one that moves data. */
+/* Jobs are begun in their order, by the crew's threads and, when there is nothing left to move, by the one that moves data.
+ */
 struct rewrite_crew {
-    pthread_t thread;
-    pthread_mutex_t mutex;  /* guards all that follows, and is_planned of targets */
+    pthread_t threads[REWRITE_CREW];
+    uint32_t thread_count;
+    pthread_mutex_t mutex;  /* guards all that follows, is_planned of targets and is_opened of sources */
     pthread_cond_t changed; /* a job was added or done */
-    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + 1];
+    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + REWRITE_OPEN_FIRST + 1];
     uint32_t begin, end, running;
-    bool is_on, leaves;
+    bool is_made, leaves;
     pd_status status; /* of the first job that failed */
     struct pd_error error;
-    pthread_mutex_t staging[REWRITE_CREW]; /* of writers: target t uses area t % REWRITE_CREW */
+    pthread_mutex_t staging[REWRITE_STAGINGS]; /* of writers: target t uses area t % REWRITE_STAGINGS */
+};
+
+/* Blocks of a compressed box: they are read when they are needed, not ahead. */
+struct rewrite_unpacked {
+    unsigned char *data; /* NULL until there is such a box */
+    uint32_t shard, box;
+    uint64_t first, count; /* blocks; count 0: nothing is there */
 };
 
 struct rewriter {
@@ -101,7 +115,9 @@ struct rewriter {
     bool is_reading;
     uint32_t read_box, reads_in_flight;
     uint64_t next_block, end_block; /* of `reading` */
+    struct rewrite_window *full;    /* those that wait for their turn to be sent for */
     struct rewrite_pool pools[REWRITE_CLASSES];
+    struct rewrite_unpacked unpacked;
     struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
@@ -136,6 +152,8 @@ PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
 void rewrite_cut_windows(struct rewriter *r, void *memory, uint64_t bytes);
 /* Begins to read what r->ahead will come to. */
 PD_MUST_USE pd_status rewrite_read_begin(struct rewriter *r, struct pd_error *err);
+/* Sends for what waits for its turn. */
+PD_MUST_USE pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err);
 /* Verified bytes of a source box, from `offset` on: at most one block, valid until the next call. */
 PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset,
                                    const unsigned char **ret_data, uint64_t *ret_bytes, struct pd_error *err);
@@ -143,6 +161,10 @@ PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t 
 PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
 void rewrite_close_sources(struct rewriter *r);
+/* Whether the crew may open all of them at once. */
+bool rewrite_sources_fit(const struct rewriter *r);
+/* A job. */
+PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, struct pd_error *err);
 
 /* ---- rewrite_target.c ---- */
 
@@ -167,9 +189,9 @@ PD_MUST_USE pd_status rewrite_build_index(struct rewriter *r, struct pd_error *e
 /* ---- rewrite_crew.c ---- */
 
 PD_MUST_USE pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err);
-void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t target);
-/* Until the target is planned. */
-PD_MUST_USE pd_status rewrite_crew_wait(struct rewriter *r, const struct rewrite_target *target, struct pd_error *err);
+void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number);
+/* Until the flag is set, of a target that is planned or of a source that is opened. */
+PD_MUST_USE pd_status rewrite_crew_wait(struct rewriter *r, const bool *flag, struct pd_error *err);
 /* Until all jobs are done, with a hand from the caller. */
 PD_MUST_USE pd_status rewrite_crew_finish(struct rewriter *r, struct pd_error *err);
 /* Jobs that were not begun are dropped. */

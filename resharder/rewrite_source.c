@@ -17,7 +17,9 @@
 #define SMALL_BYTES (2 * PD_DOOR_ALIGN) /* a box of less than a page may lie on two */
 #define WINDOW_BYTES_MAX (UINT64_C(2) << 20)
 #define WINDOW_BYTES_MIN ((uint64_t)PD_SHARD_BLOCK_BYTES)
-#define WINDOWS_A_SOURCE 3u            /* one that is used, one on its way, one that fills */
+#define WINDOWS_A_SOURCE 3u /* one that is used, one on its way, one that fills */
+#define READS_IN_FLIGHT 5u  /* more of them take the disk from the writes */
+#define UNPACKED_BLOCKS 8u
 #define GAP_BYTES (UINT64_C(32) << 10) /* read over rather than torn: HDF5's pages between data */
 
 /* ---- source shards ---- */
@@ -36,6 +38,7 @@ void rewrite_close_sources(struct rewriter *r)
 {
     for (uint32_t i = 0; r->sources && i < r->request->commit->shard_count; i++)
         close_source(r, &r->sources[i]);
+    free(r->unpacked.data);
 }
 
 /* The least recently used ones go until there is room for one more. */
@@ -45,7 +48,7 @@ static void make_room(struct rewriter *r)
         struct rewrite_source *oldest = NULL;
         for (uint32_t i = 0; i < r->request->commit->shard_count; i++) {
             struct rewrite_source *s = &r->sources[i];
-            if (s->shard && !s->windows && (!oldest || s->used_at < oldest->used_at)) oldest = s;
+            if (s->bytes && !s->windows && (!oldest || s->used_at < oldest->used_at)) oldest = s;
         }
         if (!oldest) return;
         close_source(r, oldest);
@@ -67,21 +70,52 @@ static pd_status check_boxes(const struct rewriter *r, const struct rewrite_sour
     PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5 does not hold what its layout and its configuration give it", number);
 }
 
-pd_status rewrite_open_source(struct rewriter *r, uint32_t number, struct pd_error *err)
+static pd_status open_shard(const struct rewriter *r, struct rewrite_source *s, uint32_t number, struct pd_error *err)
 {
     const struct pd_commit *commit = r->request->commit;
-    struct rewrite_source *s = &r->sources[number];
     char path[4096 + 32];
-    s->used_at = ++r->clock;
-    if (s->shard) return PD_OK;
-    make_room(r);
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->request->directory, number);
     PD_TRY(pd_shard_open(r->door, path, &commit->state.identity, &commit->shards[number], &s->shard, err));
-    r->open_sources++;
-    s->bytes = 2 * commit->shards[number].table_bytes + commit->shards[number].box_count * sizeof *s->boxes;
-    r->source_bytes += s->bytes;
     PD_TRY(pd_layout_shard_boxes(r->stored, r->request->tensors, number, &s->boxes, &s->box_count, err));
     return check_boxes(r, s, number, err);
+}
+
+static uint64_t heap_of(const struct rewriter *r, uint32_t number)
+{
+    const struct pd_shard_summary *row = &r->request->commit->shards[number];
+    return 2 * row->table_bytes + row->box_count * sizeof(struct pd_shard_box);
+}
+
+bool rewrite_sources_fit(const struct rewriter *r)
+{
+    const uint32_t count = r->request->commit->shard_count;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += heap_of(r, i);
+    return count <= REWRITE_OPEN_FIRST && bytes <= SOURCE_BYTES_MAX;
+}
+
+pd_status rewrite_open_ahead(struct rewriter *r, uint32_t number, struct pd_error *err)
+{
+    return open_shard(r, &r->sources[number], number, err);
+}
+
+pd_status rewrite_open_source(struct rewriter *r, uint32_t number, struct pd_error *err)
+{
+    struct rewrite_source *s = &r->sources[number];
+    s->used_at = ++r->clock;
+    if (s->is_awaited) {
+        PD_TRY(rewrite_crew_wait(r, &s->is_opened, err));
+        s->is_awaited = false;
+    } else {
+        if (s->shard) return PD_OK;
+        make_room(r);
+        PD_TRY(open_shard(r, s, number, err));
+    }
+    s->bytes = heap_of(r, number);
+    r->source_bytes += s->bytes;
+    r->open_sources++;
+    return PD_OK;
 }
 
 /* ---- windows ---- */
@@ -91,21 +125,53 @@ static enum rewrite_class class_of(const struct rewrite_source *s, uint32_t box)
     return pd_shard_box_bytes(s->shard, box) < PD_DOOR_ALIGN ? REWRITE_SMALL : REWRITE_LARGE;
 }
 
-static pd_status send_for(struct rewriter *r, uint32_t shard, struct rewrite_window *w, struct pd_error *err)
+static pd_status send_for(struct rewriter *r, struct rewrite_window *w, struct pd_error *err)
 {
-    if (!w || w->is_sent) return PD_OK;
     w->is_sent = true;
     r->report.bytes_read += w->end - w->begin;
-    return rewrite_send(r, &w->slot, pd_shard_file(r->sources[shard].shard), w->begin, w->end - w->begin, false, err);
+    return rewrite_send(r, &w->slot, pd_shard_file(r->sources[w->shard].shard), w->begin, w->end - w->begin, false, err);
+}
+
+/* The window grows no more, and waits for its turn. */
+static void set_full(struct rewriter *r, struct rewrite_window *w)
+{
+    struct rewrite_window **end = &r->full;
+    if (!w || w->is_full) return;
+    while (*end)
+        end = &(*end)->later;
+    *end = w;
+    w->later = NULL;
+    w->is_full = true;
+}
+
+/* Somebody waits for it, whoever's turn it is. */
+static pd_status send_for_now(struct rewriter *r, struct rewrite_window *w, struct pd_error *err)
+{
+    struct rewrite_window **place = &r->full;
+    if (w->is_sent) return PD_OK;
+    while (*place && *place != w)
+        place = &(*place)->later;
+    if (*place) *place = w->later;
+    w->is_full = true;
+    return send_for(r, w, err);
+}
+
+pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err)
+{
+    while (r->full && r->reads_in_flight < READS_IN_FLIGHT) {
+        struct rewrite_window *w = r->full;
+        r->full = w->later;
+        PD_TRY(send_for(r, w, err));
+    }
+    return PD_OK;
 }
 
 /* The disk has nothing to read and there is no room to plan further: what was planned goes as it is. */
-static pd_status send_for_all(struct rewriter *r, struct pd_error *err)
+static void set_all_full(struct rewriter *r)
 {
     for (uint32_t i = 0; i < r->request->commit->shard_count; i++)
         for (int c = 0; r->sources[i].windows && c < REWRITE_CLASSES; c++)
-            PD_TRY(send_for(r, i, r->sources[i].last[c], err));
-    return PD_OK;
+            set_full(r, r->sources[i].last[c]);
 }
 
 static struct rewrite_window *take_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class)
@@ -114,7 +180,8 @@ static struct rewrite_window *take_window(struct rewriter *r, struct rewrite_sou
     for (uint32_t i = 0; i < pool->count; i++) {
         struct rewrite_window *w = &pool->windows[i];
         if (w->pieces) continue;
-        w->is_sent = false;
+        w->is_sent = w->is_full = false;
+        w->shard = (uint32_t)(s - r->sources);
         w->verified_end = 0;
         w->next = NULL;
         if (s->last[class])
@@ -146,10 +213,10 @@ static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_er
                    at = box + r->next_block * PD_SHARD_BLOCK_BYTES, blocks = r->end_block - r->next_block,
                    stop = r->end_block * PD_SHARD_BLOCK_BYTES, end = box + (stop < bytes ? stop : bytes);
     struct rewrite_window *w = s->last[class];
-    const bool goes_on = w && !w->is_sent && at >= w->begin && at <= w->end + GAP_BYTES;
+    const bool goes_on = w && !w->is_full && at >= w->begin && at <= w->end + GAP_BYTES;
     uint64_t fitting = goes_on ? count_fitting(at, end, blocks, w->begin + r->pools[class].bytes) : 0;
     if (!fitting) {
-        PD_TRY(send_for(r, shard, w, err));
+        set_full(r, w);
         w = take_window(r, s, class);
         *ret_placed = w != NULL;
         if (!w) return PD_OK;
@@ -174,6 +241,7 @@ static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
     r->read_box = rewrite_find_box(r->sources[s->source.rank].boxes, r->sources[s->source.rank].box_count, s);
     r->next_block = s->source.offset / PD_SHARD_BLOCK_BYTES;
     r->end_block = (s->source.offset + s->bytes - 1) / PD_SHARD_BLOCK_BYTES + 1;
+    if (pd_shard_box_is_in_chunks(r->sources[s->source.rank].shard, r->read_box)) r->next_block = r->end_block;
     return PD_OK;
 }
 
@@ -185,7 +253,8 @@ static pd_status read_ahead(struct rewriter *r, struct pd_error *err)
         else
             PD_TRY(next_stretch(r, err));
     }
-    return r->reads_in_flight ? PD_OK : send_for_all(r, err);
+    if (!r->reads_in_flight && !r->full) set_all_full(r);
+    return rewrite_read_more(r, err);
 }
 
 void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
@@ -227,7 +296,7 @@ static pd_status end_piece(struct rewriter *r, struct rewrite_source *s, enum re
 {
     struct rewrite_window *w = s->first[class];
     PD_CHECK(w && w->pieces > 0);
-    if (--w->pieces || !w->is_sent) return PD_OK;
+    if (--w->pieces || !w->is_full) return PD_OK;
     s->first[class] = w->next;
     if (!w->next) s->last[class] = NULL;
     s->windows--;
@@ -237,6 +306,7 @@ static pd_status end_piece(struct rewriter *r, struct rewrite_source *s, enum re
 pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err)
 {
     struct rewrite_source *s = &r->sources[shard];
+    if (pd_shard_box_is_in_chunks(s->shard, box)) return PD_OK;
     return end_piece(r, s, class_of(s, box), err);
 }
 
@@ -251,16 +321,37 @@ static pd_status verify(struct rewrite_source *s, struct rewrite_window *w, uint
     return PD_OK;
 }
 
+static pd_status unpack(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, struct pd_error *err)
+{
+    struct rewrite_unpacked *u = &r->unpacked;
+    struct pd_shard *source = r->sources[shard].shard;
+    if (u->count && u->shard == shard && u->box == box && block >= u->first && block < u->first + u->count) return PD_OK;
+    if (!u->data) u->data = aligned_alloc(PD_DOOR_ALIGN, UNPACKED_BLOCKS * PD_SHARD_BLOCK_BYTES);
+    if (!u->data) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to unpack blocks");
+    const uint64_t first = block / UNPACKED_BLOCKS * UNPACKED_BLOCKS, left = pd_shard_block_count(source, box) - first,
+                   count = left < UNPACKED_BLOCKS ? left : UNPACKED_BLOCKS;
+    u->count = 0;
+    PD_TRY(pd_shard_read_blocks(source, box, first, count, u->data, err));
+    u->shard = shard, u->box = box, u->first = first, u->count = count;
+    r->report.bytes_read += count * PD_SHARD_BLOCK_BYTES;
+    return PD_OK;
+}
+
 pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset, const unsigned char **ret_data,
                        uint64_t *ret_bytes, struct pd_error *err)
 {
     struct rewrite_source *s = &r->sources[shard];
     const uint64_t block = offset / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES;
-    if (!s->windows) PD_TRY(read_ahead(r, err));
-    const enum rewrite_class class = class_of(s, box);
     const uint64_t left = pd_shard_box_bytes(s->shard, box) - begin,
                    bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES,
                    at = pd_shard_box_offset(s->shard, box) + begin;
+    *ret_bytes = bytes - (offset - begin);
+    if (pd_shard_box_is_in_chunks(s->shard, box)) {
+        PD_TRY(unpack(r, shard, box, block, err));
+        *ret_data = r->unpacked.data + (offset - r->unpacked.first * PD_SHARD_BLOCK_BYTES);
+        return PD_OK;
+    }
+    const enum rewrite_class class = class_of(s, box);
     struct rewrite_window *w = s->first[class];
     if (w && (at < w->begin || at + bytes > w->end)) { /* the stretch goes on in the next one */
         PD_TRY(end_piece(r, s, class, err));
@@ -269,11 +360,10 @@ pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_
     if (!w) PD_TRY(read_ahead(r, err));
     w = s->first[class];
     PD_CHECK(w && at >= w->begin && at + bytes <= w->end);
-    PD_TRY(send_for(r, shard, w, err));
+    PD_TRY(send_for_now(r, w, err));
     PD_TRY(wait_for(r, &w->slot, err));
     unsigned char *data = w->slot.data + (at - w->begin);
     PD_TRY(verify(s, w, box, block, data, err));
     *ret_data = data + (offset - begin);
-    *ret_bytes = bytes - (offset - begin);
     return PD_OK;
 }

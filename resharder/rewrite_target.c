@@ -35,7 +35,7 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
 
 static unsigned char *staging_of(const struct rewriter *r, uint32_t target)
 {
-    return r->staging + target % REWRITE_CREW * PD_REWRITE_STAGING_BYTES;
+    return r->staging + target % REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
 }
 
 pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err)
@@ -69,7 +69,7 @@ pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_e
 {
     struct rewrite_target *t = &r->targets[target];
     struct pd_shard_stream *stream = t->stream;
-    pthread_mutex_t *staging = &r->crew.staging[target % REWRITE_CREW];
+    pthread_mutex_t *staging = &r->crew.staging[target % REWRITE_STAGINGS];
     t->stream = NULL;
     pthread_mutex_lock(staging);
     pd_status st = pd_shard_stream_finish(stream, &r->summaries[r->group_begin + target], err);

@@ -89,7 +89,9 @@ Test(rewrite, any_layout_to_any_layout)
         state_init(&s, seed);
         const uint32_t virtual_tp = 1u << state_random(&s, 4);
         struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
+        s.compresses = seed % 4 == 1;
         state_save(&s, &stored, "/stored", &commit);
+        s.compresses = false;
         pd_group_init_single(&group);
         OK(pd_door_mkdir(s.door, "/target", err));
         struct pd_store *store = open_store(s.door, &group);
