@@ -44,7 +44,7 @@ static void check(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace,
     struct pd_error err = {0};
     gemm.c.ld = gemm.n;
     gemm.c.data = own;
-    pd_cpu_gemm(pool, PD_ISA_PORTABLE, workspace, &gemm);
+    pd_cpu_gemm(pool, isa, workspace, &gemm);
     gemm.c.data = fast;
     cr_assert_eq(pd_onednn_gemm(pool, isa, workspace, &gemm, &err), PD_OK, "%s", err.message);
     double unit = gemm.c.dtype == PD_F32 ? 0 : gemm.c.dtype == PD_BF16 ? 1.0 / 128 : 1.0 / 1024;
@@ -101,6 +101,8 @@ Test(onednn, goes_block_by_block)
     struct pd_thread_pool *pool;
     cr_assert_eq(pd_thread_pool_new(2, &pool, NULL), PD_OK);
     void *workspace = aligned_alloc(64, pd_onednn_workspace_bytes());
+    enum pd_isa isa;
+    cr_assert_eq(pd_isa_resolve(PD_ISA_AUTO, &isa, NULL), PD_OK);
     for (unsigned i = 0; i < 8; i++) {
         const uint64_t *s = sizes[i / 2];
         bool half = i & 1;
@@ -109,7 +111,7 @@ Test(onednn, goes_block_by_block)
         gemm.b = (struct pd_matrix){array(PD_BF16, s[1] * s[2], 2), PD_BF16, gemm.trans_b ? s[2] : s[1]};
         gemm.c.dtype = half ? PD_BF16 : PD_F32;
         if (half) gemm.residual = (struct pd_matrix){array(PD_BF16, s[0] * s[1], 4), PD_BF16, s[1]};
-        check(pool, PD_ISA_PORTABLE, workspace, gemm);
+        check(pool, isa, workspace, gemm);
         free(gemm.residual.data);
         free(gemm.a.data);
         free(gemm.b.data);
