@@ -44,6 +44,19 @@ static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct
     return PD_OK;
 }
 
+/* A run with several tiers: where its newest checkpoint lies, else the first. */
+static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+{
+    if (place->named[0]) return PD_OK;
+    pd_run_tiers_of_run(path, &place->tiers);
+    if (!place->tiers.count) return PD_OK;
+    PD_TRY(pd_run_tiers_look(&place->tiers, err));
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&place->tiers);
+    snprintf(place->root, sizeof place->root, "%s", newest ? newest->dir : place->tiers.tiers[0].dir);
+    if (place->tiers.count == 1) place->tiers.count = 0;
+    return PD_OK;
+}
+
 pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune, struct pd_ckpt_place *ret_place,
                              struct pd_error *err)
 {
@@ -51,6 +64,7 @@ pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *pr
     struct pd_ckpt_place *place = ret_place;
     *place = (struct pd_ckpt_place){0};
     PD_TRY(find_root(path, place, err));
+    PD_TRY(find_tier(place, path, err));
     pd_group_init_single(&place->group);
     PD_TRY(pd_door_new_auto(&place->door, err));
     pd_status status = pd_store_open(place->door, place->root, prune ? prune : &look, &place->group, &place->store, err);
@@ -143,16 +157,43 @@ static pd_status say_none(const struct pd_ckpt_place *place, uint64_t step, stru
             steps);
 }
 
-pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
+static const struct pd_store_entry *find_entry(const struct pd_ckpt_place *place, uint64_t step)
+{
+    for (uint32_t i = 0; i < pd_store_count(place->store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
+        if (place->named[0] ? strcmp(entry->name, place->named) == 0 : step == UINT64_MAX || entry->step == step)
+            return entry;
+    }
+    return NULL;
+}
+
+static pd_status move_to(struct pd_ckpt_place *place, const char *dir, struct pd_error *err)
+{
+    static const struct pd_store_options look = {.keep_last = 1};
+    pd_store_close(place->store);
+    place->store = NULL;
+    snprintf(place->root, sizeof place->root, "%s", dir);
+    return pd_store_open(place->door, place->root, &look, &place->group, &place->store, err);
+}
+
+/* Another tier may have what the one with the newest does not. */
+static pd_status look_elsewhere(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
+                                struct pd_error *err)
+{
+    char first[sizeof place->root];
+    memcpy(first, place->root, sizeof first);
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        if (strcmp(place->tiers.tiers[i].dir, first) == 0) continue;
+        PD_TRY(move_to(place, place->tiers.tiers[i].dir, err));
+        if ((*ret_entry = find_entry(place, step))) return PD_OK;
+    }
+    return place->tiers.count ? move_to(place, first, err) : PD_OK;
+}
+
+pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
                                struct pd_error *err)
 {
-    uint32_t count = pd_store_count(place->store);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
-        bool fits = place->named[0] ? strcmp(entry->name, place->named) == 0 : step == UINT64_MAX || entry->step == step;
-        if (!fits) continue;
-        *ret_entry = entry;
-        return PD_OK;
-    }
-    return say_none(place, step, err);
+    *ret_entry = find_entry(place, step);
+    if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
+    return *ret_entry ? PD_OK : say_none(place, step, err);
 }

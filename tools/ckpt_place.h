@@ -3,25 +3,27 @@
 #define PD_TOOLS_CKPT_PLACE_H
 
 #include "ckpt/store.h"
+#include "tools/run_tiers.h"
 
 struct pd_ckpt_place {
     struct pd_door *door;
     struct pd_group group;
     struct pd_store *store;
-    char root[4096]; /* the directory of checkpoints */
-    char named[64];  /* the checkpoint that PATH named, or "" */
+    char root[4096];           /* the directory of checkpoints */
+    char named[64];            /* the checkpoint that PATH named, or "" */
+    struct pd_run_tiers tiers; /* of a run that has several; otherwise none */
 };
 
-/* Opens the store without changing it, or with `prune` to delete from it.
- *   errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: prune, and a run is using it */
+/* Opens the store without changing it (of a run with several tiers that which holds the newest), or with `prune` to delete
+ * from it. errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: prune, and a run is using it */
 PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune,
                                          struct pd_ckpt_place *ret_place, struct pd_error *err);
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
 
-/* The checkpoint that PATH named, else that of `step`, else (UINT64_MAX) the newest.
- *   errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the message says what is wrong with it, or what
- *           there is */
-PD_MUST_USE pd_status pd_ckpt_place_choose(const struct pd_ckpt_place *place, uint64_t step,
+/* The checkpoint that PATH named, else that of `step`, else (UINT64_MAX) the newest. Of a run with several tiers that of
+ * any: root and store are then those of its tier. errors  PD_CORRUPT (exit code 65): there is no such valid checkpoint; the
+ * message says what is wrong with it, or what there is */
+PD_MUST_USE pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step,
                                            const struct pd_store_entry **ret_entry, struct pd_error *err);
 /* The sentence for a place without checkpoints, alike in all commands: says what was begun there. */
 PD_MUST_USE pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,

@@ -15,7 +15,7 @@
 
 /* ---- ls ---- */
 
-static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit)
+static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit, const char *root)
 {
     char step[24], lineage[24], fence[24], loss[24], world[16];
     snprintf(step, sizeof step, "%" PRIu64, e->step);
@@ -25,13 +25,15 @@ static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const
     snprintf(world, sizeof world, "%u", pd_layout_world(&commit->state.layout));
     pd_table_row(table, (const char *const[]){e->name, step, lineage, fence, world,
                                               pd_text_short((double)commit->state.tokens).text, loss,
-                                              pd_text_bytes(e->bytes).text});
+                                              pd_text_bytes(e->bytes).text, root});
 }
 
-static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit)
+static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit,
+                    const char *root)
 {
     pd_json_object_begin(w, NULL);
     pd_json_string(w, "name", e->name);
+    pd_json_string(w, "directory", root);
     pd_json_u64(w, "step", e->step);
     pd_json_u64(w, "lineage", e->lineage);
     pd_json_u64(w, "fence", e->fence);
@@ -51,8 +53,8 @@ static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, st
         struct pd_commit commit;
         if (place->named[0] && strcmp(place->named, entry->name) != 0) continue;
         PD_TRY(pd_store_read_commit(place->store, entry, &commit, err));
-        ls_row(table, entry, &commit);
-        ls_json(w, entry, &commit);
+        ls_row(table, entry, &commit, place->root);
+        ls_json(w, entry, &commit, place->root);
         pd_commit_deinit(&commit);
     }
     return PD_OK;
@@ -67,20 +69,33 @@ static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err
     return PD_OK;
 }
 
+static pd_status ls_tiers(const struct pd_run_tiers *tiers, struct pd_table *table, struct pd_json_writer *w,
+                          struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        struct pd_ckpt_place place;
+        PD_TRY(pd_ckpt_place_open(tiers->tiers[i].dir, NULL, &place, err));
+        pd_status status = ls_rows(&place, table, w, err);
+        pd_ckpt_place_close(&place);
+        PD_TRY(status);
+    }
+    return PD_OK;
+}
+
 static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 {
-    static const char *const headings[] = {"CHECKPOINT", ">STEP",   ">LINEAGE", ">FENCE",
-                                           ">RANKS",     ">TOKENS", ">LOSS",    ">SIZE"};
+    static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">FENCE", ">RANKS",
+                                           ">TOKENS",    ">LOSS", ">SIZE",    "TIER"};
     struct pd_ckpt_place place;
     struct pd_table table;
     struct pd_json_writer w;
     const struct pd_store_entry *entry;
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
-    pd_table_init(&table, headings, 8);
+    pd_table_init(&table, headings, place.tiers.count ? 9 : 8);
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
     pd_status status = place.named[0] ? pd_ckpt_place_choose(&place, UINT64_MAX, &entry, err) : PD_OK;
-    if (!status) status = ls_rows(&place, &table, &w, err);
+    if (!status) status = place.tiers.count ? ls_tiers(&place.tiers, &table, &w, err) : ls_rows(&place, &table, &w, err);
     pd_json_array_end(&w);
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
@@ -201,59 +216,79 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- prune ---- */
 
-static pd_status prune_report(const struct pd_ckpt_options *o, uint32_t before, const struct pd_ckpt_place *place,
-                              struct pd_error *err)
-{
-    uint32_t after = pd_store_count(place->store);
+struct pruning {
+    const struct pd_ckpt_options *options;
     struct pd_json_writer w;
-    if (!o->json) {
-        printf("%u of %s removed, %u kept\n", before - after, pd_counted(before, "checkpoint").text, after);
-        return PD_OK;
-    }
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_u64(&w, "removed", before - after);
-    pd_json_array_begin(&w, "kept");
+    bool names_place; /* of several: whose figures these are */
+};
+
+static void prune_report(struct pruning *p, uint32_t before, const struct pd_ckpt_place *place)
+{
+    const uint32_t after = pd_store_count(place->store);
+    if (!p->options->json && !before) printf("%s holds no checkpoint: nothing is removed\n", place->root);
+    if (!p->options->json && before)
+        printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
+               before - after, pd_counted(before, "checkpoint").text, after);
+    pd_json_object_begin(&p->w, NULL);
+    if (p->names_place) pd_json_string(&p->w, "directory", place->root);
+    pd_json_u64(&p->w, "removed", before - after);
+    pd_json_array_begin(&p->w, "kept");
     for (uint32_t i = 0; i < after; i++)
-        pd_json_string(&w, NULL, pd_store_entry_at(place->store, i)->name);
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+        pd_json_string(&p->w, NULL, pd_store_entry_at(place->store, i)->name);
+    pd_json_array_end(&p->w);
+    pd_json_object_end(&p->w);
 }
 
-/* Where there is nothing to delete, nothing is written either: the path may be a mistake. */
-static pd_status prune_looks_first(const struct pd_ckpt_options *o, bool *ret_is_empty, struct pd_error *err)
+/* Looks first: where there is nothing to delete, nothing is written either, since the path may be a mistake. */
+static pd_status prune_one(struct pruning *p, const char *path, struct pd_error *err)
 {
+    const struct pd_store_options options = {.writable = true,
+                                             .keep_last = p->options->keep_last,
+                                             .keep_every = p->options->keep_every,
+                                             .quarantine_bytes_max = UINT64_MAX};
     struct pd_ckpt_place place;
     pd_status status = PD_OK;
-    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    PD_TRY(pd_ckpt_place_open(path, NULL, &place, err));
     if (place.named[0])
-        status =
-            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", o->paths[0]);
-    *ret_is_empty = !pd_store_count(place.store);
-    if (!status && *ret_is_empty && o->json)
-        status = prune_report(o, 0, &place, err);
-    else if (!status && *ret_is_empty)
-        printf("%s holds no checkpoint: nothing is removed\n", place.root);
+        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
+    const bool is_empty = !pd_store_count(place.store);
+    if (!status && is_empty) prune_report(p, 0, &place);
     pd_ckpt_place_close(&place);
+    if (status || is_empty) return status;
+    PD_TRY(pd_ckpt_place_open(path, &options, &place, err));
+    const uint32_t before = pd_store_count(place.store);
+    status = pd_store_prune(place.store, err);
+    if (!status) prune_report(p, before, &place);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* A run with several tiers: each of them. */
+static pd_status prune_all(struct pruning *p, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    PD_TRY(pd_ckpt_place_open(p->options->paths[0], NULL, &place, err));
+    const struct pd_run_tiers tiers = place.tiers;
+    pd_ckpt_place_close(&place);
+    p->names_place = tiers.count;
+    pd_status status = PD_OK;
+    if (p->names_place) pd_json_array_begin(&p->w, NULL);
+    for (uint32_t i = 0; !status && i < tiers.count; i++)
+        status = prune_one(p, tiers.tiers[i].dir, err);
+    if (!p->names_place) status = prune_one(p, p->options->paths[0], err);
+    if (p->names_place) pd_json_array_end(&p->w);
     return status;
 }
 
 static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 {
-    bool is_empty = false;
-    const struct pd_store_options options = {
-        .writable = true, .keep_last = o->keep_last, .keep_every = o->keep_every, .quarantine_bytes_max = UINT64_MAX};
-    struct pd_ckpt_place place;
+    struct pruning p = {.options = o};
     if (!o->keep_last)
         PD_FAIL(err, PD_USAGE, "say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help");
-    PD_TRY(prune_looks_first(o, &is_empty, err));
-    if (is_empty) return PD_OK;
-    PD_TRY(pd_ckpt_place_open(o->paths[0], &options, &place, err));
-    uint32_t before = pd_store_count(place.store);
-    pd_status status = pd_store_prune(place.store, err);
-    if (!status) status = prune_report(o, before, &place, err);
-    pd_ckpt_place_close(&place);
+    pd_json_writer_init(&p.w, 2);
+    pd_status status = prune_all(&p, err);
+    if (!status && o->json) status = pd_output_json(&p.w, err);
+    pd_json_writer_deinit(&p.w);
     return status;
 }
 

@@ -24,7 +24,8 @@ struct verify {
     uint64_t newest_whole; /* step of the newest that the store offers */
     bool is_json, names_one;
     struct pd_json_writer w;
-    uint32_t damaged, findings;
+    uint32_t total, damaged, findings, quarantined; /* of all places */
+    struct pd_error verdict;                        /* of the first place with damage */
     char first_damaged[64];
     pd_status status; /* PD_CORRUPT when anything is damaged, else what kept files from being read */
 };
@@ -270,47 +271,78 @@ static pd_status check_all(struct verify *v, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status finish(struct verify *v, struct pd_error *err)
+static pd_status count_quarantined(struct verify *v, struct pd_error *err)
 {
     uint32_t quarantined;
     PD_TRY(pd_store_count_quarantined(v->place.store, &quarantined, err));
-    pd_json_array_end(&v->w);
-    pd_json_bool(&v->w, "ok", v->count && !v->damaged);
-    pd_json_u64(&v->w, "damaged", v->damaged);
-    pd_json_u64(&v->w, "findings", v->findings);
-    pd_json_u64(&v->w, "quarantined", quarantined);
-    pd_json_object_end(&v->w);
-    if (v->is_json) return pd_output_json(&v->w, err);
-    if (quarantined && !v->names_one)
+    v->quarantined += quarantined;
+    if (quarantined && !v->names_one && !v->is_json)
         printf("%u damaged checkpoint%s moved aside by earlier launches: %s/quarantine\n", quarantined,
                quarantined == 1 ? "" : "s", v->place.root);
     return PD_OK;
 }
 
-/* That there is nothing to verify is an error, and programs get their answer all the same. */
-static pd_status finish_empty(struct verify *v, struct pd_error *err)
+static pd_status finish(struct verify *v, struct pd_error *err)
 {
-    const struct pd_error why = *err;
-    PD_TRY(finish(v, err));
-    *err = why;
-    return why.status;
+    pd_json_array_end(&v->w);
+    pd_json_bool(&v->w, "ok", v->total && !v->damaged);
+    pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "findings", v->findings);
+    pd_json_u64(&v->w, "quarantined", v->quarantined);
+    pd_json_object_end(&v->w);
+    return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
+}
+
+/* What lies in one place. That there is nothing is an error, and programs get their answer all the same: *ret_none. */
+static pd_status verify_place(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    v->count = 0;
+    v->newest_whole = 0;
+    pd_status status = choose(v, step, &why);
+    if (status && status != PD_CORRUPT && err) *err = why;
+    if (status == PD_CORRUPT) {
+        *ret_none = why;
+        status = PD_OK;
+    }
+    if (!status) status = check_all(v, err);
+    v->total += v->count;
+    if (!status) status = count_quarantined(v, err);
+    if (!status && !v->verdict.status) (void)verdict(v, &v->verdict);
+    free(v->candidates);
+    v->candidates = NULL;
+    return status;
+}
+
+static pd_status verify_tiers(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
+{
+    const struct pd_run_tiers tiers = v->place.tiers;
+    if (!tiers.count) return verify_place(v, step, ret_none, err);
+    for (uint32_t i = 0; i < tiers.count; i++) {
+        pd_ckpt_place_close(&v->place);
+        PD_TRY(pd_ckpt_place_open(tiers.tiers[i].dir, NULL, &v->place, err));
+        if (!v->is_json) printf("%s:\n", v->place.root);
+        PD_TRY(verify_place(v, step, ret_none, err));
+    }
+    return PD_OK;
 }
 
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct verify v = {.is_json = options->json};
+    struct pd_error none = {0};
     PD_TRY(pd_ckpt_place_open(options->paths[0], NULL, &v.place, err));
     v.names_one = v.place.named[0] || options->step != UINT64_MAX;
     pd_json_writer_init(&v.w, 2);
     pd_json_object_begin(&v.w, NULL);
     pd_json_array_begin(&v.w, "checkpoints");
-    pd_status status = choose(&v, options->step, err);
-    if (status == PD_CORRUPT && v.is_json) status = finish_empty(&v, err);
-    if (!status) status = check_all(&v, err);
+    pd_status status = verify_tiers(&v, options->step, &none, err);
     if (!status) status = finish(&v, err);
-    if (!status) status = verdict(&v, err);
+    if (!status && (v.verdict.status || !v.total)) {
+        if (err) *err = v.verdict.status ? v.verdict : none;
+        status = v.verdict.status ? v.verdict.status : PD_CORRUPT;
+    }
     pd_json_writer_deinit(&v.w);
-    free(v.candidates);
     pd_ckpt_place_close(&v.place);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "tools/output.h"
+#include "tools/run_tiers.h"
 #include "trainer/sample.h"
 
 #include <stdio.h>
@@ -137,13 +138,20 @@ static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_to
     return PD_OK;
 }
 
-/* PATH may be a run directory: its checkpoints lie in a directory of their own. */
+/* PATH may be a run directory: its checkpoints lie in a directory of their own, or in that of the tier with the newest. */
 static pd_status checkpoints_of(const char *path, char *buffer, size_t room, const char **ret_path, struct pd_error *err)
 {
     struct stat st;
     if (stat(path, &st) || !S_ISDIR(st.st_mode))
         PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run or its directory of checkpoints", path);
-    snprintf(buffer, room, "%s/checkpoints", path);
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_run(path, &tiers);
+    PD_TRY(pd_run_tiers_look(&tiers, err));
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (newest)
+        snprintf(buffer, room, "%s", newest->dir);
+    else
+        snprintf(buffer, room, "%s/checkpoints", path);
     *ret_path = stat(buffer, &st) == 0 ? buffer : path;
     return PD_OK;
 }

@@ -6,6 +6,7 @@
 #include "ckpt/base/words.h"
 #include "ckpt/store.h"
 #include "tools/output.h"
+#include "tools/run_tiers.h"
 #include "trainer/comm/comm.h"
 #include "trainer/launch_layout.h"
 #include "trainer/worker.h"
@@ -73,34 +74,15 @@ static const struct argp train_argp = {
 
 /* ---- newest committed step, as the launcher asks ---- */
 
-static pd_status look(const char *path, uint32_t *ret_count, uint64_t *ret_step, struct pd_error *err)
-{
-    const struct pd_store_options options = {.writable = false, .keep_last = 1};
-    struct pd_group group;
-    struct pd_door *door;
-    struct pd_store *store;
-    struct stat st;
-    *ret_count = 0;
-    if (stat(path, &st) && errno == ENOENT) return PD_OK;
-    pd_group_init_single(&group);
-    PD_TRY(pd_door_new_threads(4, 1, &door, err));
-    pd_status status = pd_store_open(door, path, &options, &group, &store, err);
-    if (!status) {
-        *ret_count = pd_store_count(store);
-        if (*ret_count) *ret_step = pd_store_entry_at(store, 0)->step;
-        pd_store_close(store);
-    }
-    pd_door_free(door);
-    return status;
-}
-
 static bool newest_step(void *context, uint64_t *ret_step)
 {
-    char path[4096];
-    uint32_t count;
     const struct pd_launch_chooser *chooser = context;
-    pd_worker_checkpoint_dir(chooser->config, path);
-    return look(path, &count, ret_step, NULL) == PD_OK && count > 0;
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_config(chooser->config, &tiers);
+    if (pd_run_tiers_look(&tiers, NULL)) return false;
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (newest) *ret_step = newest->step;
+    return newest;
 }
 
 static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
@@ -113,17 +95,15 @@ static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct p
 
 static pd_status check_fresh(const struct pd_config *config, struct pd_error *err)
 {
-    char path[4096];
-    uint32_t count;
-    uint64_t step = 0;
-    pd_worker_checkpoint_dir(config, path);
-    PD_TRY(look(path, &count, &step, err));
-    if (count)
-        PD_FAIL(err, PD_INVALID,
-                "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
-                "leave --fresh out to go on",
-                path, pd_counted(count, "checkpoint").text, (unsigned long long)step);
-    return PD_OK;
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_config(config, &tiers);
+    PD_TRY(pd_run_tiers_look(&tiers, err));
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (!newest) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
+            "leave --fresh out to go on",
+            newest->dir, pd_counted(newest->count, "checkpoint").text, (unsigned long long)newest->step);
 }
 
 /* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
@@ -165,18 +145,17 @@ static pd_status launch(const struct pd_config *config, struct pd_launch_chooser
 /* What the run has come to, for programs; people read the progress on stderr. */
 static pd_status print_result(const struct pd_config *config, struct pd_error *err)
 {
-    char path[4096];
-    uint32_t count;
-    uint64_t step = 0;
+    struct pd_run_tiers tiers;
     struct pd_json_writer w;
-    pd_worker_checkpoint_dir(config, path);
-    PD_TRY(look(path, &count, &step, err));
+    pd_run_tiers_of_config(config, &tiers);
+    PD_TRY(pd_run_tiers_look(&tiers, err));
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     pd_json_writer_init(&w, 0);
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "run_dir", config->run.dir);
-    pd_json_string(&w, "checkpoints", path);
-    pd_json_u64(&w, "checkpoint_count", count);
-    pd_json_u64(&w, "newest_step", step);
+    pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
+    pd_json_u64(&w, "checkpoint_count", newest ? newest->count : 0);
+    pd_json_u64(&w, "newest_step", newest ? newest->step : 0);
     pd_json_u64(&w, "steps", config->run.steps);
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
