@@ -85,6 +85,7 @@ struct pd_config {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
         enum pd_place parameters;  /* compute copies of blocks. nvme: scratch beside the generations */
         enum pd_place gradients;   /* sums of blocks; likewise */
+        enum pd_place activations; /* what is kept of a block between forward and backward; likewise */
         uint64_t buffer_bytes;     /* of the ring that state streams through */
     } offload;
     struct {

@@ -134,8 +134,7 @@ const struct pd_key pd_keys[] = {
     WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
     WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
          "selective: norms and activations again; full: keep a block's input only"),
-    SWITCH("layout.auto", layout.automatic, "false", FREE,
-           "the planner chooses dp, tp, pp, sp, recompute and zero_stage"),
+    SWITCH("layout.auto", layout.automatic, "false", FREE, "the planner chooses dp, tp, pp, sp, recompute and zero_stage"),
     NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.tp", layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: 1", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.pp", layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
@@ -154,6 +153,8 @@ const struct pd_key pd_keys[] = {
          "compute copies of blocks; nvme needs offload.optimizer=nvme"),
     WORD("offload.gradients", offload.gradients, "device", place_words, FREE,
          "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
+    WORD("offload.activations", offload.activations, "device", place_words, FREE,
+         "what is kept of a block between its forward and its backward"),
     NUMBER(PD_KEY_U64, "offload.buffer_bytes", offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE,
            "memory that offloaded state streams through", .suffix = PD_SUFFIX_SIZE),
 

@@ -67,6 +67,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .recompute = e->laid_out.recompute,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
+                                           .activations_in_files = c->offload.activations == PD_PLACE_NVME,
                                            .partition = e->grid.partition,
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,

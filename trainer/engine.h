@@ -47,10 +47,10 @@ struct pd_engine {
     struct pd_zero *zero;
     struct pd_transformer *transformer;
     struct pd_pipeline *pipeline;
-    int32_t *sample;  /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
-    double *row_sums; /* workspace of the norm */
+    int32_t *sample;                           /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
+    double *row_sums;                          /* workspace of the norm */
     struct pd_superaccumulator *block_squares; /* with sums in files: of the blocks whose sums are complete */
-    void *io_buffers; /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
+    void *io_buffers;                          /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
     struct pd_state_files *files;     /* optimizer state in files (trainer/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */

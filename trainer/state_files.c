@@ -6,17 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PARAMETERS, GRADIENTS, SCRATCHES };
-
-struct scratch {
-    struct pd_spill *spill; /* NULL: in memory */
-    uint32_t slot;          /* of the pool */
-};
-
 struct pd_state_files {
-    struct pd_store *pool;
     struct pd_door *door;
-    struct scratch scratch[SCRATCHES];
     struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
     uint32_t box_count;
     const struct pd_zero_box **held; /* (box_count) the engine's box that is stored there */
@@ -51,38 +42,6 @@ static pd_status find_held(struct pd_engine *e, struct pd_error *err)
     return PD_OK;
 }
 
-/* A span a box or a set, in a file of this rank's pool, so that what a killed process leaves is met by the next launch. */
-static pd_status open_scratch(struct pd_engine *e, struct pd_door *door, int which, struct pd_error *err)
-{
-    struct pd_state_files *f = e->files;
-    const uint32_t count = which == PARAMETERS ? pd_zero_box_count(e->zero) : pd_zero_set_count(e->zero);
-    const uint64_t element = which == PARAMETERS ? pd_dtype_bytes(e->options.config->numerics.precision) : sizeof(float);
-    char path[4096];
-    uint64_t *bytes = calloc(count + 1ull, sizeof *bytes);
-    if (!bytes) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch of %u spans", count);
-    (which == PARAMETERS ? pd_zero_parameter_spans : pd_zero_gradient_spans)(e->zero, bytes);
-    pd_status st = pd_store_generation_take(f->pool, &f->scratch[which].slot, path, err);
-    const struct pd_spill_options options = {.door = door,
-                                             .path = path,
-                                             .block_bytes = PD_ZERO_FILE_ELEMENTS * element,
-                                             .span_bytes = bytes,
-                                             .span_count = count,
-                                             .pool = e->pool};
-    if (!st) st = pd_spill_new(&options, &f->scratch[which].spill, err);
-    free(bytes);
-    return st;
-}
-
-static pd_status open_scratches(struct pd_engine *e, struct pd_door *door, struct pd_error *err)
-{
-    struct pd_state_files *f = e->files;
-    const struct pd_config *c = e->options.config;
-    if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(open_scratch(e, door, PARAMETERS, err));
-    if (c->offload.gradients == PD_PLACE_NVME) PD_TRY(open_scratch(e, door, GRADIENTS, err));
-    pd_zero_attach_files(e->zero, f->scratch[PARAMETERS].spill, f->scratch[GRADIENTS].spill);
-    return PD_OK;
-}
-
 static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd_store *store, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
@@ -91,7 +50,6 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
     PD_TRY(find_held(e, err));
     f->wanted = calloc(tensors->count, sizeof *f->wanted);
     if (!f->wanted) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
-    PD_TRY(open_scratches(e, door, err));
     const struct pd_optimizer_store_options options = {.door = door,
                                                        .store = store,
                                                        .tensors = tensors,
@@ -110,7 +68,6 @@ pd_status pd_state_files_open(struct pd_engine *e, struct pd_door *door, struct 
     PD_CHECK(!e->files);
     e->files = calloc(1, sizeof *e->files);
     if (!e->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
-    e->files->pool = store;
     e->files->door = door;
     pd_status st = open_files(e, door, store, err);
     if (st) pd_state_files_close(e);
@@ -121,12 +78,6 @@ void pd_state_files_close(struct pd_engine *e)
 {
     if (!e || !e->files) return;
     pd_optimizer_store_free(e->files->store);
-    for (int i = 0; i < SCRATCHES; i++) {
-        if (!e->files->scratch[i].spill) continue;
-        pd_spill_free(e->files->scratch[i].spill);
-        pd_store_generation_release(e->files->pool, e->files->scratch[i].slot, false);
-    }
-    pd_zero_attach_files(e->zero, NULL, NULL);
     free(e->files->wanted);
     free(e->files->boxes);
     free(e->files->held);
@@ -154,7 +105,7 @@ struct sets {
 static struct sets first_sets(const struct pd_engine *e)
 {
     const uint32_t all = pd_zero_set_count(e->zero);
-    return (struct sets){0, e->files->scratch[GRADIENTS].spill ? 1 : all};
+    return (struct sets){0, e->options.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
 }
 
 static struct sets next_sets(const struct pd_engine *e, struct sets sets)
@@ -281,12 +232,13 @@ static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, c
 
 pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *adam, struct pd_error *err)
 {
+    const struct pd_config *c = e->options.config;
     const struct pd_optimizer_store_step step = {.identity = e->next_identity,
                                                  .adam = adam,
                                                  .copy_dtype = e->options.config->numerics.precision,
                                                  .context = e,
-                                                 .by_unit = e->files->scratch[PARAMETERS].spill ||
-                                                            e->files->scratch[GRADIENTS].spill,
+                                                 .by_unit = c->offload.parameters == PD_PLACE_NVME ||
+                                                            c->offload.gradients == PD_PLACE_NVME,
                                                  .meet = meet};
     PD_TRY(pd_zero_update_begin(e->zero, err));
     PD_TRY(pd_optimizer_store_update(e->files->store, &step, NULL, err));

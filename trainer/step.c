@@ -206,7 +206,8 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, 
         PD_TRY(enter(s, 0, &weights, err));
         if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
     } else if (!ghost) {
-        void *stream = pd_transformer_stream(e->transformer, a->slot, c->first_block);
+        void *stream;
+        PD_TRY(pd_transformer_stream(e->transformer, a->slot, c->first_block, &stream, err));
         PD_TRY(pd_pipeline_take_stream(e->pipeline, stream, err));
     }
     PD_TRY(blocks_forward(s, a, ghost, err));
@@ -214,6 +215,20 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, 
 }
 
 /* ---- backward ---- */
+
+/* What was saved of the block whose backward follows that of `unit` in this action, or comes in one after it. */
+static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint32_t unit, struct pd_error *err)
+{
+    struct pd_transformer *t = s->e->transformer;
+    const struct pd_stage *c = &s->e->chunks[a->chunk];
+    const struct pd_action *end = s->schedule->actions + s->schedule->count;
+    if (a->unit == PD_ALL_UNITS)
+        return unit - 1 > c->first_block ? pd_transformer_prefetch(t, a->slot, unit - 2, err) : PD_OK;
+    for (a++; a < end; a++)
+        if (a->unit > 0 && a->unit < head_set(s->e) && !is_ghost(s, a->slot))
+            return pd_transformer_prefetch(t, a->slot, a->unit - 1, err);
+    return PD_OK;
+}
 
 static pd_status head_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
 {
@@ -229,16 +244,17 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool g
     return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
 }
 
-static pd_status block_backward(struct step *s, uint32_t slot, uint32_t block, bool ghost, void *dstream,
+static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool ghost, void *dstream,
                                 struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, 1 + block, &weights, err));
-    PD_TRY(pd_zero_leaf_gradients(e->zero, 1 + block, slot, &gradients, err));
+    PD_TRY(pd_zero_leaf_gradients(e->zero, 1 + block, a->slot, &gradients, err));
     if (ghost) return PD_OK;
-    return pd_transformer_block_backward(e->transformer, slot, block, weights, gradients, dstream, err);
+    PD_TRY(prefetch_saved(s, a, 1 + block, err));
+    return pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err);
 }
 
 static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
@@ -247,7 +263,7 @@ static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool
     const struct pd_stage *c = &e->chunks[a->chunk];
     for (uint32_t i = c->block_count; i-- > 0;) {
         const uint32_t block = c->first_block + i, set = 1 + block;
-        PD_TRY(block_backward(s, a->slot, block, ghost, dstream, err));
+        PD_TRY(block_backward(s, a, block, ghost, dstream, err));
         if (!ghost && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
         PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
     }
@@ -269,7 +285,7 @@ static pd_status unit_backward(struct step *s, const struct pd_action *a, bool g
     void *dstream = e->dstreams[a->slot];
     if (a->unit == 0) return embed_backward(s, a->slot, ghost, dstream, err);
     if (a->unit == head_set(e)) return head_backward(s, a, ghost, dstream, err);
-    PD_TRY(block_backward(s, a->slot, a->unit - 1, ghost, dstream, err));
+    PD_TRY(block_backward(s, a, a->unit - 1, ghost, dstream, err));
     return pd_zero_push_gradients(e->zero, a->unit, a->slot, err);
 }
 
@@ -318,6 +334,7 @@ static pd_status begin_transfers(struct step *s, struct pd_error *err)
 static pd_status run_schedule(struct step *s, struct pd_error *err)
 {
     const bool is_one_stage = s->e->grid.layout.pp == 1;
+    pd_transformer_begin(s->e->transformer, s->learns);
     if (!is_one_stage) PD_TRY(check_leave(s->e, err));
     PD_TRY(begin_transfers(s, err));
     for (uint32_t i = 0; i < s->schedule->count; i++) {

@@ -16,6 +16,7 @@
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
 #include "trainer/save.h"
+#include "trainer/scratch.h"
 #include "trainer/signals.h"
 #include "trainer/state_files.h"
 
@@ -44,6 +45,7 @@ struct worker {
     struct pd_model *model;
     struct pd_arena *arena;
     struct pd_engine *engine;
+    struct pd_scratch *scratch;
     struct pd_saver *saver;
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_run_state state;
@@ -264,6 +266,13 @@ static pd_status open_saver(struct worker *w, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status open_offload(struct worker *w, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(w->tiers, 0);
+    PD_TRY(pd_scratch_open(w->engine, w->door, store, &w->scratch, err));
+    return w->config->offload.optimizer == PD_PLACE_NVME ? pd_state_files_open(w->engine, w->door, store, err) : PD_OK;
+}
+
 static pd_status set_up(struct worker *w, struct pd_error *err)
 {
     struct pd_resume_report report;
@@ -271,8 +280,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_tiers(w, err));
     PD_TRY(publish_config(w, err));
-    if (w->config->offload.optimizer == PD_PLACE_NVME)
-        PD_TRY(pd_group_agree(&w->group, pd_state_files_open(w->engine, w->door, pd_tiers_store(w->tiers, 0), err), err));
+    PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));
@@ -294,6 +302,7 @@ static void tear_down(struct worker *w)
     pd_metrics_close(w->metrics);
     pd_saver_free(w->saver);
     pd_state_files_close(w->engine);
+    pd_scratch_close(w->scratch);
     pd_tiers_close(w->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(w->tier_comms[i]);

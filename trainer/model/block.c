@@ -334,10 +334,13 @@ static pd_status recompute(const struct pass *p, struct pd_error *err)
 pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, void *out,
                                        struct pd_error *err)
 {
+    PD_TRY(pd_activations_open(t, slot, block, err));
     struct pass p = pass_of(t, slot, block, w, NULL);
     PD_TRY(inner(&p, err));
     struct row_parallel down = down_projection(&p);
-    return rows_forward(&p, &down, p.a->middle, out ? out : pd_transformer_stream(t, slot, block + 1), err);
+    if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
+    PD_TRY(rows_forward(&p, &down, p.a->middle, out, err));
+    return pd_activations_close(t, slot, block, err);
 }
 
 static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
@@ -371,6 +374,7 @@ static pd_status attention_backward(const struct pass *p, struct pd_error *err)
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
+    PD_TRY(pd_activations_bring(t, slot, block, err));
     struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;
     PD_TRY(recompute(&p, err));

@@ -25,7 +25,7 @@ static void *norm_bias(const struct pd_transformer *t, void *const *weights)
 
 static struct pd_norm norm_of(struct pd_transformer *t, uint32_t slot, void *const *weights)
 {
-    return pd_norm_of(t, pd_transformer_stream(t, slot, t->model->config.layers), norm_weight(weights),
+    return pd_norm_of(t, t->stream[pd_transformer_place(t, slot, t->model->config.layers)], norm_weight(weights),
                       norm_bias(t, weights), t->head_mean, t->head_rstd, t->head_norm);
 }
 

@@ -67,18 +67,18 @@ static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *
     if (t->partition.sp == 1 || piece >= t->sp.total) return PD_OK;
     const uint32_t me = t->partition.sp_rank, owner = pd_partition_piece_owner(&t->partition, piece);
     const uint64_t rows = rows_of(t, piece);
-    struct pd_transfer *x = &t->sp.transfer[piece % 2];
+    struct pd_peer_transfer *x = &t->sp.transfer[piece % 2];
     char *arrived = t->sp.arrived[piece % 2];
-    pd_transfer_clear(x);
+    pd_peer_transfer_clear(x);
     for (uint32_t i = 0; i < v->run_count; i++) {
-        if (owner != me && needs(v, me, piece)) pd_transfer_recv(x, owner, arrived, rows * v->bytes[i]);
+        if (owner != me && needs(v, me, piece)) pd_peer_transfer_recv(x, owner, arrived, rows * v->bytes[i]);
         arrived += aligned(rows * v->bytes[i]);
         if (owner != me) continue;
         const char *run = (const char *)v->base[i] + t->sp.row[t->sp.place[piece]] * v->bytes[i];
         for (uint32_t r = 0; r < t->partition.sp; r++)
-            if (r != me && needs(v, r, piece)) pd_transfer_send(x, r, run, rows * v->bytes[i]);
+            if (r != me && needs(v, r, piece)) pd_peer_transfer_send(x, r, run, rows * v->bytes[i]);
     }
-    return pd_transfer_start(x, err);
+    return pd_peer_transfer_start(x, err);
 }
 
 /* Waits for a piece, with the next one on its way; ret_runs is where its rows are. */
@@ -88,7 +88,7 @@ static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret
     const uint32_t place = t->sp.place[piece];
     char *arrived = t->sp.arrived[piece % 2];
     PD_TRY(start(v, piece + 1, err));
-    if (t->partition.sp > 1) PD_TRY(pd_transfer_wait(&t->sp.transfer[piece % 2], err));
+    if (t->partition.sp > 1) PD_TRY(pd_peer_transfer_wait(&t->sp.transfer[piece % 2], err));
     for (uint32_t i = 0; i < v->run_count; i++) {
         ret_runs[i] = place == PD_NOT_HELD ? arrived : (const char *)v->base[i] + t->sp.row[place] * v->bytes[i];
         if (place == PD_NOT_HELD) arrived += aligned(rows_of(t, piece) * v->bytes[i]);

@@ -24,43 +24,81 @@ static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
     return t->is_llama ? NULL : take(arena, t->rows, sizeof(float));
 }
 
-/* What every recomputation but full keeps. */
-static void take_products(struct pd_transformer *t, struct pd_block_activations *a, struct pd_arena *arena)
+/* A cursor over memory of any origin: an arena, a region, or none, where only bytes are counted. */
+struct room {
+    struct pd_arena *arena; /* NULL: base */
+    char *base;
+    uint64_t used;
+};
+
+static void *take_from(struct room *room, uint64_t elements, uint64_t element_bytes)
 {
-    const struct pd_share *s = &t->share;
-    a->qkv = take(arena, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
-    a->lse = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
-    a->attention = take(arena, t->rows * s->q_columns, t->element_bytes);
-    a->middle = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    a->up = take(arena, t->rows * s->up_columns, t->element_bytes);
+    if (room->arena) return take(room->arena, elements, element_bytes);
+    char *data = room->base ? room->base + room->used : NULL;
+    room->used += (elements * element_bytes + 63) / 64 * 64;
+    return data;
 }
 
-static void take_cheap(struct pd_transformer *t, struct pd_block_activations *a, struct pd_arena *arena)
+/* What every recomputation but full keeps. */
+static void take_products(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+{
+    const struct pd_share *s = &t->share;
+    a->qkv = take_from(room, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
+    a->lse = take_from(room, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+    a->attention = take_from(room, t->rows * s->q_columns, t->element_bytes);
+    a->middle = take_from(room, t->rows * t->model->config.hidden, t->element_bytes);
+    a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
+}
+
+static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const uint64_t stream = t->rows * t->model->config.hidden;
-    a->mean1 = take_norm_mean(t, arena);
-    a->rstd1 = take(arena, t->rows, sizeof(float));
-    a->norm1 = take(arena, stream, t->element_bytes);
-    a->mean2 = take_norm_mean(t, arena);
-    a->rstd2 = take(arena, t->rows, sizeof(float));
-    a->norm2 = take(arena, stream, t->element_bytes);
-    a->hidden = take(arena, t->rows * t->share.ffn_columns, t->element_bytes);
+    a->mean1 = t->is_llama ? NULL : take_from(room, t->rows, sizeof(float));
+    a->rstd1 = take_from(room, t->rows, sizeof(float));
+    a->norm1 = take_from(room, stream, t->element_bytes);
+    a->mean2 = t->is_llama ? NULL : take_from(room, t->rows, sizeof(float));
+    a->rstd2 = take_from(room, t->rows, sizeof(float));
+    a->norm2 = take_from(room, stream, t->element_bytes);
+    a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
+}
+
+static bool keeps_products(const struct pd_transformer *t)
+{
+    return t->options.backward && t->options.recompute != PD_RECOMPUTE_FULL;
+}
+
+static bool keeps_all(const struct pd_transformer *t)
+{
+    return t->options.backward && t->options.recompute == PD_RECOMPUTE_NONE;
+}
+
+static void take_kept(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+{
+    if (keeps_all(t)) take_cheap(t, a, room);
+    if (keeps_products(t)) take_products(t, a, room);
+}
+
+uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_activations *a, char *base)
+{
+    struct room room = {.base = base};
+    take_kept(t, a, &room);
+    return room.used;
 }
 
 static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
 {
-    const bool keeps = t->options.backward && t->options.recompute != PD_RECOMPUTE_FULL;
-    const bool keeps_all = t->options.backward && t->options.recompute == PD_RECOMPUTE_NONE;
+    struct room room = {.arena = arena};
+    struct pd_block_activations counted;
     if (!t->has_blocks) return;
-    if (!keeps_all) take_cheap(t, &t->work, arena);
-    if (!keeps) take_products(t, &t->work, arena);
+    if (!keeps_all(t)) take_cheap(t, &t->work, &room);
+    if (!keeps_products(t)) take_products(t, &t->work, &room);
+    if (pd_activations_are_away(t)) t->away.kept_bytes = pd_activations_carve(t, &counted, NULL);
     for (uint32_t block = 0; block < t->model->config.layers; block++) {
         const struct pd_held *held = &t->held[block];
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
             struct pd_block_activations *a = &t->blocks[held->base + i];
             *a = t->work;
-            if (keeps_all) take_cheap(t, a, arena);
-            if (keeps) take_products(t, a, arena);
+            if (!pd_activations_are_away(t)) take_kept(t, a, &room);
         }
     }
 }
@@ -102,7 +140,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->tp.all_max = take(arena, all, sizeof(float));
     t->tp.all_sum = take(arena, all, sizeof(float));
     t->tp.all_target = take(arena, all, sizeof(float));
-    pd_transfer_init(&t->tp.loss, t->options.tp, 2 * peers, 2 * peers, arena);
+    pd_peer_transfer_init(&t->tp.loss, t->options.tp, 2 * peers, 2 * peers, arena);
 }
 
 static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
@@ -166,7 +204,7 @@ static void take_kv(struct pd_transformer *t, struct pd_arena *arena)
     tp->kv_send = take(arena, tp->kv_owner == PD_NOT_HELD ? 0 : head, sizeof(float));
     tp->kv_own = take(arena, tp->kv_sharer_count ? head : 0, sizeof(float));
     tp->kv_arrived = take(arena, tp->kv_sharer_count * head, sizeof(float));
-    pd_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
+    pd_peer_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
 }
 
 /* Windows of rows: partial sums stay in the cache, and one window's sums travel while the next is multiplied. */
@@ -186,9 +224,9 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     for (int i = 0; i < 2; i++) {
         tp->subtree[i] = take(arena, tp->window_rows * hidden, sizeof(float));
         tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
-        pd_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
-        pd_transfer_init(&tp->slices[i], t->options.tp, peers, peers, arena);
-        pd_transfer_init(&tp->rows[i], t->options.tp, PD_FETCH_ROWS * peers, PD_FETCH_ROWS, arena);
+        pd_peer_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
+        pd_peer_transfer_init(&tp->slices[i], t->options.tp, peers, peers, arena);
+        pd_peer_transfer_init(&tp->rows[i], t->options.tp, PD_FETCH_ROWS * peers, PD_FETCH_ROWS, arena);
     }
 }
 
@@ -235,15 +273,18 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
                        3 * aligned(sp->largest * most(heads, 1) * sizeof(float));
     for (int i = 0; i < 2; i++) {
         sp->arrived[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->options.backward ? most(keys, queries) : keys);
-        pd_transfer_init(&sp->transfer[i], t->options.sp, 5 * (t->partition.sp - 1), 5, arena);
+        pd_peer_transfer_init(&sp->transfer[i], t->options.sp, 5 * (t->partition.sp - 1), 5, arena);
     }
 }
 
 void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena)
 {
     take_input(t, arena);
-    take_streams(t, arena);
     take_blocks(t, arena);
+    if (pd_activations_are_away(t))
+        pd_activations_take(t, arena);
+    else
+        take_streams(t, arena);
     take_head(t, arena);
     take_backward(t, arena);
     take_kv(t, arena);

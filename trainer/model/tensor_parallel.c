@@ -152,18 +152,19 @@ static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *
 {
     const uint32_t me = t->partition.tp_rank;
     const uint64_t row_bytes = s->columns * sizeof(float);
-    struct pd_transfer *x = &t->tp.sums[turn];
+    struct pd_peer_transfer *x = &t->tp.sums[turn];
     struct pd_range mine = slice_of(t, rows, me);
     const uint64_t bytes = (mine.end - mine.begin) * row_bytes;
-    pd_transfer_clear(x);
+    pd_peer_transfer_clear(x);
     for (uint32_t r = 0; r < t->partition.tp; r++) {
         struct pd_range slice = slice_of(t, rows, r);
         if (r == me) continue;
         if (has_units(t, me, s->units))
-            pd_transfer_send(x, r, t->tp.subtree[turn] + slice.begin * s->columns, (slice.end - slice.begin) * row_bytes);
-        if (has_units(t, r, s->units)) pd_transfer_recv(x, r, (char *)t->tp.arrived[turn] + r * bytes, bytes);
+            pd_peer_transfer_send(x, r, t->tp.subtree[turn] + slice.begin * s->columns,
+                                  (slice.end - slice.begin) * row_bytes);
+        if (has_units(t, r, s->units)) pd_peer_transfer_recv(x, r, (char *)t->tp.arrived[turn] + r * bytes, bytes);
     }
-    return pd_transfer_start(x, err);
+    return pd_peer_transfer_start(x, err);
 }
 
 /* Own slice of the window: tree over ranks, rounded, to everybody; theirs back. */
@@ -174,23 +175,23 @@ static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_su
     const uint64_t row_bytes = s->columns * t->element_bytes;
     struct pd_range mine = slice_of(t, rows, me);
     const uint64_t elements = (mine.end - mine.begin) * s->columns;
-    PD_TRY(pd_transfer_wait(&t->tp.sums[turn], err));
+    PD_TRY(pd_peer_transfer_wait(&t->tp.sums[turn], err));
     for (uint32_t r = 0; r < ranks; r++) {
         t->tp.parts[r] = r == me ? t->tp.subtree[turn] + mine.begin * s->columns : t->tp.arrived[turn] + r * elements;
         if (!has_units(t, r, s->units)) t->tp.parts[r] = NULL;
     }
     if (elements) PD_TRY(finish(t, s, ranks, row + mine.begin, mine.end - mine.begin, err));
-    struct pd_transfer *x = &t->tp.slices[turn];
-    PD_TRY(pd_transfer_wait(x, err));
-    pd_transfer_clear(x);
+    struct pd_peer_transfer *x = &t->tp.slices[turn];
+    PD_TRY(pd_peer_transfer_wait(x, err));
+    pd_peer_transfer_clear(x);
     char *out = (char *)s->out + row * row_bytes;
     for (uint32_t r = 0; r < ranks; r++) {
         struct pd_range slice = slice_of(t, rows, r);
         if (r == me) continue;
-        pd_transfer_send(x, r, out + mine.begin * row_bytes, (mine.end - mine.begin) * row_bytes);
-        pd_transfer_recv(x, r, out + slice.begin * row_bytes, (slice.end - slice.begin) * row_bytes);
+        pd_peer_transfer_send(x, r, out + mine.begin * row_bytes, (mine.end - mine.begin) * row_bytes);
+        pd_peer_transfer_recv(x, r, out + slice.begin * row_bytes, (slice.end - slice.begin) * row_bytes);
     }
-    return pd_transfer_start(x, err);
+    return pd_peer_transfer_start(x, err);
 }
 
 static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
@@ -203,8 +204,8 @@ static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_su
         if (i < count) PD_TRY(send_sums(t, s, rows, i % 2, err));
         if (i > 0) PD_TRY(finish_slice(t, s, row - window, before, (i - 1) % 2, err));
     }
-    PD_TRY(pd_transfer_wait(&t->tp.slices[0], err));
-    return pd_transfer_wait(&t->tp.slices[1], err);
+    PD_TRY(pd_peer_transfer_wait(&t->tp.slices[0], err));
+    return pd_peer_transfer_wait(&t->tp.slices[1], err);
 }
 
 pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
@@ -234,15 +235,15 @@ static pd_status exchange_heads(struct pd_transformer *t, struct pd_error *err)
     const struct pd_share *s = &t->share;
     struct pd_tensor_parallel *tp = &t->tp;
     const uint64_t half = t->rows * t->model->config.head_size, bytes = 2 * half * sizeof(float);
-    pd_transfer_clear(&tp->kv);
+    pd_peer_transfer_clear(&tp->kv);
     if (tp->kv_owner != PD_NOT_HELD) {
         PD_TRY(cut_head(t, tp->dk_partial, 0, tp->kv_send, err));
         PD_TRY(cut_head(t, tp->dv_partial, 0, tp->kv_send + half, err));
-        pd_transfer_send(&tp->kv, tp->kv_owner, tp->kv_send, bytes);
+        pd_peer_transfer_send(&tp->kv, tp->kv_owner, tp->kv_send, bytes);
     }
     for (uint32_t i = 0; i < tp->kv_sharer_count; i++)
-        pd_transfer_recv(&tp->kv, t->partition.tp_rank + 1 + i, tp->kv_arrived + i * 2 * half, bytes);
-    PD_TRY(pd_transfer_start(&tp->kv, err));
+        pd_peer_transfer_recv(&tp->kv, t->partition.tp_rank + 1 + i, tp->kv_arrived + i * 2 * half, bytes);
+    PD_TRY(pd_peer_transfer_start(&tp->kv, err));
     if (!tp->kv_sharer_count) return PD_OK;
     const uint64_t last = s->kv_computed.end - 1 - s->kv_needed.begin;
     PD_TRY(cut_head(t, tp->dk_partial, last, tp->kv_own, err));
@@ -294,7 +295,7 @@ pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qkv *d, struct
     PD_TRY(exchange_heads(t, err));
     PD_TRY(finish_own(t, own, tp->dk_partial, scale, d->k, d->ld_kv, err));
     PD_TRY(finish_own(t, own, tp->dv_partial, 1.0f, d->v, d->ld_kv, err));
-    PD_TRY(pd_transfer_wait(&t->tp.kv, err));
+    PD_TRY(pd_peer_transfer_wait(&t->tp.kv, err));
     if (!tp->kv_sharer_count) return PD_OK;
     PD_TRY(finish_shared(t, 0, scale, d->k, d->ld_kv, err));
     return finish_shared(t, 1, 1.0f, d->v, d->ld_kv, err);
@@ -308,18 +309,18 @@ static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *con
 {
     const uint32_t me = t->partition.tp_rank;
     const uint64_t vocab = t->model->config.vocab;
-    struct pd_transfer *x = &t->tp.loss;
-    pd_transfer_clear(x);
+    struct pd_peer_transfer *x = &t->tp.loss;
+    pd_peer_transfer_clear(x);
     for (uint32_t r = 0; r < t->partition.tp; r++)
         for (uint32_t i = 0; i < arrays; i++) {
             float *place = all[i] + r * t->logits_rows;
             if (r == me) memcpy(place, mine[i], rows * sizeof(float));
             if (r == me) continue;
-            if (has_units(t, me, vocab)) pd_transfer_send(x, r, mine[i], rows * sizeof(float));
-            if (has_units(t, r, vocab)) pd_transfer_recv(x, r, place, rows * sizeof(float));
+            if (has_units(t, me, vocab)) pd_peer_transfer_send(x, r, mine[i], rows * sizeof(float));
+            if (has_units(t, r, vocab)) pd_peer_transfer_recv(x, r, place, rows * sizeof(float));
         }
-    PD_TRY(pd_transfer_start(x, err));
-    return pd_transfer_wait(x, err);
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
 }
 
 pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
@@ -365,22 +366,22 @@ pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *ta
 pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err)
 {
     const uint32_t me = t->partition.tp_rank;
-    struct pd_transfer *x = &t->tp.loss;
-    pd_transfer_clear(x);
+    struct pd_peer_transfer *x = &t->tp.loss;
+    pd_peer_transfer_clear(x);
     for (uint32_t r = 0; r < t->partition.tp; r++) {
         struct pd_range theirs = units_of(t, r, t->model->config.vocab);
         if (r == me) continue;
-        pd_transfer_send(x, r, logits + t->share.vocab.begin, t->share.vocab_columns * sizeof(float));
-        pd_transfer_recv(x, r, logits + theirs.begin, (theirs.end - theirs.begin) * sizeof(float));
+        pd_peer_transfer_send(x, r, logits + t->share.vocab.begin, t->share.vocab_columns * sizeof(float));
+        pd_peer_transfer_recv(x, r, logits + theirs.begin, (theirs.end - theirs.begin) * sizeof(float));
     }
-    PD_TRY(pd_transfer_start(x, err));
-    return pd_transfer_wait(x, err);
+    PD_TRY(pd_peer_transfer_start(x, err));
+    return pd_peer_transfer_wait(x, err);
 }
 
 /* ---- embedding ---- */
 
 /* Runs of rows [begin, end) whose tokens one rank holds: to or from it. */
-static void add_runs(struct pd_transformer *t, struct pd_transfer *x, const int32_t *tokens, char *out, uint64_t begin,
+static void add_runs(struct pd_transformer *t, struct pd_peer_transfer *x, const int32_t *tokens, char *out, uint64_t begin,
                      uint64_t end)
 {
     const uint32_t me = t->partition.tp_rank;
@@ -390,9 +391,9 @@ static void add_runs(struct pd_transformer *t, struct pd_transfer *x, const int3
         for (next = row + 1; next < end && rank_of_token(t, tokens[next]) == holder;)
             next++;
         char *run = out + row * row_bytes;
-        if (holder != me) pd_transfer_recv(x, holder, run, (next - row) * row_bytes);
+        if (holder != me) pd_peer_transfer_recv(x, holder, run, (next - row) * row_bytes);
         for (uint32_t r = 0; holder == me && r < t->partition.tp; r++)
-            if (r != me) pd_transfer_send(x, r, run, (next - row) * row_bytes);
+            if (r != me) pd_peer_transfer_send(x, r, run, (next - row) * row_bytes);
     }
 }
 
@@ -401,12 +402,12 @@ pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, vo
     uint32_t turn = 0;
     for (uint64_t row = 0; row < t->rows; row += PD_FETCH_ROWS, turn ^= 1) {
         uint64_t end = t->rows - row < PD_FETCH_ROWS ? t->rows : row + PD_FETCH_ROWS;
-        struct pd_transfer *x = &t->tp.rows[turn];
-        PD_TRY(pd_transfer_wait(x, err));
-        pd_transfer_clear(x);
+        struct pd_peer_transfer *x = &t->tp.rows[turn];
+        PD_TRY(pd_peer_transfer_wait(x, err));
+        pd_peer_transfer_clear(x);
         add_runs(t, x, tokens, out, row, end);
-        PD_TRY(pd_transfer_start(x, err));
+        PD_TRY(pd_peer_transfer_start(x, err));
     }
-    PD_TRY(pd_transfer_wait(&t->tp.rows[0], err));
-    return pd_transfer_wait(&t->tp.rows[1], err);
+    PD_TRY(pd_peer_transfer_wait(&t->tp.rows[0], err));
+    return pd_peer_transfer_wait(&t->tp.rows[1], err);
 }

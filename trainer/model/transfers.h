@@ -6,7 +6,7 @@
 #include "ckpt/base/arena.h"
 #include "trainer/comm/comm.h"
 
-struct pd_transfer {
+struct pd_peer_transfer {
     struct pd_comm *comm;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs; /* arena */
@@ -15,15 +15,15 @@ struct pd_transfer {
 };
 
 /* comm may be NULL on a dry arena. */
-void pd_transfer_init(struct pd_transfer *transfer, struct pd_comm *comm, uint32_t send_capacity, uint32_t recv_capacity,
-                      struct pd_arena *arena);
+void pd_peer_transfer_init(struct pd_peer_transfer *transfer, struct pd_comm *comm, uint32_t send_capacity,
+                           uint32_t recv_capacity, struct pd_arena *arena);
 /* Forgets the pieces of the last exchange, which has been waited for. */
-void pd_transfer_clear(struct pd_transfer *transfer);
+void pd_peer_transfer_clear(struct pd_peer_transfer *transfer);
 /* Empty pieces are left out. */
-void pd_transfer_send(struct pd_transfer *transfer, uint32_t peer, const void *data, uint64_t bytes);
-void pd_transfer_recv(struct pd_transfer *transfer, uint32_t peer, void *data, uint64_t bytes);
-PD_MUST_USE pd_status pd_transfer_start(struct pd_transfer *transfer, struct pd_error *err);
+void pd_peer_transfer_send(struct pd_peer_transfer *transfer, uint32_t peer, const void *data, uint64_t bytes);
+void pd_peer_transfer_recv(struct pd_peer_transfer *transfer, uint32_t peer, void *data, uint64_t bytes);
+PD_MUST_USE pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_error *err);
 /* PD_OK when nothing is in flight. */
-PD_MUST_USE pd_status pd_transfer_wait(struct pd_transfer *transfer, struct pd_error *err);
+PD_MUST_USE pd_status pd_peer_transfer_wait(struct pd_peer_transfer *transfer, struct pd_error *err);
 
 #endif

@@ -78,6 +78,7 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
         t->has_head |= chunks[i].has_head;
         t->has_blocks |= chunks[i].block_count > 0;
     }
+    t->place_count = places;
     t->stream = calloc(places + 1, sizeof *t->stream);
     t->blocks = calloc(places + 1, sizeof *t->blocks);
     t->inputs = calloc(t->input_count, sizeof *t->inputs);
@@ -105,6 +106,7 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     share_init(t);
     PD_TRY(pieces_init(t, err));
     PD_TRY(chunks_init(t, err));
+    PD_TRY(pd_activations_new(t, err));
     return tensor_parallel_init(t, err);
 }
 
@@ -132,11 +134,12 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 
 void pd_transformer_settle(struct pd_transformer *t)
 {
-    struct pd_transfer *all[] = {&t->tp.sums[0], &t->tp.sums[1], &t->tp.slices[0], &t->tp.slices[1],   &t->tp.kv,
-                                 &t->tp.loss,    &t->tp.rows[0], &t->tp.rows[1],   &t->sp.transfer[0], &t->sp.transfer[1]};
+    struct pd_peer_transfer *all[] = {&t->tp.sums[0],     &t->tp.sums[1],    &t->tp.slices[0], &t->tp.slices[1],
+                                      &t->tp.kv,          &t->tp.loss,       &t->tp.rows[0],   &t->tp.rows[1],
+                                      &t->sp.transfer[0], &t->sp.transfer[1]};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (pd_transfer_wait(all[i], &ignored)) continue;
+        if (pd_peer_transfer_wait(all[i], &ignored)) continue;
 }
 
 void pd_transformer_free(struct pd_transformer *t)
@@ -147,6 +150,7 @@ void pd_transformer_free(struct pd_transformer *t)
     free(t->stream);
     free(t->blocks);
     free(t->inputs);
+    pd_activations_free(t);
     free(t->tp.terms);
     free((void *)t->tp.parts);
     free(t->sp.row);
@@ -177,9 +181,10 @@ uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uin
     return t->held[block].base + slot % t->held[block].depth;
 }
 
-void *pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_t block)
+pd_status pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_t block, void **ret_stream,
+                                struct pd_error *err)
 {
-    return t->stream[pd_transformer_place(t, slot, block)];
+    return pd_activations_input(t, slot, block, ret_stream, err);
 }
 
 const float *pd_transformer_losses(const struct pd_transformer *t)
@@ -207,7 +212,7 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
     struct pd_embedding e = embedding_of(t, slot);
     e.token_table = weights[0];
     e.position_table = t->is_llama ? NULL : weights[1];
-    e.out = pd_transformer_stream(t, slot, 0);
+    PD_TRY(pd_activations_input(t, slot, 0, &e.out, err));
     if (e.vocab) PD_TRY(pd_embedding_forward(t->math, &e, err));
     return t->partition.tp > 1 ? pd_embedding_fetch(t, e.tokens, e.out, err) : PD_OK;
 }

@@ -32,8 +32,9 @@ struct pd_transformer_options {
     uint32_t sequences, length; /* of a leaf: m and T */
     enum pd_dtype dtype;        /* activations and weights */
     enum pd_recompute recompute;
-    bool separate_documents; /* attention looks at `first` */
-    bool backward;           /* false: forward only (validation, sampling), less memory */
+    bool separate_documents;   /* attention looks at `first` */
+    bool backward;             /* false: forward only (validation, sampling), less memory */
+    bool activations_in_files; /* what is kept between forward and backward leaves memory meanwhile */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
@@ -66,7 +67,21 @@ struct pd_leaf_input *pd_transformer_input(struct pd_transformer *transformer, u
 const float *pd_transformer_losses(const struct pd_transformer *transformer); /* (R) after the head: 0 where target < 0 */
 /* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
  * the stage before writes it.   (R,C) act */
-void *pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block);
+PD_MUST_USE pd_status pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                            void **ret_stream, struct pd_error *err);
+
+/* ---- activations in files ---- */
+
+struct pd_spill;
+/* Spans for offload/spill.h; then a spill made of them, borrowed, before the first forward. */
+uint32_t pd_transformer_span_count(const struct pd_transformer *transformer);
+void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *ret_bytes);
+void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
+/* Before a step (learns) or a validation. */
+void pd_transformer_begin(struct pd_transformer *transformer, bool learns);
+/* The block's backward comes soon, behind at most one other. */
+PD_MUST_USE pd_status pd_transformer_prefetch(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                              struct pd_error *err);
 
 /* weights: unit 0. Writes stream(slot, 0). */
 PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, uint32_t slot, void *const *weights,

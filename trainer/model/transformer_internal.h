@@ -3,6 +3,7 @@
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
+#include "offload/spill.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
 
@@ -61,23 +62,23 @@ struct pd_tensor_parallel {
     struct pd_chunk_term *terms;  /* (chunks * PD_CHUNK_TERMS) */
     const float **parts;          /* (max(chunks, tp)) operands of finish */
     uint64_t window_rows;
-    float *chunk_parts;           /* (chunks, window_rows, C) */
-    float *subtree[2];            /* (window_rows, C): of this rank */
-    float *arrived[2];            /* (tp, own slice of a window, C) */
-    struct pd_transfer sums[2];   /* row slices of subtrees to their owners */
-    struct pd_transfer slices[2]; /* rounded slices to everybody */
+    float *chunk_parts;                /* (chunks, window_rows, C) */
+    float *subtree[2];                 /* (window_rows, C): of this rank */
+    float *arrived[2];                 /* (tp, own slice of a window, C) */
+    struct pd_peer_transfer sums[2];   /* row slices of subtrees to their owners */
+    struct pd_peer_transfer slices[2]; /* rounded slices to everybody */
     /* key-value heads */
     uint32_t kv_owner;              /* tp rank that computes my first head; PD_NOT_HELD: this one */
     uint32_t kv_sharer_count;       /* ranks after this one that have a part of my last head: consecutive ones */
     float *dk_partial, *dv_partial; /* (R, k_columns) */
     float *kv_send, *kv_own;        /* (2, R, D): dk, dv of one head */
     float *kv_arrived;              /* (sharers, 2, R, D) */
-    struct pd_transfer kv;
+    struct pd_peer_transfer kv;
     /* loss: (logits_rows) each, of every rank */
     float *max, *sum, *target;             /* of this rank, then of all */
     float *all_max, *all_sum, *all_target; /* (tp, logits_rows) */
-    struct pd_transfer loss;
-    struct pd_transfer rows[2]; /* embedding */
+    struct pd_peer_transfer loss;
+    struct pd_peer_transfer rows[2]; /* embedding */
 };
 
 struct pd_sequence_parallel {
@@ -92,7 +93,21 @@ struct pd_sequence_parallel {
     uint64_t sums_stride;
     float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice */
     char *arrived[2];              /* keys and values, or what belongs to queries, of one piece */
-    struct pd_transfer transfer[2];
+    struct pd_peer_transfer transfer[2];
+};
+
+#define PD_ACTIVATION_REGIONS 3
+
+/* Saved activations in files: activation_files.c. */
+struct pd_activations_away {
+    struct pd_spill *spill;               /* borrowed */
+    bool learns;                          /* what runs forward now goes backward later */
+    uint64_t kept_bytes;                  /* of a block, its input aside */
+    char **turns;                         /* inputs of blocks in forward */
+    uint32_t *turn_place;                 /* whose input is on its way out from there */
+    char *regions[PD_ACTIVATION_REGIONS]; /* an input, then what is kept */
+    uint32_t region_place[PD_ACTIVATION_REGIONS], next_region;
+    bool is_back[PD_ACTIVATION_REGIONS]; /* read, or on its way in */
 };
 
 struct pd_held {
@@ -109,7 +124,8 @@ struct pd_transformer {
     struct pd_sequence_parallel sp;
     bool is_llama, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows;
-    uint32_t input_count;
+    uint32_t input_count, place_count;
+    struct pd_activations_away away;
     struct pd_leaf_input *inputs;        /* (input_count) */
     float *cos_sin;                      /* (T, D/2, 2), llama */
     struct pd_held *held;                /* (layers + 1), the last is the head */
@@ -132,6 +148,23 @@ struct pd_transformer {
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
 /* ---- storage.c ---- */
 void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena);
+
+/* What a block keeps, at `base`; returns the bytes it takes. base NULL: only counts. */
+uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_activations *a, char *base);
+
+/* ---- activation_files.c: nothing happens where activations stay in memory ---- */
+bool pd_activations_are_away(const struct pd_transformer *t);
+PD_MUST_USE pd_status pd_activations_new(struct pd_transformer *t, struct pd_error *err);
+void pd_activations_free(struct pd_transformer *t);
+void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena);
+/* Where the input of a block, or of the head, is to be written. */
+PD_MUST_USE pd_status pd_activations_input(struct pd_transformer *t, uint32_t slot, uint32_t block, void **ret_stream,
+                                           struct pd_error *err);
+/* Around the forward of a block. */
+PD_MUST_USE pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
+PD_MUST_USE pd_status pd_activations_close(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
+/* Before its backward: input and what was kept are in memory until two others were brought or prefetched. */
+PD_MUST_USE pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
 
 /* ---- norm.c ---- */
 struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const void *weight, const void *bias, float *mean,

@@ -194,8 +194,10 @@ static void run_pipeline(const struct setup *s, enum pd_recompute recompute, flo
             struct stage *rank = &ranks[c % 2];
             if (step < c || leaf >= LEAVES) continue;
             if (c < 2) fill(rank, s, leaf, leaf);
-            if (c > 0)
-                memcpy(pd_transformer_stream(rank->transformer, leaf, chunk[c].first_block), wire + (c - 1) * bytes, bytes);
+            void *stream;
+            struct pd_error err;
+            cr_assert_eq(pd_transformer_stream(rank->transformer, leaf, chunk[c].first_block, &stream, &err), PD_OK);
+            if (c > 0) memcpy(stream, wire + (c - 1) * bytes, bytes);
             forward(rank, s, &chunk[c], leaf, wire + c * bytes);
         }
         if (step < 3) continue;

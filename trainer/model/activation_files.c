@@ -1,0 +1,209 @@
+/* Saved activations in files: out after a block's forward, back before its backward, in flight while others compute.
+ *
+ * A place (slot and block) has two spans: its input, and what it keeps. Forward computes inputs in `turns`, two for each
+ * leaf that is kept, which the blocks of a leaf take in turn, and what is kept in one of the regions; backward reads both
+ * into a region. So memory is that of a few blocks, whatever the number of blocks and leaves. */
+#include "trainer/model/transformer_internal.h"
+
+#include <stdlib.h>
+
+#define REGIONS PD_ACTIVATION_REGIONS
+
+static uint32_t input_span(uint32_t place)
+{
+    return 2 * place;
+}
+
+static uint32_t kept_span(uint32_t place)
+{
+    return 2 * place + 1;
+}
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+bool pd_activations_are_away(const struct pd_transformer *t)
+{
+    return t->options.activations_in_files && t->options.backward;
+}
+
+uint32_t pd_transformer_span_count(const struct pd_transformer *t)
+{
+    return 2 * t->place_count;
+}
+
+void pd_transformer_spans(const struct pd_transformer *t, uint64_t *ret_bytes)
+{
+    for (uint32_t block = 0; block <= t->model->config.layers; block++) {
+        const struct pd_held *held = &t->held[block];
+        const bool is_block = block < t->model->config.layers;
+        for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
+            ret_bytes[input_span(held->base + i)] = is_block ? pd_transformer_stream_bytes(t) : 0;
+            ret_bytes[kept_span(held->base + i)] = is_block ? t->away.kept_bytes : 0;
+        }
+    }
+}
+
+void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spill)
+{
+    t->away.spill = spill;
+}
+
+void pd_transformer_begin(struct pd_transformer *t, bool learns)
+{
+    t->away.learns = learns;
+}
+
+/* ---- memory ---- */
+
+static uint32_t turn_count(const struct pd_transformer *t)
+{
+    uint32_t count = 0;
+    for (uint32_t block = 0; block <= t->model->config.layers; block++) {
+        const struct pd_held *held = &t->held[block];
+        const bool is_first = block == 0 || t->held[block - 1].chunk != held->chunk;
+        if (held->chunk != PD_NOT_HELD && is_first) count += 2 * held->depth;
+    }
+    return count;
+}
+
+/* Blocks of a chunk follow each other, and so do the turns of its leaves. */
+static uint32_t turn_of(const struct pd_transformer *t, uint32_t slot, uint32_t block)
+{
+    uint32_t before = 0;
+    for (uint32_t b = 0; b <= block; b++) {
+        const struct pd_held *held = &t->held[b];
+        const bool is_first = b == 0 || t->held[b - 1].chunk != held->chunk;
+        if (held->chunk != PD_NOT_HELD && is_first && held->chunk != t->held[block].chunk) before += 2 * held->depth;
+    }
+    return before + 2 * (slot % t->held[block].depth) + block % 2;
+}
+
+pd_status pd_activations_new(struct pd_transformer *t, struct pd_error *err)
+{
+    const uint32_t count = turn_count(t);
+    if (!pd_activations_are_away(t)) return PD_OK;
+    t->away.turns = calloc(count + 1ull, sizeof *t->away.turns);
+    t->away.turn_place = calloc(count + 1ull, sizeof *t->away.turn_place);
+    if (!t->away.turns || !t->away.turn_place) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for %u turns", count);
+    for (uint32_t i = 0; i < count; i++)
+        t->away.turn_place[i] = PD_NOT_HELD;
+    for (int i = 0; i < REGIONS; i++)
+        t->away.region_place[i] = PD_NOT_HELD;
+    return PD_OK;
+}
+
+void pd_activations_free(struct pd_transformer *t)
+{
+    free(t->away.turns);
+    free(t->away.turn_place);
+}
+
+void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const uint64_t stream = page_up(pd_transformer_stream_bytes(t));
+    for (uint32_t i = 0; i < turn_count(t); i++)
+        t->away.turns[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream);
+    for (int i = 0; i < REGIONS; i++)
+        t->away.regions[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream + page_up(t->away.kept_bytes));
+}
+
+/* ---- forward ---- */
+
+/* Nothing of what a region had is on its way out any more. */
+static pd_status clear_region(struct pd_transformer *t, uint32_t region, struct pd_error *err)
+{
+    const uint32_t place = t->away.region_place[region];
+    t->away.region_place[region] = PD_NOT_HELD;
+    t->away.is_back[region] = false;
+    if (place == PD_NOT_HELD) return PD_OK;
+    PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err));
+    return t->away.kept_bytes ? pd_spill_wait(t->away.spill, kept_span(place), err) : PD_OK;
+}
+
+static pd_status next_region(struct pd_transformer *t, uint32_t place, uint32_t *ret_region, struct pd_error *err)
+{
+    *ret_region = t->away.next_region;
+    t->away.next_region = (t->away.next_region + 1) % REGIONS;
+    PD_TRY(clear_region(t, *ret_region, err));
+    t->away.region_place[*ret_region] = place;
+    return PD_OK;
+}
+
+static char *kept_of(const struct pd_transformer *t, uint32_t region)
+{
+    return t->away.regions[region] + page_up(pd_transformer_stream_bytes(t));
+}
+
+pd_status pd_activations_input(struct pd_transformer *t, uint32_t slot, uint32_t block, void **ret_stream,
+                               struct pd_error *err)
+{
+    const uint32_t place = pd_transformer_place(t, slot, block);
+    if (pd_activations_are_away(t)) {
+        const uint32_t turn = turn_of(t, slot, block), before = t->away.turn_place[turn];
+        if (before != PD_NOT_HELD) PD_TRY(pd_spill_wait(t->away.spill, input_span(before), err));
+        t->away.turn_place[turn] = PD_NOT_HELD;
+        t->stream[place] = t->away.turns[turn];
+    }
+    *ret_stream = t->stream[place];
+    return PD_OK;
+}
+
+pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
+{
+    const uint32_t place = pd_transformer_place(t, slot, block);
+    uint32_t region;
+    if (!pd_activations_are_away(t)) return PD_OK;
+    PD_TRY(next_region(t, PD_NOT_HELD, &region, err));
+    pd_activations_carve(t, &t->blocks[place], kept_of(t, region));
+    return PD_OK;
+}
+
+pd_status pd_activations_close(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
+{
+    const uint32_t place = pd_transformer_place(t, slot, block);
+    if (!pd_activations_are_away(t) || !t->away.learns) return PD_OK;
+    PD_TRY(pd_spill_write(t->away.spill, input_span(place), t->stream[place], err));
+    t->away.turn_place[turn_of(t, slot, block)] = place;
+    if (!t->away.kept_bytes) return PD_OK;
+    const uint32_t region = (t->away.next_region + REGIONS - 1) % REGIONS;
+    t->away.region_place[region] = place;
+    return pd_spill_write(t->away.spill, kept_span(place), kept_of(t, region), err);
+}
+
+/* ---- backward ---- */
+
+static uint32_t find_region(const struct pd_transformer *t, uint32_t place)
+{
+    for (uint32_t i = 0; i < REGIONS; i++)
+        if (t->away.region_place[i] == place && t->away.is_back[i]) return i;
+    return PD_NOT_HELD;
+}
+
+pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
+{
+    const uint32_t place = pd_transformer_place(t, slot, block);
+    uint32_t region;
+    if (!pd_activations_are_away(t) || find_region(t, place) != PD_NOT_HELD) return PD_OK;
+    PD_TRY(next_region(t, place, &region, err));
+    t->away.is_back[region] = true;
+    PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err)); /* it may still be on its way out */
+    PD_TRY(pd_spill_read(t->away.spill, input_span(place), t->away.regions[region], err));
+    if (!t->away.kept_bytes) return PD_OK;
+    PD_TRY(pd_spill_wait(t->away.spill, kept_span(place), err));
+    return pd_spill_read(t->away.spill, kept_span(place), kept_of(t, region), err);
+}
+
+pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
+{
+    const uint32_t place = pd_transformer_place(t, slot, block);
+    if (!pd_activations_are_away(t)) return PD_OK;
+    PD_TRY(pd_transformer_prefetch(t, slot, block, err));
+    const uint32_t region = find_region(t, place);
+    PD_TRY(clear_region(t, region, err));
+    t->stream[place] = t->away.regions[region];
+    pd_activations_carve(t, &t->blocks[place], kept_of(t, region));
+    return PD_OK;
+}

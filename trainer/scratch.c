@@ -1,0 +1,123 @@
+#include "trainer/scratch.h"
+
+#include "offload/spill.h"
+
+#include <stdlib.h>
+
+enum { PARAMETERS, GRADIENTS, ACTIVATIONS, SCRATCHES };
+
+struct part {
+    struct pd_spill *spill; /* NULL: in memory */
+    uint32_t slot;          /* of the pool */
+};
+
+struct pd_scratch {
+    struct pd_engine *engine;
+    struct pd_store *pool;
+    struct part parts[SCRATCHES];
+};
+
+/* Spans of one part, malloc'ed: a box, a set, or two for each place. */
+struct spans {
+    uint64_t *bytes;
+    uint32_t count;
+    uint64_t block_bytes;
+};
+
+static bool is_wanted(const struct pd_config *c, int part)
+{
+    const enum pd_place places[] = {c->offload.parameters, c->offload.gradients, c->offload.activations};
+    return places[part] == PD_PLACE_NVME;
+}
+
+static uint32_t count_spans(const struct pd_engine *e, int part)
+{
+    if (part == PARAMETERS) return pd_zero_box_count(e->zero);
+    return part == GRADIENTS ? pd_zero_set_count(e->zero) : pd_transformer_span_count(e->transformer);
+}
+
+static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret_spans, struct pd_error *err)
+{
+    struct spans s = {.count = count_spans(e, part), .block_bytes = PD_ZERO_FILE_ELEMENTS * sizeof(float)};
+    if (part == PARAMETERS) s.block_bytes = PD_ZERO_FILE_ELEMENTS * pd_dtype_bytes(e->options.config->numerics.precision);
+    s.bytes = calloc(s.count + 1ull, sizeof *s.bytes);
+    if (!s.bytes) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch of %u spans", s.count);
+    if (part == PARAMETERS)
+        pd_zero_parameter_spans(e->zero, s.bytes);
+    else if (part == GRADIENTS)
+        pd_zero_gradient_spans(e->zero, s.bytes);
+    else
+        pd_transformer_spans(e->transformer, s.bytes);
+    *ret_spans = s;
+    return PD_OK;
+}
+
+static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part, struct pd_error *err)
+{
+    struct spans spans;
+    char path[4096];
+    PD_TRY(spans_of(s->engine, part, &spans, err));
+    pd_status st = pd_store_generation_take(s->pool, &s->parts[part].slot, path, err);
+    const struct pd_spill_options options = {.door = door,
+                                             .path = path,
+                                             .block_bytes = spans.block_bytes,
+                                             .span_bytes = spans.bytes,
+                                             .span_count = spans.count,
+                                             .pool = s->engine->pool};
+    if (!st && (st = pd_spill_new(&options, &s->parts[part].spill, err)))
+        pd_store_generation_release(s->pool, s->parts[part].slot, true);
+    free(spans.bytes);
+    return st;
+}
+
+static void attach(struct pd_scratch *s)
+{
+    pd_zero_attach_files(s->engine->zero, s->parts[PARAMETERS].spill, s->parts[GRADIENTS].spill);
+    pd_transformer_attach_files(s->engine->transformer, s->parts[ACTIVATIONS].spill);
+}
+
+pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *door, struct pd_store *store,
+                          struct pd_scratch **ret_scratch, struct pd_error *err)
+{
+    struct pd_scratch *s = calloc(1, sizeof *s);
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch");
+    s->engine = engine;
+    s->pool = store;
+    for (int part = 0; part < SCRATCHES; part++) {
+        pd_status st = is_wanted(engine->options.config, part) ? open_part(s, door, part, err) : PD_OK;
+        if (!st) continue;
+        pd_scratch_close(s);
+        return st;
+    }
+    attach(s);
+    *ret_scratch = s;
+    return PD_OK;
+}
+
+void pd_scratch_close(struct pd_scratch *s)
+{
+    if (!s) return;
+    for (int part = 0; part < SCRATCHES; part++) {
+        if (!s->parts[part].spill) continue;
+        pd_spill_free(s->parts[part].spill);
+        s->parts[part].spill = NULL;
+        pd_store_generation_release(s->pool, s->parts[part].slot, false);
+    }
+    attach(s);
+    free(s);
+}
+
+pd_status pd_scratch_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, uint64_t *ret_file_bytes,
+                          struct pd_error *err)
+{
+    *ret_heap_bytes = *ret_file_bytes = 0;
+    for (int part = 0; part < SCRATCHES; part++) {
+        struct spans spans;
+        if (!is_wanted(e->options.config, part)) continue;
+        PD_TRY(spans_of(e, part, &spans, err));
+        *ret_heap_bytes += pd_spill_bytes(spans.bytes, spans.count, spans.block_bytes);
+        *ret_file_bytes += pd_spill_file_bytes(spans.bytes, spans.count, spans.block_bytes);
+        free(spans.bytes);
+    }
+    return PD_OK;
+}
