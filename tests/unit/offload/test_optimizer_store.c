@@ -141,6 +141,7 @@ struct rig {
     struct pd_door *door;
     struct pd_thread_pool *pool;
     struct pd_optimizer_store *store;
+    struct pd_store *generations; /* NULL: files of its own */
     void *buffers;
     char directory[64];
     float *gradients[BOXES_MAX];
@@ -159,11 +160,12 @@ static void rig_open(struct rig *rig, uint64_t buffer_bytes)
     enum pd_isa isa;
     OK(pd_isa_resolve(PD_ISA_AUTO, &isa, err));
     const struct pd_optimizer_store_options options = {.door = rig->door,
+                                                       .store = rig->generations,
                                                        .directory = rig->directory,
                                                        .tensors = &rig->state->tensors,
                                                        .boxes = rig->state->boxes,
                                                        .box_count = rig->state->box_count,
-                                                       .rank = 3,
+                                                       .rank = rig->generations ? 0 : 3,
                                                        .pool = rig->pool,
                                                        .isa = isa,
                                                        .buffers = rig->buffers,
@@ -720,4 +722,110 @@ Test(optimizer_store, the_plan_is_what_it_takes)
     pd_door_free(door);
     remove_directory(directory);
     state_deinit(&state);
+}
+
+/* ---- generations of a store: every step a checkpoint ---- */
+
+static struct pd_run_state run_state(const struct scene *scene, const struct pd_store *store, uint64_t step)
+{
+    static char config[] = "test: true\n";
+    return (struct pd_run_state){.identity = identity_of(step),
+                                 .fence = pd_store_fence(store),
+                                 .loss_scale = 1,
+                                 .layout = {.dp = 1,
+                                            .tp = 1,
+                                            .pp = 1,
+                                            .sp = 1,
+                                            .virtual_tp = 1,
+                                            .virtual_sp = 1,
+                                            .zero_shard = 1,
+                                            .interleave = 1,
+                                            .small_bytes = 65536,
+                                            .stage_count = 1},
+                                 .tensor_count = scene->state.tensors.count,
+                                 .created_by = "test",
+                                 .config = config};
+}
+
+static void save(struct scene *scene, struct pd_store *store, uint64_t step)
+{
+    struct pd_shard_summary summary;
+    const struct pd_identity identity = identity_of(step);
+    const struct pd_run_state state = run_state(scene, store, step);
+    uint32_t slot;
+    OK(pd_optimizer_store_finish(scene->rig.store, &summary, &slot, err));
+    OK(pd_store_begin_generation(store, &identity, slot, scene->rig.buffers, BUFFERS, err));
+    OK(pd_store_commit(store, PD_OK, &summary, &state, err));
+    OK(pd_store_prune(store, err));
+}
+
+/* The newest checkpoint's shard, whole, with the bits of memory. */
+static void check_newest(struct scene *scene, struct pd_store *store, uint64_t step)
+{
+    char path[4096], *buffers = aligned_alloc(PD_DOOR_ALIGN, BUFFERS);
+    struct pd_commit commit;
+    struct pd_shard *shard;
+    const struct pd_store_entry *entry = pd_store_entry_at(store, 0);
+    cr_assert_eq(entry->step, step);
+    OK(pd_store_read_commit(store, entry, &commit, err));
+    pd_store_entry_path(store, entry, path);
+    snprintf(path + strlen(path), 32, "/shard-00000.h5");
+    OK(pd_shard_open(scene->door, path, &commit.state.identity, &commit.shards[0], &shard, err));
+    OK(pd_shard_verify(shard, buffers, BUFFERS, err));
+    for (uint32_t b = 0; b < scene->state.box_count; b++) {
+        const uint64_t bytes = pd_shard_box_bytes(shard, b);
+        char *data = malloc(bytes);
+        OK(pd_shard_read_blocks(shard, b, 0, pd_shard_block_count(shard, b), data, err));
+        cr_assert_eq(memcmp(data, scene->state.data[b], bytes), 0, "box %u", b);
+        free(data);
+    }
+    pd_shard_close(shard);
+    pd_commit_deinit(&commit);
+    free(buffers);
+}
+
+static uint32_t files_in_pool(struct scene *scene)
+{
+    struct pd_listing listing;
+    uint32_t count = 0;
+    OK(pd_door_list(scene->door, "/store/pool-1", &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++)
+        count += strncmp(listing.names[i], "generation-", 11) == 0 || strncmp(listing.names[i], "recycle-", 8) == 0;
+    pd_listing_deinit(&listing);
+    return count;
+}
+
+Test(optimizer_store, every_step_can_be_a_checkpoint_that_costs_no_copy)
+{
+    struct scene scene = {0};
+    struct pd_group group;
+    struct pd_store *store;
+    const struct pd_disk_options disk = {.seed = 6};
+    const struct pd_store_options options = {.writable = true, .keep_last = 2, .generations = true};
+    pd_group_init_single(&group);
+    OK(pd_simulated_disk_new(&disk, &scene.disk, err));
+    OK(pd_simulated_disk_door(scene.disk, 0, &scene.door, err));
+    OK(pd_door_mkdir(scene.door, "/store", err));
+    OK(pd_store_open(scene.door, "/store", &options, &group, &store, err));
+    cr_assert(pd_store_links_generations(store));
+    state_init(&scene.state);
+    rig_init(&scene.rig, &scene.state, scene.door, "", BUFFERS, 2);
+    pd_optimizer_store_free(scene.rig.store);
+    scene.rig.generations = store;
+    rig_open(&scene.rig, BUFFERS);
+    OK(rig_fill(&scene.rig, 1, err));
+    for (uint64_t step = 2; step < 12; step++) {
+        state_update(&scene.state);
+        OK(rig_update(&scene.rig, step, scene.state.updates, NULL, err));
+        if (step % 4 == 0) continue; /* and steps that are none */
+        save(&scene, store, step);
+        check_newest(&scene, store, step);
+        cr_assert_leq(files_in_pool(&scene), pd_store_generations_needed(&options, true));
+    }
+    OK(rig_compare(&scene.rig, err));
+    rig_deinit(&scene.rig);
+    state_deinit(&scene.state);
+    pd_store_close(store);
+    pd_door_free(scene.door);
+    pd_simulated_disk_free(scene.disk);
 }
