@@ -11,8 +11,6 @@
 #include <stdint.h>
 
 #define PD_ZSTD_FILTER 32015u /* as registered with the HDF Group */
-#define PD_ZSTD_LEVEL_MIN 1
-#define PD_ZSTD_LEVEL_MAX 19
 
 /* dst gets byte 0 of all elements, then byte 1 of all, ...; bytes behind the last whole element are copied. No overlap. */
 void pd_byte_shuffle(void *dst, const void *src, uint64_t bytes, uint32_t element_bytes);

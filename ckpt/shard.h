@@ -46,14 +46,17 @@ PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_
                                           const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
                                           uint64_t buffer_bytes, struct pd_shard_writer **ret_writer, struct pd_error *err);
 
+#define PD_SHARD_LEVEL_MIN 1
+#define PD_SHARD_LEVEL_MAX 19
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
 struct pd_shard_codec {
     enum pd_codec codec;
-    int level;    /* PD_ZSTD_LEVEL_MIN to _MAX */
-    bool is_auto; /* compress only what can be compressed while the disk is busy with what went before */
-    struct pd_thread_pool
-        *pool; /* compresses; borrowed for the writer's life, used by one save at a time; NULL: the caller */
+    int level;                   /* PD_SHARD_LEVEL_MIN to _MAX */
+    bool is_auto;                /* only what can be compressed while the disk is busy with what went before */
+    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller */
 };
+/* "none", "zstd:3" (the level), "auto". ret_codec: the pool is NULL.  PD_INVALID: it is none of these */
+PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err);
 /* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
  * threads; is_auto does not. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
  *   memory  besides: working memory of zstd for each thread, at most 16 */

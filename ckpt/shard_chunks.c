@@ -1,11 +1,14 @@
 #include "ckpt/shard_chunks.h"
 
+#include "ckpt/base/parse.h"
 #include "ckpt/codec_zstd.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define THREADS_MAX 16u
+#define AUTO_LEVEL 1 /* the fastest: on state of numbers the others save no more */
 
 struct chunked_box {
     uint64_t header; /* of the dataset, in the file */
@@ -34,11 +37,33 @@ static uint64_t whole_pages(uint64_t bytes)
     return (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
 }
 
+static pd_status check_level(int level, struct pd_error *err)
+{
+    if (level < PD_SHARD_LEVEL_MIN || level > PD_SHARD_LEVEL_MAX)
+        PD_FAIL(err, PD_INVALID, "compression zstd:%d: levels are %d to %d", level, PD_SHARD_LEVEL_MIN, PD_SHARD_LEVEL_MAX);
+    return PD_OK;
+}
+
+pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err)
+{
+    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
+    uint64_t level = 0;
+    if (strcmp(text, "auto") == 0) {
+        codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = AUTO_LEVEL, .is_auto = true};
+    } else if (strncmp(text, "zstd:", 5) == 0 && pd_parse_u64(text + 5, &level) && level <= INT_MAX) {
+        codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = (int)level};
+        PD_TRY(check_level(codec.level, err));
+    } else if (strcmp(text, "none") != 0) {
+        PD_FAIL(err, PD_INVALID, "compression \"%s\" is not known; it is none, zstd:1 to zstd:%d, or auto", text,
+                PD_SHARD_LEVEL_MAX);
+    }
+    *ret_codec = codec;
+    return PD_OK;
+}
+
 pd_status pd_shard_chunks_new(const struct pd_shard_codec *codec, struct pd_shard_chunks **ret_chunks, struct pd_error *err)
 {
-    if (codec->codec != PD_CODEC_ZSTD || codec->level < PD_ZSTD_LEVEL_MIN || codec->level > PD_ZSTD_LEVEL_MAX)
-        PD_FAIL(err, PD_INVALID, "compression zstd:%d: levels are %d to %d", codec->level, PD_ZSTD_LEVEL_MIN,
-                PD_ZSTD_LEVEL_MAX);
+    PD_TRY(check_level(codec->level, err));
     struct pd_shard_chunks *chunks = calloc(1, sizeof *chunks);
     if (!chunks) PD_FAIL(err, PD_NO_MEMORY, "no memory for the chunks of a shard");
     chunks->codec = *codec;

@@ -206,6 +206,12 @@ uint32_t pd_tiers_count(const struct pd_tiers *t)
     return t->count;
 }
 
+const struct pd_shard_codec *pd_tiers_codec(const struct pd_tiers *tiers, uint32_t tier)
+{
+    PD_CHECK(tier < tiers->count);
+    return &tiers->tiers[tier].options.codec;
+}
+
 struct pd_store *pd_tiers_store(struct pd_tiers *t, uint32_t tier)
 {
     PD_CHECK(tier < t->count && (tier == 0 || !t->is_started));

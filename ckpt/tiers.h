@@ -49,6 +49,8 @@ PD_MUST_USE pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_
 void pd_tiers_close(struct pd_tiers *tiers);
 
 uint32_t pd_tiers_count(const struct pd_tiers *tiers);
+/* How a shard that is saved into the tier is to be compressed; no pool. */
+const struct pd_shard_codec *pd_tiers_codec(const struct pd_tiers *tiers, uint32_t tier);
 /* For looking at, before pd_tiers_start and after pd_tiers_close alone; of the first tier always, by its caller. */
 struct pd_store *pd_tiers_store(struct pd_tiers *tiers, uint32_t tier);
 uint64_t pd_tiers_fence(const struct pd_tiers *tiers);   /* the highest of any tier */

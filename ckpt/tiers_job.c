@@ -2,7 +2,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
-#include "ckpt/shard_copy.h"
+#include "ckpt/shard_repack.h"
 #include "ckpt/tiers_internal.h"
 
 #include <errno.h>
@@ -60,7 +60,7 @@ static pd_status save_here(struct tier *tier, struct tier_job *job, struct pd_er
 /* ---- copies ---- */
 
 static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, const char *path,
-                            struct pd_error *err)
+                            struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     struct pd_shard_copy copy = {.to = path,
                                  .identity = &commit->state.identity,
@@ -72,7 +72,7 @@ static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const
     char from[TIERS_PATH_MAX + 32];
     snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, tier->group->rank);
     copy.from = from;
-    return pd_shard_copy_with(tier->tiers->door, &copy, err);
+    return pd_shard_repack(tier->tiers->door, &copy, &tier->options.codec, ret_summary, err);
 }
 
 static pd_status read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
@@ -94,8 +94,8 @@ static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_er
     pd_status st = pd_group_agree(tier->group, read_source(tier, job, &commit, err), err);
     if (!st) st = pd_store_begin(tier->store, &commit.state.identity, path, err);
     if (!st) {
-        const struct pd_shard_summary summary = commit.shards[tier->group->rank];
-        st = copy_shard(tier, job, &commit, path, err);
+        struct pd_shard_summary summary = commit.shards[tier->group->rank];
+        st = copy_shard(tier, job, &commit, path, &summary, err);
         pd_fault_point("tiers.copy.copied");
         st = pd_store_commit(tier->store, st, &summary, &commit.state, err);
         if (!st) pd_fault_point("tiers.copy.sealed");

@@ -33,6 +33,7 @@ struct pd_config_tier {
     uint32_t keep_last;
     uint64_t keep_every;
     uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
+    char *compression;  /* none, zstd:N, auto */
 };
 
 struct pd_config {
@@ -94,7 +95,8 @@ struct pd_config {
         uint32_t keep_last;
         uint64_t keep_every;
         uint32_t in_flight;        /* saves under way at once */
-        struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the four keys above */
+        char *compression;         /* of shards: none, zstd:N, auto */
+        struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the keys above */
         uint32_t tiers_count;
         double leave_seconds;      /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
     } checkpoint;

@@ -167,6 +167,8 @@ const struct pd_key pd_keys[] = {
            "and those of steps that this divides; 0: none", STEPS),
     NUMBER(PD_KEY_U32, "checkpoint.in_flight", checkpoint.in_flight, "1", 1, 2, FREE,
            "saves under way at once; 2: one may be copied while the one before is made durable", PLAIN),
+    STRING("checkpoint.compression", checkpoint.compression, "none", FREE,
+           "of shards: none, zstd:1 to zstd:19, or auto: as much as does not make a save slower"),
     LIST(PD_KEY_TIERS, "checkpoint.tiers", checkpoint.tiers, checkpoint.tiers_count, FREE,
          "directories to save into, the fastest first; none: checkpoint.dir alone"),
     NUMBER(PD_KEY_DOUBLE, "checkpoint.leave_seconds", checkpoint.leave_seconds, "20", 0, 1e6, FREE,

@@ -56,8 +56,9 @@ static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t 
     for (uint32_t i = 0; i < count; i++) {
         fputs("    - {dir: ", out);
         print_quoted(out, tiers[i].dir);
-        fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64 "}\n",
+        fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64,
                 tiers[i].every, tiers[i].keep_last, tiers[i].keep_every, tiers[i].bandwidth);
+        fprintf(out, ", compression: %s}\n", tiers[i].compression);
     }
 }
 

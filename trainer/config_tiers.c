@@ -21,7 +21,7 @@
 static const struct pd_key members[] = {
     MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),       MEMBER(every, PD_KEY_U64, 0, 1e15, COUNT),
     MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),  MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNT),
-    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT),
+    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
 };
 #define MEMBER_COUNT (sizeof members / sizeof *members)
 
@@ -31,7 +31,8 @@ static pd_status refuse_member(const char *member, struct pd_error *err)
     for (size_t i = 1; i < MEMBER_COUNT; i++)
         if (pd_edit_distance(member, members[i].name) < pd_edit_distance(member, nearest->name)) nearest = &members[i];
     if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
-    PD_FAIL(err, PD_INVALID, "a tier has dir, every, keep_last, keep_every and bandwidth, and no \"%s\"; did you mean %s?",
+    PD_FAIL(err, PD_INVALID,
+            "a tier has dir, every, keep_last, keep_every, bandwidth and compression, and no \"%s\"; did you mean %s?",
             member, nearest->name);
 }
 
@@ -52,8 +53,10 @@ pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, ui
 
 void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         free(tiers[i].dir);
+        free(tiers[i].compression);
+    }
 }
 
 pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err)
@@ -64,15 +67,27 @@ pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err
         if (tier->keep_every == ABSENT) tier->keep_every = config->checkpoint.keep_every;
         if (!tier->keep_last) tier->keep_last = config->checkpoint.keep_last;
         if (!tier->dir && !(tier->dir = strdup(config->checkpoint.dir))) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
+        if (!tier->compression && !(tier->compression = strdup(config->checkpoint.compression)))
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for a tier");
     }
     return PD_OK;
 }
 
+static pd_status check_compression(const char *key, const char *text, struct pd_error *err)
+{
+    struct pd_shard_codec codec;
+    return pd_error_context(err, pd_shard_codec_parse(text, &codec, err), "%s", key);
+}
+
 pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
+    PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
         const char *dir = config->checkpoint.tiers[i].dir;
+        char key[64];
         if (!dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
+        snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
+        PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
         if (strlen(dir) > DIRECTORY_MAX)
             PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
                     DIRECTORY_MAX);
@@ -87,6 +102,14 @@ pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error 
     return PD_OK;
 }
 
+/* Was checked. */
+static struct pd_shard_codec codec_of(const char *text)
+{
+    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
+    PD_CHECK(pd_shard_codec_parse(text, &codec, NULL) == PD_OK);
+    return codec;
+}
+
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX])
 {
     const uint32_t count = config->checkpoint.tiers_count;
@@ -94,14 +117,16 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
         ret_tiers[0] = (struct pd_tier_options){.dir = config->checkpoint.dir,
                                                 .every = config->checkpoint.every,
                                                 .keep_last = config->checkpoint.keep_last,
-                                                .keep_every = config->checkpoint.keep_every};
+                                                .keep_every = config->checkpoint.keep_every,
+                                                .codec = codec_of(config->checkpoint.compression)};
     for (uint32_t i = 0; i < count; i++) {
         const struct pd_config_tier *tier = &config->checkpoint.tiers[i];
         ret_tiers[i] = (struct pd_tier_options){.dir = tier->dir,
                                                 .every = tier->every,
                                                 .keep_last = tier->keep_last,
                                                 .keep_every = tier->keep_every,
-                                                .bandwidth = tier->bandwidth};
+                                                .bandwidth = tier->bandwidth,
+                                                .codec = codec_of(tier->compression)};
     }
     return count ? count : 1;
 }

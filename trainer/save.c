@@ -38,8 +38,9 @@ struct pd_saver {
     struct pd_engine *engine;
     struct pd_shard_box *boxes;
     uint32_t box_count, in_flight;
-    const void **data; /* (box_count) */
-    struct pd_shard_writer *writer;
+    const void **data;                             /* (box_count) */
+    struct pd_shard_writer *writers[PD_TIERS_MAX]; /* of each tier; tiers of equal compression share the first one's */
+    struct pd_thread_pool *pool;                   /* compresses; NULL where nothing does */
     void *index;
 
     pthread_t thread;
@@ -90,6 +91,25 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
     return st;
 }
 
+/* Tiers that save the same bytes have one writer. */
+static pd_status plan_tier(struct pd_saver *s, struct pd_door *door, uint32_t tier, struct pd_error *err)
+{
+    const struct pd_engine *e = s->engine;
+    struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
+    for (uint32_t i = 0; i < tier; i++) {
+        const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
+        if (other->codec != codec.codec || other->level != codec.level || other->is_auto != codec.is_auto) continue;
+        s->writers[tier] = s->writers[i];
+        return PD_OK;
+    }
+    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
+    codec.pool = s->pool;
+    PD_TRY(pd_shard_writer_new_compressed(door, &e->options.model->tensors, s->boxes, s->box_count, e->io_buffers,
+                                          e->io_bytes, &codec, &s->writers[tier], err));
+    pd_shard_writer_on_copied(s->writers[tier], copied, s);
+    return PD_OK;
+}
+
 static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
@@ -103,9 +123,8 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
         number = is_first ? 0 : number + 1;
         s->data[b] = pd_engine_box_data(s->engine, box->tensor, box->kind, number);
     }
-    PD_TRY(pd_shard_writer_new(door, tensors, s->boxes, s->box_count, s->engine->io_buffers, s->engine->io_bytes, &s->writer,
-                               err));
-    pd_shard_writer_on_copied(s->writer, copied, s);
+    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
+        PD_TRY(plan_tier(s, door, tier, err));
     return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
 }
 
@@ -123,9 +142,9 @@ static pd_status write_shard(void *context, struct pd_store *store, uint32_t tie
     const struct writing *w = context;
     struct pd_saver *s = w->saver;
     char path[4096];
-    (void)tier;
     PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
-    *ret_written = pd_shard_write(s->writer, path, &w->next->state.identity, s->group->rank, s->data, ret_summary, err);
+    *ret_written =
+        pd_shard_write(s->writers[tier], path, &w->next->state.identity, s->group->rank, s->data, ret_summary, err);
     return PD_OK;
 }
 
@@ -250,7 +269,13 @@ void pd_saver_free(struct pd_saver *s)
     if (s->is_running) pthread_join(s->thread, NULL);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
-    pd_shard_writer_free(s->writer);
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++) {
+        bool is_shared = false;
+        for (uint32_t k = 0; k < i; k++)
+            is_shared |= s->writers[k] == s->writers[i];
+        if (!is_shared) pd_shard_writer_free(s->writers[i]);
+    }
+    pd_thread_pool_free(s->pool);
     free(s->boxes);
     free(s->data);
     free(s->index);
@@ -259,7 +284,13 @@ void pd_saver_free(struct pd_saver *s)
 
 uint64_t pd_saver_file_bytes(const struct pd_saver *s)
 {
-    return s->engine->files ? pd_state_files_file_bytes(s->engine) : pd_shard_writer_file_bytes(s->writer);
+    if (s->engine->files) return pd_state_files_file_bytes(s->engine);
+    uint64_t most = 0;
+    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
+        const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);
+        if (bytes > most) most = bytes;
+    }
+    return most;
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)

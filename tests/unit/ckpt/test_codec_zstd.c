@@ -40,7 +40,7 @@ Test(codec_zstd, what_went_in_comes_out)
     for (uint64_t i = 0; i < bytes; i++)
         data[i] = (unsigned char)(fixture_random(&random) % 7);
     OK(pd_zstd_new(&zstd, err));
-    for (int level = PD_ZSTD_LEVEL_MIN; level <= PD_ZSTD_LEVEL_MAX; level += 6) {
+    for (int level = 1; level <= 19; level += 6) {
         OK(pd_zstd_compress(zstd, level, packed, bytes, data, bytes, 70000, &made, err));
         cr_assert(made > 0 && made < bytes / 2);
         memset(back, 0, bytes);
