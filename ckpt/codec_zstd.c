@@ -132,6 +132,9 @@ void pd_byte_unshuffle(void *dst, const void *src, uint64_t bytes, uint32_t elem
 
 /* ---- zstd ---- */
 
+/* Exponents are few values in no order: short matches among them are by chance and cost more than coding the bytes. */
+#define MATCH_BYTES_MIN 7
+
 struct pd_zstd {
     ZSTD_CCtx *out; /* made when first used */
     ZSTD_DCtx *in;
@@ -186,6 +189,7 @@ pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t 
     ZSTD_outBuffer room = {dst, capacity, 0};
     ZSTD_CCtx_reset(zstd->out, ZSTD_reset_session_only);
     ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_minMatch, MATCH_BYTES_MIN);
     ZSTD_CCtx_setPledgedSrcSize(zstd->out, bytes);
     const size_t failed = compress_planes(zstd->out, &room, src, bytes, plane_bytes);
     const ZSTD_ErrorCode code = ZSTD_getErrorCode(failed);
