@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Saves go on while training does: what fails or dies in the background is everybody's business in the foreground.
+
+- Saves that fail (files may not grow) are said at the next step, one by one; three in a row end the run with 74, the checkpoint
+  before them untouched; without the limit the same command goes on to the same bits.
+- A rank that dies inside the saver's thread, at each moment of the protocol, ends the launch like any lost rank: no hang, a
+  restart from a committed step, the same bits.
+- TERM saves the newest step, whatever is under way, and waits for it; USR2 saves and goes on.
+
+Argument: mpi adds the deaths, which need ranks that are processes.
+"""
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import time
+
+import harness
+
+STEPS = 12
+CONFIG = """
+run: {{seed: 3, steps: {steps}}}
+model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 8, leaf: 2, context: 64}}
+optimizer: {{warmup_steps: 2, decay_steps: {steps}}}
+validation: {{every: 0}}
+checkpoint: {{every: 1, keep_last: 2}}
+layout: {{ranks: 2, threads: 1}}
+"""
+MOMENTS = ["store.begin.made@0", "store.prepare.written@1", "store.prepare.synced@0", "store.seal.recorded@0", "store.seal.done@1",
+           "store.retire.hidden@0", "worker.saved@0", "worker.saved@1"]
+
+
+def no_large_files():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+def arguments_of(config, directory, overrides):
+    return ["train", config, f"run.dir={directory}", *overrides]
+
+
+def expect_same(workspace, directory, expected, what):
+    have = harness.losses(directory), workspace.state_digest(directory)
+    if have != expected:
+        raise harness.Failure(f"{what}: {have}, expected {expected}")
+
+
+def failing(workspace, config, expected):
+    directory = workspace.directory("failing")
+    local = ["layout.transport=local"]
+    workspace.train(config, directory, [*local, "run.steps=4"])
+    before = workspace.state_digest(directory)
+    limited = subprocess.run([workspace.perdure, *arguments_of(config, directory, local)], capture_output=True, text=True, check=False,
+                             env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=no_large_files, timeout=600)
+    said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4", limited.stderr)
+    if limited.returncode != 74 or said != ["5", "6"] or "saving step 7" not in limited.stderr:
+        raise harness.Failure(f"saves that fail: exit {limited.returncode}, said of {said}\n{limited.stderr}")
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    if rows[-1]["last_checkpoint"] != 4 or workspace.state_digest(directory) != before:
+        raise harness.Failure(f"saves that fail: the checkpoint before them is not what it was: {rows[-1]}")
+    workspace.train(config, directory, local)
+    expect_same(workspace, directory, expected, "after saves that failed")
+
+
+def dying(workspace, config, expected):
+    for moment in MOMENTS:
+        directory = workspace.directory("dying")
+        environment = {"PERDURE_FAULT": f"{moment}:3:kill", "PERDURE_FAULT_ONCE": directory + ".fault"}
+        workspace.train(config, directory, ["layout.transport=mpi", "restart.ranks=[2]"], environment)
+        if not os.path.exists(directory + ".fault"):
+            raise harness.Failure(f"nobody died at {moment}")
+        expect_same(workspace, directory, expected, f"a rank died at {moment}")
+
+
+def steps_of(directory):
+    path = os.path.join(directory, "metrics.jsonl")
+    return len(harness.losses(directory)) if os.path.exists(path) and os.path.getsize(path) else 0
+
+
+def signalled(workspace, config, transport, number, overrides):
+    """Runs until some steps are done, sends the signal to the launcher; its exit code and what it said."""
+    directory = workspace.directory("signalled")
+    with subprocess.Popen([workspace.perdure, *arguments_of(config, directory, [*overrides, f"layout.transport={transport}"])],
+                          env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while steps_of(directory) < 3 and process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise harness.Failure("no step in two minutes")
+            time.sleep(0.01)
+        process.send_signal(number)
+        log = process.communicate(timeout=300)[1]
+    return directory, process.returncode, log
+
+
+def leaving(workspace, config, transport):
+    for every in (0, 1):
+        many = ["run.steps=100000", f"checkpoint.every={every}"]
+        directory, code, log = signalled(workspace, config, transport, signal.SIGTERM, many)
+        done = steps_of(directory)
+        shown = json.loads(workspace.command(["ckpt", "ls", directory, "--json"]).stdout)
+        newest = max(entry["step"] for entry in shown)
+        if code != 75 or newest != done:
+            raise harness.Failure(f"TERM, every {every}: exit {code}, {done} steps are done and {newest} are saved\n{log}")
+
+
+def saving_on_demand(workspace, config, transport):
+    directory, code, log = signalled(workspace, config, transport, signal.SIGUSR2, ["run.steps=400", "checkpoint.every=0"])
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
+        saved = sorted({json.loads(line)["last_checkpoint"] for line in f} - {0})
+    if code != 0 or len(saved) != 1:
+        raise harness.Failure(f"USR2: exit {code}, checkpoints of steps {saved} were seen on the way\n{log}")
+
+
+def body(workspace, arguments):
+    transport = arguments[0] if arguments else "local"
+    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=workspace.file("text.txt", harness.text_of(50000))))
+    undisturbed = workspace.directory("undisturbed")
+    workspace.train(config, undisturbed, ["layout.transport=local"])
+    expected = harness.losses(undisturbed), workspace.state_digest(undisturbed)
+    if transport == "mpi":
+        dying(workspace, config, expected)
+    else:
+        failing(workspace, config, expected)
+    leaving(workspace, config, transport)
+    saving_on_demand(workspace, config, transport)
+    print(f"background saves over {transport} ranks: failures said, deaths survived, signals waited for")
+
+
+harness.main(body)
