@@ -330,7 +330,8 @@ static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary
 
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
-    struct ckpt_bench b = {.options = {.every_doc = "a run that saves every N steps, against one that does not"}};
+    struct ckpt_bench b = {.options = {.every_doc = "a run that saves every N steps, against one that does not",
+                                       .compression_doc = "shards compressed like that (zstd:3, auto), against plain ones"}};
     struct pd_pairs_summary results[MEASURES];
     bool done;
     PD_TRY(pd_bench_parse(
@@ -339,14 +340,18 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
         "on both sides, alternated. save_ratio, save_ratio_recycled, load_ratio: throughput of ours / raw, 1 is the "
         "ceiling. With --every: whole training steps with a save every N of them in the background, alternated with the "
         "same steps without (128M, 40 pairs, in memory where there is room). stall_p50, stall_p99: share of the time that "
-        "training waited; slowdown_every_step: what is lost in all.",
+        "training waited; slowdown_every_step: what is lost in all. With --compression: compressed shards written over "
+        "themselves, alternated with plain ones of the same state; time_ratio: time of ours / plain; space_saved.",
         argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
+    if (b.options.from && !b.options.compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
     const bool is_run = b.options.every > 0;
     if (!b.options.bytes) b.options.bytes = is_run ? UINT64_C(128) << 20 : UINT64_C(2) << 30;
     if (!b.options.pairs) b.options.pairs = is_run ? 40 : 7;
+    if (is_run && b.options.compression) PD_FAIL(err, PD_USAGE, "--every and --compression are benches of their own");
     if (is_run) return pd_bench_every(&b.options, err);
     if (!b.options.dir) b.options.dir = ".";
+    if (b.options.compression) return pd_bench_compress(&b.options, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, &b.room, err));
     pd_status st = measure_all(&b, err);
     for (int m = 0; !st && m < MEASURES; m++)

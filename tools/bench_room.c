@@ -18,7 +18,7 @@
 #define BYTES_MIN (UINT64_C(32) << 20)
 #define BYTES_MAX (UINT64_C(1) << 46)
 
-enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS, OPTION_EVERY };
+enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS, OPTION_EVERY, OPTION_COMPRESSION, OPTION_FROM };
 #define THREADS_MAX 1024u
 #define EVERY_MAX 1000u
 
@@ -53,6 +53,12 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case OPTION_EVERY:
         if (pd_parse_u64(argument, &o->every) && o->every >= 1 && o->every <= EVERY_MAX) return 0;
         return refuse(p, "every", argument, "a number of steps from 1 to 1000");
+    case OPTION_COMPRESSION:
+        o->compression = argument;
+        return 0;
+    case OPTION_FROM:
+        o->from = argument;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -62,12 +68,17 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
                          struct pd_error *err)
 {
     const struct argp_option every = {"every", OPTION_EVERY, "N", 0, options->every_doc, 0}, none = {0};
+    const struct argp_option compression = {"compression", OPTION_COMPRESSION, "HOW", 0, options->compression_doc, 0};
+    const struct argp_option from = {"from", OPTION_FROM, "DIR", 0, "with --compression: state of this checkpoint", 0};
+    const bool compresses = options->compression_doc != NULL;
     const struct argp_option rows[] = {
         {"threads", OPTION_THREADS, "N", 0, "threads that compute (2)", 0},
         {"dir", OPTION_DIR, "DIR", 0, "where files of the bench live while it runs (.)", 0},
         {"bytes", OPTION_BYTES, "N", 0, "bytes of one file, 32M or more: 512M, 2G", 0},
         {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
         options->every_doc ? every : none,
+        compresses ? compression : none, /* only behind --every */
+        compresses ? from : none,
         none,
     };
     const struct argp argp = {options->threads ? rows : rows + 1, parse, NULL, program_doc, NULL, NULL, NULL};
