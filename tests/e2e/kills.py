@@ -3,12 +3,14 @@
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
 takes. The same command then goes on. Every restart must load the last committed step (never an older one, never fail), and at the
-end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill. 20 and
-12 kills by default, 200 and 120 with PERDURE_TEST_SCALE of 10 or more.
+end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill, a third
+with other placements of state over two tiers, the first in memory where there is room. 20, 12 and 16 kills by default; 200, 120 and
+500 with PERDURE_TEST_SCALE of 10 or more.
 """
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -29,21 +31,34 @@ checkpoint: {{every: 1, keep_last: 2}}
 SAME = [(2, "dp=2")]
 MOVING = [(2, "tp=2"), (4, "dp=2,tp=2,zero_stage=1"), (3, "pp=3"), (2, "sp=2"), (4, "sp=2,pp=2,zero_stage=2"), (1, "zero_stage=0"),
           (4, "dp=4,zero_shard=2"), (4, "tp=2,sp=2,schedule=gpipe"), (3, "dp=3"), (4, "pp=2,tp=2,recompute=full")]
+# everything on the drive, parts of it, nothing; what is saved by one is loaded by another
+OFFLOADED = [(ranks, f"{layout},{places}")
+             for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (3, "dp=3,order=layers"), (2, "tp=2"))
+             for places in ("offload.optimizer=nvme,offload.parameters=nvme,offload.gradients=nvme,offload.activations=nvme",
+                            "offload.optimizer=nvme,offload.activations=nvme", "offload.optimizer=nvme,offload.gradients=nvme",
+                            "offload.optimizer=device")]
 RECORDED = re.compile(r"step-(\d{12})-\d+(\.tmp)?$")
+
+
+def fast_of(directory):
+    """The first tier of the third campaign: in memory where that is writable."""
+    if os.access("/dev/shm", os.W_OK):
+        return "/dev/shm/" + directory.strip("/").replace("/", "-")
+    return os.path.join(directory, "fast")
 
 
 def committed(directory):
     """Steps a restart may take: the highest sealed one, or a higher one whose record was written and whose directory was about
     to get its final name. Looked at while nobody runs."""
-    root = os.path.join(directory, "checkpoints")
     sealed, recorded = 0, []
-    for name in os.listdir(root) if os.path.isdir(root) else []:
-        match = RECORDED.match(name)
-        if not match or not os.path.exists(os.path.join(root, name, "commit.h5")):
-            continue
-        recorded.append(int(match.group(1)))
-        if not match.group(2):
-            sealed = max(sealed, recorded[-1])
+    for root in (os.path.join(directory, "checkpoints"), fast_of(directory)):
+        for name in os.listdir(root) if os.path.isdir(root) else []:
+            match = RECORDED.match(name)
+            if not match or not os.path.exists(os.path.join(root, name, "commit.h5")):
+                continue
+            recorded.append(int(match.group(1)))
+            if not match.group(2):
+                sealed = max(sealed, recorded[-1])
     return {sealed, *(step for step in recorded if step > sealed)}
 
 
@@ -80,10 +95,15 @@ def resumed_step(log):
 def overrides_of(layout, transport):
     ranks, keys = layout
     return [f"layout.ranks={ranks}", f"layout.transport={transport}", "layout.threads=1",
-            *(f"layout.{key}" for key in keys.split(","))]
+            *(key if key.startswith("offload.") else f"layout.{key}" for key in keys.split(","))]
 
 
-def campaign(workspace, config, transport, layouts, kills, chooser):
+def tiers_of(directory):
+    return [f"checkpoint.tiers[0].dir={fast_of(directory)}", "checkpoint.tiers[0].every=1",
+            f"checkpoint.tiers[1].dir={directory}/checkpoints", "checkpoint.tiers[1].every=3"]
+
+
+def campaign(workspace, config, transport, layouts, kills, chooser, tiers=lambda directory: []):
     undisturbed = workspace.directory("undisturbed")
     start = time.monotonic()
     workspace.train(config, undisturbed, overrides_of(layouts[0], transport))
@@ -96,7 +116,7 @@ def campaign(workspace, config, transport, layouts, kills, chooser):
         while done < kills:
             before = committed(directory)
             layout = chooser.choice(layouts)
-            process = launch(workspace, config, directory, overrides_of(layout, transport))
+            process = launch(workspace, config, directory, overrides_of(layout, transport) + tiers(directory))
             try:
                 process.wait(timeout=chooser.uniform(0.0, whole))
             except subprocess.TimeoutExpired:
@@ -114,7 +134,8 @@ def campaign(workspace, config, transport, layouts, kills, chooser):
                 break
             if process.returncode != -signal.SIGKILL:
                 raise harness.Failure(f"kill {done}: {layout} ended by itself with {process.returncode}\n{log}")
-        workspace.train(config, directory, overrides_of(chooser.choice(layouts), transport))
+        workspace.train(config, directory, overrides_of(chooser.choice(layouts), transport) + tiers(directory))
+        shutil.rmtree(fast_of(directory), ignore_errors=True)
         if workspace.state_digest(directory) != expected[1]:
             raise harness.Failure(f"after {done} kills: the final state differs")
         for step, bits in harness.losses(directory).items():
@@ -134,6 +155,7 @@ def body(workspace, arguments):
     scale = 10 if harness.scale() >= 10 else 1
     campaign(workspace, config, transport, SAME, 20 * scale, random.Random(seed))
     campaign(workspace, cut, transport, MOVING, 12 * scale, random.Random(seed))
+    campaign(workspace, cut, transport, OFFLOADED, 16 if scale == 1 else 500, random.Random(seed), tiers_of)
 
 
 harness.main(body)
