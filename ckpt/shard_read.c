@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define BOUNCE_BYTES (256u << 10)
+#define REST_PIECES 64u /* that are read at once */
 
 /* ---- identity ---- */
 
@@ -111,32 +112,85 @@ static pd_status load_table(struct pd_shard *shard, struct pd_error *err)
     return status;
 }
 
-static pd_status digest_rest(struct pd_shard *shard, uint64_t *ret_digest, struct pd_error *err)
+/* Pieces of the rest, one behind the other in the bounce buffer. There are as many as HDF5 made pages between boxes: one
+ * after the other they would cost more than all else about opening a shard. */
+struct rest_batch {
+    struct pd_queue *queue;
+    struct pd_transfer transfers[REST_PIECES];
+    uint32_t count;
+    uint64_t bytes;
+    struct pd_digest_stream digest;
+};
+
+static pd_status read_batch(struct rest_batch *b, struct pd_error *err)
 {
-    struct pd_digest_stream stream;
-    pd_digest_stream_init(&stream, pd_shard_table_seed(&shard->identity));
-    for (uint32_t i = 0; i < shard->map.segment_count; i++) {
-        const struct pd_shard_segment *segment = &shard->map.segments[i];
-        if (segment->type != PD_SEGMENT_REST) continue;
-        for (uint64_t at = 0; at < segment->bytes; at += BOUNCE_BYTES) {
-            uint64_t left = segment->bytes - at, bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
-            PD_TRY(pd_file_read(shard->file, segment->offset + at, shard->bounce, bytes, err));
-            pd_shard_map_mask(&shard->map, shard->contents.places, segment->offset + at, shard->bounce, bytes);
-            pd_digest_stream_add(&stream, shard->bounce, bytes);
+    struct pd_transfer *transfers[REST_PIECES];
+    for (uint32_t i = 0; i < b->count; i++)
+        transfers[i] = &b->transfers[i];
+    pd_status st = pd_queue_submit(b->queue, transfers, b->count, err);
+    for (uint32_t reaped = 1; reaped;) { /* whatever was sent comes back first */
+        struct pd_transfer *done[REST_PIECES];
+        PD_TRY(pd_queue_reap(b->queue, done, REST_PIECES, &reaped, st ? NULL : err));
+        for (uint32_t i = 0; i < reaped; i++) {
+            pd_status one = pd_transfer_error(done[i], st ? NULL : err);
+            if (!st) st = one;
         }
     }
-    *ret_digest = pd_digest_stream_value(&stream);
+    return st;
+}
+
+static pd_status digest_batch(struct pd_shard *shard, struct rest_batch *b, struct pd_error *err)
+{
+    PD_TRY(read_batch(b, err));
+    for (uint32_t i = 0; i < b->count; i++) {
+        const struct pd_transfer *t = &b->transfers[i];
+        pd_shard_map_mask(&shard->map, shard->contents.places, t->offset, t->data, t->bytes);
+        pd_digest_stream_add(&b->digest, t->data, t->bytes);
+    }
+    b->count = 0;
+    b->bytes = 0;
+    return PD_OK;
+}
+
+static pd_status add_rest(struct pd_shard *shard, struct rest_batch *b, uint64_t offset, uint64_t bytes,
+                          struct pd_error *err)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        const uint64_t left = bytes - done, room = BOUNCE_BYTES - b->bytes, piece = left < room ? left : room;
+        b->transfers[b->count++] = (struct pd_transfer){
+            .file = shard->file, .data = shard->bounce + b->bytes, .offset = offset + done, .bytes = piece};
+        b->bytes += piece;
+        done += piece;
+        if (b->count == REST_PIECES || b->bytes == BOUNCE_BYTES) PD_TRY(digest_batch(shard, b, err));
+    }
+    return PD_OK;
+}
+
+static pd_status digest_rest(struct pd_shard *shard, struct pd_queue *queue, uint64_t *ret_digest, struct pd_error *err)
+{
+    struct rest_batch batch = {.queue = queue};
+    pd_digest_stream_init(&batch.digest, pd_shard_table_seed(&shard->identity));
+    for (uint32_t i = 0; i < shard->map.segment_count; i++) {
+        const struct pd_shard_segment *segment = &shard->map.segments[i];
+        if (segment->type == PD_SEGMENT_REST) PD_TRY(add_rest(shard, &batch, segment->offset, segment->bytes, err));
+    }
+    PD_TRY(digest_batch(shard, &batch, err));
+    *ret_digest = pd_digest_stream_value(&batch.digest);
     return PD_OK;
 }
 
 pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err)
 {
     const struct pd_shard_head *head = (const void *)shard->table;
-    for (int attempt = 0; attempt < 2; attempt++) {
-        uint64_t digest = 0;
-        PD_TRY(digest_rest(shard, &digest, err));
-        if (digest == head->rest_digest) return PD_OK;
-    }
+    struct pd_queue *queue = NULL;
+    uint64_t digest = ~head->rest_digest;
+    PD_TRY(pd_queue_open(shard->door, NULL, 0, &queue, err));
+    pd_status st = PD_OK;
+    for (int attempt = 0; !st && digest != head->rest_digest && attempt < 2; attempt++)
+        st = digest_rest(shard, queue, &digest, err);
+    pd_queue_close(queue);
+    PD_TRY(st);
+    if (digest == head->rest_digest) return PD_OK;
     PD_FAIL(err, PD_CORRUPT, "the HDF5 metadata does not match its digest");
 }
 
