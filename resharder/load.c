@@ -290,21 +290,11 @@ static uint64_t item_skip(const struct loader *l, const struct pd_read_item *ite
     return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN;
 }
 
-/* Where the whole item is to lie in the end, when this rank alone wants it and direct I/O can put it there; else NULL. */
-static char *final_place(struct loader *l, const struct pd_read_item *item)
+/* In the window, even where direct I/O could put it in its place: memory that no transfer has touched before makes the first
+ * one wait, several times longer than the copy takes that verifying makes nearly free. */
+static char *item_data(const struct loader *l, const struct pd_read_item *item)
 {
-    struct own_runs own = {.l = l, .item = item};
-    if (item_skip(l, item) || item->bytes % PD_DOOR_ALIGN) return NULL;
-    pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
-    if (own.count != 1 || own.last.bytes != item->bytes) return NULL;
-    char *place = place_of(l, item, &own.last);
-    return (uintptr_t)place % PD_DOOR_ALIGN ? NULL : place;
-}
-
-static char *item_data(struct loader *l, const struct pd_read_item *item)
-{
-    char *place = final_place(l, item), *data = l->request->buffers;
-    if (place) return place;
+    char *data = l->request->buffers;
     return data + item->round % WINDOWS * l->window_bytes + item->window_offset + item_skip(l, item);
 }
 
@@ -413,7 +403,6 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     struct own_runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
     char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
-    if (place == data) place = NULL; /* it is there */
     const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, item->box);
     if (is_in_chunks) PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, data, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
