@@ -58,6 +58,10 @@ uint64_t pd_tiers_lineage(const struct pd_tiers *tiers); /* the highest of any t
 /* The newest checkpoint over all tiers, by (lineage, step), then the earlier tier. False: there is none. */
 bool pd_tiers_newest(const struct pd_tiers *tiers, uint32_t *ret_tier, struct pd_store_entry *ret_entry);
 
+/* Checkpoints that a tier may hold at once: what is kept, one that is being written, and one for each later tier that may be
+ * copied from it. */
+uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier);
+
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
  * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, aloud, when it does
  * not fit: tmpfs never says that it is full, it gets the job killed. A disk without room is said and tried again when due.

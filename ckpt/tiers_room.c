@@ -16,10 +16,14 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-/* What is kept, one that is being written, and one that each later tier may still be reading. */
+uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
+{
+    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier);
+}
+
 static uint32_t copies_of(const struct tier *tier)
 {
-    return (tier->options.keep_last ? tier->options.keep_last : 1) + 1 + (tier->tiers->count - 1 - tier->number);
+    return pd_tiers_copies(tier->tiers->options.tiers, tier->tiers->count, tier->number);
 }
 
 static pd_status gather_needs(struct tier *tier, const struct needs *mine, struct needs *ret_host, uint32_t *ret_ranks,

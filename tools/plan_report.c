@@ -48,6 +48,32 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
 
 /* ---- text ---- */
 
+/* What a tier has to hold at once. */
+static void print_tiers(const struct pd_config *c, uint64_t state)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
+        printf("tier %u      %s: %s at once: %s\n", i, tiers[i].dir,
+               pd_counted(pd_tiers_copies(tiers, count, i), "checkpoint").text,
+               pd_text_bytes(state * pd_tiers_copies(tiers, count, i)).text);
+}
+
+static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint64_t state)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    pd_json_array_begin(w, "tiers");
+    for (uint32_t i = 0; i < count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "dir", tiers[i].dir);
+        pd_json_u64(w, "checkpoints", pd_tiers_copies(tiers, count, i));
+        pd_json_u64(w, "bytes", state * pd_tiers_copies(tiers, count, i));
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 static void describe(const struct pd_plan_subject *s)
 {
     const struct pd_model_config *m = &s->model->config;
@@ -61,8 +87,12 @@ static void describe(const struct pd_plan_subject *s)
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
            pd_counted(c->batch.sequences / c->batch.leaf, "leaf").text, c->batch.leaf);
-    printf("checkpoint  %s; %u are kept and one is being written: %s\n", pd_text_bytes(state).text, c->checkpoint.keep_last,
-           pd_text_bytes(state * (c->checkpoint.keep_last + 1)).text);
+    if (c->checkpoint.tiers_count)
+        printf("checkpoint  %s\n", pd_text_bytes(state).text);
+    else
+        printf("checkpoint  %s; %u are kept and one is being written: %s\n", pd_text_bytes(state).text,
+               c->checkpoint.keep_last, pd_text_bytes(state * (c->checkpoint.keep_last + 1)).text);
+    print_tiers(c, state);
 }
 
 static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
@@ -407,6 +437,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
     pd_json_u64(&w, "leaves", c->batch.sequences / c->batch.leaf);
     pd_json_u64(&w, "checkpoint_bytes", s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
+    tiers_json(&w, s->config, s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");
     for (uint32_t i = 0; i < count; i++)

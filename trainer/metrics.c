@@ -85,6 +85,25 @@ static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_st
     return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.steps - s->step);
 }
 
+/* In the order of checkpoint.tiers. */
+static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
+{
+    if (!tiers || pd_tiers_count(tiers) < 2) return;
+    pd_json_array_begin(w, "tiers");
+    for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
+        struct pd_tier_report report;
+        pd_tiers_report(tiers, i, &report);
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "newest", report.newest_step);
+        if (report.is_left_out) pd_json_bool(w, "left_out", true);
+        if (report.failures) pd_json_u64(w, "failures", report.failures);
+        if (report.failures) pd_json_string(w, "cause", report.cause);
+        if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step *s, struct pd_error *err)
 {
     struct pd_json_writer w;
@@ -114,6 +133,7 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_double(&w, "gemm_share", gemm_share(m, s));
     pd_json_u64(&w, "memory_bytes", s->memory_bytes);
     pd_json_u64(&w, "last_checkpoint", s->last_checkpoint);
+    add_tiers(&w, s->tiers);
     if (s->save_seconds > 0) {
         pd_json_double(&w, "save_seconds", s->save_seconds);
         pd_json_double(&w, "stall_seconds", s->stall_seconds);

@@ -7,6 +7,7 @@
 #ifndef PD_TRAINER_METRICS_H
 #define PD_TRAINER_METRICS_H
 
+#include "ckpt/tiers.h"
 #include "trainer/engine.h"
 
 struct pd_metrics;
@@ -19,6 +20,7 @@ struct pd_metrics_step {
     double seconds;           /* of the step */
     double validation_loss;   /* NaN: not measured at this step */
     uint64_t memory_bytes;    /* resident, of rank 0 */
+    struct pd_tiers *tiers;   /* what lies in each, where there are several; may be NULL */
     uint64_t last_checkpoint; /* newest committed step; 0: none */
     double save_seconds;      /* of the saves that ended since the line before; 0: none */
     double stall_seconds;     /* of these training waited */

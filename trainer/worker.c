@@ -444,6 +444,7 @@ static void write_metrics(struct worker *w, struct pd_metrics_step *m)
     m->fence = w->state.fence;
     m->skipped_steps = w->state.skipped_steps;
     m->last_checkpoint = w->saved_step;
+    m->tiers = w->tiers;
     m->save_seconds = w->save_seconds;
     m->stall_seconds = w->stall_seconds;
     m->memory_bytes = pd_metrics_resident_bytes();
