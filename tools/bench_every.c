@@ -173,12 +173,10 @@ static double quantile(double *values, uint32_t count, double share)
     return values[rank ? rank - 1 : 0];
 }
 
-static pd_status rehearse(struct every_bench *b, uint64_t *ret_leaves, struct pd_error *err)
+static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
 {
-    double copies[REHEARSALS], steps[REHEARSALS], unused;
+    double copies[REHEARSALS], unused;
     struct pd_saver_outcome outcome;
-    PD_TRY(build(b, 1, err));
-    PD_TRY(run_steps(b, 1, &unused, err));  /* every page of it is touched */
     for (int i = -2; i < REHEARSALS; i++) { /* the first ones make files */
         PD_TRY(run_steps(b, 1, &unused, err));
         uint64_t start = pd_clock_monotonic_ns(NULL);
@@ -186,12 +184,39 @@ static pd_status rehearse(struct every_bench *b, uint64_t *ret_leaves, struct pd
         pd_saver_let_go(b->saver);
         if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
         PD_TRY(finish_save(b, &outcome, err));
-        if (i >= 0) steps[i] = unused;
     }
     b->copy_s = quantile(copies, REHEARSALS, 0.5);
-    const double leaves = ceil(1.15 * COPIES * b->copy_s / quantile(steps, REHEARSALS, 0.5));
-    *ret_leaves = leaves < 1 ? 1 : leaves > LEAVES_MAX ? LEAVES_MAX : (uint64_t)leaves;
-    release(b);
+    return PD_OK;
+}
+
+static pd_status rehearse_step(struct every_bench *b, double *ret_seconds, struct pd_error *err)
+{
+    double steps[REHEARSALS];
+    for (int i = -1; i < REHEARSALS; i++) { /* the first one touches every page */
+        double seconds;
+        PD_TRY(run_steps(b, 1, &seconds, err));
+        if (i >= 0) steps[i] = seconds;
+    }
+    *ret_seconds = quantile(steps, REHEARSALS, 0.5);
+    return PD_OK;
+}
+
+/* From one leaf up, until a step is long enough; the engine that is left standing makes such steps. */
+static pd_status rehearse(struct every_bench *b, struct pd_error *err)
+{
+    double step = 0;
+    uint64_t leaves = 1;
+    PD_TRY(build(b, leaves, err));
+    PD_TRY(run_steps(b, 1, &step, err));
+    PD_TRY(rehearse_copy(b, err));
+    PD_TRY(rehearse_step(b, &step, err));
+    while (step < COPIES * b->copy_s && leaves < LEAVES_MAX) {
+        const double more = ceil((double)leaves * 1.1 * COPIES * b->copy_s / step);
+        leaves = more > LEAVES_MAX ? LEAVES_MAX : (uint64_t)more;
+        release(b);
+        PD_TRY(build(b, leaves, err));
+        PD_TRY(rehearse_step(b, &step, err));
+    }
     return PD_OK;
 }
 
@@ -244,16 +269,12 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
     struct pd_saver_outcome outcome;
     char text[4096];
     double unused;
-    uint64_t leaves;
     pd_group_init_single(&b->group);
     pd_bench_room_path(&b->room, "text", text);
     PD_TRY(write_text(text, err));
     PD_TRY(open_tier(b, err));
-    PD_TRY(rehearse(b, &leaves, err));
-    PD_TRY(build(b, leaves, err));
-    PD_TRY(run_steps(b, 1, &unused, err)); /* every page of it is touched */
-    b->state.identity.step += 1000;        /* names of the rehearsal are taken */
-    pd_saver_start(b->saver, &b->state, true);
+    PD_TRY(rehearse(b, err));
+    pd_saver_start(b->saver, &b->state, true); /* this saver has not saved yet */
     PD_TRY(finish_save(b, &outcome, err));
     PD_TRY(run_steps(b, 1, &unused, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
