@@ -48,7 +48,7 @@ void pd_saver_free(struct pd_saver *saver);
 uint64_t pd_saver_file_bytes(const struct pd_saver *saver);
 
 /* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
- * ten times the copy into it. Once there is room for checkpoints for certain. */
+ * many times the copy into it. Once there is room for checkpoints for certain. */
 void pd_saver_keep_ready(struct pd_saver *saver);
 /* Begins a save of the boxes as they are, under a copy of `state` (its texts are borrowed), into the first tier that is due;
  * `everywhere`: all are. Waits while in_flight others are under way. */
