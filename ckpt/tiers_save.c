@@ -34,12 +34,12 @@ static void count_failure(struct tier *tier)
     tier->passes = (1u << power) - 1;
 }
 
-static void count_success(struct tier *tier, uint64_t lineage, uint64_t step, const char *name)
+static void count_success(struct tier *tier, uint64_t lineage, uint64_t step, const char name[64])
 {
     tier->failures = tier->passes = 0;
     tier->newest_lineage = lineage;
     tier->newest_step = step;
-    snprintf(tier->newest_name, sizeof tier->newest_name, "%s", name);
+    memcpy(tier->newest_name, name, sizeof tier->newest_name);
 }
 
 /* A copy that has ended on every rank. */
