@@ -27,8 +27,8 @@
 #define WINDOW (UINT64_C(16) << 20) /* elements of state in memory that compute alone works on again and again */
 #define NORM_COLUMNS 1024u
 #define NORM_ROWS 4096u
-#define RAW_DEPTH 32u
-#define RAW_BLOCK (UINT64_C(1) << 20)
+#define RAW_DEPTH 32u /* of the sizes and depths tried, the one that moved most */
+#define RAW_BLOCK (UINT64_C(2) << 20)
 
 struct offload_bench {
     struct pd_bench_options options;
@@ -339,7 +339,7 @@ static void release(struct offload_bench *b)
 
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
 {
-    struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 7, .threads = 2}};
+    struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1536) << 20, .pairs = 7, .threads = 2}};
     bool done;
     PD_TRY(pd_bench_parse("One optimizer step on state in files, clipping on, against the larger of its compute alone and "
                           "direct I/O of the same bytes alone, reads and writes at once, on files in the same state, "
