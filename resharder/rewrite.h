@@ -18,7 +18,7 @@
 #include "resharder/layout.h"
 
 #define PD_REWRITE_BUFFER_BYTES_MIN (UINT64_C(16) << 20)
-#define PD_REWRITE_BUFFER_BYTES (UINT64_C(96) << 20) /* is fast */
+#define PD_REWRITE_BUFFER_BYTES (UINT64_C(80) << 20) /* is fast */
 
 struct pd_rewrite_request {
     const char *directory; /* of the sealed checkpoint */

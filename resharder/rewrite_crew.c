@@ -1,7 +1,18 @@
 /* Work beside the data: what HDF5 has to make, and the end of shards, each with its flush. */
 #include "resharder/rewrite_internal.h"
 
+#include <malloc.h>
 #include <string.h>
+
+/* One at a time, and what HDF5 took goes back: memory freed in one thread is no use to another. */
+static pd_status make_metadata(struct rewriter *r, const struct rewrite_job *job, struct pd_error *err)
+{
+    pthread_mutex_lock(&r->crew.metadata);
+    pd_status st = job->kind == REWRITE_PLAN ? rewrite_plan_target(r, job->number, err) : rewrite_build_index(r, err);
+    (void)malloc_trim(0);
+    pthread_mutex_unlock(&r->crew.metadata);
+    return st;
+}
 
 /* The mutex is held before and after. */
 static void run_next(struct rewriter *r)
@@ -13,8 +24,7 @@ static void run_next(struct rewriter *r)
     crew->running++;
     pthread_mutex_unlock(&crew->mutex);
     if (job.kind == REWRITE_OPEN) st = rewrite_open_ahead(r, job.number, &err);
-    if (job.kind == REWRITE_PLAN) st = rewrite_plan_target(r, job.number, &err);
-    if (job.kind == REWRITE_INDEX) st = rewrite_build_index(r, &err);
+    if (job.kind == REWRITE_PLAN || job.kind == REWRITE_INDEX) st = make_metadata(r, &job, &err);
     if (job.kind == REWRITE_FINISH) st = rewrite_finish_target(r, job.number, &err);
     pthread_mutex_lock(&crew->mutex);
     crew->running--;
@@ -47,6 +57,7 @@ pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err)
 {
     struct rewrite_crew *crew = &r->crew;
     pthread_mutex_init(&crew->mutex, NULL);
+    pthread_mutex_init(&crew->metadata, NULL);
     pthread_cond_init(&crew->changed, NULL);
     for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
         pthread_mutex_init(&crew->staging[i], NULL);
@@ -115,7 +126,9 @@ void rewrite_crew_stop(struct rewriter *r)
         (void)pthread_join(crew->threads[--crew->thread_count], NULL);
     for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
         pthread_mutex_destroy(&crew->staging[i]);
+    pthread_mutex_destroy(&crew->metadata);
     pthread_cond_destroy(&crew->changed);
     pthread_mutex_destroy(&crew->mutex);
     crew->is_made = false;
+    (void)malloc_trim(0);
 }

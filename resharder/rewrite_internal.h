@@ -81,8 +81,9 @@ struct rewrite_job {
 struct rewrite_crew {
     pthread_t threads[REWRITE_CREW];
     uint32_t thread_count;
-    pthread_mutex_t mutex;  /* guards all that follows, is_planned of targets and is_opened of sources */
-    pthread_cond_t changed; /* a job was added or done */
+    pthread_mutex_t mutex;    /* guards all that follows, is_planned of targets and is_opened of sources */
+    pthread_mutex_t metadata; /* HDF5's turn */
+    pthread_cond_t changed;   /* a job was added or done */
     struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + REWRITE_OPEN_FIRST + 1];
     uint32_t begin, end, running;
     bool is_made, leaves;
