@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -154,11 +155,17 @@ static void *tier_main(void *argument)
     return NULL;
 }
 
+/* Signals are for the threads of the program. */
 pd_status tier_start_thread(struct tier *tier, struct pd_error *err)
 {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int number = pthread_create(&tier->thread, NULL, tier_main, tier);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (number) PD_FAIL_ERRNO(err, number, "a thread for checkpoints in %s", tier->dir);
     tier->has_thread = true;
+    pthread_setname_np(tier->thread, "pd-tier");
     return PD_OK;
 }
 

@@ -125,11 +125,25 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
     return pd_group_agree(&w->group, st, err);
 }
 
+static pd_status make_tier(const struct pd_config *config, const char *dir, struct pd_error *err)
+{
+    struct pd_error why;
+    pd_status st = pd_worker_make_directories(dir, &why);
+    if (!st) return PD_OK;
+    if (!config->checkpoint.tiers_count) {
+        if (err) *err = why;
+        return st;
+    }
+    return pd_error_set(err, st, PD_WHERE, 0,
+                        "%.700s; it may hold the newest checkpoint: bring it back, or leave it out of checkpoint.tiers",
+                        why.message);
+}
+
 static pd_status make_all_directories(struct worker *w, const struct pd_tiers_options *options, struct pd_error *err)
 {
     PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
     for (uint32_t i = 0; i < options->count; i++)
-        PD_TRY(pd_worker_make_directories(options->tiers[i].dir, err));
+        PD_TRY(make_tier(w->config, options->tiers[i].dir, err));
     return pd_door_new_auto(&w->door, err);
 }
 
