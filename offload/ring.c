@@ -15,7 +15,7 @@
 /* From 1 MiB on requests of this size move as much as the disk gives; smaller pieces are joined where they are neighbours.
  */
 #define REQUEST_BYTES (UINT64_C(1) << 20)
-#define IN_FLIGHT_MAX 64u
+#define IN_FLIGHT_MAX 128u
 #define BATCH 32u
 #define SLOT_UNIT (UINT64_C(64) << 10)
 

@@ -17,7 +17,7 @@
 #include "ckpt/io/door.h"
 
 #define PD_RING_PIECES_MAX 256u /* of one extent */
-#define PD_RING_SLOTS 8u
+#define PD_RING_SLOTS 16u
 
 struct pd_ring;
 
@@ -52,7 +52,7 @@ struct pd_ring_report {
     double seconds, work_seconds, wait_seconds; /* wait: nothing to work on */
 };
 
-/* `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 8 x 24 MiB is fast. */
+/* `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 16 x 12 MiB is fast. */
 PD_MUST_USE pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
                                   struct pd_error *err);
 void pd_ring_free(struct pd_ring *ring);       /* NULL is fine */
