@@ -66,6 +66,9 @@ PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_door *door, const
                                                      struct pd_shard_writer **ret_writer, struct pd_error *err);
 void pd_shard_writer_free(struct pd_shard_writer *writer);
 uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
+/* Of a writer that does not compress and one stream, before there is one: never less, and a sum over boxes. */
+uint64_t pd_shard_writer_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                    uint32_t box_count);
 uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* of the file, at most */
 
 /* Called by pd_shard_write, in its thread, as soon as `data` is no longer read: it may change from there on, while tables

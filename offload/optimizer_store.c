@@ -62,15 +62,37 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
     if (!store->resident_at) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", o->box_count);
     place_resident(store);
-    uint64_t writer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
+    const uint64_t buffer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
     for (int g = 0; g < 2; g++) {
         struct pd_optimizer_generation *generation = &store->generations[g];
         generation->resident = calloc(store->resident_elements + 1, sizeof *generation->resident);
         if (!generation->resident) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
-        PD_TRY(pd_shard_writer_new(o->door, o->tensors, o->boxes, o->box_count, o->buffers, writer_bytes,
+        PD_TRY(pd_shard_writer_new(o->door, o->tensors, o->boxes, o->box_count, o->buffers, buffer_bytes,
                                    &generation->writer, err));
     }
     return pd_ring_new(o->door, o->buffers, o->buffer_bytes, &store->ring, err);
+}
+
+/* Beside its shard writers. */
+static uint64_t own_bytes(uint32_t box_count, uint64_t resident_elements, uint64_t buffer_bytes)
+{
+    return sizeof(struct pd_optimizer_store) + pd_ring_bytes(buffer_bytes) +
+           ((uint64_t)box_count + 1) * (sizeof(struct pd_optimizer_group) + sizeof(uint64_t)) +
+           2 * (resident_elements + 1) * sizeof(float);
+}
+
+static uint64_t writer_bytes(const struct pd_shard_writer *writer)
+{
+    return pd_shard_writer_bytes(writer) + pd_shard_writer_stream_bytes(writer);
+}
+
+/* What plans counted holds. */
+static void check_heap(const struct pd_optimizer_store *store)
+{
+    const struct pd_optimizer_store_options *o = &store->options;
+    PD_CHECK(own_bytes(o->box_count, store->resident_elements, o->buffer_bytes) +
+                 writer_bytes(store->generations[0].writer) + writer_bytes(store->generations[1].writer) <=
+             pd_optimizer_store_most_bytes(o->tensors, o->boxes, o->box_count, o->buffer_bytes));
 }
 
 pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options, struct pd_optimizer_store **ret_store,
@@ -85,6 +107,7 @@ pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *option
         pd_optimizer_store_free(store);
         return pd_error_context(err, st, "optimizer state in files");
     }
+    check_heap(store);
     *ret_store = store;
     return PD_OK;
 }
@@ -96,15 +119,24 @@ pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const s
     struct pd_optimizer_groups groups;
     struct pd_shard_writer *writer = NULL;
     PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, &groups, err));
-    uint64_t resident = (count_resident(&groups) + 1) * sizeof(float);
+    const uint64_t resident = count_resident(&groups);
     pd_optimizer_groups_deinit(&groups);
     PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, &writer, err));
-    *ret_heap_bytes = sizeof(struct pd_optimizer_store) + pd_ring_bytes(buffer_bytes) +
-                      ((uint64_t)box_count + 1) * (sizeof *groups.groups + sizeof(uint64_t)) +
-                      2 * (resident + pd_shard_writer_bytes(writer) + pd_shard_writer_stream_bytes(writer));
+    *ret_heap_bytes = own_bytes(box_count, resident, buffer_bytes) + 2 * writer_bytes(writer);
     *ret_file_bytes = pd_shard_writer_file_bytes(writer);
     pd_shard_writer_free(writer);
     return PD_OK;
+}
+
+uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                       uint32_t box_count, uint64_t buffer_bytes)
+{
+    uint64_t resident = 0;
+    for (uint32_t b = 0; b < box_count; b++) {
+        const uint64_t elements = pd_box_elements(&boxes[b].box);
+        if (elements < PD_OPTIMIZER_BLOCK_ELEMENTS) resident += elements;
+    }
+    return own_bytes(box_count, resident, buffer_bytes) + 2 * pd_shard_writer_most_bytes(tensors, boxes, box_count);
 }
 
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store)

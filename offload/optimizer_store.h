@@ -45,6 +45,9 @@ void pd_optimizer_store_free(struct pd_optimizer_store *store);
 PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                               uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
                                               uint64_t *ret_file_bytes, struct pd_error *err);
+/* That heap and a little more, without metadata: a sum over boxes, and never less than what new takes (it checks). */
+uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                       uint32_t box_count, uint64_t buffer_bytes);
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store); /* of one generation */
 
 /* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in

@@ -22,6 +22,7 @@ enum {
     OPTION_FLOPS,
     OPTION_LINK,
     OPTION_NETWORK,
+    OPTION_NVME,
     OPTION_HOST_RANKS,
     OPTION_ALTERNATIVES,
     OPTION_LADDER,
@@ -35,7 +36,7 @@ struct options {
     bool print_config, ladder;
     const char *device;
     uint64_t device_bytes;
-    double flops, link, network; /* 0: as the device has them */
+    double flops, link, network, nvme; /* 0: as the device has them */
     struct pd_machine machine;
     struct pd_error *err;
 };
@@ -111,6 +112,8 @@ static error_t parse_machine(int key, char *text, struct options *o)
         return parse_rate(o, "link", text, &o->link);
     case OPTION_NETWORK:
         return parse_rate(o, "network", text, &o->network);
+    case OPTION_NVME:
+        return parse_rate(o, "nvme", text, &o->nvme);
     case OPTION_HOST_RANKS:
         return parse_count(o, "host-ranks", text, 1, 65536, &o->host_ranks);
     default:
@@ -152,6 +155,7 @@ static pd_status resolve_machine(struct options *o, struct pd_error *err)
     if (o->flops > 0) o->machine.flops = o->flops;
     if (o->link > 0) o->machine.link = o->link;
     if (o->network > 0) o->machine.network = o->network;
+    if (o->nvme > 0) o->machine.nvme = o->nvme;
     if (o->host_ranks) o->machine.host_ranks = o->host_ranks;
     return PD_OK;
 }
@@ -215,12 +219,29 @@ static pd_status lay_out(const struct options *o, const struct pd_config *config
     return PD_OK;
 }
 
+static pd_status plan_offload(const struct pd_config *config, const struct pd_model *model, struct pd_planned_world *w,
+                              struct pd_error *err)
+{
+    struct pd_engine_options options = {
+        .config = config, .model = model, .world = w->ranks, .threads = w->threads, .laid_out = &w->laid_out};
+    w->process_bytes = pd_process_bytes(model, w->threads);
+    if (!pd_config_uses_nvme(config)) return PD_OK;
+    w->offload = calloc(w->memory.group_count, sizeof *w->offload);
+    if (!w->offload) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        options.rank = w->memory.groups[g].first_rank;
+        PD_TRY(pd_offload_plan_of(&options, &w->offload[g], err));
+    }
+    return PD_OK;
+}
+
 static pd_status plan_world(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                             uint32_t ranks, bool is_alone, struct pd_planned_world *w, struct pd_error *err)
 {
     *w = (struct pd_planned_world){.ranks = ranks, .threads = threads_of(o, config, ranks)};
     PD_TRY(lay_out(o, config, model, w, err));
     PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
+    PD_TRY(plan_offload(config, model, w, err));
     pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
     count_idle(model, w);
     return is_alone ? find_alternatives(o, config, model, w, err) : PD_OK;
@@ -332,8 +353,10 @@ static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *su
     if (!status && refused == o->world_count)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %s: %s", refused,
                               pd_counted(worlds[0].ranks, "rank").text, worlds[0].refusal);
-    for (uint32_t i = 0; i < o->world_count; i++)
+    for (uint32_t i = 0; i < o->world_count; i++) {
         pd_world_memory_deinit(&worlds[i].memory);
+        free(worlds[i].offload);
+    }
     return status;
 }
 
@@ -396,6 +419,10 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
         {.name = "flops", .key = OPTION_FLOPS, .arg = "RATE", .doc = "that training reaches on a rank, such as 150T"},
         {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
         {.name = "network", .key = OPTION_NETWORK, .arg = "RATE", .doc = "bytes a second and rank between hosts"},
+        {.name = "nvme",
+         .key = OPTION_NVME,
+         .arg = "RATE",
+         .doc = "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)"},
         {.name = "host-ranks", .key = OPTION_HOST_RANKS, .arg = "N", .doc = "ranks of a host"},
         {.name = "alternatives",
          .key = OPTION_ALTERNATIVES,

@@ -132,6 +132,74 @@ static int by_ranks(const void *a, const void *b)
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
+static const char *rank_text(uint32_t value, char ret_text[16])
+{
+    snprintf(ret_text, 16, "%u", value);
+    return ret_text;
+}
+
+/* Where it lies and what moves, for the groups that are shown of memory, too. */
+static pd_status print_places(const struct pd_planned_world *w, struct pd_error *err)
+{
+    static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">page-locked", ">NVMe", ">to and from it a step"};
+    const uint32_t count = w->memory.group_count;
+    struct pd_table table;
+    pd_table_init(&table, headings, 6);
+    for (uint32_t g = 0; g < count && g < GROUPS_SHOWN; g++) {
+        const struct pd_memory_group *group = &w->memory.groups[g];
+        char ranks[16], first[16];
+        pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
+                                                   pd_text_bytes(total_of(&group->plan)).text, "-",
+                                                   pd_text_bytes(w->offload[g].nvme_bytes).text,
+                                                   pd_text_bytes(w->offload[g].step_bytes).text});
+    }
+    PD_TRY(pd_table_print(&table, err));
+    return PD_OK;
+}
+
+/* Of the group whose ranks move most. */
+static void print_streams(const struct pd_planned_world *w)
+{
+    const struct pd_offload_plan *p = &w->offload[0];
+    for (uint32_t g = 1; g < w->memory.group_count; g++)
+        if (w->offload[g].step_bytes > p->step_bytes) p = &w->offload[g];
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } kinds[] = {{"state", p->state_traffic},
+                 {"parameters", p->parameter_traffic},
+                 {"gradients", p->gradient_traffic},
+                 {"activations", p->activation_traffic}};
+    bool any = false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (!kinds[i].bytes) continue;
+        printf("%s%s %s",
+               any ? ", " : "a rank reads and writes on NVMe in a step, at most: ", pd_text_bytes(kinds[i].bytes).text,
+               kinds[i].name);
+        any = true;
+    }
+    if (any) printf("\n");
+    if (p->generations)
+        printf("state is in %u files of %s, the one that is read, the one that is written and kept checkpoints",
+               p->generations, pd_text_bytes(p->generation_bytes).text);
+    if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
+    printf(
+        "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");
+}
+
+static void print_where(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
+                                    s->config->offload.gradients, s->config->offload.activations};
+    bool any = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        any = any || places[i] == PD_PLACE_CPU;
+    if (w->offload) print_streams(w);
+    if (any) printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
+    printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
+           pd_text_bytes(w->process_bytes).text);
+}
+
 /* All groups, or the largest of them. */
 static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *err)
 {
@@ -150,10 +218,9 @@ static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *
             rest += groups[g].ranks;
             continue;
         }
-        snprintf(count, sizeof count, "%u", groups[g].ranks);
-        snprintf(first, sizeof first, "%u", groups[g].first_rank);
         ranks += groups[g].ranks;
-        memory_row(&table, (const char *const[]){count, first}, 2, &groups[g].plan);
+        memory_row(&table, (const char *const[]){rank_text(groups[g].ranks, count), rank_text(groups[g].first_rank, first)},
+                   2, &groups[g].plan);
     }
     free(groups);
     PD_TRY(pd_table_print(&table, err));
@@ -194,7 +261,11 @@ static void print_time(const struct pd_planned_world *w, const struct pd_machine
     if (c->recompute_seconds > 0) printf(", recomputation %s", seconds_text(c->recompute_seconds).text);
     if (c->exposed_seconds > 0) printf(", transfers that nothing hides %s", seconds_text(c->exposed_seconds).text);
     if (c->bubble > 0) printf(", bubble %s (%.1f %%)", seconds_text(c->bubble_seconds).text, 100 * c->bubble);
-    printf(", optimizer %s\n", seconds_text(c->optimizer_seconds).text);
+    printf(", optimizer %s", seconds_text(c->optimizer_seconds).text);
+    if (c->nvme_seconds > 0)
+        printf("; NVMe is busy for %s at %s/s", seconds_text(c->nvme_seconds).text,
+               pd_text_bytes((uint64_t)machine->nvme).text);
+    printf("\n");
 }
 
 static void print_warnings(const struct pd_planned_world *w)
@@ -245,9 +316,11 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     printf("\nworld %u: %s; %s a rank and step%s, %s a rank\n", w->ranks, text, pd_counted(w->cost.slots, "leaf").text,
            w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
     PD_TRY(print_groups(&w->memory, err));
-    printf("worst rank %s, mean %s, all ranks %s; all of it on the device, nothing on host or NVMe\n",
-           pd_text_bytes(w->memory.worst_bytes).text, pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
-           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
+    if (w->offload) PD_TRY(print_places(w, err));
+    printf("worst rank %s, mean %s, all ranks %s; all of it on the device%s\n", pd_text_bytes(w->memory.worst_bytes).text,
+           pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
+           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text, w->offload ? "" : ", nothing on host or NVMe");
+    print_where(s, w);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
                s->machine->name);
@@ -329,8 +402,25 @@ static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *
     pd_json_object_end(w);
 }
 
-static void write_groups(struct pd_json_writer *w, const struct pd_world_memory *m)
+static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p)
 {
+    pd_json_u64(w, "host_bytes", 0);
+    pd_json_u64(w, "pinned_bytes", 0);
+    pd_json_u64(w, "nvme_bytes", p->nvme_bytes);
+    pd_json_u64(w, "nvme_generations", p->generations);
+    pd_json_u64(w, "nvme_generation_bytes", p->generation_bytes);
+    pd_json_u64(w, "nvme_scratch_bytes", p->scratch_bytes);
+    pd_json_u64(w, "nvme_step_bytes", p->step_bytes);
+    pd_json_u64(w, "nvme_state_bytes", p->state_traffic);
+    pd_json_u64(w, "nvme_parameter_bytes", p->parameter_traffic);
+    pd_json_u64(w, "nvme_gradient_bytes", p->gradient_traffic);
+    pd_json_u64(w, "nvme_activation_bytes", p->activation_traffic);
+}
+
+static void write_groups(struct pd_json_writer *w, const struct pd_planned_world *x)
+{
+    const struct pd_offload_plan none = {0};
+    const struct pd_world_memory *m = &x->memory;
     pd_json_array_begin(w, "groups");
     for (uint32_t g = 0; g < m->group_count; g++) {
         pd_json_object_begin(w, NULL);
@@ -338,8 +428,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_world_memory 
         pd_json_u64(w, "ranks", m->groups[g].ranks);
         write_memory(w, &m->groups[g].plan);
         pd_json_u64(w, "device_bytes", total_of(&m->groups[g].plan));
-        pd_json_u64(w, "host_bytes", 0);
-        pd_json_u64(w, "nvme_bytes", 0);
+        write_places(w, x->offload ? &x->offload[g] : &none);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -376,6 +465,7 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     pd_json_double(w, "exposed_seconds", c->exposed_seconds);
     pd_json_double(w, "bubble_seconds", c->bubble_seconds);
     pd_json_double(w, "optimizer_seconds", c->optimizer_seconds);
+    pd_json_double(w, "nvme_seconds", c->nvme_seconds);
     pd_json_double(w, "step_seconds", c->step_seconds);
 }
 
@@ -390,7 +480,8 @@ static void write_world(struct pd_json_writer *w, const struct pd_planned_world 
         return;
     }
     write_layout(w, &x->laid_out);
-    write_groups(w, &x->memory);
+    write_groups(w, x);
+    pd_json_u64(w, "process_bytes", x->process_bytes);
     pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);
     pd_json_u64(w, "mean_rank_bytes", (uint64_t)x->memory.mean_bytes);
     pd_json_u64(w, "ranks_without_heads", x->without_heads);
@@ -444,7 +535,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
         write_world(&w, &worlds[i]);
     pd_json_array_end(&w);
     if (count == 1) { /* once more where programs that know one world look */
-        write_groups(&w, &worlds[0].memory);
+        write_groups(&w, &worlds[0]);
         pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
     }
     pd_json_double(&w, "plan_seconds", seconds);

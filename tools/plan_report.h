@@ -4,6 +4,7 @@
 
 #include "trainer/cost_model.h"
 #include "trainer/memory_plan.h"
+#include "trainer/offload_plan.h"
 
 #define PD_PLAN_ALTERNATIVES_MAX 9u
 
@@ -11,7 +12,9 @@ struct pd_planned_world {
     uint32_t ranks, threads;
     char refusal[512]; /* why no layout of so many ranks is admitted, and all below is empty; or "" */
     struct pd_laid_out laid_out;
-    struct pd_world_memory memory; /* owned */
+    struct pd_world_memory memory;   /* owned */
+    struct pd_offload_plan *offload; /* (memory.group_count) of each group's first rank, owned; NULL: all in memory */
+    uint64_t process_bytes;          /* beside the memory of its ranks */
     struct pd_step_cost cost;
     struct pd_layout_choice alternatives[PD_PLAN_ALTERNATIVES_MAX]; /* the fastest that fit, other than this one */
     uint32_t alternative_count;

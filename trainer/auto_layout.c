@@ -177,7 +177,10 @@ static double least_bytes(const struct pd_config *config, const struct pd_model 
 {
     const double elements = (double)model->parameter_count / l->tp / l->pp, parts = l->zero_stage ? l->zero_shard : 1;
     const double copy = config->numerics.precision == PD_F32 ? 0 : pd_dtype_bytes(config->numerics.precision);
-    return elements * (12 + 4) / parts + (l->zero_stage < 3 ? elements * copy : 0);
+    const double state = config->offload.optimizer == PD_PLACE_NVME ? 0 : 12,
+                 gradients = config->offload.gradients == PD_PLACE_NVME ? 0 : 4;
+    const bool holds_all = l->zero_stage < 3 && config->offload.parameters != PD_PLACE_NVME;
+    return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);
 }
 
 static pd_status measure(const struct pd_config *config, const struct pd_model *model, uint32_t threads, double limit,

@@ -1,6 +1,7 @@
 #include "trainer/cost_model.h"
 
 #include "resharder/layout.h"
+#include "trainer/engine.h"
 #include "trainer/parallel/zero.h"
 
 #include <math.h>
@@ -9,11 +10,11 @@
 /* Rates that training reaches: about half of what a data sheet of a GPU says for dense bf16, and what our kernels reach on
  * some eight cores. */
 static const struct pd_machine machines[] = {
-    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8},
-    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8},
-    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8},
-    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8},
-    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8},
+    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9},
+    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9},
+    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9},
+    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9},
+    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9},
 };
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 
@@ -61,10 +62,11 @@ struct setting {
     const struct pd_layout *layout;
     const struct pd_machine *machine;
     enum pd_recompute recompute;
-    double rows;  /* of a leaf on a rank */
-    double act;   /* bytes of an activation */
-    double share; /* of the work, that the busiest tensor-parallel rank has */
-    double parts; /* zero_shard */
+    double rows;       /* of a leaf on a rank */
+    double act;        /* bytes of an activation */
+    double share;      /* of the work, that the busiest tensor-parallel rank has */
+    double parts;      /* zero_shard */
+    double slots_once; /* leaves that share one pass over the parameters */
     uint32_t slots, interleave, leaves;
 };
 
@@ -118,7 +120,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
                                                                  : (double)PD_ZERO_BLOCK_BUFFERS / g->blocks;
         double elements = g->elements + g->block_elements * (1 - stays);
         if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
-        t.parameters = elements * others * s->act;
+        t.parameters = elements * others * s->act / s->slots_once;
     }
     t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->leaves / s->slots;
     t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
@@ -131,6 +133,39 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     t.pipeline = l->pp > 1 ? links * s->interleave * s->rows * m->hidden * s->act : 0;
     t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * (3 + again) : 0) + (l->pp > 1 ? links : 0);
     return t;
+}
+
+/* Bytes of a block's activations for one token: roughly, by what is kept. */
+static double kept_bytes(const struct setting *s)
+{
+    const struct pd_model_config *m = &s->model->config;
+    const double heads = ((double)m->heads + 2.0 * m->kv_heads) * m->head_size * s->share, ffn = m->ffn * s->share;
+    if (s->recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
+    const double products = m->hidden * 2.0 + heads * 2 + ffn * 2;
+    return (products + (s->recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
+}
+
+/* Bytes to and from drives: of one leaf, and of the update. */
+struct streams {
+    double leaf, update;
+};
+
+static struct streams streams_of(const struct setting *s, const struct stage *g)
+{
+    const struct pd_config *c = s->config;
+    const double blocks = g->block_elements / s->parts, held = g->elements / s->parts;
+    struct streams x = {0};
+    if (c->offload.optimizer == PD_PLACE_NVME) x.update += held * 2 * PD_KIND_COUNT * sizeof(float);
+    if (c->offload.parameters == PD_PLACE_NVME) {
+        x.leaf += 2 * blocks * s->act / s->slots_once;
+        x.update += blocks * s->act;
+    }
+    if (c->offload.gradients == PD_PLACE_NVME) {
+        x.leaf += blocks * sizeof(float) / s->slots;
+        x.update += blocks * sizeof(float);
+    }
+    if (c->offload.activations == PD_PLACE_NVME) x.leaf += 2 * g->blocks * s->rows * kept_bytes(s);
+    return x;
 }
 
 static double rate_of(const struct setting *s, uint32_t span)
@@ -159,7 +194,9 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
         (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
-    const double leaf = larger(compute + recompute + exposed, beside), slots = s->slots;
+    const struct streams streams = streams_of(s, g);
+    const double leaf = larger(larger(compute + recompute + exposed, beside), streams.leaf / s->machine->nvme),
+                 slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
     double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
@@ -173,7 +210,9 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
     if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
-    const double optimizer = held * 28 / s->machine->memory_rate, after = (once + sums) / stage_rate;
+    const double optimizer = larger(held * 28 / s->machine->memory_rate, streams.update / s->machine->nvme),
+                 after = (once + sums) / stage_rate;
+    c->nvme_seconds = larger(c->nvme_seconds, (streams.leaf * slots + streams.update) / s->machine->nvme);
     c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
     if (leaf <= *slowest) return;
     *slowest = leaf;
@@ -202,6 +241,7 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
     s.share =
         larger((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
     s.slots = pd_schedule_slots(s.leaves, l->dp, l->pp, s.interleave);
+    s.slots_once = pd_goes_by_layers(config, l) ? s.slots : 1;
     return s;
 }
 

@@ -2,10 +2,12 @@
  * layouts of one model on one machine; absolute figures are as good as the rates that are given.
  *
  *   time of a leaf on a stage   matrix products and attention / flops, then the sums of tensor parallel ranks and the keys
- * and values of sequence parallel ones, which nothing hides; or, where that takes longer, gathers and gradients, which run
- * beside step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once:
- * parameters of ZeRO 1 and 2, sums to replicas, the optimizer
+ *                               and values of sequence parallel ones, which nothing hides; or gathers and gradients, or what
+ *                               drives move, which run beside: whichever takes longest
+ *   step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once: parameters
+ *                               of ZeRO 1 and 2, sums to replicas, the optimizer: by memory or by drives
  *
+ * By layers parameters are gathered, and read, twice a step instead of twice a leaf.
  * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
  * receives which receives most. */
 #ifndef PD_TRAINER_COST_MODEL_H
@@ -21,6 +23,7 @@ struct pd_machine {
     double link, network; /* bytes a second and rank: inside a host, between hosts */
     double latency;       /* seconds before a transfer begins */
     uint32_t host_ranks;  /* ranks of a host */
+    double nvme;          /* bytes a second and rank, to and from drives together */
 };
 
 /* NULL-terminated names; cpu is the first. */
@@ -34,6 +37,8 @@ struct pd_step_cost {
     double bubble_seconds, optimizer_seconds;
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
     uint64_t ghost_bytes; /* of parameter_bytes: gathered for ghosts, by a rank that runs one */
+    double nvme_seconds;  /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
+                           * or of the optimizer where they are slower */
 };
 
 /* Pure; a few microseconds a stage. */

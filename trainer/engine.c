@@ -1,10 +1,11 @@
 #include "trainer/engine.h"
 
 #include "ckpt/base/words.h"
-#include "ckpt/shard.h"
 #include "resharder/layout.h"
 #include "trainer/exact_sum.h"
 #include "trainer/optimizer.h"
+#include "trainer/scratch.h"
+#include "trainer/state_files.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -116,16 +117,15 @@ static bool are_processes(const struct pd_config *c)
     return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
 }
 
-/* Of optimizer state in files memory keeps the small boxes, and the checksums of two generations. */
-static uint64_t files_bytes(const struct pd_engine *e)
+/* What lives outside the arena for placements in files: the same sum for ranks of equal shares. */
+static pd_status note_files(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
-    const struct pd_zero_box *boxes = pd_zero_boxes(e->zero);
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
-        const uint64_t data = boxes[i].elements * sizeof(float), blocks = (data - 1) / PD_SHARD_BLOCK_BYTES + 1;
-        bytes += PD_KIND_COUNT * (2 * blocks * sizeof(uint64_t) + (data < PD_SHARD_BLOCK_BYTES ? data : 0));
-    }
-    return bytes;
+    uint64_t state_bytes, scratch_bytes, scratch_file_bytes;
+    PD_TRY(pd_state_files_plan(e, &state_bytes, err));
+    PD_TRY(pd_scratch_plan(e, &scratch_bytes, &scratch_file_bytes, err));
+    pd_arena_note(arena, PD_MEMORY_OPTIMIZER, state_bytes);
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, scratch_bytes);
+    return PD_OK;
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -140,14 +140,13 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
     e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
                                                         : io_bytes_of(e->options.model, &e->grid.layout);
-    if (c->offload.optimizer == PD_PLACE_NVME) pd_arena_note(arena, PD_MEMORY_OPTIMIZER, files_bytes(e));
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     const uint64_t copies = c->checkpoint.tiers_count > 1 ? c->checkpoint.tiers_count - 1 : 0; /* tiers filled from others */
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
-    return PD_OK;
+    return note_files(e, arena, err);
 }
 
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)

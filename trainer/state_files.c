@@ -85,6 +85,21 @@ void pd_state_files_close(struct pd_engine *e)
     e->files = NULL;
 }
 
+pd_status pd_state_files_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &e->options.model->tensors;
+    const struct pd_state_files *f = NULL;
+    struct pd_shard_box *boxes;
+    uint32_t count;
+    *ret_heap_bytes = 0;
+    if (e->options.config->offload.optimizer != PD_PLACE_NVME) return PD_OK;
+    PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, err));
+    *ret_heap_bytes = sizeof *f + (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) +
+                      tensors->count * sizeof *f->wanted + pd_optimizer_store_most_bytes(tensors, boxes, count, e->io_bytes);
+    free(boxes);
+    return PD_OK;
+}
+
 uint64_t pd_state_files_file_bytes(const struct pd_engine *e)
 {
     return pd_optimizer_store_file_bytes(e->files->store);

@@ -46,6 +46,14 @@ void pd_transformer_spans(const struct pd_transformer *t, uint64_t *ret_bytes)
     }
 }
 
+uint64_t pd_transformer_away_bytes(const struct pd_transformer *t)
+{
+    uint64_t blocks = 0;
+    for (uint32_t block = 0; block < t->model->config.layers; block++)
+        blocks += t->held[block].chunk != PD_NOT_HELD;
+    return pd_activations_are_away(t) ? blocks * (page_up(pd_transformer_stream_bytes(t)) + page_up(t->away.kept_bytes)) : 0;
+}
+
 void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spill)
 {
     t->away.spill = spill;

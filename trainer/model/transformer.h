@@ -76,6 +76,7 @@ struct pd_spill;
 /* Spans for offload/spill.h; then a spill made of them, borrowed, before the first forward. */
 uint32_t pd_transformer_span_count(const struct pd_transformer *transformer);
 void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *ret_bytes);
+uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer); /* that leave for one leaf, and come back */
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
 /* Before a step (learns) or a validation. */
 void pd_transformer_begin(struct pd_transformer *transformer, bool learns);

@@ -112,6 +112,28 @@ Test(memory_plan, other_layouts)
     }
 }
 
+/* Heap of what streams is a part of every plan. */
+Test(memory_plan, offloaded)
+{
+    static const char *const overrides[] = {
+        "layout.dp=1 offload.optimizer=nvme",
+        "layout.dp=7 offload.optimizer=nvme layout.zero_stage=1",
+        "layout.dp=1 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme",
+        "layout.dp=11 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme",
+        "layout.dp=3 layout.tp=2 numerics.virtual_tp=4 offload.optimizer=nvme offload.parameters=nvme layout.order=leaves",
+        "layout.dp=2 layout.tp=2 layout.sp=2 numerics.virtual_tp=2 numerics.virtual_sp=2 offload.optimizer=nvme "
+        "offload.gradients=nvme",
+        "layout.dp=2 layout.pp=3 offload.optimizer=nvme offload.activations=nvme layout.recompute=full",
+        "layout.dp=3 layout.pp=2 layout.interleave=2 offload.activations=nvme",
+        "layout.dp=4 offload.optimizer=cpu offload.parameters=cpu offload.gradients=cpu offload.activations=cpu",
+    };
+    for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
+        check(MODEL_ODD, overrides[i]);
+        check(MODEL_TIED, overrides[i]);
+        check(MODEL_LARGE, overrides[i]);
+    }
+}
+
 /* What makes plans of large worlds cheap. */
 Test(memory_plan, many_ranks_take_few_recipes)
 {

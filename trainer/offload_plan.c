@@ -1,0 +1,129 @@
+#include "trainer/offload_plan.h"
+
+#include "ckpt/store.h"
+#include "offload/optimizer_store.h"
+#include "resharder/layout.h"
+#include "trainer/scratch.h"
+
+#include <stdlib.h>
+
+#define SETS_THAT_STAY 2u
+
+bool pd_config_uses_nvme(const struct pd_config *c)
+{
+    return c->offload.optimizer == PD_PLACE_NVME || c->offload.parameters == PD_PLACE_NVME ||
+           c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
+}
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+static uint32_t generations_of(const struct pd_config *c)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    pd_config_tiers(c, tiers);
+    const struct pd_store_options store = {.keep_last = tiers[0].keep_last, .generations = true};
+    return pd_store_generations_needed(&store, true);
+}
+
+static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &e->options.model->tensors;
+    struct pd_shard_box *boxes;
+    uint32_t count;
+    uint64_t unused;
+    PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, err));
+    for (uint32_t b = 0; b < count; b++) {
+        const uint64_t bytes = pd_box_elements(&boxes[b].box) * sizeof(float);
+        if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * page_up(bytes);
+    }
+    pd_status st = pd_optimizer_store_plan(tensors, boxes, count, e->io_bytes, &unused, &p->generation_bytes, err);
+    free(boxes);
+    p->generations = generations_of(e->options.config);
+    return st;
+}
+
+/* Bytes of a pass over all blocks, and of the blocks that are not read again when the next pass begins where it ended. */
+struct pass {
+    uint64_t all, first, last;
+};
+
+static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
+{
+    struct pass pass = {0};
+    const uint32_t blocks_end = pd_zero_set_count(zero) - 1;
+    for (uint32_t set = 1; set < blocks_end; set++) {
+        uint32_t begin, end;
+        uint64_t bytes = 0;
+        pd_zero_set_boxes(zero, set, &begin, &end);
+        for (uint32_t b = begin; b < end; b++)
+            bytes += page_up(spans[b]);
+        pass.all += bytes;
+        if (set <= SETS_THAT_STAY) pass.first += bytes;
+        if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
+    }
+    return pass;
+}
+
+static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    uint64_t *spans = calloc(pd_zero_box_count(e->zero) + 1ull, sizeof *spans);
+    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_zero_parameter_spans(e->zero, spans);
+    const struct pass pass = pass_over(e->zero, spans);
+    const uint64_t leaves = e->by_layers ? 1 : e->slots;
+    p->parameter_traffic = pass.all + 2 * leaves * pass.all - leaves * pass.last - (leaves - 1) * pass.first;
+    free(spans);
+    return PD_OK;
+}
+
+static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const uint32_t sets = pd_zero_set_count(e->zero);
+    uint64_t *spans = calloc(sets + 1ull, sizeof *spans);
+    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_zero_gradient_spans(e->zero, spans);
+    for (uint32_t set = SETS_THAT_STAY + 1; set < sets; set++)
+        p->gradient_traffic += 2 * page_up(spans[set]);
+    free(spans);
+    return PD_OK;
+}
+
+static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    uint64_t heap;
+    if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
+    if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(plan_parameters(e, p, err));
+    PD_TRY(plan_gradients(e, p, err));
+    PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
+    p->activation_traffic = 2 * e->slots * pd_transformer_away_bytes(e->transformer);
+    p->nvme_bytes = p->generations * p->generation_bytes + p->scratch_bytes;
+    p->step_bytes = p->state_traffic + p->parameter_traffic + p->gradient_traffic + p->activation_traffic;
+    return PD_OK;
+}
+
+pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_offload_plan *ret_plan, struct pd_error *err)
+{
+    struct pd_arena *arena;
+    struct pd_engine *engine = NULL;
+    *ret_plan = (struct pd_offload_plan){0};
+    if (!pd_config_uses_nvme(options->config)) return PD_OK;
+    PD_TRY(pd_arena_new_dry(&arena, err));
+    pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
+    if (!st) st = plan_engine(engine, ret_plan, err);
+    pd_engine_free(engine);
+    pd_arena_free(arena);
+    return st;
+}
+
+#define PROGRAM_BYTES (UINT64_C(24) << 20)
+#define THREAD_BYTES (UINT64_C(256) << 10)
+#define TENSOR_BYTES UINT64_C(4096)
+
+uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads)
+{
+    return PROGRAM_BYTES + threads * THREAD_BYTES + model->tensors.count * TENSOR_BYTES;
+}

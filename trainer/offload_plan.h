@@ -1,0 +1,32 @@
+/* What a rank puts on drives, and what a step moves to and from them: by arithmetic, before anything exists.
+ *
+ *   state        24 bytes an element that streams: fp32 master and two moments, read and written. Boxes under a checksum
+ *                block stay in memory and are written when a checkpoint is
+ *   parameters   blocks' compute copies: written once by the update; read once a pass (by layers two passes a step, else two
+ *                a leaf) but for the two blocks that are still there when passes turn
+ *   gradients    written once and read once, but for two blocks that stay until the update
+ *   activations  written once and read once, for every block and leaf */
+#ifndef PD_TRAINER_OFFLOAD_PLAN_H
+#define PD_TRAINER_OFFLOAD_PLAN_H
+
+#include "trainer/engine.h"
+
+struct pd_offload_plan {
+    uint64_t generation_bytes; /* one file of optimizer state, of this very rank */
+    uint32_t generations;      /* files of it, where the file system has links; one more where it refuses them */
+    uint64_t scratch_bytes;
+    uint64_t nvme_bytes;                                                             /* all of it */
+    uint64_t state_traffic, parameter_traffic, gradient_traffic, activation_traffic; /* of a step */
+    uint64_t step_bytes;                                                             /* all of it */
+};
+
+bool pd_config_uses_nvme(const struct pd_config *config);
+/* All zero where everything is in memory. Computes a file's metadata once. */
+PD_MUST_USE pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_offload_plan *ret_plan,
+                                         struct pd_error *err);
+
+/* Memory of a worker process beyond the arenas of its ranks: program and libraries, stacks, tables, what HDF5 leaves in the
+ * heap. Measured, not counted (trainer/README.md). */
+uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads);
+
+#endif
