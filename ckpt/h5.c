@@ -310,6 +310,7 @@ void pd_h5_free(struct pd_h5_file *file)
     if (enter_library(NULL) == PD_OK) {
         if (file->file >= 0) H5Fclose(file->file);
         close_handles(file);
+        H5garbage_collect(); /* lists of what was freed: an index's are 16 KiB an object */
         leave_library(PD_OK);
     }
     pd_h5_pages_deinit(&file->room.pages);

@@ -13,6 +13,7 @@
 #include "resharder/layout.h"
 #include "trainer/state_files.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -83,6 +84,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
         sources[r].boxes = boxes;
     }
     if (!st) st = pd_index_build(tensors, sources, world, &s->index, &bytes, err);
+    (void)malloc_trim(0); /* HDF5 took much more than it leaves */
     if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
     for (uint32_t r = 0; sources && r < world; r++)
         free((void *)sources[r].boxes);

@@ -267,7 +267,8 @@ static void let_saves_go(void *saver)
     pd_saver_let_go(saver);
 }
 
-static pd_status open_saver(struct worker *w, struct pd_error *err)
+/* Before the state is there: building an index takes memory that goes back, and nothing else is in use yet. */
+static pd_status make_saver(struct worker *w, struct pd_error *err)
 {
     const struct pd_config *c = w->config;
     pd_status st = pd_saver_new(w->door, w->tiers, &w->tier_groups[0], w->engine, c->checkpoint.in_flight, &w->saver, err);
@@ -295,6 +296,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(open_tiers(w, err));
     PD_TRY(publish_config(w, err));
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
+    PD_TRY(make_saver(w, err));
     PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));
