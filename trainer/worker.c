@@ -275,6 +275,11 @@ static pd_status make_saver(struct worker *w, struct pd_error *err)
     PD_TRY(pd_group_agree(&w->group, st, err));
     w->engine->before_update = let_saves_go;
     w->engine->update_context = w->saver;
+    return PD_OK;
+}
+
+static pd_status open_saver(struct worker *w, struct pd_error *err)
+{
     PD_TRY(pd_tiers_check_room(w->tiers, pd_saver_file_bytes(w->saver), memory_to_come(w), err));
     PD_TRY(pd_tiers_start(w->tiers, err));
     pd_saver_keep_ready(w->saver);
