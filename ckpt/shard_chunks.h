@@ -16,9 +16,10 @@
 struct pd_zstd;
 struct pd_shard_chunks;
 
-/* What compressing measured so far, over the saves of a writer. Bytes of data a second; 0: nothing yet. */
+/* What `auto` has learnt so far, over the saves of a writer. */
 struct pd_shard_rates {
-    double compress, write;
+    double compress, write; /* bytes of data a second; 0: not measured yet */
+    double caution;         /* how much longer the disk must be busy than compressing takes; 0: nothing learnt */
 };
 
 PD_MUST_USE pd_status pd_shard_chunks_new(const struct pd_shard_codec *codec, struct pd_shard_chunks **ret_chunks,

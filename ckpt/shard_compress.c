@@ -7,9 +7,10 @@
  * each chunk of a batch (and what is read for it, out of a file), the others a ring on the way to the disk. What does not
  * shrink by a page is stored as it is.
  *
- * `auto` never lets the disk wait for a compressor: a batch is compressed only while more is on its way to the disk than
- * that takes, by the rates measured so far; all else is written as it is, from where it lies. So a save takes as long as
- * an uncompressed one, and what the processors have time for becomes smaller.
+ * `auto` does not let the disk wait for a compressor: a batch is compressed only while more is on its way to the disk than
+ * that takes, by the rates measured so far; all else is written as it is, from where it lies. Where the disk ran dry all the
+ * same, because rates are what they were and others want the processors too, more must be on its way the next time. So a
+ * save takes as long as an uncompressed one, and what the processors have time for becomes smaller.
  *
  *   invariants  1. whatever happens, nothing is in flight when pd_shard_write_chunks returns
  *               2. at a fixed level the bytes of the file do not depend on threads, batches or time */
@@ -27,7 +28,8 @@
 #define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks it begins and ends in */
 #define RING_MAX 64u
 #define LENT_BYTES_MIN (UNIT_BYTES / 2) /* smaller ones are staged: fewer, larger writes */
-#define AUTO_MARGIN 1.5                 /* how much longer the disk must be busy than compressing takes */
+#define CAUTION_MIN 1.5
+#define CAUTION_MAX 1000.0
 
 struct job { /* one chunk */
     uint32_t box;
@@ -82,11 +84,13 @@ static void moving_average(double *rate, double sample)
     *rate = *rate > 0 ? 0.75 * *rate + 0.25 * sample : sample;
 }
 
-/* Completions tell how fast the disk is while it has something to do. */
+/* Completions tell how fast the disk is while it has something to do: as long as something is still on its way. When all
+ * came back it may have waited, and was at least as fast as that. */
 static void note_write(struct packing *p, uint64_t bytes)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    if (now > p->busy_since_ns) moving_average(&p->rates->write, (double)bytes * 1e9 / (double)(now - p->busy_since_ns));
+    const double rate = now > p->busy_since_ns ? (double)bytes * 1e9 / (double)(now - p->busy_since_ns) : 0;
+    if (rate > 0 && (p->in_flight || rate > p->rates->write)) moving_average(&p->rates->write, rate);
     p->busy_since_ns = now;
 }
 
@@ -264,11 +268,31 @@ static bool may_compress(const struct packing *p, uint64_t bytes)
     const struct pd_shard_rates *rates = p->rates;
     if (rates->write <= 0) return false;
     if (rates->compress <= 0) return p->in_flight + 1 >= p->ring_count;
-    return (double)p->in_flight_bytes / rates->write > AUTO_MARGIN * (double)bytes / rates->compress;
+    const double caution = rates->caution > CAUTION_MIN ? rates->caution : CAUTION_MIN;
+    return (double)p->in_flight_bytes / rates->write > caution * (double)bytes / rates->compress;
+}
+
+/* Times are averaged, not rates: one batch that others held up counts in full. */
+static void note_compress(struct packing *p, uint64_t bytes, uint64_t ns)
+{
+    const double seconds = (double)ns * 1e-9 / (double)bytes, before = p->rates->compress;
+    p->rates->compress = 1 / (before > 0 ? 0.75 / before + 0.25 * seconds : seconds);
+}
+
+/* After a batch that was compressed: whether the disk had enough to do. */
+static pd_status learn(struct packing *p)
+{
+    struct pd_shard_rates *rates = p->rates;
+    if (p->in_flight) PD_TRY(reap_some(p));
+    rates->caution = p->in_flight ? 0.9 * rates->caution : 2 * rates->caution;
+    if (rates->caution < CAUTION_MIN) rates->caution = CAUTION_MIN;
+    if (rates->caution > CAUTION_MAX) rates->caution = CAUTION_MAX;
+    return p->failed;
 }
 
 static pd_status run_batch(struct packing *p)
 {
+    if (p->job_count == 0) return PD_OK;
     uint64_t bytes = 0;
     for (uint32_t j = 0; j < p->job_count; j++)
         bytes += p->jobs[j].bytes;
@@ -277,7 +301,8 @@ static pd_status run_batch(struct packing *p)
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
     pd_parallel(p->codec->pool, p->job_count, run_job, p);
     const uint64_t took = pd_clock_monotonic_ns(NULL) - begin;
-    if (p->is_compressing && took) moving_average(&p->rates->compress, (double)bytes * 1e9 / (double)took);
+    if (p->is_compressing && took) note_compress(p, bytes, took);
+    if (p->is_compressing && p->codec->is_auto) PD_TRY(learn(p));
     for (uint32_t j = 0; j < p->job_count; j++) {
         if (p->jobs[j].status) PD_FAIL(p->err, p->jobs[j].status, "no memory to compress");
         PD_TRY(write_job(p, &p->jobs[j]));

@@ -9,15 +9,17 @@ struct pd_bench_options {
     const char *dir;       /* the room is made inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
     uint64_t threads;      /* 0: not an option of this bench */
-    const char *every_doc; /* of --every; NULL: not an option of this bench */
+    const char *every_doc; /* of --every, and with it --state, --steps, --flush-ms; NULL: no options of this bench */
     uint64_t every;
+    bool state_in_files;         /* --state nvme */
+    uint64_t steps, flush_ms;    /* 0: not given */
     const char *compression_doc; /* of --compression, and with it --from; NULL: no options of this bench */
     const char *compression, *from;
     bool json;
 };
 
-/* --dir, --bytes, --pairs, --threads, --every, --compression, --from, --json, --help. `program_doc` is what --help says first.   errors  PD_USAGE
- */
+/* --dir, --bytes, --pairs, --threads, --every and its own, --compression, --from, --json, --help. `program_doc` is what
+ * --help says first.   errors  PD_USAGE */
 PD_MUST_USE pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options,
                                      bool *ret_done, struct pd_error *err);
 
