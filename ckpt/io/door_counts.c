@@ -1,0 +1,116 @@
+/* The door's own table is copied, and four slots of the copy count before they hand on to the original: files, queues and
+ * context stay those of the implementation. A slot finds its counts through the table, which lies inside them. */
+#include "ckpt/io/door_counts.h"
+#include "ckpt/base/clock.h"
+#include "ckpt/io/door_ops.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RING_NAME "io_uring" /* queues of others move through the write slot, which counts already */
+
+struct pd_door_counts {
+    struct pd_door *door;
+    const struct pd_door_ops *inner;
+    struct pd_door_ops ops;
+    pthread_mutex_t mutex;                  /* guards the two that follow until they are set, which is once */
+    const struct pd_queue_ops *inner_queue; /* of rings */
+    struct pd_queue_ops queue_ops;
+    _Atomic uint64_t bytes_written, flushes;
+    _Atomic uint32_t flush_milliseconds;
+};
+
+static struct pd_door_counts *counts_of(const struct pd_door *door)
+{
+    return (struct pd_door_counts *)((char *)(uintptr_t)door->ops - offsetof(struct pd_door_counts, ops));
+}
+
+static int count_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    struct pd_door_counts *counts = counts_of(file->door);
+    const int result = counts->inner->write(file, offset, data, bytes, ret_moved);
+    if (!result) atomic_fetch_add(&counts->bytes_written, *ret_moved);
+    return result;
+}
+
+static void count_flush(struct pd_door_counts *counts)
+{
+    const uint32_t milliseconds = atomic_load(&counts->flush_milliseconds);
+    atomic_fetch_add(&counts->flushes, 1);
+    if (milliseconds) pd_clock_sleep_ns(NULL, milliseconds * UINT64_C(1000000));
+}
+
+static int count_sync(struct pd_file *file)
+{
+    struct pd_door_counts *counts = counts_of(file->door);
+    count_flush(counts);
+    return counts->inner->sync(file);
+}
+
+static int count_sync_dir(struct pd_door *door, const char *path)
+{
+    struct pd_door_counts *counts = counts_of(door);
+    count_flush(counts);
+    return counts->inner->sync_dir(door, path);
+}
+
+static int count_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+{
+    struct pd_door_counts *counts = counts_of(queue->door);
+    for (uint32_t i = 0; i < count; i++)
+        if (transfers[i]->is_write) atomic_fetch_add(&counts->bytes_written, transfers[i]->bytes);
+    return counts->inner_queue->submit(queue, transfers, count);
+}
+
+static int count_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    struct pd_door_counts *counts = counts_of(queue->door);
+    const int result = counts->inner->queue_open(queue, buffers, buffer_bytes);
+    if (result || strcmp(queue->ops->name, RING_NAME) != 0) return result;
+    pthread_mutex_lock(&counts->mutex);
+    if (!counts->inner_queue) {
+        counts->inner_queue = queue->ops;
+        counts->queue_ops = *queue->ops;
+        counts->queue_ops.submit = count_submit;
+    }
+    pthread_mutex_unlock(&counts->mutex);
+    PD_CHECK(counts->inner_queue == queue->ops);
+    queue->ops = &counts->queue_ops;
+    return 0;
+}
+
+pd_status pd_door_counts_begin(struct pd_door *door, struct pd_door_counts **ret_counts, struct pd_error *err)
+{
+    struct pd_door_counts *counts = calloc(1, sizeof *counts);
+    if (!counts) PD_FAIL(err, PD_NO_MEMORY, "no memory to count what goes through a door");
+    counts->door = door;
+    counts->inner = door->ops;
+    counts->ops = *door->ops;
+    counts->ops.write = count_write;
+    counts->ops.sync = count_sync;
+    counts->ops.sync_dir = count_sync_dir;
+    counts->ops.queue_open = count_queue_open;
+    pthread_mutex_init(&counts->mutex, NULL);
+    door->ops = &counts->ops;
+    *ret_counts = counts;
+    return PD_OK;
+}
+
+void pd_door_counts_end(struct pd_door_counts *counts)
+{
+    if (!counts) return;
+    counts->door->ops = counts->inner;
+    pthread_mutex_destroy(&counts->mutex);
+    free(counts);
+}
+
+struct pd_door_counted pd_door_counts_now(struct pd_door_counts *counts)
+{
+    return (struct pd_door_counted){atomic_load(&counts->bytes_written), atomic_load(&counts->flushes)};
+}
+
+void pd_door_counts_slow_flushes(struct pd_door_counts *counts, uint32_t milliseconds)
+{
+    atomic_store(&counts->flush_milliseconds, milliseconds);
+}

@@ -1,0 +1,25 @@
+/* What went through a door, counted; and flushes as slow as those of a drive that is not here. For benches and tests.
+ *
+ *   threads  the door's; pd_door_counts_begin before anybody else uses it, pd_door_counts_end after everybody has stopped
+ */
+#ifndef PD_IO_DOOR_COUNTS_H
+#define PD_IO_DOOR_COUNTS_H
+
+#include "ckpt/io/door.h"
+
+struct pd_door_counts; /* of one door */
+
+struct pd_door_counted {
+    uint64_t bytes_written; /* of files, handed to the implementation */
+    uint64_t flushes;       /* syncs of files and of directories, failed ones too */
+};
+
+PD_MUST_USE pd_status pd_door_counts_begin(struct pd_door *door, struct pd_door_counts **ret_counts, struct pd_error *err);
+/* The door stays open, uncounted; its queues are closed. NULL is fine. */
+void pd_door_counts_end(struct pd_door_counts *counts);
+/* So far. */
+struct pd_door_counted pd_door_counts_now(struct pd_door_counts *counts);
+/* From here on every flush takes so much longer, in the thread that asked for it. */
+void pd_door_counts_slow_flushes(struct pd_door_counts *counts, uint32_t milliseconds);
+
+#endif
