@@ -28,6 +28,8 @@ void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const s
 /* bench ckpt --every: tools/bench_every.c. */
 struct pd_bench_options;
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
+/* The same with --state nvme: tools/bench_every_files.c. */
+PD_MUST_USE pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd_error *err);
 /* bench ckpt --compression: tools/bench_compress.c. */
 PD_MUST_USE pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err);
 /* One line: both sides as bytes a second and the ratio with its spread. */

@@ -340,16 +340,25 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
         "on both sides, alternated. save_ratio, save_ratio_recycled, load_ratio: throughput of ours / raw, 1 is the "
         "ceiling. With --every: whole training steps with a save every N of them in the background, alternated with the "
         "same steps without (128M, 40 pairs, in memory where there is room). stall_p50, stall_p99: share of the time that "
-        "training waited; slowdown_every_step: what is lost in all. With --compression: compressed shards written over "
+        "training waited; slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save "
+        "links (512M, 7 pairs of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save. With "
+        "--compression: compressed shards written over "
         "themselves, alternated with plain ones of the same state; time_ratio: time of ours / plain; space_saved.",
         argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
     if (b.options.from && !b.options.compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
     const bool is_run = b.options.every > 0;
+    const bool in_files = b.options.state_in_files;
+    if (!is_run && (in_files || b.options.steps || b.options.flush_ms))
+        PD_FAIL(err, PD_USAGE, "--state, --steps and --flush-ms are for --every");
+    if (!in_files && (b.options.steps || b.options.flush_ms))
+        PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
+    if (in_files && !b.options.bytes) b.options.bytes = UINT64_C(512) << 20;
+    if (in_files && !b.options.pairs) b.options.pairs = 7;
     if (!b.options.bytes) b.options.bytes = is_run ? UINT64_C(128) << 20 : UINT64_C(2) << 30;
     if (!b.options.pairs) b.options.pairs = is_run ? 40 : 7;
     if (is_run && b.options.compression) PD_FAIL(err, PD_USAGE, "--every and --compression are benches of their own");
-    if (is_run) return pd_bench_every(&b.options, err);
+    if (is_run) return in_files ? pd_bench_every_files(&b.options, err) : pd_bench_every(&b.options, err);
     if (!b.options.dir) b.options.dir = ".";
     if (b.options.compression) return pd_bench_compress(&b.options, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, &b.room, err));

@@ -18,9 +18,22 @@
 #define BYTES_MIN (UINT64_C(32) << 20)
 #define BYTES_MAX (UINT64_C(1) << 46)
 
-enum { OPTION_DIR = 0x2001, OPTION_BYTES, OPTION_PAIRS, OPTION_THREADS, OPTION_EVERY, OPTION_COMPRESSION, OPTION_FROM };
+enum {
+    OPTION_DIR = 0x2001,
+    OPTION_BYTES,
+    OPTION_PAIRS,
+    OPTION_THREADS,
+    OPTION_EVERY,
+    OPTION_STATE,
+    OPTION_STEPS,
+    OPTION_FLUSH_MS,
+    OPTION_COMPRESSION,
+    OPTION_FROM
+};
 #define THREADS_MAX 1024u
 #define EVERY_MAX 1000u
+#define STEPS_MAX 1000u
+#define FLUSH_MS_MAX 1000u
 
 struct parsing {
     struct pd_bench_options *options;
@@ -53,6 +66,15 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case OPTION_EVERY:
         if (pd_parse_u64(argument, &o->every) && o->every >= 1 && o->every <= EVERY_MAX) return 0;
         return refuse(p, "every", argument, "a number of steps from 1 to 1000");
+    case OPTION_STATE:
+        o->state_in_files = strcmp(argument, "nvme") == 0;
+        return o->state_in_files || strcmp(argument, "memory") == 0 ? 0 : refuse(p, "state", argument, "memory or nvme");
+    case OPTION_STEPS:
+        if (pd_parse_u64(argument, &o->steps) && o->steps >= 1 && o->steps <= STEPS_MAX) return 0;
+        return refuse(p, "steps", argument, "a number from 1 to 1000");
+    case OPTION_FLUSH_MS:
+        if (pd_parse_u64(argument, &o->flush_ms) && o->flush_ms <= FLUSH_MS_MAX) return 0;
+        return refuse(p, "flush-ms", argument, "milliseconds from 0 to 1000");
     case OPTION_COMPRESSION:
         o->compression = argument;
         return 0;
@@ -70,6 +92,10 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
     const struct argp_option every = {"every", OPTION_EVERY, "N", 0, options->every_doc, 0}, none = {0};
     const struct argp_option compression = {"compression", OPTION_COMPRESSION, "HOW", 0, options->compression_doc, 0};
     const struct argp_option from = {"from", OPTION_FROM, "DIR", 0, "with --compression: state of this checkpoint", 0};
+    const struct argp_option state = {"state", OPTION_STATE, "WHERE", 0, "with --every: memory, or nvme", 0};
+    const struct argp_option steps = {"steps", OPTION_STEPS, "N", 0, "with --state nvme: steps of one measurement", 0};
+    const struct argp_option flush = {
+        "flush-ms", OPTION_FLUSH_MS, "N", 0, "with --state nvme: every flush takes so much longer (0)", 0};
     const bool compresses = options->compression_doc != NULL;
     const struct argp_option rows[] = {
         {"threads", OPTION_THREADS, "N", 0, "threads that compute (2)", 0},
@@ -77,7 +103,10 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
         {"bytes", OPTION_BYTES, "N", 0, "bytes of one file, 32M or more: 512M, 2G", 0},
         {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
         options->every_doc ? every : none,
-        compresses ? compression : none, /* only behind --every */
+        options->every_doc ? state : none, /* only behind --every */
+        options->every_doc ? steps : none,
+        options->every_doc ? flush : none,
+        compresses ? compression : none,
         compresses ? from : none,
         none,
     };
