@@ -299,7 +299,8 @@ static pd_status run_batch(struct packing *p)
     if (p->source) PD_TRY(p->source->pace(p->source->context, bytes, p->err));
     p->is_compressing = may_compress(p, bytes);
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
-    pd_parallel(p->codec->pool, p->job_count, run_job, p);
+    /* Hashing alone is faster than any disk, and nobody has to be waited for. */
+    pd_parallel(p->is_compressing ? p->codec->pool : NULL, p->job_count, run_job, p);
     const uint64_t took = pd_clock_monotonic_ns(NULL) - begin;
     if (p->is_compressing && took) note_compress(p, bytes, took);
     if (p->is_compressing && p->codec->is_auto) PD_TRY(learn(p));
