@@ -18,7 +18,7 @@ import time
 
 import harness
 
-STEPS = 40
+STEPS = 200
 CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
