@@ -25,7 +25,7 @@ struct pd_optimizer_generation {
     struct pd_identity identity;
     char path[4096];
     uint32_t slot;
-    bool is_held, is_finished;
+    bool is_held, has_residents, is_finished; /* has_residents: boxes that stay in memory are in its file too */
     struct pd_shard_summary summary; /* once finished, and well */
     pd_status finish_status;
     struct pd_error finish_error;

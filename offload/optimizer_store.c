@@ -199,7 +199,7 @@ static pd_status open_next(struct pd_optimizer_store *store, const struct pd_ide
     struct pd_optimizer_generation *g = next_of(store);
     PD_TRY(take_file(store, g, err));
     g->identity = *identity;
-    g->is_finished = false;
+    g->has_residents = g->is_finished = false;
     pd_status st = pd_shard_stream_begin(g->writer, g->path, identity, store->options.rank, &g->stream, err);
     if (st) let_go(store, g, true);
     return st;
@@ -361,30 +361,38 @@ pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_err
 
 /* ---- a whole shard ---- */
 
-static pd_status finish_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
+static pd_status say_finished(const struct pd_optimizer_generation *g, struct pd_error *err)
 {
-    pd_status st = pd_optimizer_pass_residents(store, g, err);
-    if (st)
-        pd_shard_stream_abort(g->stream);
-    else
-        st = pd_shard_stream_finish(g->stream, &g->summary, err);
+    if (g->finish_status && err) *err = g->finish_error;
+    return g->finish_status;
+}
+
+/* The ring stays with the caller's thread: one that comes to another is made anew, buffers registered again. */
+pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err)
+{
+    PD_CHECK(store->has_current && !store->is_filling);
+    struct pd_optimizer_generation *g = current_of(store);
+    if (g->has_residents) return g->is_finished ? say_finished(g, err) : PD_OK;
+    g->has_residents = true;
+    g->finish_status = pd_optimizer_pass_residents(store, g, &g->finish_error);
+    if (!g->finish_status) return PD_OK;
+    g->is_finished = true;
+    pd_shard_stream_abort(g->stream);
     g->stream = NULL;
-    return st;
+    return say_finished(g, err);
 }
 
 pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
                                     uint32_t *ret_slot, struct pd_error *err)
 {
-    PD_CHECK(store->has_current && !store->is_filling);
+    PD_TRY(pd_optimizer_store_complete(store, err));
     struct pd_optimizer_generation *g = current_of(store);
     if (!g->is_finished) {
-        g->finish_status = finish_file(store, g, &g->finish_error);
+        g->finish_status = pd_shard_stream_finish(g->stream, &g->summary, &g->finish_error);
+        g->stream = NULL;
         g->is_finished = true;
     }
-    if (g->finish_status) {
-        if (err) *err = g->finish_error;
-        return g->finish_status;
-    }
+    PD_TRY(say_finished(g, err));
     *ret_summary = g->summary;
     *ret_slot = g->slot;
     return PD_OK;

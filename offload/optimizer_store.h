@@ -83,8 +83,11 @@ PD_MUST_USE pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, 
 /* Identity of the current generation. */
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
 const char *pd_optimizer_store_path(const struct pd_optimizer_store *store); /* of its file */
-/* Completes the current generation's file: metadata, tables, fdatasync; once, later calls return the same. *ret_slot is what
- * pd_store_begin_generation takes. A failure makes the file worthless for checkpoints; state goes on. */
+/* What of the current generation is not in its file yet, but for metadata and tables; once, later calls return the same. A
+ * failure makes the file worthless for checkpoints; state goes on. */
+PD_MUST_USE pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err);
+/* Completes that file: metadata, tables, fdatasync; once, as above. *ret_slot is what pd_store_begin_generation takes. After
+ * pd_optimizer_store_complete this may run in another thread, while nobody else calls anything of this store. */
 PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
                                                 uint32_t *ret_slot, struct pd_error *err);
 

@@ -28,7 +28,7 @@ struct save {
     uint64_t start_ns;
     struct pd_saver_outcome outcome;
     /* state in files: what became of its newest generation */
-    pd_status finished;
+    pd_status completed;
     struct pd_shard_summary summary;
     uint32_t slot;
 };
@@ -159,20 +159,29 @@ static pd_status link_generation(void *context, struct pd_store *store, uint32_t
     char path[4096];
     *ret_summary = w->next->summary;
     *ret_written = PD_OK;
-    if (tier == 0)
-        return pd_store_begin_generation(store, &w->next->state.identity, w->next->slot, e->io_buffers, e->io_bytes, err);
-    PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
-    *ret_written = pd_state_files_copy(e, path, &w->next->state.identity, err);
+    if (tier == 0) {
+        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, w->next->slot, e->io_buffers, e->io_bytes, err));
+    } else {
+        PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
+        *ret_written = pd_state_files_copy(e, path, &w->next->state.identity, err);
+    }
+    copied(w->saver); /* from here on the checkpoint alone decides about the file */
     return PD_OK;
 }
 
-static pd_status save(struct pd_saver *s, const struct save *next, struct pd_error *err)
+/* What went wrong before is in *err already. */
+static pd_status finish_generation(struct pd_saver *s, struct save *next, struct pd_error *err)
+{
+    return next->completed ? next->completed : pd_state_files_finish(s->engine, &next->summary, &next->slot, err);
+}
+
+static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
 {
     struct writing writing = {s, next};
     const struct pd_tiers_save request = {&next->state, next->is_everywhere,
                                           s->engine->files ? link_generation : write_shard, &writing};
     uint32_t tier;
-    if (s->engine->files) PD_TRY(pd_group_agree(s->group, next->finished, err));
+    if (s->engine->files) PD_TRY(pd_group_agree(s->group, finish_generation(s, next, err), err));
     if (next->is_last) return pd_tiers_finish(s->tiers, &request, next->leave_seconds, err);
     PD_TRY(pd_tiers_save(s->tiers, &request, &tier, err));
     pd_fault_point("worker.saved");
@@ -306,13 +315,12 @@ void pd_saver_keep_ready(struct pd_saver *s)
 
 /* With the lock, which is open meanwhile. State in files belongs to the caller's thread, and the pool it lies in to one
  * thread at a time: nothing else is under way. */
-static void finish_generation(struct pd_saver *s, struct save *next)
+static void complete_generation(struct pd_saver *s, struct save *next)
 {
     while (s->finished < s->started)
         pthread_cond_wait(&s->changed, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    next->finished =
-        pd_state_files_finish(s->engine, &next->state.identity, &next->summary, &next->slot, &next->outcome.error);
+    next->completed = pd_state_files_complete(s->engine, &next->state.identity, &next->outcome.error);
     pthread_mutex_lock(&s->lock);
 }
 
@@ -327,7 +335,7 @@ static void start(struct pd_saver *s, const struct save *what)
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    if (s->engine->files) finish_generation(s, next);
+    if (s->engine->files) complete_generation(s, next);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     s->started++;
     pthread_cond_broadcast(&s->changed);

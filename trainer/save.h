@@ -7,8 +7,9 @@
  * State in memory does not change between two updates, so a save copies it while the next step computes. What training waits
  * for is the rest of that copy, in pd_saver_let_go, and in pd_saver_start a save before that is still under way.
  *
- * State in files is not copied: start finishes the file of its newest generation (the rest of its tables, one sync), the
- * thread links and seals it, and let_go waits for all of that, since an update takes its next file from the same pool.
+ * State in files is not copied: start writes what of its newest generation is still in memory, the thread finishes the file
+ * (tables, one sync), links it, and seals; let_go waits for the link. From then on the file has two names, and an update
+ * that lets go of it takes away one.
  *
  *   invariants  1. from start until let_go has returned nothing changes the boxes
  *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they

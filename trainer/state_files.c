@@ -261,15 +261,20 @@ pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *
     return pd_zero_updated(e->zero, err);
 }
 
-pd_status pd_state_files_finish(struct pd_engine *e, const struct pd_identity *identity,
-                                struct pd_shard_summary *ret_summary, uint32_t *ret_slot, struct pd_error *err)
+pd_status pd_state_files_complete(struct pd_engine *e, const struct pd_identity *identity, struct pd_error *err)
 {
     struct pd_optimizer_store *store = e->files->store;
     if (memcmp(pd_optimizer_store_identity(store), identity, sizeof *identity) != 0) {
         const struct pd_optimizer_store_step same = {.identity = *identity};
         PD_TRY(pd_optimizer_store_update(store, &same, NULL, err));
     }
-    return pd_optimizer_store_finish(store, ret_summary, ret_slot, err);
+    return pd_optimizer_store_complete(store, err);
+}
+
+pd_status pd_state_files_finish(struct pd_engine *e, struct pd_shard_summary *ret_summary, uint32_t *ret_slot,
+                                struct pd_error *err)
+{
+    return pd_optimizer_store_finish(e->files->store, ret_summary, ret_slot, err);
 }
 
 pd_status pd_state_files_copy(const struct pd_engine *e, const char *path, const struct pd_identity *identity,

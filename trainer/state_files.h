@@ -31,10 +31,14 @@ PD_MUST_USE pd_status pd_state_files_load(struct pd_engine *engine, struct pd_do
 /* One update of all boxes from the summed gradients; the compute copy is refreshed. */
 PD_MUST_USE pd_status pd_state_files_update(struct pd_engine *engine, const struct pd_adam_step *adam, struct pd_error *err);
 
-/* Makes the current generation a whole shard file of `identity`, synced: what pd_store_begin_generation links. A step that
- * was skipped has the state of the one before under its own identity. */
-PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, const struct pd_identity *identity,
-                                            struct pd_shard_summary *ret_summary, uint32_t *ret_slot, struct pd_error *err);
+/* The current generation gets all data of a shard file of `identity`. A step that was skipped has the state of the one
+ * before under its own identity. */
+PD_MUST_USE pd_status pd_state_files_complete(struct pd_engine *engine, const struct pd_identity *identity,
+                                              struct pd_error *err);
+/* Makes it a whole shard file, synced: what pd_store_begin_generation links. After pd_state_files_complete this may run in
+ * another thread, until the next update. */
+PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, struct pd_shard_summary *ret_summary,
+                                            uint32_t *ret_slot, struct pd_error *err);
 /* A finished generation copied to `path`, verified and synced: for a tier that does not hold the pool. */
 PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, const char *path,
                                           const struct pd_identity *identity, struct pd_error *err);

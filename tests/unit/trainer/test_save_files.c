@@ -1,0 +1,267 @@
+/* Saves of optimizer state in files: what a checkpoint costs beyond its step, counted at the door, and who does it. */
+#include "ckpt/base/digest.h"
+#include "ckpt/io/door_counts.h"
+#include "ckpt/io/door_ops.h"
+#include "trainer/save.h"
+#include "trainer/state_files.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { STEPS = 4, WARM = 4, HELD_MS = 200 };
+
+#define OK(call)                                              \
+    do {                                                      \
+        struct pd_error call_error = {0}, *err = &call_error; \
+        cr_assert_eq((call), PD_OK, "%s", err->message);      \
+    } while (0)
+
+/* ---- a run of one rank ---- */
+
+struct run {
+    char folder[64], text[96], root[96];
+    struct pd_group group;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_door *door;
+    struct pd_door_counts *counts;
+    struct pd_tiers *tiers;
+    struct pd_saver *saver;
+    struct pd_run_state state;
+};
+
+static void write_text(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    for (unsigned i = 0, seed = 1; i < 20000; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        fputc("etaoin shrdlu"[(seed >> 24) % 13], f);
+    }
+    cr_assert_eq(fclose(f), 0);
+}
+
+static void build_engine(struct run *r, const char *precision)
+{
+    char yaml[1200];
+    struct pd_memory_plan plan;
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: 100, seed: 5}\n"
+             "model: {family: llama, vocab: 256, context: 16, layers: 1, hidden: 384, heads: 2}\n"
+             "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n"
+             "numerics: {precision: %s}\noffload: {optimizer: nvme, buffer_bytes: 8M}\n",
+             r->text, precision);
+    OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
+    const struct pd_config *c = &r->config;
+    const struct pd_data_options data = {.train = c->data.train,
+                                         .train_count = c->data.train_count,
+                                         .context = c->batch.context,
+                                         .vocab = c->model.vocab,
+                                         .document_token = -1,
+                                         .seed = 1};
+    OK(pd_model_new(&c->model, &r->model, err));
+    OK(pd_data_open(&data, &r->data, err));
+    OK(pd_thread_pool_new(1, &r->pool, err));
+    const struct pd_engine_options options = {.config = c, .model = r->model, .world = 1, .threads = 1};
+    OK(pd_engine_plan_of(&options, &plan, err));
+    OK(pd_arena_new(&plan, &r->arena, err));
+    OK(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
+}
+
+static void let_go(void *saver)
+{
+    pd_saver_let_go(saver);
+}
+
+/* The door's sync, which may be held; it notes who called. */
+static struct {
+    struct pd_door_ops ops;
+    const struct pd_door_ops *inner;
+    pthread_t caller;
+    _Atomic int syncs_here, syncs_elsewhere, held_ms;
+} watched;
+
+static int watch_sync(struct pd_file *file)
+{
+    if (atomic_load(&watched.held_ms)) usleep((useconds_t)atomic_load(&watched.held_ms) * 1000);
+    atomic_fetch_add(pthread_equal(pthread_self(), watched.caller) ? &watched.syncs_here : &watched.syncs_elsewhere, 1);
+    return watched.inner->sync(file);
+}
+
+static void watch(struct pd_door *door)
+{
+    watched.inner = door->ops;
+    watched.ops = *door->ops;
+    watched.ops.sync = watch_sync;
+    watched.caller = pthread_self();
+    door->ops = &watched.ops;
+}
+
+static void run_init(struct run *r, const char *precision, bool is_counted)
+{
+    struct pd_tiers_options options = {
+        .tiers = {{.dir = r->root, .every = 1, .keep_last = 2}}, .count = 1, .groups = {&r->group}, .generations = true};
+    static char config_text[] = "test: true\n";
+    memset(r, 0, sizeof *r);
+    snprintf(r->folder, sizeof r->folder, "/tmp/perdure-save-files-XXXXXX");
+    cr_assert_not_null(mkdtemp(r->folder));
+    snprintf(r->text, sizeof r->text, "%s/text.txt", r->folder);
+    snprintf(r->root, sizeof r->root, "%s/store", r->folder);
+    write_text(r->text);
+    cr_assert_eq(mkdir(r->root, 0777), 0);
+    pd_group_init_single(&r->group);
+    build_engine(r, precision);
+    OK(pd_door_new_auto(&r->door, err));
+    if (is_counted) OK(pd_door_counts_begin(r->door, &r->counts, err));
+    if (!is_counted) watch(r->door);
+    OK(pd_tiers_open(r->door, &options, &r->tiers, err));
+    r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
+                                     .fence = pd_tiers_fence(r->tiers),
+                                     .loss_scale = 1.0,
+                                     .layout = r->engine->grid.layout,
+                                     .tensor_count = r->model->tensors.count,
+                                     .parameter_count = r->model->parameter_count,
+                                     .config = config_text};
+    OK(pd_state_files_open(r->engine, r->door, pd_tiers_store(r->tiers, 0), err));
+    OK(pd_state_files_init(r->engine, &r->state.identity, err));
+    OK(pd_saver_new(r->door, r->tiers, &r->group, r->engine, 1, &r->saver, err));
+    r->engine->before_update = let_go;
+    r->engine->update_context = r->saver;
+}
+
+static void run_deinit(struct run *r)
+{
+    char command[160];
+    pd_saver_free(r->saver);
+    pd_state_files_close(r->engine);
+    pd_tiers_close(r->tiers);
+    pd_door_counts_end(r->counts);
+    pd_door_free(r->door);
+    pd_engine_free(r->engine);
+    pd_arena_free(r->arena);
+    pd_thread_pool_free(r->pool);
+    pd_data_close(r->data);
+    pd_model_free(r->model);
+    pd_config_deinit(&r->config);
+    snprintf(command, sizeof command, "rm -rf %s", r->folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static void step(struct run *r)
+{
+    struct pd_step_result result;
+    r->engine->next_identity = r->state.identity;
+    r->engine->next_identity.step++;
+    OK(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
+    r->state.identity.step++;
+    r->state.updates += !result.skipped;
+    r->state.samples += 2;
+}
+
+static void collect(struct run *r)
+{
+    struct pd_saver_outcome outcome;
+    pd_saver_wait(r->saver);
+    cr_assert(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
+    cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+}
+
+/* The state before the step is saved beside it. */
+static void saved_step(struct run *r)
+{
+    pd_saver_start(r->saver, &r->state, false);
+    step(r);
+    collect(r);
+}
+
+static struct pd_door_counted count_steps(struct run *r, bool has_saves)
+{
+    const struct pd_door_counted before = pd_door_counts_now(r->counts);
+    for (int i = 0; i < STEPS; i++) {
+        if (has_saves)
+            saved_step(r);
+        else
+            step(r);
+    }
+    const struct pd_door_counted after = pd_door_counts_now(r->counts);
+    return (struct pd_door_counted){after.bytes_written - before.bytes_written, after.flushes - before.flushes};
+}
+
+static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
+{
+    uint64_t *digest = context;
+    (void)err;
+    *digest ^= pd_digest64(data, n * sizeof *data, first * 1000003u + box);
+    return PD_OK;
+}
+
+static uint64_t state_digest(struct run *r)
+{
+    uint64_t digest = 0;
+    OK(pd_optimizer_store_read(pd_state_files_store(r->engine), (1u << PD_KIND_COUNT) - 1, &digest, add_digest, err));
+    return digest;
+}
+
+/* ---- what it costs ---- */
+
+Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
+{
+    struct run r;
+    run_init(&r, "fp32", true);
+    for (int i = 0; i < WARM; i++) /* the index is written, retention has something to remove */
+        saved_step(&r);
+    const struct pd_door_counted without = count_steps(&r, false), with = count_steps(&r, true);
+    const uint64_t state_bytes = 12 * r.model->parameter_count;
+    cr_assert_geq(without.bytes_written, STEPS * state_bytes * 99 / 100, "a step writes its state: it is counted");
+    cr_assert_eq(without.flushes, 0, "a step that is not saved needs no flush");
+    cr_assert_gt(with.bytes_written, without.bytes_written);
+    cr_assert_lt(with.bytes_written - without.bytes_written, STEPS * state_bytes / 100, "%llu bytes beyond the steps' own",
+                 (unsigned long long)(with.bytes_written - without.bytes_written));
+    cr_assert_geq(with.flushes, STEPS * 2, "a shard and a record");
+    cr_assert_leq(with.flushes, STEPS * (1 + 4), "%llu flushes in %d commits", (unsigned long long)with.flushes, STEPS);
+    run_deinit(&r);
+}
+
+/* ---- who does it ---- */
+
+Test(save_files, training_waits_for_no_flush_of_its_own)
+{
+    struct run r;
+    run_init(&r, "fp32", false);
+    atomic_store(&watched.syncs_here, 0); /* of opening the store */
+    for (int i = 0; i < STEPS; i++)
+        saved_step(&r);
+    cr_assert_eq(atomic_load(&watched.syncs_here), 0, "files are synced beside the step");
+    cr_assert_geq(atomic_load(&watched.syncs_elsewhere), 2 * STEPS);
+    run_deinit(&r);
+}
+
+/* An update that began before the flush has ended would write into files that the save still reads and names. */
+Test(save_files, a_slow_flush_changes_no_bit)
+{
+    struct run r;
+    uint64_t digests[2];
+    for (int is_slow = 0; is_slow < 2; is_slow++) {
+        run_init(&r, "fp32", false);
+        atomic_store(&watched.held_ms, is_slow ? HELD_MS : 0);
+        for (int i = 0; i < 3; i++) {
+            if (is_slow)
+                saved_step(&r);
+            else
+                step(&r);
+        }
+        atomic_store(&watched.held_ms, 0);
+        digests[is_slow] = state_digest(&r);
+        run_deinit(&r);
+    }
+    cr_assert_eq(digests[0], digests[1]);
+}
