@@ -119,9 +119,9 @@ pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_
     return st;
 }
 
-#define PROGRAM_BYTES (UINT64_C(24) << 20)
+#define PROGRAM_BYTES (UINT64_C(17) << 20)
 #define THREAD_BYTES (UINT64_C(256) << 10)
-#define TENSOR_BYTES UINT64_C(4096)
+#define TENSOR_BYTES (UINT64_C(6) << 10)
 
 uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads)
 {

@@ -137,6 +137,26 @@ Test(cost, bytes_and_ghosts)
     cr_expect_float_eq(cost.bubble, 3.0 / (3 * 64 + 3), 1e-12);
 }
 
+/* By layers parameters travel twice a step, not twice a leaf; drives run beside computation, and the update waits for them.
+ */
+Test(cost, layers_and_drives)
+{
+    const double n = 124439808, rate = 3e9;
+    struct pd_step_cost leaves = cost_of(SMALL "layout: {dp: 8, order: leaves}\n", 8),
+                        layers = cost_of(SMALL "layout: {dp: 8, order: layers}\n", 8);
+    cr_expect_eq(leaves.slots, 8);
+    cr_expect_float_eq((double)leaves.parameter_bytes, 8.0 * (double)layers.parameter_bytes, 16);
+    cr_expect_eq(leaves.nvme_seconds, 0);
+    struct pd_step_cost state = cost_of(SMALL "offload: {optimizer: nvme}\n", 1);
+    cr_expect_float_eq(state.nvme_seconds, 24 * n / rate, 1e-3);
+    cr_expect_float_eq(state.optimizer_seconds, 24 * n / rate, 1e-3);
+    struct pd_step_cost all =
+        cost_of(SMALL "offload: {optimizer: nvme, parameters: nvme, gradients: nvme, activations: nvme}\n", 1);
+    cr_expect_gt(all.nvme_seconds, state.nvme_seconds);
+    cr_expect_lt(all.step_seconds, state.step_seconds + all.nvme_seconds); /* beside */
+    cr_expect_geq(all.step_seconds, all.nvme_seconds);
+}
+
 static struct pd_layout_choice choose(const char *text, uint32_t world, double device_bytes, pd_status expected)
 {
     struct pd_config c = parse(text);
