@@ -59,14 +59,6 @@ struct worker {
     double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
 };
 
-void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path)
-{
-    if (config->checkpoint.dir && config->checkpoint.dir[0])
-        snprintf(ret_path, 4096, "%s", config->checkpoint.dir);
-    else
-        snprintf(ret_path, 4096, "%s/checkpoints", config->run.dir);
-}
-
 /* ---- set up ---- */
 
 /* Its name outlives a power loss once the directory above it is synced, where the file system knows that. */

@@ -25,7 +25,5 @@ PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struc
 PD_MUST_USE pd_status pd_worker_make_directories(const char *path, struct pd_error *err);
 /* The resolved configuration as a file: whole or not at all. */
 PD_MUST_USE pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err);
-/* "<dir>/checkpoints" unless checkpoint.dir says otherwise; ret_path has room for 4096 bytes. */
-void pd_worker_checkpoint_dir(const struct pd_config *config, char *ret_path);
 
 #endif
