@@ -115,7 +115,8 @@ pd_status pd_scratch_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, u
         struct spans spans;
         if (!is_wanted(e->options.config, part)) continue;
         PD_TRY(spans_of(e, part, &spans, err));
-        *ret_heap_bytes += pd_spill_bytes(spans.bytes, spans.count, spans.block_bytes);
+        const uint64_t heap = pd_spill_bytes(spans.bytes, spans.count, spans.block_bytes);
+        *ret_heap_bytes += (heap + PD_ARENA_ALIGN - 1) / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
         *ret_file_bytes += pd_spill_file_bytes(spans.bytes, spans.count, spans.block_bytes);
         free(spans.bytes);
     }

@@ -18,7 +18,8 @@ PD_MUST_USE pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *
                                       struct pd_scratch **ret_scratch, struct pd_error *err);
 void pd_scratch_close(struct pd_scratch *scratch); /* NULL is fine */
 
-/* By arithmetic, of an engine on any arena: heap, and bytes of the files. */
+/* By arithmetic, of an engine on any arena: heap, each part in whole pages so that plans may add parts, and bytes of the
+ * files. */
 PD_MUST_USE pd_status pd_scratch_plan(const struct pd_engine *engine, uint64_t *ret_heap_bytes, uint64_t *ret_file_bytes,
                                       struct pd_error *err);
 
