@@ -6,9 +6,10 @@
 #include <string.h>
 
 enum { CONTEXT = 128 };
-#define HIDDEN 384u
-#define SMALL_HIDDEN 128u
+/* Width by bytes of state: a few blocks and not many narrow ones. */
+#define WIDE_BYTES (UINT64_C(512) << 20)
 #define SMALL_BYTES (UINT64_C(64) << 20)
+enum { WIDE_HIDDEN = 768, HIDDEN = 384, SMALL_HIDDEN = 128 };
 #define TEXT_BYTES 65536u
 
 pd_status pd_bench_run_write_text(const char *path, struct pd_error *err)
@@ -26,7 +27,8 @@ pd_status pd_bench_run_write_text(const char *path, struct pd_error *err)
 
 static pd_status configure(const struct pd_bench_run_options *o, struct pd_config *ret_config, struct pd_error *err)
 {
-    const uint64_t hidden = o->bytes < SMALL_BYTES ? SMALL_HIDDEN : HIDDEN, block = 12 * hidden * hidden;
+    const uint64_t hidden = o->bytes < SMALL_BYTES ? SMALL_HIDDEN : o->bytes < WIDE_BYTES ? HIDDEN : WIDE_HIDDEN;
+    const uint64_t block = 12 * hidden * hidden;
     const uint64_t layers = o->bytes / PD_BENCH_RUN_STATE_BYTES / block;
     char yaml[8192];
     snprintf(yaml, sizeof yaml,
