@@ -132,6 +132,27 @@ static int by_ranks(const void *a, const void *b)
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
+/* All groups, or those of most ranks first where not all are shown; malloc'ed. */
+static pd_status choose_groups(const struct pd_world_memory *m, struct pd_memory_group **ret_groups, uint32_t *ret_shown,
+                               struct pd_error *err)
+{
+    struct pd_memory_group *groups = malloc(m->group_count * sizeof *groups);
+    if (!groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
+    memcpy(groups, m->groups, m->group_count * sizeof *groups);
+    *ret_shown = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
+    if (*ret_shown < m->group_count) qsort(groups, m->group_count, sizeof *groups, by_ranks);
+    *ret_groups = groups;
+    return PD_OK;
+}
+
+static const struct pd_offload_plan *offload_of(const struct pd_planned_world *w, const struct pd_memory_group *group)
+{
+    uint32_t g = 0;
+    while (w->memory.groups[g].first_rank != group->first_rank)
+        g++;
+    return &w->offload[g];
+}
+
 static const char *rank_text(uint32_t value, char ret_text[16])
 {
     snprintf(ret_text, 16, "%u", value);
@@ -142,17 +163,21 @@ static const char *rank_text(uint32_t value, char ret_text[16])
 static pd_status print_places(const struct pd_planned_world *w, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">page-locked", ">NVMe", ">to and from it a step"};
-    const uint32_t count = w->memory.group_count;
+    struct pd_memory_group *groups;
     struct pd_table table;
+    uint32_t shown;
+    PD_TRY(choose_groups(&w->memory, &groups, &shown, err));
     pd_table_init(&table, headings, 6);
-    for (uint32_t g = 0; g < count && g < GROUPS_SHOWN; g++) {
-        const struct pd_memory_group *group = &w->memory.groups[g];
+    for (uint32_t g = 0; g < shown; g++) {
+        const struct pd_memory_group *group = &groups[g];
+        const struct pd_offload_plan *offload = offload_of(w, group);
         char ranks[16], first[16];
         pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
                                                    pd_text_bytes(total_of(&group->plan)).text, "-",
-                                                   pd_text_bytes(w->offload[g].nvme_bytes).text,
-                                                   pd_text_bytes(w->offload[g].step_bytes).text});
+                                                   pd_text_bytes(offload->nvme_bytes).text,
+                                                   pd_text_bytes(offload->step_bytes).text});
     }
+    free(groups);
     PD_TRY(pd_table_print(&table, err));
     return PD_OK;
 }
@@ -204,12 +229,10 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
 static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST"};
-    const uint32_t shown = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
+    struct pd_memory_group *groups;
     struct pd_table table;
-    struct pd_memory_group *groups = malloc(m->group_count * sizeof *groups);
-    if (!groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
-    memcpy(groups, m->groups, m->group_count * sizeof *groups);
-    if (shown < m->group_count) qsort(groups, m->group_count, sizeof *groups, by_ranks);
+    uint32_t shown;
+    PD_TRY(choose_groups(m, &groups, &shown, err));
     begin_memory_table(&table, headings, 2);
     uint32_t ranks = 0, rest = 0;
     for (uint32_t g = 0; g < m->group_count; g++) {

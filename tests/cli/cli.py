@@ -154,6 +154,22 @@ expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.comp
 expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "model.heads=1", "batch.sequences=1", "batch.leaf=1",
                        "--world=1", "--threads=1"], 0,
        re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 leaf of 1\n(.*\n)+world 1: .*; 1 leaf a rank and step, 1 thread a rank\n"))
+expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
+       re.compile(r"\nRANKS +FIRST +device +page-locked +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
+                  r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
+text = expect("plan-offload-json", ["plan", MINIMAL, "--world=1,4", "--threads=1", "offload.optimizer=nvme", "--json"], 0, ANY)
+if text:
+    plan = json.loads(text)
+    for world in plan["worlds"]:
+        groups = world["groups"]
+        moved = sum(group["ranks"] * group["nvme_step_bytes"] for group in groups)
+        held = sum(group["ranks"] * group["nvme_bytes"] for group in groups)
+        bad = [f"{moved} bytes move"] if not 0.9 * 24 * plan["parameters"] < moved <= 24 * plan["parameters"] else []
+        bad += [f"{held} bytes are held"] if not 5 * 12 * plan["parameters"] < held < 1.2 * 5 * 12 * plan["parameters"] else []
+        bad += [key for key in ("host_bytes", "pinned_bytes") if groups[0][key] != 0]
+        bad += [] if groups[0]["device_bytes"] == groups[0]["memory_bytes"]["total"] and world["process_bytes"] > 0 else ["device"]
+        report(f"plan-offload-json-{world['world']}", bad, (0, text, ""))
+expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow: expected a rate such as 25G or 312T"))
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
        err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
