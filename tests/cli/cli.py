@@ -584,6 +584,15 @@ problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step"} <= set(values
 if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
     problems.append("files stay behind")
 report("bench-ckpt-every", problems, result)
+for name, options, message in (("state", ["--state=nvme"], "--state, --steps and --flush-ms are for --every"),
+                               ("flush", ["--every=1", "--flush-ms=1"], "--steps and --flush-ms are for --state nvme"),
+                               ("where", ["--every=1", "--state=disk"], "--state=disk: expected memory or nvme")):
+    expect(f"bench-ckpt-{name}", ["bench", "ckpt", *options], 64, err=said(message))
+result = perdure("bench", "ckpt", "--every=1", "--state=nvme", "--bytes=64M", "--pairs=1", "--steps=2", "--flush-ms=1", "--dir=.", "--json")
+values = json.loads(result[1]) if result[0] == 0 else {}
+problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step", "added_seconds"} <= set(values) else ["no shares"]
+problems += [] if values and values["extra_bytes"] < 0.01 and values["flushes"] <= values["shards"] + 4 else ["bytes or flushes"]
+report("bench-ckpt-every-nvme", problems, result)
 
 # ---- stdout that cannot be written ----
 if os.path.exists("/dev/full"):
