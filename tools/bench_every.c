@@ -8,6 +8,7 @@
 #include "ckpt/base/digest.h"
 #include "tools/bench.h"
 #include "tools/bench_room.h"
+#include "tools/bench_run.h"
 #include "tools/output.h"
 #include "trainer/save.h"
 
@@ -18,13 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COPIES = 20, CONTEXT = 128, LEAVES_MAX = 4096, REHEARSALS = 5 };
-#define HIDDEN 384u
-#define SMALL_HIDDEN 128u
-#define SMALL_BYTES (UINT64_C(64) << 20)
-#define STATE_BYTES_A_PARAMETER 12u
+enum { COPIES = 20, LEAVES_MAX = 4096, REHEARSALS = 5 };
 #define MEMORY_DIR "/dev/shm"
-#define TEXT_BYTES 65536u
 
 struct every_bench {
     struct pd_bench_options options;
@@ -33,12 +29,7 @@ struct every_bench {
     uint32_t threads;
     struct pd_group group;
     struct pd_tiers *tiers;
-    struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
+    struct pd_bench_run run;
     struct pd_saver *saver;
     struct pd_run_state state;
     double copy_s;          /* median of the rehearsals */
@@ -50,91 +41,33 @@ struct every_bench {
 
 /* ---- a run ---- */
 
-static pd_status write_text(const char *path, struct pd_error *err)
-{
-    FILE *f = fopen(path, "we");
-    if (!f) PD_FAIL(err, PD_IO, "%s: making it", path);
-    uint32_t seed = 1;
-    for (uint32_t i = 0; i < TEXT_BYTES; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        fputc((int)(seed >> 24), f);
-    }
-    if (fclose(f)) PD_FAIL(err, PD_IO, "%s: writing it", path);
-    return PD_OK;
-}
-
-/* As many blocks as fit into the bytes. */
-static pd_status configure(struct every_bench *b, uint64_t leaves, struct pd_error *err)
-{
-    const uint64_t hidden = b->options.bytes < SMALL_BYTES ? SMALL_HIDDEN : HIDDEN, block = 12 * hidden * hidden;
-    const uint64_t layers = b->options.bytes / STATE_BYTES_A_PARAMETER / block;
-    char text[4096], yaml[8192];
-    pd_bench_room_path(&b->room, "text", text);
-    snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 1000000}\n"
-             "model: {family: gpt2, vocab: 256, context: %d, layers: %llu, hidden: %llu, heads: %llu}\n"
-             "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %llu, leaf: 1, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\n",
-             CONTEXT, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden,
-             (unsigned long long)(hidden / 64), text, (unsigned long long)leaves, CONTEXT);
-    return pd_config_parse("bench", yaml, NULL, 0, &b->config, err);
-}
-
 static void let_saves_go(void *saver)
 {
     pd_saver_let_go(saver);
 }
 
-static pd_status build_engine(struct every_bench *b, struct pd_error *err)
-{
-    const struct pd_config *c = &b->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    struct pd_memory_plan plan;
-    PD_TRY(pd_model_new(&c->model, &b->model, err));
-    PD_TRY(pd_data_open(&data, &b->data, err));
-    PD_TRY(pd_thread_pool_new(b->threads, &b->pool, err));
-    const struct pd_engine_options options = {.config = c, .model = b->model, .world = 1, .threads = b->threads};
-    PD_TRY(pd_engine_plan_of(&options, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &b->arena, err));
-    PD_TRY(pd_engine_new(&options, NULL, b->data, b->pool, b->arena, &b->engine, err));
-    return pd_engine_init_state(b->engine, err);
-}
-
 static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *err)
 {
-    PD_TRY(configure(b, leaves, err));
-    PD_TRY(build_engine(b, err));
-    PD_TRY(pd_saver_new(b->room.door, b->tiers, &b->group, b->engine, 1, &b->saver, err));
+    char text[4096];
+    pd_bench_room_path(&b->room, "text", text);
+    const struct pd_bench_run_options options = {
+        .text = text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads};
+    PD_TRY(pd_bench_run_open(&options, &b->run, err));
+    PD_TRY(pd_saver_new(b->room.door, b->tiers, &b->group, b->run.engine, 1, &b->saver, err));
     pd_saver_keep_ready(b->saver);
-    b->engine->before_update = let_saves_go;
-    b->engine->update_context = b->saver;
-    b->state.layout = b->engine->grid.layout;
-    b->state.tensor_count = b->model->tensors.count;
-    b->state.parameter_count = b->model->parameter_count;
+    b->run.engine->before_update = let_saves_go;
+    b->run.engine->update_context = b->saver;
+    b->state.layout = b->run.engine->grid.layout;
+    b->state.tensor_count = b->run.model->tensors.count;
+    b->state.parameter_count = b->run.model->parameter_count;
     return PD_OK;
 }
 
 static void release(struct every_bench *b)
 {
     pd_saver_free(b->saver);
-    pd_engine_free(b->engine);
-    pd_arena_free(b->arena);
-    pd_thread_pool_free(b->pool);
-    pd_data_close(b->data);
-    pd_model_free(b->model);
-    pd_config_deinit(&b->config);
     b->saver = NULL;
-    b->engine = NULL;
-    b->arena = NULL;
-    b->pool = NULL;
-    b->data = NULL;
-    b->model = NULL;
-    memset(&b->config, 0, sizeof b->config);
+    pd_bench_run_close(&b->run);
 }
 
 static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_seconds, struct pd_error *err)
@@ -142,8 +75,8 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     struct pd_step_result result;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < count; i++) {
-        PD_TRY(pd_engine_step(b->engine, b->state.samples, b->state.updates, &result, err));
-        b->state.samples += b->config.batch.sequences;
+        PD_TRY(pd_engine_step(b->run.engine, b->state.samples, b->state.updates, &result, err));
+        b->state.samples += b->run.config.batch.sequences;
         b->state.updates++;
         b->state.identity.step++;
     }
@@ -161,20 +94,6 @@ static pd_status finish_save(struct every_bench *b, struct pd_saver_outcome *out
 
 /* ---- rehearsal: how long a copy takes, and how many leaves make a step ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Nearest rank: the smallest value that at least `share` of them do not exceed. */
-static double quantile(double *values, uint32_t count, double share)
-{
-    qsort(values, count, sizeof *values, ascending);
-    const uint32_t rank = (uint32_t)ceil(share * count);
-    return values[rank ? rank - 1 : 0];
-}
-
 static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
 {
     double copies[REHEARSALS], unused;
@@ -187,7 +106,7 @@ static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
         if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
         PD_TRY(finish_save(b, &outcome, err));
     }
-    b->copy_s = quantile(copies, REHEARSALS, 0.5);
+    b->copy_s = pd_bench_quantile(copies, REHEARSALS, 0.5);
     return PD_OK;
 }
 
@@ -199,7 +118,7 @@ static pd_status rehearse_step(struct every_bench *b, double *ret_seconds, struc
         PD_TRY(run_steps(b, 1, &seconds, err));
         if (i >= 0) steps[i] = seconds;
     }
-    *ret_seconds = quantile(steps, REHEARSALS, 0.5);
+    *ret_seconds = pd_bench_quantile(steps, REHEARSALS, 0.5);
     return PD_OK;
 }
 
@@ -291,7 +210,7 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
     double unused;
     pd_group_init_single(&b->group);
     pd_bench_room_path(&b->room, "text", text);
-    PD_TRY(write_text(text, err));
+    PD_TRY(pd_bench_run_write_text(text, err));
     PD_TRY(open_tier(b, err));
     PD_TRY(rehearse(b, err));
     pd_saver_start(b->saver, &b->state, true); /* this saver has not saved yet */
@@ -330,15 +249,15 @@ static struct result summarise(const struct every_bench *b)
     double shares[PD_BENCH_PAIRS_MAX];
     for (uint32_t i = 0; i < b->stalls.count; i++)
         shares[i] = b->stalls.candidate_s[i] / b->stalls.ceiling_s[i];
-    r.stall_p50 = quantile(shares, b->stalls.count, 0.5);
-    r.stall_p99 = quantile(shares, b->stalls.count, 0.99);
+    r.stall_p50 = pd_bench_quantile(shares, b->stalls.count, 0.5);
+    r.stall_p99 = pd_bench_quantile(shares, b->stalls.count, 0.99);
     r.copies = r.turns.ceiling_s / (double)b->options.every / b->copy_s;
     return r;
 }
 
 static void print_text(const struct every_bench *b, const struct result *r)
 {
-    const uint64_t bytes = b->model->parameter_count * STATE_BYTES_A_PARAMETER;
+    const uint64_t bytes = pd_bench_run_state_bytes(&b->run);
     printf("%s of state, %u threads, saves into %s (%s)\n", pd_text_bytes(bytes).text, b->threads, b->options.dir,
            b->file_system);
     printf("a step takes %.3f s, %.1f copies of %.4f s (%.2f GB/s); a save in the background %.4f s\n",
@@ -373,7 +292,7 @@ static pd_status print(const struct every_bench *b, struct pd_error *err)
     pd_json_double(&w, "step_seconds", r.turns.ceiling_s / (double)b->options.every);
     pd_json_double(&w, "copy_seconds", b->copy_s);
     pd_json_double(&w, "save_seconds", r.saves.candidate_s);
-    pd_json_u64(&w, "state_bytes", b->model->parameter_count * STATE_BYTES_A_PARAMETER);
+    pd_json_u64(&w, "state_bytes", pd_bench_run_state_bytes(&b->run));
     pd_json_u64(&w, "every", b->options.every);
     pd_json_u64(&w, "pairs", b->turns.count);
     pd_json_u64(&w, "threads", b->threads);
