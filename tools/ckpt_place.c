@@ -197,3 +197,13 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
     if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
     return *ret_entry ? PD_OK : say_none(place, step, err);
 }
+
+pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err)
+{
+    static const char next[] = "; perdure ckpt verify tells which checkpoints are whole: name one of them";
+    if (status != PD_CORRUPT || !err) return status;
+    const size_t used = strlen(err->message);
+    if (!strstr(err->message, "perdure ckpt") && used + sizeof next <= sizeof err->message)
+        memcpy(err->message + used, next, sizeof next);
+    return status;
+}

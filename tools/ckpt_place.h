@@ -28,5 +28,7 @@ PD_MUST_USE pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t
 /* The sentence for a place without checkpoints, alike in all commands: says what was begun there. */
 PD_MUST_USE pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,
                                               struct pd_error *err);
+/* Returns `status`; to the message of damage that a command met in the bytes it adds what to do next. */
+pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err);
 
 #endif

@@ -231,7 +231,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     if (!st) st = lay_out(&r, err);
     if (!st) st = check_target(&r, err);
     if (!st) st = open_target(&r, err);
-    if (!st) st = rewrite(&r, err);
+    if (!st) st = pd_ckpt_say_next(rewrite(&r, err), err);
     if (!st) st = print(&r, err);
     pd_model_free(r.model);
     pd_config_deinit(&r.config);

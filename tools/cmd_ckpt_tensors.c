@@ -148,6 +148,7 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
     PD_TRY(opened_open(options->paths[0], options->step, &o, err));
     pd_status status = pd_inspect_check_complete(o.inspect, err);
     if (!status) status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
+    status = pd_ckpt_say_next(status, err);
     if (!status) {
         pd_ckpt_progress_end(&progress);
         status = stats_print(options, &o, &report, err);
@@ -229,6 +230,7 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
     pd_status status =
         pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
     pd_ckpt_progress_end(&progress);
+    status = pd_ckpt_say_next(status, err);
     if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);

@@ -509,6 +509,10 @@ if rows:  # one bit of the middle of a shard of step 4
         file.write(bytes([byte ^ 1]))
     expect("ckpt-verify-damage", ["ckpt", "verify", "run", "--step=4"], 65, re.compile(r"shard-00001.h5"),
            re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: \d+ findings?; "))
+    damaged = os.path.join("run/checkpoints", rows[1]["name"])
+    for arguments in (["stats", damaged], ["diff", damaged, "run"], ["reshard", damaged, "refused", "--layout=dp=1"]):
+        expect(f"ckpt-damage-{arguments[0]}", ["ckpt", *arguments], 65, ANY,
+               re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are whole: name one of them\n$"))
     text = expect("ckpt-verify-damage-json", ["ckpt", "verify", "run", "--step=4", "--json"], 65, ANY, ANY)
     if text:
         found = json.loads(text)
