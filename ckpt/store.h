@@ -26,7 +26,7 @@ struct pd_store_options {
     bool writable;                 /* takes a fence; false: look only, changes nothing on disk */
     uint32_t keep_last;            /* newest k sealed checkpoints stay; at least 1 */
     uint64_t keep_every;           /* and every step divisible by n; 0: none */
-    uint64_t quarantine_bytes_max; /* 0: damaged checkpoints are removed at once */
+    uint64_t quarantine_bytes_max; /* beyond it all but the newest go; 0: all, at once */
     uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
     bool generations;      /* state lives in generations, below: as many files wait as they need */
 };

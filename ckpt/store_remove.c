@@ -285,7 +285,9 @@ static pd_status enforce_cap(struct pd_store *store, struct pd_error *err)
     if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory to list the quarantine");
     qsort(rows, count, sizeof *rows, oldest_first);
     pd_status st = PD_OK;
-    for (uint32_t i = 0; st == PD_OK && i < count && total > store->options.quarantine_bytes_max; i++) {
+    /* The newest stays whatever it takes: it is what tells the next launch that there was something to bring back. */
+    const uint32_t most = store->options.quarantine_bytes_max && count ? count - 1 : count;
+    for (uint32_t i = 0; st == PD_OK && i < most && total > store->options.quarantine_bytes_max; i++) {
         total -= rows[i].bytes;
         st = remove_quarantined(store, &rows[i], err);
     }

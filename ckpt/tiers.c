@@ -15,7 +15,7 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
     const struct pd_store_options options = {.writable = writable,
                                              .keep_last = tier->options.keep_last,
                                              .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
-                                             .quarantine_bytes_max = tier->in_memory ? 0 : t->options.quarantine_bytes_max,
+                                             .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
                                              .busy_wait_ms = t->options.busy_wait_ms,
                                              .generations = t->options.generations && tier->number == 0};
     PD_TRY(pd_store_open(t->door, tier->dir, &options, tier->group, &tier->store, err));

@@ -294,6 +294,10 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(publish_config(w, err));
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(make_saver(w, err));
+    /* The first state is made in files: whether they fit is said before that. */
+    if (w->engine->files)
+        PD_TRY(pd_store_check_space(pd_tiers_store(w->tiers, 0), pd_saver_file_bytes(w->saver),
+                                    w->config->checkpoint.keep_last + 1, err));
     PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));

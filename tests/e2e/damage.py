@@ -5,6 +5,7 @@ import glob
 import os
 import re
 import shutil
+import tempfile
 
 import harness
 
@@ -93,6 +94,22 @@ def damage_one(workspace, config, base, way, name, of_all):
     shutil.rmtree(directory)
 
 
+def damaged_memory(workspace, config):
+    """Memory has no room for many damaged checkpoints; the newest stays aside, so that no launch takes it for a fresh start."""
+    directory, fast = workspace.directory(), tempfile.mkdtemp(prefix="perdure-damage-", dir="/dev/shm")
+    try:
+        workspace.train(config, directory, [f"checkpoint.dir={fast}", "run.steps=6"])
+        for checkpoint in glob.glob(os.path.join(fast, "step-*")):
+            flip(os.path.join(checkpoint, "shard-00001.h5"), None)
+        for launch in (1, 2, 3):
+            result = workspace.train(config, directory, [f"checkpoint.dir={fast}", "run.steps=8"], expect=65)
+            expect("holds no whole checkpoint" in result.stderr, f"damage in memory, launch {launch}: says why", result)
+        left = glob.glob(os.path.join(fast, "quarantine", "step-000000000006-*", "shard-*.h5"))
+        expect(len(left) == 2, "damage in memory: the newest is still there", result)
+    finally:
+        shutil.rmtree(fast, ignore_errors=True)
+
+
 def no_checkpoint_yet(workspace, config):
     """What a first launch leaves that dies before it seals is no reason to refuse, whatever it had prepared."""
     directory = workspace.directory()
@@ -115,6 +132,8 @@ def body(workspace, _):
             for of_all in (False, True):
                 damage_one(workspace, config, base, way, name, of_all)
     no_checkpoint_yet(workspace, config)
+    if os.access("/dev/shm", os.W_OK):
+        damaged_memory(workspace, config)
     print("ok: 24 kinds of damage, and none")
 
 
