@@ -7,6 +7,7 @@
 #include "resharder/rewrite_internal.h"
 
 #include "ckpt/base/fault.h"
+#include "ckpt/base/stream_copy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,12 +155,12 @@ static pd_status begin_block(struct rewriter *r, struct rewrite_target *t, uint6
     return PD_OK;
 }
 
-static void end_block(struct rewrite_target *t, uint32_t box, uint64_t block, uint64_t bytes)
+/* `data`: the whole block, wherever it is in a cache. */
+static void end_block(struct rewrite_target *t, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
 {
-    unsigned char *data = t->filling->data + t->filled;
     const uint64_t padding = rewrite_align_up(bytes) - bytes;
-    pd_shard_stream_block(t->stream, box, block, data - bytes, bytes);
-    memset(data, 0, padding); /* bytes that are no whole pages end a box */
+    pd_shard_stream_block(t->stream, box, block, data, bytes);
+    memset(t->filling->data + t->filled, 0, padding); /* bytes that are no whole pages end a box */
     t->filled += padding;
     t->hashed = t->filled;
 }
@@ -177,10 +178,16 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
                        block_bytes = min_u64(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
                        piece = min_u64(block_bytes - have, bytes - done);
         if (have == 0) PD_TRY(begin_block(r, t, pd_shard_writer_box_offset(t->writer, box) + begin, block_bytes, err));
-        memcpy(t->filling->data + t->filled, data + done, piece);
+        unsigned char *to = t->filling->data + t->filled;
+        const bool is_whole = piece == block_bytes;
+        if (is_whole)
+            pd_stream_copy(to, data + done, piece);
+        else
+            memcpy(to, data + done, piece);
         t->filled += piece;
+        if (have + piece == block_bytes)
+            end_block(t, box, block, is_whole ? data + done : to + piece - block_bytes, block_bytes);
         done += piece;
-        if (have + piece == block_bytes) end_block(t, box, block, block_bytes);
     }
     return t->filled == r->slot_bytes ? write_slot(r, t, err) : PD_OK;
 }

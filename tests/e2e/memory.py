@@ -4,8 +4,8 @@
 Peak: for a plan of 1 GiB and more, the peak resident memory of the worker processes, beyond what a process with a tiny model
 takes (libraries, the MPI runtime, code), is at most 1.05 times the plan of all ranks plus 64 MiB. Saves included.
 
-Flat: after many saves resident memory of a process's own and open descriptors are what they were after ten (1 MiB tolerance). 200 saves by default,
-1,000 with PERDURE_TEST_SCALE of 10 or more.
+Flat: after many saves resident memory of a process's own and open descriptors are what they were after ten (1 MiB tolerance). 200
+saves by default, 1,000 with PERDURE_TEST_SCALE of 10 or more.
 """
 import json
 import os
