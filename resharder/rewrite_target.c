@@ -1,5 +1,5 @@
-/* Shards as they come. A target fills a slot with box after box, as long as they follow each other in the file; whole blocks
- * are hashed where they were copied to, and full slots go to the disk.
+/* Shards as they come. A target fills a slot with box after box, as long as they follow each other in the file; blocks are
+ * hashed where they are in a cache, before or after their copy, and full slots go to the disk.
  *
  *   invariants  1. boxes of a target are begun in file order, each finished before the next one
  *               2. a block lies in one slot
