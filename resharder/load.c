@@ -454,7 +454,8 @@ static void name_sends(struct loader *l, const struct pd_read_item *item)
         }
 }
 
-static pd_status exchange_round(struct loader *l, uint32_t round, struct pd_error *err)
+/* What of a round goes to whom, and what comes from whom. */
+static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *err)
 {
     const struct pd_plan *plan = l->plan;
     const struct window *w = window_of(l, round);
@@ -466,11 +467,8 @@ static pd_status exchange_round(struct loader *l, uint32_t round, struct pd_erro
         struct run_context c = {l, item, item->reader};
         pd_plan_runs(plan, item, l->group->rank, visit_recv, &c);
     }
-    pd_status st = l->sends.failed || l->recvs.failed
-                       ? pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for the pieces of a round")
-                       : PD_OK;
-    PD_TRY(pd_group_agree(l->group, st, err));
-    return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
+    if (l->sends.failed || l->recvs.failed) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the pieces of a round");
+    return PD_OK;
 }
 
 static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *err)
@@ -478,8 +476,9 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
+    if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
-    return exchange_round(l, round, err);
+    return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
 }
 
 static pd_status run_rounds(struct loader *l, struct pd_error *err)

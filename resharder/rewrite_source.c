@@ -18,7 +18,7 @@
 #define WINDOW_BYTES_MAX (UINT64_C(2) << 20)
 #define WINDOW_BYTES_MIN ((uint64_t)PD_SHARD_BLOCK_BYTES)
 #define WINDOWS_A_SOURCE 3u /* one that is used, one on its way, one that fills */
-#define READS_IN_FLIGHT 5u  /* more of them take the disk from the writes */
+#define READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define UNPACKED_BLOCKS 8u
 #define GAP_BYTES (UINT64_C(32) << 10) /* read over rather than torn: HDF5's pages between data */
 
