@@ -71,6 +71,6 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
     do {                                                         \
         if (!(condition)) pd_check_failed(PD_WHERE, #condition); \
     } while (0)
-_Noreturn void pd_check_failed(const char *where, const char *condition);
+void pd_check_failed(const char *where, const char *condition) __attribute__((noreturn));
 
 #endif
