@@ -1,0 +1,16 @@
+# CUDA: where nvcc is, every kernel is compiled for the architectures of PERDURE_CUDA_ARCHITECTURES, whatever GPU this machine has or
+# has not. Multiplications and additions are fused where the source says so and nowhere else, subnormals are flushed, both as in C.
+if(PERDURE_HAVE_CUDA)
+  set(PERDURE_CUDA_ARCHITECTURES "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
+  set(CMAKE_CUDA_ARCHITECTURES ${PERDURE_CUDA_ARCHITECTURES})
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  set(CMAKE_CUDA_STANDARD 17)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-ftz=true;-lineinfo;-Xcompiler=-Wall,-Werror,-fno-strict-aliasing>")
+  find_path(PERDURE_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(PERDURE_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(PERDURE_NCCL_INCLUDE AND PERDURE_NCCL_LIBRARY)
+    set(PERDURE_HAVE_NCCL ON)
+  endif()
+endif()

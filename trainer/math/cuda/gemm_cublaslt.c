@@ -1,0 +1,307 @@
+/* A row-major product is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
+ * B. */
+#include "trainer/math/cuda/gemm.h"
+
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS 512u /* a power of two; a model has some tens of shapes */
+#define CANDIDATES 16
+
+/* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
+struct key {
+    uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
+    uint32_t align_a, align_b, align_c, align_residual;
+    uint8_t operands, result, trans_a, trans_b, accumulate, bias, residual, padding;
+};
+_Static_assert(sizeof(struct key) == 80, "no bytes that nobody sets");
+
+struct plan {
+    struct key key;
+    bool is_used, is_plain; /* cuBLASLt has nothing for it */
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct pd_cuda_products {
+    cublasLtHandle_t handle;
+    struct pd_cuda_products_options options;
+    struct plan plans[SLOTS];
+};
+
+/* One product as cuBLASLt wants it described: storage, no allocation. */
+struct description {
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t a, b, c, d; /* a: our B; c: what is added; d: what is written */
+};
+
+static pd_status status_of(cublasStatus_t code)
+{
+    return code == CUBLAS_STATUS_ALLOC_FAILED ? PD_NO_MEMORY : PD_DEVICE_LOST;
+}
+
+#define LT_TRY(err, call, what)                                                                               \
+    do {                                                                                                      \
+        cublasStatus_t lt_code_ = (call);                                                                     \
+        if (lt_code_ != CUBLAS_STATUS_SUCCESS)                                                                \
+            PD_FAIL((err), status_of(lt_code_), "cuBLASLt: %s: %s", (what), cublasLtGetStatusName(lt_code_)); \
+    } while (0)
+
+pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, struct pd_cuda_products **ret_products,
+                               struct pd_error *err)
+{
+    struct pd_cuda_products *p = calloc(1, sizeof *p);
+    if (!p) PD_FAIL(err, PD_NO_MEMORY, "cuBLASLt: no memory for the table of algorithms");
+    p->options = *options;
+    cublasStatus_t code = cublasLtCreate(&p->handle);
+    if (code != CUBLAS_STATUS_SUCCESS) {
+        free(p);
+        PD_FAIL(err, status_of(code), "cuBLASLt: starting it: %s", cublasLtGetStatusName(code));
+    }
+    *ret_products = p;
+    return PD_OK;
+}
+
+void pd_cuda_products_free(struct pd_cuda_products *products)
+{
+    if (!products) return;
+    cublasLtDestroy(products->handle);
+    free(products);
+}
+
+/* ---- which product ---- */
+
+/* Of a matrix of one row ld may be anything. */
+static uint64_t row_of(const struct pd_matrix *matrix, uint64_t rows, uint64_t columns)
+{
+    return rows > 1 ? matrix->ld : columns;
+}
+
+static void set_shape(struct key *key, const struct pd_gemm *g)
+{
+    key->m = g->m;
+    key->n = g->n;
+    key->ld_a = row_of(&g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
+    key->ld_b = row_of(&g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
+    key->ld_c = row_of(&g->c, g->m, g->n);
+    key->ld_residual = g->residual.data ? row_of(&g->residual, g->m, g->n) : key->ld_c;
+}
+
+static cudaDataType_t type_of(enum pd_dtype dtype)
+{
+    return dtype == PD_BF16 ? CUDA_R_16BF : dtype == PD_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* Largest power of two up to 16 that divides address and row: what vector loads depend on. */
+static uint32_t alignment_of(const struct pd_matrix *matrix)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)matrix->data | matrix->ld * pd_dtype_bytes(matrix->dtype) | 16;
+    return (uint32_t)(all & -all);
+}
+
+static bool is_for_cublaslt(const struct pd_gemm *g)
+{
+    if (g->k == 0 || g->a.dtype != g->b.dtype) return false;
+    if (g->c.dtype != PD_F32 && g->c.dtype != g->a.dtype) return false;
+    if (g->bias && g->bias_dtype != g->c.dtype) return false;
+    return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
+}
+
+static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm *g)
+{
+    struct key key;
+    memset(&key, 0, sizeof key);
+    key.k = g->k;
+    key.operands = (uint8_t)g->a.dtype;
+    key.result = (uint8_t)g->c.dtype;
+    key.trans_a = g->trans_a;
+    key.trans_b = g->trans_b;
+    key.accumulate = g->accumulate;
+    key.bias = g->bias != NULL;
+    key.residual = g->residual.data != NULL;
+    key.align_a = alignment_of(&g->a);
+    key.align_b = alignment_of(&g->b);
+    key.align_c = alignment_of(&g->c);
+    key.align_residual = g->residual.data ? alignment_of(&g->residual) : 16;
+    key.m = key.n = PD_CUDA_CANONICAL;
+    key.ld_a = g->trans_a ? key.m : g->k;
+    key.ld_b = g->trans_b ? g->k : key.n;
+    key.ld_c = key.ld_residual = key.n;
+    if (!p->options.any_shape) set_shape(&key, g);
+    return key;
+}
+
+/* ---- its description ---- */
+
+static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes,
+                     struct pd_error *err)
+{
+    LT_TRY(err, cublasLtMatmulDescSetAttribute(&d->operation, attribute, value, bytes), "describing a product");
+    return PD_OK;
+}
+
+static pd_status describe_operation(struct description *d, const struct key *key, struct pd_error *err)
+{
+    const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const cudaDataType_t bias = type_of((enum pd_dtype)key->result);
+    LT_TRY(err, cublasLtMatmulDescInit(&d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
+    return key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK;
+}
+
+static pd_status describe(struct description *d, const struct key *key, struct pd_error *err)
+{
+    const cudaDataType_t in = type_of((enum pd_dtype)key->operands), out = type_of((enum pd_dtype)key->result);
+    const uint64_t m = key->m, n = key->n, k = key->k;
+    const uint64_t b_rows = key->trans_b ? k : n, b_columns = key->trans_b ? n : k;
+    const uint64_t a_rows = key->trans_a ? m : k, a_columns = key->trans_a ? k : m;
+    PD_TRY(describe_operation(d, key, err));
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->a, in, b_rows, b_columns, (int64_t)key->ld_b), "describing B");
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->b, in, a_rows, a_columns, (int64_t)key->ld_a), "describing A");
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->c, out, n, m, (int64_t)key->ld_residual), "describing the residual");
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->d, out, n, m, (int64_t)key->ld_c), "describing C");
+    return PD_OK;
+}
+
+/* ---- its algorithm ---- */
+
+static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct pd_cuda_products *p,
+                        const struct key *key, struct pd_error *err)
+{
+    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        const void *value;
+        size_t bytes;
+    } wishes[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &p->options.workspace_bytes, sizeof p->options.workspace_bytes},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &key->align_b, sizeof key->align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &key->align_a, sizeof key->align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &key->align_residual, sizeof key->align_residual},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &key->align_c, sizeof key->align_c},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof none},
+    };
+    const size_t count = sizeof wishes / sizeof wishes[0] - !p->options.invariant;
+    LT_TRY(err, cublasLtMatmulPreferenceInit(preference), "stating a preference");
+    for (size_t i = 0; i < count; i++)
+        LT_TRY(err, cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes),
+               "stating a preference");
+    return PD_OK;
+}
+
+static bool splits_k(const cublasLtMatmulAlgo_t *algorithm)
+{
+    int32_t parts = 1;
+    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    size_t written;
+    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written))
+        return true;
+    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme,
+                                             &written))
+        return true;
+    return parts > 1 || scheme != CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+/* The first that the heuristic names and that this mode admits. */
+static pd_status choose(const struct pd_cuda_products *p, struct plan *plan, struct pd_error *err)
+{
+    struct description d;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+    int count = 0;
+    PD_TRY(describe(&d, &plan->key, err));
+    PD_TRY(prefer(&preference, p, &plan->key, err));
+    cublasStatus_t code = cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d, &preference,
+                                                         CANDIDATES, results, &count);
+    plan->is_used = plan->is_plain = true;
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED || code == CUBLAS_STATUS_INVALID_VALUE) return PD_OK;
+    LT_TRY(err, code, "asking its heuristic");
+    for (int i = 0; i < count && plan->is_plain; i++) {
+        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        if (p->options.invariant && splits_k(&results[i].algo)) continue;
+        plan->algorithm = results[i].algo;
+        plan->is_plain = false;
+    }
+    return PD_OK;
+}
+
+/* FNV-1a, 64 bits, over the words of the key. */
+static uint64_t hash_of(const struct key *key)
+{
+    uint64_t words[sizeof *key / sizeof(uint64_t)], hash = UINT64_C(0xcbf29ce484222325);
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        hash = (hash ^ words[i]) * UINT64_C(0x100000001b3);
+    return hash ^ hash >> 32;
+}
+
+/* When all places near are taken the last one is chosen for anew: the heuristic gives the same answer again. */
+static pd_status find(struct pd_cuda_products *p, const struct key *key, struct plan **ret_plan, struct pd_error *err)
+{
+    const uint64_t start = hash_of(key);
+    struct plan *plan = NULL;
+    for (uint64_t i = 0; i < 16; i++) {
+        plan = &p->plans[(start + i) % SLOTS];
+        if (!plan->is_used) break;
+        if (!memcmp(&plan->key, key, sizeof *key)) {
+            *ret_plan = plan;
+            return PD_OK;
+        }
+    }
+    plan->is_used = false;
+    plan->key = *key;
+    PD_TRY(choose(p, plan, err));
+    *ret_plan = plan;
+    return PD_OK;
+}
+
+/* ---- running it ---- */
+
+/* The description of this very product, whatever shape the algorithm was chosen for. */
+static pd_status describe_product(struct description *d, const struct key *chosen, const struct pd_gemm *g,
+                                  struct pd_error *err)
+{
+    struct key key = *chosen;
+    set_shape(&key, g);
+    PD_TRY(describe(d, &key, err));
+    return g->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias, err) : PD_OK;
+}
+
+/* Of a shape the algorithm was not chosen for: whether it takes it, in the workspace there is. */
+static bool is_taken(struct pd_cuda_products *p, struct description *d, const struct plan *plan)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    if (!p->options.any_shape) return true;
+    return cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm, &result) ==
+               CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= p->options.workspace_bytes;
+}
+
+static pd_status multiply(struct pd_cuda_products *p, void *stream, const struct pd_gemm *g, const struct plan *plan,
+                          struct description *d, struct pd_error *err)
+{
+    const float alpha = 1.0f, beta = g->accumulate || g->residual.data ? 1.0f : 0.0f;
+    const void *added = g->residual.data ? g->residual.data : g->c.data;
+    cublasStatus_t code =
+        cublasLtMatmul(p->handle, &d->operation, &alpha, g->b.data, &d->a, g->a.data, &d->b, &beta, added, &d->c, g->c.data,
+                       &d->d, &plan->algorithm, p->options.workspace, p->options.workspace_bytes, (cudaStream_t)stream);
+    if (code == CUBLAS_STATUS_SUCCESS) return PD_OK;
+    PD_FAIL(err, status_of(code), "cuBLASLt: product of (%llu, %llu) and (%llu, %llu): %s", (unsigned long long)g->m,
+            (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n, cublasLtGetStatusName(code));
+}
+
+pd_status pd_cuda_products_run(struct pd_cuda_products *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+{
+    struct description d;
+    struct plan *plan;
+    if (g->m == 0 || g->n == 0) return PD_OK;
+    if (!is_for_cublaslt(g)) return pd_cuda_gemm_plain(stream, g, err);
+    const struct key key = key_of(p, g);
+    PD_TRY(find(p, &key, &plan, err));
+    if (plan->is_plain) return pd_cuda_gemm_plain(stream, g, err);
+    PD_TRY(describe_product(&d, &key, g, err));
+    return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : pd_cuda_gemm_plain(stream, g, err);
+}

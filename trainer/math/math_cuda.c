@@ -1,0 +1,178 @@
+/* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a product (cuda/gemm.h). */
+#include "trainer/math/math_cuda.h"
+
+#include "trainer/math/cuda/gemm.h"
+#include "trainer/math/cuda/kernels.h"
+
+#include <stdlib.h>
+
+struct pd_math_cuda {
+    struct pd_math base; /* first: a struct pd_math of this backend is one of these */
+    void *stream;
+    struct pd_cuda_products *products;
+    struct pd_cuda_workspace attention;
+};
+
+static struct pd_math_cuda *cuda_of(struct pd_math *math)
+{
+    return (struct pd_math_cuda *)math;
+}
+
+static void *stream_of(struct pd_math *math)
+{
+    return cuda_of(math)->stream;
+}
+
+/* ---- slots that need a stream and nothing else ---- */
+
+#define FORWARDING_SLOT(name, operands)                                                            \
+    static pd_status name##_slot(struct pd_math *math, const operands *what, struct pd_error *err) \
+    {                                                                                              \
+        return pd_cuda_##name(stream_of(math), what, err);                                         \
+    }
+
+FORWARDING_SLOT(rmsnorm_forward, struct pd_norm)
+FORWARDING_SLOT(rmsnorm_backward, struct pd_norm)
+FORWARDING_SLOT(layernorm_forward, struct pd_norm)
+FORWARDING_SLOT(layernorm_backward, struct pd_norm)
+FORWARDING_SLOT(rope, struct pd_rope)
+FORWARDING_SLOT(attention_forward, struct pd_attention)
+FORWARDING_SLOT(attention_delta, struct pd_attention)
+FORWARDING_SLOT(attention_backward_queries, struct pd_attention)
+FORWARDING_SLOT(finish, struct pd_finish)
+FORWARDING_SLOT(embedding_forward, struct pd_embedding)
+FORWARDING_SLOT(embedding_backward, struct pd_embedding)
+FORWARDING_SLOT(logits_max, struct pd_cross_entropy)
+FORWARDING_SLOT(logits_sum, struct pd_cross_entropy)
+FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
+
+/* ---- the others ---- */
+
+static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
+{
+    return pd_cuda_products_run(cuda_of(math)->products, stream_of(math), gemm, err);
+}
+
+static pd_status attention_backward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
+    return pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err);
+}
+
+static pd_status attention_backward_keys_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
+    return pd_cuda_attention_backward_keys(stream_of(math), a, cuda_of(math)->attention, err);
+}
+
+static pd_status swiglu_forward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
+                                     const void *gate_up, void *out, struct pd_error *err)
+{
+    return pd_cuda_swiglu_forward(stream_of(math), rows, columns, dtype, gate_up, out, err);
+}
+
+static pd_status swiglu_backward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
+                                      const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
+{
+    return pd_cuda_swiglu_backward(stream_of(math), rows, columns, dtype, gate_up, dout, dgate_up, err);
+}
+
+static pd_status gelu_forward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
+                                   struct pd_error *err)
+{
+    return pd_cuda_gelu_forward(stream_of(math), count, dtype, x, out, err);
+}
+
+static pd_status gelu_backward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x,
+                                    const void *dout, void *dx, struct pd_error *err)
+{
+    return pd_cuda_gelu_backward(stream_of(math), count, dtype, x, dout, dx, err);
+}
+
+static pd_status column_sum_slot(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
+                                 const void *x, float *out, struct pd_error *err)
+{
+    return pd_cuda_column_sum(stream_of(math), rows, n, ld, dtype, x, out, err);
+}
+
+static pd_status add_slot(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
+                          struct pd_error *err)
+{
+    return pd_cuda_add(stream_of(math), n, sum, dtype, piece, first, err);
+}
+
+static pd_status cast_slot(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
+                           const void *src, struct pd_error *err)
+{
+    return pd_cuda_cast(stream_of(math), n, dst_dtype, dst, src_dtype, src, err);
+}
+
+static pd_status row_squares_slot(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
+                                  struct pd_error *err)
+{
+    return pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err);
+}
+
+static void free_slot(struct pd_math *math)
+{
+    pd_cuda_products_free(cuda_of(math)->products);
+    free(cuda_of(math));
+}
+
+static const struct pd_math_ops cuda_ops = {
+    .name = "cuda",
+    .gemm = gemm_slot,
+    .rmsnorm_forward = rmsnorm_forward_slot,
+    .rmsnorm_backward = rmsnorm_backward_slot,
+    .layernorm_forward = layernorm_forward_slot,
+    .layernorm_backward = layernorm_backward_slot,
+    .rope = rope_slot,
+    .attention_forward = attention_forward_slot,
+    .attention_backward = attention_backward_slot,
+    .attention_delta = attention_delta_slot,
+    .attention_backward_queries = attention_backward_queries_slot,
+    .attention_backward_keys = attention_backward_keys_slot,
+    .finish = finish_slot,
+    .swiglu_forward = swiglu_forward_slot,
+    .swiglu_backward = swiglu_backward_slot,
+    .gelu_forward = gelu_forward_slot,
+    .gelu_backward = gelu_backward_slot,
+    .embedding_forward = embedding_forward_slot,
+    .embedding_backward = embedding_backward_slot,
+    .logits_max = logits_max_slot,
+    .logits_sum = logits_sum_slot,
+    .cross_entropy = cross_entropy_slot,
+    .column_sum = column_sum_slot,
+    .add = add_slot,
+    .cast = cast_slot,
+    .row_squares = row_squares_slot,
+    .free = free_slot,
+};
+
+pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena *arena, struct pd_math **ret_math,
+                           struct pd_error *err)
+{
+    const uint64_t attention_bytes = o->attention ? pd_cuda_attention_workspace_bytes(o->attention) : 0;
+    void *products = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_CUDA_GEMM_WORKSPACE_BYTES);
+    void *attention = attention_bytes ? pd_arena_take(arena, PD_MEMORY_BUFFERS, attention_bytes) : NULL;
+    if (pd_arena_is_dry(arena)) {
+        *ret_math = NULL;
+        return PD_OK;
+    }
+    struct pd_math_cuda *cuda = calloc(1, sizeof *cuda);
+    if (!cuda) PD_FAIL(err, PD_NO_MEMORY, "no memory for the GPU's table");
+    cuda->base = (struct pd_math){.ops = &cuda_ops, .mode = o->mode, .isa = PD_ISA_PORTABLE};
+    cuda->stream = o->stream;
+    cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes};
+    const struct pd_cuda_products_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
+                                                     .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
+                                                     .workspace = products,
+                                                     .workspace_bytes = PD_CUDA_GEMM_WORKSPACE_BYTES};
+    pd_status st = pd_cuda_products_new(&options, &cuda->products, err);
+    if (st) {
+        free(cuda);
+        return st;
+    }
+    *ret_math = &cuda->base;
+    return PD_OK;
+}

@@ -1,0 +1,28 @@
+/* The GPU behind the table of math.h: our own kernels, and cuBLASLt for products.
+ *
+ * Every operation is put on one stream and returns; what it wrote may be read on that stream, or after it was waited for.
+ * All operands are device memory, but pd_finish.parts, pd_embedding.piece_rows and the structs themselves, which are the
+ * host's and read before the call returns.
+ *
+ *   bits      the same run after run. Equal to the CPU's where trainer/math/cuda/README.md says so; products are not
+ *   errors    PD_UNSUPPORTED: a build without CUDA, or a size that no kernel is made for; PD_DEVICE_LOST. A kernel that
+ *             fails while it runs shows where the stream is waited for
+ *   threads   one caller a table */
+#ifndef PD_TRAINER_MATH_MATH_CUDA_H
+#define PD_TRAINER_MATH_MATH_CUDA_H
+
+#include "trainer/math/math.h"
+
+struct pd_math_cuda_options {
+    void *stream; /* cudaStream_t, borrowed; the device it belongs to is the calling thread's current one */
+    enum pd_numerics_mode mode;
+    bool any_shape; /* virtual_tp or virtual_sp above 1: layouts cut the sides of products (cuda/gemm.h) */
+    const struct pd_attention
+        *attention; /* sizes of the largest; pointers are not looked at. NULL: no attention is asked for */
+};
+
+/* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which gives out device memory; on a dry arena *ret_math is NULL. */
+PD_MUST_USE pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd_arena *arena,
+                                       struct pd_math **ret_math, struct pd_error *err);
+
+#endif
