@@ -3,6 +3,8 @@
  *
  *   invariants  1. nothing reaches the decompressor before its digest was checked
  *               2. a mismatch is damage only when a second read mismatches too */
+#include "ckpt/shard_expand.h"
+
 #include "ckpt/codec_zstd.h"
 #include "ckpt/shard_open.h"
 
@@ -27,17 +29,62 @@ uint64_t pd_shard_chunk_extent(const struct pd_shard *shard, uint32_t box, uint6
     return row->offset;
 }
 
+static void describe(const struct pd_shard *shard, uint32_t box, uint64_t number, struct pd_shard_chunk *ret_chunk)
+{
+    const struct pd_shard_grid *grid = grid_of(shard, box);
+    *ret_chunk = (struct pd_shard_chunk){.number = number, .whole_bytes = grid->chunk_bytes};
+    ret_chunk->bytes = pd_shard_grid_range(grid, number, &ret_chunk->begin);
+    ret_chunk->offset = pd_shard_chunk_extent(shard, box, number, &ret_chunk->page_bytes);
+}
+
+void pd_shard_chunk_at(const struct pd_shard *shard, uint32_t box, uint64_t at, struct pd_shard_chunk *ret_chunk)
+{
+    PD_CHECK(pd_shard_box_is_in_chunks(shard, box) && at < shard->contents.places[box].bytes);
+    describe(shard, box, pd_shard_grid_find(grid_of(shard, box), at), ret_chunk);
+}
+
 /* ---- memory ---- */
+
+struct pd_shard_decoder {
+    struct pd_zstd *zstd;
+    unsigned char *shuffled; /* (a chunk) borrowed */
+};
+
+pd_status pd_shard_decoder_new(void *scratch, struct pd_shard_decoder **ret_decoder, struct pd_error *err)
+{
+    struct pd_shard_decoder *decoder = calloc(1, sizeof *decoder);
+    if (!decoder) PD_FAIL(err, PD_NO_MEMORY, "no memory to decompress");
+    decoder->shuffled = scratch;
+    pd_status st = pd_zstd_new(&decoder->zstd, err);
+    if (st)
+        pd_shard_decoder_free(decoder);
+    else
+        *ret_decoder = decoder;
+    return st;
+}
+
+void pd_shard_decoder_free(struct pd_shard_decoder *decoder)
+{
+    if (!decoder) return;
+    pd_zstd_free(decoder->zstd);
+    free(decoder);
+}
 
 void pd_shard_expander_free(struct pd_shard_expander *expander)
 {
     if (!expander) return;
-    pd_zstd_free(expander->zstd);
+    pd_shard_decoder_free(expander->decoder);
     free(expander->stored);
     free(expander->shuffled);
     free(expander->kept[0].data);
     free(expander->kept[1].data);
     free(expander);
+}
+
+void pd_shard_forget(struct pd_shard *shard)
+{
+    pd_shard_expander_free(shard->expander);
+    shard->expander = NULL;
 }
 
 static pd_status need_expander(struct pd_shard *shard, struct pd_error *err)
@@ -50,7 +97,7 @@ static pd_status need_expander(struct pd_shard *shard, struct pd_error *err)
     e->kept[0].data = malloc(PD_SHARD_CHUNK_MAX);
     e->kept[1].data = malloc(PD_SHARD_CHUNK_MAX);
     pd_status st = e->stored && e->shuffled && e->kept[0].data && e->kept[1].data
-                       ? pd_zstd_new(&e->zstd, err)
+                       ? pd_shard_decoder_new(e->shuffled, &e->decoder, err)
                        : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to decompress");
     if (st)
         pd_shard_expander_free(e);
@@ -78,51 +125,49 @@ static pd_status chunk_fail(const struct pd_shard *shard, uint32_t box, uint64_t
             what);
 }
 
-static pd_status expand(struct pd_shard *shard, uint32_t box, uint64_t chunk, const unsigned char *pages, unsigned char *dst,
-                        struct pd_error *err)
+/* Zeros up to the end of the page, and in the last chunk of a run up to the end of the chunk. */
+static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
+                            const unsigned char *pages, const unsigned char *data, struct pd_error *err)
 {
-    struct pd_shard_expander *e = shard->expander;
-    const struct pd_shard_chunk_row *row = row_of(shard, box, chunk);
-    const uint64_t chunk_bytes = grid_of(shard, box)->chunk_bytes;
+    const uint64_t stored = row_of(shard, box, chunk->number)->stored_bytes;
+    if (!is_zero(pages + stored, chunk->page_bytes - stored))
+        return chunk_fail(shard, box, chunk->number, "the padding behind the stored bytes is not zero", err);
+    if (!is_zero(data + chunk->bytes, chunk->whole_bytes - chunk->bytes))
+        return chunk_fail(shard, box, chunk->number, "what fills up the chunk is not zero", err);
+    return PD_OK;
+}
+
+pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
+                                const void *pages, struct pd_shard_decoder *decoder, void *dst, struct pd_error *err)
+{
+    const struct pd_shard_chunk_row *row = row_of(shard, box, chunk->number);
     if (row->filter_mask) { /* as it was: block checksums cover it */
-        memcpy(dst, pages, chunk_bytes);
-        return PD_OK;
+        memcpy(dst, pages, chunk->whole_bytes);
+        return check_fill(shard, box, chunk, pages, dst, err);
     }
-    if (pd_shard_chunk_digest(shard->box_seeds[box], chunk, pages, row->stored_bytes) != row->digest)
-        return chunk_fail(shard, box, chunk, "the stored bytes do not match their digest", err);
+    if (pd_shard_chunk_digest(shard->box_seeds[box], chunk->number, pages, row->stored_bytes) != row->digest)
+        return chunk_fail(shard, box, chunk->number, "the stored bytes do not match their digest", err);
     struct pd_error cause;
-    pd_status st = pd_zstd_decompress(e->zstd, e->shuffled, chunk_bytes, pages, row->stored_bytes, &cause);
-    if (st == PD_CORRUPT) return chunk_fail(shard, box, chunk, cause.message, err);
+    pd_status st =
+        pd_zstd_decompress(decoder->zstd, decoder->shuffled, chunk->whole_bytes, pages, row->stored_bytes, &cause);
+    if (st == PD_CORRUPT) return chunk_fail(shard, box, chunk->number, cause.message, err);
     if (st) PD_FAIL(err, st, "no memory to decompress");
     const struct pd_shard_box *b = &shard->contents.boxes[box];
-    pd_byte_unshuffle(dst, e->shuffled, chunk_bytes, pd_dtype_bytes(shard->contents.tensors.tensors[b->tensor].dtype));
-    return PD_OK;
+    pd_byte_unshuffle(dst, decoder->shuffled, chunk->whole_bytes,
+                      pd_dtype_bytes(shard->contents.tensors.tensors[b->tensor].dtype));
+    return check_fill(shard, box, chunk, pages, dst, err);
 }
 
-/* Zeros up to the end of the page, and in the last chunk of a run up to the end of the chunk. */
-static pd_status check_fill(const struct pd_shard *shard, uint32_t box, uint64_t chunk, const unsigned char *pages,
-                            const unsigned char *data, struct pd_error *err)
-{
-    const struct pd_shard_grid *grid = grid_of(shard, box);
-    uint64_t begin = 0, page_bytes = 0;
-    const uint64_t stored = row_of(shard, box, chunk)->stored_bytes, real = pd_shard_grid_range(grid, chunk, &begin);
-    (void)pd_shard_chunk_extent(shard, box, chunk, &page_bytes);
-    if (!is_zero(pages + stored, page_bytes - stored))
-        return chunk_fail(shard, box, chunk, "the padding behind the stored bytes is not zero", err);
-    if (!is_zero(data + real, grid->chunk_bytes - real))
-        return chunk_fail(shard, box, chunk, "what fills up the chunk is not zero", err);
-    return PD_OK;
-}
-
-pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t chunk, const void *pages, struct pd_error *err)
+pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t number, const void *pages, struct pd_error *err)
 {
     PD_TRY(need_expander(shard, err));
     struct pd_shard_expander *e = shard->expander;
+    struct pd_shard_chunk chunk;
     const uint32_t place = 1 - e->newest;
+    describe(shard, box, number, &chunk);
     e->kept[place].is_valid = false;
-    PD_TRY(expand(shard, box, chunk, pages, e->kept[place].data, err));
-    PD_TRY(check_fill(shard, box, chunk, pages, e->kept[place].data, err));
-    e->kept[place].chunk = grid_of(shard, box)->first_chunk + chunk;
+    PD_TRY(pd_shard_chunk_decode(shard, box, &chunk, pages, e->decoder, e->kept[place].data, err));
+    e->kept[place].chunk = grid_of(shard, box)->first_chunk + number;
     e->kept[place].is_valid = true;
     e->newest = place;
     return PD_OK;
@@ -171,7 +216,7 @@ static pd_status gather(struct pd_shard *shard, uint32_t box, uint64_t begin, ui
     return PD_OK;
 }
 
-static void forget(struct pd_shard *shard)
+static void doubt(struct pd_shard *shard)
 {
     shard->expander->kept[0].is_valid = shard->expander->kept[1].is_valid = false;
 }
@@ -182,7 +227,7 @@ pd_status pd_shard_chunk_read_block(struct pd_shard *shard, uint32_t box, uint64
     const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     pd_status st = PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && st == PD_CORRUPT; attempt++) {
-        if (attempt) forget(shard);
+        if (attempt) doubt(shard);
         PD_TRY(gather(shard, box, begin, bytes, dst, err));
         st = pd_shard_verify_block(shard, box, block, dst, err);
     }

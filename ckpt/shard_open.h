@@ -4,11 +4,11 @@
 
 #include "ckpt/shard_table.h"
 
-struct pd_zstd;
+struct pd_shard_decoder;
 
 /* Chunks that were decompressed last. A block may lie in two of them. */
 struct pd_shard_expander {
-    struct pd_zstd *zstd;
+    struct pd_shard_decoder *decoder;
     unsigned char *stored;   /* (a chunk and a page) aligned, for direct I/O */
     unsigned char *shuffled; /* (a chunk) */
     struct {

@@ -10,7 +10,7 @@
 #ifndef PD_CKPT_SHARD_TABLE_H
 #define PD_CKPT_SHARD_TABLE_H
 
-#include "ckpt/shard.h"
+#include "ckpt/shard_expand.h"
 
 #define PD_SHARD_FORMAT_VERSION 1u /* every box in one piece */
 #define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page and more in chunks, compressed or not */
@@ -87,7 +87,6 @@ struct pd_shard_place {
 
 /* How a box of a compressed shard is cut: at least one chunk, of at most PD_SHARD_CHUNK_MAX bytes, of whole blocks where the
  * sizes allow. ret_shape: of a chunk in elements. first_chunk is the caller's. */
-#define PD_SHARD_CHUNK_MAX (1u << 20)
 void pd_shard_grid_cut(const struct pd_box *box, uint32_t element_bytes, uint64_t ret_shape[PD_TENSOR_DIMS_MAX],
                        struct pd_shard_grid *ret_grid);
 uint64_t pd_shard_grid_count(const struct pd_shard_grid *grid, uint64_t box_bytes);

@@ -4,55 +4,19 @@
  *   invariants  1. nothing of a block leaves its window before its checksum verified
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
  *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
-#include "resharder/load.h"
+#include "resharder/load_internal.h"
 
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/inspect.h"
+#include "ckpt/shard_expand.h"
 #include "ckpt/store_names.h"
-#include "resharder/plan.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
- * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
-#define READ_BYTES_MAX (UINT64_C(2) << 20)
-
-/* Rounds that have a place in memory; all but one of them on their way. */
-#define WINDOWS 8u
-
-struct pieces {
-    struct pd_group_piece *data;
-    uint32_t count, capacity;
-    bool failed;
-};
-
-struct loader {
-    struct pd_door *door;
-    struct pd_group *group;
-    const struct pd_load_request *request;
-    struct pd_plan *plan;
-    struct pd_queue *queue;
-    struct pd_shard **shards; /* (stored shards) those this rank reads */
-    struct window {
-        struct pd_transfer *transfers; /* (window_transfers) */
-        uint64_t begin, end;           /* items of its round */
-        uint32_t sent, in_flight;
-        const struct pd_transfer *failed; /* the first one that did */
-    } windows[WINDOWS];
-    uint64_t window_bytes, window_transfers;
-    uint64_t next_item;    /* first that is not sent for */
-    uint64_t next_coming;  /* first of the plan's that has not come */
-    uint8_t *host_has;     /* as the plan wants them; NULL when every rank sees every shard */
-    uint32_t *reader_host; /* (ranks) */
-    uint32_t next_round, in_flight;
-    struct pieces sends, recvs;
-    struct pd_load_report report;
-};
-
-static void append_piece(struct pieces *p, uint32_t peer, void *data, uint64_t bytes)
+static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint64_t bytes)
 {
     if (p->count == p->capacity) {
         uint32_t capacity = p->capacity ? p->capacity * 2 : 256;
@@ -279,73 +243,75 @@ static char *place_of(const struct loader *l, const struct pd_read_item *item, c
     return (char *)r->destination(r->context, item->tensor, item->kind, run->wanted_box) + run->wanted_offset;
 }
 
-static struct window *window_of(struct loader *l, uint32_t round)
+static struct load_window *window_of(struct loader *l, uint32_t round)
 {
-    return &l->windows[round % WINDOWS];
-}
-
-/* Boxes of a page and more begin on one; smaller ones lie anywhere and come with the pages around them. */
-static uint64_t item_skip(const struct loader *l, const struct pd_read_item *item)
-{
-    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN;
+    return &l->windows[round % LOAD_WINDOWS];
 }
 
 /* In the window, even where direct I/O could put it in its place: memory that no transfer has touched before makes the first
  * one wait, several times longer than the copy takes that verifying makes nearly free. */
 static char *item_data(const struct loader *l, const struct pd_read_item *item)
 {
+    if (l->chunks) return load_chunks_data(l, item);
     char *data = l->request->buffers;
-    return data + item->round % WINDOWS * l->window_bytes + item->window_offset + item_skip(l, item);
+    const uint64_t skip = load_is_in_chunks(l, item) ? 0 : load_item_skip(l, item);
+    return data + item->round % LOAD_WINDOWS * l->window_bytes + item->window_offset + skip;
 }
 
 /* ---- reading ---- */
 
-static uint64_t align_up(uint64_t bytes)
+pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer, struct pd_error *err)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    PD_CHECK(w->sent < l->window_transfers);
+    struct pd_transfer *t = &w->transfers[w->sent++];
+    *t = *transfer;
+    t->user = w;
+    PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
+    w->in_flight++;
+    l->in_flight++;
+    return PD_OK;
 }
 
 static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
-    struct window *w = window_of(l, item->round);
+    struct load_window *w = window_of(l, item->round);
     struct pd_shard *shard = l->shards[item->shard];
-    const uint64_t skip = item_skip(l, item), span = align_up(skip + item->bytes);
+    if (l->chunks) return load_chunks_submit(l, w, item, err);
+    const bool is_in_chunks = load_is_in_chunks(l, item);
+    const uint64_t skip = is_in_chunks ? 0 : load_item_skip(l, item), span = load_align_up(skip + item->bytes);
+    l->report.bytes_wanted += item->bytes;
+    l->report.bytes_stored += item->bytes;
+    l->report.bytes_read += span;
+    if (is_in_chunks) return PD_OK; /* without room to read ahead it is read when it is verified */
     char *data = item_data(l, item) - skip;
     const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item->first_block * PD_SHARD_BLOCK_BYTES;
-    l->report.bytes_wanted += item->bytes;
-    l->report.bytes_read += span;
-    if (pd_shard_box_is_in_chunks(shard, item->box)) return PD_OK; /* read when it is verified */
-    for (uint64_t at = 0; at < span; at += READ_BYTES_MAX) {
-        PD_CHECK(w->sent < l->window_transfers);
-        struct pd_transfer *t = &w->transfers[w->sent++];
-        *t = (struct pd_transfer){.file = pd_shard_file(shard),
-                                  .data = data + at,
-                                  .offset = offset + at,
-                                  .bytes = span - at < READ_BYTES_MAX ? span - at : READ_BYTES_MAX,
-                                  .user = w};
-        PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
-        w->in_flight++;
-        l->in_flight++;
+    for (uint64_t at = 0; at < span; at += LOAD_READ_BYTES_MAX) {
+        const struct pd_transfer transfer = {.file = pd_shard_file(shard),
+                                             .data = data + at,
+                                             .offset = offset + at,
+                                             .bytes = span - at < LOAD_READ_BYTES_MAX ? span - at : LOAD_READ_BYTES_MAX};
+        PD_TRY(load_send(l, w, &transfer, err));
     }
     return PD_OK;
 }
 
 static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    struct window *w = window_of(l, round);
+    struct load_window *w = window_of(l, round);
     w->begin = w->end = l->next_item;
     w->sent = 0;
     w->failed = NULL;
     while (w->end < l->plan->item_count && l->plan->items[w->end].round == round)
         PD_TRY(submit_item(l, &l->plan->items[w->end++], err));
     l->next_item = w->end;
-    return PD_OK;
+    return l->chunks ? load_chunks_submit_rest(l, w, round, err) : PD_OK;
 }
 
 /* Sends for every round that has a window, while `round` and those after it occupy theirs. */
 static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    while (l->next_round < l->plan->round_count && l->next_round < round + WINDOWS)
+    while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS &&
+           (!l->chunks || load_chunks_fit(l, l->next_round)))
         PD_TRY(submit_round(l, l->next_round++, err));
     return PD_OK;
 }
@@ -358,7 +324,7 @@ static pd_status reap_some(struct loader *l, struct pd_error *err)
     PD_CHECK(count > 0);
     l->in_flight -= count;
     for (uint32_t i = 0; i < count; i++) {
-        struct window *w = done[i]->user;
+        struct load_window *w = done[i]->user;
         w->in_flight--;
         if (done[i]->status && !w->failed) w->failed = done[i];
     }
@@ -367,7 +333,7 @@ static pd_status reap_some(struct loader *l, struct pd_error *err)
 
 static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    struct window *w = window_of(l, round);
+    struct load_window *w = window_of(l, round);
     while (w->in_flight)
         PD_TRY(reap_some(l, err));
     return w->failed ? pd_transfer_error(w->failed, err) : PD_OK;
@@ -395,6 +361,15 @@ static void copy_part(const char *data, const struct pd_transfer_run *run, char 
     if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
 }
 
+/* Blocks of chunks that were not read ahead. One shard at a time keeps some. */
+static pd_status read_now(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+{
+    struct pd_shard *shard = l->shards[item->shard];
+    if (l->kept && l->kept != shard) pd_shard_forget(l->kept);
+    l->kept = shard;
+    return pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, item_data(l, item), err);
+}
+
 /* Verifies an item; when all that this rank wants of it is one run, each block is copied while it is in the cache. */
 static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
@@ -403,11 +378,11 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     struct own_runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
     char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
-    const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, item->box);
-    if (is_in_chunks) PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, data, err));
+    const bool is_read_now = !l->chunks && load_is_in_chunks(l, item);
+    if (is_read_now) PD_TRY(read_now(l, item, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        if (!is_in_chunks && pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
+        if (!is_read_now && pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
             PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
         if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }
@@ -415,7 +390,7 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     return PD_OK;
 }
 
-static pd_status verify_round(struct loader *l, const struct window *w, struct pd_error *err)
+static pd_status verify_round(struct loader *l, const struct load_window *w, struct pd_error *err)
 {
     for (uint64_t i = w->begin; i < w->end; i++)
         PD_TRY(verify_item(l, &l->plan->items[i], err));
@@ -458,7 +433,7 @@ static void name_sends(struct loader *l, const struct pd_read_item *item)
 static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *err)
 {
     const struct pd_plan *plan = l->plan;
-    const struct window *w = window_of(l, round);
+    const struct load_window *w = window_of(l, round);
     l->sends.count = l->recvs.count = 0;
     for (uint64_t i = w->begin; i < w->end; i++)
         name_sends(l, &plan->items[i]);
@@ -475,10 +450,13 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
 {
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
+    if (!st && l->chunks) st = load_chunks_expand(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
-    return pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err);
+    PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
+    if (l->chunks) load_chunks_done(l, round);
+    return PD_OK;
 }
 
 static pd_status run_rounds(struct loader *l, struct pd_error *err)
@@ -497,7 +475,7 @@ static uint64_t count_transfers(const struct loader *l)
     for (uint64_t i = 0; i < l->plan->item_count; i++) {
         const struct pd_read_item *item = &l->plan->items[i];
         if (i == 0 || item->round != l->plan->items[i - 1].round) count = 0;
-        count += (item->bytes + 2 * PD_DOOR_ALIGN) / READ_BYTES_MAX + 1;
+        count += (item->bytes + 2 * PD_DOOR_ALIGN) / LOAD_READ_BYTES_MAX + 1;
         if (count > most) most = count;
     }
     return most;
@@ -521,7 +499,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 static pd_status prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
-    l->window_bytes = r->buffer_bytes / WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
     PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
@@ -540,10 +518,11 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     if (!l->shards) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
     PD_TRY(open_shards(l, err));
     l->window_transfers = count_transfers(l);
-    struct pd_transfer *transfers = calloc(WINDOWS * l->window_transfers + 1, sizeof *transfers);
-    for (uint32_t i = 0; i < WINDOWS; i++)
+    PD_TRY(load_chunks_new(l, err));
+    struct pd_transfer *transfers = calloc(LOAD_WINDOWS * l->window_transfers + 1, sizeof *transfers);
+    for (uint32_t i = 0; i < LOAD_WINDOWS; i++)
         l->windows[i].transfers = transfers + i * l->window_transfers;
-    if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", WINDOWS);
+    if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", LOAD_WINDOWS);
     return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
 }
 
@@ -553,6 +532,7 @@ static void release(struct loader *l)
     for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++)
         pd_shard_close(l->shards[s]);
     free(l->shards);
+    load_chunks_free(l->chunks);
     free(l->windows[0].transfers);
     free(l->sends.data);
     free(l->recvs.data);

@@ -139,6 +139,7 @@ static pd_status load_entry(struct pd_door *door, const struct candidate *c, str
                                       .kinds = (1u << PD_KIND_COUNT) - 1,
                                       .buffers = e->io_buffers,
                                       .buffer_bytes = e->io_bytes,
+                                      .pool = e->pool,
                                       .destination = destination,
                                       .context = e};
     struct pd_identity identity = commit->state.identity;

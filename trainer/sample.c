@@ -178,6 +178,7 @@ static pd_status load(struct sampler *s, struct pd_error *err)
                                             .kinds = 1u << PD_PARAM,
                                             .buffers = s->io_buffers,
                                             .buffer_bytes = IO_BYTES,
+                                            .pool = s->pool,
                                             .destination = destination,
                                             .context = s};
     PD_TRY(pd_load(s->door, &s->group, &request, NULL, err));

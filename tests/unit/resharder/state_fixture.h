@@ -31,7 +31,8 @@ struct state {
     struct pd_identity identity;
     void *buffers;
     uint64_t random;
-    bool compresses; /* every other shard */
+    bool compresses;     /* every other shard */
+    bool compresses_all; /* the others, too */
 };
 
 static inline uint64_t state_random(struct state *s, uint64_t below)
@@ -126,8 +127,8 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
         state_fill(s, &boxes[b], values);
         data[b] = values;
     }
-    const struct pd_shard_codec codec = {.codec = s->compresses && rank % 2 == 0 ? PD_CODEC_ZSTD : PD_CODEC_NONE,
-                                         .level = 1};
+    const struct pd_shard_codec codec = {
+        .codec = s->compresses && (rank % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
     OK(pd_shard_writer_new_compressed(s->door, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer,
                                       err));
     OK(pd_shard_write(writer, path, &s->identity, rank, data, ret_summary, err));

@@ -1,6 +1,7 @@
 /* Real shards, loaded by local ranks under another layout: every element arrives, nothing is read twice, what is not wanted
  * is not read, and what is not this model's is refused by name. */
 #include "resharder/load.h"
+#include "tests/helpers/limited_disk.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 struct loading {
@@ -11,6 +12,7 @@ struct loading {
     uint32_t kinds;
     const bool *tensor_wanted;
     uint64_t buffer_bytes;
+    unsigned threads; /* of each rank's pool; 0: none */
     struct pd_load_report reports[64];
     uint64_t differing;
 };
@@ -63,6 +65,8 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
     struct owned o;
     take_owned(l, group->rank, &o);
     void *buffers = aligned_alloc(PD_DOOR_ALIGN, l->buffer_bytes);
+    struct pd_thread_pool *pool = NULL;
+    if (l->threads) PD_TRY(pd_thread_pool_new(l->threads, &pool, err));
     const struct pd_load_request request = {.directory = "/stored",
                                             .commit = l->commit,
                                             .tensors = l->tensors,
@@ -71,11 +75,13 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .tensor_wanted = l->tensor_wanted,
                                             .buffers = buffers,
                                             .buffer_bytes = l->buffer_bytes,
+                                            .pool = pool,
                                             .destination = destination,
                                             .context = &o};
     pd_status st = pd_load(l->state->door, group, &request, &l->reports[group->rank], err);
     if (st) l->kinds = 0;
     compare(l, &o);
+    pd_thread_pool_free(pool);
     free(buffers);
     return st;
 }
@@ -166,6 +172,133 @@ Test(load, one_tensor_reads_its_blocks_only)
         check_bytes(&l);
         tensor_wanted[t] = false;
     }
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* ---- boxes in chunks ---- */
+
+/* Boxes of many chunks: of whole blocks and of others, rows longer than a chunk, ends that are filled up. */
+static void enlarge(struct state *s)
+{
+    static const uint64_t shapes[STATE_TENSORS][2] = {{3000, 700},  {900001, 1}, {5, 300001}, {40, 40},
+                                                      {2000, 1024}, {1024, 1},   {777, 999},  {262144, 1}};
+    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
+        struct pd_tensor *tensor = &s->tensors[t];
+        tensor->ndim = shapes[t][1] > 1 ? 2 : 1;
+        memcpy(tensor->shape, shapes[t], sizeof shapes[t]);
+        tensor->tp_dim = t == 4 ? 1 : t % 2 ? -1 : 0;
+        tensor->tp_unit = 1;
+    }
+}
+
+/* Stored bytes are read once, but for chunks at the edge between two readers; what was counted was read. */
+static void check_chunk_bytes(const struct loading *l, const struct limited_disk *disk, uint64_t opened)
+{
+    const uint32_t world = pd_layout_world(l->wanted);
+    uint64_t stored = 0, read = 0;
+    for (uint32_t r = 0; r < world; r++) {
+        stored += l->reports[r].bytes_stored;
+        read += l->reports[r].bytes_read;
+    }
+    cr_assert_leq(read, stored + (world - 1) * (uint64_t)(1 << 20) + 2 * PD_DOOR_ALIGN * 100 * world, "%lu of %lu", read,
+                  stored);
+    if (disk) cr_assert_eq(atomic_load(&disk->bytes_read) - opened, read);
+}
+
+Test(load, chunks_are_read_ahead_and_once, .timeout = 300)
+{
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct state s;
+        struct pd_commit commit;
+        state_init(&s, seed);
+        enlarge(&s);
+        struct pd_layout stored = state_layout(&s, 4), wanted = state_layout(&s, 4);
+        s.compresses = s.compresses_all = true;
+        s.compresses_all = seed % 4 != 0;
+        state_save(&s, &stored, "/stored", &commit);
+        struct loading l = {.state = &s, .commit = &commit, .tensors = &s.table, .wanted = &wanted, .kinds = 7};
+        for (l.buffer_bytes = 5 << 20; l.buffer_bytes <= 40 << 20; l.buffer_bytes *= 2) {
+            l.threads = (unsigned)(seed + l.buffer_bytes / (5 << 20)) % 4;
+            OK(pd_group_run_local(pd_layout_world(&wanted), 1, load_rank, &l, err));
+            cr_assert_eq(l.differing, 0, "seed %lu, %lu bytes", seed, l.buffer_bytes);
+            if (l.buffer_bytes >= 10 << 20) check_chunk_bytes(&l, NULL, 0);
+        }
+        l.buffer_bytes = 20 << 20;
+        l.kinds = 1 + (uint32_t)state_random(&s, 6);
+        OK(pd_group_run_local(pd_layout_world(&wanted), 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0, "seed %lu, in part", seed);
+        check_chunk_bytes(&l, NULL, 0);
+        pd_commit_deinit(&commit);
+        state_deinit(&s);
+    }
+}
+
+/* One reader of much: at most a twentieth is read twice, by what the disk counts. */
+Test(load, chunks_cost_what_they_store)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout whole;
+    struct limited_disk disk;
+    state_init(&s, 2);
+    enlarge(&s);
+    struct pd_layout stored = state_layout(&s, 4);
+    pd_layout_init_dp(&whole, 1);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    struct loading l = {
+        .state = &s, .commit = &commit, .tensors = &s.table, .wanted = &whole, .kinds = 7, .buffer_bytes = 16 << 20};
+    limited_disk_begin(&disk, s.door, 0);
+    OK(pd_group_run_local(1, 1, load_rank, &l, err));
+    cr_assert_eq(l.differing, 0);
+    const uint64_t stored_bytes = l.reports[0].bytes_stored, read = atomic_load(&disk.bytes_read);
+    cr_assert_gt(l.reports[0].rounds, 20u, "many rounds");
+    cr_assert_lt(stored_bytes, l.reports[0].bytes_wanted * 95 / 100);
+    cr_assert_leq(l.reports[0].bytes_read, stored_bytes + 64 * PD_DOOR_ALIGN, "nothing twice");
+    cr_assert_leq((double)read, 1.05 * (double)stored_bytes, "with tables and metadata: %lu of %lu", read, stored_bytes);
+    limited_disk_end(&disk);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* A bit that is misread once is no damage, wherever it is; one that stays wrong names its chunk. */
+Test(load, misread_chunks_are_read_again)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout stored, wanted;
+    struct pd_error failed = {0};
+    state_init(&s, 2);
+    enlarge(&s);
+    pd_layout_init_dp(&stored, 1);
+    pd_layout_init_dp(&wanted, 2);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    struct loading l = {.state = &s,
+                        .commit = &commit,
+                        .tensors = &s.table,
+                        .wanted = &wanted,
+                        .kinds = 7,
+                        .buffer_bytes = 16 << 20,
+                        .threads = 2};
+    for (uint64_t nth = 1; nth < 200; nth += 1 + nth / 4) {
+        pd_simulated_disk_set_fault(s.disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth});
+        OK(pd_group_run_local(2, 1, load_rank, &l, err));
+        cr_assert_eq(l.differing, 0, "read %lu", nth);
+    }
+    pd_simulated_disk_set_fault(s.disk, NULL);
+    struct pd_file *file;
+    unsigned char page[PD_DOOR_ALIGN];
+    const uint64_t at = commit.shards[0].file_bytes / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    OK(pd_file_open(s.door, "/stored/shard-00000.h5", PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
+    OK(pd_file_read(file, at, page, sizeof page, err));
+    page[77] ^= 4;
+    OK(pd_file_write(file, at, page, sizeof page, err));
+    OK(pd_file_close(file, err));
+    cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
+    cr_assert(strstr(failed.message, "shard-00000.h5: tensor layers.") && strstr(failed.message, "chunk "), "%s",
+              failed.message);
     pd_commit_deinit(&commit);
     state_deinit(&s);
 }
