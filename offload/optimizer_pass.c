@@ -271,7 +271,14 @@ static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_selec
                                                 .by_unit = pass->step && pass->step->by_unit};
 }
 
-pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)
+static void leave(struct pd_optimizer_pass *pass)
+{
+    pd_file_close_readonly(pass->from);
+    pass->from = NULL;
+    pthread_mutex_destroy(&pass->mutex);
+}
+
+pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_error *err)
 {
     struct pd_optimizer_store *store = pass->store;
     pthread_mutex_init(&pass->mutex, NULL);
@@ -279,11 +286,29 @@ pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_r
     const struct pd_ring_job job = {
         .extent_count = pd_optimizer_cursor_count(pass->cursor), .context = pass, .describe = describe, .work = work};
     pd_status st = pd_file_open(store->options.door, pass->old->path, PD_OPEN_READ | PD_OPEN_DIRECT, &pass->from, err);
-    if (!st) st = pd_ring_run(store->ring, &job, ret_report, err);
-    if (!st) st = pass_residents(pass, store->groups.count, err);
-    pd_file_close_readonly(pass->from);
-    pthread_mutex_destroy(&pass->mutex);
+    if (!st) st = pd_ring_begin(store->ring, &job, err);
+    if (st) leave(pass);
     return st;
+}
+
+pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    pd_status st = pd_ring_end(pass->store->ring, ret_report, err);
+    if (!st) st = pass_residents(pass, pass->store->groups.count, err);
+    leave(pass);
+    return st;
+}
+
+void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass)
+{
+    pd_ring_abandon(pass->store->ring);
+    leave(pass);
+}
+
+pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    PD_TRY(pd_optimizer_pass_begin(pass, err));
+    return pd_optimizer_pass_end(pass, ret_report, err);
 }
 
 /* ---- the last writes of a generation ---- */

@@ -26,7 +26,7 @@ struct pd_optimizer_generation {
     char path[4096];
     uint32_t slot;
     bool is_held, has_residents, is_finished; /* has_residents: boxes that stay in memory are in its file too */
-    struct pd_shard_summary summary; /* once finished, and well */
+    struct pd_shard_summary summary;          /* once finished, and well */
     pd_status finish_status;
     struct pd_error finish_error;
 };
@@ -40,18 +40,6 @@ struct pd_optimizer_flight {
     const float *gradient[PD_OPTIMIZER_PARTS_MAX];
     char *copy[PD_OPTIMIZER_PARTS_MAX];
     uint32_t count;
-};
-
-struct pd_optimizer_store {
-    struct pd_optimizer_store_options options;
-    struct pd_ring *ring;
-    struct pd_optimizer_groups groups;
-    uint64_t *resident_at; /* (box_count) first element in a generation's `resident`, or IN_FILE */
-    uint64_t resident_elements;
-    struct pd_optimizer_generation generations[2];
-    uint32_t current;
-    bool has_current, is_filling;
-    struct pd_optimizer_flight flights[PD_RING_SLOTS];
 };
 
 struct pd_optimizer_pass {
@@ -72,10 +60,30 @@ struct pd_optimizer_pass {
     struct pd_error error;
 };
 
+struct pd_optimizer_store {
+    struct pd_optimizer_store_options options;
+    struct pd_ring *ring;
+    struct pd_optimizer_groups groups;
+    uint64_t *resident_at; /* (box_count) first element in a generation's `resident`, or IN_FILE */
+    uint64_t resident_elements;
+    struct pd_optimizer_generation generations[2];
+    uint32_t current;
+    bool has_current, is_filling, is_updating;
+    struct pd_optimizer_store_step step; /* of the update that was begun, and its pass */
+    struct pd_optimizer_pass pass;
+    struct pd_optimizer_flight flights[PD_RING_SLOTS];
+};
+
 /* Every extent and every box that stays, in turn. Set: store, old, kinds; step, new and to for an update; visit otherwise.
  */
 PD_MUST_USE pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);
+/* The same in two, reads on their way between; after a begin that succeeded comes end or abandon. Step->adam is looked at by
+ * end. */
+PD_MUST_USE pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
+                                            struct pd_error *err);
+void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass);
 /* Writes boxes that stay in memory and have pages of their own into the file of `g`, and lets its stream know of all. */
 PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                                   struct pd_error *err);

@@ -1,8 +1,9 @@
 /* Two generations in turn: `current` is whole and read; the other is being made, or was before and is free to become the
  * next. Each has a shard writer of its own, which keeps the checksums of what it wrote.
  *
- *   none ──begin──▶ filling ──end──▶ current ──update──▶ current' (the one before is let go)
- *                                     │    └─fails─▶ current, as it was; what was begun is thrown away
+ *   none ──begin──▶ filling ──end──▶ current ──update begin──▶ updating ──end──▶ current' (the one before is let go)
+ *                                     │                          └─abandon, fails─▶ current, as it was; what was begun is
+ *                                     │                                             thrown away
  *                                     └─finish─▶ current, its file a whole shard
  *
  *   invariants  1. a slot of the store is held from the moment its file may be written until it is not read any more
@@ -216,6 +217,7 @@ static void accept_next(struct pd_optimizer_store *store)
 void pd_optimizer_store_free(struct pd_optimizer_store *store)
 {
     if (!store) return;
+    pd_optimizer_store_update_abandon(store);
     for (int g = 0; g < 2; g++) {
         let_go(store, &store->generations[g], false);
         pd_shard_writer_free(store->generations[g].writer);
@@ -227,18 +229,32 @@ void pd_optimizer_store_free(struct pd_optimizer_store *store)
     free(store);
 }
 
-pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
-                                    struct pd_ring_report *ret_report, struct pd_error *err)
+pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
+                                          struct pd_error *err)
 {
-    PD_CHECK(store->has_current && !store->is_filling);
+    PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);
     PD_TRY(open_next(store, &step->identity, err));
-    struct pd_optimizer_pass pass = {.store = store,
-                                     .step = step,
-                                     .old = current_of(store),
-                                     .new = next_of(store),
-                                     .to = pd_shard_stream_file(next_of(store)->stream),
-                                     .kinds = (1u << PD_KIND_COUNT) - 1};
-    pd_status st = pd_optimizer_pass_run(&pass, ret_report, err);
+    store->step = *step;
+    store->step.adam = NULL;
+    store->pass = (struct pd_optimizer_pass){.store = store,
+                                             .step = &store->step,
+                                             .old = current_of(store),
+                                             .new = next_of(store),
+                                             .to = pd_shard_stream_file(next_of(store)->stream),
+                                             .kinds = (1u << PD_KIND_COUNT) - 1};
+    pd_status st = pd_optimizer_pass_begin(&store->pass, err);
+    if (st) let_go(store, next_of(store), true);
+    store->is_updating = !st;
+    return st;
+}
+
+pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_adam_step *adam,
+                                        struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    PD_CHECK(store->is_updating);
+    store->is_updating = false;
+    store->step.adam = adam;
+    pd_status st = pd_optimizer_pass_end(&store->pass, ret_report, err);
     if (st)
         let_go(store, next_of(store), true);
     else
@@ -246,12 +262,28 @@ pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const stru
     return st;
 }
 
+/* Nothing was written yet: the file may wait for the next one. */
+void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store)
+{
+    if (!store->is_updating) return;
+    store->is_updating = false;
+    pd_optimizer_pass_abandon(&store->pass);
+    let_go(store, next_of(store), false);
+}
+
+pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
+                                    struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    PD_TRY(pd_optimizer_store_update_begin(store, step, err));
+    return pd_optimizer_store_update_end(store, step->adam, ret_report, err);
+}
+
 pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,
                                   pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data,
                                                      uint64_t n, struct pd_error *err),
                                   struct pd_error *err)
 {
-    PD_CHECK(store->has_current && !store->is_filling && kinds >> PD_KIND_COUNT == 0);
+    PD_CHECK(store->has_current && !store->is_filling && !store->is_updating && kinds >> PD_KIND_COUNT == 0);
     struct pd_optimizer_pass pass = {
         .store = store, .old = current_of(store), .kinds = kinds, .context = context, .visit = visit};
     return kinds ? pd_optimizer_pass_run(&pass, NULL, err) : PD_OK;
@@ -262,6 +294,7 @@ pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kin
 pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struct pd_identity *identity,
                                    struct pd_error *err)
 {
+    PD_CHECK(!store->is_updating);
     if (store->is_filling) let_go(store, next_of(store), true);
     store->is_filling = false;
     PD_TRY(open_next(store, identity, err));
@@ -370,7 +403,7 @@ static pd_status say_finished(const struct pd_optimizer_generation *g, struct pd
 /* The ring stays with the caller's thread: one that comes to another is made anew, buffers registered again. */
 pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err)
 {
-    PD_CHECK(store->has_current && !store->is_filling);
+    PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);
     struct pd_optimizer_generation *g = current_of(store);
     if (g->has_residents) return g->is_finished ? say_finished(g, err) : PD_OK;
     g->has_residents = true;

@@ -73,6 +73,14 @@ struct pd_optimizer_store_step {
 };
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);
+/* The same in two, for factors that are worked out while the first reads are on their way: begin takes a copy of the step
+ * but for `adam`, which end is given. Nothing else of the store is called between. After a begin that succeeded comes end,
+ * or abandon: the state is as it was, nothing is in flight. Abandon without a begin is fine. */
+PD_MUST_USE pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store,
+                                                      const struct pd_optimizer_store_step *step, struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_adam_step *adam,
+                                                    struct pd_ring_report *ret_report, struct pd_error *err);
+void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store);
 
 /* Reads the current generation through, verified: for compute copies after a load, for comparisons. kinds: bit k. */
 PD_MUST_USE pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, uint32_t kinds, void *context,

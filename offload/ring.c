@@ -5,7 +5,7 @@
  *   invariants  1. the queue never holds more than `depth` transfers, so submitting never blocks: what is finished is seen
  *                  before what is not is waited for
  *               2. requests leave slot by slot, the oldest extent first; a write and a read alternate while both wait
- *               3. after a failure nothing more is sent, and everything that was is reaped before pd_ring_run returns
+ *               3. after a failure nothing more is sent, and everything that was is reaped before the job is over
  */
 #include "offload/ring.h"
 #include "ckpt/base/clock.h"
@@ -29,12 +29,27 @@ struct slot {
     uint32_t count, sent, done;
 };
 
+/* A job from begin to end. */
+struct running {
+    struct pd_ring *ring;
+    struct pd_ring_job job;
+    uint64_t described, worked, finished; /* extents that came so far */
+    uint64_t start_ns;
+    uint32_t in_flight;
+    bool read_next; /* a write went last */
+    struct pd_ring_report report;
+    pd_status failed; /* the first transfer or work that failed; its message is in *err */
+    struct pd_error *err;
+};
+
 struct pd_ring {
     struct pd_queue *queue;
     uint64_t slot_bytes;
     uint32_t depth, transfer_max;
     struct pd_transfer *transfers; /* (PD_RING_SLOTS * transfer_max) */
     struct slot slots[PD_RING_SLOTS];
+    struct running running;
+    bool is_running;
 };
 
 static uint64_t slot_bytes_of(uint64_t buffer_bytes)
@@ -82,6 +97,7 @@ pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes
 void pd_ring_free(struct pd_ring *ring)
 {
     if (!ring) return;
+    pd_ring_abandon(ring);
     pd_queue_close(ring->queue);
     free(ring->transfers);
     free(ring);
@@ -93,17 +109,6 @@ uint64_t pd_ring_slot_bytes(const struct pd_ring *ring)
 }
 
 /* ---- one extent ---- */
-
-struct running {
-    struct pd_ring *ring;
-    const struct pd_ring_job *job;
-    uint64_t described, worked, finished; /* extents that came so far */
-    uint32_t in_flight;
-    bool read_next; /* a write went last */
-    struct pd_ring_report report;
-    pd_status failed; /* the first transfer or work that failed; its message is in *err */
-    struct pd_error *err;
-};
 
 struct run {
     struct pd_file *file;
@@ -162,7 +167,7 @@ static void describe(struct running *r)
     uint64_t bytes = 0;
     slot->extent.count = 0;
     slot->extent.user = NULL;
-    r->job->describe(r->job->context, r->described, &slot->extent);
+    r->job.describe(r->job.context, r->described, &slot->extent);
     PD_CHECK(slot->extent.count <= PD_RING_PIECES_MAX);
     for (uint32_t p = 0; p < slot->extent.count; p++) {
         struct pd_ring_piece *piece = &slot->extent.pieces[p];
@@ -231,7 +236,7 @@ static pd_status reap(struct running *r, uint32_t *ret_count)
 static void work(struct running *r, struct slot *slot)
 {
     uint64_t start = pd_clock_monotonic_ns(NULL);
-    r->failed = r->job->work(r->job->context, r->worked, &slot->extent, r->err);
+    r->failed = r->job.work(r->job.context, r->worked, &slot->extent, r->err);
     r->report.work_seconds += pd_clock_seconds_since(NULL, start);
     cut_requests(slot, r->ring->transfer_max, true);
     r->worked++;
@@ -256,13 +261,13 @@ static void turn(struct running *r)
         slot->state = IDLE;
         r->finished++;
     }
-    while (r->described < r->job->extent_count && r->described < r->finished + PD_RING_SLOTS)
+    while (r->described < r->job.extent_count && r->described < r->finished + PD_RING_SLOTS)
         describe(r);
 }
 
 static pd_status run_extents(struct running *r)
 {
-    for (turn(r); r->finished < r->job->extent_count && !r->failed; turn(r)) {
+    for (turn(r); r->finished < r->job.extent_count && !r->failed; turn(r)) {
         PD_TRY(send(r));
         struct slot *slot = &r->ring->slots[r->worked % PD_RING_SLOTS];
         if (r->worked < r->described && slot->state == READING && slot->done == slot->count)
@@ -281,18 +286,54 @@ static pd_status drain(struct running *r)
     return PD_OK;
 }
 
+/* What was sent comes back; the ring takes another job. */
+static pd_status leave(struct pd_ring *ring)
+{
+    pd_status drained = drain(&ring->running);
+    ring->is_running = false;
+    return drained;
+}
+
+pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_error *err)
+{
+    PD_CHECK(!ring->is_running);
+    ring->running = (struct running){.ring = ring, .job = *job, .start_ns = pd_clock_monotonic_ns(NULL), .err = err};
+    ring->is_running = true;
+    for (uint32_t i = 0; i < PD_RING_SLOTS; i++)
+        ring->slots[i].state = IDLE;
+    turn(&ring->running);
+    pd_status st = send(&ring->running);
+    if (!st) return PD_OK;
+    ring->running.failed = st; /* the message is there */
+    (void)!leave(ring);
+    return st;
+}
+
+pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, struct pd_error *err)
+{
+    struct running *r = &ring->running;
+    PD_CHECK(ring->is_running);
+    r->err = err;
+    pd_status st = run_extents(r);
+    if (st) r->failed = st; /* the message is there */
+    pd_status drained = leave(ring);
+    if (!st) st = drained ? drained : r->failed;
+    r->report.seconds = pd_clock_seconds_since(NULL, r->start_ns);
+    if (!st && ret_report) *ret_report = r->report;
+    return st;
+}
+
+void pd_ring_abandon(struct pd_ring *ring)
+{
+    if (!ring->is_running) return;
+    ring->running.err = NULL;
+    ring->running.failed = PD_STOPPED; /* what else fails is nobody's concern */
+    (void)!leave(ring);
+}
+
 pd_status pd_ring_run(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_ring_report *ret_report,
                       struct pd_error *err)
 {
-    struct running r = {.ring = ring, .job = job, .err = err};
-    uint64_t start = pd_clock_monotonic_ns(NULL);
-    for (uint32_t i = 0; i < PD_RING_SLOTS; i++)
-        ring->slots[i].state = IDLE;
-    pd_status st = run_extents(&r);
-    if (st) r.failed = st; /* the message is there */
-    pd_status drained = drain(&r);
-    if (!st) st = drained ? drained : r.failed;
-    r.report.seconds = pd_clock_seconds_since(NULL, start);
-    if (!st && ret_report) *ret_report = r.report;
-    return st;
+    PD_TRY(pd_ring_begin(ring, job, err));
+    return pd_ring_end(ring, ret_report, err);
 }

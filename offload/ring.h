@@ -49,7 +49,7 @@ struct pd_ring_job {
 
 struct pd_ring_report {
     uint64_t bytes_read, bytes_written;
-    double seconds, work_seconds, wait_seconds; /* wait: nothing to work on */
+    double seconds, work_seconds, wait_seconds; /* from begin to end; wait: nothing to work on */
 };
 
 /* `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 16 x 12 MiB is fast. */
@@ -61,5 +61,11 @@ uint64_t pd_ring_slot_bytes(const struct pd_ring *ring);
 /* ret_report may be NULL. */
 PD_MUST_USE pd_status pd_ring_run(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_ring_report *ret_report,
                                   struct pd_error *err);
+/* The same in two: begin describes the first extents and sends their reads, up to the depth of the queue, and waits for
+ * nothing; end does the rest. The caller may work on something else meanwhile, but not with these buffers. After a begin
+ * that succeeded comes end, or abandon, which waits for what is in flight and drops it; abandon without a begin is fine. */
+PD_MUST_USE pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_error *err);
+PD_MUST_USE pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, struct pd_error *err);
+void pd_ring_abandon(struct pd_ring *ring);
 
 #endif

@@ -189,10 +189,11 @@ static pd_status run_step(struct offload_bench *b, double *ret_seconds, struct p
     PD_TRY(pd_bench_room_settle(&b->room, err));
     uint64_t start = pd_clock_monotonic_ns(NULL);
     b->step++;
-    PD_TRY(start_step(b, &adam, err));
     const struct pd_optimizer_store_step step = {
-        .identity = identity_of(b->step), .adam = &adam, .copy_dtype = PD_BF16, .context = b, .meet = meet};
-    PD_TRY(pd_optimizer_store_update(b->store, &step, &b->report, err));
+        .identity = identity_of(b->step), .copy_dtype = PD_BF16, .context = b, .meet = meet};
+    PD_TRY(pd_optimizer_store_update_begin(b->store, &step, err));
+    PD_TRY(start_step(b, &adam, err));
+    PD_TRY(pd_optimizer_store_update_end(b->store, &adam, &b->report, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }

@@ -59,8 +59,8 @@ struct pd_engine {
      * last update). May be NULL. */
     bool (*should_leave)(void *context);
     void *leave_context;
-    /* Called before an update begins to change the state, after everything else of the step: who reads the state meanwhile
-     * ends that. May be NULL. */
+    /* Called before an update begins to change the state (in files: before it is read for that), after forward and backward:
+     * who reads the state or uses io_buffers meanwhile ends that. May be NULL. */
     void (*before_update)(void *context);
     void *update_context;
 };

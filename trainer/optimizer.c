@@ -86,6 +86,18 @@ static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
     return scale;
 }
 
+pd_status pd_optimizer_update_begin(struct pd_engine *e, struct pd_error *err)
+{
+    if (!e->files) return PD_OK;
+    if (e->before_update) e->before_update(e->update_context);
+    return pd_state_files_update_begin(e, err);
+}
+
+void pd_optimizer_update_leave(struct pd_engine *e)
+{
+    if (e->files) pd_state_files_update_abandon(e);
+}
+
 pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
@@ -102,6 +114,7 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
         PD_FAIL(err, PD_INVALID,
                 "a batch has no token to learn from: every target of it is masked; look at data.document_token");
     if (e->files) return pd_state_files_update(e, &step, err);
+    if (e->before_update) e->before_update(e->update_context);
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
         const struct pd_adam_range range = {.n = b->elements,

@@ -245,20 +245,29 @@ static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, c
     return PD_OK;
 }
 
-pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *adam, struct pd_error *err)
+pd_status pd_state_files_update_begin(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     const struct pd_optimizer_store_step step = {.identity = e->next_identity,
-                                                 .adam = adam,
-                                                 .copy_dtype = e->options.config->numerics.precision,
+                                                 .copy_dtype = c->numerics.precision,
                                                  .context = e,
                                                  .by_unit = c->offload.parameters == PD_PLACE_NVME ||
                                                             c->offload.gradients == PD_PLACE_NVME,
                                                  .meet = meet};
+    return pd_optimizer_store_update_begin(e->files->store, &step, err);
+}
+
+pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *adam, struct pd_error *err)
+{
     PD_TRY(pd_zero_update_begin(e->zero, err));
-    PD_TRY(pd_optimizer_store_update(e->files->store, &step, NULL, err));
+    PD_TRY(pd_optimizer_store_update_end(e->files->store, adam, NULL, err));
     PD_TRY(pd_zero_update_end(e->zero, err));
     return pd_zero_updated(e->zero, err);
+}
+
+void pd_state_files_update_abandon(struct pd_engine *e)
+{
+    pd_optimizer_store_update_abandon(e->files->store);
 }
 
 pd_status pd_state_files_complete(struct pd_engine *e, const struct pd_identity *identity, struct pd_error *err)

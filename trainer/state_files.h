@@ -28,8 +28,12 @@ PD_MUST_USE pd_status pd_state_files_init(struct pd_engine *engine, const struct
 PD_MUST_USE pd_status pd_state_files_load(struct pd_engine *engine, struct pd_door *door, struct pd_group *group,
                                           struct pd_load_request *request, const struct pd_identity *identity,
                                           struct pd_load_report *ret_report, struct pd_error *err);
-/* One update of all boxes from the summed gradients; the compute copy is refreshed. */
+/* An update of all boxes from the summed gradients: begin starts to read the state while these are still on their way, or
+ * their norm is made; update does it and refreshes the compute copy. Between them nobody else uses engine->io_buffers.
+ * Abandon, without an update or after one, leaves nothing in flight. */
+PD_MUST_USE pd_status pd_state_files_update_begin(struct pd_engine *engine, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_files_update(struct pd_engine *engine, const struct pd_adam_step *adam, struct pd_error *err);
+void pd_state_files_update_abandon(struct pd_engine *engine);
 
 /* The current generation gets all data of a shard file of `identity`. A step that was skipped has the state of the one
  * before under its own identity. */

@@ -369,6 +369,16 @@ static pd_status check_finite(const struct step *s, const struct pd_step_result 
             (unsigned long long)s->first_sample + s->e->options.config->batch.sequences - 1);
 }
 
+/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. */
+static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_error *err)
+{
+    PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
+    PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
+    PD_TRY(check_finite(s, result, err));
+    result->skipped = !isfinite(result->gradient_norm);
+    return result->skipped ? PD_OK : pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err);
+}
+
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
                          struct pd_error *err)
 {
@@ -387,12 +397,10 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     PD_TRY(run_schedule(&s, err));
     PD_TRY(reduce_loss(&s, &result.loss, err));
     result.tokens = s.tokens;
-    PD_TRY(pd_zero_finish_gradients(e->zero, err));
-    PD_TRY(pd_optimizer_norm(e, s.tokens, &result.gradient_norm, err));
-    PD_TRY(check_finite(&s, &result, err));
-    result.skipped = !isfinite(result.gradient_norm);
-    if (!result.skipped && e->before_update) e->before_update(e->update_context);
-    if (!result.skipped) PD_TRY(pd_optimizer_update(e, updates, s.tokens, result.gradient_norm, err));
+    PD_TRY(pd_optimizer_update_begin(e, err));
+    pd_status updated = update(&s, updates, &result, err);
+    pd_optimizer_update_leave(e);
+    PD_TRY(updated);
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;
         result.bubble = (double)s.wait_ns / busy_ns;
