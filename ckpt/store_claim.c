@@ -222,8 +222,11 @@ pd_status store_check_fence_here(struct pd_store *store, struct pd_error *err)
         PD_FAIL(err, PD_BUSY, "launch %" PRIu64 " has taken over %s from this one, launch %" PRIu64 ": this one must stop",
                 highest, store->root, store->fence);
     if (highest < store->fence)
-        PD_FAIL(err, PD_BUSY, "fence-%" PRIu64 " of this launch has been deleted from %s: start it again", store->fence,
-                store->root);
+        PD_FAIL(err, PD_IO,
+                "%s no longer holds fence-%" PRIu64
+                " of this launch: is its file system mounted? Bring back what it held, or "
+                "start again",
+                store->root, store->fence);
     return PD_OK;
 }
 

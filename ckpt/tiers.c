@@ -52,37 +52,134 @@ static pd_status share_bandwidth(struct pd_tiers *t, struct tier *tier, struct p
 static void look_at_newest(struct tier *tier)
 {
     struct pd_store_entry none = {0};
-    const struct pd_store_entry *entry = pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0) : &none;
+    const struct pd_store_entry *entry =
+        tier->store && pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0) : &none;
     tier->newest_lineage = entry->lineage;
     tier->newest_step = tier->report.newest_step = entry->step;
     if (entry->lineage > tier->tiers->lineage) tier->tiers->lineage = entry->lineage;
 }
 
-static pd_status open_tier(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
+/* Counts as one that has failed: said, and asked again when it is due. In memory it is not, since its room is looked at
+ * before the first step alone. */
+static void begin_failed(struct tier *tier, const char *what, const struct pd_error *cause)
+{
+    tier->failures = tier->report.failures = 1;
+    tier->is_left_out = tier->report.is_left_out = tier->in_memory;
+    snprintf(tier->report.cause, sizeof tier->report.cause, "%.255s", cause->message);
+    if (tier->group->rank == 0)
+        pd_log_error(TIERS_MODULE, "%s %s: %s", tier->dir, tier->in_memory ? "is left out of saves" : what, cause->message);
+}
+
+static pd_status refuse_hidden(const struct tier *tier, pd_status st, struct pd_error *err)
+{
+    if (tier->tiers->count == 1 || tiers_is_fatal(st)) return st;
+    pd_error_context(err, st, "%s may hold the newest checkpoint and cannot be read", tier->dir);
+    const size_t used = err ? strlen(err->message) : 0;
+    if (err)
+        snprintf(err->message + used, sizeof err->message - used,
+                 "; bring it back, or go on from what the others hold (perdure ckpt ls) by taking it out of "
+                 "checkpoint.tiers");
+    return st;
+}
+
+/* A store that is only looked at passes over what cannot be read; here that would be to fall back behind it. */
+static pd_status check_hidden(const struct tier *tier, struct pd_error *err)
+{
+    const uint64_t newest = pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0)->step : 0;
+    for (uint32_t i = 0; i < pd_store_unusable_count(tier->store); i++) {
+        const struct pd_store_unusable *u = pd_store_unusable_at(tier->store, i);
+        if (u->flaw == PD_STORE_UNREADABLE && u->step >= newest) PD_FAIL(err, PD_IO, "%s: %s", u->name, u->cause);
+    }
+    return PD_OK;
+}
+
+/* What reading may help against. */
+static bool may_be_read(pd_status st)
+{
+    return st == PD_NO_SPACE || st == PD_IO || st == PD_UNSUPPORTED || st == PD_NOT_FOUND || st == PD_EXISTS;
+}
+
+/* `cause`: why it cannot be written. */
+static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, struct pd_error *err)
+{
+    struct pd_error own = {0};
+    pd_status st = tier_open_store(tier, false, &own);
+    if (!st) st = check_hidden(tier, &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
+    begin_failed(tier, "is only read from until it can be written", cause);
+    return PD_OK;
+}
+
+/* *ret_has: every rank has its directory. Where one has not, the tier holds nothing, or the launch ends. */
+static pd_status find_directory(struct pd_tiers *t, struct tier *tier, bool *ret_has, struct pd_error *err)
+{
+    const pd_status missing = tier->options.missing;
+    struct pd_error own = {0};
+    if (missing) pd_error_set(&own, missing, PD_WHERE, 0, "%s", tier->options.missing_cause);
+    pd_status st = pd_group_agree(tier->group, missing == PD_NOT_FOUND ? PD_OK : missing, &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
+    st = pd_group_agree(tier->group, missing, &own);
+    *ret_has = !st;
+    if (tiers_is_fatal(st) && err) *err = own;
+    if (!st || tiers_is_fatal(st)) return st;
+    PD_TRY(any_rank(t, tier, tier->options.missing_in_memory, &tier->in_memory, err));
+    tier->report.in_memory = tier->in_memory;
+    tier->was_absent = true;
+    begin_failed(tier, "is not there and holds nothing of this run; it is tried again when it is due", &own);
+    return PD_OK;
+}
+
+static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
 {
     struct pd_space space = {0};
-    pd_status st = pd_door_space(t->door, tier->dir, &space, err);
-    PD_TRY(pd_group_agree(tier->group, pd_error_context(err, st, "checkpoint directory %s", tier->dir), err));
+    struct pd_error own = {0};
+    pd_status st = pd_door_space(t->door, tier->dir, &space, &own);
+    st = pd_group_agree(tier->group, pd_error_context(&own, st, "checkpoint directory %s", tier->dir), &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
     PD_TRY(any_rank(t, tier, space.in_memory, &tier->in_memory, err));
     tier->report.in_memory = tier->in_memory;
     if (tier->in_memory && tier->options.keep_every && tier->group->rank == 0)
         pd_log_warn(TIERS_MODULE, "%s is in memory: keep_every does not count there", tier->dir);
+    return PD_OK;
+}
+
+static pd_status open_tier(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
+{
+    bool has_directory = false;
     PD_TRY(share_bandwidth(t, tier, err));
-    struct pd_error full = {0};
-    st = tier_open_store(tier, !t->options.read_only, &full);
-    if (st == PD_NO_SPACE && t->count > 1) {
-        tier->failures = tier->report.failures = 1;
-        snprintf(tier->report.cause, sizeof tier->report.cause, "%.255s", full.message);
-        if (tier->group->rank == 0)
-            pd_log_error(TIERS_MODULE, "%s is full and only read from until it has room: %s", tier->dir, full.message);
-        st = tier_open_store(tier, false, &full);
-    }
-    if (st) {
-        if (err) *err = full;
+    PD_TRY(find_directory(t, tier, &has_directory, err));
+    if (!has_directory) return PD_OK;
+    PD_TRY(find_space(t, tier, err));
+    struct pd_error why = {0};
+    pd_status st = tier_open_store(tier, !t->options.read_only, &why);
+    if (may_be_read(st) && t->count > 1 && !t->options.read_only) {
+        PD_TRY(open_to_read(tier, &why, err));
+    } else if (st) {
+        if (err) *err = why;
         return st;
     }
     look_at_newest(tier);
     return PD_OK;
+}
+
+/* Files of the run lie in its pool. */
+static pd_status check_first(const struct pd_tiers *t, struct pd_error *err)
+{
+    const struct tier *first = &t->tiers[0];
+    if (!t->options.needs_first || first->is_writable) return PD_OK;
+    PD_FAIL(err, PD_IO,
+            "%s: %s; what is offloaded lies in the first of checkpoint.tiers: make it writable, or name another directory "
+            "first",
+            first->dir, first->report.cause);
 }
 
 /* Two runs in one list of tiers would take each other's checkpoints for their own. */
@@ -90,7 +187,7 @@ static pd_status check_run(struct pd_tiers *t, struct tier *tier, struct pd_comm
                            struct pd_error *err)
 {
     struct pd_commit commit = {0};
-    if (!pd_store_count(tier->store)) return PD_OK;
+    if (!tier->store || !pd_store_count(tier->store)) return PD_OK;
     pd_status st = pd_store_read_commit(tier->store, pd_store_entry_at(tier->store, 0), &commit, err);
     if (st == PD_CORRUPT) return PD_OK; /* whoever loads it finds that out, and puts it aside */
     PD_TRY(st);
@@ -116,6 +213,7 @@ static pd_status open_all(struct pd_tiers *t, struct pd_error *err)
     struct tier *holder = NULL;
     for (uint32_t i = 0; i < t->count; i++)
         PD_TRY(open_tier(t, &t->tiers[i], err));
+    PD_TRY(check_first(t, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < t->count; i++)
         st = check_run(t, &t->tiers[i], &first, &holder, err);
@@ -236,8 +334,9 @@ bool pd_tiers_newest(const struct pd_tiers *t, uint32_t *ret_tier, struct pd_sto
     const struct pd_store_entry *best = NULL;
     PD_CHECK(!t->is_started);
     for (uint32_t i = 0; i < t->count; i++) {
-        if (!pd_store_count(t->tiers[i].store)) continue;
-        const struct pd_store_entry *entry = pd_store_entry_at(t->tiers[i].store, 0);
+        const struct tier *tier = &t->tiers[i];
+        if (!tier->store || pd_store_count(tier->store) <= tier->passed_over) continue;
+        const struct pd_store_entry *entry = pd_store_entry_at(tier->store, tier->passed_over);
         const bool is_newer =
             !best || entry->lineage > best->lineage || (entry->lineage == best->lineage && entry->step > best->step);
         if (!is_newer) continue;
@@ -248,12 +347,21 @@ bool pd_tiers_newest(const struct pd_tiers *t, uint32_t *ret_tier, struct pd_sto
     return best;
 }
 
+/* The newest that are offered are tried first, so it is the next after those. */
+void pd_tiers_pass_over(struct pd_tiers *t, uint32_t number, const struct pd_store_entry *entry)
+{
+    struct tier *tier = &t->tiers[number];
+    PD_CHECK(number < t->count && tier->store && pd_store_count(tier->store) > tier->passed_over);
+    PD_CHECK(strcmp(pd_store_entry_at(tier->store, tier->passed_over)->name, entry->name) == 0);
+    tier->passed_over++;
+}
+
 void pd_tiers_set_index(struct pd_tiers *t, const void *data, uint64_t bytes)
 {
     t->index = data;
     t->index_bytes = bytes;
     for (uint32_t i = 0; i < t->count; i++)
-        pd_store_set_index(t->tiers[i].store, data, bytes);
+        if (t->tiers[i].store) pd_store_set_index(t->tiers[i].store, data, bytes);
 }
 
 bool pd_tiers_is_due(const struct pd_tiers *t, uint64_t step)

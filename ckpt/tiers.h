@@ -19,12 +19,17 @@
 #define PD_TIERS_STAGING_BYTES (8ull << 20)
 
 struct pd_tier_options {
-    const char *dir;     /* exists, durably; borrowed until pd_tiers_open returns */
-    uint64_t every;      /* due at steps that this divides; 0: only where all tiers are due */
-    uint32_t keep_last;  /* as in pd_store_options */
-    uint64_t keep_every; /* not in memory, where it would grow without bound */
-    uint64_t bandwidth;  /* bytes a second that the ranks of one host write together in the background; 0: no cap */
+    const char *dir;             /* exists, durably, unless `missing`; borrowed until pd_tiers_open returns */
+    uint64_t every;              /* due at steps that this divides; 0: only where all tiers are due */
+    uint32_t keep_last;          /* as in pd_store_options */
+    uint64_t keep_every;         /* not in memory, where it would grow without bound */
+    uint64_t bandwidth;          /* bytes a second that the ranks of one host write together in the background; 0: no cap */
     struct pd_shard_codec codec; /* of its shards; without a pool: copies are compressed by the thread that makes them */
+    /* Why this rank has no directory and could not make it; PD_OK: it has. PD_NOT_FOUND: nothing of the run can have been
+     * lying there, so the tier may be left out until it can be made. Any other: it may hold the newest checkpoint. */
+    pd_status missing;
+    const char *missing_cause;
+    bool missing_in_memory; /* where it would lie */
 };
 
 struct pd_tiers_options {
@@ -34,15 +39,16 @@ struct pd_tiers_options {
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
     bool generations; /* of the first tier, as in pd_store_options */
+    bool needs_first; /* the run keeps files in the pool of the first tier, which must be writable */
     bool read_only;   /* to look at and load from: nothing is changed on disk */
 };
 
 struct pd_tiers;
 
-/* Opens every store: one after the other, in the caller's thread. A tier without room for the store's own small files is
- * opened to be read and tried again later.
- *   errors  PD_BUSY: another launch holds one of them; any other storage error of any tier, since it may hold the newest
- *           checkpoint; PD_INVALID: they hold checkpoints of different runs */
+/* Opens every store: one after the other, in the caller's thread. Where there are several, one that cannot be written is
+ * opened to be read, said, and tried again when it is due.
+ *   errors  PD_BUSY: another launch holds one of them; the storage error of a tier that cannot be read, since it may hold
+ * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs */
 PD_MUST_USE pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *options,
                                     struct pd_tiers **ret_tiers, struct pd_error *err);
 /* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
@@ -51,12 +57,15 @@ void pd_tiers_close(struct pd_tiers *tiers);
 uint32_t pd_tiers_count(const struct pd_tiers *tiers);
 /* How a shard that is saved into the tier is to be compressed; no pool. */
 const struct pd_shard_codec *pd_tiers_codec(const struct pd_tiers *tiers, uint32_t tier);
-/* For looking at, before pd_tiers_start and after pd_tiers_close alone; of the first tier always, by its caller. */
+/* For looking at, before pd_tiers_start and after pd_tiers_close alone; of the first tier always, by its caller. NULL: it
+ * could not be opened at all, and holds nothing. */
 struct pd_store *pd_tiers_store(struct pd_tiers *tiers, uint32_t tier);
 uint64_t pd_tiers_fence(const struct pd_tiers *tiers);   /* the highest of any tier */
 uint64_t pd_tiers_lineage(const struct pd_tiers *tiers); /* the highest of any tier; 0: no checkpoint */
 /* The newest checkpoint over all tiers, by (lineage, step), then the earlier tier. False: there is none. */
 bool pd_tiers_newest(const struct pd_tiers *tiers, uint32_t *ret_tier, struct pd_store_entry *ret_entry);
+/* Not offered any more by pd_tiers_newest: it cannot be read where it lies. It stays there. Alike on every rank. */
+void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_store_entry *entry);
 
 /* Checkpoints that a tier may hold at once: what is kept, one that is being written, and one for each later tier that may be
  * copied from it. */
@@ -83,11 +92,15 @@ struct pd_tiers_save {
      * rank ends the save on all. Called by the caller's thread or, while that waits, by a tier's. */
     pd_status (*prepare)(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
                          struct pd_shard_summary *ret_summary, struct pd_error *err);
+    /* A save that had begun has failed: true where what is saved is still as it was, and stays so until the save has ended.
+     * Only then, on all ranks, the next tier is asked for the same step. */
+    bool (*hold)(void *context);
     void *context;
 };
 
 /* Seals a checkpoint in the first tier that is due and works, prunes it, and hands it to the later tiers that are due.
- * *ret_tier: where it is sealed. A tier that is not due is taken where no other works.
+ * *ret_tier: where it is sealed. A tier that is not due is taken where no other works. Where one fails the next is asked for
+ * the same step, as long as what is saved is still there.
  *   errors  PD_BUSY, PD_PEER_LOST: stop. Others: no tier has it, checkpoints before it are as they were; the next save asks
  *           another tier first */
 PD_MUST_USE pd_status pd_tiers_save(struct pd_tiers *tiers, const struct pd_tiers_save *save, uint32_t *ret_tier,
@@ -96,7 +109,8 @@ PD_MUST_USE pd_status pd_tiers_save(struct pd_tiers *tiers, const struct pd_tier
 /* The way out: every tier that is not left out gets the step of `last`, which is saved in one of them or still in memory.
  * Older copies on their way are given up. `leave_seconds` 0 or more: tiers that do not have it so long after the first one
  * that survives a reboot got it are given up too; negative: all are waited for.
- *   errors  of the tier that did not get it; with leave_seconds only where none that survives a reboot got it */
+ *   errors  of the first tier that outlives a reboot and did not get it, where it is safe meanwhile, and what became of the
+ *           others is logged; with leave_seconds only where none that outlives a reboot got it */
 PD_MUST_USE pd_status pd_tiers_finish(struct pd_tiers *tiers, const struct pd_tiers_save *last, double leave_seconds,
                                       struct pd_error *err);
 

@@ -38,8 +38,10 @@ struct tier {
     struct pd_tier_options options;
     struct pd_group *group;
     struct pd_store *store; /* its owner's: the saver's thread for the first tier, `thread` for the others */
-    bool is_writable, in_memory, is_left_out;
-    uint64_t bytes_per_second; /* this rank's share of the cap */
+    bool is_writable, in_memory, is_left_out; /* not writable: only read from so far, or without a store */
+    bool was_absent;                          /* when the launch began: what lies there later was not looked at yet */
+    uint32_t passed_over;                     /* newest checkpoints that cannot be read */
+    uint64_t bytes_per_second;                /* this rank's share of the cap */
     uint64_t fence;
 
     /* decided */
@@ -84,7 +86,8 @@ struct pd_tiers {
     struct tiers_told *told; /* (size, PD_TIERS_MAX) */
     const void *index;       /* borrowed */
     uint64_t index_bytes;
-    uint64_t lineage; /* the highest that was seen */
+    uint64_t lineage;   /* the highest that was seen */
+    uint64_t run_id[2]; /* of what is saved; set by the first save */
     bool is_started;
 };
 

@@ -14,12 +14,50 @@
 
 /* ---- in the store ---- */
 
+/* Since its directory has come back, or was made by hand: nothing of it was looked at when the launch began. */
+static pd_status check_late(struct tier *tier, struct pd_error *err)
+{
+    struct pd_tiers *t = tier->tiers;
+    struct pd_commit commit = {0};
+    if (!pd_store_count(tier->store)) return PD_OK;
+    const struct pd_store_entry *entry = pd_store_entry_at(tier->store, 0);
+    PD_TRY(pd_store_read_commit(tier->store, entry, &commit, err));
+    const bool is_ours = memcmp(commit.state.identity.run_id, t->run_id, sizeof t->run_id) == 0;
+    pd_commit_deinit(&commit);
+    if (!is_ours) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run: move them away", tier->dir);
+    PD_FAIL(err, PD_EXISTS,
+            "%s holds step %" PRIu64 " of this run and was not there when this launch began: the next launch takes it into "
+            "account",
+            tier->dir, entry->step);
+}
+
+/* The room of one in memory is looked at before the first step alone. */
+static pd_status check_kind(struct tier *tier, struct pd_error *err)
+{
+    struct pd_space space = {0};
+    PD_TRY(pd_door_space(tier->tiers->door, tier->dir, &space, err));
+    if (!space.in_memory || tier->in_memory) return PD_OK;
+    PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) by now, and its room was not looked at: start the run again", tier->dir,
+            space.type_name);
+}
+
 pd_status tier_make_writable(struct tier *tier, struct pd_error *err)
 {
     if (tier->is_writable) return PD_OK;
     pd_store_close(tier->store);
     tier->store = NULL;
-    return tier_open_store(tier, true, err);
+    PD_TRY(tier_open_store(tier, true, err));
+    pd_status st = pd_group_agree(tier->group, check_kind(tier, err), err);
+    if (!st && tier->was_absent) st = check_late(tier, err);
+    if (st) {
+        pd_store_close(tier->store);
+        tier->store = NULL;
+        tier->is_writable = false;
+        return st;
+    }
+    if (tier->group->rank == 0) pd_log_info(TIERS_MODULE, "%s can be written again", tier->dir);
+    tier->was_absent = false;
+    return PD_OK;
 }
 
 static const struct pd_store_entry *find_sealed(const struct tier *tier, uint64_t step)

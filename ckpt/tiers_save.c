@@ -196,7 +196,7 @@ static void owe(struct tier *tier, uint64_t step)
 static const struct pd_store_entry *owed_milestone(const struct pd_tiers *t, const struct tier *tier)
 {
     const struct pd_store *store = t->tiers[0].store;
-    if (!tier->options.keep_every || tier->owed_step % tier->options.keep_every) return NULL;
+    if (!store || !tier->options.keep_every || tier->owed_step % tier->options.keep_every) return NULL;
     for (uint32_t i = 0; i < pd_store_count(store); i++) {
         const struct pd_store_entry *entry = pd_store_entry_at(store, i);
         if (entry->step == tier->owed_step && entry->fence == pd_store_fence(store)) return entry;
@@ -242,11 +242,20 @@ static void hand_on(struct pd_tiers *t, uint32_t from, const struct pd_tiers_sav
     }
 }
 
+/* A save that had begun has failed: whether the next tier can be asked for the same step. */
+static bool is_still_there(struct pd_tiers *t, const struct pd_tiers_save *save)
+{
+    struct pd_error ignored = {0};
+    const bool mine = save->hold && save->hold(save->context);
+    return pd_group_agree(t->group, mine ? PD_OK : PD_STOPPED, &ignored) == PD_OK;
+}
+
 pd_status pd_tiers_save(struct pd_tiers *t, const struct pd_tiers_save *save, uint32_t *ret_tier, struct pd_error *err)
 {
     const struct pd_identity *identity = &save->state->identity;
     uint32_t order[PD_TIERS_MAX];
-    pd_status st = PD_NO_SPACE;
+    pd_status st = pd_error_set(err, PD_NO_SPACE, PD_WHERE, 0, "every tier is left out of saves");
+    memcpy(t->run_id, identity->run_id, sizeof t->run_id);
     PD_TRY(settle(t, err));
     const uint32_t count = order_tiers(t, save, order);
     count_passes(t, save);
@@ -261,9 +270,9 @@ pd_status pd_tiers_save(struct pd_tiers *t, const struct pd_tiers_save *save, ui
             *ret_tier = order[i];
             return PD_OK;
         }
-        if (tiers_is_fatal(st) || st == PD_EXISTS) return st;
+        if (tiers_is_fatal(st)) return st;
         count_failure(tier);
-        if (job.has_begun) break;
+        if (job.has_begun && i + 1 < count && !is_still_there(t, save)) break;
     }
     for (uint32_t i = 1; i < t->count; i++)
         if (is_due(&t->tiers[i], save) && !t->tiers[i].is_left_out && !t->tiers[i].is_passed)
@@ -331,12 +340,13 @@ static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
     }
 }
 
-/* From where it lies, or from memory where an earlier launch, of another layout maybe, has sealed it. */
+/* From where it lies; or from memory, where an earlier launch, of another layout maybe, has sealed it, and into the first
+ * tier, which has no thread to copy. */
 static pd_status bring(struct pd_tiers *t, struct tier *tier, uint32_t holder, struct leaving *l, struct pd_error *err)
 {
     const struct pd_identity *identity = &l->last->state->identity;
     struct tier_job job;
-    if (holder == t->count || !t->tiers[holder].newest_name[0]) {
+    if (tier->number == 0 || holder == t->count || !t->tiers[holder].newest_name[0]) {
         pd_status st = save_into(t, tier, l->last, &job, err);
         if (st == PD_OK) count_success(tier, identity->lineage, identity->step, job.name);
         if (st != PD_OK && !tiers_is_fatal(st)) count_failure(tier);
@@ -354,28 +364,41 @@ static pd_status bring_all(struct pd_tiers *t, struct leaving *l, bool *ret_any,
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         const uint32_t holder = holder_of(t, l->last);
-        if (tier->is_left_out || l->was_asked[i] || has_step(tier, l->last) || (holder < t->count && i < holder)) continue;
+        if (tier->is_left_out || l->was_asked[i] || has_step(tier, l->last)) continue;
+        if (l->seconds >= 0 && holder < t->count && i < holder) continue; /* safe enough for who is asked to leave */
         l->was_asked[i] = *ret_any = true;
         PD_TRY(bring(t, tier, holder, l, err));
     }
     return PD_OK;
 }
 
-static pd_status judge_leaving(struct pd_tiers *t, const struct leaving *l, struct pd_error *err)
+static pd_status say_lack(struct pd_tiers *t, const struct tier *tier, const struct leaving *l, struct pd_error *err)
 {
     const uint32_t holder = holder_of(t, l->last);
+    const char *cause = tier->error.message[0] ? tier->error.message : tier->report.cause;
+    const pd_status st = tier->status ? tier->status : PD_IO;
+    pd_error_set(err, st, PD_WHERE, 0, "%.600s", cause[0] ? cause : "it was not saved");
+    return pd_error_context(err, st, "%s did not get the last step, %" PRIu64 "%s%s", tier->dir,
+                            l->last->state->identity.step, holder < t->count ? ", which is safe in " : "",
+                            holder < t->count ? t->tiers[holder].dir : "");
+}
+
+/* Nobody relies on what lies in memory when a run has ended: that is said. Whatever else lacks the step is an error. */
+static pd_status judge_leaving(struct pd_tiers *t, const struct leaving *l, struct pd_error *err)
+{
+    pd_status result = PD_OK;
     if (l->seconds >= 0 && is_persistent(t, l->last)) return PD_OK;
     for (uint32_t i = 0; i < t->count; i++) {
-        struct tier *tier = &t->tiers[i];
-        if (tier->is_left_out || has_step(tier, l->last) || (holder < t->count && i < holder)) continue;
-        if (l->seconds >= 0 && tier->in_memory) continue;
-        const pd_status st = tier->status ? tier->status : PD_IO;
-        pd_error_set(err, st, PD_WHERE, 0, "%s", tier->error.message[0] ? tier->error.message : "it was not saved");
-        return pd_error_context(err, st, "%s did not get the last step, %" PRIu64 "%s%s", tier->dir,
-                                l->last->state->identity.step, holder < t->count ? ", which is safe in " : "",
-                                holder < t->count ? t->tiers[holder].dir : "");
+        const struct tier *tier = &t->tiers[i];
+        struct pd_error own = {0};
+        if (tier->is_left_out || has_step(tier, l->last) || (l->seconds >= 0 && tier->in_memory)) continue;
+        const pd_status st = say_lack(t, tier, l, &own);
+        const bool counts = !tier->in_memory;
+        if (counts && !result && err) *err = own;
+        if ((!counts || result) && t->group->rank == 0) pd_log_warn(TIERS_MODULE, "%s", own.message);
+        if (counts && !result) result = st;
     }
-    return PD_OK;
+    return result;
 }
 
 /* What copies held back from the last pruning. */

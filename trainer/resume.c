@@ -94,6 +94,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct
 /* ---- one candidate ---- */
 
 struct candidate {
+    uint32_t tier;
     struct pd_store *store; /* of its tier */
     struct pd_store_entry entry;
     uint64_t lineage; /* the highest of any tier */
@@ -101,9 +102,8 @@ struct candidate {
 
 static bool choose(struct pd_tiers *tiers, struct candidate *ret)
 {
-    uint32_t tier;
-    if (!pd_tiers_newest(tiers, &tier, &ret->entry)) return false;
-    ret->store = pd_tiers_store(tiers, tier);
+    if (!pd_tiers_newest(tiers, &ret->tier, &ret->entry)) return false;
+    ret->store = pd_tiers_store(tiers, ret->tier);
     ret->lineage = pd_tiers_lineage(tiers);
     return true;
 }
@@ -163,6 +163,20 @@ static pd_status pass_over(const struct candidate *c, struct pd_group *group, co
     return pd_store_quarantine(c->store, &c->entry, damage->message, err);
 }
 
+/* A storage error says nothing about the bytes; the same step of another tier is as good, and an older one is not. */
+static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group,
+                         const struct pd_error *cause)
+{
+    char path[4096];
+    struct candidate next;
+    pd_tiers_pass_over(tiers, c->tier, &c->entry);
+    if (!choose(tiers, &next) || next.entry.lineage != c->entry.lineage || next.entry.step != c->entry.step) return false;
+    pd_store_entry_path(c->store, &c->entry, path);
+    if (group->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; taking the same step from another tier: %s", path, cause->message);
+    return true;
+}
+
 /* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
 static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
                                 struct pd_error *err)
@@ -204,13 +218,15 @@ pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_grou
         if (st == PD_CORRUPT) {
             report.damaged++;
             PD_TRY(pass_over(&candidate, group, &damage, err));
-        } else if (st) {
+        } else if (st && (st != PD_IO || !is_elsewhere(tiers, &candidate, group, &damage))) {
             if (err) *err = damage;
             return st;
         }
     }
-    for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++)
-        PD_TRY(refuse_to_bury(pd_tiers_store(tiers, t), &report, &damage, err));
+    for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++) {
+        struct pd_store *store = pd_tiers_store(tiers, t);
+        if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));
+    }
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;

@@ -52,7 +52,13 @@ struct pd_saver {
     pthread_cond_t changed;
     struct save saves[PLACES];
     uint64_t started, copied, finished, collected;
+    uint64_t released; /* saves before this one may no longer be what the boxes hold */
     bool keeps_ready, is_ready_due, is_closing;
+};
+
+struct writing {
+    struct pd_saver *saver;
+    const struct save *next;
 };
 
 /* ---- preparing ---- */
@@ -64,6 +70,18 @@ static void copied(void *context)
     s->copied = s->finished + 1;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* The save under way has failed: its boxes are kept as they are until it has ended, where no update may have begun. */
+static bool hold(void *context)
+{
+    const struct writing *w = context;
+    struct pd_saver *s = w->saver;
+    pthread_mutex_lock(&s->lock);
+    const bool is_held = s->released <= s->finished;
+    if (is_held) s->copied = s->finished;
+    pthread_mutex_unlock(&s->lock);
+    return is_held;
 }
 
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
@@ -132,11 +150,6 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
 
 /* ---- a save, in the thread ---- */
 
-struct writing {
-    struct pd_saver *saver;
-    const struct save *next;
-};
-
 /* Where this rank's shard comes from: memory. Tells of `copied` on the way. */
 static pd_status write_shard(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
                              struct pd_shard_summary *ret_summary, struct pd_error *err)
@@ -179,7 +192,7 @@ static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *er
 {
     struct writing writing = {s, next};
     const struct pd_tiers_save request = {&next->state, next->is_everywhere,
-                                          s->engine->files ? link_generation : write_shard, &writing};
+                                          s->engine->files ? link_generation : write_shard, hold, &writing};
     uint32_t tier;
     if (s->engine->files) PD_TRY(pd_group_agree(s->group, finish_generation(s, next, err), err));
     if (next->is_last) return pd_tiers_finish(s->tiers, &request, next->leave_seconds, err);
@@ -356,6 +369,7 @@ void pd_saver_let_go(struct pd_saver *s)
         pthread_cond_wait(&s->changed, &s->lock);
     /* Not collected yet: that comes from this caller, later. */
     if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
+    s->released = s->started;
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -81,10 +81,11 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
     snprintf(partial, sizeof partial, "%s", path);
     for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
         if (slash) *slash = '\0';
-        if (mkdir(partial, 0777) == 0)
+        const int number = mkdir(partial, 0777) ? errno : 0;
+        if (!number)
             sync_parent(partial);
-        else if (errno != EEXIST)
-            PD_FAIL_ERRNO(err, errno, "%s: making the directory", partial);
+        else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode)))
+            PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
         if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
             PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; choose another run.dir", partial, path);
         if (!slash) return PD_OK;
@@ -117,26 +118,86 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
     return pd_group_agree(&w->group, st, err);
 }
 
-static pd_status make_tier(const struct pd_config *config, const char *dir, struct pd_error *err)
+/* Directories of checkpoints, as this rank finds or makes them. */
+struct tier_places {
+    uint64_t used; /* bits of those that an earlier launch has named */
+    char causes[PD_TIERS_MAX][700];
+};
+
+/* What the configuration of the launch before named: rank 0 tells. Where it cannot be understood, all of them. */
+static pd_status find_used(struct worker *w, const struct pd_tiers_options *options, uint64_t *ret_used,
+                           struct pd_error *err)
 {
-    struct pd_error why;
-    pd_status st = pd_worker_make_directories(dir, &why);
-    if (!st) return PD_OK;
-    if (!config->checkpoint.tiers_count) {
-        if (err) *err = why;
-        return st;
+    struct pd_tier_options before[PD_TIERS_MAX];
+    struct pd_config config;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.yaml", w->config->run.dir);
+    *ret_used = 0;
+    if (w->comm->rank == 0 && access(path, F_OK) == 0) {
+        if (pd_config_load(path, NULL, 0, &config, NULL) == PD_OK) {
+            const uint32_t count = pd_config_tiers(&config, before);
+            for (uint32_t i = 0; i < options->count; i++)
+                for (uint32_t k = 0; k < count; k++)
+                    if (strcmp(options->tiers[i].dir, before[k].dir) == 0) *ret_used |= UINT64_C(1) << i;
+            pd_config_deinit(&config);
+        } else {
+            *ret_used = UINT64_MAX;
+        }
     }
-    return pd_error_set(err, st, PD_WHERE, 0,
-                        "%.700s; it may hold the newest checkpoint: bring it back, or leave it out of checkpoint.tiers",
-                        why.message);
+    return pd_group_broadcast(&w->group, 0, ret_used, sizeof *ret_used, err);
 }
 
-static pd_status make_all_directories(struct worker *w, const struct pd_tiers_options *options, struct pd_error *err)
+/* Where `dir` would lie. */
+static bool is_in_memory(struct pd_door *door, const char *dir)
+{
+    char path[4096];
+    struct pd_space space = {0};
+    snprintf(path, sizeof path, "%s", dir);
+    while (pd_door_space(door, path, &space, NULL)) {
+        char *slash = strrchr(path, '/');
+        if (!slash || slash == path) return false;
+        *slash = '\0';
+    }
+    return space.in_memory;
+}
+
+/* With several tiers one that cannot be made is a matter of pd_tiers_open. What lay in memory is gone with its directory. */
+static pd_status make_tier(struct worker *w, struct pd_tiers_options *options, uint32_t tier, struct tier_places *places,
+                           struct pd_error *err)
+{
+    struct pd_tier_options *o = &options->tiers[tier];
+    struct stat stat_there;
+    struct pd_error why = {0};
+    const bool was_used = places->used >> tier & 1, is_absent = stat(o->dir, &stat_there) && errno == ENOENT;
+    pd_status st = pd_worker_make_directories(o->dir, &why);
+    if (st && options->count > 1 && st != PD_INVALID) {
+        o->missing_in_memory = is_in_memory(w->door, o->dir);
+        o->missing = o->missing_in_memory || !was_used ? PD_NOT_FOUND : PD_IO;
+        snprintf(places->causes[tier], sizeof places->causes[tier], "%.690s", why.message);
+        o->missing_cause = places->causes[tier];
+        return PD_OK;
+    }
+    if (st && err) *err = why;
+    if (!st && is_absent && was_used && options->count > 1 && w->comm->rank == 0 && !is_in_memory(w->door, o->dir))
+        pd_log(PD_LOG_WARN, MODULE, "%s was used by the launch before, was absent, and begins empty: is a disk not mounted?",
+               o->dir);
+    return st;
+}
+
+static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct tier_places *places,
+                                      struct pd_error *err)
 {
     PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
+    PD_TRY(pd_door_new_auto(&w->door, err));
     for (uint32_t i = 0; i < options->count; i++)
-        PD_TRY(make_tier(w->config, options->tiers[i].dir, err));
-    return pd_door_new_auto(&w->door, err);
+        PD_TRY(make_tier(w, options, i, places, err));
+    return PD_OK;
+}
+
+static bool keeps_files(const struct pd_config *c)
+{
+    return c->offload.optimizer == PD_PLACE_NVME || c->offload.parameters == PD_PLACE_NVME ||
+           c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
 }
 
 /* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
@@ -145,9 +206,12 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
 {
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
                                        .busy_wait_ms = 10000,
-                                       .generations = w->config->offload.optimizer == PD_PLACE_NVME};
+                                       .generations = w->config->offload.optimizer == PD_PLACE_NVME,
+                                       .needs_first = keeps_files(w->config)};
+    struct tier_places places = {0};
     options.count = pd_config_tiers(w->config, options.tiers);
-    PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
+    PD_TRY(find_used(w, &options, &places.used, err));
+    PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, &places, err), err));
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->tier_comms[i], err));
         if (i) w->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;

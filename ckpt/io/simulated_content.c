@@ -75,6 +75,7 @@ static uint64_t size_limit(const struct pd_sim_node *node)
 int pd_sim_write(struct pd_sim_node *node, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
 {
     if (offset > PD_SIM_FILE_BYTES_MAX || bytes > PD_SIM_FILE_BYTES_MAX - offset) return EFBIG;
+    if (node->volume->lacks & PD_DISK_NO_WRITES) return EIO;
     uint64_t end = offset + bytes, limit = size_limit(node);
     if (end > node->bytes.size && pages(end) > limit) {
         uint64_t room = limit > offset ? limit - offset : 0;

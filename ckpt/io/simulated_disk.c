@@ -237,6 +237,15 @@ uint64_t pd_simulated_disk_count(struct pd_simulated_disk *disk)
     return counted;
 }
 
+void pd_simulated_disk_set_lacks(struct pd_simulated_disk *disk, const char *path, unsigned lacks)
+{
+    const char *rest;
+    pthread_mutex_lock(&disk->mutex);
+    for (uint32_t host = 0; host < disk->host_count; host++)
+        pd_sim_locate(disk, host, path, &rest)->lacks = lacks;
+    pthread_mutex_unlock(&disk->mutex);
+}
+
 static bool fault_strikes(struct pd_simulated_disk *disk, const struct pd_door *door, enum pd_disk_operation operation)
 {
     const struct pd_disk_fault *fault = &disk->fault;

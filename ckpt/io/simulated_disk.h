@@ -49,6 +49,8 @@ enum pd_disk_lack {
     PD_DISK_NO_LOCKS = 16,          /* ENOLCK */
     PD_DISK_NO_SYNC_DIR = 32,       /* EINVAL */
     PD_DISK_READ_ONLY = 64,         /* EROFS */
+    PD_DISK_NO_PATHS = 128,         /* EIO for every path */
+    PD_DISK_NO_WRITES = 256,        /* EIO for every byte written */
 };
 
 struct pd_disk_mount {
@@ -132,6 +134,9 @@ uint64_t pd_simulated_disk_fired(struct pd_simulated_disk *disk); /* how often i
 uint64_t pd_simulated_disk_count(struct pd_simulated_disk *disk); /* operations it could have hit since it was set */
 const char *pd_disk_operation_name(enum pd_disk_operation operation);
 const char *pd_disk_fault_kind_name(enum pd_disk_fault_kind kind);
+
+/* From now on the file system mounted at `path` lacks these, on every host: one that goes bad, or is mended, meanwhile. */
+void pd_simulated_disk_set_lacks(struct pd_simulated_disk *disk, const char *path, unsigned lacks);
 
 /* Power loss and restart: what was uncertain is decided by `seed` and becomes durable. Doors opened before are dead (EIO).
  */

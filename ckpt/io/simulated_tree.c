@@ -282,6 +282,7 @@ int pd_sim_find(struct pd_sim_volume *volume, const char *path, struct pd_sim_no
 {
     char name[PD_SIM_NAME_MAX + 1];
     struct pd_sim_node *at = volume->root;
+    if (volume->lacks & PD_DISK_NO_PATHS) return EIO;
     for (int result; (result = next_component(&path, name)) != ENOENT;) {
         if (!result) result = step(&at, name);
         if (result) return result;
@@ -295,6 +296,7 @@ int pd_sim_find_parent(struct pd_sim_volume *volume, const char *path, struct pd
 {
     char name[PD_SIM_NAME_MAX + 1], ahead[PD_SIM_NAME_MAX + 1];
     struct pd_sim_node *at = volume->root;
+    if (volume->lacks & PD_DISK_NO_PATHS) return EIO;
     int result = next_component(&path, name);
     if (result) return result == ENOENT ? EBUSY : result;
     while ((result = next_component(&path, ahead)) != ENOENT) {

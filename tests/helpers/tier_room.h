@@ -60,12 +60,18 @@ static inline pd_status tier_prepare(void *context, struct pd_store *store, uint
     return PD_OK;
 }
 
+static inline bool tier_hold(void *context)
+{
+    (void)context;
+    return true;
+}
+
 static inline struct pd_tiers_save tier_saving_init(struct tier_saving *saving, struct tier_rank *rank, uint64_t step,
                                                     bool everywhere)
 {
     saving->rank = &rank->room;
     room_state(&rank->room, &saving->state, 1, step);
-    return (struct pd_tiers_save){&saving->state, everywhere, tier_prepare, saving};
+    return (struct pd_tiers_save){&saving->state, everywhere, tier_prepare, tier_hold, saving};
 }
 
 static inline pd_status tier_save(struct tier_rank *rank, uint64_t step, uint32_t *ret_tier, struct pd_error *err)
@@ -110,15 +116,18 @@ static inline pd_status tier_load_newest(struct tier_rank *rank, uint32_t *ret_t
 
 /* ---- launches ---- */
 
-static inline pd_status tier_make_directories(struct pd_door *door, const struct pd_tiers_options *options,
-                                              struct pd_error *err)
+/* What a test put into `missing` is what becomes of a tier whose directory cannot be made; a broken disk is met later. */
+static inline pd_status tier_make_directories(struct pd_door *door, struct pd_tiers_options *options, struct pd_error *err)
 {
     for (uint32_t i = 0; i < options->count; i++) {
-        pd_status st = pd_door_mkdir(door, options->tiers[i].dir, err);
-        if (st == PD_EXISTS) continue;
+        struct pd_tier_options *tier = &options->tiers[i];
+        pd_status st = pd_door_mkdir(door, tier->dir, err);
+        if (tier->missing && st && st != PD_EXISTS) continue;
+        tier->missing = PD_OK;
+        if (st == PD_EXISTS || (st == PD_IO && options->count > 1)) continue;
         PD_TRY(st);
         char parent[64];
-        snprintf(parent, sizeof parent, "%s", options->tiers[i].dir);
+        snprintf(parent, sizeof parent, "%s", tier->dir);
         char *slash = strrchr(parent, '/');
         slash[slash == parent] = '\0';
         PD_TRY(pd_door_sync_dir(door, parent, err));
