@@ -1,0 +1,453 @@
+/* The scheduler: fibers of one block, run in turn until each waits at a barrier, waits for its warp, or has returned.
+ *
+ *   new -> ready <-> waits at a barrier, for its warp -> returned
+ *
+ *   invariant  a fiber runs only while simt_self is its place; whoever arrives last at a warp operation releases the others,
+ *              and the scheduler releases a barrier when nobody is ready and all are there; when nobody is ready otherwise,
+ *              or a rule is broken, the launch ends and its fibers are abandoned */
+#include <simt.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+#include "fiber.h"
+
+#define THREADS_MAX 1024u
+#define SHARED_MAX 232448u /* of a block on compute capability 9.0 */
+#define SHARED_STATIC_MAX 49152u
+#define GRID_YZ_MAX 65535u
+#define SNAPSHOTS 4u
+#define WARP_ALL 0xffffffffu
+
+namespace
+{
+
+enum state { READY, AT_BARRIER, IN_WARP, RETURNED };
+
+struct copy {
+    void *shared;
+    unsigned char bytes[16];
+    unsigned group;
+};
+
+struct thread {
+    simt_place place; /* first: simt_self points to it */
+    unsigned index;
+    state at;
+    const char *operation; /* of the warp, while IN_WARP */
+    uint32_t mask;
+    unsigned char deposit[SIMT_LANE_BYTES];
+    size_t deposit_bytes;
+    const simt_lanes *snapshot;
+    std::vector<copy> copies; /* cp.async that nobody has waited for */
+    unsigned group;           /* of copies, the open one */
+    simt_fiber fiber;
+};
+
+struct shared_variable {
+    const void *key;
+    size_t bytes;
+    void *data;
+};
+
+struct warp {
+    simt_lanes snapshots[SNAPSHOTS];
+    unsigned next;
+};
+
+struct launch {
+    const char *kernel;
+    void (*body)(void *);
+    void *context;
+    unsigned threads;
+    std::vector<shared_variable> shared;
+    size_t shared_bytes, static_bytes;
+    unsigned char *dynamic;
+    char problem[640];
+};
+
+/* Kept for the next launch, and reachable to the end. */
+std::vector<thread *> &threads = *new std::vector<thread *>();
+std::vector<warp> warps;
+launch *current;
+simt_fiber scheduler;
+uint64_t order_seed;
+bool order_is_set;
+
+thread *self()
+{
+    return reinterpret_cast<thread *>(const_cast<simt_place *>(simt_self));
+}
+
+uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+std::vector<unsigned> make_order(unsigned count, uint64_t salt)
+{
+    std::vector<unsigned> order(count);
+    for (unsigned i = 0; i < count; i++)
+        order[i] = order_seed == 1 ? count - 1 - i : i;
+    if (order_seed < 2) return order;
+    for (unsigned i = count; i > 1; i--) {
+        const unsigned j = static_cast<unsigned>(mix(order_seed * 1000003 + salt + i) % i);
+        const unsigned kept = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = kept;
+    }
+    return order;
+}
+
+void pause_self()
+{
+    thread *t = self();
+    simt_fiber_switch(&t->fiber, &scheduler);
+}
+
+void thread_main(void *argument)
+{
+    (void)argument;
+    current->body(current->context);
+    thread *t = self();
+    if (!t->copies.empty()) simt_fail("returns with cp.async under way: wait for its groups first");
+    t->at = RETURNED;
+    simt_fiber_leave(&t->fiber, &scheduler);
+}
+
+void describe(char *to, size_t bytes, const thread *t)
+{
+    snprintf(to, bytes, "kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", current->kernel, t->place.block.x,
+             t->place.block.y, t->place.block.z, t->place.thread.x, t->place.thread.y, t->place.thread.z);
+}
+
+const char *doing(const thread *t)
+{
+    return t->at == AT_BARRIER ? "waits at __syncthreads" : t->at == IN_WARP ? t->operation : "has returned";
+}
+
+/* Nobody can go on. Names one that waits and one that it waits for. */
+void explain_standstill()
+{
+    char who[160];
+    for (unsigned i = 0; i < current->threads; i++) {
+        const thread *t = threads[i];
+        if (t->at == RETURNED) continue;
+        describe(who, sizeof who, t);
+        for (unsigned j = 0; j < current->threads; j++) {
+            const thread *o = threads[j];
+            const bool awaited = t->at == AT_BARRIER ? o->at != AT_BARRIER
+                                                     : o->index / 32 == t->index / 32 && (t->mask >> (o->index % 32) & 1u) &&
+                                                           (o->at != IN_WARP || strcmp(o->operation, t->operation) != 0 ||
+                                                            o->mask != t->mask);
+            if (!awaited) continue;
+            snprintf(current->problem, sizeof current->problem,
+                     "%s %s%s which thread (%u,%u,%u) does not reach: it %s%s; let all threads of it get there", who,
+                     t->at == IN_WARP ? "is in " : "", doing(t), o->place.thread.x, o->place.thread.y, o->place.thread.z,
+                     o->at == IN_WARP ? "is in " : "", doing(o));
+            return;
+        }
+    }
+    describe(who, sizeof who, threads[0]);
+    snprintf(current->problem, sizeof current->problem, "%s: nobody can go on", who);
+}
+
+bool release_barrier()
+{
+    for (unsigned i = 0; i < current->threads; i++)
+        if (threads[i]->at != AT_BARRIER) return false;
+    for (unsigned i = 0; i < current->threads; i++)
+        threads[i]->at = READY;
+    return true;
+}
+
+void start_block(dim3 grid, dim3 block, dim3 at)
+{
+    for (unsigned i = 0; i < current->threads; i++) {
+        thread *t = threads[i];
+        t->place = {dim3(i % block.x, i / block.x % block.y, i / block.x / block.y), at, block, grid};
+        t->index = i;
+        t->at = READY;
+        t->copies.clear();
+        t->group = 0;
+        simt_fiber_start(&t->fiber, thread_main);
+    }
+}
+
+void run_block(const std::vector<unsigned> &order)
+{
+    unsigned returned = 0;
+    while (returned < current->threads) {
+        bool any = false;
+        for (unsigned i : order) {
+            thread *t = threads[i];
+            if (t->at != READY) continue;
+            any = true;
+            simt_self = &t->place;
+            simt_fiber_switch(&scheduler, &t->fiber);
+            simt_self = nullptr;
+            if (current->problem[0]) return;
+            returned += t->at == RETURNED;
+        }
+        if (any || returned == current->threads || release_barrier()) continue;
+        explain_standstill();
+        return;
+    }
+}
+
+void end_block()
+{
+    for (const shared_variable &v : current->shared)
+        free(v.data);
+    current->shared.clear();
+    current->static_bytes = 0;
+}
+
+void *poisoned(size_t bytes)
+{
+    void *data;
+    if (posix_memalign(&data, 128, bytes)) abort();
+    memset(data, 0xff, bytes);
+    return data;
+}
+
+void prepare(unsigned count)
+{
+    while (threads.size() < count) {
+        thread *t = new thread();
+        simt_fiber_init(&t->fiber);
+        threads.push_back(t);
+    }
+    if (warps.size() < (count + 31) / 32) warps.resize((count + 31) / 32);
+    if (!order_is_set) {
+        const char *asked = getenv("PERDURE_SIMT_ORDER");
+        simt_set_order(asked ? strtoull(asked, nullptr, 10) : 0);
+    }
+}
+
+void run_grid(dim3 grid, dim3 block)
+{
+    const std::vector<unsigned> order = make_order(current->threads, 1);
+    const uint64_t blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    for (uint64_t i = 0; i < blocks && !current->problem[0]; i++) {
+        uint64_t b = i;
+        if (order_seed == 1) b = blocks - 1 - i;
+        if (order_seed > 1) b = (i + mix(order_seed)) % blocks;
+        start_block(grid, block,
+                    dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
+                         static_cast<unsigned>(b / grid.x / grid.y)));
+        if (current->shared_bytes) current->dynamic = static_cast<unsigned char *>(poisoned(current->shared_bytes));
+        run_block(order);
+        free(current->dynamic);
+        current->dynamic = nullptr;
+        end_block();
+    }
+}
+
+pd_status check_shape(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, struct pd_error *err)
+{
+    const uint64_t count = static_cast<uint64_t>(block.x) * block.y * block.z;
+    if (count == 0 || count > THREADS_MAX || block.z > 64)
+        PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: a block of %u x %u x %u threads; a device takes 1 to %u", kernel, block.x,
+                block.y, block.z, THREADS_MAX);
+    if (grid.x > 0x7fffffffu || grid.y > GRID_YZ_MAX || grid.z > GRID_YZ_MAX)
+        PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: a grid of %u x %u x %u blocks; y and z end at %u", kernel, grid.x, grid.y,
+                grid.z, GRID_YZ_MAX);
+    if (shared_bytes > SHARED_MAX)
+        PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %zu bytes of shared memory; a block gets at most %u", kernel, shared_bytes,
+                SHARED_MAX);
+    return PD_OK;
+}
+
+} // namespace
+
+const simt_place *simt_self;
+
+void simt_set_order(uint64_t order)
+{
+    order_seed = order;
+    order_is_set = true;
+}
+
+pd_status simt_run(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void *), void *context,
+                   struct pd_error *err)
+{
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return PD_OK;
+    PD_TRY(check_shape(kernel, grid, block, shared_bytes, err));
+    launch l = {};
+    l.kernel = kernel;
+    l.body = body;
+    l.context = context;
+    l.threads = block.x * block.y * block.z;
+    l.shared_bytes = shared_bytes;
+    prepare(l.threads);
+    PD_CHECK(!current);
+    current = &l;
+    const unsigned before = simt_flush_denormals();
+    run_grid(grid, block);
+    simt_restore_denormals(before);
+    simt_self = nullptr;
+    current = nullptr;
+    if (l.problem[0]) PD_FAIL(err, PD_BUG, "%s", l.problem);
+    return PD_OK;
+}
+
+void simt_fail(const char *what)
+{
+    char who[160];
+    describe(who, sizeof who, self());
+    snprintf(current->problem, sizeof current->problem, "%s: %s", who, what);
+    for (;;)
+        pause_self();
+}
+
+void simt_syncthreads(void)
+{
+    self()->at = AT_BARRIER;
+    pause_self();
+}
+
+void *simt_shared(const void *key, size_t bytes)
+{
+    for (const shared_variable &v : current->shared)
+        if (v.key == key) return v.data;
+    current->static_bytes += bytes;
+    if (current->static_bytes > SHARED_STATIC_MAX) simt_fail("more than 48 KiB of PD_SHARED; take PD_SHARED_DYNAMIC");
+    if (current->static_bytes + current->shared_bytes > SHARED_MAX) simt_fail("more shared memory than a block gets");
+    current->shared.push_back({key, bytes, poisoned(bytes)});
+    return current->shared.back().data;
+}
+
+unsigned char *simt_shared_dynamic(void)
+{
+    if (!current->dynamic) simt_fail("PD_SHARED_DYNAMIC in a launch of 0 bytes of it");
+    return current->dynamic;
+}
+
+unsigned simt_lane(void)
+{
+    return self()->index % 32;
+}
+
+/* A snapshot lives until the warp has had SNAPSHOTS more operations; all lanes of one run before any has two. */
+const simt_lanes *simt_exchange(const char *name, uint32_t mask, const void *deposit, size_t bytes)
+{
+    thread *t = self();
+    const unsigned base = t->index / 32 * 32;
+    const unsigned lanes = current->threads - base < 32 ? current->threads - base : 32;
+    if (!(mask >> (t->index - base) & 1u)) simt_fail("calls a warp operation with a mask that it is not in");
+    if (lanes < 32 && mask >> lanes) simt_fail("calls a warp operation with a mask of lanes that the block does not have");
+    t->operation = name;
+    t->mask = mask;
+    if (bytes) memcpy(t->deposit, deposit, bytes);
+    t->deposit_bytes = bytes;
+    t->at = IN_WARP;
+    for (unsigned l = 0; l < lanes; l++) {
+        const thread *o = threads[base + l];
+        if (!(mask >> l & 1u)) continue;
+        if (o->at == IN_WARP && o->mask == mask && strcmp(o->operation, name) == 0) continue;
+        pause_self();
+        return t->snapshot;
+    }
+    warp *w = &warps[base / 32];
+    simt_lanes *s = &w->snapshots[w->next++ % SNAPSHOTS];
+    s->mask = mask;
+    for (unsigned l = 0; l < lanes; l++) {
+        thread *o = threads[base + l];
+        if (!(mask >> l & 1u)) continue;
+        memcpy(s->lane[l].bytes, o->deposit, o->deposit_bytes);
+        o->snapshot = s;
+        o->at = READY;
+    }
+    return s;
+}
+
+static uint16_t half_at(const void *p, unsigned index)
+{
+    uint16_t half;
+    memcpy(&half, static_cast<const char *>(p) + 2 * index, sizeof half);
+    return half;
+}
+
+void simt_ldmatrix(uint32_t *r, unsigned matrices, bool transposed, const void *row)
+{
+    if (reinterpret_cast<uintptr_t>(row) % 16) simt_fail("ldmatrix of a row that is not 16-aligned");
+    const simt_lanes *lanes = simt_exchange(transposed ? "ldmatrix.trans" : "ldmatrix", WARP_ALL, &row, sizeof row);
+    const unsigned g = simt_lane() / 4, t = 2 * (simt_lane() % 4);
+    for (unsigned m = 0; m < matrices; m++) {
+        const void *rows[8];
+        for (unsigned i = 0; i < 8; i++)
+            memcpy(&rows[i], lanes->lane[8 * m + i].bytes, sizeof rows[i]);
+        const uint16_t low = transposed ? half_at(rows[t], g) : half_at(rows[g], t);
+        const uint16_t high = transposed ? half_at(rows[t + 1], g) : half_at(rows[g], t + 1);
+        r[m] = low | static_cast<uint32_t>(high) << 16;
+    }
+    simt_exchange("ldmatrix", WARP_ALL, nullptr, 0); /* nobody writes the rows before all have read them */
+}
+
+struct fragments {
+    uint32_t a[4], b[2];
+};
+
+static double element(uint32_t word, unsigned upper, bool bf16)
+{
+    const uint16_t half = static_cast<uint16_t>(upper ? word >> 16 : word);
+    return static_cast<double>(bf16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half));
+}
+
+/* Sums in fp64 and rounds once: hardware keeps no promise about the order. */
+void simt_mma_m16n8k16(float *c, const uint32_t *a, const uint32_t *b, bool bf16)
+{
+    fragments mine, other;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    const simt_lanes *lanes = simt_exchange(bf16 ? "mma.bf16" : "mma.f16", WARP_ALL, &mine, sizeof mine);
+    const unsigned g = simt_lane() / 4, t = simt_lane() % 4;
+    double sum[4] = {(double)c[0], (double)c[1], (double)c[2], (double)c[3]};
+    for (unsigned k = 0; k < 16; k++) {
+        const unsigned holder = k % 8 / 2, upper = k % 2, high = k / 8;
+        memcpy(&other, lanes->lane[4 * g + holder].bytes, sizeof other);
+        const double rows[2] = {element(other.a[2 * high], upper, bf16), element(other.a[2 * high + 1], upper, bf16)};
+        for (unsigned j = 0; j < 2; j++) {
+            memcpy(&other, lanes->lane[4 * (2 * t + j) + holder].bytes, sizeof other);
+            const double column = element(other.b[high], upper, bf16);
+            sum[j] += rows[0] * column;
+            sum[2 + j] += rows[1] * column;
+        }
+    }
+    for (unsigned i = 0; i < 4; i++)
+        c[i] = static_cast<float>(sum[i]);
+}
+
+/* The bytes are taken now and arrive when waited for; until then NaN patterns lie there. */
+void simt_cp_async16(void *shared, const void *global, bool valid)
+{
+    thread *t = self();
+    if (reinterpret_cast<uintptr_t>(shared) % 16 || (valid && reinterpret_cast<uintptr_t>(global) % 16))
+        simt_fail("cp.async of an address that is not 16-aligned");
+    copy c = {shared, {0}, t->group};
+    if (valid) memcpy(c.bytes, global, sizeof c.bytes);
+    memset(shared, 0xff, sizeof c.bytes);
+    t->copies.push_back(c);
+}
+
+void simt_cp_async_commit(void)
+{
+    self()->group++;
+}
+
+void simt_cp_async_wait(unsigned pending)
+{
+    thread *t = self();
+    std::vector<copy> left;
+    for (const copy &c : t->copies) {
+        if (c.group + pending >= t->group)
+            left.push_back(c);
+        else
+            memcpy(c.shared, c.bytes, sizeof c.bytes);
+    }
+    t->copies.swap(left);
+}

@@ -1,0 +1,19 @@
+/* In which order the fibers of a kernel run; for C as well. */
+#ifndef PD_TESTS_SIMT_SIMT_ORDER_H
+#define PD_TESTS_SIMT_SIMT_ORDER_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which thread, and which block, runs first: 0 ascending, 1 descending, else the seed of permutations. Without a call it is
+ * PERDURE_SIMT_ORDER, or 0. */
+void simt_set_order(uint64_t order);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
