@@ -3,6 +3,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
+#include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store.h"
 #include "tools/output.h"
@@ -28,13 +29,16 @@ struct train {
     const char *overrides[OVERRIDES_MAX];
     uint32_t override_count;
     bool fresh, print_config;
+    const char *trace;
 };
 
-enum { OPTION_FRESH = 0x2001, OPTION_PRINT_CONFIG };
+enum { OPTION_FRESH = 0x2001, OPTION_PRINT_CONFIG, OPTION_TRACE };
 
 static const struct argp_option train_options[] = {
     {"fresh", OPTION_FRESH, NULL, 0, "start a new run; refuses a directory that holds checkpoints", 0},
     {"print-config", OPTION_PRINT_CONFIG, NULL, 0, "show the resolved configuration and start nothing", 0},
+    {"trace", OPTION_TRACE, "FILE", 0,
+     "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own", 0},
     {0},
 };
 
@@ -47,6 +51,9 @@ static error_t parse_train(int key, char *argument, struct argp_state *state)
         return 0;
     case OPTION_PRINT_CONFIG:
         t->print_config = true;
+        return 0;
+    case OPTION_TRACE:
+        t->trace = argument;
         return 0;
     case ARGP_KEY_ARG:
         if (!t->config_path && !strchr(argument, '=')) {
@@ -124,6 +131,18 @@ static void private_config_path(const struct pd_config *config, char *ret_path)
     snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
 }
 
+/* For workers, which may have another current directory. */
+static pd_status hand_on_trace(const char *file, struct pd_error *err)
+{
+    char path[8192], here[4096] = "";
+    if (!file) file = "";
+    if (*file && *file != '/' && !getcwd(here, sizeof here))
+        PD_FAIL_ERRNO(err, errno, "--trace %s: the current directory", file);
+    snprintf(path, sizeof path, "%s%s%s", here, *here ? "/" : "", file);
+    setenv(PD_LAUNCH_ENV_TRACE, path, 1);
+    return PD_OK;
+}
+
 static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     char path[4096], self[4096];
@@ -180,6 +199,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         free(yaml);
     } else {
         if (t.fresh) st = check_fresh(&config, err);
+        if (!st) st = hand_on_trace(t.trace, err);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
         if (!st) st = launch(&config, &chooser, err);
@@ -191,6 +211,27 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 }
 
 /* ---- worker ---- */
+
+/* trace.json of rank 2 after one restart: trace.restart1.rank2.json. */
+static pd_status open_trace(const struct pd_launched *launched, struct pd_error *err)
+{
+    const char *path = getenv(PD_LAUNCH_ENV_TRACE);
+    char name[8192], rank[32] = "", restart[32] = "";
+    if (!path || !*path) return PD_OK;
+    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
+    if (!dot || (slash && dot < slash)) dot = path + strlen(path);
+    if (launched->restart) snprintf(restart, sizeof restart, ".restart%u", launched->restart);
+    if (launched->rank) snprintf(rank, sizeof rank, ".rank%u", launched->rank);
+    snprintf(name, sizeof name, "%.*s%s%s%s", (int)(dot - path), path, restart, rank, dot);
+    return pd_trace_open(name, err);
+}
+
+/* What was trained stands, whatever became of the trace. */
+static void close_trace(void)
+{
+    struct pd_error error;
+    if (pd_trace_close(&error)) pd_log(PD_LOG_WARN, "trace", "%s", error.message);
+}
 
 static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
 {
@@ -209,7 +250,9 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     if (argc != 2) PD_FAIL(err, PD_USAGE, "worker is started by perdure train");
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_launched_begin(&launched, err));
-    pd_status st = work(&launched, argv[1], err);
+    pd_status st = open_trace(&launched, err);
+    if (!st) st = work(&launched, argv[1], err);
+    close_trace();
     bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
     if (launched.is_launched) err->message[0] = '\0'; /* the launcher says it, once for all ranks */
     return is_told && pd_comm_mpi_is_over() ? PD_OK : st;

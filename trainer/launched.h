@@ -41,5 +41,6 @@ uint32_t pd_launched_cores(void);
 #define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"
 #define PD_LAUNCH_ENV_LAYOUT "PERDURE_LAUNCH_LAYOUT"
 #define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
+#define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
 
 #endif

@@ -9,6 +9,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/trace.h"
 #include "ckpt/index.h"
 #include "resharder/layout.h"
 #include "trainer/state_files.h"
@@ -205,7 +206,9 @@ static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *er
 static void run_save(struct pd_saver *s, struct save *next)
 {
     pthread_mutex_unlock(&s->lock);
+    const uint64_t begin = pd_trace_begin(), step = next->state.identity.step;
     pd_status st = save(s, next, &next->outcome.error);
+    pd_trace_end(begin, "save", "save", step);
     double seconds = pd_clock_seconds_since(NULL, next->start_ns);
     pthread_mutex_lock(&s->lock);
     next->outcome.status = st;
@@ -362,7 +365,7 @@ void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state, bool e
 
 void pd_saver_let_go(struct pd_saver *s)
 {
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    const uint64_t start = pd_clock_monotonic_ns(NULL), begin = pd_trace_begin();
     pthread_mutex_lock(&s->lock);
     const bool waits = s->copied < s->started;
     while (s->copied < s->started)
@@ -371,6 +374,7 @@ void pd_saver_let_go(struct pd_saver *s)
     if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
     s->released = s->started;
     pthread_mutex_unlock(&s->lock);
+    if (waits) pd_trace_end(begin, "wait", "copy of the state", 0);
 }
 
 uint64_t pd_saver_finished(struct pd_saver *s)

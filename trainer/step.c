@@ -2,6 +2,7 @@
 #include "trainer/engine.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/trace.h"
 #include "trainer/exact_sum.h"
 #include "trainer/optimizer.h"
 
@@ -342,7 +343,9 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const bool ghost = is_ghost(s, a->slot);
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
         if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
+        const uint64_t begin = pd_trace_begin();
         PD_TRY(a->is_backward ? backward(s, a, ghost, err) : forward(s, a, ghost, err));
+        pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
     }
     return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
 }
@@ -372,11 +375,17 @@ static pd_status check_finite(const struct step *s, const struct pd_step_result 
 /* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. */
 static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_error *err)
 {
+    const uint64_t computed = pd_trace_begin();
     PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
     PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
+    pd_trace_end(computed, "step", "sums and norm", updates);
     PD_TRY(check_finite(s, result, err));
     result->skipped = !isfinite(result->gradient_norm);
-    return result->skipped ? PD_OK : pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err);
+    if (result->skipped) return PD_OK;
+    const uint64_t begun = pd_trace_begin();
+    PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
+    pd_trace_end(begun, "step", "update", updates);
+    return PD_OK;
 }
 
 pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
@@ -394,6 +403,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     pd_superaccumulator_init(&s.loss);
     pd_optimizer_begin(e);
+    const uint64_t start = pd_trace_begin();
     PD_TRY(run_schedule(&s, err));
     PD_TRY(reduce_loss(&s, &result.loss, err));
     result.tokens = s.tokens;
@@ -401,6 +411,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     pd_status updated = update(&s, updates, &result, err);
     pd_optimizer_update_leave(e);
     PD_TRY(updated);
+    pd_trace_end(start, "step", "step", updates);
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;
         result.bubble = (double)s.wait_ns / busy_ns;

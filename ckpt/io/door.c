@@ -1,5 +1,6 @@
 /* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
 #include "ckpt/base/log.h"
+#include "ckpt/base/trace.h"
 #include "ckpt/io/door_ops.h"
 
 #include <errno.h>
@@ -211,7 +212,9 @@ pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64
     PD_TRY(check_extent(file, "read", offset, bytes, err));
     PD_TRY(check_aligned(file, "read", offset, data, bytes, err));
     uint64_t moved = 0;
+    const uint64_t begin = pd_trace_begin();
     int result = pd_file_move(file, false, offset, data, bytes, &moved);
+    pd_trace_end(begin, "io", "read", moved);
     if (result == PD_MOVE_END_OF_FILE)
         PD_FAIL(err, PD_CORRUPT,
                 "read %s: the file ends at %" PRIu64 " where %" PRIu64 " bytes at %" PRIu64 " were expected", file->path,
@@ -226,7 +229,9 @@ pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data,
     PD_TRY(check_extent(file, "write", offset, bytes, err));
     PD_TRY(check_aligned(file, "write", offset, data, bytes, err));
     uint64_t moved = 0;
+    const uint64_t begin = pd_trace_begin();
     int result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved);
+    pd_trace_end(begin, "io", "write", moved);
     if (result) PD_FAIL_ERRNO(err, result, "write %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
     return PD_OK;
 }
@@ -253,7 +258,9 @@ pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error
 pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 {
     PD_TRY(check_believed(file, "sync", err));
+    const uint64_t begin = pd_trace_begin();
     int result = file->door->ops->sync(file);
+    pd_trace_end(begin, "io", "sync", 0);
     if (!result) return PD_OK;
     atomic_store(&file->sync_failed, true);
     PD_FAIL_ERRNO(err, result, "sync %s", file->path);

@@ -63,6 +63,7 @@ struct pd_transfer {
         struct pd_transfer *next;
         struct pd_queue *queue;
         uint64_t moved;
+        uint64_t trace_begin;
         bool was_direct;
     } internal;
 };

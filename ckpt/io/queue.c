@@ -1,5 +1,6 @@
 /* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
  * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
+#include "ckpt/base/trace.h"
 #include "ckpt/io/door_ops.h"
 
 #include <errno.h>
@@ -58,6 +59,7 @@ void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int r
 {
     PD_CHECK(queue->in_flight > 0);
     queue->in_flight--;
+    pd_trace_end_async(transfer->internal.trace_begin, "io", transfer->is_write ? "write" : "read", transfer->bytes);
     set_result(transfer, result);
     append_done(queue, transfer);
 }
@@ -81,6 +83,7 @@ static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transf
         struct pd_transfer *transfer = transfers[batch];
         transfer->internal.queue = queue;
         transfer->internal.moved = 0;
+        transfer->internal.trace_begin = pd_trace_begin();
         int refused = check_transfer(queue, transfer);
         if (refused || transfer->bytes == 0) {
             if (batch > 0) break;

@@ -1,5 +1,6 @@
 #include "trainer/comm/engine.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/trace.h"
 #include "trainer/comm/exchange.h"
 #include "trainer/comm/staging.h"
 
@@ -80,6 +81,16 @@ static struct pd_comm_engine *engine_allocate(uint32_t size)
     return engine;
 }
 
+static uint64_t bytes_of(const struct pd_comm_op *op)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < op->send_count; i++)
+        bytes += op->sends[i].bytes;
+    for (uint32_t i = 0; i < op->recv_count; i++)
+        bytes += op->recvs[i].bytes;
+    return bytes;
+}
+
 /* Called with the lock, which is open while the operation runs. */
 static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
 {
@@ -90,7 +101,9 @@ static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
         op->error = engine->broken_error;
     } else {
         pthread_mutex_unlock(&engine->lock);
+        const uint64_t begin = pd_trace_begin();
         st = pd_exchange_run(engine, op, &op->error);
+        pd_trace_end(begin, "comm", "exchange", bytes_of(op));
         pthread_mutex_lock(&engine->lock);
     }
     if (st && !engine->broken) {

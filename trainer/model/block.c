@@ -9,6 +9,7 @@
  * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
  * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
  * over chunks. Sums over tokens go piece by piece. */
+#include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
 /* Places of tensors inside a block of the tensor table; -1: the family has none. */
@@ -335,11 +336,13 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
                                        struct pd_error *err)
 {
     PD_TRY(pd_activations_open(t, slot, block, err));
+    const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, NULL);
     PD_TRY(inner(&p, err));
     struct row_parallel down = down_projection(&p);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
     PD_TRY(rows_forward(&p, &down, p.a->middle, out, err));
+    pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
 }
 
@@ -375,9 +378,12 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
     PD_TRY(pd_activations_bring(t, slot, block, err));
+    const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;
     PD_TRY(recompute(&p, err));
     PD_TRY(mlp_backward(&p, err));
-    return attention_backward(&p, err);
+    PD_TRY(attention_backward(&p, err));
+    pd_trace_end(begin, "compute", "block backward", block);
+    return PD_OK;
 }

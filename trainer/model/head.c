@@ -1,5 +1,6 @@
 /* The head: final norm, logits, loss, and both gradients of the output matrix. Weights are norm weight, [norm bias,] output
  * matrix. Logits exist for a run of rows at a time, and no run crosses a piece. */
+#include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
 #include <string.h>
@@ -132,15 +133,19 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
     struct pd_norm n = norm_of(t, slot, weights);
     struct head h = {
         .input = pd_transformer_input(t, slot), .matrix = weights[matrix], .backward = gradients != NULL, .scale = scale};
+    const uint64_t begin = pd_trace_begin();
     PD_TRY(pd_norm_run(t, &n, err));
     if (!gradients) {
         for (uint32_t place = 0; place < t->sp.pieces; place++)
             PD_TRY(head_piece(t, &h, place, NULL, err));
+        pd_trace_end(begin, "compute", "head", slot);
         return PD_OK;
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     t->dstream = dstream;
-    return pd_norm_gradient(t, &n, NULL, gradients[0], t->is_llama ? NULL : gradients[1], err);
+    PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], t->is_llama ? NULL : gradients[1], err));
+    pd_trace_end(begin, "compute", "head and its gradients", slot);
+    return PD_OK;
 }
 
 pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_weights, uint64_t row, float *ret_logits,

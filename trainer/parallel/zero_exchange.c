@@ -3,6 +3,7 @@
  * A set is exchanged in rounds of window_elements of what each owner has of it, so the memory that pieces arrive in is
  * bounded by the largest block, whatever the size of the embedding. The first round travels while the next block computes.
  */
+#include "ckpt/base/trace.h"
 #include "trainer/parallel/zero_internal.h"
 
 static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
@@ -202,8 +203,10 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
     struct pd_zero_exchange *x = &zero->exchange;
     if (x->set == PD_ZERO_NO_SET) return PD_OK;
     for (;;) {
+        const uint64_t begin = pd_trace_begin();
         x->in_flight = false;
         PD_TRY(pd_comm_wait(zero->comm, &x->op, err));
+        pd_trace_end(begin, "wait", "exchange of gradients", x->set);
         PD_TRY(add_round(zero, x, err));
         if (++x->round == x->rounds) break;
         PD_TRY(start_round(zero, err));

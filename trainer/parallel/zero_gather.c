@@ -1,4 +1,5 @@
 /* Parameters out: held boxes of this rank's group -> a buffer with what a set needs here. */
+#include "ckpt/base/trace.h"
 #include "trainer/parallel/zero_internal.h"
 
 static struct pd_zero_buffer *resident(struct pd_zero *zero, uint32_t set)
@@ -86,9 +87,12 @@ static void describe_gather(struct pd_zero *zero, uint32_t set, struct pd_zero_b
 
 static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, struct pd_error *err)
 {
+    const uint64_t begin = pd_trace_begin();
     if (!buffer->in_flight) return PD_OK;
     buffer->in_flight = false;
-    return pd_comm_wait(zero->comm, &buffer->op, err);
+    PD_TRY(pd_comm_wait(zero->comm, &buffer->op, err));
+    pd_trace_end(begin, "wait", "gather of parameters", buffer->set);
+    return PD_OK;
 }
 
 static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_error *err)

@@ -1,0 +1,167 @@
+/* One buffer a thread, which only that thread fills; the list of buffers, the file and the counts are under one lock. */
+#include "ckpt/base/trace.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/rank.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct event {
+    uint64_t begin, end, value;
+    const char *category, *name;
+    bool is_async;
+};
+
+struct buffer {
+    struct buffer *next;
+    int rank, thread;
+    uint32_t count;
+    struct event events[PD_TRACE_BUFFER_EVENTS];
+};
+
+atomic_bool pd_trace_is_on;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static FILE *file;
+static struct buffer *buffers;
+static uint64_t written, dropped, asyncs;
+static int failure; /* errno of the first write that failed */
+
+static atomic_uint generation; /* counts opens: a buffer of an earlier trace is gone */
+static _Thread_local struct buffer *mine;
+static _Thread_local unsigned my_generation;
+
+uint64_t pd_trace_now(void)
+{
+    return pd_clock_monotonic_ns(NULL);
+}
+
+pd_status pd_trace_open(const char *path, struct pd_error *err)
+{
+    FILE *opened = fopen(path, "we");
+    if (!opened) PD_FAIL_ERRNO(err, errno, "--trace %s: making the file; choose another place", path);
+    pthread_mutex_lock(&lock);
+    PD_CHECK(!file);
+    file = opened;
+    written = dropped = asyncs = 0;
+    failure = fputs("[\n", file) < 0 ? errno : 0;
+    pthread_mutex_unlock(&lock);
+    atomic_fetch_add(&generation, 1);
+    atomic_store(&pd_trace_is_on, true);
+    return PD_OK;
+}
+
+/* ---- with the lock ---- */
+
+static void put(const char *format, ...) PD_PRINTF(1, 2);
+static void put(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (vfprintf(file, format, arguments) < 0 && !failure) failure = errno;
+    va_end(arguments);
+}
+
+static double microseconds(uint64_t ns)
+{
+    return (double)ns / 1e3;
+}
+
+static void put_event(const struct buffer *b, const struct event *e)
+{
+    const double begin = microseconds(e->begin);
+    if (!e->is_async) {
+        put("{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s\","
+            "\"args\":{\"value\":%" PRIu64 "}},\n",
+            b->rank, b->thread, begin, microseconds(e->end - e->begin), e->category, e->name, e->value);
+        return;
+    }
+    const uint64_t id = asyncs++;
+    put("{\"ph\":\"b\",\"id\":%" PRIu64
+        ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\",\"args\":{\"value\":%" PRIu64 "}},\n",
+        id, b->rank, b->thread, begin, e->category, e->name, e->value);
+    put("{\"ph\":\"e\",\"id\":%" PRIu64 ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\"},\n", id, b->rank,
+        b->thread, microseconds(e->end), e->category, e->name);
+}
+
+static void empty(struct buffer *b)
+{
+    for (uint32_t i = 0; i < b->count; i++) {
+        if (written == PD_TRACE_EVENTS_MAX || failure) {
+            dropped++;
+            continue;
+        }
+        put_event(b, &b->events[i]);
+        written++;
+    }
+    b->count = 0;
+}
+
+/* Names of threads here are letters, digits and dashes. */
+static void put_names(const struct buffer *b, const char *thread)
+{
+    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", b->rank, b->thread,
+        thread);
+    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}},\n", b->rank,
+        b->thread, b->rank);
+}
+
+/* ---- a span ---- */
+
+static struct buffer *join(void)
+{
+    char name[16] = "thread";
+    struct buffer *b = malloc(sizeof *b);
+    if (!b) return NULL;
+    const int rank = pd_rank_current();
+    *b = (struct buffer){.rank = rank < 0 ? 0 : rank, .thread = (int)gettid()};
+    (void)pthread_getname_np(pthread_self(), name, sizeof name);
+    pthread_mutex_lock(&lock);
+    b->next = buffers;
+    buffers = b;
+    if (file) put_names(b, name);
+    pthread_mutex_unlock(&lock);
+    return b;
+}
+
+void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async)
+{
+    const unsigned now = atomic_load_explicit(&generation, memory_order_relaxed);
+    if (!atomic_load_explicit(&pd_trace_is_on, memory_order_relaxed)) return;
+    if (my_generation != now) {
+        mine = join();
+        my_generation = now;
+    }
+    if (!mine) return;
+    if (mine->count == PD_TRACE_BUFFER_EVENTS) {
+        pthread_mutex_lock(&lock);
+        empty(mine);
+        pthread_mutex_unlock(&lock);
+    }
+    mine->events[mine->count++] = (struct event){begin, pd_trace_now(), value, category, name, is_async};
+}
+
+pd_status pd_trace_close(struct pd_error *err)
+{
+    if (!atomic_exchange(&pd_trace_is_on, false)) return PD_OK;
+    pthread_mutex_lock(&lock);
+    while (buffers) {
+        struct buffer *b = buffers;
+        buffers = b->next;
+        empty(b);
+        free(b);
+    }
+    put("{\"ph\":\"M\",\"pid\":0,\"name\":\"dropped_events\",\"args\":{\"value\":%" PRIu64 "}}\n]\n", dropped);
+    if (fclose(file) && !failure) failure = errno;
+    file = NULL;
+    const int number = failure;
+    pthread_mutex_unlock(&lock);
+    if (number) PD_FAIL_ERRNO(err, number, "--trace: writing the file");
+    return PD_OK;
+}

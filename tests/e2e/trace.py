@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""`perdure train --trace FILE`: valid JSON, spans of a thread that nest, transfers with two ends, every kind of work, names of
+threads and ranks; a file for each process and each restart; nothing without the option."""
+import json
+import os
+import sys
+
+import harness
+
+CONFIG = """
+run: {{seed: 5, steps: 3}}
+model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 128, heads: 2, kv_heads: 2, ffn: 512}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
+batch: {{sequences: 4, leaf: 1, context: 32}}
+validation: {{every: 0}}
+checkpoint: {{every: 1}}
+layout: {{threads: 1}}
+"""
+WORK = {("step", "step"), ("step", "forward"), ("step", "backward"), ("step", "update"), ("compute", "block forward"),
+        ("compute", "block backward"), ("compute", "head and its gradients"), ("save", "save"), ("io", "sync")}
+EXCHANGE = {("comm", "exchange"), ("wait", "gather of parameters"), ("wait", "exchange of gradients")}
+SLACK = 0.002  # times have three digits of a microsecond
+
+
+def check(condition, what):
+    if not condition:
+        raise harness.Failure(what)
+
+
+def check_nesting(path, spans):
+    """Spans of one thread: each lies inside the one that is open when it begins, or behind it."""
+    spans.sort(key=lambda e: (e["ts"], -e["dur"]))
+    stack = []
+    for e in spans:
+        check(e["dur"] >= 0, f"{path}: {e} lasts less than nothing")
+        while stack and stack[-1] <= e["ts"] + SLACK:
+            stack.pop()
+        end = e["ts"] + e["dur"]
+        check(not stack or end <= stack[-1] + SLACK, f"{path}: {e} ends after the span around it")
+        stack.append(end)
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        events = json.load(f)
+    by_thread, ends = {}, {}
+    for e in events:
+        if e["ph"] == "X":
+            by_thread.setdefault((e["pid"], e["tid"]), []).append(e)
+        elif e["ph"] in "be":
+            ends.setdefault(e["id"], {})[e["ph"]] = e["ts"]
+    for spans in by_thread.values():
+        check_nesting(path, spans)
+    for number, both in ends.items():
+        check(set(both) == {"b", "e"} and both["b"] <= both["e"], f"{path}: transfer {number} has ends {both}")
+    named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    check(set(by_thread) <= named, f"{path}: threads without a name: {set(by_thread) - named}")
+    check(ends, f"{path}: no transfer to or from the disk")
+    return events, {(e["cat"], e["name"]) for e in events if e["ph"] == "X"}
+
+
+def body(workspace, arguments):
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
+    trace = os.path.join(workspace.path, "trace.json")
+    workspace.train(config, workspace.directory(), ["layout.ranks=1"])
+    check(not os.path.exists(trace), "a trace that nobody asked for")
+
+    directory = workspace.directory()
+    workspace.train(config, directory, ["layout.ranks=2", "layout.transport=local", f"--trace={trace}"])
+    events, work = read(trace)
+    check(WORK | EXCHANGE <= work, f"not in the trace: {(WORK | EXCHANGE) - work}")
+    steps = [e for e in events if e["ph"] == "X" and e["name"] == "step"]
+    check(len(steps) == 6, f"{len(steps)} steps of two ranks in the trace, not 6")
+    check({e["pid"] for e in steps} == {0, 1}, "steps of both ranks")
+    names = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    check("pd-saver" in names, f"threads are called {names}")
+
+    fault = {"PERDURE_FAULT": "worker.stepped:2:kill", "PERDURE_FAULT_ONCE": os.path.join(workspace.path, "once")}
+    workspace.train(config, workspace.directory(), ["layout.ranks=1", f"--trace={trace}"], environment=fault)
+    read(os.path.join(workspace.path, "trace.restart1.json"))
+
+    if "mpi" in arguments:
+        workspace.train(config, workspace.directory(), ["layout.ranks=2", "layout.transport=mpi", f"--trace={trace}"])
+        read(trace)
+        events, work = read(os.path.join(workspace.path, "trace.rank1.json"))
+        check(WORK | EXCHANGE <= work, f"not in the trace of rank 1: {(WORK | EXCHANGE) - work}")
+        check({e["pid"] for e in events if e["ph"] == "X"} == {1}, "rank 1 alone in its file")
+
+    result = workspace.command(["train", config, f"run.dir={workspace.directory()}", "--trace=/nowhere/trace.json"])
+    check(result.returncode != 0 and "/nowhere/trace.json" in result.stderr, f"exit {result.returncode}: {result.stderr}")
+    print("traces are whole, nest and name their threads")
+    sys.stdout.flush()
+
+
+harness.main(body)

@@ -1,0 +1,129 @@
+#include "ckpt/base/trace.h"
+
+#include "ckpt/base/json.h"
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char path[64];
+
+static void open_trace(void)
+{
+    struct pd_error err;
+    strcpy(path, "/tmp/perdure-trace-XXXXXX");
+    close(mkstemp(path));
+    cr_assert_eq(pd_trace_open(path, &err), PD_OK, "%s", err.message);
+}
+
+/* Closes the trace and gives its text; the caller frees it. */
+static char *closed(void)
+{
+    struct pd_error err;
+    struct stat st;
+    cr_assert_eq(pd_trace_close(&err), PD_OK, "%s", err.message);
+    FILE *f = fopen(path, "re");
+    cr_assert(f && !stat(path, &st));
+    char *text = calloc(1, (size_t)st.st_size + 1);
+    cr_assert_eq(fread(text, 1, (size_t)st.st_size, f), (size_t)st.st_size);
+    fclose(f);
+    unlink(path);
+    return text;
+}
+
+static uint32_t times(const char *text, const char *what)
+{
+    uint32_t count = 0;
+    while ((text = strstr(text, what))) {
+        count++;
+        text += strlen(what);
+    }
+    return count;
+}
+
+Test(trace, off_nothing_is_recorded)
+{
+    cr_assert_eq(pd_trace_begin(), 0);
+    pd_trace_end(pd_trace_begin(), "a", "off", 1);
+    open_trace();
+    char *text = closed();
+    cr_assert_null(strstr(text, "off"));
+    free(text);
+    cr_assert_eq(pd_trace_close(NULL), PD_OK, "closing what is closed");
+}
+
+/* A span that began before the trace has no beginning to show. */
+Test(trace, a_span_that_began_before_is_left_out)
+{
+    const uint64_t before = pd_trace_begin();
+    open_trace();
+    pd_trace_end(before, "a", "early", 1);
+    char *text = closed();
+    cr_assert_null(strstr(text, "early"));
+    free(text);
+}
+
+static void *other_thread(void *unused)
+{
+    (void)unused;
+    pthread_setname_np(pthread_self(), "second");
+    pd_trace_end(pd_trace_begin(), "test", "elsewhere", 3);
+    return NULL;
+}
+
+Test(trace, threads_have_their_names_and_transfers_two_ends)
+{
+    pthread_t thread;
+    open_trace();
+    cr_assert_eq(pthread_create(&thread, NULL, other_thread, NULL), 0);
+    pthread_join(thread, NULL);
+    const uint64_t outer = pd_trace_begin();
+    pd_trace_end(pd_trace_begin(), "test", "inner", 7);
+    pd_trace_end(outer, "test", "outer", 8);
+    pd_trace_end_async(outer, "io", "read", 4096);
+    char *text = closed();
+    cr_assert(strstr(text, "\"second\"") && strstr(text, "\"elsewhere\""));
+    cr_assert(strstr(text, "\"inner\"") && strstr(text, "\"value\":8"));
+    cr_assert_eq(times(text, "\"ph\":\"b\""), 1);
+    cr_assert_eq(times(text, "\"ph\":\"e\""), 1);
+    struct pd_json_document *json = NULL;
+    struct pd_error err;
+    cr_assert_eq(pd_json_parse("trace", text, strlen(text), &json, &err), PD_OK, "%s", err.message);
+    pd_json_document_free(json);
+    free(text);
+}
+
+Test(trace, more_than_a_buffer_holds_is_written_on_the_way)
+{
+    const uint32_t count = 2 * PD_TRACE_BUFFER_EVENTS + 5;
+    open_trace();
+    for (uint32_t i = 0; i < count; i++)
+        pd_trace_end(pd_trace_begin(), "test", "many", i);
+    char *text = closed();
+    cr_assert_eq(times(text, "\"many\""), count);
+    free(text);
+}
+
+Test(trace, a_second_trace_begins_empty)
+{
+    open_trace();
+    pd_trace_end(pd_trace_begin(), "test", "first", 1);
+    free(closed());
+    open_trace();
+    pd_trace_end(pd_trace_begin(), "test", "second", 1);
+    char *text = closed();
+    cr_assert_null(strstr(text, "first"));
+    cr_assert_not_null(strstr(text, "second"));
+    free(text);
+}
+
+Test(trace, a_place_that_cannot_be_written_is_named)
+{
+    struct pd_error err;
+    cr_assert_neq(pd_trace_open("/nowhere/trace.json", &err), PD_OK);
+    cr_assert_not_null(strstr(err.message, "/nowhere/trace.json"));
+    cr_assert_eq(pd_trace_begin(), 0);
+}
