@@ -334,9 +334,23 @@ static pd_status make_saver(struct worker *w, struct pd_error *err)
     return PD_OK;
 }
 
+/* State in files is made in them: whether they fit is said, and they are made, before that. Where the first tier is in
+ * memory and left out of saves, files are made as they are needed, which is fewer. */
+static pd_status make_generations(struct worker *w, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(w->tiers, 0);
+    const uint64_t bytes = pd_saver_file_bytes(w->saver);
+    struct pd_tier_report first;
+    PD_TRY(pd_store_check_space(store, bytes, 1, err)); /* of all generations */
+    PD_TRY(pd_tiers_check_room(w->tiers, bytes, memory_to_come(w), err));
+    pd_tiers_report(w->tiers, 0, &first);
+    if (first.is_left_out) return PD_OK;
+    return pd_group_agree(&w->group, pd_store_generations_reserve(store, bytes, err), err);
+}
+
 static pd_status open_saver(struct worker *w, struct pd_error *err)
 {
-    PD_TRY(pd_tiers_check_room(w->tiers, pd_saver_file_bytes(w->saver), memory_to_come(w), err));
+    if (!w->engine->files) PD_TRY(pd_tiers_check_room(w->tiers, pd_saver_file_bytes(w->saver), memory_to_come(w), err));
     PD_TRY(pd_tiers_start(w->tiers, err));
     pd_saver_keep_ready(w->saver);
     return PD_OK;
@@ -358,10 +372,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(publish_config(w, err));
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(make_saver(w, err));
-    /* The first state is made in files: whether they fit is said before that. */
-    if (w->engine->files)
-        PD_TRY(pd_store_check_space(pd_tiers_store(w->tiers, 0), pd_saver_file_bytes(w->saver),
-                                    w->config->checkpoint.keep_last + 1, err));
+    if (w->engine->files) PD_TRY(make_generations(w, err));
     PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Files of state are there before the first step: as many and as large as `plan` says, so that a disk that fills up later stops
+nothing, and one that is too small is said before anything is made. Needs root: a file system of its own.
+"""
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+
+CONFIG = """
+run: {{seed: 3, steps: 30}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 192, heads: 4, head_size: 48, ffn: 600}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0}}
+batch: {{sequences: 8, leaf: 2, context: 64}}
+validation: {{every: 0}}
+offload: {{optimizer: nvme, gradients: nvme, buffer_bytes: 4M}}
+layout: {{ranks: 2, transport: local, threads: 1}}
+checkpoint: {{every: 1, keep_last: 3}}
+"""
+LEFT_BYTES = 3 << 20  # for records and directories
+
+
+class Disk:
+    """A small ext4 in a file; None is mounted where that is refused."""
+
+    def __init__(self, workspace, megabytes):
+        self.image = workspace.directory("image")
+        self.path = workspace.directory("disk")
+        os.makedirs(self.path)
+        with open(self.image, "wb") as f:
+            f.truncate(megabytes << 20)
+        made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", self.image], check=False).returncode
+        self.is_mounted = not made and not subprocess.run(["mount", "-o", "loop", self.image, self.path], capture_output=True,
+                                                          check=False).returncode
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.is_mounted:
+            subprocess.run(["umount", "-l", self.path], check=False)
+
+    def fill(self):
+        space = os.statvfs(self.path)
+        with open(os.path.join(self.path, "ballast"), "wb") as f:
+            os.posix_fallocate(f.fileno(), 0, space.f_bavail * space.f_frsize - LEFT_BYTES)
+
+
+def planned(workspace, config):
+    result = workspace.command(["plan", config, "run.dir=unused", "--world", "2", "--json"])
+    if result.returncode != 0:
+        raise harness.Failure(f"perdure plan: exit {result.returncode}\n{result.stderr}")
+    return json.loads(result.stdout)["worlds"][0]["groups"]
+
+
+def files_of_state(path):
+    found = [name for pattern in ("pool-*/recycle-*", "pool-*/generation-*", "step-*/shard-*")
+             for name in glob.glob(os.path.join(path, pattern))]
+    return {os.stat(name).st_ino: os.stat(name).st_blocks * 512 for name in found}
+
+
+def start(workspace, config, directory, disk):
+    env = dict(os.environ, PERDURE_PROGRESS="off")
+    with open(directory + ".log", "w", encoding="utf-8") as log:
+        return subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", f"checkpoint.tiers[0].dir={disk.path}"],
+                                env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def fills_up(workspace, config, disk, groups):
+    """Stopped at its first line of metrics, everything is there; the disk is filled to the brim, and it goes on."""
+    directory = workspace.directory("filled")
+    process = start(workspace, config, directory, disk)
+    metrics = os.path.join(directory, "metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if os.path.exists(metrics) and os.path.getsize(metrics):
+            break
+        time.sleep(0.001)
+    if process.poll() is not None:
+        with open(directory + ".log", encoding="utf-8") as f:
+            raise harness.Failure(f"ended with {process.returncode}\n{f.read()}")
+    os.killpg(process.pid, signal.SIGSTOP)
+    files = files_of_state(disk.path)
+    disk.fill()
+    os.killpg(process.pid, signal.SIGCONT)
+    code = process.wait(timeout=300)
+    with open(directory + ".log", encoding="utf-8") as f:
+        log = f.read()
+    if code != 0:
+        raise harness.Failure(f"on a disk that was filled after the start: exit {code}\n{log}")
+    expected = sum(group["ranks"] * group["nvme_generations"] for group in groups)
+    if len(files) != expected:
+        raise harness.Failure(f"{len(files)} files of state after the first step, {expected} are planned")
+    least = min(group["nvme_generation_bytes"] for group in groups)
+    if any(size < least for size in files.values()):
+        raise harness.Failure(f"files of state have {sorted(files.values())} bytes, planned are {least}")
+    print(f"{len(files)} files of state at the start, as planned; the disk was filled, nothing stopped")
+    return harness.losses(directory)
+
+
+def is_too_small(workspace, config, disk):
+    directory = workspace.directory("small")
+    result = workspace.train(config, directory, [f"checkpoint.tiers[0].dir={disk.path}"], expect=74)
+    if os.path.exists(os.path.join(directory, "metrics.jsonl")) or files_of_state(disk.path):
+        raise harness.Failure(f"a disk that is too small: not refused before anything is made\n{result.stderr}")
+    for part in [disk.path, "MiB"]:
+        if part not in result.stderr:
+            raise harness.Failure(f"a disk that is too small: \"{part}\" is not said\n{result.stderr}")
+    print("a disk that is too small: refused before anything is made")
+
+
+def body(workspace, _):
+    if os.geteuid() != 0:
+        print("skipped: a file system of its own needs root")
+        sys.exit(77)
+    config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
+    plain = workspace.directory("plain")
+    workspace.train(config, plain)
+    groups = planned(workspace, config)
+    needed = sum(group["ranks"] * group["nvme_bytes"] for group in groups)
+    with Disk(workspace, (needed >> 20) + 24) as disk, Disk(workspace, (needed >> 21) + 8) as small:
+        if not disk.is_mounted or not small.is_mounted:
+            print("skipped: mounting is refused here")
+            sys.exit(77)
+        if fills_up(workspace, config, disk, groups) != harness.losses(plain):
+            raise harness.Failure("other bits")
+        is_too_small(workspace, config, small)
+
+
+harness.main(body)
