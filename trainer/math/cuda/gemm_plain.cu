@@ -1,0 +1,103 @@
+/* Products without tensor cores: a block makes 64 x 64 of C, a thread 4 x 4 of them, sixteen places apart.
+ *
+ *   bits  an element is one chain of fused multiply-adds in ascending k, fp32, from 0 or from the old C; bias, then
+ * residual, then one rounding: trainer/math/math.h, the same as the CPU's */
+#include "trainer/math/cuda/gemm.h"
+
+#include "trainer/math/cuda/grid.h"
+
+#define SIDE 64u
+#define DEPTH 16u
+#define EACH 4u
+#define STRIDE (SIDE / EACH)
+#define THREADS (STRIDE * STRIDE)
+
+PD_DEVICE float element(const void *base, uint64_t i, int dtype)
+{
+    if (dtype == PD_F32) return static_cast<const float *>(base)[i];
+    const uint16_t bits = static_cast<const uint16_t *>(base)[i];
+    return dtype == PD_BF16 ? pd_f32_of_bf16(bits) : pd_f32_of_f16(bits);
+}
+
+PD_DEVICE void store(void *base, uint64_t i, int dtype, float x)
+{
+    if (dtype == PD_F32)
+        static_cast<float *>(base)[i] = x;
+    else
+        static_cast<uint16_t *>(base)[i] = dtype == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
+}
+
+/* Rows [first, first + SIDE) of an operand (rows, k), or (k, rows) when `across`, times DEPTH of k: tile[k][row], 0 outside.
+ * Threads that follow each other read elements that do. */
+PD_DEVICE void load(float (&tile)[DEPTH][SIDE + 1], const struct pd_matrix &operand, bool across, uint64_t rows,
+                    uint64_t depth, uint64_t first, uint64_t first_k)
+{
+    for (uint32_t i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
+        const uint32_t row = across ? i % SIDE : i / DEPTH, k = across ? i / SIDE : i % DEPTH;
+        const uint64_t r = first + row, at = first_k + k;
+        const bool inside = r < rows && at < depth;
+        tile[k][row] =
+            inside ? element(operand.data, across ? at * operand.ld + r : r * operand.ld + at, operand.dtype) : 0.0f;
+    }
+}
+
+PD_DEVICE void finish(const struct pd_gemm &g, uint64_t row, uint64_t column, float sum)
+{
+    if (g.bias) sum = __fadd_rn(sum, element(g.bias, column, g.bias_dtype));
+    if (g.residual.data) sum = __fadd_rn(sum, element(g.residual.data, row * g.residual.ld + column, g.residual.dtype));
+    store(g.c.data, row * g.c.ld + column, g.c.dtype, sum);
+}
+
+static __global__ void __launch_bounds__(THREADS) gemm_kernel(struct pd_gemm g)
+{
+    PD_SHARED(float, a, [DEPTH][SIDE + 1]);
+    PD_SHARED(float, b, [DEPTH][SIDE + 1]);
+    const uint64_t first_row = uint64_t(blockIdx.y) * SIDE, first_column = uint64_t(blockIdx.x) * SIDE;
+    const uint32_t x = threadIdx.x % STRIDE, y = threadIdx.x / STRIDE;
+    float sum[EACH][EACH];
+    for (uint32_t i = 0; i < EACH; i++)
+        for (uint32_t j = 0; j < EACH; j++) {
+            const uint64_t row = first_row + y + i * STRIDE, column = first_column + x + j * STRIDE;
+            const bool goes_on = g.accumulate && row < g.m && column < g.n;
+            sum[i][j] = goes_on ? static_cast<const float *>(g.c.data)[row * g.c.ld + column] : 0.0f;
+        }
+    for (uint64_t k = 0; k < g.k; k += DEPTH) {
+        load(a, g.a, g.trans_a, g.m, g.k, first_row, k);
+        load(b, g.b, !g.trans_b, g.n, g.k, first_column, k);
+        __syncthreads();
+        const uint32_t depth = g.k - k < DEPTH ? uint32_t(g.k - k) : DEPTH; /* 0 * 0 would make 0 of -0 */
+        for (uint32_t d = 0; d < depth; d++)
+            for (uint32_t i = 0; i < EACH; i++)
+                for (uint32_t j = 0; j < EACH; j++)
+                    sum[i][j] = __fmaf_rn(a[d][y + i * STRIDE], b[d][x + j * STRIDE], sum[i][j]);
+        __syncthreads();
+    }
+    for (uint32_t i = 0; i < EACH; i++)
+        for (uint32_t j = 0; j < EACH; j++) {
+            const uint64_t row = first_row + y + i * STRIDE, column = first_column + x + j * STRIDE;
+            if (row < g.m && column < g.n) finish(g, row, column, sum[i][j]);
+        }
+}
+
+#define ROW_BLOCKS 65535u
+
+/* More rows than a grid has are done in several. */
+pd_status pd_cuda_gemm_plain(void *stream, const struct pd_gemm *gemm, struct pd_error *err)
+{
+    const uint64_t columns = (gemm->n + SIDE - 1) / SIDE, rows_most = uint64_t(ROW_BLOCKS) * SIDE;
+    if (gemm->m == 0 || gemm->n == 0) return PD_OK;
+    for (uint64_t row = 0; row < gemm->m; row += rows_most) {
+        struct pd_gemm part = *gemm;
+        part.m = gemm->m - row < rows_most ? gemm->m - row : rows_most;
+        const uint64_t a = (gemm->trans_a ? row : row * gemm->a.ld) * pd_dtype_bytes(gemm->a.dtype);
+        part.a.data = static_cast<char *>(gemm->a.data) + (gemm->k ? a : 0);
+        part.c.data = static_cast<char *>(gemm->c.data) + row * gemm->c.ld * pd_dtype_bytes(gemm->c.dtype);
+        if (gemm->residual.data)
+            part.residual.data =
+                static_cast<char *>(gemm->residual.data) + row * gemm->residual.ld * pd_dtype_bytes(gemm->residual.dtype);
+        const dim3 grid(unsigned(columns), unsigned((part.m + SIDE - 1) / SIDE));
+        const pd_status st = PD_LAUNCH(err, gemm_kernel, grid, dim3(THREADS), 0, stream, part);
+        if (st) return st;
+    }
+    return PD_OK;
+}
