@@ -36,6 +36,43 @@ pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struc
     return dev->ops->stream_sync(dev, stream, err);
 }
 
+void *pd_dev_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
+{
+    return dev->ops->stream_handle(dev, stream);
+}
+
+pd_status pd_dev_enter(struct pd_dev *dev, struct pd_error *err)
+{
+    return dev->ops->enter(dev, err);
+}
+
+pd_status pd_dev_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
+                               struct pd_error *err)
+{
+    if (bytes == 0) {
+        *ret_span = (struct pd_span){0};
+        return PD_OK;
+    }
+    return dev->ops->alloc_ordered(dev, stream, bytes, ret_span, err);
+}
+
+pd_status pd_dev_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
+{
+    const pd_status st = span->bytes ? dev->ops->free_ordered(dev, stream, span, err) : PD_OK;
+    *span = (struct pd_span){0};
+    return st;
+}
+
+pd_status pd_dev_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    return bytes ? dev->ops->lock(dev, data, bytes, err) : PD_OK;
+}
+
+void pd_dev_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
+{
+    if (bytes) dev->ops->unlock(dev, data, bytes);
+}
+
 static struct pd_span part_of(struct pd_span span, uint64_t offset, uint64_t bytes)
 {
     PD_CHECK(offset <= span.bytes && bytes <= span.bytes - offset);
@@ -77,6 +114,12 @@ pd_status pd_dev_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct
 pd_status pd_dev_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err)
 {
     return dev->ops->event_sync(dev, event, err);
+}
+
+pd_status pd_dev_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
+                               struct pd_error *err)
+{
+    return dev->ops->event_seconds(dev, begin, end, ret_seconds, err);
 }
 
 void pd_dev_close(struct pd_dev *dev)

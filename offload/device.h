@@ -4,8 +4,10 @@
  * at once, so both backends keep one contract: after pd_dev_stream_sync everything given to the stream has happened.
  *
  *   ownership  a span belongs to whoever allocated it until pd_dev_free; a span lent to a stream must not be touched or
- * freed before the stream has passed it errors     PD_NO_MEMORY; PD_DEVICE_LOST: nothing on this device can be trusted any
- * more threads    one caller per stream; allocation from any thread
+ *              freed before the stream has passed it
+ *   errors     PD_NO_MEMORY; PD_DEVICE_LOST: nothing on this device can be trusted any more. What a stream was given fails
+ *              where somebody waits for it, at the latest
+ *   threads    one caller per stream; allocation from any thread
  */
 #ifndef PD_OFFLOAD_DEVICE_H
 #define PD_OFFLOAD_DEVICE_H
@@ -38,6 +40,13 @@ struct pd_dev_ops {
     pd_status (*stream_new)(struct pd_dev *, struct pd_stream **ret_stream, struct pd_error *);
     void (*stream_free)(struct pd_dev *, struct pd_stream *);
     pd_status (*stream_sync)(struct pd_dev *, struct pd_stream *, struct pd_error *);
+    void *(*stream_handle)(struct pd_dev *, struct pd_stream *);
+    pd_status (*enter)(struct pd_dev *, struct pd_error *);
+    pd_status (*alloc_ordered)(struct pd_dev *, struct pd_stream *, uint64_t bytes, struct pd_span *ret_span,
+                               struct pd_error *);
+    pd_status (*free_ordered)(struct pd_dev *, struct pd_stream *, struct pd_span *, struct pd_error *);
+    pd_status (*lock)(struct pd_dev *, void *data, uint64_t bytes, struct pd_error *);
+    void (*unlock)(struct pd_dev *, void *data, uint64_t bytes);
     pd_status (*copy)(struct pd_dev *, struct pd_stream *, struct pd_span dst, struct pd_span src, struct pd_error *);
     pd_status (*fill)(struct pd_dev *, struct pd_stream *, struct pd_span dst, uint8_t value, struct pd_error *);
     pd_status (*event_new)(struct pd_dev *, struct pd_event **ret_event, struct pd_error *);
@@ -46,6 +55,8 @@ struct pd_dev_ops {
     pd_status (*event_wait)(struct pd_dev *, struct pd_stream *, struct pd_event *,
                             struct pd_error *);                                     /* the stream waits */
     pd_status (*event_sync)(struct pd_dev *, struct pd_event *, struct pd_error *); /* the caller waits */
+    pd_status (*event_seconds)(struct pd_dev *, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
+                               struct pd_error *);
     void (*close)(struct pd_dev *);
 };
 
@@ -69,6 +80,21 @@ PD_MUST_USE pd_status pd_dev_memory(struct pd_dev *dev, struct pd_dev_memory *re
 PD_MUST_USE pd_status pd_dev_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
 void pd_dev_stream_free(struct pd_dev *dev, struct pd_stream *stream);
 PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err);
+/* What libraries of the device call a stream: a cudaStream_t; NULL on the CPU. Borrowed. */
+void *pd_dev_stream_handle(struct pd_dev *dev, struct pd_stream *stream);
+/* The device is the one that the calling thread's launches go to. Each thread that launches says so once. */
+PD_MUST_USE pd_status pd_dev_enter(struct pd_dev *dev, struct pd_error *err);
+/* Device memory in the order of a stream: there for what the stream is given from now on, gone for what comes after the
+ * free. Nobody waits, and freed memory stays with the process for the next one. Freed by pd_dev_free_ordered alone; the span
+ * becomes empty. */
+PD_MUST_USE pd_status pd_dev_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes,
+                                           struct pd_span *ret_span, struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span,
+                                          struct pd_error *err);
+/* Page-locks host memory that is there already, as a whole: copies from and to it then go on beside the caller. Not needed
+ * for spans of PD_DEV_HOST. Both take the same range; memory is unlocked before it is freed. */
+PD_MUST_USE pd_status pd_dev_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err);
+void pd_dev_unlock(struct pd_dev *dev, void *data, uint64_t bytes);
 /* Copies `bytes` from src + src_offset to dst + dst_offset, between any two places. */
 PD_MUST_USE pd_status pd_dev_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint64_t dst_offset,
                                   struct pd_span src, uint64_t src_offset, uint64_t bytes, struct pd_error *err);
@@ -81,6 +107,9 @@ PD_MUST_USE pd_status pd_dev_event_record(struct pd_dev *dev, struct pd_event *e
 PD_MUST_USE pd_status pd_dev_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct pd_event *event,
                                         struct pd_error *err);
 PD_MUST_USE pd_status pd_dev_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err);
+/* Between the passages of two recorded events; waits for both. */
+PD_MUST_USE pd_status pd_dev_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end,
+                                           double *ret_seconds, struct pd_error *err);
 void pd_dev_close(struct pd_dev *dev); /* NULL is fine */
 
 #endif

@@ -1,6 +1,8 @@
 /* The CPU as a device: its memory is the host's, its streams complete at once. */
 #include "offload/device.h"
 
+#include "ckpt/base/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,7 @@ struct pd_stream {
     char unused;
 };
 struct pd_event {
-    char unused;
+    uint64_t passed_ns;
 };
 
 static pd_status cpu_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
@@ -63,6 +65,52 @@ static pd_status cpu_stream_sync(struct pd_dev *dev, struct pd_stream *stream, s
     return PD_OK;
 }
 
+static void *cpu_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
+{
+    (void)dev;
+    (void)stream;
+    return NULL;
+}
+
+static pd_status cpu_enter(struct pd_dev *dev, struct pd_error *err)
+{
+    (void)dev;
+    (void)err;
+    return PD_OK;
+}
+
+static pd_status cpu_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
+                                   struct pd_error *err)
+{
+    (void)stream;
+    return cpu_alloc(dev, PD_DEV_DEVICE, bytes, ret_span, err);
+}
+
+static pd_status cpu_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
+{
+    (void)stream;
+    (void)err;
+    cpu_free(dev, span);
+    return PD_OK;
+}
+
+/* Nothing reads memory of the CPU behind its back. */
+static pd_status cpu_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    (void)dev;
+    (void)data;
+    (void)bytes;
+    (void)err;
+    return PD_OK;
+}
+
+static void cpu_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
+{
+    (void)dev;
+    (void)data;
+    (void)bytes;
+}
+
 static pd_status cpu_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
                           struct pd_error *err)
 {
@@ -101,7 +149,7 @@ static void cpu_event_free(struct pd_dev *dev, struct pd_event *event)
 /* Whatever was given to the stream has already happened, so an event is past as soon as it exists. */
 static pd_status cpu_event_record(struct pd_dev *dev, struct pd_event *event, struct pd_stream *stream, struct pd_error *err)
 {
-    (void)event;
+    event->passed_ns = pd_clock_monotonic_ns(NULL);
     return cpu_stream_sync(dev, stream, err);
 }
 
@@ -114,6 +162,13 @@ static pd_status cpu_event_wait(struct pd_dev *dev, struct pd_stream *stream, st
 static pd_status cpu_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err)
 {
     (void)event;
+    return cpu_stream_sync(dev, NULL, err);
+}
+
+static pd_status cpu_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
+                                   struct pd_error *err)
+{
+    *ret_seconds = (double)(end->passed_ns - begin->passed_ns) * 1e-9;
     return cpu_stream_sync(dev, NULL, err);
 }
 
@@ -130,6 +185,12 @@ static const struct pd_dev_ops cpu_ops = {
     .stream_new = cpu_stream_new,
     .stream_free = cpu_stream_free,
     .stream_sync = cpu_stream_sync,
+    .stream_handle = cpu_stream_handle,
+    .enter = cpu_enter,
+    .alloc_ordered = cpu_alloc_ordered,
+    .free_ordered = cpu_free_ordered,
+    .lock = cpu_lock,
+    .unlock = cpu_unlock,
     .copy = cpu_copy,
     .fill = cpu_fill,
     .event_new = cpu_event_new,
@@ -137,6 +198,7 @@ static const struct pd_dev_ops cpu_ops = {
     .event_record = cpu_event_record,
     .event_wait = cpu_event_wait,
     .event_sync = cpu_event_sync,
+    .event_seconds = cpu_event_seconds,
     .close = cpu_close,
 };
 

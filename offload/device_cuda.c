@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define CAPABILITY_MIN 8 /* tools/cmake/cuda.cmake compiles for no less */
+
 struct pd_stream {
     cudaStream_t stream;
 };
@@ -36,7 +38,7 @@ static pd_status status_of(cudaError_t code)
         }                                                                                                                 \
     } while (0)
 
-static pd_status select_device(const struct pd_dev *dev, struct pd_error *err)
+static pd_status select_device(struct pd_dev *dev, struct pd_error *err)
 {
     CUDA_TRY(err, cudaSetDevice((int)dev->index), "GPU %u", dev->index);
     return PD_OK;
@@ -103,6 +105,45 @@ static pd_status cuda_stream_sync(struct pd_dev *dev, struct pd_stream *stream, 
     return PD_OK;
 }
 
+static void *cuda_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
+{
+    (void)dev;
+    return stream->stream;
+}
+
+static pd_status cuda_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
+                                    struct pd_error *err)
+{
+    void *data;
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaMallocAsync(&data, bytes, stream->stream), "GPU %u: %llu bytes of device memory", dev->index,
+             (unsigned long long)bytes);
+    *ret_span = (struct pd_span){data, bytes, false};
+    return PD_OK;
+}
+
+static pd_status cuda_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
+{
+    CUDA_TRY(err, cudaFreeAsync(span->data, stream->stream), "GPU %u", dev->index);
+    return PD_OK;
+}
+
+static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaHostRegister(data, bytes, cudaHostRegisterPortable),
+             "GPU %u: page-locking %llu bytes; ulimit -l and the memory of the machine bound it", dev->index,
+             (unsigned long long)bytes);
+    return PD_OK;
+}
+
+static void cuda_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
+{
+    (void)bytes;
+    cudaSetDevice((int)dev->index);
+    cudaHostUnregister(data);
+}
+
 static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
                            struct pd_error *err)
 {
@@ -121,7 +162,7 @@ static pd_status cuda_event_new(struct pd_dev *dev, struct pd_event **ret_event,
 {
     cudaEvent_t raw;
     PD_TRY(select_device(dev, err));
-    CUDA_TRY(err, cudaEventCreateWithFlags(&raw, cudaEventDisableTiming), "GPU %u", dev->index);
+    CUDA_TRY(err, cudaEventCreate(&raw), "GPU %u", dev->index);
     struct pd_event *event = malloc(sizeof *event);
     if (!event) {
         cudaEventDestroy(raw);
@@ -158,6 +199,17 @@ static pd_status cuda_event_sync(struct pd_dev *dev, struct pd_event *event, str
     return PD_OK;
 }
 
+static pd_status cuda_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
+                                    struct pd_error *err)
+{
+    float milliseconds;
+    PD_TRY(cuda_event_sync(dev, begin, err));
+    PD_TRY(cuda_event_sync(dev, end, err));
+    CUDA_TRY(err, cudaEventElapsedTime(&milliseconds, begin->event, end->event), "GPU %u", dev->index);
+    *ret_seconds = (double)milliseconds * 1e-3;
+    return PD_OK;
+}
+
 static void cuda_close(struct pd_dev *dev)
 {
     free(dev);
@@ -171,6 +223,12 @@ static const struct pd_dev_ops cuda_ops = {
     .stream_new = cuda_stream_new,
     .stream_free = cuda_stream_free,
     .stream_sync = cuda_stream_sync,
+    .stream_handle = cuda_stream_handle,
+    .enter = select_device,
+    .alloc_ordered = cuda_alloc_ordered,
+    .free_ordered = cuda_free_ordered,
+    .lock = cuda_lock,
+    .unlock = cuda_unlock,
     .copy = cuda_copy,
     .fill = cuda_fill,
     .event_new = cuda_event_new,
@@ -178,6 +236,7 @@ static const struct pd_dev_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_sync = cuda_event_sync,
+    .event_seconds = cuda_event_seconds,
     .close = cuda_close,
 };
 
@@ -185,6 +244,16 @@ uint32_t pd_dev_cuda_count(void)
 {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? (uint32_t)count : 0;
+}
+
+/* Stream-ordered memory that was freed serves the next allocation instead of going back to the driver. */
+static pd_status keep_freed_memory(uint32_t index, struct pd_error *err)
+{
+    cudaMemPool_t pool;
+    uint64_t all = UINT64_MAX;
+    CUDA_TRY(err, cudaDeviceGetDefaultMemPool(&pool, (int)index), "GPU %u", index);
+    CUDA_TRY(err, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "GPU %u", index);
+    return PD_OK;
 }
 
 pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
@@ -195,6 +264,10 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     if (index >= (uint32_t)count)
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: this machine has %d (see: perdure doctor)", index, count);
     CUDA_TRY(err, cudaGetDeviceProperties(&properties, (int)index), "GPU %u", index);
+    if (properties.major < CAPABILITY_MIN)
+        PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; say device=cpu", index,
+                properties.name, properties.major, properties.minor, CAPABILITY_MIN);
+    PD_TRY(keep_freed_memory(index, err));
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);
     dev->ops = &cuda_ops;

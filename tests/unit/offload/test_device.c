@@ -4,6 +4,37 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+/* Memory in the order of a stream, memory of others that is page-locked, time between events. */
+static void check_more(struct pd_dev *dev, struct pd_stream *stream)
+{
+    struct pd_span span, whole;
+    struct pd_event *begin, *end;
+    double seconds = -1;
+    static _Alignas(4096) unsigned char mine[8192];
+    cr_assert_eq(pd_dev_enter(dev, NULL), PD_OK);
+    cr_assert_eq(pd_dev_event_new(dev, &begin, NULL), PD_OK);
+    cr_assert_eq(pd_dev_event_new(dev, &end, NULL), PD_OK);
+    cr_assert_eq(pd_dev_lock(dev, mine, sizeof mine, NULL), PD_OK);
+    cr_assert_eq(pd_dev_event_record(dev, begin, stream, NULL), PD_OK);
+    cr_assert_eq(pd_dev_alloc_ordered(dev, stream, sizeof mine, &span, NULL), PD_OK);
+    cr_assert(span.data && span.bytes == sizeof mine && !span.is_host);
+    cr_assert_eq(pd_dev_fill(dev, stream, span, 0x5c, NULL), PD_OK);
+    whole = (struct pd_span){mine, sizeof mine, true};
+    cr_assert_eq(pd_dev_copy(dev, stream, whole, 0, span, 0, sizeof mine, NULL), PD_OK);
+    cr_assert_eq(pd_dev_free_ordered(dev, stream, &span, NULL), PD_OK);
+    cr_assert_eq(span.bytes, 0);
+    cr_assert_eq(pd_dev_free_ordered(dev, stream, &span, NULL), PD_OK, "an empty span is fine");
+    cr_assert_eq(pd_dev_event_record(dev, end, stream, NULL), PD_OK);
+    cr_assert_eq(pd_dev_event_seconds(dev, begin, end, &seconds, NULL), PD_OK);
+    cr_assert(seconds >= 0 && seconds < 3600);
+    cr_assert_eq(pd_dev_stream_sync(dev, stream, NULL), PD_OK);
+    for (size_t i = 0; i < sizeof mine; i++)
+        cr_assert_eq(mine[i], 0x5c);
+    pd_dev_unlock(dev, mine, sizeof mine);
+    pd_dev_event_free(dev, begin);
+    pd_dev_event_free(dev, end);
+}
+
 static void check_contract(struct pd_dev *dev)
 {
     struct pd_span host, device, back;
@@ -27,6 +58,7 @@ static void check_contract(struct pd_dev *dev)
     cr_assert_eq(pd_dev_copy(dev, other, back, 0, device, 0, 10000, NULL), PD_OK);
     cr_assert_eq(pd_dev_event_sync(dev, event, NULL), PD_OK);
     cr_assert_eq(pd_dev_stream_sync(dev, other, NULL), PD_OK);
+    check_more(dev, stream);
     const unsigned char *have = back.data;
     cr_assert_eq(memcmp(have + 16, (unsigned char *)host.data + 1000, 5000), 0);
     for (int i = 0; i < 10000; i++)
