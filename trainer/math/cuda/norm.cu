@@ -1,0 +1,181 @@
+/* RMS norm and layer norm; formulas in cpu_norm.c. Sixteen threads take a row and are its sixteen lanes, so that sums along
+ * rows have the CPU's bits. Gradients of weights are sums over rows: here a block takes sixteen columns, its 64 lines of
+ * threads every 64th row each, and the lines are added as a tree; that depends on the number of rows and on nothing else,
+ * and is not the CPU's ascending order. */
+#include "trainer/math/cuda/element.h"
+#include "trainer/math/cuda/functions.h"
+
+#define ROWS 8u /* of a block */
+#define WIDE 8
+#define COLUMNS 16u
+#define LINES 64u
+
+struct norm_row {
+    uint64_t at; /* element 0 */
+    uint64_t columns;
+    unsigned lane;
+};
+
+PD_DEVICE norm_row row_of(const struct pd_norm &n, uint64_t *ret_row)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROWS + threadIdx.x / PD_LANES;
+    *ret_row = row;
+    return {row * n.columns, row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
+}
+
+template <enum pd_dtype D, int N>
+PD_DEVICE void put_normed(const struct pd_norm &n, const norm_row &r, float mean, float rstd)
+{
+    for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
+        float x[N], w[N], b[N];
+        pd_get_n<D, N>(n.x, r.at + i, x);
+        pd_get_n<D, N>(n.weight, i, w);
+        if (n.bias) pd_get_n<D, N>(n.bias, i, b);
+        for (int j = 0; j < N; j++) {
+            x[j] = ((x[j] - mean) * rstd) * w[j];
+            if (n.bias) x[j] = x[j] + b[j];
+        }
+        pd_put_n<D, N>(n.out, r.at + i, x);
+    }
+}
+
+template <enum pd_dtype D, int N> static __global__ void forward(struct pd_norm n)
+{
+    uint64_t row;
+    const norm_row r = row_of(n, &row);
+    const float count = static_cast<float>(n.columns);
+    float mean = 0.0f, sum = 0.0f;
+    if (n.mean) {
+#pragma unroll 8
+        for (uint64_t i = r.lane; i < r.columns; i += PD_LANES)
+            sum = sum + pd_get<D>(n.x, r.at + i);
+        mean = __fdiv_rn(pd_lanes_sum(sum), count);
+        sum = 0.0f;
+    }
+#pragma unroll 8
+    for (uint64_t i = r.lane; i < r.columns; i += PD_LANES) {
+        const float d = pd_get<D>(n.x, r.at + i) - mean;
+        sum = __fmaf_rn(d, d, sum);
+    }
+    const float variance = __fdiv_rn(pd_lanes_sum(sum), count);
+    const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(variance + n.epsilon));
+    if (r.lane == 0 && row < n.rows) {
+        if (n.mean) n.mean[row] = mean;
+        n.rstd[row] = rstd;
+    }
+    put_normed<D, N>(n, r, mean, rstd);
+}
+
+template <enum pd_dtype D, int N>
+PD_DEVICE void put_dx(const struct pd_norm &n, const norm_row &r, float mean, float rstd, float minus_mean_g,
+                      float minus_mean_gx)
+{
+    for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
+        float x[N], w[N], g[N], residual[N];
+        pd_get_n<D, N>(n.x, r.at + i, x);
+        pd_get_n<D, N>(n.weight, i, w);
+        pd_get_n<D, N>(n.dout, r.at + i, g);
+        if (n.dresidual) pd_get_n<D, N>(n.dresidual, r.at + i, residual);
+        for (int j = 0; j < N; j++) {
+            const float t = __fmaf_rn((x[j] - mean) * rstd, minus_mean_gx, g[j] * w[j] + minus_mean_g);
+            x[j] = __fmaf_rn(t, rstd, n.dresidual ? residual[j] : 0.0f);
+        }
+        pd_put_n<D, N>(n.dx, r.at + i, x);
+    }
+}
+
+/* dx may be x, dout or dresidual: a row is summed before any of it is written, and sixteen threads are in one warp. */
+template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm n)
+{
+    uint64_t row;
+    const norm_row r = row_of(n, &row);
+    const float count = static_cast<float>(n.columns);
+    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[row] : 0.0f;
+    float sum = 0.0f, sum_x = 0.0f;
+#pragma unroll 4
+    for (uint64_t i = r.lane; i < r.columns; i += PD_LANES) {
+        const float g = pd_get<D>(n.dout, r.at + i) * pd_get<D>(n.weight, i);
+        sum = sum + g;
+        sum_x = __fmaf_rn(g, (pd_get<D>(n.x, r.at + i) - mean) * rstd, sum_x);
+    }
+    sum = pd_lanes_sum(sum);
+    sum_x = pd_lanes_sum(sum_x);
+    const float mean_g = n.mean ? __fdiv_rn(sum, count) : 0.0f;
+    put_dx<D, N>(n, r, mean, rstd, -mean_g, -__fdiv_rn(sum_x, count));
+}
+
+template <enum pd_dtype D> static __global__ void weights(struct pd_norm n)
+{
+    PD_SHARED(float, sums, [2][LINES][COLUMNS]);
+    const unsigned line = threadIdx.y, lane = threadIdx.x;
+    const uint64_t column = static_cast<uint64_t>(blockIdx.x) * COLUMNS + lane;
+    float dweight = 0.0f, dbias = 0.0f;
+    if (column < n.columns) {
+#pragma unroll 4
+        for (uint64_t row = line; row < n.rows; row += LINES) {
+            const uint64_t at = row * n.columns + column;
+            const float d = pd_get<D>(n.dout, at), mean = n.mean ? n.mean[row] : 0.0f;
+            dweight = __fmaf_rn(d, (pd_get<D>(n.x, at) - mean) * n.rstd[row], dweight);
+            dbias = dbias + d;
+        }
+    }
+    sums[0][line][lane] = dweight;
+    sums[1][line][lane] = dbias;
+    for (unsigned half = LINES / 2; half >= 1; half /= 2) {
+        __syncthreads();
+        if (line >= half) continue;
+        sums[0][line][lane] += sums[0][line + half][lane];
+        sums[1][line][lane] += sums[1][line + half][lane];
+    }
+    if (line != 0 || column >= n.columns) return;
+    n.dweight[column] = sums[0][0][lane];
+    if (n.dbias) n.dbias[column] = sums[1][0][lane];
+}
+
+static bool rows_are_aligned(const struct pd_norm *n)
+{
+    return n->columns % WIDE == 0 && pd_is_16_aligned(n->x) && pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->bias);
+}
+
+static pd_status norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
+{
+    const bool aligned = rows_are_aligned(n) && pd_is_16_aligned(n->out);
+    const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
+    PD_WITH_DTYPE(n->dtype, D, {
+        if (aligned) return PD_LAUNCH(err, (forward<D, WIDE>), blocks, threads, 0, stream, *n);
+        return PD_LAUNCH(err, (forward<D, 1>), blocks, threads, 0, stream, *n);
+    });
+}
+
+/* Columns first: dx may overwrite dout or x. */
+static pd_status norm_backward(void *stream, const struct pd_norm *n, struct pd_error *err)
+{
+    const bool aligned =
+        rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
+    const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
+    PD_WITH_DTYPE(n->dtype, D, {
+        PD_TRY(PD_LAUNCH(err, weights<D>, pd_blocks(n->columns, COLUMNS), dim3(COLUMNS, LINES), 0, stream, *n));
+        if (aligned) return PD_LAUNCH(err, (backward<D, WIDE>), blocks, threads, 0, stream, *n);
+        return PD_LAUNCH(err, (backward<D, 1>), blocks, threads, 0, stream, *n);
+    });
+}
+
+pd_status pd_cuda_rmsnorm_forward(void *stream, const struct pd_norm *norm, struct pd_error *err)
+{
+    return norm_forward(stream, norm, err);
+}
+
+pd_status pd_cuda_rmsnorm_backward(void *stream, const struct pd_norm *norm, struct pd_error *err)
+{
+    return norm_backward(stream, norm, err);
+}
+
+pd_status pd_cuda_layernorm_forward(void *stream, const struct pd_norm *norm, struct pd_error *err)
+{
+    return norm_forward(stream, norm, err);
+}
+
+pd_status pd_cuda_layernorm_backward(void *stream, const struct pd_norm *norm, struct pd_error *err)
+{
+    return norm_backward(stream, norm, err);
+}

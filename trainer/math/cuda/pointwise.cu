@@ -1,0 +1,229 @@
+/* RoPE, SwiGLU, GELU, casts, additions: one pass over memory each, elements independent of each other. Formulas and bits are
+ * those of cpu_pointwise.c. */
+#include "trainer/math/cuda/each.h"
+#include "trainer/math/cuda/functions.h"
+
+#include "ckpt/tensor.h"
+
+#define WIDE 8
+
+/* ---- GELU ---- */
+
+PD_DEVICE float gelu_gate(float x, float x2)
+{
+    const float inner = __fmaf_rn(x2, 0.07135481627f, 1.5957691216f);
+    return pd_sigmoid(x * inner);
+}
+
+template <enum pd_dtype D> struct gelu {
+    const void *x;
+    void *out;
+
+    template <int N> __device__ void at(uint64_t i) const
+    {
+        float v[N];
+        pd_get_n<D, N>(x, i, v);
+        for (int j = 0; j < N; j++)
+            v[j] = v[j] * gelu_gate(v[j], v[j] * v[j]);
+        pd_put_n<D, N>(out, i, v);
+    }
+};
+
+template <enum pd_dtype D> struct gelu_gradient {
+    const void *x, *dout;
+    void *dx;
+
+    template <int N> __device__ void at(uint64_t i) const
+    {
+        float v[N], d[N];
+        pd_get_n<D, N>(x, i, v);
+        pd_get_n<D, N>(dout, i, d);
+        for (int j = 0; j < N; j++) {
+            const float x2 = v[j] * v[j], s = gelu_gate(v[j], x2);
+            const float slope = __fmaf_rn(x2, 0.2140644488f, 1.5957691216f);
+            const float tail = (v[j] * slope) * (s * (1.0f - s));
+            d[j] = d[j] * (s + tail);
+        }
+        pd_put_n<D, N>(dx, i, d);
+    }
+};
+
+pd_status pd_cuda_gelu_forward(void *stream, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
+                               struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(x) && pd_is_16_aligned(out);
+    PD_WITH_DTYPE(dtype, D, return pd_each_launch<WIDE>(stream, count, aligned, gelu<D>{x, out}, err));
+}
+
+pd_status pd_cuda_gelu_backward(void *stream, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout, void *dx,
+                                struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(x) && pd_is_16_aligned(dout) && pd_is_16_aligned(dx);
+    PD_WITH_DTYPE(dtype, D, return pd_each_launch<WIDE>(stream, count, aligned, gelu_gradient<D>{x, dout, dx}, err));
+}
+
+/* ---- SwiGLU ---- */
+
+template <enum pd_dtype D> struct swiglu {
+    uint64_t columns;
+    const void *gate_up;
+    void *out;
+
+    template <int N> __device__ void at(uint64_t row, uint64_t column) const
+    {
+        const uint64_t from = 2 * row * columns + column;
+        float gate[N], up[N];
+        pd_get_n<D, N>(gate_up, from, gate);
+        pd_get_n<D, N>(gate_up, from + columns, up);
+        for (int j = 0; j < N; j++)
+            up[j] = (gate[j] * pd_sigmoid(gate[j])) * up[j];
+        pd_put_n<D, N>(out, row * columns + column, up);
+    }
+};
+
+template <enum pd_dtype D> struct swiglu_gradient {
+    uint64_t columns;
+    const void *gate_up, *dout;
+    void *dgate_up;
+
+    template <int N> __device__ void at(uint64_t row, uint64_t column) const
+    {
+        const uint64_t from = 2 * row * columns + column;
+        float gate[N], up[N], d[N];
+        pd_get_n<D, N>(gate_up, from, gate);
+        pd_get_n<D, N>(gate_up, from + columns, up);
+        pd_get_n<D, N>(dout, row * columns + column, d);
+        for (int j = 0; j < N; j++) {
+            const float s = pd_sigmoid(gate[j]);
+            const float slope = s * __fmaf_rn(gate[j], 1.0f - s, 1.0f);
+            const float dup = d[j] * (gate[j] * s);
+            gate[j] = (d[j] * up[j]) * slope;
+            up[j] = dup;
+        }
+        pd_put_n<D, N>(dgate_up, from, gate);
+        pd_put_n<D, N>(dgate_up, from + columns, up);
+    }
+};
+
+pd_status pd_cuda_swiglu_forward(void *stream, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
+                                 void *out, struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(gate_up) && pd_is_16_aligned(out);
+    PD_WITH_DTYPE(dtype, D,
+                  return pd_each_row_launch<WIDE>(stream, rows, columns, aligned, swiglu<D>{columns, gate_up, out}, err));
+}
+
+pd_status pd_cuda_swiglu_backward(void *stream, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up,
+                                  const void *dout, void *dgate_up, struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(gate_up) && pd_is_16_aligned(dout) && pd_is_16_aligned(dgate_up);
+    PD_WITH_DTYPE(dtype, D,
+                  return pd_each_row_launch<WIDE>(stream, rows, columns, aligned,
+                                                  swiglu_gradient<D>{columns, gate_up, dout, dgate_up}, err));
+}
+
+/* ---- RoPE ---- */
+
+/* "Columns" are pairs: of a head's half each, heads side by side. */
+template <enum pd_dtype D> struct rope {
+    struct pd_rope r;
+
+    template <int N> __device__ void at(uint64_t row, uint64_t pair) const
+    {
+        const uint32_t half = r.head_size / 2, head = static_cast<uint32_t>(pair) / half;
+        const uint32_t i = static_cast<uint32_t>(pair) % half;
+        const uint64_t from = row * r.ld + static_cast<uint64_t>(head) * r.head_size + i;
+        const float *angles = r.cos_sin + (static_cast<uint64_t>(r.positions[row]) * half + i) * 2;
+        float a[N], b[N];
+        pd_get_n<D, N>(r.x, from, a);
+        pd_get_n<D, N>(r.x, from + half, b);
+        for (int j = 0; j < N; j++) {
+            const float c = angles[2 * j], s = (r.inverse ? -1.0f : 1.0f) * angles[2 * j + 1];
+            const float turned = __fmaf_rn(a[j], c, 0.0f - b[j] * s);
+            b[j] = __fmaf_rn(a[j], s, b[j] * c);
+            a[j] = turned;
+        }
+        pd_put_n<D, N>(r.x, from, a);
+        pd_put_n<D, N>(r.x, from + half, b);
+    }
+};
+
+pd_status pd_cuda_rope(void *stream, const struct pd_rope *r, struct pd_error *err)
+{
+    const uint32_t half = r->head_size / 2;
+    const bool aligned = pd_is_16_aligned(r->x) && half % WIDE == 0 && r->ld % WIDE == 0;
+    const uint64_t pairs = static_cast<uint64_t>(r->heads) * half;
+    PD_WITH_DTYPE(r->dtype, D, return pd_each_row_launch<WIDE>(stream, r->rows, pairs, aligned, rope<D>{*r}, err));
+}
+
+/* ---- sums of two, casts ---- */
+
+template <enum pd_dtype D> struct add {
+    float *sum;
+    const void *piece;
+    bool first;
+
+    template <int N> __device__ void at(uint64_t i) const
+    {
+        float v[N], old[N];
+        pd_get_n<D, N>(piece, i, v);
+        if (!first) {
+            pd_get_n<PD_F32, N>(sum, i, old);
+            for (int j = 0; j < N; j++)
+                v[j] = old[j] + v[j];
+        }
+        pd_put_n<PD_F32, N>(sum, i, v);
+    }
+};
+
+pd_status pd_cuda_add(void *stream, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
+                      struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(sum) && pd_is_16_aligned(piece);
+    PD_WITH_DTYPE(dtype, D, return pd_each_launch<WIDE>(stream, n, aligned, add<D>{sum, piece, first}, err));
+}
+
+template <enum pd_dtype To, enum pd_dtype From>
+struct cast {
+    void *dst; const void * src;
+
+    template <int N> __device__ void at(uint64_t i)
+        const {float v[N]; pd_get_n<From, N>(src, i, v); pd_put_n<To, N>(dst, i, v);}
+}
+;
+
+/* Bits as they are: NaN payloads too. */
+template <typename T> struct copy {
+    T *dst;
+    const T *src;
+
+    template <int N> __device__ void at(uint64_t i) const
+    {
+        for (int j = 0; j < N; j++)
+            dst[i + j] = src[i + j];
+    }
+};
+
+template <enum pd_dtype To>
+static pd_status cast_to(void *stream, uint64_t n, void *dst, enum pd_dtype from, const void *src, struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(dst) && pd_is_16_aligned(src);
+    PD_WITH_DTYPE(from, From, return pd_each_launch<WIDE>(stream, n, aligned, cast<To, From>{dst, src}, err));
+}
+
+static pd_status copy_bytes(void *stream, uint64_t bytes, void *dst, const void *src, struct pd_error *err)
+{
+    typedef unsigned char byte;
+    if (bytes % 16 == 0 && pd_is_16_aligned(dst) && pd_is_16_aligned(src))
+        return pd_each_launch<1>(stream, bytes / 16, false,
+                                 copy<uint4>{static_cast<uint4 *>(dst), static_cast<const uint4 *>(src)}, err);
+    return pd_each_launch<1>(stream, bytes, false, copy<byte>{static_cast<byte *>(dst), static_cast<const byte *>(src)},
+                             err);
+}
+
+pd_status pd_cuda_cast(void *stream, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
+                       const void *src, struct pd_error *err)
+{
+    if (dst_dtype == src_dtype) return copy_bytes(stream, n * (dst_dtype == PD_F32 ? 4 : 2), dst, src, err);
+    PD_WITH_DTYPE(dst_dtype, To, return cast_to<To>(stream, n, dst, src_dtype, src, err));
+}
