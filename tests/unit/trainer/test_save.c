@@ -1,66 +1,41 @@
 /* Saves in the background: the bits of a save that nothing overlaps, whatever training does meanwhile; outcomes in order;
  * nothing grows. The group that ranks meet in is a gate here: closed, it holds a save before its first byte is copied. */
 #include "ckpt/base/digest.h"
-#include "ckpt/io/door.h"
+#include "tests/unit/trainer/saved_run.h"
 #include "trainer/metrics.h"
-#include "trainer/save.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { STEPS = 5, HELD_MS = 200, MANY = 1000, WARM = 200 };
 #define GROWTH_MAX (UINT64_C(1) << 20)
 
-/* ---- a run of one rank ---- */
+/* ---- the gate ---- */
 
-struct run {
-    char folder[64], text[96], root[96];
+static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened;
-    bool is_closed;    /* the gate */
+    bool is_closed;
     pd_status refusal; /* what the next agreement fails with */
-    struct pd_group group;
-    struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
-    struct pd_door *door;
-    struct pd_tiers *tiers;
-    struct pd_saver *saver;
-    struct pd_run_state state;
-};
+} gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
 
-#define OK(call)                                              \
-    do {                                                      \
-        struct pd_error call_error = {0}, *err = &call_error; \
-        cr_assert_eq((call), PD_OK, "%s", err->message);      \
-    } while (0)
-
-static void gate_set(struct run *r, bool is_closed)
+static void gate_set(bool is_closed)
 {
-    pthread_mutex_lock(&r->lock);
-    r->is_closed = is_closed;
-    pthread_cond_broadcast(&r->opened);
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&gate.lock);
+    gate.is_closed = is_closed;
+    pthread_cond_broadcast(&gate.opened);
+    pthread_mutex_unlock(&gate.lock);
 }
 
 static pd_status gate_pass(struct pd_group *group, struct pd_error *err)
 {
-    struct run *r = group->context;
-    pthread_mutex_lock(&r->lock);
-    while (r->is_closed)
-        pthread_cond_wait(&r->opened, &r->lock);
-    pd_status refusal = r->refusal;
-    r->refusal = PD_OK;
-    pthread_mutex_unlock(&r->lock);
+    (void)group;
+    pthread_mutex_lock(&gate.lock);
+    while (gate.is_closed)
+        pthread_cond_wait(&gate.opened, &gate.lock);
+    pd_status refusal = gate.refusal;
+    gate.refusal = PD_OK;
+    pthread_mutex_unlock(&gate.lock);
     return refusal ? pd_error_set(err, refusal, PD_WHERE, 0, "refused by the test") : PD_OK;
 }
 
@@ -91,102 +66,15 @@ static pd_status gate_exchange(struct pd_group *group, const struct pd_group_pie
 static const struct pd_group_ops gate_ops = {
     .name = "gate", .barrier = gate_pass, .gather = gate_gather, .broadcast = gate_broadcast, .exchange = gate_exchange};
 
-static void write_text(const char *path)
-{
-    FILE *f = fopen(path, "w");
-    for (unsigned i = 0, seed = 1; i < 20000; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        fputc("etaoin shrdlu"[(seed >> 24) % 13], f);
-    }
-    cr_assert_eq(fclose(f), 0);
-}
-
-static void build_engine(struct run *r, uint32_t hidden)
-{
-    char yaml[1200];
-    struct pd_memory_plan plan;
-    snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 10, seed: 5}\n"
-             "model: {family: gpt2, vocab: 256, context: 16, layers: 2, hidden: %u, heads: 2}\n"
-             "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n",
-             hidden, r->text);
-    OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
-    const struct pd_config *c = &r->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    OK(pd_model_new(&c->model, &r->model, err));
-    OK(pd_data_open(&data, &r->data, err));
-    OK(pd_thread_pool_new(1, &r->pool, err));
-    const struct pd_engine_options options = {.config = c, .model = r->model, .world = 1, .threads = 1};
-    OK(pd_engine_plan_of(&options, &plan, err));
-    OK(pd_arena_new(&plan, &r->arena, err));
-    OK(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
-    OK(pd_engine_init_state(r->engine, err));
-}
-
-static void let_go(void *saver)
-{
-    pd_saver_let_go(saver);
-}
-
 static void run_init(struct run *r, const char *where, uint32_t hidden, uint32_t keep_last, uint32_t in_flight)
 {
-    struct pd_tiers_options options = {
-        .tiers = {{.dir = r->root, .every = 1, .keep_last = keep_last}}, .count = 1, .groups = {&r->group}};
-    static char config_text[] = "test: true\n";
-    memset(r, 0, sizeof *r);
-    snprintf(r->folder, sizeof r->folder, "%s/perdure-save-XXXXXX", where);
-    cr_assert_not_null(mkdtemp(r->folder));
-    snprintf(r->text, sizeof r->text, "%s/text.txt", r->folder);
-    snprintf(r->root, sizeof r->root, "%s/store", r->folder);
-    write_text(r->text);
-    cr_assert_eq(mkdir(r->root, 0777), 0);
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->opened, NULL);
-    r->group = (struct pd_group){.ops = &gate_ops, .size = 1, .host_count = 1, .context = r};
-    build_engine(r, hidden);
-    OK(pd_door_new_auto(&r->door, err));
-    OK(pd_tiers_open(r->door, &options, &r->tiers, err));
-    OK(pd_saver_new(r->door, r->tiers, &r->group, r->engine, in_flight, &r->saver, err));
-    r->engine->before_update = let_go;
-    r->engine->update_context = r->saver;
-    r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
-                                     .fence = pd_tiers_fence(r->tiers),
-                                     .loss_scale = 1.0,
-                                     .layout = r->engine->grid.layout,
-                                     .tensor_count = r->model->tensors.count,
-                                     .parameter_count = r->model->parameter_count,
-                                     .config = config_text};
-}
-
-static void run_deinit(struct run *r)
-{
-    char command[160];
-    pd_saver_free(r->saver);
-    pd_tiers_close(r->tiers);
-    pd_door_free(r->door);
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
-    pd_config_deinit(&r->config);
-    snprintf(command, sizeof command, "rm -rf %s", r->folder);
-    cr_assert_eq(system(command), 0);
-}
-
-static void step(struct run *r)
-{
-    struct pd_step_result result;
-    OK(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
-    r->state.identity.step++;
-    r->state.updates++;
-    r->state.samples += 2;
+    char keys[160];
+    snprintf(keys, sizeof keys, "model: {family: gpt2, vocab: 256, context: 16, layers: 2, hidden: %u, heads: 2}\n", hidden);
+    run_make(r, where, keys);
+    OK(pd_engine_init_state(r->engine, err));
+    r->group = (struct pd_group){.ops = &gate_ops, .size = 1, .host_count = 1};
+    run_open_tier(r, keep_last);
+    run_open_saver(r, in_flight);
 }
 
 /* The whole shard of a step: identity is the same in every run here, so files are too. */
@@ -207,25 +95,17 @@ static uint64_t shard_digest(const struct run *r, uint64_t number)
     return digest;
 }
 
-static struct pd_saver_outcome collect_one(struct run *r)
-{
-    struct pd_saver_outcome outcome;
-    pd_saver_wait(r->saver);
-    cr_assert(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
-    return outcome;
-}
-
 /* Digests of the shards of STEPS steps, each saved while nothing else happens. */
 static void run_alone(const char *where, uint32_t hidden, uint64_t *ret_digests)
 {
     struct run r;
     run_init(&r, where, hidden, STEPS, 1);
     for (int i = 0; i < STEPS; i++) {
-        step(&r);
+        run_step(&r);
         OK(pd_saver_save(r.saver, &r.state, err));
         ret_digests[i] = shard_digest(&r, r.state.identity.step);
     }
-    run_deinit(&r);
+    run_close(&r);
 }
 
 /* ---- bits ---- */
@@ -238,7 +118,7 @@ static void check_overlapped(const char *where, uint32_t hidden)
     run_init(&r, where, hidden, STEPS, 1);
     pd_saver_keep_ready(r.saver);
     for (int i = 0; i < STEPS; i++) {
-        step(&r);
+        run_step(&r);
         pd_saver_start(r.saver, &r.state, false);
         struct pd_saver_outcome outcome;
         while (pd_saver_collect(r.saver, pd_saver_finished(r.saver), &outcome))
@@ -248,7 +128,7 @@ static void check_overlapped(const char *where, uint32_t hidden)
     for (uint64_t i = 0; i < STEPS; i++)
         cr_assert_eq(shard_digest(&r, i + 1), alone[i], "step %llu, saved while the next one ran, differs",
                      (unsigned long long)i + 1);
-    run_deinit(&r);
+    run_close(&r);
 }
 
 Test(save, in_the_background_has_the_same_bits)
@@ -277,7 +157,6 @@ Test(save, in_memory_has_the_same_bits)
 /* ---- the wait ---- */
 
 struct late {
-    struct run *run;
     bool is_stepped;
 };
 
@@ -286,13 +165,13 @@ static void *open_late(void *argument)
 {
     struct late *late = argument;
     for (int ms = 0; ms < HELD_MS; ms++) {
-        pthread_mutex_lock(&late->run->lock);
+        pthread_mutex_lock(&gate.lock);
         bool is_stepped = late->is_stepped;
-        pthread_mutex_unlock(&late->run->lock);
+        pthread_mutex_unlock(&gate.lock);
         if (is_stepped) break;
         usleep(1000);
     }
-    gate_set(late->run, false);
+    gate_set(false);
     return NULL;
 }
 
@@ -300,24 +179,24 @@ Test(save, an_update_waits_for_the_copy)
 {
     uint64_t alone[STEPS];
     struct run r;
-    struct late late = {.run = &r};
+    struct late late = {0};
     pthread_t thread;
     run_alone("/tmp", 32, alone);
     run_init(&r, "/tmp", 32, STEPS, 1);
-    step(&r);
-    gate_set(&r, true);
+    run_step(&r);
+    gate_set(true);
     pd_saver_start(r.saver, &r.state, false);
     cr_assert_eq(pthread_create(&thread, NULL, open_late, &late), 0);
-    step(&r);
-    pthread_mutex_lock(&r.lock);
+    run_step(&r);
+    pthread_mutex_lock(&gate.lock);
     late.is_stepped = true;
-    pthread_mutex_unlock(&r.lock);
-    struct pd_saver_outcome outcome = collect_one(&r);
+    pthread_mutex_unlock(&gate.lock);
+    struct pd_saver_outcome outcome = run_collect(&r);
     pthread_join(thread, NULL);
     cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
     cr_assert_eq(shard_digest(&r, 1), alone[0], "the update changed what was being saved");
     cr_assert(outcome.stall_seconds > 0 && outcome.stall_seconds <= outcome.save_seconds);
-    run_deinit(&r);
+    run_close(&r);
 }
 
 Test(save, two_in_flight_end_in_order)
@@ -325,14 +204,14 @@ Test(save, two_in_flight_end_in_order)
     struct run r;
     struct pd_saver_outcome outcome;
     run_init(&r, "/tmp", 32, STEPS, 2);
-    gate_set(&r, true);
+    gate_set(true);
     for (int i = 0; i < 2; i++) {
         r.state.identity.step++;
         pd_saver_start(r.saver, &r.state, false);
     }
     cr_assert_eq(pd_saver_finished(r.saver), 0);
     cr_assert_not(pd_saver_collect(r.saver, 0, &outcome));
-    gate_set(&r, false);
+    gate_set(false);
     pd_saver_wait(r.saver);
     for (uint64_t i = 1; i <= 2; i++) {
         cr_assert(pd_saver_collect(r.saver, 2, &outcome));
@@ -340,28 +219,28 @@ Test(save, two_in_flight_end_in_order)
         cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
     }
     cr_assert_not(pd_saver_collect(r.saver, 2, &outcome));
-    run_deinit(&r);
+    run_close(&r);
 }
 
 Test(save, one_that_fails_says_so_and_the_next_one_succeeds)
 {
     struct run r;
     run_init(&r, "/tmp", 32, STEPS, 1);
-    step(&r);
-    pthread_mutex_lock(&r.lock);
-    r.refusal = PD_IO;
-    pthread_mutex_unlock(&r.lock);
+    run_step(&r);
+    pthread_mutex_lock(&gate.lock);
+    gate.refusal = PD_IO;
+    pthread_mutex_unlock(&gate.lock);
     pd_saver_start(r.saver, &r.state, false);
-    step(&r); /* waits for no copy that will never be */
-    struct pd_saver_outcome outcome = collect_one(&r);
+    run_step(&r); /* waits for no copy that will never be */
+    struct pd_saver_outcome outcome = run_collect(&r);
     cr_assert_eq(outcome.status, PD_IO);
     cr_assert_eq(outcome.step, 1);
     cr_assert(strstr(outcome.error.message, "refused by the test"), "%s", outcome.error.message);
     pd_saver_start(r.saver, &r.state, false);
-    outcome = collect_one(&r);
+    outcome = run_collect(&r);
     cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
     cr_assert_eq(pd_store_count(pd_tiers_store(r.tiers, 0)), 1);
-    run_deinit(&r);
+    run_close(&r);
 }
 
 /* ---- nothing grows ---- */
@@ -404,7 +283,7 @@ Test(save, a_thousand_saves_leave_nothing_behind)
     for (int i = 0; i < MANY + WARM; i++) {
         struct pd_saver_outcome outcome;
         if (i == WARM) before = usage_of(&r);
-        if (i % 50 == 0) step(&r); /* some of them overlap */
+        if (i % 50 == 0) run_step(&r); /* some of them overlap */
         r.state.identity.step++;
         pd_saver_start(r.saver, &r.state, false);
         while (pd_saver_collect(r.saver, pd_saver_finished(r.saver), &outcome))
@@ -418,5 +297,5 @@ Test(save, a_thousand_saves_leave_nothing_behind)
                  (unsigned long long)before.files);
     cr_assert_leq(after.bytes, before.bytes + GROWTH_MAX);
     cr_assert_eq(after.descriptors, before.descriptors);
-    run_deinit(&r);
+    run_close(&r);
 }

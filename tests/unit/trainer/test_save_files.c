@@ -1,88 +1,13 @@
 /* Saves of optimizer state in files: what a checkpoint costs beyond its step, counted at the door, and who does it. */
 #include "ckpt/base/digest.h"
-#include "ckpt/io/door_counts.h"
 #include "ckpt/io/door_ops.h"
-#include "trainer/save.h"
-#include "trainer/state_files.h"
+#include "tests/unit/trainer/saved_run.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { STEPS = 4, WARM = 4, HELD_MS = 200 };
-
-#define OK(call)                                              \
-    do {                                                      \
-        struct pd_error call_error = {0}, *err = &call_error; \
-        cr_assert_eq((call), PD_OK, "%s", err->message);      \
-    } while (0)
-
-/* ---- a run of one rank ---- */
-
-struct run {
-    char folder[64], text[96], root[96];
-    struct pd_group group;
-    struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
-    struct pd_door *door;
-    struct pd_door_counts *counts;
-    struct pd_tiers *tiers;
-    struct pd_saver *saver;
-    struct pd_run_state state;
-};
-
-static void write_text(const char *path)
-{
-    FILE *f = fopen(path, "w");
-    for (unsigned i = 0, seed = 1; i < 20000; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        fputc("etaoin shrdlu"[(seed >> 24) % 13], f);
-    }
-    cr_assert_eq(fclose(f), 0);
-}
-
-static void build_engine(struct run *r, const char *precision)
-{
-    char yaml[1200];
-    struct pd_memory_plan plan;
-    snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 100, seed: 5}\n"
-             "model: {family: llama, vocab: 256, context: 16, layers: 1, hidden: 384, heads: 2}\n"
-             "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n"
-             "numerics: {precision: %s}\noffload: {optimizer: nvme, buffer_bytes: 8M}\n",
-             r->text, precision);
-    OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
-    const struct pd_config *c = &r->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    OK(pd_model_new(&c->model, &r->model, err));
-    OK(pd_data_open(&data, &r->data, err));
-    OK(pd_thread_pool_new(1, &r->pool, err));
-    const struct pd_engine_options options = {.config = c, .model = r->model, .world = 1, .threads = 1};
-    OK(pd_engine_plan_of(&options, &plan, err));
-    OK(pd_arena_new(&plan, &r->arena, err));
-    OK(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
-}
-
-static void let_go(void *saver)
-{
-    pd_saver_let_go(saver);
-}
 
 /* The door's sync, which may be held; it notes who called. */
 static struct {
@@ -120,79 +45,27 @@ static void watch(struct pd_door *door)
 
 static void run_init(struct run *r, const char *precision, bool is_counted)
 {
-    struct pd_tiers_options options = {
-        .tiers = {{.dir = r->root, .every = 1, .keep_last = 2}}, .count = 1, .groups = {&r->group}, .generations = true};
-    static char config_text[] = "test: true\n";
-    memset(r, 0, sizeof *r);
-    snprintf(r->folder, sizeof r->folder, "/tmp/perdure-save-files-XXXXXX");
-    cr_assert_not_null(mkdtemp(r->folder));
-    snprintf(r->text, sizeof r->text, "%s/text.txt", r->folder);
-    snprintf(r->root, sizeof r->root, "%s/store", r->folder);
-    write_text(r->text);
-    cr_assert_eq(mkdir(r->root, 0777), 0);
-    pd_group_init_single(&r->group);
-    build_engine(r, precision);
-    OK(pd_door_new_auto(&r->door, err));
+    char keys[240];
+    snprintf(keys, sizeof keys,
+             "model: {family: llama, vocab: 256, context: 16, layers: 1, hidden: 384, heads: 2}\n"
+             "numerics: {precision: %s}\noffload: {optimizer: nvme, buffer_bytes: 8M}\n",
+             precision);
+    run_make(r, "/tmp", keys);
     if (is_counted) OK(pd_door_counts_begin(r->door, &r->counts, err));
     if (!is_counted) watch(r->door);
-    OK(pd_tiers_open(r->door, &options, &r->tiers, err));
-    r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
-                                     .fence = pd_tiers_fence(r->tiers),
-                                     .loss_scale = 1.0,
-                                     .layout = r->engine->grid.layout,
-                                     .tensor_count = r->model->tensors.count,
-                                     .parameter_count = r->model->parameter_count,
-                                     .config = config_text};
+    run_open_tier(r, 2);
     OK(pd_state_files_open(r->engine, r->door, pd_tiers_store(r->tiers, 0), err));
     OK(pd_state_files_init(r->engine, &r->state.identity, err));
-    OK(pd_saver_new(r->door, r->tiers, &r->group, r->engine, 1, &r->saver, err));
-    r->engine->before_update = let_go;
-    r->engine->update_context = r->saver;
-}
-
-static void run_deinit(struct run *r)
-{
-    char command[160];
-    pd_saver_free(r->saver);
-    pd_state_files_close(r->engine);
-    pd_tiers_close(r->tiers);
-    pd_door_counts_end(r->counts);
-    pd_door_free(r->door);
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
-    pd_config_deinit(&r->config);
-    snprintf(command, sizeof command, "rm -rf %s", r->folder);
-    cr_assert_eq(system(command), 0);
-}
-
-static void step(struct run *r)
-{
-    struct pd_step_result result;
-    r->engine->next_identity = r->state.identity;
-    r->engine->next_identity.step++;
-    OK(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
-    r->state.identity.step++;
-    r->state.updates += !result.skipped;
-    r->state.samples += 2;
-}
-
-static void collect(struct run *r)
-{
-    struct pd_saver_outcome outcome;
-    pd_saver_wait(r->saver);
-    cr_assert(pd_saver_collect(r->saver, pd_saver_finished(r->saver), &outcome));
-    cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+    run_open_saver(r, 1);
 }
 
 /* The state before the step is saved beside it. */
 static void saved_step(struct run *r)
 {
     pd_saver_start(r->saver, &r->state, false);
-    step(r);
-    collect(r);
+    run_step(r);
+    const struct pd_saver_outcome outcome = run_collect(r);
+    cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
 }
 
 static struct pd_door_counted count_steps(struct run *r, bool has_saves)
@@ -202,7 +75,7 @@ static struct pd_door_counted count_steps(struct run *r, bool has_saves)
         if (has_saves)
             saved_step(r);
         else
-            step(r);
+            run_step(r);
     }
     const struct pd_door_counted after = pd_door_counts_now(r->counts);
     return (struct pd_door_counted){after.bytes_written - before.bytes_written, after.flushes - before.flushes};
@@ -240,7 +113,7 @@ Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
                  (unsigned long long)(with.bytes_written - without.bytes_written));
     cr_assert_geq(with.flushes, STEPS * 2, "a shard and a record");
     cr_assert_leq(with.flushes, STEPS * (1 + 4), "%llu flushes in %d commits", (unsigned long long)with.flushes, STEPS);
-    run_deinit(&r);
+    run_close(&r);
 }
 
 /* ---- who does it ---- */
@@ -254,7 +127,7 @@ Test(save_files, training_waits_for_no_flush_of_its_own)
         saved_step(&r);
     cr_assert_eq(atomic_load(&watched.syncs_here), 0, "files are synced beside the step");
     cr_assert_geq(atomic_load(&watched.syncs_elsewhere), 2 * STEPS);
-    run_deinit(&r);
+    run_close(&r);
 }
 
 /* An update that began before the flush has ended would write into files that the save still reads and names. */
@@ -269,11 +142,11 @@ Test(save_files, a_slow_flush_changes_no_bit)
             if (is_slow)
                 saved_step(&r);
             else
-                step(&r);
+                run_step(&r);
         }
         atomic_store(&watched.held_ms, 0);
         digests[is_slow] = state_digest(&r);
-        run_deinit(&r);
+        run_close(&r);
     }
     cr_assert_eq(digests[0], digests[1]);
 }
@@ -304,7 +177,7 @@ Test(save_files, saves_that_fail_after_the_link_change_no_bit_and_leave_no_file)
             if (fails && i % 2) {
                 atomic_store(&watched.refused, 1);
                 pd_saver_start(r.saver, &r.state, false);
-                step(&r);
+                run_step(&r);
                 pd_saver_wait(r.saver);
                 cr_assert(pd_saver_collect(r.saver, pd_saver_finished(r.saver), &outcome));
                 cr_assert_neq(outcome.status, PD_OK, "step %d", i);
@@ -315,7 +188,34 @@ Test(save_files, saves_that_fail_after_the_link_change_no_bit_and_leave_no_file)
         }
         cr_assert_leq(count_pool(&r), files > 4 ? files : 4, "%u files", count_pool(&r));
         digests[fails] = state_digest(&r);
-        run_deinit(&r);
+        run_close(&r);
     }
     cr_assert_eq(digests[0], digests[1]);
+}
+
+/* What a step began to read is dropped with it: other bits or files that pile up would show. */
+Test(save_files, steps_that_are_skipped_change_no_bit_and_leave_no_file)
+{
+    struct run r;
+    uint64_t digests[2];
+    uint32_t files[2];
+    for (int skips = 0; skips < 2; skips++) {
+        run_init(&r, "fp16", false);
+        for (int i = 0; i < 2 * STEPS; i++) {
+            const struct pd_run_state before = r.state;
+            r.state.loss_scale = 0x1p60;
+            if (skips) cr_assert(run_step(&r).skipped);
+            r.state = before;
+            r.state.loss_scale = 1024;
+            pd_saver_start(r.saver, &r.state, false);
+            cr_assert_not(run_step(&r).skipped, "step %d", i);
+            const struct pd_saver_outcome outcome = run_collect(&r);
+            cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
+        }
+        files[skips] = count_pool(&r);
+        digests[skips] = state_digest(&r);
+        run_close(&r);
+    }
+    cr_assert_eq(digests[0], digests[1]);
+    cr_assert_eq(files[0], files[1], "%u files, %u", files[0], files[1]);
 }
