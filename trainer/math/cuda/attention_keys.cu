@@ -1,0 +1,264 @@
+/* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. A block of threads goes
+ * through the query heads of its key-value head, one after the other; their gradients form the tree of attention_place.h,
+ * whose waiting terms lie in the workspace, each thread's own numbers at its own places. */
+#include "trainer/math/cuda/attention_pair.h"
+
+struct keys_rows {
+    float lse2[PD_PAIR], delta[PD_PAIR]; /* of the queries that pass; infinity where there are none: P is 0 */
+    uint32_t first[PD_PAIR];
+};
+
+template <int D> struct keys_tiles {
+    pd_pair_tiles<D> pair;
+    keys_rows rows[2]; /* [stage] */
+};
+
+template <int D> struct keys_sums {
+    float dk[1][D / 8][4], dv[1][D / 8][4];
+};
+
+/* One query's row on its way to shared memory, in threads 0 .. 63. */
+struct keys_row {
+    float lse2, delta;
+    uint32_t first;
+};
+
+PD_DEVICE keys_row keys_row_get(const pd_attention &a, uint32_t sequence, uint32_t head, uint32_t tile)
+{
+    uint32_t r = tile * PD_PAIR + threadIdx.x;
+    uint64_t at = ((uint64_t)sequence * a.heads + head) * a.length + r;
+    if (threadIdx.x >= PD_PAIR || r >= a.length) return {INFINITY, 0.0f, 0};
+    return {a.lse[at] * PD_LOG2_E, a.delta[at], pd_attention_first(a, sequence, r)};
+}
+
+PD_DEVICE void keys_row_put(const keys_row &row, keys_rows &rows)
+{
+    if (threadIdx.x >= PD_PAIR) return;
+    rows.lse2[threadIdx.x] = row.lse2;
+    rows.delta[threadIdx.x] = row.delta;
+    rows.first[threadIdx.x] = row.first;
+}
+
+/* `key` is that of the lane's first row; `position` that of the tile's first query. */
+template <bool CUT>
+PD_DEVICE void keys_gradients(const keys_rows &rows, float c, uint32_t key, uint32_t position, pd_pair_scores &s,
+                              pd_pair_scores &dp)
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t q = 8 * n + pd_fragment_column() + i % 2, row = key + 8 * (i / 2);
+            bool seen = !CUT || (row >= rows.first[q] && row <= position + q);
+            pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[q], rows.delta[q], seen);
+        }
+}
+
+/* This thread's piece of a waiting term: float4 i of D/4. */
+template <int D> PD_DEVICE float4 *keys_waiting(float *waiting, uint32_t level, uint32_t i)
+{
+    return reinterpret_cast<float4 *>(waiting) + ((uint64_t)level * (D / 4) + i) * PD_ATTENTION_THREADS + threadIdx.x;
+}
+
+template <int D> PD_DEVICE void keys_wait(const keys_sums<D> &sums, float *waiting, uint32_t level)
+{
+#pragma unroll
+    for (uint32_t n = 0; n < D / 8; n++) {
+        const float(&k)[4] = sums.dk[0][n], (&v)[4] = sums.dv[0][n];
+        *keys_waiting<D>(waiting, level, 2 * n) = make_float4(k[0], k[1], k[2], k[3]);
+        *keys_waiting<D>(waiting, level, 2 * n + 1) = make_float4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+template <int D> PD_DEVICE void keys_join(keys_sums<D> &sums, float *waiting, uint32_t level)
+{
+#pragma unroll
+    for (uint32_t n = 0; n < D / 8; n++)
+#pragma unroll
+        for (uint32_t operand = 0; operand < 2; operand++) {
+            float4 left = *keys_waiting<D>(waiting, level, 2 * n + operand);
+            float(&sum)[4] = operand ? sums.dv[0][n] : sums.dk[0][n];
+            sum[0] = left.x + sum[0];
+            sum[1] = left.y + sum[1];
+            sum[2] = left.z + sum[2];
+            sum[3] = left.w + sum[3];
+        }
+}
+
+/* The newest term is `head`'s; afterwards it waits, or all heads are in it. */
+template <int D>
+PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
+                         keys_sums<D> &sums, float *waiting)
+{
+    const bool last = head + 1 == end;
+    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
+    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
+        tree.depth--;
+        keys_join<D>(sums, waiting, tree.depth);
+        key = tree.keys[tree.depth];
+    }
+    if (last) return;
+    keys_wait<D>(sums, waiting, tree.depth);
+    tree.keys[tree.depth++] = key;
+}
+
+/* What one item is about: keys from `row` of the arrays, of which `count` are there. */
+struct keys_place {
+    uint32_t sequence, kv, tile, count;
+    uint64_t row;
+};
+
+template <enum pd_dtype T, int D>
+PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const keys_sums<D> &sums, pd_pair_tiles<D> &t,
+                           bool wide)
+{
+    const uint32_t own = threadIdx.x / 32 * 16, left = p.count > own ? p.count - own : 0;
+    const uint64_t at = (p.row + own) * a.ld_dkv + p.kv * D;
+    const float scale[2] = {a.scale, a.scale}, one[2] = {1.0f, 1.0f};
+    if (a.kv_partial) {
+        pd_fragments_put<D>(sums.dk[0], (float *)a.dk + at, a.ld_dkv, 0, left);
+        pd_fragments_put<D>(sums.dv[0], (float *)a.dv + at, a.ld_dkv, 0, left);
+        return;
+    }
+    pd_fragments_store<T, D>(sums.dk[0], scale, t.stays[0] + own * D, 0, (uint16_t *)a.dk + at, a.ld_dkv, left, wide);
+    pd_fragments_store<T, D>(sums.dv[0], one, t.stays[1] + own * D, 0, (uint16_t *)a.dv + at, a.ld_dkv, left, wide);
+}
+
+/* The chains of a query head between calls. */
+template <int D>
+PD_DEVICE void keys_carry(const pd_attention &a, const keys_place &p, uint32_t head, keys_sums<D> &sums, bool load)
+{
+    const uint64_t ld = (uint64_t)a.heads * D, at = p.row * ld + head * D;
+    const uint32_t own = threadIdx.x / 32 * 16;
+    if (load) {
+        pd_fragments_get<D>(sums.dk[0], a.dk_acc + at, ld, own, p.count);
+        pd_fragments_get<D>(sums.dv[0], a.dv_acc + at, ld, own, p.count);
+    } else {
+        pd_fragments_put<D>(sums.dk[0], a.dk_acc + at, ld, own, p.count);
+        pd_fragments_put<D>(sums.dv[0], a.dv_acc + at, ld, own, p.count);
+    }
+}
+
+/* Where the walk over (head, query tile) is. */
+struct keys_walk {
+    uint32_t head, tile;
+};
+
+template <int D>
+PD_DEVICE void keys_fetch(const pd_attention &a, uint32_t sequence, const keys_walk &at, uint16_t (&tiles)[2][PD_PAIR * D],
+                          bool wide)
+{
+    const uint64_t row = (uint64_t)sequence * a.length, ld_out = (uint64_t)a.heads * D, ld[2] = {a.ld_qkv, ld_out};
+    const uint16_t *const src[2] = {(const uint16_t *)a.q + row * a.ld_qkv + at.head * D,
+                                    (const uint16_t *)a.dout + row * ld_out + at.head * D};
+    pd_pair_load<D>(tiles, src, ld, at.tile, a.length, wide);
+}
+
+template <enum pd_dtype T, int D>
+PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t tile, const keys_tiles<D> &t, uint32_t stage,
+                         keys_sums<D> &sums)
+{
+    pd_pair_scores s, dp;
+    const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR);
+    const uint32_t key = a.key_start + p.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(0);
+    const float c = a.scale * PD_LOG2_E;
+    pd_pair_products<T, D>(s, dp, t.pair.stays, t.pair.passes[stage]);
+    if (pd_attention_cut(a, p.sequence, r, count, p.tile * PD_PAIR, p.count))
+        keys_gradients<true>(t.rows[stage], c, key, a.query_start + r, s, dp);
+    else
+        keys_gradients<false>(t.rows[stage], c, key, a.query_start + r, s, dp);
+    pd_tile_apply<T, D>(sums.dv, s, t.pair.passes[stage][1]);
+    pd_tile_apply<T, D>(sums.dk, dp, t.pair.passes[stage][0]);
+}
+
+template <enum pd_dtype T, int D>
+PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<D> &t, float *waiting, bool wide)
+{
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * PD_PAIR, p.count, PD_PAIR);
+    const uint32_t begin = pd_attention_heads_begin(a, p.kv), end = pd_attention_heads_end(a, p.kv);
+    const uint64_t ld[2] = {a.ld_kv, a.ld_kv}, at = (p.row - p.tile * PD_PAIR) * a.ld_kv + p.kv * D;
+    const uint16_t *const stays[2] = {(const uint16_t *)a.k + at, (const uint16_t *)a.v + at};
+    const bool any = seeing.begin < seeing.end;
+    pd_attention_tree tree;
+    keys_sums<D> sums;
+    uint32_t stage = 0;
+    tree.depth = 0;
+    __syncthreads();
+    pd_pair_load<D>(t.pair.stays, stays, ld, p.tile, a.key_length, wide);
+    if (any) keys_fetch<D>(a, p.sequence, {begin, seeing.begin}, t.pair.passes[0], wide);
+    pd_cp_async_commit();
+    if (any) keys_row_put(keys_row_get(a, p.sequence, begin, seeing.begin), t.rows[0]);
+    for (uint32_t head = begin; head < end; head++) {
+        pd_fragments_zero(sums.dk);
+        pd_fragments_zero(sums.dv);
+        if (!a.first_part) keys_carry<D>(a, p, head, sums, true);
+        for (uint32_t tile = seeing.begin; tile < seeing.end; tile++, stage ^= 1) {
+            const bool over = tile + 1 == seeing.end, more = !over || head + 1 < end;
+            const keys_walk next = {over ? head + 1 : head, over ? seeing.begin : tile + 1};
+            keys_row row = {INFINITY, 0.0f, 0};
+            pd_cp_async_wait<0>();
+            __syncthreads();
+            if (more) keys_fetch<D>(a, p.sequence, next, t.pair.passes[stage ^ 1], wide);
+            pd_cp_async_commit();
+            if (more) row = keys_row_get(a, p.sequence, next.head, next.tile);
+            keys_step<T, D>(a, p, tile, t, stage, sums);
+            if (more) keys_row_put(row, t.rows[stage ^ 1]);
+        }
+        if (a.last_part)
+            keys_grow<D>(a, p.kv, head, end, tree, sums, waiting);
+        else
+            keys_carry<D>(a, p, head, sums, false);
+    }
+    pd_cp_async_wait<0>();
+    __syncthreads();
+    if (a.last_part) keys_finish<T, D>(a, p, sums, t.pair, wide);
+}
+
+/* waiting: `levels` terms a block of threads. */
+template <enum pd_dtype T, int D>
+__global__ void __launch_bounds__(PD_ATTENTION_THREADS)
+    attention_keys_tiles(const pd_attention a, float *waiting, const uint32_t levels, const bool wide)
+{
+    PD_SHARED_DYNAMIC(shared);
+    keys_tiles<D> &t = *reinterpret_cast<keys_tiles<D> *>(shared);
+    const uint32_t tiles = (a.key_length + PD_PAIR - 1) / PD_PAIR;
+    const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
+    waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
+    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const pd_attention_item item = pd_attention_item_of(i, a.sequences, a.kv_heads, tiles, false);
+        const keys_place p = {item.sequence, item.head, item.tile, pd_attention_count(a.key_length, item.tile, PD_PAIR),
+                              (uint64_t)item.sequence * a.key_length + item.tile * PD_PAIR};
+        keys_item<T, D>(a, p, t, waiting, wide);
+    }
+}
+
+static uint64_t term_bytes(const struct pd_attention *a)
+{
+    return 2 * PD_PAIR * (uint64_t)a->head_size * sizeof(float);
+}
+
+uint64_t pd_attention_tiles_workspace(const struct pd_attention *a)
+{
+    return pd_attention_keys_workspace(a, PD_PAIR, term_bytes(a));
+}
+
+template <enum pd_dtype T, int D>
+static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
+{
+    const uint64_t blocks = pd_attention_keys_blocks(a, PD_PAIR, term_bytes(a), workspace.bytes);
+    const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
+    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
+                      pd_is_wide(a->dout, D) &&
+                      (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
+    return PD_LAUNCH(err, (attention_keys_tiles<T, D>), static_cast<unsigned>(blocks), PD_ATTENTION_THREADS,
+                     sizeof(keys_tiles<D>), stream, *a, static_cast<float *>(workspace.data), levels, wide);
+}
+
+pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err)
+{
+    if (a->dtype == PD_BF16 && a->head_size == 64) return keys_launch<PD_BF16, 64>(stream, a, workspace, err);
+    if (a->dtype == PD_BF16) return keys_launch<PD_BF16, 128>(stream, a, workspace, err);
+    if (a->head_size == 64) return keys_launch<PD_F16, 64>(stream, a, workspace, err);
+    return keys_launch<PD_F16, 128>(stream, a, workspace, err);
+}

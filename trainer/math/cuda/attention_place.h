@@ -1,0 +1,185 @@
+/* What the attention kernels share: the operands with every default filled in, who sees whom, and the tree over query
+ * heads. Kernels take `struct pd_attention` by value, resolved.
+ *
+ * A tile is a run of positions of one head, counted from where a part of the sequence begins, separately for queries and
+ * keys. Which tiles are left out never shows: a query adds exact zeros for keys that it does not see. */
+#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_PLACE_H
+#define PD_TRAINER_MATH_CUDA_ATTENTION_PLACE_H
+
+#include "trainer/math/cuda/grid.h"
+#include "trainer/math/cuda/kernels.h"
+
+/* Keys a step of the running maximum: part of the forward bits. */
+#define PD_ATTENTION_STEP 64u
+
+/* One work item: a tile of a head of a sequence. */
+struct pd_attention_item {
+    uint32_t sequence, head, tile;
+};
+
+/* Items with long work first where `reversed`: the last tiles of queries see most keys, the first of keys most queries. */
+PD_DEVICE pd_attention_item pd_attention_item_of(uint64_t item, uint32_t sequences, uint32_t heads, uint32_t tiles,
+                                                 bool reversed)
+{
+    uint64_t all = (uint64_t)sequences * heads, which = item % all;
+    uint32_t tile = (uint32_t)(item / all);
+    return {(uint32_t)(which / heads), (uint32_t)(which % heads), reversed ? tiles - 1 - tile : tile};
+}
+
+PD_DEVICE uint32_t pd_attention_count(uint32_t length, uint32_t tile, uint32_t rows)
+{
+    uint32_t left = length - tile * rows;
+    return left < rows ? left : rows;
+}
+
+/* Of query r of this call, or of the last query where r lies beyond it. */
+PD_DEVICE uint32_t pd_attention_first(const struct pd_attention &a, uint32_t sequence, uint32_t r)
+{
+    r = r < a.length ? r : a.length - 1;
+    return a.first ? (uint32_t)a.first[(uint64_t)sequence * a.length + r] : 0;
+}
+
+/* Tiles [begin, end) of the moving side that a tile of the other side meets. */
+struct pd_attention_span {
+    uint32_t begin, end;
+};
+
+/* Key tiles of `step` keys that some query of [r, r + count) sees: `first` ascends. */
+PD_DEVICE pd_attention_span pd_attention_keys_seen(const struct pd_attention &a, uint32_t sequence, uint32_t r,
+                                                   uint32_t count, uint32_t step)
+{
+    uint32_t tiles = (a.key_length + step - 1) / step, first = pd_attention_first(a, sequence, r);
+    uint32_t last = a.query_start + r + count - 1;
+    if (last < a.key_start) return {0, 0};
+    uint32_t begin = first > a.key_start ? (first - a.key_start) / step : 0, end = (last - a.key_start) / step + 1;
+    end = end < tiles ? end : tiles;
+    return {begin < end ? begin : end, end};
+}
+
+/* Query tiles of `step` queries that see some key of [k, k + count), counted from the part's beginning. */
+PD_DEVICE pd_attention_span pd_attention_queries_seeing(const struct pd_attention &a, uint32_t sequence, uint32_t k,
+                                                        uint32_t count, uint32_t step)
+{
+    uint32_t tiles = (a.length + step - 1) / step, key = a.key_start + k, last = key + count - 1;
+    uint32_t begin = key > a.query_start ? (key - a.query_start) / step : 0, end = tiles;
+    begin = begin < tiles ? begin : tiles;
+    for (uint32_t low = begin; low < end;) {
+        uint32_t middle = (low + end) / 2;
+        if (pd_attention_first(a, sequence, middle * step) <= last)
+            low = middle + 1;
+        else
+            end = middle;
+    }
+    return {begin, end};
+}
+
+/* Whether some query of [r, r + count) may not see some key of [k, k + keys): only then are pairs looked at. */
+PD_DEVICE bool pd_attention_cut(const struct pd_attention &a, uint32_t sequence, uint32_t r, uint32_t count, uint32_t k,
+                                uint32_t keys)
+{
+    uint32_t key = a.key_start + k;
+    if (k + keys > a.key_length || key + keys - 1 > a.query_start + r) return true;
+    return pd_attention_first(a, sequence, r + count - 1) > key;
+}
+
+/* Query heads of this call that read key-value head `kv`: the first, and one past the last. */
+PD_DEVICE uint32_t pd_attention_heads_begin(const struct pd_attention &a, uint32_t kv)
+{
+    return kv == 0 ? 0 : kv * a.group - a.group_offset;
+}
+
+PD_DEVICE uint32_t pd_attention_heads_end(const struct pd_attention &a, uint32_t kv)
+{
+    uint32_t end = (kv + 1) * a.group - a.group_offset;
+    return end < a.heads ? end : a.heads;
+}
+
+/* Leaf of the tree over query heads: (chunk, head inside the chunk and the key-value head), read as one number. */
+PD_DEVICE uint64_t pd_attention_tree_key(const struct pd_attention &a, uint32_t kv, uint32_t head)
+{
+    uint32_t place = head / a.head_chunk, begin = pd_attention_heads_begin(a, kv), chunk = place * a.head_chunk;
+    return (uint64_t)place << 32 | (head - (begin > chunk ? begin : chunk));
+}
+
+#define PD_ATTENTION_LEVELS_MAX 8u
+#define PD_ATTENTION_GROUP_MAX 64u
+
+/* Terms wait in memory until their neighbour in the tree is there; the newest stays with its threads. Same places and same
+ * order as the CPU's (cpu_attention_tree.h): the pair below meets higher up in the tree than the pair above. */
+struct pd_attention_tree {
+    uint64_t keys[PD_ATTENTION_LEVELS_MAX];
+    uint32_t depth;
+};
+
+/* Whether the topmost waiting term is added to the newest, `key`, before a term `next` comes. */
+PD_DEVICE bool pd_attention_tree_joins(const pd_attention_tree &tree, uint64_t key, uint64_t next)
+{
+    return tree.depth > 0 && (tree.keys[tree.depth - 1] ^ key) < (key ^ next);
+}
+
+/* Terms that wait at a time: floor(log2(heads)), and one more where heads lie across a border of chunks. */
+static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
+{
+    uint32_t levels = a->head_chunk < a->heads ? 1 : 0;
+    for (uint32_t heads = a->group < a->heads ? a->group : a->heads; heads > 1; heads /= 2)
+        levels++;
+    return levels;
+}
+
+/* A whole sequence is its own first and last part. */
+static inline struct pd_attention pd_attention_resolved(const struct pd_attention *a, bool parts)
+{
+    struct pd_attention r = *a;
+    if (!parts) {
+        r.query_start = r.key_start = 0;
+        r.key_length = a->length;
+        r.first_part = r.last_part = true;
+    }
+    if (!r.group && r.kv_heads) r.group = r.heads / r.kv_heads;
+    if (!r.head_chunk) r.head_chunk = r.heads;
+    if (!r.ld_kv) r.ld_kv = r.ld_qkv;
+    if (!r.ld_dq) r.ld_dq = r.ld_qkv;
+    if (!r.ld_dkv) r.ld_dkv = r.ld_kv;
+    return r;
+}
+
+/* Ways to compute one thing. Tensor cores: bf16 and fp16 with heads of 64 and 128. */
+pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err);
+pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
+pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err);
+
+/* Of a keys pass whose blocks of threads go through items of `keys` keys of one head, `term_bytes` a term: how many blocks
+ * run with this workspace, each going through several items where they are few; and the workspace for as many as help.
+ * 264 is two for each of the 132 multiprocessors of an H100: the workspace does not grow with the tokens. */
+#define PD_ATTENTION_BLOCKS_MAX 264u
+static inline uint64_t pd_attention_keys_items(const struct pd_attention *a, uint32_t keys)
+{
+    return ((uint64_t)a->key_length + keys - 1) / keys * a->sequences * a->kv_heads;
+}
+
+static inline uint64_t pd_attention_keys_blocks(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
+                                                uint64_t workspace_bytes)
+{
+    const uint64_t items = pd_attention_keys_items(a, keys), each = pd_attention_waiting(a) * term_bytes;
+    if (!a->last_part || each == 0) return items;
+    PD_CHECK(workspace_bytes >= each);
+    return items < workspace_bytes / each ? items : workspace_bytes / each;
+}
+
+static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes)
+{
+    const uint64_t items = pd_attention_keys_items(a, keys);
+    return pd_attention_waiting(a) * term_bytes * (items < PD_ATTENTION_BLOCKS_MAX ? items : PD_ATTENTION_BLOCKS_MAX);
+}
+
+/* Bytes of their keys pass. */
+uint64_t pd_attention_tiles_workspace(const struct pd_attention *resolved);
+uint64_t pd_attention_plain_workspace(const struct pd_attention *resolved);
+
+#endif

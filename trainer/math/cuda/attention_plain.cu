@@ -1,0 +1,177 @@
+/* Causal attention without tensor cores: any head size up to 256, any dtype, fp32 throughout. Element by element these are
+ * the sums of the CPU backend (cpu_attention.c, cpu_attention_backward.c), in the same order and with the same functions, so
+ * the bits are its bits; forward goes by the same steps of 64 keys. It is what fp32 runs on, and what the tensor core
+ * kernels are held against.
+ *
+ * A block of threads has ROWS positions of one head in shared memory as fp32, all operands (rows, D + 1); elements of what
+ * it makes are dealt out to threads, each a chain of its own. */
+#include "trainer/math/cuda/attention_plain.h"
+
+#include <float.h>
+
+#define ROWS 16u /* queries of a block of threads */
+
+/* ---- forward ---- */
+
+struct forward_space {
+    float *q, *kv, *o; /* (ROWS, D + 1), (PD_ATTENTION_STEP, D + 1), (ROWS, D + 1) */
+    float *p;          /* (ROWS, PD_ATTENTION_STEP + 1) */
+    float *max, *sum, *rescale;
+};
+
+#define P_ROW (PD_ATTENTION_STEP + 1)
+
+PD_DEVICE forward_space forward_space_of(float *shared, uint32_t d)
+{
+    forward_space s;
+    s.q = shared;
+    s.kv = s.q + ROWS * pd_plain_row(d);
+    s.o = s.kv + PD_ATTENTION_STEP * pd_plain_row(d);
+    s.p = s.o + ROWS * pd_plain_row(d);
+    s.max = s.p + ROWS * P_ROW;
+    s.sum = s.max + ROWS;
+    s.rescale = s.sum + ROWS;
+    return s;
+}
+
+static size_t forward_bytes(uint32_t d)
+{
+    return ((2 * ROWS + PD_ATTENTION_STEP) * (d + 1) + ROWS * (P_ROW + 3)) * sizeof(float);
+}
+
+template <enum pd_dtype T>
+PD_DEVICE void forward_start(const pd_attention &a, const pd_plain_place &p, const forward_space &s)
+{
+    const uint32_t d = a.head_size;
+    const uint64_t ld = (uint64_t)a.heads * d;
+    pd_plain_load<T>(s.q, ROWS, a.q, p.row * a.ld_qkv + p.head * d, a.ld_qkv, p.count, d);
+    pd_plain_load<PD_F32>(s.o, ROWS, a.acc, p.row * ld + p.head * d, ld, a.first_part ? 0 : p.count, d);
+    if (threadIdx.x < ROWS) {
+        const bool carried = !a.first_part && threadIdx.x < p.count;
+        const uint64_t at = (p.row + threadIdx.x) * a.heads + p.head;
+        s.max[threadIdx.x] = carried ? a.max[at] : -FLT_MAX;
+        s.sum[threadIdx.x] = carried ? a.sum[at] : 0.0f;
+    }
+}
+
+PD_DEVICE void forward_scores(const pd_attention &a, const pd_plain_place &p, const forward_space &s, uint32_t k)
+{
+    const uint32_t row = pd_plain_row(a.head_size);
+    for (uint32_t i = threadIdx.x; i < ROWS * PD_ATTENTION_STEP; i += PD_PLAIN_THREADS) {
+        const uint32_t r = i / PD_ATTENTION_STEP, key = i % PD_ATTENTION_STEP;
+        const float x = __fmul_rn(pd_plain_dot(s.kv + key * row, s.q + r * row, a.head_size), a.scale);
+        s.p[r * P_ROW + key] = pd_plain_sees(a, p.sequence, p.r + r, k + key) ? x : -INFINITY;
+    }
+}
+
+/* A thread a query: the maximum and the factor; then all threads P; then a thread a query its sum, ascending. */
+PD_DEVICE void forward_softmax(const forward_space &s)
+{
+    const uint32_t r = threadIdx.x;
+    if (r < ROWS) {
+        float old = s.max[r], max = old;
+        for (uint32_t key = 0; key < PD_ATTENTION_STEP; key++)
+            max = s.p[r * P_ROW + key] > max ? s.p[r * P_ROW + key] : max;
+        s.max[r] = max;
+        s.rescale[r] = pd_exp(__fsub_rn(old, max));
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < ROWS * PD_ATTENTION_STEP; i += PD_PLAIN_THREADS) {
+        float *x = s.p + i / PD_ATTENTION_STEP * P_ROW + i % PD_ATTENTION_STEP;
+        *x = pd_exp(__fsub_rn(*x, s.max[i / PD_ATTENTION_STEP]));
+    }
+    __syncthreads();
+    if (r < ROWS) {
+        float sum = 0.0f;
+        for (uint32_t key = 0; key < PD_ATTENTION_STEP; key++)
+            sum = __fadd_rn(sum, s.p[r * P_ROW + key]);
+        s.sum[r] = __fmaf_rn(s.sum[r], s.rescale[r], sum);
+    }
+}
+
+PD_DEVICE void forward_apply(const forward_space &s, uint32_t d)
+{
+    for (uint32_t i = threadIdx.x; i < ROWS * d; i += PD_PLAIN_THREADS) {
+        const uint32_t r = i / d, column = i % d;
+        float *o = s.o + r * pd_plain_row(d) + column, sum = __fmul_rn(*o, s.rescale[r]);
+        for (uint32_t key = 0; key < PD_ATTENTION_STEP; key++)
+            sum = __fmaf_rn(s.kv[key * pd_plain_row(d) + column], s.p[r * P_ROW + key], sum);
+        *o = sum;
+    }
+}
+
+template <enum pd_dtype T>
+PD_DEVICE void forward_finish(const pd_attention &a, const pd_plain_place &p, const forward_space &s)
+{
+    const uint32_t d = a.head_size, r = threadIdx.x;
+    const uint64_t ld = (uint64_t)a.heads * d, at = p.row * ld + p.head * d, state = (p.row + r) * a.heads + p.head;
+    if (!a.last_part) {
+        pd_plain_store<PD_F32>(s.o, a.acc, at, ld, p.count, d, nullptr, 1.0f);
+        if (r < p.count) a.max[state] = s.max[r];
+        if (r < p.count) a.sum[state] = s.sum[r];
+        return;
+    }
+    if (r < ROWS) s.rescale[r] = __fdiv_rn(1.0f, s.sum[r]);
+    if (r < p.count)
+        a.lse[((uint64_t)p.sequence * a.heads + p.head) * a.length + p.r + r] = __fadd_rn(s.max[r], pd_log(s.sum[r]));
+    __syncthreads();
+    pd_plain_store<T>(s.o, a.out, at, ld, p.count, d, s.rescale, 1.0f);
+}
+
+template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_forward_plain(const pd_attention a)
+{
+    PD_SHARED_DYNAMIC(shared);
+    const uint32_t d = a.head_size;
+    const forward_space s = forward_space_of(reinterpret_cast<float *>(shared), d);
+    const pd_plain_place p = pd_plain_place_of(a, blockIdx.x, ROWS);
+    const pd_attention_span seen = pd_attention_keys_seen(a, p.sequence, p.r, p.count, PD_ATTENTION_STEP);
+    forward_start<T>(a, p, s);
+    for (uint32_t kb = seen.begin; kb < seen.end; kb++) {
+        const uint32_t k = kb * PD_ATTENTION_STEP, keys = pd_attention_count(a.key_length, kb, PD_ATTENTION_STEP);
+        const uint64_t at = (p.key_row + k) * a.ld_kv + p.kv * d;
+        __syncthreads();
+        pd_plain_load<T>(s.kv, PD_ATTENTION_STEP, a.k, at, a.ld_kv, keys, d);
+        __syncthreads();
+        forward_scores(a, p, s, k);
+        __syncthreads();
+        pd_plain_load<T>(s.kv, PD_ATTENTION_STEP, a.v, at, a.ld_kv, keys, d);
+        forward_softmax(s);
+        __syncthreads();
+        forward_apply(s, d);
+    }
+    __syncthreads();
+    forward_finish<T>(a, p, s);
+}
+
+pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    const uint64_t items = (uint64_t)((a->length + ROWS - 1) / ROWS) * a->sequences * a->heads;
+    PD_WITH_DTYPE(a->dtype, T,
+                  return PD_LAUNCH(err, attention_forward_plain<T>, static_cast<unsigned>(items), PD_PLAIN_THREADS,
+                                   forward_bytes(a->head_size), stream, *a));
+}
+
+/* ---- delta ---- */
+
+/* Half a warp a (row, head): 16 lanes, then their tree. */
+template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_plain(const pd_attention a)
+{
+    const uint64_t i = ((uint64_t)blockIdx.x * PD_PLAIN_THREADS + threadIdx.x) / 16, rows = (uint64_t)a.sequences * a.length;
+    const uint64_t row = i / a.heads, head = i % a.heads, t = row % a.length;
+    float sum = 0.0f;
+    for (uint32_t column = threadIdx.x % 16; row < rows && column < a.head_size; column += 16)
+        sum = __fmaf_rn(pd_plain_get<T>(a.dout, i * a.head_size + column), pd_plain_get<T>(a.out, i * a.head_size + column),
+                        sum);
+    for (uint32_t other = 8; other > 0; other /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(PD_WARP_ALL, sum, (int)other));
+    if (row < rows && threadIdx.x % 16 == 0) a.delta[(row / a.length * a.heads + head) * a.length + t] = sum;
+}
+
+pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    const uint64_t sums = (uint64_t)a->sequences * a->length * a->heads,
+                   blocks = (sums * 16 + PD_PLAIN_THREADS - 1) / PD_PLAIN_THREADS;
+    PD_WITH_DTYPE(
+        a->dtype, T,
+        return PD_LAUNCH(err, attention_delta_plain<T>, static_cast<unsigned>(blocks), PD_PLAIN_THREADS, 0, stream, *a));
+}

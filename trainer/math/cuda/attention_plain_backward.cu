@@ -1,0 +1,250 @@
+/* Causal attention, backward, without tensor cores: see attention_plain.cu. Two passes, as attention_pair.h has them; which
+ * positions share a block of threads, or a step, does not show in the bits. */
+#include "trainer/math/cuda/attention_plain.h"
+
+#define STAYING 16u /* positions */
+#define PASSING 32u
+
+/* Operands as fp32: what stays and what passes, P and dS (STAYING, PASSING + 1), sums. */
+struct space {
+    float *stays[2], *passes[2], *p, *ds, *sums[2];
+    float *lse, *delta; /* of the queries */
+};
+
+#define P_ROW (PASSING + 1)
+
+PD_DEVICE space space_of(float *shared, uint32_t d)
+{
+    const uint32_t row = pd_plain_row(d);
+    space s;
+    s.stays[0] = shared;
+    s.stays[1] = s.stays[0] + STAYING * row;
+    s.passes[0] = s.stays[1] + STAYING * row;
+    s.passes[1] = s.passes[0] + PASSING * row;
+    s.sums[0] = s.passes[1] + PASSING * row;
+    s.sums[1] = s.sums[0] + STAYING * row;
+    s.p = s.sums[1] + STAYING * row;
+    s.ds = s.p + STAYING * P_ROW;
+    s.lse = s.ds + STAYING * P_ROW;
+    s.delta = s.lse + PASSING;
+    return s;
+}
+
+static size_t space_bytes(uint32_t d)
+{
+    return ((4 * STAYING + 2 * PASSING) * (d + 1) + 2 * STAYING * P_ROW + 2 * PASSING) * sizeof(float);
+}
+
+/* lse and delta of queries from r on. */
+PD_DEVICE void states_load(const pd_attention &a, const space &s, uint32_t sequence, uint32_t head, uint32_t r)
+{
+    if (threadIdx.x >= PASSING) return;
+    const uint64_t at = ((uint64_t)sequence * a.heads + head) * a.length + r + threadIdx.x;
+    const bool there = r + threadIdx.x < a.length;
+    s.lse[threadIdx.x] = there ? a.lse[at] : 0.0f;
+    s.delta[threadIdx.x] = there ? a.delta[at] : 0.0f;
+}
+
+/* P and dS for query r and key k, `stay` and `pass` being rows of what stays and passes. */
+PD_DEVICE void pair(const pd_attention &a, const space &s, uint32_t sequence, uint32_t stay, uint32_t pass, uint32_t r,
+                    uint32_t k, uint32_t query)
+{
+    const uint32_t row = pd_plain_row(a.head_size);
+    const float score = pd_plain_dot(s.stays[0] + stay * row, s.passes[0] + pass * row, a.head_size);
+    const float dp = pd_plain_dot(s.stays[1] + stay * row, s.passes[1] + pass * row, a.head_size);
+    const float p = pd_exp(__fmaf_rn(score, a.scale, __fsub_rn(0.0f, s.lse[query])));
+    const bool seen = pd_plain_sees(a, sequence, r, k);
+    s.p[stay * P_ROW + pass] = seen ? p : 0.0f;
+    s.ds[stay * P_ROW + pass] = seen ? __fmul_rn(p, __fsub_rn(dp, s.delta[query])) : 0.0f;
+}
+
+/* sums (STAYING, D) += weights (STAYING, PASSING) times rows that pass, ascending. */
+PD_DEVICE void apply(float *sums, const float *weights, const float *rows, uint32_t d)
+{
+    const uint32_t row = pd_plain_row(d);
+    for (uint32_t i = threadIdx.x; i < STAYING * d; i += PD_PLAIN_THREADS) {
+        const uint32_t r = i / d, column = i % d;
+        float sum = sums[r * row + column];
+        for (uint32_t pass = 0; pass < PASSING; pass++)
+            sum = __fmaf_rn(weights[r * P_ROW + pass], rows[pass * row + column], sum);
+        sums[r * row + column] = sum;
+    }
+}
+
+/* ---- dQ ---- */
+
+template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_plain(const pd_attention a)
+{
+    PD_SHARED_DYNAMIC(shared);
+    const uint32_t d = a.head_size;
+    const space s = space_of(reinterpret_cast<float *>(shared), d);
+    const pd_plain_place p = pd_plain_place_of(a, blockIdx.x, STAYING);
+    const pd_attention_span seen = pd_attention_keys_seen(a, p.sequence, p.r, p.count, PASSING);
+    const uint64_t ld = (uint64_t)a.heads * d, at = p.row * ld + p.head * d;
+    pd_plain_load<T>(s.stays[0], STAYING, a.q, p.row * a.ld_qkv + p.head * d, a.ld_qkv, p.count, d);
+    pd_plain_load<T>(s.stays[1], STAYING, a.dout, at, ld, p.count, d);
+    pd_plain_load<PD_F32>(s.sums[0], STAYING, a.dq_acc, at, ld, a.first_part ? 0 : p.count, d);
+    states_load(a, s, p.sequence, p.head, p.r);
+    for (uint32_t tile = seen.begin; tile < seen.end; tile++) {
+        const uint32_t k = tile * PASSING, keys = pd_attention_count(a.key_length, tile, PASSING);
+        const uint64_t key = (p.key_row + k) * a.ld_kv + p.kv * d;
+        __syncthreads();
+        pd_plain_load<T>(s.passes[0], PASSING, a.k, key, a.ld_kv, keys, d);
+        pd_plain_load<T>(s.passes[1], PASSING, a.v, key, a.ld_kv, keys, d);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
+            pair(a, s, p.sequence, i / PASSING, i % PASSING, p.r + i / PASSING, k + i % PASSING, i / PASSING);
+        __syncthreads();
+        apply(s.sums[0], s.ds, s.passes[0], d);
+    }
+    __syncthreads();
+    if (a.last_part)
+        pd_plain_store<T>(s.sums[0], a.dq, p.row * a.ld_dq + p.head * d, a.ld_dq, p.count, d, nullptr, a.scale);
+    else
+        pd_plain_store<PD_F32>(s.sums[0], a.dq_acc, at, ld, p.count, d, nullptr, 1.0f);
+}
+
+pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    const uint64_t items = (uint64_t)((a->length + STAYING - 1) / STAYING) * a->sequences * a->heads;
+    PD_WITH_DTYPE(a->dtype, T,
+                  return PD_LAUNCH(err, attention_queries_plain<T>, static_cast<unsigned>(items), PD_PLAIN_THREADS,
+                                   space_bytes(a->head_size), stream, *a));
+}
+
+/* ---- dK, dV ---- */
+
+struct keys_place {
+    uint32_t sequence, kv, k, count; /* keys from k of the part */
+    uint64_t row;                    /* of the arrays */
+};
+
+/* dK and dV lie one after the other; a waiting term is a copy of them. */
+PD_DEVICE void waiting_join(float *sums, const float *waiting, uint32_t floats)
+{
+    for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
+        sums[i] = __fadd_rn(waiting[i], sums[i]);
+}
+
+PD_DEVICE void waiting_put(const float *sums, float *waiting, uint32_t floats)
+{
+    for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
+        waiting[i] = sums[i];
+}
+
+/* The newest term is `head`'s; afterwards it waits, or all heads are in it. */
+PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
+                         float *sums, float *waiting)
+{
+    const uint32_t floats = 2 * STAYING * pd_plain_row(a.head_size);
+    const bool last = head + 1 == end;
+    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
+    __syncthreads();
+    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
+        tree.depth--;
+        waiting_join(sums, waiting + (uint64_t)tree.depth * floats, floats);
+        key = tree.keys[tree.depth];
+    }
+    if (last) return;
+    waiting_put(sums, waiting + (uint64_t)tree.depth * floats, floats);
+    tree.keys[tree.depth++] = key;
+}
+
+template <enum pd_dtype T>
+PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const space &s, uint32_t head,
+                            const pd_attention_span &seeing)
+{
+    const uint32_t d = a.head_size, carried = a.first_part ? 0 : p.count;
+    const uint64_t ld = (uint64_t)a.heads * d, acc = p.row * ld + head * d, row = (uint64_t)p.sequence * a.length;
+    __syncthreads();
+    pd_plain_load<PD_F32>(s.sums[0], STAYING, a.dk_acc, acc, ld, carried, d);
+    pd_plain_load<PD_F32>(s.sums[1], STAYING, a.dv_acc, acc, ld, carried, d);
+    for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
+        const uint32_t r = tile * PASSING, count = pd_attention_count(a.length, tile, PASSING);
+        __syncthreads();
+        pd_plain_load<T>(s.passes[0], PASSING, a.q, (row + r) * a.ld_qkv + head * d, a.ld_qkv, count, d);
+        pd_plain_load<T>(s.passes[1], PASSING, a.dout, (row + r) * ld + head * d, ld, count, d);
+        states_load(a, s, p.sequence, head, r);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
+            pair(a, s, p.sequence, i / PASSING, i % PASSING, r + i % PASSING, p.k + i / PASSING, i % PASSING);
+        __syncthreads();
+        apply(s.sums[0], s.ds, s.passes[0], d);
+        apply(s.sums[1], s.p, s.passes[1], d);
+    }
+    if (a.last_part) return;
+    __syncthreads();
+    pd_plain_store<PD_F32>(s.sums[0], a.dk_acc, acc, ld, p.count, d, nullptr, 1.0f);
+    pd_plain_store<PD_F32>(s.sums[1], a.dv_acc, acc, ld, p.count, d, nullptr, 1.0f);
+}
+
+template <enum pd_dtype T> PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const space &s)
+{
+    const uint32_t d = a.head_size;
+    const uint64_t at = p.row * a.ld_dkv + p.kv * d;
+    __syncthreads();
+    if (a.kv_partial) {
+        pd_plain_store<PD_F32>(s.sums[0], a.dk, at, a.ld_dkv, p.count, d, nullptr, 1.0f);
+        pd_plain_store<PD_F32>(s.sums[1], a.dv, at, a.ld_dkv, p.count, d, nullptr, 1.0f);
+    } else {
+        pd_plain_store<T>(s.sums[0], a.dk, at, a.ld_dkv, p.count, d, nullptr, a.scale);
+        pd_plain_store<T>(s.sums[1], a.dv, at, a.ld_dkv, p.count, d, nullptr, 1.0f);
+    }
+}
+
+template <enum pd_dtype T>
+PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space &s, float *waiting)
+{
+    const uint32_t d = a.head_size, end = pd_attention_heads_end(a, p.kv);
+    const uint64_t at = p.row * a.ld_kv + p.kv * d;
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.k, p.count, PASSING);
+    pd_attention_tree tree;
+    tree.depth = 0;
+    __syncthreads();
+    pd_plain_load<T>(s.stays[0], STAYING, a.k, at, a.ld_kv, p.count, d);
+    pd_plain_load<T>(s.stays[1], STAYING, a.v, at, a.ld_kv, p.count, d);
+    for (uint32_t head = pd_attention_heads_begin(a, p.kv); head < end; head++) {
+        keys_of_head<T>(a, p, s, head, seeing);
+        if (a.last_part) keys_grow(a, p.kv, head, end, tree, s.sums[0], waiting);
+    }
+    if (a.last_part) keys_finish<T>(a, p, s);
+}
+
+/* waiting: `levels` terms a block of threads. */
+template <enum pd_dtype T>
+__global__ void __launch_bounds__(PD_PLAIN_THREADS)
+    attention_keys_plain(const pd_attention a, float *waiting, const uint32_t levels)
+{
+    PD_SHARED_DYNAMIC(shared);
+    const space s = space_of(reinterpret_cast<float *>(shared), a.head_size);
+    const uint32_t tiles = (a.key_length + STAYING - 1) / STAYING;
+    const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
+    waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
+    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const pd_attention_item item = pd_attention_item_of(i, a.sequences, a.kv_heads, tiles, false);
+        const uint32_t k = item.tile * STAYING;
+        const keys_place p = {item.sequence, item.head, k, pd_attention_count(a.key_length, item.tile, STAYING),
+                              (uint64_t)item.sequence * a.key_length + k};
+        keys_item<T>(a, p, s, waiting);
+    }
+}
+
+static uint64_t term_bytes(const struct pd_attention *a)
+{
+    return 2 * STAYING * ((uint64_t)a->head_size + 1) * sizeof(float);
+}
+
+uint64_t pd_attention_plain_workspace(const struct pd_attention *a)
+{
+    return pd_attention_keys_workspace(a, STAYING, term_bytes(a));
+}
+
+pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err)
+{
+    const uint64_t blocks = pd_attention_keys_blocks(a, STAYING, term_bytes(a), workspace.bytes);
+    const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
+    PD_WITH_DTYPE(a->dtype, T,
+                  return PD_LAUNCH(err, attention_keys_plain<T>, static_cast<unsigned>(blocks), PD_PLAIN_THREADS,
+                                   space_bytes(a->head_size), stream, *a, static_cast<float *>(workspace.data), levels));
+}

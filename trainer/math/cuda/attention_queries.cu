@@ -1,0 +1,112 @@
+/* Causal attention, backward, on tensor cores: dQ where the query is. See attention_pair.h. */
+#include "trainer/math/cuda/attention_pair.h"
+
+/* The rows of a lane: [half]. */
+struct queries_rows {
+    float lse2[2], delta[2];
+    uint32_t first[2], limit[2]; /* keys first .. limit are seen */
+};
+
+PD_DEVICE void queries_start(const pd_attention &a, const pd_attention_item &item, queries_rows &rows)
+{
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t r = item.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(half), position = a.query_start + r;
+        uint32_t end = a.key_start + a.key_length;
+        uint64_t at = ((uint64_t)item.sequence * a.heads + item.head) * a.length + r;
+        bool there = r < a.length;
+        rows.lse2[half] = there ? a.lse[at] * PD_LOG2_E : INFINITY;
+        rows.delta[half] = there ? a.delta[at] : 0.0f;
+        rows.first[half] = pd_attention_first(a, item.sequence, r);
+        rows.limit[half] = position < end ? position : end - 1;
+    }
+}
+
+template <bool CUT>
+PD_DEVICE void queries_gradients(const queries_rows &rows, float c, uint32_t first_key, pd_pair_scores &s,
+                                 pd_pair_scores &dp)
+{
+#pragma unroll
+    for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t half = i / 2, key = first_key + 8 * n + pd_fragment_column() + i % 2;
+            bool seen = !CUT || (key >= rows.first[half] && key <= rows.limit[half]);
+            pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[half], rows.delta[half], seen);
+        }
+}
+
+template <enum pd_dtype T, int D>
+PD_DEVICE void queries_finish(const pd_attention &a, const pd_attention_item &item, const float (&dq)[D / 8][4],
+                              uint16_t *tile, bool wide)
+{
+    const uint32_t r = item.tile * PD_PAIR, own = threadIdx.x / 32 * 16,
+                   count = pd_attention_count(a.length, item.tile, PD_PAIR);
+    const uint32_t left = count > own ? count - own : 0;
+    const uint64_t row = (uint64_t)item.sequence * a.length + r + own, ld = (uint64_t)a.heads * D;
+    const float scale[2] = {a.scale, a.scale};
+    if (a.last_part)
+        pd_fragments_store<T, D>(dq, scale, tile + own * D, 0, (uint16_t *)a.dq + row * a.ld_dq + item.head * D, a.ld_dq,
+                                 left, wide);
+    else
+        pd_fragments_put<D>(dq, a.dq_acc + row * ld + item.head * D, ld, 0, left);
+}
+
+template <enum pd_dtype T, int D>
+__global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries_tiles(const pd_attention a, const bool wide)
+{
+    PD_SHARED_DYNAMIC(shared);
+    pd_pair_tiles<D> &t = *reinterpret_cast<pd_pair_tiles<D> *>(shared);
+    const uint32_t tiles = (a.length + PD_PAIR - 1) / PD_PAIR;
+    const pd_attention_item item = pd_attention_item_of(blockIdx.x, a.sequences, a.heads, tiles, true);
+    const uint32_t kv = (item.head + a.group_offset) / a.group, r = item.tile * PD_PAIR, own = threadIdx.x / 32 * 16;
+    const uint32_t count = pd_attention_count(a.length, item.tile, PD_PAIR);
+    const uint64_t row = (uint64_t)item.sequence * a.length, key_row = (uint64_t)item.sequence * a.key_length;
+    const uint64_t ld_out = (uint64_t)a.heads * D, ld_stays[2] = {a.ld_qkv, ld_out}, ld_passes[2] = {a.ld_kv, a.ld_kv};
+    const uint16_t *const stays[2] = {(const uint16_t *)a.q + row * a.ld_qkv + item.head * D,
+                                      (const uint16_t *)a.dout + row * ld_out + item.head * D};
+    const uint16_t *const passes[2] = {(const uint16_t *)a.k + key_row * a.ld_kv + kv * D,
+                                       (const uint16_t *)a.v + key_row * a.ld_kv + kv * D};
+    const pd_attention_span seen = pd_attention_keys_seen(a, item.sequence, r, count, PD_PAIR);
+    float dq[1][D / 8][4];
+    queries_rows rows;
+    pd_pair_load<D>(t.stays, stays, ld_stays, item.tile, a.length, wide);
+    if (seen.begin < seen.end) pd_pair_load<D>(t.passes[0], passes, ld_passes, seen.begin, a.key_length, wide);
+    pd_cp_async_commit();
+    queries_start(a, item, rows);
+    pd_fragments_zero(dq);
+    if (!a.first_part) pd_fragments_get<D>(dq[0], a.dq_acc + (row + r) * ld_out + item.head * D, ld_out, own, count);
+    for (uint32_t kb = seen.begin, stage = 0; kb < seen.end; kb++, stage ^= 1) {
+        pd_pair_scores s, dp;
+        pd_cp_async_wait<0>();
+        __syncthreads();
+        if (kb + 1 < seen.end) pd_pair_load<D>(t.passes[stage ^ 1], passes, ld_passes, kb + 1, a.key_length, wide);
+        pd_cp_async_commit();
+        pd_pair_products<T, D>(s, dp, t.stays, t.passes[stage]);
+        if (pd_attention_cut(a, item.sequence, r, count, kb * PD_PAIR, PD_PAIR))
+            queries_gradients<true>(rows, a.scale * PD_LOG2_E, a.key_start + kb * PD_PAIR, s, dp);
+        else
+            queries_gradients<false>(rows, a.scale * PD_LOG2_E, a.key_start + kb * PD_PAIR, s, dp);
+        pd_tile_apply<T, D>(dq, dp, t.passes[stage][0]);
+    }
+    pd_cp_async_wait<0>();
+    __syncthreads();
+    queries_finish<T, D>(a, item, dq[0], t.stays[0], wide);
+}
+
+template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
+{
+    const uint64_t tiles = (a->length + PD_PAIR - 1) / PD_PAIR, items = tiles * a->sequences * a->heads;
+    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
+                      pd_is_wide(a->dout, D) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
+    return PD_LAUNCH(err, (attention_queries_tiles<T, D>), static_cast<unsigned>(items), PD_ATTENTION_THREADS,
+                     sizeof(pd_pair_tiles<D>), stream, *a, wide);
+}
+
+pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    if (a->dtype == PD_BF16 && a->head_size == 64) return queries_launch<PD_BF16, 64>(stream, a, err);
+    if (a->dtype == PD_BF16) return queries_launch<PD_BF16, 128>(stream, a, err);
+    if (a->head_size == 64) return queries_launch<PD_F16, 64>(stream, a, err);
+    return queries_launch<PD_F16, 128>(stream, a, err);
+}

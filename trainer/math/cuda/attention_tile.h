@@ -1,0 +1,211 @@
+/* Tiles of 16-bit numbers in shared memory and the tensor core steps over them.
+ *
+ * A tile is (rows, D), rows a multiple of 16; 16-byte chunk c of row r lies at place c ^ (r & 7), so that the eight rows of
+ * an ldmatrix lie in different banks. Fragments are those of mma.m16n8k16: of a 16 x 8 piece of C, lane l has columns
+ * 2 (l & 3) and the next, of row l/4 in c[0], c[1] and of row l/4 + 8 in c[2], c[3].
+ *
+ * An element of a product is a sequence of tensor core steps of 16 along k, ascending: no tile size shows in it. */
+#ifndef PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
+#define PD_TRAINER_MATH_CUDA_ATTENTION_TILE_H
+
+#include "trainer/math/cuda/attention_place.h"
+
+#define PD_ATTENTION_THREADS 128u
+#define PD_LOG2_E 1.4426950408889634f
+
+template <enum pd_dtype T> PD_DEVICE uint32_t pd_pack(float low, float high)
+{
+    return T == PD_BF16 ? pd_pack_bf16(low, high) : pd_pack_f16(low, high);
+}
+
+/* Two neighbouring pieces of C. */
+template <enum pd_dtype T>
+PD_DEVICE void pd_mma_pair(float (&left)[4], float (&right)[4], const uint32_t (&a)[4], const uint32_t (&b)[4])
+{
+    const uint32_t b_left[2] = {b[0], b[1]}, b_right[2] = {b[2], b[3]};
+    pd_mma_m16n8k16<T>(left, a, b_left);
+    pd_mma_m16n8k16<T>(right, a, b_right);
+}
+
+template <int D> PD_DEVICE uint32_t pd_tile_at(uint32_t row, uint32_t chunk)
+{
+    return row * D + ((chunk ^ (row & 7u)) * 8u);
+}
+
+/* (count, D) with rows ld apart -> tile (ROWS, D), zeros beyond count. `wide`: rows lie on 16 bytes. Not there before a
+ * commit and a wait. */
+template <int D, uint32_t ROWS>
+PD_DEVICE void pd_tile_load(uint16_t *tile, const uint16_t *src, uint64_t ld, uint32_t count, bool wide)
+{
+    constexpr uint32_t chunks = D / 8;
+    if (wide) {
+#pragma unroll
+        for (uint32_t j = 0; j < ROWS * chunks / PD_ATTENTION_THREADS; j++) {
+            uint32_t i = j * PD_ATTENTION_THREADS + threadIdx.x, row = i / chunks, chunk = i % chunks;
+            const uint16_t *from = src + (row < count ? row * ld : 0) + chunk * 8;
+            pd_cp_async16(tile + pd_tile_at<D>(row, chunk), from, row < count);
+        }
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < ROWS * D; i += PD_ATTENTION_THREADS) {
+        uint32_t row = i / D, column = i % D;
+        uint16_t *to = tile + pd_tile_at<D>(row, column / 8) + column % 8;
+        *to = row < count ? src[row * ld + column] : 0;
+    }
+}
+
+/* A (16, 16): rows from `row`, columns from 16 k. */
+template <int D> PD_DEVICE void pd_tile_a(uint32_t (&a)[4], const uint16_t *tile, uint32_t row, uint32_t k)
+{
+    uint32_t lane = threadIdx.x & 31u;
+    pd_ldmatrix_x4(a, tile + pd_tile_at<D>(row + (lane & 15u), 2 * k + (lane >> 4)));
+}
+
+/* B^T (16, 16), two pieces of n: rows are n from `row`, columns k from 16 k. */
+template <int D> PD_DEVICE void pd_tile_b(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t k)
+{
+    uint32_t lane = threadIdx.x & 31u;
+    pd_ldmatrix_x4(b, tile + pd_tile_at<D>(row + (lane & 7u) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1u)));
+}
+
+/* B (16, 16), two pieces of n: rows are k from `row`, columns n from 16 n. */
+template <int D> PD_DEVICE void pd_tile_b_turned(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t n)
+{
+    uint32_t lane = threadIdx.x & 31u;
+    pd_ldmatrix_x4_trans(b, tile + pd_tile_at<D>(row + (lane & 15u), 2 * n + (lane >> 4)));
+}
+
+/* c (16 M, 8 N) += X Y^T over D: X rows from `row`, Y rows from 0. */
+template <enum pd_dtype T, int D, int M, int N>
+PD_DEVICE void pd_tile_scores(float (&c)[M][N][4], const uint16_t *x, uint32_t row, const uint16_t *y)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (uint32_t m = 0; m < M; m++)
+            pd_tile_a<D>(a[m], x, row + 16 * m, k);
+#pragma unroll
+        for (uint32_t n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            pd_tile_b<D>(b, y, 8 * n, k);
+#pragma unroll
+            for (uint32_t m = 0; m < M; m++)
+                pd_mma_pair<T>(c[m][n], c[m][n + 1], a[m], b);
+        }
+    }
+}
+
+/* o (16 M, D) += P Y over 8 N rows of Y; P rounded, as fragments of scores. */
+template <enum pd_dtype T, int D, int M, int N>
+PD_DEVICE void pd_tile_apply(float (&o)[M][D / 8][4], const float (&p)[M][N][4], const uint16_t *y)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < N / 2; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (uint32_t m = 0; m < M; m++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                a[m][i] = pd_pack<T>(p[m][2 * k + i / 2][2 * (i % 2)], p[m][2 * k + i / 2][2 * (i % 2) + 1]);
+#pragma unroll
+        for (uint32_t n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            pd_tile_b_turned<D>(b, y, 16 * k, n);
+#pragma unroll
+            for (uint32_t m = 0; m < M; m++)
+                pd_mma_pair<T>(o[m][2 * n], o[m][2 * n + 1], a[m], b);
+        }
+    }
+}
+
+template <int M, int N> PD_DEVICE void pd_fragments_zero(float (&c)[M][N][4])
+{
+#pragma unroll
+    for (uint32_t m = 0; m < M; m++)
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                c[m][n][i] = 0.0f;
+}
+
+/* Row of a 16 x 8 piece where this lane's c[2 half] lies, and its column. */
+PD_DEVICE uint32_t pd_fragment_row(uint32_t half)
+{
+    return ((threadIdx.x & 31u) >> 2) + 8u * half;
+}
+
+PD_DEVICE uint32_t pd_fragment_column()
+{
+    return 2u * (threadIdx.x & 3u);
+}
+
+/* c (16, D) times scale[half], rounded -> rows of dst (count of them there), by way of `tile`, of which rows
+ * [row, row + 16) are this warp's own and no longer read. */
+template <enum pd_dtype T, int D>
+PD_DEVICE void pd_fragments_store(const float (&c)[D / 8][4], const float (&scale)[2], uint16_t *tile, uint32_t row,
+                                  uint16_t *dst, uint64_t ld, uint32_t count, bool wide)
+{
+    constexpr uint32_t chunks = D / 8;
+    uint32_t column = pd_fragment_column(), lane = threadIdx.x & 31u;
+#pragma unroll
+    for (uint32_t n = 0; n < chunks; n++)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t *to = (uint32_t *)(tile + pd_tile_at<D>(row + pd_fragment_row(half), n) + column);
+            *to = pd_pack<T>(c[n][2 * half] * scale[half], c[n][2 * half + 1] * scale[half]);
+        }
+    __syncwarp();
+    for (uint32_t i = lane; i < 16 * chunks; i += 32) {
+        uint32_t r = row + i / chunks, chunk = i % chunks;
+        const uint16_t *from = tile + pd_tile_at<D>(r, chunk);
+        uint16_t *to = dst + r * ld + chunk * 8;
+        if (r >= count) continue;
+        if (wide)
+            *(uint4 *)to = *(const uint4 *)from;
+        else
+            for (uint32_t j = 0; j < 8; j++)
+                to[j] = from[j];
+    }
+}
+
+/* c (16, D) of fp32 to and from rows of `dst` from `row` on, of which `count` are there. */
+template <int D>
+PD_DEVICE void pd_fragments_put(const float (&c)[D / 8][4], float *dst, uint64_t ld, uint32_t row, uint32_t count)
+{
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t r = row + pd_fragment_row(half);
+        if (r >= count) continue;
+        float *to = dst + r * ld + pd_fragment_column();
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n++) {
+            to[8 * n] = c[n][2 * half];
+            to[8 * n + 1] = c[n][2 * half + 1];
+        }
+    }
+}
+
+template <int D>
+PD_DEVICE void pd_fragments_get(float (&c)[D / 8][4], const float *src, uint64_t ld, uint32_t row, uint32_t count)
+{
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t r = row + pd_fragment_row(half);
+        bool there = r < count;
+        const float *from = src + (there ? r * ld : 0) + pd_fragment_column();
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n++) {
+            c[n][2 * half] = there ? from[8 * n] : 0.0f;
+            c[n][2 * half + 1] = there ? from[8 * n + 1] : 0.0f;
+        }
+    }
+}
+
+static inline bool pd_is_wide(const void *data, uint64_t ld)
+{
+    return (uintptr_t)data % 16 == 0 && ld % 8 == 0;
+}
+
+#endif
