@@ -25,9 +25,16 @@ void pd_damage_list_deinit(struct pd_damage_list *list)
     *list = (struct pd_damage_list){0};
 }
 
+/* All blocks of a compressed chunk fail with the chunk, in the same words: they are one finding. */
+static bool is_said(const struct verifying *v, const struct pd_damage *damage)
+{
+    const struct pd_damage *last = v->list.count ? &v->list.items[v->list.count - 1] : NULL;
+    return last && strcmp(last->file, damage->file) == 0 && strcmp(last->text, damage->text) == 0;
+}
+
 static pd_status add_damage(struct verifying *v, const struct pd_damage *damage, struct pd_error *err)
 {
-    if (v->list.count == DAMAGE_MAX) return PD_OK;
+    if (v->list.count == DAMAGE_MAX || is_said(v, damage)) return PD_OK;
     struct pd_damage *grown = realloc(v->list.items, ((size_t)v->list.count + 1) * sizeof *grown);
     if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory to list %u damages", v->list.count + 1);
     v->list.items = grown;

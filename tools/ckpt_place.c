@@ -1,5 +1,7 @@
 #include "tools/ckpt_place.h"
 
+#include "ckpt/base/words.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -50,11 +52,18 @@ static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct
     if (place->named[0]) return PD_OK;
     pd_run_tiers_of_run(path, &place->tiers);
     if (!place->tiers.count) return PD_OK;
-    PD_TRY(pd_run_tiers_look(&place->tiers, err));
-    const struct pd_run_tier *newest = pd_run_tiers_newest(&place->tiers);
-    snprintf(place->root, sizeof place->root, "%s", newest ? newest->dir : place->tiers.tiers[0].dir);
+    pd_status status = pd_run_tiers_look(&place->tiers, err);
+    if (place->tiers.count > 1 && !pd_run_tiers_say(&place->tiers))
+        return status ? status
+                      : pd_error_set(err, PD_NOT_FOUND, PD_WHERE, 0,
+                                     "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    const struct pd_run_tier *chosen = pd_run_tiers_newest(&place->tiers);
+    for (uint32_t i = 0; !chosen && i < place->tiers.count; i++)
+        if (pd_run_tier_is_there(&place->tiers.tiers[i])) chosen = &place->tiers.tiers[i];
+    if (chosen || place->tiers.count > 1) status = PD_OK;
+    if (chosen) snprintf(place->root, sizeof place->root, "%s", chosen->dir);
     if (place->tiers.count == 1) place->tiers.count = 0;
-    return PD_OK;
+    return status;
 }
 
 pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune, struct pd_ckpt_place *ret_place,
@@ -122,15 +131,33 @@ static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64]
     return PD_OK;
 }
 
+/* What lies there and is none; false: nothing. */
+static bool say_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
+{
+    const uint32_t unusable = pd_store_unusable_count(place->store);
+    if (unusable)
+        snprintf(ret_text, bytes,
+                 "%s holds %s, damaged or incomplete, and none that is whole; perdure ckpt verify %s tells more",
+                 place->root, pd_counted(unusable, "checkpoint").text, place->root);
+    else if (quarantined)
+        snprintf(ret_text, bytes,
+                 "%s holds %s in its quarantine directory, moved there as damaged (see reason.txt), and none that is whole; "
+                 "bring back a copy, or begin again with another run.dir",
+                 place->root, pd_counted(quarantined, "checkpoint").text);
+    return unusable || quarantined;
+}
+
 pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
     char begun[64];
+    uint32_t quarantined;
     PD_TRY(find_begun(place, begun, err));
+    PD_TRY(pd_store_count_quarantined(place->store, &quarantined, err));
     if (begun[0])
         snprintf(ret_text, bytes,
                  "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
                  place->root, begun);
-    else
+    else if (!say_flawed(place, quarantined, ret_text, bytes))
         snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
     return PD_OK;
 }
@@ -183,11 +210,26 @@ static pd_status look_elsewhere(struct pd_ckpt_place *place, uint64_t step, cons
     char first[sizeof place->root];
     memcpy(first, place->root, sizeof first);
     for (uint32_t i = 0; i < place->tiers.count; i++) {
-        if (strcmp(place->tiers.tiers[i].dir, first) == 0) continue;
+        if (strcmp(place->tiers.tiers[i].dir, first) == 0 || !pd_run_tier_is_there(&place->tiers.tiers[i])) continue;
         PD_TRY(move_to(place, place->tiers.tiers[i].dir, err));
         if ((*ret_entry = find_entry(place, step))) return PD_OK;
     }
     return place->tiers.count ? move_to(place, first, err) : PD_OK;
+}
+
+/* The newest that is whole may not be the newest that lies there. */
+static void say_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
+{
+    static const char format[] = "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n";
+    const uint32_t here = pd_store_unusable_count(place->store);
+    const struct pd_store_unusable *newest = here ? pd_store_unusable_at(place->store, here - 1) : NULL;
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        const struct pd_run_tier *tier = &place->tiers.tiers[i];
+        if (tier->unusable[0] && tier->unusable_step >= chosen->step)
+            fprintf(stderr, format, tier->dir, tier->unusable, tier->flaw, place->root, chosen->name);
+    }
+    if (!place->tiers.count && newest && newest->step >= chosen->step)
+        fprintf(stderr, format, place->root, newest->name, newest->cause, place->root, chosen->name);
 }
 
 pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
@@ -195,7 +237,31 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
 {
     *ret_entry = find_entry(place, step);
     if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
+    if (*ret_entry && !place->named[0] && step == UINT64_MAX) say_passed(place, *ret_entry);
     return *ret_entry ? PD_OK : say_none(place, step, err);
+}
+
+bool pd_ckpt_is_of_copy(pd_status status)
+{
+    return status == PD_CORRUPT || status == PD_NOT_FOUND || status == PD_IO;
+}
+
+bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry)
+{
+    const struct pd_store_entry bad = **entry;
+    char before[sizeof place->root];
+    memcpy(before, place->root, sizeof before);
+    if (place->named[0]) return false;
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        const struct pd_run_tier *tier = &place->tiers.tiers[i];
+        if (strcmp(tier->dir, before) == 0) place->tried |= 1u << i;
+        if (place->tried >> i & 1 || !pd_run_tier_is_there(tier) || move_to(place, tier->dir, NULL)) continue;
+        *entry = find_entry(place, bad.step);
+        if (!*entry || (*entry)->lineage != bad.lineage) continue;
+        fprintf(stderr, "perdure: %s/%s: %s; taking the copy in %s\n", before, bad.name, cause->message, place->root);
+        return true;
+    }
+    return false;
 }
 
 pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err)

@@ -12,10 +12,12 @@ struct pd_ckpt_place {
     char root[4096];           /* the directory of checkpoints */
     char named[64];            /* the checkpoint that PATH named, or "" */
     struct pd_run_tiers tiers; /* of a run that has several; otherwise none */
+    uint32_t tried;            /* bits of those whose copy of the chosen checkpoint is no good */
 };
 
-/* Opens the store without changing it (of a run with several tiers that which holds the newest), or with `prune` to delete
- * from it. errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: prune, and a run is using it */
+/* Opens the store without changing it (of a run with several tiers that which holds the newest; those that are absent or
+ * cannot be read are said), or with `prune` to delete from it. errors  PD_NOT_FOUND: there is no such directory; PD_BUSY:
+ * prune, and a run is using it */
 PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune,
                                          struct pd_ckpt_place *ret_place, struct pd_error *err);
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
@@ -25,6 +27,11 @@ void pd_ckpt_place_close(struct pd_ckpt_place *place);
  * message says what is wrong with it, or what there is */
 PD_MUST_USE pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step,
                                            const struct pd_store_entry **ret_entry, struct pd_error *err);
+/* Whether another copy may help: damage, a shard that is absent, a storage error. */
+bool pd_ckpt_is_of_copy(pd_status status);
+/* `cause` came of reading the chosen checkpoint: the same step in another tier, which is said on stderr. False: there is
+ * none, or PATH named one checkpoint. */
+bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry);
 /* The sentence for a place without checkpoints, alike in all commands: says what was begun there. */
 PD_MUST_USE pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,
                                               struct pd_error *err);

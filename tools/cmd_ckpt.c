@@ -74,6 +74,7 @@ static pd_status ls_tiers(const struct pd_run_tiers *tiers, struct pd_table *tab
 {
     for (uint32_t i = 0; i < tiers->count; i++) {
         struct pd_ckpt_place place;
+        if (!pd_run_tier_is_there(&tiers->tiers[i])) continue;
         PD_TRY(pd_ckpt_place_open(tiers->tiers[i].dir, NULL, &place, err));
         pd_status status = ls_rows(&place, table, w, err);
         pd_ckpt_place_close(&place);
@@ -100,6 +101,7 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     if (!status && o->json) status = pd_output_json(&w, err);
     if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
     if (!status && !o->json && !pd_store_count(place.store)) status = ls_none(&place, err);
+    if (!status) status = pd_run_tiers_unread(&place.tiers, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
     pd_ckpt_place_close(&place);
@@ -197,10 +199,12 @@ static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
 {
     struct pd_ckpt_place place;
     const struct pd_store_entry *entry;
-    struct pd_commit commit;
+    struct pd_commit commit = {0};
     PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
     pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
     if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
+    while (pd_ckpt_is_of_copy(status) && entry && pd_ckpt_place_next_copy(&place, err, &entry))
+        status = pd_store_read_commit(place.store, entry, &commit, err);
     if (!status) {
         if (o->config)
             fputs(commit.state.config, stdout);
@@ -274,7 +278,7 @@ static pd_status prune_all(struct pruning *p, struct pd_error *err)
     pd_status status = PD_OK;
     if (p->names_place) pd_json_array_begin(&p->w, NULL);
     for (uint32_t i = 0; !status && i < tiers.count; i++)
-        status = prune_one(p, tiers.tiers[i].dir, err);
+        if (pd_run_tier_is_there(&tiers.tiers[i])) status = prune_one(p, tiers.tiers[i].dir, err);
     if (!p->names_place) status = prune_one(p, p->options->paths[0], err);
     if (p->names_place) pd_json_array_end(&p->w);
     return status;

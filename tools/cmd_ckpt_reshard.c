@@ -20,7 +20,8 @@
 struct reshard {
     const struct pd_ckpt_options *options;
     struct pd_ckpt_place source, target;
-    char directory[4096]; /* of the source */
+    const struct pd_store_entry *entry; /* of the source */
+    char directory[4096];               /* of the source */
     struct pd_commit commit;
     struct pd_config config;
     struct pd_model *model;
@@ -99,14 +100,29 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
 
 /* ---- source and target ---- */
 
+static pd_status read_record(struct reshard *r, struct pd_error *err)
+{
+    pd_commit_deinit(&r->commit);
+    r->commit = (struct pd_commit){0};
+    PD_TRY(pd_store_read_commit(r->source.store, r->entry, &r->commit, err));
+    pd_store_entry_path(r->source.store, r->entry, r->directory);
+    return PD_OK;
+}
+
+/* `st` came of reading the source, with *err: PD_OK when a copy in another tier is the source now. */
+static pd_status take_copy(struct reshard *r, pd_status st, struct pd_error *err)
+{
+    while (pd_ckpt_is_of_copy(st) && pd_ckpt_place_next_copy(&r->source, err, &r->entry))
+        if ((st = read_record(r, err)) == PD_OK) return PD_OK;
+    return st;
+}
+
 static pd_status open_source(struct reshard *r, struct pd_error *err)
 {
-    const struct pd_store_entry *entry;
     PD_TRY(pd_ckpt_place_open(r->options->paths[0], NULL, &r->source, err));
-    PD_TRY(pd_ckpt_place_choose(&r->source, r->options->step, &entry, err));
-    PD_TRY(pd_store_read_commit(r->source.store, entry, &r->commit, err));
-    pd_store_entry_path(r->source.store, entry, r->directory);
-    return PD_OK;
+    PD_TRY(pd_ckpt_place_choose(&r->source, r->options->step, &r->entry, err));
+    pd_status st = read_record(r, err);
+    return st ? take_copy(r, st, err) : PD_OK;
 }
 
 static pd_status check_entry(const struct reshard *r, const struct pd_store_entry *entry, struct pd_error *err)
@@ -184,6 +200,16 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
     return st;
 }
 
+/* Every copy that lies in a tier, until one is whole. */
+static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
+{
+    pd_status st;
+    do {
+        st = rewrite(r, err);
+    } while (st == PD_CORRUPT && (st = take_copy(r, st, err)) == PD_OK);
+    return pd_ckpt_say_next(st, err);
+}
+
 static pd_status print(const struct reshard *r, struct pd_error *err)
 {
     const struct pd_layout *l = &r->laid_out.layout;
@@ -231,7 +257,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     if (!st) st = lay_out(&r, err);
     if (!st) st = check_target(&r, err);
     if (!st) st = open_target(&r, err);
-    if (!st) st = pd_ckpt_say_next(rewrite(&r, err), err);
+    if (!st) st = rewrite_any(&r, err);
     if (!st) st = print(&r, err);
     pd_model_free(r.model);
     pd_config_deinit(&r.config);

@@ -15,6 +15,7 @@
 /* One checkpoint, looked into. */
 struct opened {
     struct pd_ckpt_place place;
+    const struct pd_store_entry *entry; /* NULL: PATH named it */
     struct pd_inspect *inspect;
     char path[4096];
 };
@@ -22,13 +23,31 @@ struct opened {
 static void opened_close(struct opened *o)
 {
     pd_inspect_close(o->inspect);
+    o->inspect = NULL;
     pd_ckpt_place_close(&o->place);
+}
+
+static pd_status look_into(struct opened *o, struct pd_error *err)
+{
+    pd_inspect_close(o->inspect);
+    o->inspect = NULL;
+    if (o->entry) pd_store_entry_path(o->place.store, o->entry, o->path);
+    pd_status status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
+    if (!status) status = pd_inspect_check_complete(o->inspect, err);
+    return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* no valid checkpoint where one must be */
+}
+
+/* `status` came of reading it, with *err: PD_OK when a copy in another tier is open instead. */
+static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *err)
+{
+    while (pd_ckpt_is_of_copy(status) && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
+        if ((status = look_into(o, err)) == PD_OK) return PD_OK;
+    return status;
 }
 
 /* A checkpoint that PATH names is opened even when the store would not list it. */
 static pd_status opened_open(const char *path, uint64_t step, struct opened *o, struct pd_error *err)
 {
-    const struct pd_store_entry *entry;
     *o = (struct opened){0};
     PD_TRY(pd_ckpt_place_open(path, NULL, &o->place, err));
     pd_status status = PD_OK;
@@ -36,11 +55,9 @@ static pd_status opened_open(const char *path, uint64_t step, struct opened *o, 
         int length = snprintf(o->path, sizeof o->path, "%s/%s", o->place.root, o->place.named);
         PD_CHECK(length > 0 && (size_t)length < sizeof o->path);
     } else {
-        status = pd_ckpt_place_choose(&o->place, step, &entry, err);
-        if (!status) pd_store_entry_path(o->place.store, entry, o->path);
+        status = pd_ckpt_place_choose(&o->place, step, &o->entry, err);
     }
-    if (!status) status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
-    if (status == PD_NOT_FOUND) status = PD_CORRUPT; /* its record is gone: no valid checkpoint where one must be */
+    if (!status && (status = look_into(o, err))) status = take_copy(o, status, err);
     if (status) opened_close(o);
     return status;
 }
@@ -146,8 +163,10 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
     struct pd_ckpt_progress progress;
     struct pd_state_report report = {0};
     PD_TRY(opened_open(options->paths[0], options->step, &o, err));
-    pd_status status = pd_inspect_check_complete(o.inspect, err);
-    if (!status) status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
+    pd_status status = PD_OK;
+    do {
+        status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
+    } while (status && !(status = take_copy(&o, status, err)));
     status = pd_ckpt_say_next(status, err);
     if (!status) {
         pd_ckpt_progress_end(&progress);
@@ -221,15 +240,38 @@ static pd_status diff_json(const struct opened sides[2], const struct pd_diff *d
     return pd_output_json(&w, err);
 }
 
+/* The difference met damage on one side: which, is seen when all of it is read. */
+static bool is_bad(struct opened *o, struct pd_error *err)
+{
+    struct pd_damage_list list = {0};
+    pd_status status = pd_inspect_verify(o->inspect, NULL, NULL, &list, err);
+    const bool bad = status || list.count;
+    if (!status && bad) (void)pd_error_set(err, list.items[0].status, PD_WHERE, 0, "%s", list.items[0].text);
+    pd_damage_list_deinit(&list);
+    return bad;
+}
+
+static pd_status take_other_side(struct opened sides[2], pd_status status)
+{
+    for (int i = 0; i < 2 && pd_ckpt_is_of_copy(status); i++) {
+        struct pd_error own = {0};
+        if (!sides[i].place.tiers.count || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
+        if (!take_copy(&sides[i], own.status, &own)) return PD_OK;
+        return status; /* nothing is looked into on that side any more */
+    }
+    return status;
+}
+
 static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
 {
     struct pd_ckpt_progress progress;
     struct pd_diff diff = {0};
-    PD_TRY(pd_inspect_check_complete(sides[0].inspect, err));
-    PD_TRY(pd_inspect_check_complete(sides[1].inspect, err));
-    pd_status status =
-        pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
-    pd_ckpt_progress_end(&progress);
+    pd_status status = PD_OK;
+    do {
+        status =
+            pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
+        pd_ckpt_progress_end(&progress);
+    } while (status && !(status = take_other_side(sides, status)));
     status = pd_ckpt_say_next(status, err);
     if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
     if (!status && diff.different_count)

@@ -319,6 +319,7 @@ static pd_status verify_tiers(struct verify *v, uint64_t step, struct pd_error *
     const struct pd_run_tiers tiers = v->place.tiers;
     if (!tiers.count) return verify_place(v, step, ret_none, err);
     for (uint32_t i = 0; i < tiers.count; i++) {
+        if (!pd_run_tier_is_there(&tiers.tiers[i])) continue;
         pd_ckpt_place_close(&v->place);
         PD_TRY(pd_ckpt_place_open(tiers.tiers[i].dir, NULL, &v->place, err));
         if (!v->is_json) printf("%s:\n", v->place.root);
@@ -336,12 +337,14 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
     pd_json_writer_init(&v.w, 2);
     pd_json_object_begin(&v.w, NULL);
     pd_json_array_begin(&v.w, "checkpoints");
+    const struct pd_run_tiers tiers = v.place.tiers;
     pd_status status = verify_tiers(&v, options->step, &none, err);
     if (!status) status = finish(&v, err);
     if (!status && (v.verdict.status || !v.total)) {
         if (err) *err = v.verdict.status ? v.verdict : none;
         status = v.verdict.status ? v.verdict.status : PD_CORRUPT;
     }
+    if (!status) status = pd_run_tiers_unread(&tiers, err);
     pd_json_writer_deinit(&v.w);
     pd_ckpt_place_close(&v.place);
     return status;

@@ -52,7 +52,9 @@ static error_t refuse(struct options *o, const char *option, const char *text, c
 static error_t parse_worlds(struct options *o, const char *text)
 {
     char word[16];
-    if (!*text) return refuse(o, "world", text, "a number of ranks, or several such as 4,8");
+    const size_t bytes = strlen(text);
+    if (!bytes || text[0] == ',' || text[bytes - 1] == ',' || strstr(text, ",,"))
+        return refuse(o, "world", text, "a number of ranks, or several such as 4,8");
     for (; *text; text += *text == ',') {
         size_t length = strcspn(text, ",");
         uint64_t value = 0;

@@ -146,8 +146,10 @@ static pd_status checkpoints_of(const char *path, char *buffer, size_t room, con
         PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run or its directory of checkpoints", path);
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
-    PD_TRY(pd_run_tiers_look(&tiers, err));
+    pd_status looked = pd_run_tiers_look(&tiers, err);
+    if (tiers.count > 1) (void)pd_run_tiers_say(&tiers);
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (looked && !newest) return looked;
     if (newest)
         snprintf(buffer, room, "%s", newest->dir);
     else

@@ -86,7 +86,7 @@ static bool newest_step(void *context, uint64_t *ret_step)
     const struct pd_launch_chooser *chooser = context;
     struct pd_run_tiers tiers;
     pd_run_tiers_of_config(chooser->config, &tiers);
-    if (pd_run_tiers_look(&tiers, NULL)) return false;
+    (void)!pd_run_tiers_look(&tiers, NULL); /* the ranks say what cannot be read */
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     if (newest) *ret_step = newest->step;
     return newest;
@@ -167,7 +167,7 @@ static pd_status print_result(const struct pd_config *config, struct pd_error *e
     struct pd_run_tiers tiers;
     struct pd_json_writer w;
     pd_run_tiers_of_config(config, &tiers);
-    PD_TRY(pd_run_tiers_look(&tiers, err));
+    (void)!pd_run_tiers_look(&tiers, NULL);
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     pd_json_writer_init(&w, 0);
     pd_json_object_begin(&w, NULL);

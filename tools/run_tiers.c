@@ -13,12 +13,6 @@ void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers 
         snprintf(ret_tiers->tiers[i].dir, sizeof ret_tiers->tiers[i].dir, "%s", options[i].dir);
 }
 
-static bool is_directory(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 /* A directory below run.dir is looked for below the run as it is named now: it may have been moved, or been relative. */
 static void find_now(const struct pd_config *config, const char *run_dir, char dir[4096])
 {
@@ -40,9 +34,24 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
     pd_run_tiers_of_config(&config, &all);
     for (uint32_t i = 0; config.checkpoint.tiers_count && i < all.count; i++) {
         find_now(&config, run_dir, all.tiers[i].dir);
-        if (is_directory(all.tiers[i].dir)) ret_tiers->tiers[ret_tiers->count++] = all.tiers[i];
+        ret_tiers->tiers[ret_tiers->count++] = all.tiers[i];
     }
     pd_config_deinit(&config);
+}
+
+static void take_contents(struct pd_run_tier *tier, const struct pd_store *store)
+{
+    const uint32_t unusable = pd_store_unusable_count(store);
+    tier->count = pd_store_count(store);
+    if (tier->count) {
+        tier->lineage = pd_store_entry_at(store, 0)->lineage;
+        tier->step = pd_store_entry_at(store, 0)->step;
+    }
+    if (!unusable) return;
+    const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
+    tier->unusable_step = newest->step;
+    snprintf(tier->unusable, sizeof tier->unusable, "%s", newest->name);
+    snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
 static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, struct pd_error *err)
@@ -50,29 +59,61 @@ static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, struct 
     const struct pd_store_options options = {.keep_last = 1};
     struct pd_group group;
     struct pd_store *store;
+    struct pd_error own = {0};
     struct stat st;
     tier->count = 0;
-    if (stat(tier->dir, &st) && errno == ENOENT) return PD_OK;
+    tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
+    if (tier->is_absent) return PD_OK;
     pd_group_init_single(&group);
-    PD_TRY(pd_store_open(door, tier->dir, &options, &group, &store, err));
-    tier->count = pd_store_count(store);
-    if (tier->count) {
-        tier->lineage = pd_store_entry_at(store, 0)->lineage;
-        tier->step = pd_store_entry_at(store, 0)->step;
+    tier->status = pd_store_open(door, tier->dir, &options, &group, &store, &own);
+    if (!tier->status) {
+        take_contents(tier, store);
+        pd_store_close(store);
+        return PD_OK;
     }
-    pd_store_close(store);
-    return PD_OK;
+    snprintf(tier->cause, sizeof tier->cause, "%.511s", own.message);
+    if (err) *err = own;
+    return tier->status;
 }
 
 pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
 {
     struct pd_door *door;
     PD_TRY(pd_door_new_threads(4, 1, &door, err));
-    pd_status st = PD_OK;
-    for (uint32_t i = 0; !st && i < tiers->count; i++)
-        st = look_at(door, &tiers->tiers[i], err);
+    pd_status result = PD_OK;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        pd_status st = look_at(door, &tiers->tiers[i], result ? NULL : err);
+        if (!result) result = st;
+    }
     pd_door_free(door);
-    return st;
+    return result;
+}
+
+bool pd_run_tier_is_there(const struct pd_run_tier *tier)
+{
+    return !tier->is_absent && !tier->status;
+}
+
+bool pd_run_tiers_say(const struct pd_run_tiers *tiers)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        const struct pd_run_tier *tier = &tiers->tiers[i];
+        any = any || pd_run_tier_is_there(tier);
+        if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and is not there\n", tier->dir);
+        if (tier->status)
+            fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so what it holds is not known: %s\n",
+                    tier->dir, tier->cause);
+    }
+    return any;
+}
+
+pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++)
+        if (tiers->tiers[i].status)
+            PD_FAIL(err, PD_IO, "%s is not looked at; this is what the other tiers hold", tiers->tiers[i].dir);
+    return PD_OK;
 }
 
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)

@@ -8,6 +8,11 @@ struct pd_run_tier {
     char dir[4096];
     uint32_t count; /* sealed checkpoints; 0 too where the directory is absent */
     uint64_t lineage, step;
+    bool is_absent;
+    pd_status status; /* why it cannot be looked at */
+    char cause[512];
+    uint64_t unusable_step; /* of the newest that lies there and is not whole; its name is empty where there is none */
+    char unusable[64], flaw[256];
 };
 
 struct pd_run_tiers {
@@ -16,10 +21,15 @@ struct pd_run_tiers {
 };
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);
-/* Those that config.yaml of a run directory names and that are there; none where it names none, or is no run. */
+/* Those that config.yaml of a run directory names; none where it names none, or is no run. */
 void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
-/* Fills in what lies there. */
+/* Fills in what lies there, of all. errors  of the first that cannot be looked at */
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
+bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked at */
+/* On stderr, those that are not. False: none is there. */
+bool pd_run_tiers_say(const struct pd_run_tiers *tiers);
+/* errors  PD_IO of the first that cannot be looked at: an answer about all of them is not complete */
+PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
 /* By (lineage, step), of equal ones the earlier; NULL: no tier holds any. */
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers);
 

@@ -153,6 +153,19 @@ static pd_status apply_preset(const struct source *source, struct pd_config *con
     return PD_OK;
 }
 
+/* Checks look at a whole configuration; whoever gave the key that a message begins with is to mend it. */
+static const char *blamed(const struct source *source, const char *message)
+{
+    static const char key_characters[] = "abcdefghijklmnopqrstuvwxyz0123456789_.";
+    const size_t whole = strcspn(message, " :"), bare = strspn(message, key_characters);
+    for (uint32_t i = 0; i < source->override_count; i++) {
+        const char *override = source->overrides[i];
+        const size_t length = strcspn(override, "=");
+        if (length && (length == whole || length == bare) && strncmp(override, message, length) == 0) return "command line";
+    }
+    return source->name;
+}
+
 static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     PD_TRY(set_defaults(config, err));
@@ -163,7 +176,7 @@ static pd_status build(const struct source *source, struct pd_config *config, st
                 source->name);
     pd_status status = pd_config_resolve(config, err);
     if (!status) status = pd_config_check(config, err);
-    return status ? pd_error_context(err, status, "%s", source->name) : PD_OK;
+    return status && err ? pd_error_context(err, status, "%s", blamed(source, err->message)) : status;
 }
 
 pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides, uint32_t override_count,

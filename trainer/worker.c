@@ -19,6 +19,7 @@
 #include "trainer/scratch.h"
 #include "trainer/signals.h"
 #include "trainer/state_files.h"
+#include "trainer/tier_places.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,6 +41,7 @@ struct worker {
     struct pd_group group, tier_groups[PD_TIERS_MAX];
     struct pd_door *door;
     struct pd_tiers *tiers;
+    struct pd_tier_places places;
     struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_model *model;
@@ -118,80 +120,11 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
     return pd_group_agree(&w->group, st, err);
 }
 
-/* Directories of checkpoints, as this rank finds or makes them. */
-struct tier_places {
-    uint64_t used; /* bits of those that an earlier launch has named */
-    char causes[PD_TIERS_MAX][700];
-};
-
-/* What the configuration of the launch before named: rank 0 tells. Where it cannot be understood, all of them. */
-static pd_status find_used(struct worker *w, const struct pd_tiers_options *options, uint64_t *ret_used,
-                           struct pd_error *err)
-{
-    struct pd_tier_options before[PD_TIERS_MAX];
-    struct pd_config config;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/config.yaml", w->config->run.dir);
-    *ret_used = 0;
-    if (w->comm->rank == 0 && access(path, F_OK) == 0) {
-        if (pd_config_load(path, NULL, 0, &config, NULL) == PD_OK) {
-            const uint32_t count = pd_config_tiers(&config, before);
-            for (uint32_t i = 0; i < options->count; i++)
-                for (uint32_t k = 0; k < count; k++)
-                    if (strcmp(options->tiers[i].dir, before[k].dir) == 0) *ret_used |= UINT64_C(1) << i;
-            pd_config_deinit(&config);
-        } else {
-            *ret_used = UINT64_MAX;
-        }
-    }
-    return pd_group_broadcast(&w->group, 0, ret_used, sizeof *ret_used, err);
-}
-
-/* Where `dir` would lie. */
-static bool is_in_memory(struct pd_door *door, const char *dir)
-{
-    char path[4096];
-    struct pd_space space = {0};
-    snprintf(path, sizeof path, "%s", dir);
-    while (pd_door_space(door, path, &space, NULL)) {
-        char *slash = strrchr(path, '/');
-        if (!slash || slash == path) return false;
-        *slash = '\0';
-    }
-    return space.in_memory;
-}
-
-/* With several tiers one that cannot be made is a matter of pd_tiers_open. What lay in memory is gone with its directory. */
-static pd_status make_tier(struct worker *w, struct pd_tiers_options *options, uint32_t tier, struct tier_places *places,
-                           struct pd_error *err)
-{
-    struct pd_tier_options *o = &options->tiers[tier];
-    struct stat stat_there;
-    struct pd_error why = {0};
-    const bool was_used = places->used >> tier & 1, is_absent = stat(o->dir, &stat_there) && errno == ENOENT;
-    pd_status st = pd_worker_make_directories(o->dir, &why);
-    if (st && options->count > 1 && st != PD_INVALID) {
-        o->missing_in_memory = is_in_memory(w->door, o->dir);
-        o->missing = o->missing_in_memory || !was_used ? PD_NOT_FOUND : PD_IO;
-        snprintf(places->causes[tier], sizeof places->causes[tier], "%.690s", why.message);
-        o->missing_cause = places->causes[tier];
-        return PD_OK;
-    }
-    if (st && err) *err = why;
-    if (!st && is_absent && was_used && options->count > 1 && w->comm->rank == 0 && !is_in_memory(w->door, o->dir))
-        pd_log(PD_LOG_WARN, MODULE, "%s was used by the launch before, was absent, and begins empty: is a disk not mounted?",
-               o->dir);
-    return st;
-}
-
-static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct tier_places *places,
-                                      struct pd_error *err)
+static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
 {
     PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
     PD_TRY(pd_door_new_auto(&w->door, err));
-    for (uint32_t i = 0; i < options->count; i++)
-        PD_TRY(make_tier(w, options, i, places, err));
-    return PD_OK;
+    return pd_tier_places_make(&w->places, w->door, options, err);
 }
 
 static bool keeps_files(const struct pd_config *c)
@@ -208,10 +141,9 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
                                        .busy_wait_ms = 10000,
                                        .generations = w->config->offload.optimizer == PD_PLACE_NVME,
                                        .needs_first = keeps_files(w->config)};
-    struct tier_places places = {0};
     options.count = pd_config_tiers(w->config, options.tiers);
-    PD_TRY(find_used(w, &options, &places.used, err));
-    PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, &places, err), err));
+    PD_TRY(pd_tier_places_find(&w->places, w->config->run.dir, &w->group, &options, err));
+    PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->tier_comms[i], err));
         if (i) w->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
@@ -370,6 +302,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_tiers(w, err));
     PD_TRY(publish_config(w, err));
+    pd_tier_places_note(&w->places, w->tiers);
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(make_saver(w, err));
     if (w->engine->files) PD_TRY(make_generations(w, err));
@@ -395,6 +328,7 @@ static void tear_down(struct worker *w)
     pd_saver_free(w->saver);
     pd_state_files_close(w->engine);
     pd_scratch_close(w->scratch);
+    if (w->tiers) pd_tier_places_note(&w->places, w->tiers);
     pd_tiers_close(w->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(w->tier_comms[i]);
@@ -541,6 +475,7 @@ static void write_metrics(struct worker *w, struct pd_metrics_step *m)
     m->stall_seconds = w->stall_seconds;
     m->memory_bytes = pd_metrics_resident_bytes();
     w->save_seconds = w->stall_seconds = 0;
+    pd_tier_places_note(&w->places, w->tiers);
     if (w->metrics && pd_metrics_write(w->metrics, m, &error))
         pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m->step, error.message);
 }

@@ -173,6 +173,11 @@ expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow:
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
        err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
+for number, text in enumerate(["1,", ",1", "1,,2"]):
+    expect(f"plan-world-comma-{number}", ["plan", MINIMAL, f"--world={text}"], 64,
+           err=said(f"--world={text}: expected a number of ranks, or several such as 4,8"))
+expect("compression-of-the-command-line", ["train", MINIMAL, "checkpoint.compression=zstd:40"], 78,
+       err=re.compile("^perdure: command line: checkpoint.compression: "))
 expect("plan-world-empty", ["plan", MINIMAL, "--world="], 64,
        err=said("--world=: expected a number of ranks, or several such as 4,8"))
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
@@ -252,7 +257,8 @@ REFUSED = {
 }
 for name, (overrides, sentence) in REFUSED.items():
     for command in ("plan", "train"):
-        expect(f"refused-{name}-{command}", [command, MINIMAL, *overrides], 78, err=said(f"run.yaml: {sentence}"))
+        blamed = "command line" if re.match(r"[a-z_.]+", sentence)[0] in [o.split("=")[0] for o in overrides] else "run.yaml"
+        expect(f"refused-{name}-{command}", [command, MINIMAL, *overrides], 78, err=said(f"{blamed}: {sentence}"))
 expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
        err=said("layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"))
 expect("plan-world-before-ranks", ["plan", MINIMAL, "--world=4", "layout.ranks=3", "layout.pp=4"], 0,
