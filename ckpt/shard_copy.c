@@ -1,4 +1,4 @@
-/* A chunk is whole pages of consecutive segments and never ends inside a block, so that it can be verified where it lies:
+/* The file in pieces (shard_pieces.h), several on their way:
  *
  *   free --read--> arrived, verified --write--> free
  *
@@ -9,6 +9,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/shard_open.h"
+#include "ckpt/shard_pieces.h"
 
 #include <string.h>
 
@@ -19,8 +20,7 @@
 struct slot {
     struct pd_transfer transfer;
     unsigned char *buffer;
-    uint32_t segment; /* where the chunk begins */
-    uint64_t at;      /* in that segment */
+    struct pd_shard_piece piece;
     bool is_free;
 };
 
@@ -32,65 +32,16 @@ struct copy {
     struct slot slots[SLOTS];
     uint32_t in_flight;
     uint64_t slot_bytes;
-    uint32_t segment; /* next to read */
-    uint64_t at;
+    struct pd_shard_cursor cursor; /* next to read */
     uint64_t start_ns, begun_bytes;
     struct pd_error *err;
 };
-
-/* ---- verifying ---- */
-
-/* Once more from the disk before it is called damage. Its padding was in the first read. */
-static pd_status verify_block(struct copy *c, uint32_t box, uint64_t block, unsigned char *data)
-{
-    const uint64_t left = c->source->contents.places[box].bytes - block * PD_SHARD_BLOCK_BYTES;
-    const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
-    if (pd_shard_verify_block(c->source, box, block, data, NULL) == PD_OK) return PD_OK;
-    PD_TRY(pd_shard_read_blocks(c->source, box, block, 1, data, c->err));
-    memset(data + bytes, 0, (PD_SHARD_PAGE_BYTES - bytes % PD_SHARD_PAGE_BYTES) % PD_SHARD_PAGE_BYTES);
-    return PD_OK;
-}
-
-static pd_status verify_chunk(struct copy *c, const struct slot *slot)
-{
-    uint64_t done = 0, at = slot->at;
-    for (uint32_t i = slot->segment; done < slot->transfer.bytes; i++, at = 0) {
-        const struct pd_shard_segment *segment = &c->source->map.segments[i];
-        while (at < segment->bytes && done < slot->transfer.bytes) {
-            const uint64_t left = segment->bytes - at;
-            const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
-            if (segment->type == PD_SEGMENT_BOX)
-                PD_TRY(verify_block(c, segment->box, at / PD_SHARD_BLOCK_BYTES, slot->buffer + done));
-            at += bytes;
-            done += bytes;
-        }
-    }
-    return PD_OK;
-}
 
 /* ---- moving ---- */
 
 static bool must_stop(const struct copy *c)
 {
     return c->request->stop && atomic_load_explicit(c->request->stop, memory_order_relaxed);
-}
-
-/* Bytes of the next chunk; 0: there is none. Segments follow each other without a gap. */
-static uint64_t cut_chunk(struct copy *c, struct slot *slot)
-{
-    uint64_t bytes = 0;
-    slot->segment = c->segment;
-    slot->at = c->at;
-    while (c->segment < c->source->map.segment_count) {
-        const uint64_t left = c->source->map.segments[c->segment].bytes - c->at, room = c->slot_bytes - bytes;
-        const uint64_t take = left <= room ? left : room / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
-        bytes += take;
-        c->at += take;
-        if (take < left) break;
-        c->segment++;
-        c->at = 0;
-    }
-    return bytes;
 }
 
 static pd_status wait_for_turn(struct copy *c)
@@ -117,13 +68,13 @@ static pd_status submit(struct copy *c, struct slot *slot)
 
 static pd_status start_read(struct copy *c, struct slot *slot)
 {
-    const uint64_t bytes = cut_chunk(c, slot);
-    if (!bytes) return PD_OK;
-    c->begun_bytes += bytes;
+    slot->piece = pd_shard_cut_piece(c->source, &c->cursor, c->slot_bytes);
+    if (!slot->piece.bytes) return PD_OK;
+    c->begun_bytes += slot->piece.bytes;
     slot->transfer = (struct pd_transfer){.file = c->source->file,
                                           .data = slot->buffer,
-                                          .offset = c->source->map.segments[slot->segment].offset + slot->at,
-                                          .bytes = bytes,
+                                          .offset = slot->piece.offset,
+                                          .bytes = slot->piece.bytes,
                                           .user = slot};
     return submit(c, slot);
 }
@@ -135,7 +86,7 @@ static pd_status finish_transfer(struct copy *c, struct slot *slot)
         slot->is_free = true;
         return PD_OK;
     }
-    PD_TRY(verify_chunk(c, slot));
+    PD_TRY(pd_shard_verify_piece(c->source, &slot->piece, slot->buffer, c->err));
     slot->transfer = (struct pd_transfer){.file = c->target,
                                           .data = slot->buffer,
                                           .offset = slot->transfer.offset,
@@ -161,13 +112,13 @@ static pd_status reap(struct copy *c)
 static pd_status move_all(struct copy *c)
 {
     do {
-        for (uint32_t i = 0; i < SLOTS && c->segment < c->source->map.segment_count; i++) {
+        for (uint32_t i = 0; i < SLOTS && !pd_shard_is_at_end(c->source, &c->cursor); i++) {
             if (!c->slots[i].is_free) continue;
             PD_TRY(wait_for_turn(c));
             PD_TRY(start_read(c, &c->slots[i]));
         }
         if (c->in_flight) PD_TRY(reap(c));
-    } while (c->in_flight || c->segment < c->source->map.segment_count);
+    } while (c->in_flight || !pd_shard_is_at_end(c->source, &c->cursor));
     return wait_for_turn(c); /* files of one piece keep to the cap as well */
 }
 
@@ -207,16 +158,12 @@ static pd_status fill_target(struct copy *c)
 
 /* ---- the file that was made ---- */
 
-/* All that no block checksum covered on the way: metadata, table, trailer, and boxes under a page. */
+/* All that no block checksum covered on the way. */
 static pd_status verify_made(const struct copy *c, struct pd_shard *made, struct pd_error *err)
 {
-    unsigned char data[PD_SHARD_PAGE_BYTES];
     if (memcmp(&made->trailer, &c->source->trailer, sizeof made->trailer) != 0)
         PD_FAIL(err, PD_CORRUPT, "it has another table than %s", c->request->from);
-    for (uint32_t i = 0; i < made->map.small_count; i++)
-        PD_TRY(pd_shard_read_blocks(made, made->map.small[i], 0, 1, data, err));
-    if (!pd_shard_is_compressed(made)) return PD_OK;
-    return pd_shard_verify(made, c->request->buffers, c->request->buffer_bytes, err); /* nothing of chunks was, on the way */
+    return pd_shard_verify_made(made, c->request->buffers, c->request->buffer_bytes, err);
 }
 
 static pd_status verify_target(const struct copy *c)
