@@ -34,6 +34,8 @@
  *   12. What was held when a launch died is unlinked, never taken over: writes of it may still be in flight in the kernel
  *       though every lock is free, and a sync of it may have failed with nobody left to say so. What waited has neither:
  *       it is taken over under 7 and the rule of store_claim.c.
+ *   13. A copy of another host's shard is whole and synced before it gets its name in a checkpoint that is sealed already.
+ *       Until then it is held (12). The record knows its digest, so nothing believes it because of where it lies.
  *
  * Why nobody else's writes reach a sealed checkpoint or a file of ours: a worker that lives on, whatever it believes, has
  * open for writing only what it holds. That was never linked (11) and is never ours (12): where its lock is seen its whole
@@ -48,8 +50,8 @@
  * at open (store_claim.c) and never configured.
  *
  *   files   store_claim (lock, domains, fence) · store_survey (what lies where) · store_recover (roll forward, clear) ·
- *           store_save (prepare, seal) · store_generation (what waits, what is held) · store_remove (retire, recycle,
- *           quarantine) · retention · probe
+ *           store_save (prepare, seal) · store_generation (what waits, what is held) · store_copies (on other hosts) ·
+ *           store_remove (retire, recycle, quarantine) · retention · probe
  */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
@@ -248,7 +250,8 @@ static pd_status open_writable(struct pd_store *store, struct pd_error *err)
     PD_TRY(store_claim(store, err));
     PD_TRY(store_take_fence(store, err));
     pd_fault_point("store.open.fenced");
-    return probe_pool(store, err);
+    PD_TRY(probe_pool(store, err));
+    return store_make_ring(store, err);
 }
 
 static pd_status open_steps(struct pd_store *store, const char *root, struct pd_error *err)
@@ -297,6 +300,7 @@ void pd_store_close(struct pd_store *store)
     pthread_mutex_destroy(&store->waiting_mutex);
     free(store->host_of);
     free(store->domain_of);
+    free(store->ring.sources);
     free(store->sealed.rows);
     free(store->partial.rows);
     free(store->unusable);
@@ -428,7 +432,7 @@ static uint64_t sealed_bytes_here(const struct pd_store *store, const struct spa
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < store->sealed.count && i < count; i++)
         bytes += store->sealed.rows[i].entry.bytes / store->group->size * need->ranks;
-    return bytes;
+    return bytes + pd_store_copied_bytes(store, count);
 }
 
 static pd_status check_space_here(struct pd_store *store, const struct space_need *need, struct pd_error *err)

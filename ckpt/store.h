@@ -7,7 +7,7 @@
  *   <root>/pool-<fence>/                                                          files of that launch:
  *       lock-<rank>                       held by each of its workers
  *       recycle-<rank>-<k>                waits to be reused
- *       generation-<rank>-<slot>.h5       holds state while steps go on, below
+ *       generation-<rank>-<slot>.h5       holds state while steps go on, or is the copy of a shard being written, below
  *       index-<version>, trash-<name>/    linked into checkpoints; being emptied
  *   <root>/quarantine/                                                            damaged checkpoints, space capped
  *
@@ -29,6 +29,7 @@ struct pd_store_options {
     uint64_t quarantine_bytes_max; /* beyond it all but the newest go; 0: all, at once */
     uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
     bool generations;      /* state lives in generations, below: as many files wait as they need */
+    bool copies;           /* other hosts get second copies, below */
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
@@ -87,6 +88,29 @@ PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t byte
  * there. After PD_OK pd_store_commit must follow.   errors  PD_EXISTS: this launch has sealed this step already */
 PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                                      struct pd_error *err);
+/* ---- second copies: this rank's shard of a sealed checkpoint once more, in the directory of another host ----
+ *
+ * Under the name that its commit record gives the shard, so it proves itself, counts as in sight, and goes with the
+ * directory. What is copied is pinned. Copies may be made while another thread saves and prunes. */
+struct pd_store_ring {           /* of hosts, where hosts have disks of their own */
+    uint32_t holder;             /* rank that keeps this rank's copies */
+    uint32_t *sources;           /* (source_count) ranks whose copies this one keeps */
+    uint32_t source_count, most; /* most: of any rank */
+};
+/* NULL: options.copies is not set, nothing may be written, or all ranks see one directory. */
+const struct pd_store_ring *pd_store_ring(const struct pd_store *store);
+bool pd_store_is_shared(const struct pd_store *store); /* all ranks see one directory; known of a writable store */
+/* A file (room for 4096 bytes) for a copy of `rank`'s shard, made or overwritten; a recycled one may lie there. Of this rank
+ * alone, one at a time a source. After PD_OK pd_store_copy_end must follow. */
+PD_MUST_USE pd_status pd_store_copy_begin(struct pd_store *store, uint32_t rank, char *ret_path, struct pd_error *err);
+/* `mine` is PD_OK: the file is whole and synced, and gets its place in checkpoint `name`, durably. Otherwise it goes. */
+PD_MUST_USE pd_status pd_store_copy_end(struct pd_store *store, const char *name, uint32_t rank, pd_status mine,
+                                        struct pd_error *err);
+/* Whether checkpoint `name` is still one, as far as this host can tell. */
+bool pd_store_has_record(const struct pd_store *store, const char *name);
+/* What copies of other hosts' shards take here, in the newest checkpoints. */
+uint64_t pd_store_copied_bytes(const struct pd_store *store, uint32_t newest);
+
 /* ---- generations: state that lives in files of this rank's pool; a checkpoint links the current one ----
  *
  * A file that is held is pool-<fence>/generation-<rank>-<slot>.h5; one that waits is recycle-<rank>-<k>, as after a plain

@@ -412,7 +412,8 @@ void store_release(struct pd_store *store)
             uint32_t rank, k;
             const char *name = listing.names[i];
             bool is_mine = pd_recycle_name_parse(name, &rank, &k) || pd_generation_name_parse(name, &rank, &k);
-            is_mine = strcmp(name, own) == 0 || (is_mine && rank == store->group->rank);
+            is_mine = is_mine && (rank == store->group->rank || store_keeps_copy_of(store, rank));
+            is_mine = is_mine || strcmp(name, own) == 0;
             if (store->leads_domain && (strncmp(name, "index-", 6) == 0 || strncmp(name, "probe-", 6) == 0)) is_mine = true;
             char path[STORE_PATH_MAX];
             store_pool_path(store, path, name);

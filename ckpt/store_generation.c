@@ -29,19 +29,25 @@ uint32_t store_waiting_max(const struct pd_store *store)
     return store->options.generations ? pd_store_generations_needed(&store->options, store->has_links) : STORE_RECYCLE_MAX;
 }
 
-static void waiting_path(const struct pd_store *store, uint32_t k, char ret_path[STORE_PATH_MAX])
+static void waiting_path(const struct pd_store *store, uint32_t rank, uint32_t k, char ret_path[STORE_PATH_MAX])
 {
     char name[PD_STORE_NAME_MAX];
-    pd_recycle_name_format(store->group->rank, k, name);
+    pd_recycle_name_format(rank, k, name);
     store_pool_path(store, ret_path, name);
 }
 
-static bool take_waiting(struct pd_store *store, const char *path)
+/* Copies of another host's shards are files of plain saves, whatever the state here lives in. */
+static uint32_t waiting_max_of(const struct pd_store *store, uint32_t rank)
 {
-    for (uint32_t k = 0; k < store_waiting_max(store); k++) {
+    return rank == store->group->rank ? store_waiting_max(store) : STORE_RECYCLE_MAX;
+}
+
+static bool take_waiting(struct pd_store *store, uint32_t rank, const char *path)
+{
+    for (uint32_t k = 0; k < waiting_max_of(store, rank); k++) {
         char waiting[STORE_PATH_MAX];
         struct pd_stat stat;
-        waiting_path(store, k, waiting);
+        waiting_path(store, rank, k, waiting);
         if (pd_door_stat(store->door, waiting, &stat, NULL) != PD_OK) continue;
         if (stat.link_count == 1 && pd_door_rename(store->door, waiting, path, NULL) == PD_OK) return true;
         if (stat.link_count > 1) (void)!pd_door_unlink(store->door, waiting, NULL);
@@ -49,31 +55,31 @@ static bool take_waiting(struct pd_store *store, const char *path)
     return false;
 }
 
-static bool put_waiting(struct pd_store *store, const char *path)
+static bool put_waiting(struct pd_store *store, uint32_t rank, const char *path)
 {
     struct pd_stat stat;
     if (pd_door_stat(store->door, path, &stat, NULL) != PD_OK || stat.link_count != 1) return false;
-    for (uint32_t k = 0; k < store_waiting_max(store); k++) {
+    for (uint32_t k = 0; k < waiting_max_of(store, rank); k++) {
         char waiting[STORE_PATH_MAX];
-        waiting_path(store, k, waiting);
+        waiting_path(store, rank, k, waiting);
         if (pd_door_stat(store->door, waiting, &stat, NULL) != PD_NOT_FOUND) continue;
         return pd_door_rename(store->door, path, waiting, NULL) == PD_OK;
     }
     return false;
 }
 
-bool store_waiting_take(struct pd_store *store, const char *path)
+bool store_waiting_take(struct pd_store *store, uint32_t rank, const char *path)
 {
     pthread_mutex_lock(&store->waiting_mutex);
-    bool is_taken = take_waiting(store, path);
+    bool is_taken = take_waiting(store, rank, path);
     pthread_mutex_unlock(&store->waiting_mutex);
     return is_taken;
 }
 
-bool store_waiting_put(struct pd_store *store, const char *path)
+bool store_waiting_put(struct pd_store *store, uint32_t rank, const char *path)
 {
     pthread_mutex_lock(&store->waiting_mutex);
-    bool waits = put_waiting(store, path);
+    bool waits = put_waiting(store, rank, path);
     pthread_mutex_unlock(&store->waiting_mutex);
     return waits;
 }
@@ -115,7 +121,7 @@ static pd_status reserve_one(struct pd_store *store, uint64_t file_bytes, struct
     for (uint32_t k = 0; k < store_waiting_max(store); k++) {
         char path[STORE_PATH_MAX];
         struct pd_file *file = NULL;
-        waiting_path(store, k, path);
+        waiting_path(store, store->group->rank, k, path);
         pd_status st = pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
         if (st == PD_EXISTS) continue;
         PD_TRY(st);
@@ -184,7 +190,7 @@ static pd_status take_slot(struct pd_store *store, uint32_t *ret_slot, char path
     for (uint32_t slot = 0; slot < PD_STORE_GENERATIONS_MAX; slot++) {
         if (bit_get(store->slots_held, slot) || bit_get(store->slots_lost, slot)) continue;
         generation_path(store, slot, path);
-        pd_status st = take_waiting(store, path) ? PD_OK : make_file(store, path, err);
+        pd_status st = take_waiting(store, store->group->rank, path) ? PD_OK : make_file(store, path, err);
         if (st == PD_EXISTS) {
             bit_set(store->slots_lost, slot);
             continue;
@@ -217,7 +223,7 @@ void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_
     generation_path(store, slot, path);
     pthread_mutex_lock(&store->waiting_mutex);
     store->slots_held[slot / 64] &= ~(UINT64_C(1) << slot % 64);
-    if (is_bad || !put_waiting(store, path)) {
+    if (is_bad || !put_waiting(store, store->group->rank, path)) {
         pd_status st = pd_door_unlink(store->door, path, NULL);
         if (st != PD_OK && st != PD_NOT_FOUND) bit_set(store->slots_lost, slot);
     }
@@ -257,7 +263,7 @@ static pd_status place_generation(struct pd_store *store, uint32_t slot, void *b
         }
     }
     say_copies(store, from, own.message[0] ? own.message : "tried when it was opened");
-    (void)!store_waiting_take(store, to);
+    (void)!store_waiting_take(store, store->group->rank, to);
     return pd_shard_copy(store->door, from, to, &store->identity, buffers, buffer_bytes, err);
 }
 

@@ -40,6 +40,8 @@ struct pd_store {
     struct pd_lock *launch_lock, *rank_lock;
     char token[33]; /* of this launch, random */
 
+    struct pd_store_ring ring; /* of second copies; sources NULL: none */
+
     struct store_items sealed;          /* every shard and a valid record are in sight */
     struct store_items partial;         /* a valid record, but shards are not in sight */
     struct pd_store_unusable *unusable; /* (unusable_count) what the open saw, owned */
@@ -165,12 +167,19 @@ PD_MUST_USE pd_status store_seal_here(struct pd_store *store, const char *from, 
 /* ---- store_generation.c: files that wait for reuse, and those that hold state ---- */
 
 uint32_t store_waiting_max(const struct pd_store *store);
-/* A file of this rank that waits, when nobody else knows it by another name, gets the name `path`. */
-bool store_waiting_take(struct pd_store *store, const char *path);
+/* A file of `rank` that waits here, when nobody else knows it by another name, gets the name `path`. */
+bool store_waiting_take(struct pd_store *store, uint32_t rank, const char *path);
 /* The file at `path` waits from now on; false: it has another name, or there is no place, and it is where it was. */
-bool store_waiting_put(struct pd_store *store, const char *path);
+bool store_waiting_put(struct pd_store *store, uint32_t rank, const char *path);
 /* What this rank's files in the pool take of the disk. */
 uint64_t store_waiting_bytes(struct pd_store *store);
+
+/* ---- store_copies.c: shards that lie on another host once more ---- */
+
+/* Collective: fills store->ring. */
+PD_MUST_USE pd_status store_make_ring(struct pd_store *store, struct pd_error *err);
+/* This rank keeps the copies of `rank`. */
+bool store_keeps_copy_of(const struct pd_store *store, uint32_t rank);
 
 /* ---- store_remove.c ---- */
 

@@ -122,16 +122,23 @@ static pd_status trash_here(struct pd_store *store, const char *name, struct pd_
     return move_to_trash(store, name, path, err);
 }
 
-/* This rank's shard waits for reuse, out of the trash. One that a generation or somebody else still knows is only unlinked.
- */
-static void recycle_shard(struct pd_store *store, const char *name)
+/* A shard that this rank wrote waits for reuse, out of the trash. One that a generation or somebody else still knows is only
+ * unlinked. */
+static void recycle_shard(struct pd_store *store, const char *name, uint32_t rank)
 {
     char shard[PD_STORE_NAME_MAX], trash[STORE_PATH_MAX], from[STORE_PATH_MAX];
-    pd_shard_name_format(store->group->rank, shard);
+    pd_shard_name_format(rank, shard);
     trash_path(store, name, trash);
     int length = snprintf(from, sizeof from, "%s/%s", trash, shard);
     PD_CHECK(length > 0 && (size_t)length < sizeof from);
-    (void)!store_waiting_put(store, from);
+    (void)!store_waiting_put(store, rank, from);
+}
+
+static void recycle_shards(struct pd_store *store, const char *name)
+{
+    recycle_shard(store, name, store->group->rank);
+    for (uint32_t i = 0; i < store->ring.source_count; i++)
+        recycle_shard(store, name, store->ring.sources[i]);
 }
 
 static pd_status empty_trash(struct pd_store *store, const char *name, struct pd_error *err)
@@ -152,7 +159,7 @@ pd_status store_retire(struct pd_store *store, const char *name, bool recycle, s
     pd_status st = pd_group_agree(group, leads ? trash_here(store, name, err) : PD_OK, err);
     if (st == PD_PEER_LOST) return st;
     if (st == PD_OK && recycle) {
-        recycle_shard(store, name);
+        recycle_shards(store, name);
         PD_TRY(pd_group_barrier(group, err));
     }
     if (st == PD_OK) st = pd_group_agree(group, leads ? empty_trash(store, name, err) : PD_OK, err);

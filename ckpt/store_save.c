@@ -143,7 +143,7 @@ pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *ident
     PD_TRY(store_begin_directory(store, identity, err));
     char path[STORE_PATH_MAX];
     store_shard_path(store, path);
-    (void)!store_waiting_take(store, path); /* without one the shard is made anew */
+    (void)!store_waiting_take(store, store->group->rank, path); /* without one the shard is made anew */
     memcpy(ret_shard_path, path, sizeof path);
     store->is_preparing = true;
     return PD_OK;

@@ -17,7 +17,8 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
                                              .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
                                              .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
                                              .busy_wait_ms = t->options.busy_wait_ms,
-                                             .generations = t->options.generations && tier->number == 0};
+                                             .generations = t->options.generations && tier->number == 0,
+                                             .copies = tier->options.copies > 0};
     PD_TRY(pd_store_open(t->door, tier->dir, &options, tier->group, &tier->store, err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);
@@ -221,21 +222,34 @@ static pd_status open_all(struct pd_tiers *t, struct pd_error *err)
     return st;
 }
 
-static void init_tier(struct pd_tiers *t, uint32_t number)
+void tier_init(struct tier *tier, struct pd_tiers *t)
 {
-    struct tier *tier = &t->tiers[number];
     pthread_condattr_t attributes;
     tier->tiers = t;
-    tier->number = number;
-    tier->options = t->options.tiers[number];
-    tier->group = t->options.groups[number];
-    snprintf(tier->dir, sizeof tier->dir, "%s", tier->options.dir);
-    tier->options.dir = tier->report.dir = tier->dir;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&tier->mutex, NULL);
     pthread_cond_init(&tier->changed, &attributes);
     pthread_condattr_destroy(&attributes);
+}
+
+static void init_tier(struct pd_tiers *t, uint32_t number)
+{
+    struct tier *tier = &t->tiers[number];
+    tier_init(tier, t);
+    tier->number = number;
+    tier->options = t->options.tiers[number];
+    tier->group = t->options.groups[number];
+    snprintf(tier->dir, sizeof tier->dir, "%s", tier->options.dir);
+    tier->options.dir = tier->report.dir = tier->dir;
+}
+
+static void deinit_tier(struct tier *tier)
+{
+    pd_store_close(tier->store);
+    pthread_cond_destroy(&tier->changed);
+    pthread_mutex_destroy(&tier->mutex);
+    free(tier->staging);
 }
 
 static pd_status make_room_for(struct pd_tiers *t, struct pd_error *err)
@@ -262,6 +276,7 @@ pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *opt
     }
     st = pd_group_agree(options->groups[0], st, err);
     if (!st) st = open_all(t, err);
+    if (!st) st = tier_copier_open(t, err);
     if (st) {
         pd_tiers_close(t);
         return st;
@@ -277,6 +292,7 @@ pd_status pd_tiers_start(struct pd_tiers *t, struct pd_error *err)
         look_at_newest(&t->tiers[i]); /* what was damaged is aside by now */
     for (uint32_t i = 1; !st && i < t->count; i++)
         st = tier_start_thread(&t->tiers[i], err);
+    if (!st && t->copier) st = tier_start_thread(t->copier, err);
     t->is_started = true;
     return pd_group_agree(t->group, st, err);
 }
@@ -286,13 +302,11 @@ void pd_tiers_close(struct pd_tiers *t)
     if (!t) return;
     for (uint32_t i = 0; i < t->count; i++)
         tier_end_thread(&t->tiers[i]);
-    for (uint32_t i = 0; i < t->count; i++) {
-        struct tier *tier = &t->tiers[i];
-        pd_store_close(tier->store);
-        pthread_cond_destroy(&tier->changed);
-        pthread_mutex_destroy(&tier->mutex);
-        free(tier->staging);
-    }
+    if (t->copier) tier_end_thread(t->copier);
+    for (uint32_t i = 0; i < t->count; i++)
+        deinit_tier(&t->tiers[i]);
+    if (t->copier) deinit_tier(t->copier);
+    free(t->copier);
     free(t->told);
     free(t);
 }
@@ -373,6 +387,17 @@ bool pd_tiers_is_due(const struct pd_tiers *t, uint64_t step)
     return false;
 }
 
+static void report_copies(struct tier *copier, struct pd_tier_report *ret_report)
+{
+    pthread_mutex_lock(&copier->mutex);
+    ret_report->has_copies = true;
+    ret_report->copied_step = copier->report.newest_step;
+    ret_report->copy_failures = copier->report.failures;
+    ret_report->copies_skipped = copier->report.skipped;
+    memcpy(ret_report->copy_cause, copier->report.cause, sizeof ret_report->copy_cause);
+    pthread_mutex_unlock(&copier->mutex);
+}
+
 void pd_tiers_report(struct pd_tiers *t, uint32_t number, struct pd_tier_report *ret_report)
 {
     PD_CHECK(number < t->count);
@@ -380,4 +405,5 @@ void pd_tiers_report(struct pd_tiers *t, uint32_t number, struct pd_tier_report 
     pthread_mutex_lock(&tier->mutex);
     *ret_report = tier->report;
     pthread_mutex_unlock(&tier->mutex);
+    if (number == 0 && t->copier) report_copies(t->copier, ret_report);
 }

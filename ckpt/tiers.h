@@ -5,10 +5,12 @@
  *
  * A later tier has at most one copy on its way; a step that comes meanwhile waits, and gives way to a newer one. A tier that
  * fails is said, passed over, and tried again when it is due next. On the way in the newest (lineage, step) over all tiers
- * counts, of equal ones the earlier tier's. ckpt/README.md has the invariants.
+ * counts, of equal ones the earlier tier's. With options.copies every shard that is sealed in the first tier goes to the
+ * next host too (tiers_peer.c), by a thread and a group of its own. ckpt/README.md has the invariants.
  *
  *   threads  pd_tiers_save and pd_tiers_finish: one caller, alike on every rank, with groups[0]; pd_tiers_report: any
- *   memory   PD_TIERS_STAGING_BYTES for each tier but the first
+ *   memory   PD_TIERS_STAGING_BYTES for each tier but the first, and for second copies; more where a rank keeps the shards
+ * of more than 63
  */
 #ifndef PD_CKPT_TIERS_H
 #define PD_CKPT_TIERS_H
@@ -24,6 +26,7 @@ struct pd_tier_options {
     uint32_t keep_last;          /* as in pd_store_options */
     uint64_t keep_every;         /* not in memory, where it would grow without bound */
     uint64_t bandwidth;          /* bytes a second that the ranks of one host write together in the background; 0: no cap */
+    uint32_t copies;             /* of the first tier: 1 for a second copy of every shard on another host; 0: none */
     struct pd_shard_codec codec; /* of its shards; without a pool: copies are compressed by the thread that makes them */
     /* Why this rank has no directory and could not make it; PD_OK: it has. PD_NOT_FOUND: nothing of the run can have been
      * lying there, so the tier may be left out until it can be made. Any other: it may hold the newest checkpoint. */
@@ -36,6 +39,7 @@ struct pd_tiers_options {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     uint32_t count;
     struct pd_group *groups[PD_TIERS_MAX]; /* (count) the same ranks, a group of its own for each tier; borrowed */
+    struct pd_group *copy_group;           /* the same ranks once more, where the first tier has copies; borrowed */
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
     bool generations; /* of the first tier, as in pd_store_options */
@@ -48,7 +52,8 @@ struct pd_tiers;
 /* Opens every store: one after the other, in the caller's thread. Where there are several, one that cannot be written is
  * opened to be read, said, and tried again when it is due.
  *   errors  PD_BUSY: another launch holds one of them; the storage error of a tier that cannot be read, since it may hold
- * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs */
+ * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or copies are asked for where there is no
+ * other host or all share one directory. A run that goes on with one host goes on without copies */
 PD_MUST_USE pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *options,
                                     struct pd_tiers **ret_tiers, struct pd_error *err);
 /* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
@@ -67,8 +72,8 @@ bool pd_tiers_newest(const struct pd_tiers *tiers, uint32_t *ret_tier, struct pd
 /* Not offered any more by pd_tiers_newest: it cannot be read where it lies. It stays there. Alike on every rank. */
 void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_store_entry *entry);
 
-/* Checkpoints that a tier may hold at once: what is kept, one that is being written, and one for each later tier that may be
- * copied from it. */
+/* Checkpoints that a tier may hold at once: what is kept, one that is being written, and one for each later tier and for
+ * other hosts that may be copied from it; with second copies twice as many, since hosts have those of others. */
 uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier);
 
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
@@ -122,6 +127,11 @@ struct pd_tier_report {
     uint32_t failures;    /* in a row */
     uint64_t skipped;     /* steps that were due and gave way to newer ones */
     char cause[256];      /* of the last failure */
+    bool has_copies;      /* on other hosts; what follows is of them */
+    uint64_t copied_step; /* the newest whose every shard another host has too */
+    uint32_t copy_failures;
+    uint64_t copies_skipped;
+    char copy_cause[256];
 };
 void pd_tiers_report(struct pd_tiers *tiers, uint32_t tier, struct pd_tier_report *ret_report);
 

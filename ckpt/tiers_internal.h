@@ -11,7 +11,7 @@
 #define TIERS_PATH_MAX 4096u
 #define TIERS_PASSES_MAX 63u
 
-enum tier_task { TIER_IDLE, TIER_SAVE, TIER_COPY };
+enum tier_task { TIER_IDLE, TIER_SAVE, TIER_COPY, TIER_PEER };
 
 struct tier_names {
     char names[PD_TIERS_MAX][64];
@@ -22,13 +22,13 @@ struct tier_names {
 struct tier_job {
     enum tier_task task;
     const struct pd_tiers_save *save; /* TIER_SAVE */
-    char source[TIERS_PATH_MAX];      /* TIER_COPY: directory of the checkpoint */
+    char source[TIERS_PATH_MAX];      /* TIER_COPY, TIER_PEER: directory of the checkpoint */
     uint64_t step;
     uint32_t pins;           /* copies that will be made of what it seals */
     struct tier_names unpin; /* in this tier, copied by now */
     /* of the owner */
     bool has_begun; /* the failure came after begin: what was to be saved may have changed since */
-    char name[64];  /* what was sealed */
+    char name[64];  /* what was sealed; TIER_PEER, given: what is copied */
 };
 
 struct tier {
@@ -41,6 +41,8 @@ struct tier {
     bool is_writable, in_memory, is_left_out; /* not writable: only read from so far, or without a store */
     bool was_absent;                          /* when the launch began: what lies there later was not looked at yet */
     uint32_t passed_over;                     /* newest checkpoints that cannot be read */
+    bool is_copier;                           /* no tier: what copies the first one to other hosts; it has no store */
+    bool is_awaited;                          /* a copier: the save under way will be handed to it, and is pinned for it */
     uint64_t bytes_per_second;                /* this rank's share of the cap */
     uint64_t fence;
 
@@ -68,7 +70,8 @@ struct tier {
     struct pd_error error;
     struct tier_job job;
     atomic_bool stop; /* give up the copy */
-    void *staging;
+    void *staging;    /* (staging_bytes) */
+    uint64_t staging_bytes;
     struct pd_tier_report report;
 };
 
@@ -83,6 +86,7 @@ struct pd_tiers {
     struct pd_tiers_options options;
     struct tier tiers[PD_TIERS_MAX];
     uint32_t count;
+    struct tier *copier;     /* NULL: there are no second copies */
     struct tiers_told *told; /* (size, PD_TIERS_MAX) */
     const void *index;       /* borrowed */
     uint64_t index_bytes;
@@ -100,6 +104,9 @@ static inline bool tiers_is_fatal(pd_status st)
 
 /* Opens a store that could only be read so far. Collective over the tier's group. */
 PD_MUST_USE pd_status tier_make_writable(struct tier *tier, struct pd_error *err);
+/* The record of what is to be copied. */
+PD_MUST_USE pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
+                                       struct pd_error *err);
 PD_MUST_USE pd_status tier_run_job(struct tier *tier, struct tier_job *job, struct pd_error *err);
 void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err);
 PD_MUST_USE pd_status tier_start_thread(struct tier *tier, struct pd_error *err);
@@ -109,7 +116,17 @@ void tier_post(struct tier *tier, const struct tier_job *job);
 /* Until the job is done, or `seconds` have passed (negative: no limit). True: it is done. */
 bool tier_wait(struct tier *tier, double seconds);
 
+/* ---- tiers_peer.c: second copies, on other hosts ---- */
+
+/* After the stores were opened: makes tiers->copier where copies are asked for and possible. */
+PD_MUST_USE pd_status tier_copier_open(struct pd_tiers *tiers, struct pd_error *err);
+/* There are other hosts to copy to, as far as is known. */
+bool tier_copier_works(const struct pd_tiers *tiers);
+PD_MUST_USE pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err);
+
 /* ---- tiers.c ---- */
+
+void tier_init(struct tier *tier, struct pd_tiers *tiers);
 
 PD_MUST_USE pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err);
 

@@ -114,8 +114,8 @@ static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const
     return pd_shard_repack(tier->tiers->door, &copy, &tier->options.codec, ret_summary, err);
 }
 
-static pd_status read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
-                             struct pd_error *err)
+pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
+                           struct pd_error *err)
 {
     char path[TIERS_PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/commit.h5", job->source);
@@ -130,7 +130,7 @@ static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_er
 {
     struct pd_commit commit = {0};
     char path[TIERS_PATH_MAX];
-    pd_status st = pd_group_agree(tier->group, read_source(tier, job, &commit, err), err);
+    pd_status st = pd_group_agree(tier->group, tier_read_source(tier, job, &commit, err), err);
     if (!st) st = pd_store_begin(tier->store, &commit.state.identity, path, err);
     if (!st) {
         struct pd_shard_summary summary = commit.shards[tier->group->rank];
@@ -147,6 +147,7 @@ static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_er
 
 pd_status tier_run_job(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
+    if (job->task == TIER_PEER) return tier_copy_to_peers(tier, job, err);
     PD_TRY(tier_make_writable(tier, err));
     PD_TRY(job->task == TIER_SAVE ? save_here(tier, job, err) : copy_here(tier, job, err));
     return settle_store(tier, job, err);

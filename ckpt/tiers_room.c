@@ -16,14 +16,20 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
+/* Checkpoints at once, each with what other hosts have sent. */
+static uint32_t count_held(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
+{
+    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].copies > 0);
+}
+
 uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
 {
-    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier);
+    return count_held(tiers, count, tier) * (1 + (tiers[tier].copies > 0));
 }
 
 static uint32_t copies_of(const struct tier *tier)
 {
-    return pd_tiers_copies(tier->tiers->options.tiers, tier->tiers->count, tier->number);
+    return count_held(tier->tiers->options.tiers, tier->tiers->count, tier->number);
 }
 
 static pd_status gather_needs(struct tier *tier, const struct needs *mine, struct needs *ret_host, uint32_t *ret_ranks,
@@ -47,13 +53,30 @@ static pd_status gather_needs(struct tier *tier, const struct needs *mine, struc
     return st;
 }
 
+/* What this rank will write for others: a shard of each of them. */
+static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, struct pd_error *err)
+{
+    const struct pd_store_ring *ring = pd_store_ring(tier->store);
+    const uint32_t size = tier->group->size;
+    if (!ring) return PD_OK;
+    struct needs *all = calloc(size, sizeof *all);
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    st = pd_group_agree(tier->group, st, err);
+    if (!st) st = pd_group_gather(tier->group, 0, mine, sizeof *mine, all, err);
+    if (!st) st = pd_group_broadcast(tier->group, 0, all, size * sizeof *all, err);
+    for (uint32_t i = 0; !st && i < ring->source_count; i++)
+        mine->shard_bytes += all[ring->sources[i]].shard_bytes;
+    free(all);
+    return st;
+}
+
 /* Checkpoints that are there make room as new ones come. */
 static uint64_t held_here(const struct tier *tier, uint32_t ranks, uint32_t copies)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < pd_store_count(tier->store) && i + 1 < copies; i++)
         bytes += pd_store_entry_at(tier->store, i)->bytes / tier->group->size * ranks;
-    return bytes;
+    return bytes + pd_store_copied_bytes(tier->store, copies - 1);
 }
 
 static pd_status check_memory_here(const struct tier *tier, const struct needs *host, uint32_t ranks, struct pd_error *err)
@@ -81,11 +104,12 @@ static pd_status check_memory_here(const struct tier *tier, const struct needs *
     return PD_OK;
 }
 
-static pd_status check_tier(struct tier *tier, const struct needs *mine, struct pd_error *err)
+static pd_status check_tier(struct tier *tier, struct needs *mine, struct pd_error *err)
 {
     struct needs host;
     uint32_t ranks;
     if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->report.cause);
+    PD_TRY(add_shards_of_others(tier, mine, err));
     if (!tier->in_memory) return pd_store_check_space(tier->store, mine->shard_bytes, copies_of(tier), err);
     PD_TRY(gather_needs(tier, mine, &host, &ranks, err));
     return pd_group_agree(tier->group, check_memory_here(tier, &host, ranks, err), err);
@@ -97,7 +121,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, uint64_t shard_bytes_here, uin
     PD_CHECK(!t->is_started);
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
-        const struct needs mine = {tier->group->host, shard_bytes_here, memory_to_come};
+        struct needs mine = {tier->group->host, shard_bytes_here, memory_to_come};
         struct pd_error own = {0};
         pd_status st = check_tier(tier, &mine, &own);
         if (st == PD_OK) fitting++;

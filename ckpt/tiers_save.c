@@ -42,6 +42,12 @@ static void count_success(struct tier *tier, uint64_t lineage, uint64_t step, co
     memcpy(tier->newest_name, name, sizeof tier->newest_name);
 }
 
+/* The saver's own thread works in the first tier, so that its place is the copier's. NULL: nobody's. */
+static struct tier *helper_at(struct pd_tiers *t, uint32_t i)
+{
+    return i ? &t->tiers[i] : t->copier;
+}
+
 /* A copy that has ended on every rank. */
 static void take_result(struct pd_tiers *t, struct tier *tier, pd_status st)
 {
@@ -57,18 +63,20 @@ static void take_result(struct pd_tiers *t, struct tier *tier, pd_status st)
 static pd_status settle(struct pd_tiers *t, struct pd_error *err)
 {
     struct tiers_told mine[PD_TIERS_MAX] = {0};
-    if (t->count == 1) return PD_OK;
-    for (uint32_t i = 1; i < t->count; i++) {
-        pthread_mutex_lock(&t->tiers[i].mutex);
-        mine[i] = (struct tiers_told){t->tiers[i].done, t->tiers[i].status};
-        pthread_mutex_unlock(&t->tiers[i].mutex);
+    if (t->count == 1 && !t->copier) return PD_OK;
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = helper_at(t, i);
+        if (!tier) continue;
+        pthread_mutex_lock(&tier->mutex);
+        mine[i] = (struct tiers_told){tier->done, tier->status};
+        pthread_mutex_unlock(&tier->mutex);
     }
     PD_TRY(pd_group_gather(t->group, 0, mine, sizeof mine, t->told, err));
     PD_TRY(pd_group_broadcast(t->group, 0, t->told, t->group->size * sizeof mine, err));
-    for (uint32_t i = 1; i < t->count; i++) {
-        struct tier *tier = &t->tiers[i];
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = helper_at(t, i);
         pd_status st = PD_OK;
-        bool is_done = tier->is_busy;
+        bool is_done = tier && tier->is_busy;
         for (uint32_t r = 0; r < t->group->size; r++) {
             const struct tiers_told *told = &t->told[r * PD_TIERS_MAX + i];
             is_done = is_done && told->done == tier->issued;
@@ -108,13 +116,17 @@ static uint32_t order_tiers(struct pd_tiers *t, const struct pd_tiers_save *save
 }
 
 /* A tier that is passed over for some more times counts those at which it would be due. */
+static void count_pass(struct tier *tier, const struct pd_tiers_save *save)
+{
+    tier->is_passed = tier->passes && is_due(tier, save);
+    if (tier->is_passed) tier->passes--;
+}
+
 static void count_passes(struct pd_tiers *t, const struct pd_tiers_save *save)
 {
-    for (uint32_t i = 0; i < t->count; i++) {
-        struct tier *tier = &t->tiers[i];
-        tier->is_passed = tier->passes && is_due(tier, save);
-        if (tier->is_passed) tier->passes--;
-    }
+    for (uint32_t i = 0; i < t->count; i++)
+        count_pass(&t->tiers[i], save);
+    if (t->copier) count_pass(t->copier, save);
 }
 
 /* Later tiers that will get a copy of what is sealed in tier `from` now. */
@@ -124,9 +136,15 @@ static bool gets_copy(const struct tier *tier, uint32_t from, const struct pd_ti
     return tier->is_owed || is_due(tier, save);
 }
 
+/* Other hosts will get what is sealed in tier `from` now. */
+static bool copier_takes(const struct pd_tiers *t, uint32_t from)
+{
+    return from == 0 && tier_copier_works(t) && !t->copier->is_busy && !t->copier->is_passed;
+}
+
 static uint32_t count_copies(const struct pd_tiers *t, uint32_t from, const struct pd_tiers_save *save)
 {
-    uint32_t copies = 0;
+    uint32_t copies = copier_takes(t, from);
     for (uint32_t i = from + 1; i < t->count; i++)
         copies += gets_copy(&t->tiers[i], from, save);
     return copies;
@@ -140,6 +158,7 @@ static struct tier_job save_job(struct pd_tiers *t, struct tier *tier, const str
                            .pins = count_copies(t, tier->number, save),
                            .unpin = tier->free};
     tier->free.count = 0;
+    if (t->copier) t->copier->is_awaited = copier_takes(t, tier->number);
     return job;
 }
 
@@ -207,21 +226,34 @@ static const struct pd_store_entry *owed_milestone(const struct pd_tiers *t, con
 static void post_copy(struct pd_tiers *t, struct tier *tier, uint32_t from, const char *name, uint64_t step,
                       uint64_t lineage)
 {
-    struct tier_job job = {.task = TIER_COPY, .step = step, .unpin = tier->free};
+    struct tier_job job = {.task = tier->is_copier ? TIER_PEER : TIER_COPY, .step = step, .unpin = tier->free};
     tier->free.count = 0;
     snprintf(job.source, sizeof job.source, "%.4000s/%.64s", t->tiers[from].dir, name);
     tier->source = from;
     snprintf(tier->source_name, sizeof tier->source_name, "%s", name);
+    if (tier->is_copier) memcpy(job.name, tier->source_name, sizeof job.name);
     tier->copied_lineage = lineage;
     tier->is_busy = true;
     tier->is_owed = false;
     tier_post(tier, &job);
 }
 
+static void hand_to_hosts(struct pd_tiers *t, const struct pd_identity *identity, const char *name)
+{
+    struct tier *copier = t->copier;
+    if (copier && copier->is_awaited) {
+        if (copier->is_owed && copier->owed_step != identity->step) say_skip(copier, copier->owed_step, identity->step);
+        post_copy(t, copier, 0, name, identity->step, identity->lineage);
+    } else if (tier_copier_works(t) && !copier->is_passed) {
+        owe(copier, identity->step);
+    }
+}
+
 /* What was sealed in tier `from` goes to those behind it. In the first tier it is pinned here; a later one has pinned it. */
 static void hand_on(struct pd_tiers *t, uint32_t from, const struct pd_tiers_save *save, const char *name)
 {
     const uint64_t step = save->state->identity.step, lineage = save->state->identity.lineage;
+    if (from == 0) hand_to_hosts(t, &save->state->identity, name);
     for (uint32_t i = from + 1; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         const struct pd_store_entry *milestone = NULL;
@@ -317,8 +349,10 @@ static bool is_persistent(struct pd_tiers *t, const struct pd_tiers_save *last)
 
 static void give_up_copies(struct pd_tiers *t, uint64_t other_than)
 {
-    for (uint32_t i = 1; i < t->count; i++)
-        if (t->tiers[i].is_busy && t->tiers[i].job.step != other_than) atomic_store(&t->tiers[i].stop, true);
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = helper_at(t, i);
+        if (tier && tier->is_busy && tier->job.step != other_than) atomic_store(&tier->stop, true);
+    }
 }
 
 struct leaving {
@@ -326,14 +360,17 @@ struct leaving {
     double seconds;    /* negative: no limit */
     uint64_t since_ns; /* when a tier that outlives a reboot had it; 0: none has it yet */
     bool was_asked[PD_TIERS_MAX];
+    bool were_hosts_asked;
 };
 
 static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
 {
     for (bool is_waiting = true; is_waiting;) {
         is_waiting = false;
-        for (uint32_t i = 1; i < t->count; i++)
-            if (t->tiers[i].is_busy && !tier_wait(&t->tiers[i], POLL_SECONDS)) is_waiting = true;
+        for (uint32_t i = 0; i < t->count; i++) {
+            struct tier *tier = helper_at(t, i);
+            if (tier && tier->is_busy && !tier_wait(tier, POLL_SECONDS)) is_waiting = true;
+        }
         if (l->seconds < 0) continue;
         if (!l->since_ns && is_persistent(t, l->last)) l->since_ns = pd_clock_monotonic_ns(NULL);
         if (l->since_ns && pd_clock_seconds_since(NULL, l->since_ns) >= l->seconds) give_up_copies(t, UINT64_MAX);
@@ -358,9 +395,26 @@ static pd_status bring(struct pd_tiers *t, struct tier *tier, uint32_t holder, s
     return PD_OK;
 }
 
+/* The first tier has it, sealed by this launch, and other hosts have no copy. */
+static bool lacks_copy(const struct pd_tiers *t, const struct pd_tiers_save *last)
+{
+    const struct tier *first = &t->tiers[0];
+    return tier_copier_works(t) && has_step(first, last) && first->newest_name[0] && !has_step(t->copier, last);
+}
+
+static void bring_to_hosts(struct pd_tiers *t, struct leaving *l, bool *ret_any)
+{
+    const struct pd_identity *identity = &l->last->state->identity;
+    if (l->were_hosts_asked || !lacks_copy(t, l->last)) return;
+    l->were_hosts_asked = *ret_any = true;
+    post_copy(t, t->copier, 0, t->tiers[0].newest_name, identity->step, identity->lineage);
+    t->copier->source_name[0] = '\0'; /* nothing is removed from there any more */
+}
+
 static pd_status bring_all(struct pd_tiers *t, struct leaving *l, bool *ret_any, struct pd_error *err)
 {
     *ret_any = false;
+    bring_to_hosts(t, l, ret_any);
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         const uint32_t holder = holder_of(t, l->last);
@@ -388,9 +442,10 @@ static pd_status judge_leaving(struct pd_tiers *t, const struct leaving *l, stru
 {
     pd_status result = PD_OK;
     if (l->seconds >= 0 && is_persistent(t, l->last)) return PD_OK;
-    for (uint32_t i = 0; i < t->count; i++) {
-        const struct tier *tier = &t->tiers[i];
+    for (uint32_t i = 0; i <= t->count; i++) {
+        const struct tier *tier = i < t->count ? &t->tiers[i] : t->copier;
         struct pd_error own = {0};
+        if (i == t->count && !lacks_copy(t, l->last)) continue;
         if (tier->is_left_out || has_step(tier, l->last) || (l->seconds >= 0 && tier->in_memory)) continue;
         const pd_status st = say_lack(t, tier, l, &own);
         const bool counts = !tier->in_memory;
@@ -415,7 +470,7 @@ static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
 pd_status pd_tiers_finish(struct pd_tiers *t, const struct pd_tiers_save *last, double leave_seconds, struct pd_error *err)
 {
     struct leaving l = {.last = last, .seconds = leave_seconds};
-    if (t->count == 1) return PD_OK; /* saved, so it is there */
+    if (t->count == 1 && !t->copier) return PD_OK; /* saved, so it is there */
     if (leave_seconds >= 0) give_up_copies(t, last->state->identity.step);
     for (bool any = true; any;) {
         wait_for_copies(t, &l);

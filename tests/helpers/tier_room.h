@@ -11,7 +11,8 @@ struct tier_rank {
     struct room_rank room;
     struct pd_tiers *tiers;
     struct pd_comm *comms[PD_TIERS_MAX];
-    struct pd_group world, groups[PD_TIERS_MAX];
+    struct pd_comm *copy_comm;
+    struct pd_group world, groups[PD_TIERS_MAX], copy_group;
     void *context;
 };
 
@@ -139,7 +140,8 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
                                       struct pd_error *err)
 {
     struct pd_tiers_options options = *launch->options;
-    pd_status st = pd_simulated_disk_door(launch->room->disk, launch->first_host + comm->host, &rank->room.door, err);
+    const uint32_t host = (launch->first_host + comm->host) % (2 * launch->room->hosts);
+    pd_status st = pd_simulated_disk_door(launch->room->disk, host, &rank->room.door, err);
     if (!st) st = room_set_up(&rank->room, err);
     if (!st) st = tier_make_directories(rank->room.door, &options, err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
@@ -148,6 +150,9 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
         pd_comm_group(rank->comms[i], &rank->groups[i]);
         options.groups[i] = &rank->groups[i];
     }
+    PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->copy_comm, err));
+    pd_comm_group(rank->copy_comm, &rank->copy_group);
+    options.copy_group = &rank->copy_group;
     PD_TRY(pd_tiers_open(rank->room.door, &options, &rank->tiers, err));
     return launch->script(rank, err);
 }
@@ -165,13 +170,14 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
     pd_tiers_close(rank->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(rank->comms[i]);
+    pd_comm_free(rank->copy_comm);
     pd_shard_writer_free(rank->room.writer);
     if (rank->room.door) pd_door_free(rank->room.door);
     free(rank);
     return st;
 }
 
-/* On machines first_host, first_host + 1, ... */
+/* On machines first_host, first_host + 1, ..., and after the last one the first. */
 static inline pd_status tier_run_on(struct room *room, uint32_t first_host, const struct pd_tiers_options *options,
                                     tier_script *script, void *context, struct pd_error *err)
 {

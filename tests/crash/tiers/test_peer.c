@@ -1,0 +1,646 @@
+/* Second copies of shards on other hosts. A host that is gone with all that lay there takes no checkpoint with it: first
+ * what goes where, then every operation of a copy goes wrong, once or from then on, and afterwards power goes, or a host is
+ * replaced by an empty one.
+ *
+ * The default run samples; PERDURE_TEST_SCALE=10 tries every operation. PERDURE_CAMPAIGN_SEED sets the seed; a failure
+ * prints it. */
+#include "ckpt/base/log.h"
+#include "ckpt/tiers_internal.h"
+#include "tests/helpers/tier_room.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+
+#define RANKS 4u
+#define HOSTS 2u
+#define SHARD_ROOM (64u << 10) /* more than a shard of the room */
+
+#define EXPECT(CONDITION, ...)                               \
+    do {                                                     \
+        if (!(CONDITION)) PD_FAIL(err, PD_BUG, __VA_ARGS__); \
+    } while (0)
+
+#define RUN_ON(ROOM, FIRST, OPTIONS, SCRIPT, CONTEXT)                                      \
+    do {                                                                                   \
+        struct pd_error run_error = {0};                                                   \
+        pd_status run_st = tier_run_on(ROOM, FIRST, OPTIONS, SCRIPT, CONTEXT, &run_error); \
+        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                              \
+    } while (0)
+#define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT) RUN_ON(ROOM, 0, OPTIONS, SCRIPT, CONTEXT)
+
+static uint64_t number_of(const char *variable)
+{
+    const char *text = getenv(variable);
+    uint64_t value = text ? strtoull(text, NULL, 10) : 1;
+    return value ? value : 1;
+}
+
+static void quiet(void *context, const char *line, size_t bytes)
+{
+    (void)context, (void)line, (void)bytes;
+}
+
+static void set_up(void)
+{
+    pd_log_set_sink(quiet, NULL);
+}
+
+TestSuite(peer, .init = set_up);
+TestSuite(peer_faults, .init = set_up);
+
+static struct pd_tiers_options with_copies(uint32_t copies)
+{
+    return (struct pd_tiers_options){.tiers = {{.dir = "/disk", .every = 1, .keep_last = 2, .copies = copies},
+                                               {.dir = "/net/c", .every = 5, .keep_last = 2}},
+                                     .count = 2,
+                                     .quarantine_bytes_max = 1 << 20};
+}
+
+static struct pd_tiers_options local_only(void)
+{
+    struct pd_tiers_options options = with_copies(1);
+    options.count = 1;
+    return options;
+}
+
+static void make_room_of(struct room *room, uint32_t ranks, uint32_t hosts, uint64_t shm_bytes)
+{
+    struct pd_error err = {0};
+    cr_assert_eq(tier_room_new(room, ranks, hosts, shm_bytes, 0, 0, &err), PD_OK, "%s", err.message);
+}
+
+static void make_room(struct room *room)
+{
+    make_room_of(room, RANKS, HOSTS, 0);
+}
+
+/* ---- a checkpoint whose shards lie anywhere ---- */
+
+/* PD_NOT_FOUND: this host has it not. */
+static pd_status load_shard(struct room_rank *rank, const struct pd_store_entry *entry, const struct pd_commit *commit,
+                            uint32_t s, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(entry->lineage, entry->step);
+    struct pd_shard *shard = NULL;
+    char path[4096];
+    pd_store_entry_path(rank->store, entry, path);
+    snprintf(path + strlen(path), 32, "/shard-%05u.h5", s);
+    PD_TRY(pd_shard_open(rank->door, path, &identity, &commit->shards[s], &shard, err));
+    room_fill(rank->values, entry->lineage, entry->step, s);
+    pd_status st = pd_shard_verify(shard, rank->buffers, ROOM_BUFFER_BYTES, err);
+    if (st == PD_OK) st = room_read_box(shard, 0, rank->values, err);
+    if (st == PD_OK) st = room_read_box(shard, 1, rank->values + ROOM_ROWS * 3, err);
+    pd_shard_close(shard);
+    return st;
+}
+
+/* Every shard is whole on some host, and where `is_strict` wherever it lies. *ret_copies: the fewest hosts that have one. */
+static pd_status load_anywhere(struct room_rank *rank, const struct pd_store_entry *entry, bool is_strict,
+                               uint32_t *ret_copies, struct pd_error *err)
+{
+    uint64_t mine[ROOM_RANKS_MAX] = {0}, all[ROOM_RANKS_MAX * ROOM_RANKS_MAX] = {0}, hosts[ROOM_RANKS_MAX] = {0};
+    const uint64_t host = rank->group->host;
+    struct pd_commit commit = {0};
+    PD_TRY(pd_store_read_commit(rank->store, entry, &commit, err));
+    pd_status bad = PD_OK;
+    for (uint32_t s = 0; s < commit.shard_count; s++) {
+        const pd_status st = load_shard(rank, entry, &commit, s, err);
+        mine[s] = st == PD_OK;
+        if (st == PD_BUG || (is_strict && st && st != PD_NOT_FOUND)) bad = st;
+    }
+    pd_commit_deinit(&commit);
+    PD_TRY(pd_group_agree(rank->group, bad, err));
+    PD_TRY(pd_group_gather(rank->group, 0, mine, sizeof mine, all, err));
+    PD_TRY(pd_group_broadcast(rank->group, 0, all, sizeof all, err));
+    PD_TRY(pd_group_gather(rank->group, 0, &host, sizeof host, hosts, err));
+    PD_TRY(pd_group_broadcast(rank->group, 0, hosts, sizeof hosts, err));
+    *ret_copies = UINT32_MAX;
+    for (uint32_t s = 0; s < entry->shard_count; s++) {
+        uint32_t copies = 0;
+        for (uint32_t r = 0; r < rank->group->size; r++) /* hosts are runs of ranks */
+            copies += all[r * ROOM_RANKS_MAX + s] && (r == 0 || hosts[r] != hosts[r - 1]);
+        if (copies < *ret_copies) *ret_copies = copies;
+    }
+    if (!*ret_copies) PD_FAIL(err, PD_CORRUPT, "%s is not whole", entry->name);
+    return PD_OK;
+}
+
+struct found {
+    bool is_strict;
+    uint32_t tier, copies;
+    uint64_t step;
+};
+
+static pd_status find(struct tier_rank *rank, struct found *found, struct pd_error *err)
+{
+    struct pd_store_entry entry;
+    while (pd_tiers_newest(rank->tiers, &found->tier, &entry)) {
+        rank->room.store = pd_tiers_store(rank->tiers, found->tier);
+        found->step = entry.step;
+        pd_status st = load_anywhere(&rank->room, &entry, found->is_strict, &found->copies, err);
+        if (st != PD_CORRUPT) return st;
+        PD_TRY(pd_store_quarantine(rank->room.store, &entry, "found by the test", err));
+    }
+    PD_FAIL(err, PD_NOT_FOUND, "no checkpoint is left");
+}
+
+static pd_status look(struct tier_rank *rank, struct pd_error *err)
+{
+    struct found found = {.is_strict = true};
+    PD_TRY(find(rank, &found, err));
+    if (rank->world.rank == 0) *(struct found *)rank->context = found;
+    return PD_OK;
+}
+
+/* ---- what goes where ---- */
+
+static pd_status save_seven(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 7; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    if (!rank->tiers->copier) return PD_OK;
+    tier_wait(rank->tiers->copier, -1);
+    return pd_group_barrier(&rank->world, err);
+}
+
+/* The last save may have found the copier busy. */
+static pd_status save_slowly(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 7; step++) {
+        PD_TRY(tier_save(rank, step, NULL, err));
+        if (rank->tiers->copier) tier_wait(rank->tiers->copier, -1);
+        for (uint32_t i = 1; i < rank->tiers->count; i++)
+            tier_wait(&rank->tiers->tiers[i], -1);
+        PD_TRY(pd_group_barrier(&rank->world, err));
+    }
+    pd_tiers_report(rank->tiers, 0, &report);
+    if (!rank->tiers->copier) return PD_OK;
+    EXPECT(report.has_copies && report.copied_step == 7 && !report.copy_failures && !report.copies_skipped,
+           "step %llu is copied, %u failures, %llu skipped", (unsigned long long)report.copied_step, report.copy_failures,
+           (unsigned long long)report.copies_skipped);
+    return PD_OK;
+}
+
+Test(peer, a_host_that_is_gone_costs_no_step_and_without_copies_it_does)
+{
+    for (uint32_t copies = 0; copies < 2; copies++) {
+        const struct pd_tiers_options options = with_copies(copies);
+        for (uint32_t lost = 0; lost < HOSTS; lost++) {
+            struct room room;
+            struct found found = {0};
+            make_room(&room);
+            RUN(&room, &options, save_slowly, NULL);
+            RUN_ON(&room, lost ? 2 * HOSTS - 1 : 1, &options, look, &found);
+            cr_assert_eq(found.step, copies ? 7 : 5, "%u copies, host %u is lost: step %llu of tier %u", copies, lost,
+                         (unsigned long long)found.step, found.tier);
+            cr_assert_eq(found.tier, copies ? 0 : 1);
+            room_free(&room);
+        }
+    }
+}
+
+static pd_status count_on(struct tier_rank *rank, struct pd_error *err)
+{
+    struct found found = {.is_strict = true};
+    PD_TRY(find(rank, &found, err));
+    EXPECT(found.step == 7 && found.copies == 2, "step %llu, %u copies", (unsigned long long)found.step, found.copies);
+    struct pd_store *store = pd_tiers_store(rank->tiers, 0);
+    EXPECT(pd_store_count(store) == 2 && !pd_store_unusable_count(store), "%u sealed, %u unusable", pd_store_count(store),
+           pd_store_unusable_count(store));
+    return PD_OK;
+}
+
+/* Five ranks of three hosts: the first and the second have two ranks, the last has one, which keeps the shards of two. */
+Test(peer, hosts_need_not_be_alike)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room_of(&room, 5, 3, 0);
+    RUN(&room, &options, save_slowly, NULL);
+    RUN(&room, &options, count_on, NULL);
+    for (uint32_t lost = 0; lost < 3; lost += 2) {
+        struct found found = {0};
+        RUN_ON(&room, lost ? 5 : 1, &options, look, &found);
+        cr_assert(found.step == 7 && found.tier == 0, "host %u: step %llu", lost, (unsigned long long)found.step);
+    }
+    room_free(&room);
+}
+
+/* The last step is copied before a run leaves, even where saves were faster. */
+static pd_status save_and_leave(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(save_seven(rank, err));
+    PD_TRY(tier_finish(rank, 7, -1, err));
+    EXPECT(rank->tiers->copier->newest_step == 7, "step %llu", (unsigned long long)rank->tiers->copier->newest_step);
+    return PD_OK;
+}
+
+Test(peer, the_last_step_is_copied)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room(&room);
+    RUN(&room, &options, save_and_leave, NULL);
+    RUN(&room, &options, count_on, NULL);
+    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+    RUN(&room, &options, count_on, NULL);
+    room_free(&room);
+}
+
+static pd_status go_on_alone(struct tier_rank *rank, struct pd_error *err)
+{
+    struct found found = {.is_strict = true};
+    PD_TRY(find(rank, &found, err));
+    EXPECT(found.step == 7 && !rank->tiers->copier, "step %llu", (unsigned long long)found.step);
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 8, NULL, err));
+    return tier_finish(rank, 8, -1, err);
+}
+
+Test(peer, a_run_with_one_host_left_goes_on)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room(&room);
+    RUN(&room, &options, save_slowly, NULL);
+    room.hosts = 1;
+    RUN_ON(&room, 1, &options, go_on_alone, NULL);
+    room_free(&room);
+}
+
+static void refuse(const struct pd_tiers_options *options, uint32_t hosts, const char *what)
+{
+    struct pd_error err = {0};
+    struct room room;
+    make_room_of(&room, RANKS, hosts, 0);
+    cr_assert_eq(tier_run(&room, options, save_seven, NULL, &err), PD_INVALID, "%s", what);
+    cr_assert(strstr(err.message, what), "%s", err.message);
+    room_free(&room);
+}
+
+Test(peer, what_cannot_be_is_refused)
+{
+    struct pd_tiers_options options = with_copies(2);
+    refuse(&options, HOSTS, "not more");
+    options = with_copies(1);
+    refuse(&options, 1, "all ranks are on one");
+    options.tiers[1].copies = 1;
+    refuse(&options, HOSTS, "only the first tier");
+    options.tiers[1].copies = 0;
+    options.tiers[0].dir = "/net/d";
+    refuse(&options, HOSTS, "one directory for all hosts");
+}
+
+/* ---- a copy that is slow ---- */
+
+static pd_status save_past_a_slow_copy(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 9; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    pd_tiers_report(rank->tiers, 0, &report);
+    EXPECT(!report.copied_step && report.copies_skipped == 7, "%llu are skipped", (unsigned long long)report.copies_skipped);
+    struct pd_store *store = pd_tiers_store(rank->tiers, 0);
+    EXPECT(pd_store_count(store) == 3, "2 are kept and one is being copied, not %u", pd_store_count(store));
+    EXPECT(pd_store_entry_at(store, 2)->step == 1, "what is being copied is kept");
+    PD_TRY(tier_finish(rank, 9, 0, err)); /* gives up what would take for ever */
+    EXPECT(pd_store_count(store) == 3, "a run of one tier prunes nothing at its end");
+    return PD_OK;
+}
+
+Test(peer, a_slow_copy_skips_to_the_newest_and_can_be_given_up)
+{
+    struct pd_tiers_options options = local_only();
+    struct found found = {0};
+    struct room room;
+    options.tiers[0].bandwidth = 1;
+    make_room(&room);
+    RUN(&room, &options, save_past_a_slow_copy, NULL);
+    RUN(&room, &options, look, &found);
+    cr_assert(found.step == 9 && found.copies == 1);
+    room_free(&room);
+}
+
+static pd_status copy_what_is_gone(struct tier_rank *rank, struct pd_error *err)
+{
+    struct tier_job job = {
+        .task = TIER_PEER, .step = 9, .source = "/disk/step-000000000009-1", .name = "step-000000000009-1"};
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    pd_status st = tier_copy_to_peers(rank->tiers->copier, &job, err);
+    EXPECT(st == PD_STOPPED, "%s", pd_status_name(st));
+    return PD_OK;
+}
+
+Test(peer, a_checkpoint_that_is_gone_is_no_failure)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room(&room);
+    RUN(&room, &options, copy_what_is_gone, NULL);
+    room_free(&room);
+}
+
+/* ---- room ---- */
+
+static pd_status count_files(struct pd_door *door, const char *dir, uint32_t *count, uint64_t *bytes, struct pd_error *err)
+{
+    struct pd_listing listing;
+    PD_TRY(pd_door_list(door, dir, &listing, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < listing.count; i++) {
+        char path[512];
+        struct pd_stat stat;
+        snprintf(path, sizeof path, "%.200s/%.200s", dir, listing.names[i]);
+        st = pd_door_stat(door, path, &stat, err);
+        if (!st && stat.type == PD_ENTRY_DIRECTORY) st = count_files(door, path, count, bytes, err);
+        if (!st && stat.type == PD_ENTRY_FILE) ++*count, *bytes += stat.bytes;
+    }
+    pd_listing_deinit(&listing);
+    return st;
+}
+
+static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
+{
+    const char *dir = rank->tiers->tiers[0].dir;
+    uint32_t first = 0;
+    uint64_t first_bytes = 0;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step <= 40; step++) {
+        uint32_t count = 0;
+        uint64_t bytes = 0;
+        PD_TRY(tier_save(rank, step, NULL, err));
+        tier_wait(rank->tiers->copier, -1);
+        PD_TRY(pd_group_barrier(&rank->world, err));
+        PD_TRY(count_files(rank->room.door, dir, &count, &bytes, err));
+        PD_TRY(pd_group_barrier(&rank->world, err));
+        if (step == 10) first = count, first_bytes = bytes;
+        EXPECT(step < 10 || (count <= first && bytes <= first_bytes), "step %llu: %u files of %llu bytes, %u of %llu before",
+               (unsigned long long)step, count, (unsigned long long)bytes, first, (unsigned long long)first_bytes);
+    }
+    return PD_OK;
+}
+
+Test(peer, files_are_used_again)
+{
+    struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room_of(&room, RANKS, HOSTS, 2 * 2 * 4 * SHARD_ROOM);
+    options.tiers[0].dir = "/shm/c";
+    RUN(&room, &options, save_many, NULL);
+    room_free(&room);
+}
+
+static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    pd_tiers_report(rank->tiers, 0, &report);
+    if (rank->world.rank == 0) *(bool *)rank->context = !report.is_left_out;
+    return PD_OK;
+}
+
+/* Two ranks a host: 2 checkpoints are kept, one is written, one is copied to the other host and one to /net: 5, and as many
+ * shards come from the other host. */
+Test(peer, memory_is_counted_for_copies)
+{
+    for (uint32_t shards = 19; shards <= 20; shards++) {
+        struct pd_tiers_options options = with_copies(1);
+        struct room room;
+        bool fits = false;
+        make_room_of(&room, RANKS, HOSTS, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2);
+        options.tiers[0].dir = "/shm/c";
+        cr_assert_eq(pd_tiers_copies(options.tiers, 2, 0), 10);
+        RUN(&room, &options, check_room, &fits);
+        cr_assert_eq(fits, shards == 20, "room for %u shards", shards);
+        room_free(&room);
+    }
+}
+
+static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(rank->tiers, 0);
+    const uint64_t bytes = pd_store_entry_at(store, 0)->bytes / RANKS;
+    struct pd_space space;
+    PD_TRY(pd_door_space(rank->room.door, "/shm/c", &space, err));
+    EXPECT(pd_store_copied_bytes(store, 9) == 4 * bytes, "%llu bytes", (unsigned long long)pd_store_copied_bytes(store, 9));
+    EXPECT(space.available_bytes < 12 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
+           (unsigned long long)space.available_bytes, (unsigned long long)bytes);
+    return pd_tiers_check_room(rank->tiers, bytes, 0, err);
+}
+
+/* Of 16 shards 8 lie there already, and 4 of those are copies. */
+Test(peer, what_lies_there_makes_room_for_what_comes)
+{
+    struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room_of(&room, RANKS, HOSTS, 18 * (24u << 10));
+    options.tiers[0].dir = "/shm/c";
+    RUN(&room, &options, save_slowly, NULL);
+    RUN(&room, &options, check_room_again, NULL);
+    room_free(&room);
+}
+
+/* ---- misfortunes ---- */
+
+static const struct {
+    enum pd_disk_fault_kind kind;
+    int sys_errno;
+    bool persistent;
+} kinds[] = {
+    {PD_DISK_FAULT_ERROR, EIO, false},        {PD_DISK_FAULT_ERROR, EIO, true},
+    {PD_DISK_FAULT_ERROR, ENOSPC, false},     {PD_DISK_FAULT_ERROR, ENOSPC, true},
+    {PD_DISK_FAULT_ERROR, ESTALE, true},      {PD_DISK_FAULT_ERROR_APPLIED, EIO, false},
+    {PD_DISK_FAULT_ERROR_APPLIED, EIO, true}, {PD_DISK_FAULT_SHORT, 0, true},
+    {PD_DISK_FAULT_TORN, 0, false},           {PD_DISK_FAULT_LOST, 0, false},
+    {PD_DISK_FAULT_MISDIRECTED, 0, false},    {PD_DISK_FAULT_LOST_SYNC, 0, false},
+    {PD_DISK_FAULT_LOST_SYNC, 0, true},       {PD_DISK_FAULT_FLIP, 0, false},
+    {PD_DISK_FAULT_POWER, 0, false},
+};
+#define KIND_COUNT (sizeof kinds / sizeof *kinds)
+
+enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, FIRST_IS_REPLACED, LAST_IS_REPLACED, AFTERMATHS };
+
+struct misfortune {
+    uint32_t kind;
+    uint64_t nth, seed;
+    enum aftermath aftermath;
+};
+
+static bool lies(const struct misfortune *m)
+{
+    const enum pd_disk_fault_kind kind = kinds[m->kind].kind;
+    return kind == PD_DISK_FAULT_TORN || kind == PD_DISK_FAULT_LOST || kind == PD_DISK_FAULT_MISDIRECTED ||
+           kind == PD_DISK_FAULT_LOST_SYNC;
+}
+
+#define BEFORE 3u /* steps that are copied before the misfortune */
+
+struct run {
+    const struct misfortune *misfortune;
+    pd_status finished;
+    uint64_t fired;
+    struct pd_simulated_disk *after; /* as it lay when the copy had ended */
+};
+
+static pd_status save_before(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step < BEFORE; step++) {
+        PD_TRY(tier_save(rank, step, NULL, err));
+        PD_TRY(tier_finish(rank, step, -1, err));
+    }
+    return PD_OK;
+}
+
+static pd_status disarm(struct tier_rank *rank, struct run *run, struct pd_error *err)
+{
+    struct pd_simulated_disk *disk = rank->room.room->disk;
+    pd_status st = PD_OK;
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    if (rank->world.rank == 0) {
+        run->fired = pd_simulated_disk_fired(disk);
+        pd_simulated_disk_set_fault(disk, NULL);
+        st = pd_simulated_disk_clone(disk, &run->after, err);
+    }
+    return pd_group_agree(&rank->world, st, err);
+}
+
+/* The save is not disturbed: what goes wrong is the copy, which the first save passes over and the way out makes. */
+static pd_status meet(struct tier_rank *rank, struct pd_error *err)
+{
+    struct run *run = rank->context;
+    const struct misfortune *m = run->misfortune;
+    const struct pd_disk_fault fault = {.kind = kinds[m->kind].kind,
+                                        .sys_errno = kinds[m->kind].sys_errno,
+                                        .nth = m->nth,
+                                        .persistent = kinds[m->kind].persistent};
+    struct pd_error why = {0};
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, BEFORE, NULL, err));
+    PD_TRY(tier_finish(rank, BEFORE, -1, err));
+    rank->tiers->copier->passes = 1;
+    PD_TRY(tier_save(rank, BEFORE + 1, NULL, err));
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    pd_status finished = tier_finish(rank, BEFORE + 1, -1, &why);
+    if (rank->world.rank == 0) run->finished = finished;
+    PD_TRY(disarm(rank, run, err));
+    if (fault.kind == PD_DISK_FAULT_POWER) return PD_OK;
+    /* The run goes on, and everything works again. */
+    rank->tiers->copier->passes = 0;
+    PD_TRY(tier_save(rank, BEFORE + 2, NULL, err));
+    return pd_error_context(err, tier_finish(rank, BEFORE + 2, -1, err), "the copies after it");
+}
+
+struct check {
+    uint64_t least, most;
+    bool is_strict;
+};
+
+static pd_status look_after(struct tier_rank *rank, struct pd_error *err)
+{
+    const struct check *check = rank->context;
+    struct found found = {.is_strict = check->is_strict};
+    PD_TRY(find(rank, &found, err));
+    if (found.step < check->least || found.step > check->most)
+        PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)found.step,
+                (unsigned long long)check->least, (unsigned long long)check->most);
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 100, NULL, err));
+    PD_TRY(tier_finish(rank, 100, -1, err));
+    EXPECT(rank->tiers->copier->newest_step == 100, "what comes after is copied too");
+    return PD_OK;
+}
+
+/* The step is sealed and durable on both hosts before anything goes wrong: a misfortune of its copy costs it nothing while
+ * both are there. */
+static pd_status look_at(const struct room *room, struct run *run, const struct pd_tiers_options *options,
+                         struct pd_error *err)
+{
+    const struct misfortune *m = run->misfortune;
+    const bool is_replaced = m->aftermath == FIRST_IS_REPLACED || m->aftermath == LAST_IS_REPLACED;
+    const bool lost_power = kinds[m->kind].kind == PD_DISK_FAULT_POWER;
+    const bool is_copied = run->finished == PD_OK && !lies(m);
+    struct check check = {BEFORE + 1, BEFORE + 1, !lies(m)};
+    struct room later = *room;
+    if (is_replaced && !is_copied) check.least = BEFORE;
+    later.disk = run->after;
+    run->after = NULL;
+    if (m->aftermath == ALL_CRASH || lost_power) pd_simulated_disk_crash(later.disk, PD_DISK_ALL_HOSTS, m->seed);
+    if (m->aftermath == ONE_CRASHES && !lost_power) pd_simulated_disk_crash(later.disk, m->seed % HOSTS, m->seed);
+    for (uint32_t host = 0; host < HOSTS; host++)
+        if (!lost_power && m->aftermath != ALL_CRASH) pd_simulated_disk_kill(later.disk, host);
+    const uint32_t first = m->aftermath == FIRST_IS_REPLACED ? 1 : m->aftermath == LAST_IS_REPLACED ? 2 * HOSTS - 1 : 0;
+    pd_status st = tier_run_on(&later, first, options, look_after, &check, err);
+    room_free(&later);
+    return st;
+}
+
+static pd_status try_one(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room = *base;
+    struct run run = {.misfortune = m};
+    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    pd_status st = tier_run(&room, &options, meet, &run, err);
+    *ret_fired = run.fired > 0;
+    if (!st) st = look_at(&room, &run, &options, err);
+    if (run.after) pd_simulated_disk_free(run.after);
+    room_free(&room);
+    return st;
+}
+
+static void campaign(enum aftermath aftermath, uint64_t stride)
+{
+    const struct pd_tiers_options options = local_only();
+    const uint64_t seed = number_of("PERDURE_CAMPAIGN_SEED");
+    struct pd_error err = {0};
+    struct room room;
+    uint64_t tried = 0;
+    if (number_of("PERDURE_TEST_SCALE") >= 10) stride = 1;
+    make_room(&room);
+    RUN(&room, &options, save_before, NULL);
+    for (uint32_t k = 0; k < KIND_COUNT; k++) {
+        struct misfortune m = {.kind = k, .aftermath = aftermath};
+        bool fired = true;
+        for (m.nth = 1 + room_mix(seed + k) % stride; fired; m.nth += stride, tried++) {
+            m.seed = room_mix(seed * 7919 + m.nth * 131 + k);
+            pd_status st = try_one(&room, &m, &fired, &err);
+            cr_assert_eq(st, PD_OK, "%s:%d:%d at %llu, aftermath %d (seed %llu): %s", pd_disk_fault_kind_name(kinds[k].kind),
+                         kinds[k].sys_errno, kinds[k].persistent, (unsigned long long)m.nth, (int)aftermath,
+                         (unsigned long long)seed, err.message);
+        }
+    }
+    room_free(&room);
+    cr_log_info("copies on other hosts, aftermath %d: %llu misfortunes", (int)aftermath, (unsigned long long)tried);
+}
+
+Test(peer_faults, processes_die)
+{
+    campaign(NOBODY_CRASHES, 23);
+}
+
+Test(peer_faults, all_hosts_lose_power)
+{
+    campaign(ALL_CRASH, 13);
+}
+
+Test(peer_faults, one_host_loses_power)
+{
+    campaign(ONE_CRASHES, 23);
+}
+
+Test(peer_faults, the_first_host_is_gone)
+{
+    campaign(FIRST_IS_REPLACED, 13);
+}
+
+Test(peer_faults, the_last_host_is_gone)
+{
+    campaign(LAST_IS_REPLACED, 13);
+}
