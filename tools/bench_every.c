@@ -7,10 +7,8 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "tools/bench.h"
-#include "tools/bench_room.h"
-#include "tools/bench_run.h"
+#include "tools/bench_saves.h"
 #include "tools/output.h"
-#include "trainer/save.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,24 +25,16 @@ struct every_bench {
     struct pd_bench_room room;
     const char *file_system;
     uint32_t threads;
-    struct pd_group group;
-    struct pd_tiers *tiers;
+    struct pd_bench_saves saves;
     struct pd_bench_run run;
-    struct pd_saver *saver;
-    struct pd_run_state state;
     double copy_s;          /* median of the rehearsals */
     struct pd_pairs turns;  /* with saves, without */
     struct pd_pairs work;   /* the same in seconds of processors */
     struct pd_pairs stalls; /* stall of a save, the turn it was in */
-    struct pd_pairs saves;  /* whole save, copy */
+    struct pd_pairs whole;  /* whole save, copy */
 };
 
 /* ---- a run ---- */
-
-static void let_saves_go(void *saver)
-{
-    pd_saver_let_go(saver);
-}
 
 static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *err)
 {
@@ -53,43 +43,24 @@ static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *
     const struct pd_bench_run_options options = {
         .text = text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
-    PD_TRY(pd_saver_new(b->room.door, b->tiers, &b->group, b->run.engine, 1, &b->saver, err));
-    pd_saver_keep_ready(b->saver);
-    b->run.engine->before_update = let_saves_go;
-    b->run.engine->update_context = b->saver;
-    b->state.layout = b->run.engine->grid.layout;
-    b->state.tensor_count = b->run.model->tensors.count;
-    b->state.parameter_count = b->run.model->parameter_count;
+    PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
+    pd_saver_keep_ready(b->saves.saver);
     return PD_OK;
 }
 
 static void release(struct every_bench *b)
 {
-    pd_saver_free(b->saver);
-    b->saver = NULL;
+    pd_bench_saves_detach(&b->saves);
     pd_bench_run_close(&b->run);
 }
 
 static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_seconds, struct pd_error *err)
 {
-    struct pd_step_result result;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    for (uint64_t i = 0; i < count; i++) {
-        PD_TRY(pd_engine_step(b->run.engine, b->state.samples, b->state.updates, &result, err));
-        b->state.samples += b->run.config.batch.sequences;
-        b->state.updates++;
-        b->state.identity.step++;
-    }
+    for (uint64_t i = 0; i < count; i++)
+        PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
-}
-
-static pd_status finish_save(struct every_bench *b, struct pd_saver_outcome *outcome, struct pd_error *err)
-{
-    pd_saver_wait(b->saver);
-    PD_CHECK(pd_saver_collect(b->saver, pd_saver_finished(b->saver), outcome));
-    if (outcome->status) *err = outcome->error;
-    return outcome->status;
 }
 
 /* ---- rehearsal: how long a copy takes, and how many leaves make a step ---- */
@@ -101,10 +72,10 @@ static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
     for (int i = -2; i < REHEARSALS; i++) { /* the first ones make files */
         PD_TRY(run_steps(b, 1, &unused, err));
         uint64_t start = pd_clock_monotonic_ns(NULL);
-        pd_saver_start(b->saver, &b->state, true);
-        pd_saver_let_go(b->saver);
+        pd_saver_start(b->saves.saver, &b->saves.state, true);
+        pd_saver_let_go(b->saves.saver);
         if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
-        PD_TRY(finish_save(b, &outcome, err));
+        PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
     }
     b->copy_s = pd_bench_quantile(copies, REHEARSALS, 0.5);
     return PD_OK;
@@ -156,12 +127,12 @@ static pd_status run_with(struct every_bench *b, double *ret_seconds, struct pd_
     struct pd_saver_outcome outcome;
     double unused;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_saver_start(b->saver, &b->state, true);
+    pd_saver_start(b->saves.saver, &b->saves.state, true);
     PD_TRY(run_steps(b, b->options.every, &unused, err));
-    PD_TRY(finish_save(b, &outcome, err));
+    PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     pd_pairs_add(&b->stalls, outcome.stall_seconds, *ret_seconds);
-    pd_pairs_add(&b->saves, outcome.save_seconds, b->copy_s);
+    pd_pairs_add(&b->whole, outcome.save_seconds, b->copy_s);
     return PD_OK;
 }
 
@@ -186,35 +157,17 @@ static pd_status run_pair(struct every_bench *b, uint64_t pair, struct pd_error 
     return PD_OK;
 }
 
-static char config_text[] = "bench: true\n";
-
-static pd_status open_tier(struct every_bench *b, struct pd_error *err)
-{
-    char path[4096];
-    struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}}, .count = 1, .groups = {&b->group}};
-    pd_bench_room_path(&b->room, "store", path);
-    PD_TRY(pd_door_mkdir(b->room.door, path, err));
-    PD_TRY(pd_tiers_open(b->room.door, &options, &b->tiers, err));
-    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
-                                     .fence = pd_tiers_fence(b->tiers),
-                                     .loss_scale = 1.0,
-                                     .created_by = "perdure bench",
-                                     .config = config_text};
-    return PD_OK;
-}
-
 static pd_status measure(struct every_bench *b, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
     char text[4096];
     double unused;
-    pd_group_init_single(&b->group);
     pd_bench_room_path(&b->room, "text", text);
     PD_TRY(pd_bench_run_write_text(text, err));
-    PD_TRY(open_tier(b, err));
+    PD_TRY(pd_bench_saves_open(&b->saves, &b->room, false, err));
     PD_TRY(rehearse(b, err));
-    pd_saver_start(b->saver, &b->state, true); /* this saver has not saved yet */
-    PD_TRY(finish_save(b, &outcome, err));
+    pd_saver_start(b->saves.saver, &b->saves.state, true); /* this saver has not saved yet */
+    PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
     PD_TRY(run_steps(b, 1, &unused, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(run_pair(b, pair, err));
@@ -245,7 +198,7 @@ static struct result summarise(const struct every_bench *b)
 {
     struct result r = {.turns = pd_pairs_summarise(&b->turns),
                        .work = pd_pairs_summarise(&b->work),
-                       .saves = pd_pairs_summarise(&b->saves)};
+                       .saves = pd_pairs_summarise(&b->whole)};
     double shares[PD_BENCH_PAIRS_MAX];
     for (uint32_t i = 0; i < b->stalls.count; i++)
         shares[i] = b->stalls.candidate_s[i] / b->stalls.ceiling_s[i];
@@ -314,7 +267,7 @@ pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);
     release(&b);
-    pd_tiers_close(b.tiers);
+    pd_bench_saves_close(&b.saves);
     pd_bench_room_close(&b.room);
     return st;
 }

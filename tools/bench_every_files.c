@@ -7,10 +7,8 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/io/door_counts.h"
 #include "tools/bench.h"
-#include "tools/bench_room.h"
-#include "tools/bench_run.h"
+#include "tools/bench_saves.h"
 #include "tools/output.h"
-#include "trainer/save.h"
 #include "trainer/state_files.h"
 
 #include <math.h>
@@ -27,20 +25,17 @@ struct files_bench {
     const char *file_system;
     uint32_t threads;
     char text[4096];
-    struct pd_group group;
-    struct pd_tiers *tiers;
+    struct pd_bench_saves saves;
     struct pd_bench_run run;
-    struct pd_saver *saver;
-    struct pd_run_state state;
     uint64_t update_started_ns;
     double compute_s, update_s; /* of one leaf, of a step: medians of the rehearsals */
     uint64_t leaves;
     /* turns */
     struct pd_pairs turns; /* with saves, without */
     struct pd_door_counted with, without;
-    uint64_t saves;
-    double *stalls;  /* (saves) share of the step beside it */
-    double *seconds; /* (saves) from start to sealed and pruned */
+    uint64_t save_count;
+    double *stalls;  /* (save_count) share of the step beside it */
+    double *seconds; /* (save_count) from start to sealed and pruned */
 };
 
 /* ---- a run ---- */
@@ -48,64 +43,46 @@ struct files_bench {
 static void on_update(void *context)
 {
     struct files_bench *b = context;
-    if (b->saver) pd_saver_let_go(b->saver);
+    if (b->saves.saver) pd_saver_let_go(b->saves.saver);
     b->update_started_ns = pd_clock_monotonic_ns(NULL);
 }
 
-static pd_status build(struct files_bench *b, uint64_t leaves, struct pd_error *err)
+static pd_status build(struct files_bench *b, uint64_t leaves, bool saves, struct pd_error *err)
 {
     const struct pd_bench_run_options options = {
         .text = b->text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads, .has_files = true};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
-    PD_TRY(pd_state_files_open(b->run.engine, b->room.door, pd_tiers_store(b->tiers, 0), err));
-    PD_TRY(pd_state_files_init(b->run.engine, &b->state.identity, err));
+    PD_TRY(pd_state_files_open(b->run.engine, b->room.door, pd_tiers_store(b->saves.tiers, 0), err));
+    PD_TRY(pd_state_files_init(b->run.engine, &b->saves.state.identity, err));
+    if (saves) PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
     b->run.engine->before_update = on_update;
     b->run.engine->update_context = b;
-    b->state.layout = b->run.engine->grid.layout;
-    b->state.tensor_count = b->run.model->tensors.count;
-    b->state.parameter_count = b->run.model->parameter_count;
     return PD_OK;
 }
 
 static void release(struct files_bench *b)
 {
-    pd_saver_free(b->saver);
-    b->saver = NULL;
+    pd_bench_saves_detach(&b->saves);
     pd_state_files_close(b->run.engine);
     pd_bench_run_close(&b->run);
-}
-
-static pd_status run_step(struct files_bench *b, struct pd_error *err)
-{
-    struct pd_step_result result;
-    b->run.engine->next_identity = b->state.identity;
-    b->run.engine->next_identity.step++;
-    PD_TRY(pd_engine_step(b->run.engine, b->state.samples, b->state.updates, &result, err));
-    b->state.samples += b->run.config.batch.sequences;
-    b->state.updates++;
-    b->state.identity.step++;
-    return PD_OK;
 }
 
 /* The save of the state before it goes on beside the step, and ends before the step's update. */
 static pd_status run_saved_step(struct files_bench *b, struct pd_saver_outcome *ret_outcome, struct pd_error *err)
 {
-    pd_saver_start(b->saver, &b->state, true);
-    PD_TRY(run_step(b, err));
-    pd_saver_wait(b->saver);
-    PD_CHECK(pd_saver_collect(b->saver, pd_saver_finished(b->saver), ret_outcome));
-    if (ret_outcome->status) *err = ret_outcome->error;
-    return ret_outcome->status;
+    pd_saver_start(b->saves.saver, &b->saves.state, true);
+    PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
+    return pd_bench_saves_finish(&b->saves, ret_outcome, err);
 }
 
 /* How many leaves make forward and backward as long as the update. */
 static pd_status rehearse(struct files_bench *b, struct pd_error *err)
 {
     double computes[REHEARSALS], updates[REHEARSALS];
-    PD_TRY(build(b, 1, err));
+    PD_TRY(build(b, 1, false, err));
     for (int i = -3; i < REHEARSALS; i++) { /* the first ones touch every page and every file */
         const uint64_t start = pd_clock_monotonic_ns(NULL);
-        PD_TRY(run_step(b, err));
+        PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
         if (i < 0) continue;
         updates[i] = pd_clock_seconds_since(NULL, b->update_started_ns);
         computes[i] = pd_clock_seconds_since(NULL, start) - updates[i];
@@ -122,9 +99,9 @@ static pd_status rehearse(struct files_bench *b, struct pd_error *err)
 
 static void note_save(struct files_bench *b, const struct pd_saver_outcome *outcome, double step_seconds)
 {
-    PD_CHECK(b->saves < SAVES_MAX);
-    b->stalls[b->saves] = outcome->stall_seconds / step_seconds;
-    b->seconds[b->saves++] = outcome->save_seconds;
+    PD_CHECK(b->save_count < SAVES_MAX);
+    b->stalls[b->save_count] = outcome->stall_seconds / step_seconds;
+    b->seconds[b->save_count++] = outcome->save_seconds;
 }
 
 static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_seconds, struct pd_error *err)
@@ -137,7 +114,7 @@ static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_sec
         const uint64_t step_start = pd_clock_monotonic_ns(NULL);
         struct pd_saver_outcome outcome;
         const bool saves = has_saves && i % b->options.every == 0;
-        PD_TRY(saves ? run_saved_step(b, &outcome, err) : run_step(b, err));
+        PD_TRY(saves ? run_saved_step(b, &outcome, err) : pd_bench_saves_step(&b->saves, &b->run, err));
         if (saves) note_save(b, &outcome, pd_clock_seconds_since(NULL, step_start));
     }
     *ret_seconds = pd_clock_seconds_since(NULL, start);
@@ -158,40 +135,20 @@ static pd_status run_pair(struct files_bench *b, uint64_t pair, struct pd_error 
     return PD_OK;
 }
 
-static char config_text[] = "bench: true\n";
-
-static pd_status open_tier(struct files_bench *b, struct pd_error *err)
-{
-    char path[4096];
-    struct pd_tiers_options options = {
-        .tiers = {{.dir = path, .keep_last = 1}}, .count = 1, .groups = {&b->group}, .generations = true};
-    pd_bench_room_path(&b->room, "store", path);
-    PD_TRY(pd_door_mkdir(b->room.door, path, err));
-    PD_TRY(pd_tiers_open(b->room.door, &options, &b->tiers, err));
-    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
-                                     .fence = pd_tiers_fence(b->tiers),
-                                     .loss_scale = 1.0,
-                                     .created_by = "perdure bench",
-                                     .config = config_text};
-    return PD_OK;
-}
-
 static pd_status prepare(struct files_bench *b, struct pd_error *err)
 {
     struct pd_saver_outcome unused;
-    pd_group_init_single(&b->group);
     b->stalls = calloc(SAVES_MAX, sizeof *b->stalls);
     b->seconds = calloc(SAVES_MAX, sizeof *b->seconds);
     if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
     PD_TRY(pd_door_counts_begin(b->room.door, &b->counts, err));
     pd_bench_room_path(&b->room, "text", b->text);
     PD_TRY(pd_bench_run_write_text(b->text, err));
-    PD_TRY(open_tier(b, err));
+    PD_TRY(pd_bench_saves_open(&b->saves, &b->room, true, err));
     PD_TRY(rehearse(b, err));
-    PD_TRY(build(b, b->leaves, err));
-    PD_TRY(pd_saver_new(b->room.door, b->tiers, &b->group, b->run.engine, 1, &b->saver, err));
+    PD_TRY(build(b, b->leaves, true, err));
     for (int i = 0; i < 4; i++) { /* every file that takes turns was written once */
-        PD_TRY(run_step(b, err));
+        PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
         PD_TRY(run_saved_step(b, &unused, err));
     }
     pd_door_counts_slow_flushes(b->counts, (uint32_t)b->options.flush_ms);
@@ -218,13 +175,13 @@ struct result {
 static struct result summarise(const struct files_bench *b)
 {
     struct result r = {.turns = pd_pairs_summarise(&b->turns), .state_bytes = pd_bench_run_state_bytes(&b->run)};
-    const double saves = (double)b->saves, steps = (double)b->options.steps;
+    const double saves = (double)b->save_count, steps = (double)b->options.steps;
     double added[PD_BENCH_PAIRS_MAX];
     for (uint32_t i = 0; i < b->turns.count; i++)
         added[i] = (b->turns.candidate_s[i] - b->turns.ceiling_s[i]) / steps;
-    r.stall_p50 = pd_bench_quantile(b->stalls, (uint32_t)b->saves, 0.5);
-    r.stall_p99 = pd_bench_quantile(b->stalls, (uint32_t)b->saves, 0.99);
-    r.save_s = pd_bench_quantile(b->seconds, (uint32_t)b->saves, 0.5);
+    r.stall_p50 = pd_bench_quantile(b->stalls, (uint32_t)b->save_count, 0.5);
+    r.stall_p99 = pd_bench_quantile(b->stalls, (uint32_t)b->save_count, 0.99);
+    r.save_s = pd_bench_quantile(b->seconds, (uint32_t)b->save_count, 0.5);
     r.step_s = r.turns.ceiling_s / steps;
     r.extra_bytes = ((double)b->with.bytes_written - (double)b->without.bytes_written) / saves / (double)r.state_bytes;
     r.flushes = ((double)b->with.flushes - (double)b->without.flushes) / saves;
@@ -242,7 +199,7 @@ static void print_text(const struct files_bench *b, const struct result *r)
     printf("a checkpoint writes %.4f%% of the state beyond what its step wrote, and flushes %.2f times for 1 shard\n",
            100 * r->extra_bytes, r->flushes);
     printf("stall %.2f%% of a step in the median, %.2f%% in the 99th percentile of %llu saves\n", 100 * r->stall_p50,
-           100 * r->stall_p99, (unsigned long long)b->saves);
+           100 * r->stall_p99, (unsigned long long)b->save_count);
     printf("slowdown by a save every %llu: %.2f%% (median of %u pairs of %llu steps, %.2f%% to %.2f%%)\n",
            (unsigned long long)b->options.every, 100 * (r->turns.ratio - 1), b->turns.count,
            (unsigned long long)b->options.steps, 100 * (r->turns.ratio_low - 1), 100 * (r->turns.ratio_high - 1));
@@ -279,7 +236,7 @@ static pd_status print(const struct files_bench *b, struct pd_error *err)
     pd_json_u64(&w, "every", b->options.every);
     pd_json_u64(&w, "steps", b->options.steps);
     pd_json_u64(&w, "pairs", b->turns.count);
-    pd_json_u64(&w, "saves", b->saves);
+    pd_json_u64(&w, "saves", b->save_count);
     pd_json_u64(&w, "threads", b->threads);
     pd_json_string(&w, "dir", b->options.dir);
     pd_json_string(&w, "file_system", b->file_system);
@@ -301,7 +258,7 @@ pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);
     release(&b);
-    pd_tiers_close(b.tiers);
+    pd_bench_saves_close(&b.saves);
     pd_door_counts_end(b.counts);
     free(b.stalls);
     free(b.seconds);
