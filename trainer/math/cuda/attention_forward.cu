@@ -141,7 +141,7 @@ PD_DEVICE void forward_finish(const pd_attention &a, const forward_place &p, con
 }
 
 template <enum pd_dtype T, int D>
-__global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward_tiles(const pd_attention a, const bool wide)
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward_tiles(const pd_attention a, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = *reinterpret_cast<forward_tiles<D> *>(shared);

@@ -216,7 +216,7 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<
 
 /* waiting: `levels` terms a block of threads. */
 template <enum pd_dtype T, int D>
-__global__ void __launch_bounds__(PD_ATTENTION_THREADS)
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     attention_keys_tiles(const pd_attention a, float *waiting, const uint32_t levels, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);

@@ -118,7 +118,8 @@ PD_DEVICE void forward_finish(const pd_attention &a, const pd_plain_place &p, co
     pd_plain_store<T>(s.o, a.out, at, ld, p.count, d, s.rescale, 1.0f);
 }
 
-template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_forward_plain(const pd_attention a)
+template <enum pd_dtype T>
+static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_forward_plain(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     const uint32_t d = a.head_size;
@@ -154,7 +155,8 @@ pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a,
 /* ---- delta ---- */
 
 /* Half a warp a (row, head): 16 lanes, then their tree. */
-template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_plain(const pd_attention a)
+template <enum pd_dtype T>
+static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_plain(const pd_attention a)
 {
     const uint64_t i = ((uint64_t)blockIdx.x * PD_PLAIN_THREADS + threadIdx.x) / 16, rows = (uint64_t)a.sequences * a.length;
     const uint64_t row = i / a.heads, head = i % a.heads, t = row % a.length;

@@ -73,7 +73,8 @@ PD_DEVICE void apply(float *sums, const float *weights, const float *rows, uint3
 
 /* ---- dQ ---- */
 
-template <enum pd_dtype T> __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_plain(const pd_attention a)
+template <enum pd_dtype T>
+static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_plain(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     const uint32_t d = a.head_size;
@@ -212,7 +213,7 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space
 
 /* waiting: `levels` terms a block of threads. */
 template <enum pd_dtype T>
-__global__ void __launch_bounds__(PD_PLAIN_THREADS)
+static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
     attention_keys_plain(const pd_attention a, float *waiting, const uint32_t levels)
 {
     PD_SHARED_DYNAMIC(shared);

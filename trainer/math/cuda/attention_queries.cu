@@ -53,7 +53,7 @@ PD_DEVICE void queries_finish(const pd_attention &a, const pd_attention_item &it
 }
 
 template <enum pd_dtype T, int D>
-__global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries_tiles(const pd_attention a, const bool wide)
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries_tiles(const pd_attention a, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     pd_pair_tiles<D> &t = *reinterpret_cast<pd_pair_tiles<D> *>(shared);
