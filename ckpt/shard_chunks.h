@@ -11,16 +11,11 @@
 #define PD_CKPT_SHARD_CHUNKS_H
 
 #include "ckpt/h5.h"
+#include "ckpt/shard_rates.h"
 #include "ckpt/shard_table.h"
 
 struct pd_zstd;
 struct pd_shard_chunks;
-
-/* What `auto` has learnt so far, over the saves of a writer. */
-struct pd_shard_rates {
-    double compress, write; /* bytes of data a second; 0: not measured yet */
-    double caution;         /* how much longer the disk must be busy than compressing takes; 0: nothing learnt */
-};
 
 PD_MUST_USE pd_status pd_shard_chunks_new(const struct pd_shard_codec *codec, struct pd_shard_chunks **ret_chunks,
                                           struct pd_error *err);
@@ -42,6 +37,7 @@ const struct pd_shard_codec *pd_shard_chunks_codec(const struct pd_shard_chunks 
 /* One for each thread that compresses at a time. */
 PD_MUST_USE pd_status pd_shard_chunks_zstd(struct pd_shard_chunks *chunks, uint32_t thread, struct pd_zstd **ret_zstd,
                                            struct pd_error *err);
+/* What `auto` has learnt so far, over the saves of a writer. */
 struct pd_shard_rates *pd_shard_chunks_rates(struct pd_shard_chunks *chunks);
 
 void pd_shard_chunks_begin(struct pd_shard_chunks *chunks);

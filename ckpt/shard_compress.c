@@ -16,7 +16,7 @@
  *               2. at a fixed level the bytes of the file do not depend on threads, batches or time */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/stream_copy.h"
-#include "ckpt/codec_zstd.h"
+#include "ckpt/shard_squeeze.h"
 #include "ckpt/shard_writer.h"
 
 #include <stdatomic.h>
@@ -28,20 +28,6 @@
 #define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks it begins and ends in */
 #define RING_MAX 64u
 #define LENT_BYTES_MIN (UNIT_BYTES / 2) /* smaller ones are staged: fewer, larger writes */
-#define CAUTION_MIN 1.5
-#define CAUTION_MAX 1000.0
-
-struct job { /* one chunk */
-    uint32_t box;
-    uint64_t chunk, begin, bytes; /* of the box; bytes of data, without what fills the chunk up */
-    uint64_t chunk_bytes, seed;
-    const unsigned char *data;
-    unsigned char *input;           /* (INPUT_BYTES) what was read from a file */
-    unsigned char *output, *stored; /* stored: output, or data where nothing was changed */
-    uint64_t stored_bytes, digest;
-    uint32_t filter_mask, element_bytes;
-    pd_status status;
-};
 
 struct scratch {
     atomic_flag is_taken;
@@ -63,7 +49,7 @@ struct packing {
     const struct pd_shard_codec *codec;
     struct scratch scratch[THREADS_MAX];
     uint32_t threads;
-    struct job jobs[BATCH_MAX];
+    struct pd_shard_job jobs[BATCH_MAX];
     uint32_t job_count, batch;
     bool is_compressing; /* this batch */
     struct slot ring[RING_MAX];
@@ -79,18 +65,11 @@ struct packing {
 
 /* ---- on the way to the disk ---- */
 
-static void moving_average(double *rate, double sample)
-{
-    *rate = *rate > 0 ? 0.75 * *rate + 0.25 * sample : sample;
-}
-
-/* Completions tell how fast the disk is while it has something to do: as long as something is still on its way. When all
- * came back it may have waited, and was at least as fast as that. */
+/* Completions tell how fast the disk is while it has something to do. */
 static void note_write(struct packing *p, uint64_t bytes)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
-    const double rate = now > p->busy_since_ns ? (double)bytes * 1e9 / (double)(now - p->busy_since_ns) : 0;
-    if (rate > 0 && (p->in_flight || rate > p->rates->write)) moving_average(&p->rates->write, rate);
+    pd_shard_rates_moved(p->rates, bytes, now - p->busy_since_ns, p->in_flight > 0);
     p->busy_since_ns = now;
 }
 
@@ -174,9 +153,9 @@ static pd_status stage(struct packing *p, uint64_t offset, const unsigned char *
     return PD_OK;
 }
 
-static pd_status write_job(struct packing *p, const struct job *job)
+static pd_status write_job(struct packing *p, const struct pd_shard_job *job)
 {
-    const uint64_t at = pd_shard_chunks_place(p->w->chunks, job->stored_bytes, job->digest, job->filter_mask);
+    const uint64_t at = pd_shard_job_place(p->w, job);
     if (p->source || job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_DOOR_ALIGN ||
         (uintptr_t)job->data % PD_DOOR_ALIGN)
         return stage(p, at, job->stored, job->stored_bytes);
@@ -197,7 +176,7 @@ static pd_status drain(struct packing *p)
 /* ---- in the threads of the pool ---- */
 
 /* Blocks that begin in the chunk; the last may reach into the next one. */
-static void hash_blocks(struct packing *p, const struct job *job)
+static void hash_blocks(struct packing *p, const struct pd_shard_job *job)
 {
     const uint64_t box_bytes = p->w->places[job->box].bytes;
     for (uint64_t block = (job->begin + PD_SHARD_BLOCK_BYTES - 1) / PD_SHARD_BLOCK_BYTES;
@@ -214,79 +193,37 @@ static struct scratch *take_scratch(struct packing *p)
         if (!atomic_flag_test_and_set_explicit(&p->scratch[i].is_taken, memory_order_acquire)) return &p->scratch[i];
 }
 
-/* The chunk as it is, filled up. */
-static void keep(struct job *job)
+static void squeeze(struct packing *p, struct pd_shard_job *job)
 {
-    job->stored_bytes = job->chunk_bytes;
-    job->filter_mask = PD_SHARD_FILTERS_NONE;
-    job->digest = 0;
-    job->stored = (unsigned char *)(uintptr_t)job->data;
-    if (job->bytes == job->chunk_bytes) return;
-    job->stored = job->output;
-    memcpy(job->output, job->data, job->bytes);
-    memset(job->output + job->bytes, 0, job->chunk_bytes - job->bytes);
-}
-
-static void squeeze(struct packing *p, struct job *job)
-{
-    const uint64_t capacity = (job->chunk_bytes - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
-    keep(job);
-    if (capacity == 0) return;
     struct scratch *scratch = take_scratch(p);
-    uint64_t made = 0;
-    pd_byte_shuffle(scratch->memory, job->stored, job->chunk_bytes, job->element_bytes);
-    job->status = pd_zstd_compress(scratch->zstd, p->codec->level, job->output, capacity, scratch->memory, job->chunk_bytes,
-                                   job->chunk_bytes / job->element_bytes, &made, NULL);
+    pd_shard_job_squeeze(job, p->codec->level, scratch->zstd, scratch->memory);
     atomic_flag_clear_explicit(&scratch->is_taken, memory_order_release);
-    if (made == 0 || job->status) {
-        keep(job); /* what filled it up was overwritten */
-        return;
-    }
-    job->stored = job->output;
-    job->stored_bytes = made;
-    job->filter_mask = 0;
-    job->digest = pd_shard_chunk_digest(job->seed, job->chunk, job->output, made);
 }
 
 static void run_job(void *context, uint64_t index)
 {
     struct packing *p = context;
-    struct job *job = &p->jobs[index];
+    struct pd_shard_job *job = &p->jobs[index];
     hash_blocks(p, job);
     if (p->is_compressing || job->bytes < job->chunk_bytes) /* one that has to be filled up is mostly smaller compressed */
         squeeze(p, job);
     else
-        keep(job);
+        pd_shard_job_keep(job);
 }
 
 /* ---- batches ---- */
 
-/* Whether the disk has enough to do meanwhile. Before the first measurement: when it has as much as it can have. */
 static bool may_compress(const struct packing *p, uint64_t bytes)
 {
-    if (!p->codec->is_auto) return true;
-    const struct pd_shard_rates *rates = p->rates;
-    if (rates->write <= 0) return false;
-    if (rates->compress <= 0) return p->in_flight + 1 >= p->ring_count;
-    const double caution = rates->caution > CAUTION_MIN ? rates->caution : CAUTION_MIN;
-    return (double)p->in_flight_bytes / rates->write > caution * (double)bytes / rates->compress;
-}
-
-/* Times are averaged, not rates: one batch that others held up counts in full. */
-static void note_compress(struct packing *p, uint64_t bytes, uint64_t ns)
-{
-    const double seconds = (double)ns * 1e-9 / (double)bytes, before = p->rates->compress;
-    p->rates->compress = 1 / (before > 0 ? 0.75 / before + 0.25 * seconds : seconds);
+    return !p->codec->is_auto ||
+           pd_shard_rates_allow(p->rates, p->in_flight_bytes, p->in_flight + 1 >= p->ring_count, bytes);
 }
 
 /* After a batch that was compressed: whether the disk had enough to do. */
 static pd_status learn(struct packing *p)
 {
-    struct pd_shard_rates *rates = p->rates;
     if (p->in_flight) PD_TRY(reap_some(p));
-    rates->caution = p->in_flight ? 0.9 * rates->caution : 2 * rates->caution;
-    if (rates->caution < CAUTION_MIN) rates->caution = CAUTION_MIN;
-    if (rates->caution > CAUTION_MAX) rates->caution = CAUTION_MAX;
+    pd_shard_rates_learn(p->rates, p->in_flight > 0);
     return p->failed;
 }
 
@@ -302,7 +239,7 @@ static pd_status run_batch(struct packing *p)
     /* Hashing alone is faster than any disk, and nobody has to be waited for. */
     pd_parallel(p->is_compressing ? p->codec->pool : NULL, p->job_count, run_job, p);
     const uint64_t took = pd_clock_monotonic_ns(NULL) - begin;
-    if (p->is_compressing && took) note_compress(p, bytes, took);
+    if (p->is_compressing) pd_shard_rates_compressed(p->rates, bytes, took);
     if (p->is_compressing && p->codec->is_auto) PD_TRY(learn(p));
     for (uint32_t j = 0; j < p->job_count; j++) {
         if (p->jobs[j].status) PD_FAIL(p->err, p->jobs[j].status, "no memory to compress");
@@ -312,13 +249,8 @@ static pd_status run_batch(struct packing *p)
     return PD_OK;
 }
 
-static uint32_t element_bytes_of(const struct pd_shard_box *box, const struct pd_shard_place *place)
-{
-    return (uint32_t)(place->bytes / pd_box_elements(&box->box));
-}
-
 /* The blocks that the chunk touches, where they are or as they are read. */
-static pd_status fetch(struct packing *p, struct job *job)
+static pd_status fetch(struct packing *p, struct pd_shard_job *job)
 {
     if (!p->source) {
         job->data = (const unsigned char *)p->data[job->box] + job->begin;
@@ -338,35 +270,24 @@ static pd_status add_small(struct packing *p, uint32_t b)
     return PD_OK;
 }
 
-static pd_status add_box(struct packing *p, uint32_t b, const struct pd_identity *identity)
+static pd_status add_box(struct packing *p, uint32_t b)
 {
     const struct pd_shard_place *place = &p->w->places[b];
-    const struct pd_shard_box *box = &p->w->local[b];
     const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes);
-    const uint64_t seed = pd_shard_box_seed(identity, p->w->name_digests[box->tensor], box->kind, &box->box);
     for (uint64_t c = 0; c < count; c++) {
-        struct job *job = &p->jobs[p->job_count];
-        unsigned char *input = job->input, *output = job->output;
-        *job = (struct job){.box = b,
-                            .chunk = c,
-                            .chunk_bytes = place->grid.chunk_bytes,
-                            .seed = seed,
-                            .input = input,
-                            .output = output,
-                            .element_bytes = element_bytes_of(box, place)};
-        job->bytes = pd_shard_grid_range(&place->grid, c, &job->begin);
+        struct pd_shard_job *job = &p->jobs[p->job_count];
+        pd_shard_job_init(p->w, b, c, job);
         PD_TRY(fetch(p, job));
         if (++p->job_count == p->batch) PD_TRY(run_batch(p));
     }
     return PD_OK;
 }
 
-static pd_status pack_boxes(struct packing *p, const struct pd_identity *identity)
+static pd_status pack_boxes(struct packing *p)
 {
-    pd_shard_chunks_begin(p->w->chunks);
     for (uint32_t b = 0; b < p->w->box_count; b++) {
         if (p->w->places[b].grid.chunk_bytes)
-            PD_TRY(add_box(p, b, identity));
+            PD_TRY(add_box(p, b));
         else
             PD_TRY(add_small(p, b));
     }
@@ -404,11 +325,11 @@ static pd_status cut_buffers(struct packing *p)
     return PD_OK;
 }
 
-static pd_status pack(struct packing *p, const struct pd_identity *identity)
+static pd_status pack(struct packing *p)
 {
     PD_TRY(cut_buffers(p));
     PD_TRY(pd_shard_writer_queue(p->w, p->err));
-    pd_status st = pack_boxes(p, identity), drained = drain(p);
+    pd_status st = pack_boxes(p), drained = drain(p);
     if (!st) st = drained ? drained : p->failed;
     return st;
 }
@@ -421,7 +342,7 @@ pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path
     p.codec = pd_shard_chunks_codec(writer->chunks);
     p.rates = pd_shard_chunks_rates(writer->chunks);
     PD_TRY(pd_shard_stream_begin(writer, path, identity, writer_rank, &p.stream, err));
-    pd_status st = pack(&p, identity);
+    pd_status st = pack(&p);
     if (st) {
         pd_shard_stream_abort(p.stream);
         return st;

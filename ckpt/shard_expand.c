@@ -43,6 +43,14 @@ void pd_shard_chunk_at(const struct pd_shard *shard, uint32_t box, uint64_t at, 
     describe(shard, box, pd_shard_grid_find(grid_of(shard, box), at), ret_chunk);
 }
 
+struct pd_shard_codec pd_shard_codec_of(const struct pd_shard *shard)
+{
+    const struct pd_shard_head *head = (const void *)shard->table;
+    const bool is_known = head->level >= PD_SHARD_LEVEL_MIN && head->level <= PD_SHARD_LEVEL_MAX;
+    if (!pd_shard_is_compressed(shard)) return (struct pd_shard_codec){.codec = PD_CODEC_NONE};
+    return (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = is_known ? (int)head->level : PD_SHARD_LEVEL_MIN};
+}
+
 /* ---- memory ---- */
 
 struct pd_shard_decoder {

@@ -29,6 +29,8 @@ void pd_shard_decoder_free(struct pd_shard_decoder *decoder); /* NULL is fine */
 PD_MUST_USE pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                                             const void *pages, struct pd_shard_decoder *decoder, void *dst,
                                             struct pd_error *err);
+/* How the shard is compressed, with the level that was asked for (auto's, where it was auto); PD_CODEC_NONE: it is not. */
+struct pd_shard_codec pd_shard_codec_of(const struct pd_shard *shard);
 /* Lets go of the chunks that pd_shard_read_blocks keeps, 4 MiB; it takes them anew when it needs them. */
 void pd_shard_forget(struct pd_shard *shard);
 

@@ -488,6 +488,7 @@ pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path
         return st;
     }
     set_identity(writer, identity);
+    if (writer->chunks) pd_shard_chunks_begin(writer->chunks);
     *ret_stream = stream;
     return PD_OK;
 }

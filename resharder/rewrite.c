@@ -6,6 +6,8 @@
  *               3. nothing is in flight when a group ends, and no job is left */
 #include "resharder/rewrite_internal.h"
 
+#include "ckpt/base/clock.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +41,10 @@ pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_
     slot->transfer = (struct pd_transfer){
         .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write, .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
+    if (!r->bytes_in_flight) r->busy_since_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_queue_submit(r->queue, &transfer, 1, err));
     slot->in_flight = true;
+    r->bytes_in_flight += bytes;
     if (slot->target) {
         slot->target->in_flight++;
         r->writes_in_flight++;
@@ -54,6 +58,7 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
 {
     struct rewrite_target *t = slot->target;
     slot->in_flight = false;
+    r->bytes_in_flight -= slot->transfer.bytes;
     slot->target = NULL;
     if (!t) {
         r->reads_in_flight--;
@@ -66,6 +71,16 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
     return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
 }
 
+static void note_moved(struct rewriter *r, struct pd_transfer *const *done, uint32_t count)
+{
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += done[i]->bytes;
+    rewrite_pack_moved(r, bytes, now - r->busy_since_ns, r->reads_in_flight + r->writes_in_flight > count);
+    r->busy_since_ns = now;
+}
+
 pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
 {
     struct pd_transfer *done[64];
@@ -73,6 +88,7 @@ pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
     pd_status st = PD_OK;
     PD_TRY(pd_queue_reap(r->queue, done, 64, &count, err));
     PD_CHECK(count > 0);
+    note_moved(r, done, count);
     for (uint32_t i = 0; i < count; i++) {
         pd_status one = land(r, done[i]->user, st ? NULL : err);
         if (!st) st = one;
@@ -171,8 +187,9 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
 static void cut_memory(struct rewriter *r)
 {
     unsigned char *memory = r->request->buffers;
-    const uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES,
-                   half = (r->request->buffer_bytes - staging) / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
+    staging += rewrite_pack_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
+    const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
     rewrite_cut_windows(r, memory + staging, half);
     rewrite_cut_slots(r, memory + staging + half, half);
 }
@@ -246,6 +263,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->summaries = calloc(pd_layout_world(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
+    PD_TRY(rewrite_pack_new(r, err));
     PD_TRY(pd_queue_open(r->door, q->buffers, q->buffer_bytes, &r->queue, err));
     return rewrite_crew_start(r, err);
 }
@@ -256,6 +274,7 @@ static void release(struct rewriter *r)
     rewrite_release_targets(r);
     if (r->queue) pd_queue_close(r->queue);
     rewrite_close_sources(r);
+    rewrite_pack_free(r->pack);
     pd_store_set_index(r->request->target, NULL, 0);
     free(r->index);
     free(r->sources);

@@ -25,6 +25,7 @@ struct pd_rewrite_request {
     const struct pd_commit *commit;
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
+    struct pd_shard_codec codec;           /* of the new shards; its pool, or NULL: this thread compresses */
     struct pd_store *target;               /* writable, of this process alone */
     void *buffers;                         /* (buffer_bytes) of the disk's, on PD_DOOR_ALIGN; huge pages are faster */
     uint64_t buffer_bytes;                 /* at least the minimum */

@@ -1,5 +1,5 @@
-/* What the parts of a rewrite share: reading (rewrite_source.c), writing (rewrite_target.c), work beside the data
- * (rewrite_crew.c) and the whole (rewrite.c).
+/* What the parts of a rewrite share: reading (rewrite_source.c), writing (rewrite_target.c), compressing
+ * (rewrite_pack.c), work beside the data (rewrite_crew.c) and the whole (rewrite.c).
  *
  * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that pieces of
  * several boxes come out of, a target fills a slot with box after box. One thread moves data. */
@@ -13,12 +13,14 @@
 
 #define REWRITE_GROUP_MAX 128u /* target shards open at once */
 #define REWRITE_SLOTS_MAX 256u
+#define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
 #define REWRITE_STAGINGS (REWRITE_CREW + 1)
 #define REWRITE_CREW 2u        /* threads beside the one that moves data */
 #define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
 
 struct rewriter;
+struct rewrite_pack;
 
 struct rewrite_slot {
     struct pd_transfer transfer;
@@ -127,6 +129,8 @@ struct rewriter {
     uint32_t slot_count, writes_in_flight;
     uint64_t slot_bytes;
     unsigned char *staging;
+    struct rewrite_pack *pack;               /* or NULL: targets are not compressed */
+    uint64_t bytes_in_flight, busy_since_ns; /* the disk, when anything is in flight */
 
     struct pd_shard_summary *summaries; /* (target shards) */
     void *index;
@@ -175,12 +179,30 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes);
 /* The next bytes of the box that `stretch` is of; `offset` counts in the box. */
 PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
                                      const unsigned char *data, uint64_t bytes, struct pd_error *err);
+/* Stored bytes of a compressed target, for `at` of its file, filled up with zeros to whole pages. */
+PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
+                                    uint64_t bytes, struct pd_error *err);
 /* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the crew. */
 PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 void rewrite_release_targets(struct rewriter *r);
 /* Jobs. */
 PD_MUST_USE pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err);
+
+/* ---- rewrite_pack.c ---- */
+
+/* r->pack, where the request has a codec. */
+PD_MUST_USE pd_status rewrite_pack_new(struct rewriter *r, struct pd_error *err);
+void rewrite_pack_free(struct rewrite_pack *pack); /* NULL is fine */
+/* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
+uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes);
+/* As rewrite_append, for boxes of a page and more. */
+PD_MUST_USE pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                                          const unsigned char *data, uint64_t bytes, struct pd_error *err);
+/* All that came of a target is placed and staged. */
+PD_MUST_USE pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err);
+/* Transfers ended: what `auto` goes by. */
+void rewrite_pack_moved(struct rewriter *r, uint64_t bytes, uint64_t ns, bool is_busy);
 
 /* ---- rewrite_index.c ---- */
 

@@ -18,7 +18,6 @@
 #define WINDOW_BYTES_MAX (UINT64_C(2) << 20)
 #define WINDOW_BYTES_MIN ((uint64_t)PD_SHARD_BLOCK_BYTES)
 #define WINDOWS_A_SOURCE 3u /* one that is used, one on its way, one that fills */
-#define READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define UNPACKED_BLOCKS 8u
 #define GAP_BYTES (UINT64_C(32) << 10) /* read over rather than torn: HDF5's pages between data */
 
@@ -158,7 +157,7 @@ static pd_status send_for_now(struct rewriter *r, struct rewrite_window *w, stru
 
 pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err)
 {
-    while (r->full && r->reads_in_flight < READS_IN_FLIGHT) {
+    while (r->full && r->reads_in_flight < REWRITE_READS_IN_FLIGHT) {
         struct rewrite_window *w = r->full;
         r->full = w->later;
         PD_TRY(send_for(r, w, err));

@@ -17,6 +17,7 @@
 #define SLOT_BYTES_MIN (2 * (uint64_t)PD_SHARD_BLOCK_BYTES)
 #define SLOTS_A_TARGET 3u /* one that fills, others on their way */
 #define BOX_BYTES 1536u   /* of a writer, a box: HDF5's pages, tables. Seen: 1.1 KiB */
+#define CHUNK_BYTES 256u  /* of a chunk of a compressed box: indexes, rows. */
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -45,8 +46,8 @@ pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_err
     struct rewrite_target *t = &r->targets[target];
     const uint32_t rank = r->group_begin + target;
     char path[4096 + 32];
-    PD_TRY(pd_shard_writer_new(r->door, q->tensors, t->boxes, t->box_count, staging_of(r, target), PD_REWRITE_STAGING_BYTES,
-                               &t->writer, err));
+    PD_TRY(pd_shard_writer_new_compressed(r->door, q->tensors, t->boxes, t->box_count, staging_of(r, target),
+                                          PD_REWRITE_STAGING_BYTES, &q->codec, &t->writer, err));
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, rank);
     return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, rank, &t->stream, err);
 }
@@ -173,6 +174,7 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
         append_small(t, offset, box_bytes, data, bytes);
         return PD_OK;
     }
+    if (r->pack) return rewrite_pack_append(r, t, offset, box_bytes, data, bytes, err);
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t block = (offset + done) / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES,
                        block_bytes = min_u64(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
@@ -192,9 +194,31 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
     return t->filled == r->slot_bytes ? write_slot(r, t, err) : PD_OK;
 }
 
+pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data, uint64_t bytes,
+                        struct pd_error *err)
+{
+    const uint64_t pages = rewrite_align_up(bytes);
+    for (uint64_t done = 0; done < pages;) {
+        if (!t->filling || t->filled == r->slot_bytes || t->begin + t->filled != at + done) {
+            PD_TRY(write_slot(r, t, err));
+            PD_TRY(take_slot(r, t, err));
+            t->begin = at + done;
+        }
+        const uint64_t piece = min_u64(pages - done, r->slot_bytes - t->filled),
+                       real = bytes > done ? min_u64(bytes - done, piece) : 0;
+        pd_stream_copy(t->filling->data + t->filled, data + done, real);
+        memset(t->filling->data + t->filled + real, 0, piece - real);
+        t->filled += piece;
+        t->hashed = t->filled;
+        done += piece;
+    }
+    return t->filled == r->slot_bytes ? write_slot(r, t, err) : PD_OK;
+}
+
 pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
     PD_CHECK(t->next == t->box_count);
+    if (!t->is_written) PD_TRY(rewrite_pack_finish(r, t, err));
     t->is_written = true;
     PD_TRY(write_slot(r, t, err));
     if (t->in_flight || t->is_finishing) return PD_OK;

@@ -298,7 +298,15 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-enum { OPTION_STEP = 0x2001, OPTION_CONFIG, OPTION_KEEP_LAST, OPTION_KEEP_EVERY, OPTION_TENSOR, OPTION_LAYOUT };
+enum {
+    OPTION_STEP = 0x2001,
+    OPTION_CONFIG,
+    OPTION_KEEP_LAST,
+    OPTION_KEEP_EVERY,
+    OPTION_TENSOR,
+    OPTION_LAYOUT,
+    OPTION_COMPRESSION
+};
 
 static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
 {
@@ -323,6 +331,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         return 0;
     case OPTION_LAYOUT:
         o->layout = argument;
+        return 0;
+    case OPTION_COMPRESSION:
+        o->compression = argument;
         return 0;
     case OPTION_KEEP_EVERY:
         return parse_number(o, "keep-every", argument, UINT64_MAX, &o->keep_every);
@@ -425,6 +436,10 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
          .key = OPTION_LAYOUT,
          .arg = "dp=N,tp=N,...",
          .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not said is 1 (zero_shard: dp*sp)"},
+        {.name = "compression",
+         .key = OPTION_COMPRESSION,
+         .arg = "none|zstd:N|auto",
+         .doc = "of the new shards; auto compresses what the disk leaves time for; when not said, they are as those of SRC"},
         {0}};
     return run(
         "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "

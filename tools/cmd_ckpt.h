@@ -11,9 +11,10 @@
 struct pd_ckpt_options {
     const char *paths[2];
     uint32_t path_count, path_max;
-    uint64_t step;      /* UINT64_MAX: the newest */
-    const char *tensor; /* part of a name, or NULL */
-    const char *layout; /* "dp=4,tp=2", or NULL */
+    uint64_t step;           /* UINT64_MAX: the newest */
+    const char *tensor;      /* part of a name, or NULL */
+    const char *layout;      /* "dp=4,tp=2", or NULL */
+    const char *compression; /* "none", "zstd:3", "auto", or NULL: as the source is */
     bool config, json;
     uint32_t keep_last;
     uint64_t keep_every;

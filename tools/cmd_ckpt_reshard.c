@@ -4,6 +4,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
+#include "ckpt/shard_expand.h"
 #include "resharder/rewrite.h"
 #include "tools/ckpt_place.h"
 #include "tools/cmd_ckpt.h"
@@ -12,10 +13,13 @@
 #include "trainer/model/model.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+
+#define COMPRESSORS_MAX 4
 
 struct reshard {
     const struct pd_ckpt_options *options;
@@ -26,6 +30,8 @@ struct reshard {
     struct pd_config config;
     struct pd_model *model;
     struct pd_laid_out laid_out;
+    struct pd_shard_codec codec; /* of the new shards */
+    char compression[16];        /* the same, as it is written */
     struct pd_rewrite_report report;
     double seconds;
 };
@@ -95,6 +101,37 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     PD_TRY(pd_model_new(&r->config.model, &r->model, err));
     PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
+    return PD_OK;
+}
+
+/* ---- --compression ---- */
+
+/* When nothing is said: as the first shard of the source is. One that cannot be opened is the rewrite's to complain about.
+ */
+static struct pd_shard_codec codec_of_source(const struct reshard *r)
+{
+    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
+    struct pd_shard *shard = NULL;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-00000.h5", r->directory);
+    if (pd_shard_open(r->source.door, path, &r->commit.state.identity, &r->commit.shards[0], &shard, NULL)) return codec;
+    codec = pd_shard_codec_of(shard);
+    pd_shard_close(shard);
+    return codec;
+}
+
+static pd_status choose_codec(struct reshard *r, struct pd_error *err)
+{
+    const char *text = r->options->compression;
+    pd_status st = text ? pd_shard_codec_parse(text, &r->codec, err) : PD_OK;
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, zstd:1 to zstd:%d, or auto", text, PD_SHARD_LEVEL_MAX);
+    if (!text) r->codec = codec_of_source(r);
+    if (r->codec.codec == PD_CODEC_NONE)
+        snprintf(r->compression, sizeof r->compression, "none");
+    else if (r->codec.is_auto)
+        snprintf(r->compression, sizeof r->compression, "auto");
+    else
+        snprintf(r->compression, sizeof r->compression, "zstd:%d", r->codec.level);
     return PD_OK;
 }
 
@@ -178,16 +215,26 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
 
 /* ---- the work ---- */
 
+/* As many as it has processors, within the memory that a rewrite takes. */
+static unsigned compressors(void)
+{
+    cpu_set_t set;
+    const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count < COMPRESSORS_MAX ? (unsigned)count : COMPRESSORS_MAX;
+}
+
 static pd_status rewrite(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_progress progress;
     struct pd_arena *arena = NULL;
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
+    if (r->codec.codec != PD_CODEC_NONE) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
     PD_TRY(pd_arena_new(&memory, &arena, err));
     struct pd_rewrite_request request = {.directory = r->directory,
                                          .commit = &r->commit,
                                          .tensors = &r->model->tensors,
                                          .layout = &r->laid_out.layout,
+                                         .codec = r->codec,
                                          .target = r->target.store,
                                          .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
                                          .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
@@ -222,8 +269,10 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
             entry = pd_store_entry_at(r->target.store, i);
     pd_store_entry_path(r->target.store, entry, path);
     if (!r->options->json) {
-        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step, l->dp, l->tp,
-               l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text, r->seconds);
+        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s%s%s, %.1f s\n", path, entry->step, l->dp,
+               l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text,
+               r->codec.codec == PD_CODEC_NONE ? "" : ", ", r->codec.codec == PD_CODEC_NONE ? "" : r->compression,
+               r->seconds);
         if (!r->report.has_index)
             fprintf(stderr, "without index.h5, the view for people: there are too many boxes to make it in little memory; a "
                             "run that goes "
@@ -237,6 +286,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     pd_json_u64(&w, "step", entry->step);
     pd_json_u64(&w, "shards", r->report.shards);
     pd_json_u64(&w, "bytes", entry->bytes);
+    pd_json_string(&w, "compression", r->compression);
     pd_json_u64(&w, "bytes_read", r->report.bytes_read);
     pd_json_u64(&w, "bytes_written", r->report.bytes_written);
     pd_json_double(&w, "seconds", r->seconds);
@@ -255,10 +305,12 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     PD_TRY(pd_fault_configure_env(err));
     pd_status st = open_source(&r, err);
     if (!st) st = lay_out(&r, err);
+    if (!st) st = choose_codec(&r, err);
     if (!st) st = check_target(&r, err);
     if (!st) st = open_target(&r, err);
     if (!st) st = rewrite_any(&r, err);
     if (!st) st = print(&r, err);
+    pd_thread_pool_free(r.codec.pool);
     pd_model_free(r.model);
     pd_config_deinit(&r.config);
     pd_commit_deinit(&r.commit);

@@ -465,6 +465,23 @@ if text:
     done = json.loads(text)
     good = done["step"] == 4 and done["shards"] == 1 and done["layout"]["dp"] == 1 and done["bytes_read"] > 0 and done["index"]
     report("ckpt-reshard-json-content", [] if good else ["step, shards or layout"], (0, text, ""))
+# compressed, then as the source is without a word, then plain again: the same state each time, and the first file once more
+expect("ckpt-reshard-compressed", ["ckpt", "reshard", "run", "packed", "--layout=dp=2", "--compression=zstd:3"], 0,
+       re.compile(r" in 2 shards, zstd:3, [\d.]+ s\n$"))
+text = expect("ckpt-reshard-as-the-source", ["ckpt", "reshard", "packed", "repacked", "--layout=dp=3", "--json"], 0, ANY)
+if text:
+    report("ckpt-reshard-as-the-source-content", [] if json.loads(text)["compression"] == "zstd:3" else ["compression"], (0, text, ""))
+expect("ckpt-reshard-auto", ["ckpt", "reshard", "repacked", "auto", "--layout=dp=2", "--compression=auto"], 0, re.compile(", auto, "))
+expect("ckpt-reshard-plain-again", ["ckpt", "reshard", "auto", "plain", "--layout=dp=4,zero_shard=2", "--compression=none"], 0,
+       re.compile(r" in 4 shards, [\d.]+ s\n$"))
+for place in ("packed", "repacked", "auto", "plain"):
+    expect(f"ckpt-reshard-{place}-verifies", ["ckpt", "verify", place], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
+    expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+if not ONLY:
+    shards = [[open(os.path.join(place, "step-000000000006-1", f"shard-0000{n}.h5"), "rb").read() for n in range(4)] for place in ("other", "plain")]
+    report("ckpt-reshard-plain-same-bytes", [] if shards[0] == shards[1] else ["shards differ"], (0, "", ""))
+expect("ckpt-reshard-compression-unknown", ["ckpt", "reshard", "run", "refused", "--layout=dp=1", "--compression=zstd:40"], 64,
+       err=said("--compression=zstd:40: it is none, zstd:1 to zstd:19, or auto"))
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
        err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname no/such)"'))
 expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layout=dp=1"], 78,

@@ -178,20 +178,6 @@ Test(load, one_tensor_reads_its_blocks_only)
 
 /* ---- boxes in chunks ---- */
 
-/* Boxes of many chunks: of whole blocks and of others, rows longer than a chunk, ends that are filled up. */
-static void enlarge(struct state *s)
-{
-    static const uint64_t shapes[STATE_TENSORS][2] = {{3000, 700},  {900001, 1}, {5, 300001}, {40, 40},
-                                                      {2000, 1024}, {1024, 1},   {777, 999},  {262144, 1}};
-    for (uint32_t t = 0; t < STATE_TENSORS; t++) {
-        struct pd_tensor *tensor = &s->tensors[t];
-        tensor->ndim = shapes[t][1] > 1 ? 2 : 1;
-        memcpy(tensor->shape, shapes[t], sizeof shapes[t]);
-        tensor->tp_dim = t == 4 ? 1 : t % 2 ? -1 : 0;
-        tensor->tp_unit = 1;
-    }
-}
-
 /* Stored bytes are read once, but for chunks at the edge between two readers; what was counted was read. */
 static void check_chunk_bytes(const struct loading *l, const struct limited_disk *disk, uint64_t opened)
 {
@@ -212,7 +198,7 @@ Test(load, chunks_are_read_ahead_and_once, .timeout = 300)
         struct state s;
         struct pd_commit commit;
         state_init(&s, seed);
-        enlarge(&s);
+        state_enlarge(&s);
         struct pd_layout stored = state_layout(&s, 4), wanted = state_layout(&s, 4);
         s.compresses = s.compresses_all = true;
         s.compresses_all = seed % 4 != 0;
@@ -242,7 +228,7 @@ Test(load, chunks_cost_what_they_store)
     struct pd_layout whole;
     struct limited_disk disk;
     state_init(&s, 2);
-    enlarge(&s);
+    state_enlarge(&s);
     struct pd_layout stored = state_layout(&s, 4);
     pd_layout_init_dp(&whole, 1);
     s.compresses = s.compresses_all = true;
@@ -270,7 +256,7 @@ Test(load, misread_chunks_are_read_again)
     struct pd_layout stored, wanted;
     struct pd_error failed = {0};
     state_init(&s, 2);
-    enlarge(&s);
+    state_enlarge(&s);
     pd_layout_init_dp(&stored, 1);
     pd_layout_init_dp(&wanted, 2);
     s.compresses = s.compresses_all = true;

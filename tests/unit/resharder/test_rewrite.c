@@ -105,6 +105,90 @@ Test(rewrite, any_layout_to_any_layout)
     }
 }
 
+struct packing {
+    uint64_t seed;
+    bool is_large, is_auto;
+    unsigned threads;
+    uint64_t buffer_bytes;
+    bool source_is_compressed;
+};
+
+static void load_everything(struct state *s, struct pd_store *store, const struct pd_layout *layout)
+{
+    char directory[4096], path[4200];
+    struct pd_commit there;
+    pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
+    for (uint32_t r = 0; r < pd_layout_world(layout); r++) {
+        struct pd_shard *shard = NULL;
+        struct pd_shard_box *boxes = NULL;
+        uint32_t count = 0;
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
+        OK(pd_shard_open(s->door, path, &s->identity, &there.shards[r], &shard, err));
+        OK(pd_layout_shard_boxes(layout, &s->table, r, &boxes, &count, err));
+        cr_assert(pd_shard_is_compressed(shard) && pd_shard_box_count(shard) == count);
+        for (uint32_t b = 0; b < count; b++) {
+            const uint64_t bytes = pd_shard_box_bytes(shard, b);
+            float *expected = malloc(bytes), *is = malloc(bytes);
+            state_fill(s, &boxes[b], expected);
+            OK(pd_shard_read_blocks(shard, b, 0, pd_shard_block_count(shard, b), is, err));
+            cr_assert_eq(memcmp(expected, is, bytes), 0);
+            free(expected);
+            free(is);
+        }
+        free(boxes);
+        pd_shard_close(shard);
+    }
+    pd_commit_deinit(&there);
+}
+
+static void check_packing(const struct packing *p)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_rewrite_report report;
+    state_init(&s, p->seed);
+    if (p->is_large) state_enlarge(&s);
+    const uint32_t virtual_tp = 1u << state_random(&s, 4);
+    struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
+    s.compresses = p->source_is_compressed;
+    s.compresses_all = p->seed % 2;
+    state_save(&s, &stored, "/stored", &commit);
+    s.compresses = s.compresses_all = true;
+    pd_group_init_single(&group);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    struct pd_store *store = open_store(s.door, &group);
+    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    request.codec = (struct pd_shard_codec){PD_CODEC_ZSTD, 1, p->is_auto, NULL};
+    if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
+    request.buffers = aligned_alloc(PD_DOOR_ALIGN, p->buffer_bytes);
+    request.buffer_bytes = p->buffer_bytes;
+    OK(pd_rewrite(s.door, &request, &report, err));
+    cr_assert_eq(report.shards, pd_layout_world(&layout));
+    if (p->is_auto)
+        load_everything(&s, store, &layout);
+    else
+        check_target(&s, s.door, store, &layout, &commit);
+    free(request.buffers);
+    pd_thread_pool_free(request.codec.pool);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* Byte for byte what a run with that level would have written, whatever threads and memory there are. */
+Test(rewrite, targets_are_compressed, .timeout = 300)
+{
+    for (uint64_t seed = 30; seed < 46; seed++)
+        check_packing(&(struct packing){.seed = seed,
+                                        .is_large = seed % 2,
+                                        .is_auto = seed % 8 == 7,
+                                        .threads = (unsigned)(seed / 2 % 4),
+                                        .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN << seed % 3,
+                                        .source_is_compressed = seed / 2 % 2});
+}
+
 /* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
 Test(rewrite, stretches_cover_everything_once)
 {
@@ -163,6 +247,7 @@ struct attempt {
     struct state *s;
     const struct pd_commit *commit;
     const struct pd_layout *layout;
+    struct pd_shard_codec codec;
 };
 
 /* *ret_fired: the fault, before the store was closed. */
@@ -176,7 +261,8 @@ static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk
     PD_TRY(pd_simulated_disk_door(disk, 0, &door, err));
     pd_status st = pd_store_open(door, "/target", &options, &group, &store, err);
     if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
-        const struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+        struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+        request.codec = a->codec;
         st = pd_rewrite(door, &request, NULL, err);
     }
     *ret_fired = pd_simulated_disk_fired(disk) > 0;
@@ -220,7 +306,7 @@ static bool stop_at(const struct attempt *a, uint64_t nth, enum pd_disk_fault_ki
     return fired;
 }
 
-Test(rewrite, stopped_anywhere_it_can_be_done_again)
+static void stop_everywhere(bool is_compressed)
 {
     static const enum pd_disk_fault_kind kinds[] = {PD_DISK_FAULT_POWER, PD_DISK_FAULT_ERROR};
     struct state s;
@@ -232,13 +318,25 @@ Test(rewrite, stopped_anywhere_it_can_be_done_again)
     layout.tp = 2;
     memset(layout.first_unit, 0, sizeof layout.first_unit);
     layout.sp = layout.pp = layout.interleave = layout.stage_count = 1;
+    s.compresses = s.compresses_all = is_compressed;
     state_save(&s, &stored, "/stored", &commit);
     OK(pd_door_mkdir(s.door, "/target", err));
     OK(pd_door_sync_dir(s.door, "/", err));
-    const struct attempt a = {&s, &commit, &layout};
+    const struct attempt a = {
+        &s, &commit, &layout, {.codec = is_compressed ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = is_compressed}};
     for (unsigned k = 0; k < 2; k++)
         for (uint64_t nth = 1; stop_at(&a, nth, kinds[k]); nth += 1 + nth / 6)
             continue;
     pd_commit_deinit(&commit);
     state_deinit(&s);
+}
+
+Test(rewrite, stopped_anywhere_it_can_be_done_again)
+{
+    stop_everywhere(false);
+}
+
+Test(rewrite, stopped_anywhere_compressed_ones_too)
+{
+    stop_everywhere(true);
 }
