@@ -125,7 +125,7 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
                                             .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
                                             .copy = copy ? copy + b->offset * pd_dtype_bytes(c->numerics.precision) : NULL,
                                             .copy_dtype = c->numerics.precision};
-        pd_cpu_adam(e->pool, e->math->isa, &step, &range);
+        PD_TRY(pd_adam(e->math, &step, &range, err));
     }
     return pd_zero_updated(e->zero, err);
 }

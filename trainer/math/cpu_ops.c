@@ -28,5 +28,8 @@ const struct pd_math_ops PD_CPU(ops) = {
     .add = PD_CPU(add),
     .cast = PD_CPU(cast),
     .row_squares = PD_CPU(row_squares),
+    .adam = pd_cpu_adam_slot,
+    .copy = pd_cpu_copy_slot,
+    .sync = pd_cpu_sync_slot,
     .free = pd_cpu_free_slot,
 };

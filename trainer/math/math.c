@@ -311,3 +311,22 @@ pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, 
     PD_CHECK(rows == 0 || (x && sums));
     return math->ops->row_squares(math, rows, columns, x, sums, err);
 }
+
+pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
+{
+    if (r->n == 0) return PD_OK;
+    PD_CHECK(r->param && r->exp_avg && r->exp_avg_sq && r->grad && (!r->copy || dtype_is_known(r->copy_dtype)));
+    return math->ops->adam(math, step, r, err);
+}
+
+pd_status pd_math_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    if (bytes == 0) return PD_OK;
+    PD_CHECK(dst && src);
+    return math->ops->copy(math, dst, src, bytes, err);
+}
+
+pd_status pd_math_sync(struct pd_math *math, struct pd_error *err)
+{
+    return math->ops->sync(math, err);
+}

@@ -10,7 +10,10 @@
  * ..., then +4, +2, +1). Sums over rows add in ascending row order. Results depend on operands and sizes alone: not on
  * threads, M, N, leading dimensions or instruction set. Numerics fast lets a vendor library do the GEMM.
  *
- *   ownership  all pointers are borrowed; they are device memory of the table's device
+ *   ownership  all pointers are borrowed; they are device memory of the table's device, but pd_finish.parts and
+ *              pd_embedding.piece_rows: arrays of the host
+ *   order      operations happen in the order of calls. A GPU's have only been queued when a call returns, and what it read
+ *              must stay until pd_math_sync
  *   errors     pd_status of the device; wrong sizes are PD_CHECK failures (our bug)
  *   threads    one caller per pd_math
  */
@@ -20,6 +23,7 @@
 #include "ckpt/base/arena.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_pool.h"
+#include "offload/cpu_adam.h"
 #include "trainer/math/operations.h"
 
 enum pd_numerics_mode { PD_NUMERICS_INVARIANT, PD_NUMERICS_FAST };
@@ -66,6 +70,12 @@ struct pd_math_ops {
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */
     pd_status (*row_squares)(struct pd_math *, uint64_t rows, uint64_t columns, const float *x, double *sums,
                              struct pd_error *);
+    /* AdamW over one range; step and range themselves are host memory */
+    pd_status (*adam)(struct pd_math *, const struct pd_adam_step *, const struct pd_adam_range *, struct pd_error *);
+    /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */
+    pd_status (*copy)(struct pd_math *, void *dst, const void *src, uint64_t bytes, struct pd_error *);
+    /* Returns when everything before it has happened; copies to the host may be read then, copies from it written. */
+    pd_status (*sync)(struct pd_math *, struct pd_error *);
     void (*free)(struct pd_math *);
 };
 
@@ -123,5 +133,9 @@ PD_MUST_USE pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype ds
                               const void *src, struct pd_error *err);
 PD_MUST_USE pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+                              struct pd_error *err);
+PD_MUST_USE pd_status pd_math_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_math_sync(struct pd_math *math, struct pd_error *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include "trainer/math/onednn.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static const struct pd_math_ops *ops_of(enum pd_isa isa)
 {
@@ -42,6 +43,30 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
     cpu->workspace = workspace;
     cpu->gemm_workspace = gemm_workspace;
     *ret_math = &cpu->base;
+    return PD_OK;
+}
+
+pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+                           struct pd_error *err)
+{
+    (void)err;
+    pd_cpu_adam(math->pool, math->isa, step, range);
+    return PD_OK;
+}
+
+pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    (void)math;
+    (void)err;
+    memcpy(dst, src, bytes);
+    return PD_OK;
+}
+
+/* Whatever was called has happened. */
+pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
+{
+    (void)math;
+    (void)err;
     return PD_OK;
 }
 

@@ -47,6 +47,10 @@ extern const struct pd_math_ops pd_cpu_ops_avx2, pd_cpu_ops_avx512;
 
 /* Shared by the tables. */
 pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err);
+pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+                           struct pd_error *err);
+pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
+pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err);
 void pd_cpu_free_slot(struct pd_math *math);
 
 #endif

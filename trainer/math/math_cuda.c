@@ -1,6 +1,7 @@
 /* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a product (cuda/gemm.h). */
 #include "trainer/math/math_cuda.h"
 
+#include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/gemm.h"
 #include "trainer/math/cuda/kernels.h"
 
@@ -113,6 +114,22 @@ static pd_status row_squares_slot(struct pd_math *math, uint64_t rows, uint64_t 
     return pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err);
 }
 
+static pd_status adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+                           struct pd_error *err)
+{
+    return pd_cuda_adam(stream_of(math), step, range, err);
+}
+
+static pd_status copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    return pd_cuda_copy(stream_of(math), dst, src, bytes, err);
+}
+
+static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
+{
+    return pd_cuda_sync(stream_of(math), err);
+}
+
 static void free_slot(struct pd_math *math)
 {
     pd_cuda_products_free(cuda_of(math)->products);
@@ -146,6 +163,9 @@ static const struct pd_math_ops cuda_ops = {
     .add = add_slot,
     .cast = cast_slot,
     .row_squares = row_squares_slot,
+    .adam = adam_slot,
+    .copy = copy_slot,
+    .sync = sync_slot,
     .free = free_slot,
 };
 
