@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SAID_MAX 16u
+
 /* ---- doors ---- */
 
 pd_status pd_door_new(const struct pd_door_ops *ops, uint32_t queue_depth, void *context, struct pd_door **ret_door,
@@ -58,18 +60,20 @@ void pd_door_set_description(struct pd_door *door, const char *format, ...)
 
 /* ---- direct I/O that is refused ---- */
 
-/* One line per file system and door: the fallback is correct, only slower, and must be known. */
+/* One line per file system and process, whose ranks may be threads: the fallback is correct, only slower, and must be known. */
 static void say_buffered(struct pd_file *file, const char *when)
 {
-    struct pd_door *door = file->door;
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static uint64_t devices[SAID_MAX];
+    static uint32_t count;
     struct pd_stat st = {0};
-    if (door->ops->file_stat(file, &st) != 0) return;
-    pthread_mutex_lock(&door->mutex);
-    bool said = door->said_count == PD_DOOR_SAID_MAX;
-    for (uint32_t i = 0; i < door->said_count; i++)
-        said = said || door->said_devices[i] == st.device;
-    if (!said) door->said_devices[door->said_count++] = st.device;
-    pthread_mutex_unlock(&door->mutex);
+    if (file->door->ops->file_stat(file, &st) != 0) return;
+    pthread_mutex_lock(&mutex);
+    bool said = count == SAID_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        said = said || devices[i] == st.device;
+    if (!said) devices[count++] = st.device;
+    pthread_mutex_unlock(&mutex);
     if (!said)
         pd_log_warn("io", "%s: this file system refuses direct I/O at %s; buffered I/O is used and may be slower",
                     file->path, when);

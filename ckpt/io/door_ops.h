@@ -15,7 +15,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define PD_DOOR_SAID_MAX 16u
 #define PD_DOOR_PATH_MAX 4096u
 
 /* Results of a transfer beside errno values. */
@@ -98,8 +97,6 @@ struct pd_door {
     char texts[4][256];    /* descriptions: a published one never changes */
     uint32_t text_count;
     _Atomic(const char *) description;
-    uint64_t said_devices[PD_DOOR_SAID_MAX];
-    uint32_t said_count;
 };
 
 /* For implementations. */

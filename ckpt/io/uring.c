@@ -149,11 +149,24 @@ static void ring_drop(struct uring_queue *queue)
     queue->has_owner = false;
 }
 
+/* Once a process, whose ranks may be threads. */
+static void warn_unregistered(int reason)
+{
+    static _Atomic bool said;
+    char text[64];
+    if (!atomic_exchange(&said, true))
+        pd_log_warn("io",
+                    "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
+                    "change that, raise the memlock limit (ulimit -l)",
+                    strerror_r(reason, text, sizeof text));
+}
+
 static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
 {
     struct uring_door *mine = door->context;
     if (!atomic_exchange(&mine->registers, false)) return;
     char text[64];
+    warn_unregistered(result);
     pd_door_set_description(door, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; raise the memlock limit), %s files",
                             bytes >> 20, strerror_r(result, text, sizeof text), mine->fixed_files ? "fixed" : "plain");
 }
@@ -497,6 +510,7 @@ static void describe(struct pd_door *door, int flags_errno, int register_errno)
 {
     struct uring_door *mine = door->context;
     char text[64], buffers[128] = "registered buffers";
+    if (register_errno) warn_unregistered(register_errno);
     if (register_errno)
         snprintf(buffers, sizeof buffers, "unregistered buffers (%s; raise the memlock limit)",
                  strerror_r(register_errno, text, sizeof text));
