@@ -60,7 +60,8 @@ void pd_door_set_description(struct pd_door *door, const char *format, ...)
 
 /* ---- direct I/O that is refused ---- */
 
-/* One line per file system and process, whose ranks may be threads: the fallback is correct, only slower, and must be known. */
+/* One line per file system and process, whose ranks may be threads: the fallback is correct, only slower, and must be known.
+ */
 static void say_buffered(struct pd_file *file, const char *when)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

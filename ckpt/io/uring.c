@@ -155,10 +155,11 @@ static void warn_unregistered(int reason)
     static _Atomic bool said;
     char text[64];
     if (!atomic_exchange(&said, true))
-        pd_log_warn("io",
-                    "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
-                    "change that, raise the memlock limit (ulimit -l)",
-                    strerror_r(reason, text, sizeof text));
+        pd_log_warn(
+            "io",
+            "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
+            "change that, raise the memlock limit (ulimit -l)",
+            strerror_r(reason, text, sizeof text));
 }
 
 static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
