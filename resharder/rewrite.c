@@ -264,6 +264,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
     PD_TRY(rewrite_pack_new(r, err));
+    rewrite_look_at_source(r);
     PD_TRY(pd_queue_open(r->door, q->buffers, q->buffer_bytes, &r->queue, err));
     return rewrite_crew_start(r, err);
 }

@@ -19,6 +19,7 @@
 #define REWRITE_CREW 2u        /* threads beside the one that moves data */
 #define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
 
+struct pd_shard_decoder;
 struct rewriter;
 struct rewrite_pack;
 
@@ -94,11 +95,19 @@ struct rewrite_crew {
     pthread_mutex_t staging[REWRITE_STAGINGS]; /* of writers: target t uses area t % REWRITE_STAGINGS */
 };
 
-/* Blocks of a compressed box: they are read when they are needed, not ahead. */
-struct rewrite_unpacked {
-    unsigned char *data; /* NULL until there is such a box */
-    uint32_t shard, box;
-    uint64_t first, count; /* blocks; count 0: nothing is there */
+/* Boxes in chunks: what a window holds of them is decompressed when it is needed. */
+struct rewrite_expander {
+    struct pd_shard_decoder *decoder; /* NULL until there is such a box */
+    unsigned char *memory;            /* of all that follows */
+    struct {
+        unsigned char *data;
+        uint32_t shard, box;
+        uint64_t chunk;
+        bool is_valid;
+    } kept[2]; /* those needed last */
+    uint32_t newest;
+    unsigned char *block; /* one that lies in two chunks, or was read anew */
+    uint64_t next_chunk;  /* of the stretch that is read: those before it have come out of their windows */
 };
 
 struct rewriter {
@@ -117,10 +126,13 @@ struct rewriter {
     struct pd_stretch reading;
     bool is_reading;
     uint32_t read_box, reads_in_flight;
-    uint64_t next_block, end_block; /* of `reading` */
-    struct rewrite_window *full;    /* those that wait for their turn to be sent for */
+    uint64_t next_block, end_block;      /* of `reading`, when its box is in one piece */
+    uint64_t next_byte, end_byte;        /* when it is in chunks */
+    struct rewrite_window *piece_window; /* that has a piece of it already */
+    uint64_t window_bytes_min;
+    struct rewrite_window *full; /* those that wait for their turn to be sent for */
     struct rewrite_pool pools[REWRITE_CLASSES];
-    struct rewrite_unpacked unpacked;
+    struct rewrite_expander expander;
     struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
@@ -153,6 +165,9 @@ PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot
 PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
 
 /* ---- rewrite_source.c ---- */
+
+/* How large windows must be at least. */
+void rewrite_look_at_source(struct rewriter *r);
 
 void rewrite_cut_windows(struct rewriter *r, void *memory, uint64_t bytes);
 /* Begins to read what r->ahead will come to. */

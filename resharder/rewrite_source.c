@@ -7,6 +7,8 @@
  *               3. a source shard stays open while it has windows */
 #include "resharder/rewrite_internal.h"
 
+#include "ckpt/shard_expand.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +19,7 @@
 #define SMALL_BYTES (2 * PD_DOOR_ALIGN) /* a box of less than a page may lie on two */
 #define WINDOW_BYTES_MAX (UINT64_C(2) << 20)
 #define WINDOW_BYTES_MIN ((uint64_t)PD_SHARD_BLOCK_BYTES)
-#define WINDOWS_A_SOURCE 3u /* one that is used, one on its way, one that fills */
-#define UNPACKED_BLOCKS 8u
+#define WINDOWS_A_SOURCE 3u            /* one that is used, one on its way, one that fills */
 #define GAP_BYTES (UINT64_C(32) << 10) /* read over rather than torn: HDF5's pages between data */
 
 /* ---- source shards ---- */
@@ -37,7 +38,8 @@ void rewrite_close_sources(struct rewriter *r)
 {
     for (uint32_t i = 0; r->sources && i < r->request->commit->shard_count; i++)
         close_source(r, &r->sources[i]);
-    free(r->unpacked.data);
+    pd_shard_decoder_free(r->expander.decoder);
+    free(r->expander.memory);
 }
 
 /* The least recently used ones go until there is room for one more. */
@@ -231,6 +233,43 @@ static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_er
     return PD_OK;
 }
 
+/* Whether windows take chunks; where they do not, blocks are read when they are needed. */
+static bool has_chunk_windows(const struct rewriter *r)
+{
+    return r->pools[REWRITE_LARGE].bytes >= PD_SHARD_CHUNK_MAX;
+}
+
+static bool takes(const struct rewriter *r, const struct rewrite_window *w, uint64_t at, uint64_t bytes)
+{
+    if (!w || at < w->begin) return false;
+    if (at + bytes <= w->end) return true; /* the stretch before ended in that chunk */
+    return !w->is_full && at <= w->end + GAP_BYTES && at + bytes <= w->begin + r->pools[REWRITE_LARGE].bytes;
+}
+
+/* The next chunk of the stretch being placed; false: there is no window. */
+static pd_status place_chunk(struct rewriter *r, bool *ret_placed, struct pd_error *err)
+{
+    struct pd_shard_chunk chunk;
+    PD_TRY(rewrite_open_source(r, r->reading.source.rank, err)); /* it may have been let go */
+    struct rewrite_source *s = &r->sources[r->reading.source.rank];
+    pd_shard_chunk_at(s->shard, r->read_box, r->next_byte, &chunk);
+    struct rewrite_window *w = s->last[REWRITE_LARGE];
+    if (!takes(r, w, chunk.offset, chunk.page_bytes)) {
+        set_full(r, w);
+        w = take_window(r, s, REWRITE_LARGE);
+        *ret_placed = w != NULL;
+        if (!w) return PD_OK;
+        w->begin = w->end = chunk.offset;
+        r->piece_window = NULL;
+    }
+    if (chunk.offset + chunk.page_bytes > w->end) w->end = chunk.offset + chunk.page_bytes;
+    if (r->piece_window != w) w->pieces++;
+    r->piece_window = w;
+    r->next_byte = chunk.begin + chunk.bytes;
+    *ret_placed = true;
+    return PD_OK;
+}
+
 static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_stretch *s = &r->reading;
@@ -240,7 +279,16 @@ static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
     r->read_box = rewrite_find_box(r->sources[s->source.rank].boxes, r->sources[s->source.rank].box_count, s);
     r->next_block = s->source.offset / PD_SHARD_BLOCK_BYTES;
     r->end_block = (s->source.offset + s->bytes - 1) / PD_SHARD_BLOCK_BYTES + 1;
-    if (pd_shard_box_is_in_chunks(r->sources[s->source.rank].shard, r->read_box)) r->next_block = r->end_block;
+    r->next_byte = r->end_byte = 0;
+    r->piece_window = NULL;
+    const struct pd_shard *shard = r->sources[s->source.rank].shard;
+    if (!pd_shard_box_is_in_chunks(shard, r->read_box)) return PD_OK;
+    if (has_chunk_windows(r)) { /* all of the blocks it touches */
+        const uint64_t box_bytes = pd_shard_box_bytes(shard, r->read_box), end = r->end_block * PD_SHARD_BLOCK_BYTES;
+        r->next_byte = r->next_block * PD_SHARD_BLOCK_BYTES;
+        r->end_byte = end < box_bytes ? end : box_bytes;
+    }
+    r->next_block = r->end_block;
     return PD_OK;
 }
 
@@ -249,11 +297,26 @@ static pd_status read_ahead(struct rewriter *r, struct pd_error *err)
     for (bool placed = true; placed && r->is_reading;) {
         if (r->next_block < r->end_block)
             PD_TRY(place_blocks(r, &placed, err));
+        else if (r->next_byte < r->end_byte)
+            PD_TRY(place_chunk(r, &placed, err));
         else
             PD_TRY(next_stretch(r, err));
     }
     if (!r->reads_in_flight && !r->full) set_all_full(r);
     return rewrite_read_more(r, err);
+}
+
+/* Shards of one checkpoint are compressed alike; where they are not, those that are do without windows. */
+void rewrite_look_at_source(struct rewriter *r)
+{
+    const struct pd_commit *commit = r->request->commit;
+    struct pd_shard *shard = NULL;
+    char path[4096 + 32];
+    r->window_bytes_min = WINDOW_BYTES_MIN;
+    snprintf(path, sizeof path, "%s/shard-00000.h5", r->request->directory);
+    if (pd_shard_open(r->door, path, &commit->state.identity, &commit->shards[0], &shard, NULL)) return;
+    if (pd_shard_is_compressed(shard)) r->window_bytes_min = PD_SHARD_CHUNK_MAX;
+    pd_shard_close(shard);
 }
 
 void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
@@ -265,8 +328,8 @@ void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
     for (uint32_t i = 0; i < small->count; i++, memory += SMALL_BYTES, bytes -= SMALL_BYTES)
         small->windows[i].slot.data = memory;
     large->windows = r->windows + SMALL_WINDOWS;
-    large->bytes = bytes / WINDOWS_A_SOURCE / stage / WINDOW_BYTES_MIN * WINDOW_BYTES_MIN;
-    if (large->bytes < WINDOW_BYTES_MIN) large->bytes = WINDOW_BYTES_MIN;
+    large->bytes = bytes / WINDOWS_A_SOURCE / stage / r->window_bytes_min * r->window_bytes_min;
+    if (large->bytes < r->window_bytes_min) large->bytes = r->window_bytes_min;
     if (large->bytes > WINDOW_BYTES_MAX) large->bytes = WINDOW_BYTES_MAX;
     const uint64_t count = bytes / large->bytes, most = REWRITE_SLOTS_MAX - SMALL_WINDOWS;
     large->count = (uint32_t)(count < most ? count : most);
@@ -277,7 +340,7 @@ void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
 pd_status rewrite_read_begin(struct rewriter *r, struct pd_error *err)
 {
     r->is_reading = true;
-    r->next_block = r->end_block = 0;
+    r->next_block = r->end_block = r->next_byte = r->end_byte = 0;
     return read_ahead(r, err);
 }
 
@@ -305,7 +368,8 @@ static pd_status end_piece(struct rewriter *r, struct rewrite_source *s, enum re
 pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err)
 {
     struct rewrite_source *s = &r->sources[shard];
-    if (pd_shard_box_is_in_chunks(s->shard, box)) return PD_OK;
+    r->expander.next_chunk = 0;
+    if (pd_shard_box_is_in_chunks(s->shard, box) && !has_chunk_windows(r)) return PD_OK;
     return end_piece(r, s, class_of(s, box), err);
 }
 
@@ -320,19 +384,117 @@ static pd_status verify(struct rewrite_source *s, struct rewrite_window *w, uint
     return PD_OK;
 }
 
-static pd_status unpack(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, struct pd_error *err)
+/* The window that `bytes` bytes at `at` of the file come out of, as it came from the disk. */
+static pd_status need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class, uint64_t at,
+                             uint64_t bytes, struct rewrite_window **ret_window, struct pd_error *err)
 {
-    struct rewrite_unpacked *u = &r->unpacked;
+    struct rewrite_window *w = s->first[class];
+    if (w && (at < w->begin || at + bytes > w->end)) { /* the stretch goes on in the next one */
+        PD_TRY(end_piece(r, s, class, err));
+        w = s->first[class];
+    }
+    if (!w) PD_TRY(read_ahead(r, err));
+    w = s->first[class];
+    PD_CHECK(w && at >= w->begin && at + bytes <= w->end);
+    PD_TRY(send_for_now(r, w, err));
+    PD_TRY(wait_for(r, &w->slot, err));
+    *ret_window = w;
+    return PD_OK;
+}
+
+/* ---- boxes in chunks ---- */
+
+static pd_status need_expander(struct rewrite_expander *e, struct pd_error *err)
+{
+    if (e->decoder) return PD_OK;
+    if (!e->memory) e->memory = malloc(3ull * PD_SHARD_CHUNK_MAX + PD_SHARD_BLOCK_BYTES);
+    if (!e->memory) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to decompress");
+    e->kept[0].data = e->memory;
+    e->kept[1].data = e->memory + PD_SHARD_CHUNK_MAX;
+    e->block = e->memory + 3ull * PD_SHARD_CHUNK_MAX;
+    return pd_shard_decoder_new(e->memory + 2ull * PD_SHARD_CHUNK_MAX, &e->decoder, err);
+}
+
+static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t shard, uint32_t box, uint64_t chunk)
+{
+    for (int k = 0; k < 2; k++)
+        if (e->kept[k].is_valid && e->kept[k].shard == shard && e->kept[k].box == box && e->kept[k].chunk == chunk)
+            return e->kept[k].data;
+    return NULL;
+}
+
+static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
+                        unsigned char *pages, struct pd_error *err)
+{
+    struct rewrite_expander *e = &r->expander;
     struct pd_shard *source = r->sources[shard].shard;
-    if (u->count && u->shard == shard && u->box == box && block >= u->first && block < u->first + u->count) return PD_OK;
-    if (!u->data) u->data = aligned_alloc(PD_DOOR_ALIGN, UNPACKED_BLOCKS * PD_SHARD_BLOCK_BYTES);
-    if (!u->data) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to unpack blocks");
-    const uint64_t first = block / UNPACKED_BLOCKS * UNPACKED_BLOCKS, left = pd_shard_block_count(source, box) - first,
-                   count = left < UNPACKED_BLOCKS ? left : UNPACKED_BLOCKS;
-    u->count = 0;
-    PD_TRY(pd_shard_read_blocks(source, box, first, count, u->data, err));
-    u->shard = shard, u->box = box, u->first = first, u->count = count;
-    r->report.bytes_read += count * PD_SHARD_BLOCK_BYTES;
+    const uint32_t place = 1 - e->newest;
+    e->kept[place].is_valid = false;
+    pd_status st = pd_shard_chunk_decode(source, box, chunk, pages, e->decoder, e->kept[place].data, err);
+    if (st == PD_CORRUPT) { /* once more before it is called damage */
+        PD_TRY(pd_file_read(pd_shard_file(source), chunk->offset, pages, chunk->page_bytes, err));
+        st = pd_shard_chunk_decode(source, box, chunk, pages, e->decoder, e->kept[place].data, err);
+    }
+    PD_TRY(st);
+    e->kept[place].shard = shard;
+    e->kept[place].box = box;
+    e->kept[place].chunk = chunk->number;
+    e->kept[place].is_valid = true;
+    e->newest = place;
+    return PD_OK;
+}
+
+/* Each chunk of a stretch comes out of its window once, in order, also when it is kept from the stretch before: so windows
+ * end when they should. */
+static pd_status need_chunk(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
+                            const unsigned char **ret_data, struct pd_error *err)
+{
+    struct rewrite_expander *e = &r->expander;
+    if (chunk->number >= e->next_chunk) {
+        struct rewrite_window *w = NULL;
+        PD_TRY(need_window(r, &r->sources[shard], REWRITE_LARGE, chunk->offset, chunk->page_bytes, &w, err));
+        e->next_chunk = chunk->number + 1;
+        if (!find_kept(e, shard, box, chunk->number))
+            PD_TRY(expand(r, shard, box, chunk, w->slot.data + (chunk->offset - w->begin), err));
+    }
+    *ret_data = find_kept(e, shard, box, chunk->number);
+    PD_CHECK(*ret_data);
+    return PD_OK;
+}
+
+/* One whole block, where it is when it lies in one chunk. */
+static pd_status gather(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t begin, uint64_t bytes,
+                        const unsigned char **ret_data, struct pd_error *err)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        struct pd_shard_chunk chunk;
+        const unsigned char *data = NULL;
+        pd_shard_chunk_at(r->sources[shard].shard, box, begin + done, &chunk);
+        PD_TRY(need_chunk(r, shard, box, &chunk, &data, err));
+        const uint64_t skip = begin + done - chunk.begin, left = chunk.bytes - skip,
+                       piece = left < bytes - done ? left : bytes - done;
+        *ret_data = data + skip;
+        if (piece == bytes) return PD_OK;
+        memcpy(r->expander.block + done, data + skip, piece);
+        done += piece;
+    }
+    *ret_data = r->expander.block;
+    return PD_OK;
+}
+
+static pd_status read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
+                              const unsigned char **ret_data, struct pd_error *err)
+{
+    struct rewrite_expander *e = &r->expander;
+    struct pd_shard *source = r->sources[shard].shard;
+    PD_TRY(need_expander(e, err));
+    if (has_chunk_windows(r)) {
+        PD_TRY(gather(r, shard, box, block * PD_SHARD_BLOCK_BYTES, bytes, ret_data, err));
+        if (pd_shard_verify_block(source, box, block, *ret_data, NULL) == PD_OK) return PD_OK;
+    }
+    *ret_data = e->block;
+    PD_TRY(pd_shard_read_blocks(source, box, block, 1, e->block, err));
+    if (has_chunk_windows(r)) pd_shard_forget(source);
     return PD_OK;
 }
 
@@ -344,23 +506,14 @@ pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_
     const uint64_t left = pd_shard_box_bytes(s->shard, box) - begin,
                    bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES,
                    at = pd_shard_box_offset(s->shard, box) + begin;
+    struct rewrite_window *w = NULL;
     *ret_bytes = bytes - (offset - begin);
     if (pd_shard_box_is_in_chunks(s->shard, box)) {
-        PD_TRY(unpack(r, shard, box, block, err));
-        *ret_data = r->unpacked.data + (offset - r->unpacked.first * PD_SHARD_BLOCK_BYTES);
+        PD_TRY(read_chunked(r, shard, box, block, bytes, ret_data, err));
+        *ret_data += offset - begin;
         return PD_OK;
     }
-    const enum rewrite_class class = class_of(s, box);
-    struct rewrite_window *w = s->first[class];
-    if (w && (at < w->begin || at + bytes > w->end)) { /* the stretch goes on in the next one */
-        PD_TRY(end_piece(r, s, class, err));
-        w = s->first[class];
-    }
-    if (!w) PD_TRY(read_ahead(r, err));
-    w = s->first[class];
-    PD_CHECK(w && at >= w->begin && at + bytes <= w->end);
-    PD_TRY(send_for_now(r, w, err));
-    PD_TRY(wait_for(r, &w->slot, err));
+    PD_TRY(need_window(r, s, class_of(s, box), at, bytes, &w, err));
     unsigned char *data = w->slot.data + (at - w->begin);
     PD_TRY(verify(s, w, box, block, data, err));
     *ret_data = data + (offset - begin);
