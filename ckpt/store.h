@@ -45,6 +45,7 @@ struct pd_store_entry {
     uint64_t lineage, step, fence;
     uint64_t bytes; /* of all shards, wherever they lie */
     uint32_t shard_count;
+    uint32_t hosts; /* that had every shard when the store was opened, each shard counted by itself: the fewest */
 };
 uint32_t pd_store_count(const struct pd_store *store);
 const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uint32_t newest_first);
@@ -120,7 +121,7 @@ uint64_t pd_store_copied_bytes(const struct pd_store *store, uint32_t newest);
 #define PD_STORE_GENERATIONS_MAX 4096u
 
 /* Files a rank needs, for plans and start-up: the one that is read, the one that is written, and one for each checkpoint
- * that is kept; without links one more. Milestones of keep_every come on top. */
+ * that is kept; without links one more, with second copies two. Milestones of keep_every come on top. */
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links);
 /* Sees at start-up that as many lie here, of `file_bytes` each, less what sealed checkpoints will give back: a full disk
  * shows before the first step. Of this rank alone, between saves. Does nothing where space cannot be preallocated. errors
@@ -160,8 +161,8 @@ PD_MUST_USE pd_status pd_store_prune(struct pd_store *store, struct pd_error *er
  * sealed as are kept, pruning leaves one. `buffer` is overwritten with zeros. Of this rank alone, between saves; a failure
  * only makes the next save slower. */
 void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, uint64_t buffer_bytes);
-/* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). A store that is only read from no longer
- * offers it. */
+/* Moves a damaged checkpoint aside, within the cap (the oldest quarantined go first). A store that is only read from no
+ * longer offers it. */
 PD_MUST_USE pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
                                           struct pd_error *err);
 /* True on every rank while this launch still owns the store (checked again before every seal). */

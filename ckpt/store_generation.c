@@ -20,7 +20,8 @@
 
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
 {
-    uint32_t kept = options->keep_last ? options->keep_last : 1, files = 2 + (has_links ? 0 : 1);
+    uint32_t kept = options->keep_last ? options->keep_last : 1;
+    uint32_t files = 2 + (has_links ? 0 : 1) + (options->copies ? 2 : 0); /* copies pin the last and the one on its way */
     return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
 }
 

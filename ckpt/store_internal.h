@@ -113,6 +113,7 @@ struct store_verdict { /* one (step, fence), the same on every rank */
     uint32_t needs_repair; /* somewhere the record or the final name is missing */
     uint32_t has_tmp;      /* somewhere it still has its temporary name */
     uint32_t is_emptied;   /* no shard lies under its final name */
+    uint32_t hosts;        /* directories that have a shard, the fewest of any */
     char cause[160];       /* what is wrong with its shards, or empty */
 };
 

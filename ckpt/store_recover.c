@@ -172,7 +172,8 @@ static pd_status keep_item(struct pd_store *store, const struct store_verdict *v
                                         .step = verdict->step,
                                         .fence = verdict->fence,
                                         .bytes = verdict->bytes,
-                                        .shard_count = verdict->shard_count}};
+                                        .shard_count = verdict->shard_count,
+                                        .hosts = verdict->hosts}};
     verdict_name(verdict, false, item.entry.name);
     PD_TRY(pd_group_agree(store->group, store_items_reserve(items, err), err));
     store_items_add(items, &item);

@@ -310,6 +310,23 @@ static void explain_shard(uint64_t shard, uint64_t bytes, uint64_t expected, uin
                  "%.32s has %" PRIu64 " bytes where the commit record says %" PRIu64 "%s", name, bytes, expected, more);
 }
 
+/* Names alone change while a copy is made: only what has its final one is counted. */
+static void count_hosts(const struct remote_sighting *group, uint64_t count, const struct remote_sighting *record,
+                        uint64_t *hosts, struct store_verdict *verdict)
+{
+    const uint64_t shards = record->header[W_SHARDS];
+    memset(hosts, 0, shards * sizeof *hosts);
+    for (uint64_t i = 0; i < count; i++) {
+        for (uint64_t f = 0; !group[i].header[W_TMP] && f < group[i].header[W_FILES]; f++) {
+            const uint64_t rank = group[i].files[2 * f];
+            if (rank < shards) hosts[rank] += group[i].files[2 * f + 1] == record->expected[rank];
+        }
+    }
+    verdict->hosts = shards ? UINT32_MAX : 0;
+    for (uint64_t s = 0; s < shards; s++)
+        if (hosts[s] < verdict->hosts) verdict->hosts = (uint32_t)hosts[s];
+}
+
 static pd_status look_for_shards(const struct remote_sighting *group, uint64_t count, const struct remote_sighting *record,
                                  struct shards_seen *ret_seen, struct store_verdict *verdict, struct pd_error *err)
 {
@@ -332,6 +349,7 @@ static pd_status look_for_shards(const struct remote_sighting *group, uint64_t c
     }
     if (seen.absent + seen.wrong)
         explain_shard(worst, sizes[worst], record->expected[worst], seen.absent + seen.wrong - 1, verdict);
+    count_hosts(group, count, record, sizes, verdict);
     free(sizes);
     *ret_seen = seen;
     return PD_OK;

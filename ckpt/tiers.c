@@ -292,6 +292,7 @@ pd_status pd_tiers_start(struct pd_tiers *t, struct pd_error *err)
         look_at_newest(&t->tiers[i]); /* what was damaged is aside by now */
     for (uint32_t i = 1; !st && i < t->count; i++)
         st = tier_start_thread(&t->tiers[i], err);
+    if (t->copier) tier_copier_start(t);
     if (!st && t->copier) st = tier_start_thread(t->copier, err);
     t->is_started = true;
     return pd_group_agree(t->group, st, err);

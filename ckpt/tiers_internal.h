@@ -58,6 +58,7 @@ struct tier {
     uint64_t copied_lineage;
     uint32_t source;        /* tier that the copy on its way comes from */
     char source_name[64];   /* and what is pinned there */
+    char kept_name[64];     /* a copier: copied last, pinned until a newer one is */
     struct tier_names free; /* pins that the owner may let go */
 
     /* between the saver's thread and the owner */
@@ -120,6 +121,8 @@ bool tier_wait(struct tier *tier, double seconds);
 
 /* After the stores were opened: makes tiers->copier where copies are asked for and possible. */
 PD_MUST_USE pd_status tier_copier_open(struct pd_tiers *tiers, struct pd_error *err);
+/* Before the first save: what other hosts have a copy of stays until they have a newer one. */
+void tier_copier_start(struct pd_tiers *tiers);
 /* There are other hosts to copy to, as far as is known. */
 bool tier_copier_works(const struct pd_tiers *tiers);
 PD_MUST_USE pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err);

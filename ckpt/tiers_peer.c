@@ -6,8 +6,8 @@
  *   invariants  1. all ranks take the same number of rounds, known from the record, whatever becomes of a shard meanwhile:
  *                  one that fails or is given up sends nothing from then on
  *               2. a failure costs the copy of one shard; those that did arrive stay
- *               3. what is copied is pinned, by the saver's thread; of the store this thread uses what never changes, and
- *                  files that it holds */
+ *               3. what is copied is pinned, by the saver's thread, and then stays until a newer one is copied; of the store
+ * this thread uses what never changes, and files that it holds */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
@@ -363,6 +363,19 @@ pd_status tier_copier_open(struct pd_tiers *t, struct pd_error *err)
     PD_TRY(check_hosts(t, &can, err));
     PD_CHECK(t->options.copy_group);
     return can ? pd_group_agree(t->group, make_copier(t, err), err) : PD_OK;
+}
+
+void tier_copier_start(struct pd_tiers *t)
+{
+    struct pd_store *store = t->tiers[0].store;
+    for (uint32_t i = 0; tier_copier_works(t) && i < pd_store_count(store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(store, i);
+        if (entry->hosts < 2) continue;
+        pd_store_pin(store, entry);
+        memcpy(t->copier->kept_name, entry->name, sizeof t->copier->kept_name);
+        t->copier->report.newest_step = entry->step;
+        return;
+    }
 }
 
 bool tier_copier_works(const struct pd_tiers *t)

@@ -16,10 +16,10 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-/* Checkpoints at once, each with what other hosts have sent. */
+/* Checkpoints at once, each with what other hosts have sent. The one that was copied last stays until a newer one is. */
 static uint32_t count_held(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
 {
-    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].copies > 0);
+    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].copies ? 2 : 0);
 }
 
 uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)

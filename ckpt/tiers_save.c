@@ -27,6 +27,13 @@ static void let_go(struct pd_tiers *t, struct tier *tier)
         memcpy(source->free.names[source->free.count++], tier->source_name, sizeof tier->source_name);
 }
 
+/* Retention would let it go for newer ones that other hosts lack. One without a pin of its own needs none: see bring. */
+static void keep_copied(struct pd_tiers *t, struct tier *copier)
+{
+    if (copier->kept_name[0]) pd_store_unpin(t->tiers[0].store, copier->kept_name);
+    memcpy(copier->kept_name, copier->source_name, sizeof copier->kept_name);
+}
+
 static void count_failure(struct tier *tier)
 {
     tier->failures++;
@@ -52,7 +59,10 @@ static struct tier *helper_at(struct pd_tiers *t, uint32_t i)
 static void take_result(struct pd_tiers *t, struct tier *tier, pd_status st)
 {
     tier->is_busy = false;
-    let_go(t, tier);
+    if (st == PD_OK && tier->is_copier)
+        keep_copied(t, tier);
+    else
+        let_go(t, tier);
     if (st == PD_OK)
         count_success(tier, tier->copied_lineage, tier->job.step, tier->job.name);
     else if (st != PD_STOPPED)
@@ -460,7 +470,7 @@ static pd_status judge_leaving(struct pd_tiers *t, const struct leaving *l, stru
 static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
 {
     struct tier *tier = &t->tiers[0];
-    if (t->count == 1 || tier->is_left_out || !tier->is_writable) return PD_OK;
+    if ((t->count == 1 && !t->copier) || tier->is_left_out || !tier->is_writable) return PD_OK;
     struct pd_error own = {0};
     pd_status st = pd_store_prune(tier->store, &own);
     if (tiers_is_fatal(st) && err) *err = own;

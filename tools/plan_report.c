@@ -54,9 +54,10 @@ static void print_tiers(const struct pd_config *c, uint64_t state)
     struct pd_tier_options tiers[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, tiers);
     for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
-        printf("tier %u      %s: %s at once: %s\n", i, tiers[i].dir,
+        printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir,
                pd_counted(pd_tiers_copies(tiers, count, i), "checkpoint").text,
-               pd_text_bytes(state * pd_tiers_copies(tiers, count, i)).text);
+               pd_text_bytes(state * pd_tiers_copies(tiers, count, i)).text,
+               tiers[i].copies ? ", half of it second copies of other hosts' shards" : "");
 }
 
 static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint64_t state)

@@ -6,7 +6,7 @@
  * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
  * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
- * keep_last, keep_every, bandwidth}. Model sizes that follow from others (kv_heads,
+ * keep_last, keep_every, bandwidth, copies}. Model sizes that follow from others (kv_heads,
  * head_size, ffn) follow again when the others are changed and they are not named.
  *
  * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
@@ -33,6 +33,7 @@ struct pd_config_tier {
     uint32_t keep_last;
     uint64_t keep_every;
     uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
+    uint32_t copies;    /* of the first tier, on another host: 0 or 1 */
     char *compression;  /* none, zstd:N, auto */
 };
 

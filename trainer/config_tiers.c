@@ -22,6 +22,7 @@ static const struct pd_key members[] = {
     MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),       MEMBER(every, PD_KEY_U64, 0, 1e15, COUNT),
     MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),  MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNT),
     MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
+    MEMBER(copies, PD_KEY_U32, 0, 1e6, PLAIN),
 };
 #define MEMBER_COUNT (sizeof members / sizeof *members)
 
@@ -31,9 +32,10 @@ static pd_status refuse_member(const char *member, struct pd_error *err)
     for (size_t i = 1; i < MEMBER_COUNT; i++)
         if (pd_edit_distance(member, members[i].name) < pd_edit_distance(member, nearest->name)) nearest = &members[i];
     if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
-    PD_FAIL(err, PD_INVALID,
-            "a tier has dir, every, keep_last, keep_every, bandwidth and compression, and no \"%s\"; did you mean %s?",
-            member, nearest->name);
+    PD_FAIL(
+        err, PD_INVALID,
+        "a tier has dir, every, keep_last, keep_every, bandwidth, copies and compression, and no \"%s\"; did you mean %s?",
+        member, nearest->name);
 }
 
 pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
@@ -79,6 +81,21 @@ static pd_status check_compression(const char *key, const char *text, struct pd_
     return pd_error_context(err, pd_shard_codec_parse(text, &codec, err), "%s", key);
 }
 
+/* What can be said before there are hosts. */
+static pd_status check_copies(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
+{
+    if (tiers[i].copies > 1)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more; set it to 1", i,
+                tiers[i].copies);
+    if (i && tiers[i].copies)
+        PD_FAIL(
+            err, PD_INVALID,
+            "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts; set checkpoint.tiers[0].copies=1",
+            i);
+    return PD_OK;
+}
+
 pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
@@ -88,6 +105,7 @@ pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error 
         if (!dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
         snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
         PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
+        PD_TRY(check_copies(config->checkpoint.tiers, i, err));
         if (strlen(dir) > DIRECTORY_MAX)
             PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
                     DIRECTORY_MAX);
@@ -126,6 +144,7 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
                                                 .keep_last = tier->keep_last,
                                                 .keep_every = tier->keep_every,
                                                 .bandwidth = tier->bandwidth,
+                                                .copies = tier->copies,
                                                 .codec = codec_of(tier->compression)};
     }
     return count ? count : 1;

@@ -143,7 +143,9 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
-    const uint64_t copies = c->checkpoint.tiers_count > 1 ? c->checkpoint.tiers_count - 1 : 0; /* tiers filled from others */
+    /* Tiers filled from others, and other hosts. */
+    const uint32_t tiers = c->checkpoint.tiers_count;
+    const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].copies > 0);
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
     return note_files(e, arena, err);

@@ -85,10 +85,21 @@ static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_st
     return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.steps - s->step);
 }
 
+static void add_copies(struct pd_json_writer *w, const struct pd_tier_report *report)
+{
+    pd_json_u64(w, "copied", report->copied_step);
+    if (report->copy_failures) pd_json_u64(w, "copy_failures", report->copy_failures);
+    if (report->copy_failures) pd_json_string(w, "copy_cause", report->copy_cause);
+    if (report->copies_skipped) pd_json_u64(w, "copies_skipped", report->copies_skipped);
+}
+
 /* In the order of checkpoint.tiers. */
 static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
 {
-    if (!tiers || pd_tiers_count(tiers) < 2) return;
+    struct pd_tier_report first;
+    if (!tiers) return;
+    pd_tiers_report(tiers, 0, &first);
+    if (pd_tiers_count(tiers) < 2 && !first.has_copies) return;
     pd_json_array_begin(w, "tiers");
     for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
         struct pd_tier_report report;
@@ -99,6 +110,7 @@ static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
         if (report.failures) pd_json_u64(w, "failures", report.failures);
         if (report.failures) pd_json_string(w, "cause", report.cause);
         if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
+        if (report.has_copies) add_copies(w, &report);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -24,7 +24,8 @@ static uint32_t generations_of(const struct pd_config *c)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     pd_config_tiers(c, tiers);
-    const struct pd_store_options store = {.keep_last = tiers[0].keep_last, .generations = true};
+    const struct pd_store_options store = {
+        .keep_last = tiers[0].keep_last, .generations = true, .copies = tiers[0].copies > 0};
     return pd_store_generations_needed(&store, true);
 }
 

@@ -38,7 +38,8 @@ struct worker {
     const struct pd_config *config;
     struct pd_comm *comm;
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
-    struct pd_group group, tier_groups[PD_TIERS_MAX];
+    struct pd_comm *copy_comm;                /* of second copies, on other hosts */
+    struct pd_group group, tier_groups[PD_TIERS_MAX], copy_group;
     struct pd_door *door;
     struct pd_tiers *tiers;
     struct pd_tier_places places;
@@ -149,6 +150,12 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
         if (i) w->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
         pd_comm_group(w->tier_comms[i], &w->tier_groups[i]);
         options.groups[i] = &w->tier_groups[i];
+    }
+    if (options.tiers[0].copies) {
+        PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->copy_comm, err));
+        w->copy_comm->time_limit_seconds = COPY_SECONDS_MAX;
+        pd_comm_group(w->copy_comm, &w->copy_group);
+        options.copy_group = &w->copy_group;
     }
     return pd_tiers_open(w->door, &options, &w->tiers, err);
 }
@@ -332,6 +339,7 @@ static void tear_down(struct worker *w)
     pd_tiers_close(w->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(w->tier_comms[i]);
+    pd_comm_free(w->copy_comm);
     pd_door_free(w->door);
     pd_run_state_deinit(&w->state);
     pd_engine_free(w->engine);

@@ -82,7 +82,7 @@ Test(config, every_shape_of_a_file_list)
 
 #define TIERS                                                                             \
     MINIMAL "checkpoint:\n  every: 50\n  keep_last: 2\n  compression: zstd:7\n  tiers:\n" \
-            "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G}\n    - keep_every: 1k\n"    \
+            "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G, copies: 1}\n    - keep_every: 1k\n"    \
             "    - {dir: /net/r, keep_last: 9, every: 0, compression: auto}\n"
 
 Test(config, tiers_take_what_they_leave_out_from_their_section)
@@ -93,6 +93,7 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     cr_expect_str_eq(tiers[0].dir, "/dev/shm/r");
     cr_expect(tiers[0].every == 5 && tiers[0].keep_last == 2 && tiers[0].keep_every == 0);
     cr_expect_eq(tiers[0].bandwidth, 2000000000);
+    cr_expect(tiers[0].copies == 1 && !tiers[1].copies && !tiers[2].copies);
     cr_expect_str_eq(tiers[1].dir, "r/checkpoints");
     cr_expect(tiers[1].every == 50 && tiers[1].keep_last == 2 && tiers[1].keep_every == 1000 && !tiers[1].bandwidth);
     cr_expect(tiers[2].every == 0 && tiers[2].keep_last == 9);
@@ -104,6 +105,7 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     pd_config_deinit(&c);
     c = parse(text, (const char *const[]){"checkpoint.tiers[1].every=100", "checkpoint.every=7", NULL});
     cr_assert_eq(pd_config_tiers(&c, tiers), 3, "%s", text);
+    cr_expect(tiers[0].copies == 1 && !tiers[1].copies, "%s", text);
     cr_expect(tiers[0].every == 5 && tiers[1].every == 100 && tiers[1].keep_every == 1000 && tiers[2].every == 0);
     cr_expect(tiers[1].codec.level == 7 && tiers[2].codec.is_auto, "%s", text);
     pd_config_deinit(&c);
@@ -123,6 +125,8 @@ Test(config, tiers_are_refused)
     refused(TIERS, "checkpoint.tiers[1].compression=zstd",
             "checkpoint.tiers[1].compression: compression \"zstd\" is not known");
     refused(MINIMAL, "checkpoint.compression=zstd:20", "checkpoint.compression: compression zstd:20: levels are 1 to 19");
+    refused(TIERS, "checkpoint.tiers[0].copies=2", "checkpoint.tiers[0].copies is 2: one other host can have a copy");
+    refused(TIERS, "checkpoint.tiers[1].copies=1", "only the first tier has copies on other hosts");
     refused(TIERS, "checkpoint.tiers[0].keep_last=0", "expected a number of at least 1");
     refused(TIERS, "checkpoint.tiers[4].dir=x", "the next is checkpoint.tiers[3]");
     refused(TIERS, "checkpoint.tiers=fast", "checkpoint.tiers[0].dir=DIR");
