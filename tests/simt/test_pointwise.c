@@ -1,0 +1,233 @@
+/* Operations on elements: kernels have the bits of the CPU backend, whatever the size, the alignment and the dtype. */
+#include "simt_fixture.h"
+
+#include "offload/cpu_adam.h"
+
+static const size_t counts[] = {1, 7, 8, 31, 2048, 2061, 5000};
+enum { COUNTS = 7 };
+
+/* Large, small, infinite, subnormal. */
+static void put_extremes(struct room *r)
+{
+    static const double values[] = {0.0, -0.0, 1e30, -1e30, 88.5, -88.5, 1e-39, -1e-39, 6e-8, INFINITY, -INFINITY, 65520};
+    for (size_t i = 0; i < sizeof values / sizeof *values && 3 * i < r->count; i++)
+        value_put(r->dtype, r->data, 3 * i, values[i]);
+}
+
+static void check_gelu(struct fixture *f, enum pd_dtype dtype, size_t n, size_t shift)
+{
+    uint64_t seed = n + shift + 1;
+    struct room x = room_random(dtype, n, shift, 3, &seed), dout = room_random(dtype, n, shift, 1, &seed);
+    struct room want = room_new(dtype, n, shift), got = room_new(dtype, n, shift);
+    if (n > 2000) put_extremes(&x);
+    MUST(pd_gelu_forward(f->math, n, dtype, x.data, want.data, &err));
+    MUST(pd_cuda_gelu_forward(NULL, n, dtype, x.data, got.data, &err));
+    for (size_t i = 0; i < n; i++) /* payloads of NaN are nobody's promise */
+        if (isnan(value_get(dtype, want.data, i))) cr_assert(isnan(value_get(dtype, got.data, i)));
+    for (size_t i = 0; i < n; i++)
+        if (isnan(value_get(dtype, want.data, i))) value_put(dtype, want.data, i, 0), value_put(dtype, got.data, i, 0);
+    rooms_equal(&got, &want, "gelu");
+    struct room y = room_random(dtype, n, shift, 3, &seed);
+    MUST(pd_gelu_backward(f->math, n, dtype, y.data, dout.data, want.data, &err));
+    MUST(pd_cuda_gelu_backward(NULL, n, dtype, y.data, dout.data, dout.data, &err)); /* in place */
+    rooms_equal(&dout, &want, "gelu's gradient");
+    struct room *all[] = {&x, &y, &dout, &want, &got};
+    for (size_t i = 0; i < 5; i++)
+        room_free(all[i]);
+}
+
+Test(pointwise, gelu)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++)
+        for (size_t c = 0; c < COUNTS; c++)
+            for (size_t shift = 0; shift < 2; shift++)
+                check_gelu(&f, all_dtypes[d], counts[c], shift);
+    fixture_free(&f);
+}
+
+static void check_swiglu(struct fixture *f, enum pd_dtype dtype, size_t rows, size_t columns, size_t shift)
+{
+    uint64_t seed = rows * columns + shift;
+    struct room x = room_random(dtype, 2 * rows * columns, shift, 2, &seed);
+    struct room dout = room_random(dtype, rows * columns, shift, 1, &seed), dx = room_new(dtype, 2 * rows * columns, shift);
+    struct room want = room_new(dtype, rows * columns, shift), got = room_new(dtype, rows * columns, shift);
+    MUST(pd_swiglu_forward(f->math, rows, columns, dtype, x.data, want.data, &err));
+    MUST(pd_cuda_swiglu_forward(NULL, rows, columns, dtype, x.data, got.data, &err));
+    rooms_equal(&got, &want, "swiglu");
+    MUST(pd_swiglu_backward(f->math, rows, columns, dtype, x.data, dout.data, dx.data, &err));
+    MUST(pd_cuda_swiglu_backward(NULL, rows, columns, dtype, x.data, dout.data, x.data, &err)); /* in place */
+    rooms_equal(&x, &dx, "swiglu's gradient");
+    struct room *all[] = {&x, &dout, &dx, &want, &got};
+    for (size_t i = 0; i < 5; i++)
+        room_free(all[i]);
+}
+
+Test(pointwise, swiglu)
+{
+    static const size_t sizes[][2] = {{1, 1}, {3, 8}, {5, 33}, {4, 264}, {2, 2056}, {1, 2600}};
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++)
+        for (size_t s = 0; s < 6; s++)
+            for (size_t shift = 0; shift < 2; shift++)
+                check_swiglu(&f, all_dtypes[d], sizes[s][0], sizes[s][1], shift);
+    fixture_free(&f);
+}
+
+static void check_rope(struct fixture *f, enum pd_dtype dtype, uint32_t heads, uint32_t head_size, uint64_t ld, bool inverse)
+{
+    enum { ROWS = 5, POSITIONS = 9 };
+    uint64_t seed = heads + head_size + ld;
+    struct room want = room_random(dtype, ROWS * ld, 0, 1, &seed), got = room_copy(&want);
+    struct room table = room_random(PD_F32, POSITIONS * head_size, 0, 1, &seed);
+    int32_t positions[ROWS] = {3, 0, 8, 1, 1};
+    struct pd_rope r = {.rows = ROWS,
+                        .heads = heads,
+                        .head_size = head_size,
+                        .dtype = dtype,
+                        .x = want.data,
+                        .ld = ld,
+                        .positions = positions,
+                        .cos_sin = table.data,
+                        .inverse = inverse};
+    MUST(pd_rope(f->math, &r, &err));
+    r.x = got.data;
+    MUST(pd_cuda_rope(NULL, &r, &err));
+    rooms_equal(&got, &want, "rope");
+    room_free(&want), room_free(&got), room_free(&table);
+}
+
+Test(pointwise, rope)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        for (int inverse = 0; inverse < 2; inverse++) {
+            check_rope(&f, all_dtypes[d], 1, 2, 2, inverse);
+            check_rope(&f, all_dtypes[d], 3, 16, 64, inverse);
+            check_rope(&f, all_dtypes[d], 5, 64, 321, inverse);
+            check_rope(&f, all_dtypes[d], 8, 128, 1040, inverse);
+            check_rope(&f, all_dtypes[d], 2, 24, 48, inverse);
+        }
+    }
+    fixture_free(&f);
+}
+
+static void check_add(struct fixture *f, enum pd_dtype dtype, size_t n, size_t shift, bool first)
+{
+    uint64_t seed = n;
+    struct room piece = room_random(dtype, n, shift, 1, &seed), want = room_random(PD_F32, n, shift, 1, &seed);
+    struct room got = room_copy(&want);
+    MUST(pd_add(f->math, n, want.data, dtype, piece.data, first, &err));
+    MUST(pd_cuda_add(NULL, n, got.data, dtype, piece.data, first, &err));
+    rooms_equal(&got, &want, "add");
+    room_free(&piece), room_free(&want), room_free(&got);
+}
+
+static void check_cast(struct fixture *f, enum pd_dtype to, enum pd_dtype from, size_t n, size_t shift)
+{
+    uint64_t seed = n;
+    struct room src = room_random(from, n, shift, 100, &seed), want = room_new(to, n, shift), got = room_new(to, n, shift);
+    put_extremes(&src);
+    MUST(pd_cast(f->math, n, to, want.data, from, src.data, &err));
+    MUST(pd_cuda_cast(NULL, n, to, got.data, from, src.data, &err));
+    rooms_equal(&got, &want, "cast");
+    room_free(&src), room_free(&want), room_free(&got);
+}
+
+Test(pointwise, additions_and_casts)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t d = 0; d < 3; d++) {
+        for (size_t c = 0; c < COUNTS; c++) {
+            for (size_t shift = 0; shift < 2; shift++) {
+                check_add(&f, all_dtypes[d], counts[c], shift, true);
+                check_add(&f, all_dtypes[d], counts[c], shift, false);
+                for (size_t s = 0; s < 3; s++)
+                    check_cast(&f, all_dtypes[d], all_dtypes[s], counts[c], shift);
+            }
+        }
+    }
+    fixture_free(&f);
+}
+
+/* Every half to fp32 and back, and what lies between neighbours. */
+Test(pointwise, every_half)
+{
+    enum { ALL = 65536 };
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (enum pd_dtype dtype = PD_BF16; dtype <= PD_F16; dtype++) {
+        struct room halves = room_new(dtype, ALL, 0), want = room_new(PD_F32, ALL, 0), got = room_new(PD_F32, ALL, 0);
+        struct room back = room_new(dtype, ALL, 0), back_want = room_new(dtype, ALL, 0);
+        size_t count = 0;
+        for (uint32_t bits = 0; bits < ALL; bits++) {
+            uint16_t half = (uint16_t)bits;
+            memcpy((uint16_t *)halves.data + count, &half, sizeof half);
+            if (!isnan(value_get(dtype, halves.data, count))) count++;
+        }
+        MUST(pd_cast(f.math, count, PD_F32, want.data, dtype, halves.data, &err));
+        MUST(pd_cuda_cast(NULL, count, PD_F32, got.data, dtype, halves.data, &err));
+        rooms_equal(&got, &want, "from halves");
+        for (int nudge = -1; nudge <= 1; nudge++) {
+            float *between = want.data;
+            for (size_t i = 0; i + 1 < count; i++) {
+                float a = (float)value_get(dtype, halves.data, i), b = (float)value_get(dtype, halves.data, i + 1);
+                between[i] = pd_f32_of_bits(pd_f32_bits((a + b) / 2) + (uint32_t)nudge);
+                if (isnan(between[i])) between[i] = 0;
+            }
+            MUST(pd_cast(f.math, count - 1, dtype, back_want.data, PD_F32, between, &err));
+            MUST(pd_cuda_cast(NULL, count - 1, dtype, back.data, PD_F32, between, &err));
+            rooms_equal(&back, &back_want, "to halves");
+        }
+        struct room *all[] = {&halves, &want, &got, &back, &back_want};
+        for (size_t i = 0; i < 5; i++)
+            room_free(all[i]);
+    }
+    fixture_free(&f);
+}
+
+static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, int copy)
+{
+    uint64_t seed = n + shift;
+    const struct pd_adam_config config = {
+        .rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .scale = 1.0 / 4096};
+    const struct pd_adam_step step = pd_adam_step_make(&config);
+    struct room want[5] = {room_random(PD_F32, n, shift, 1, &seed), room_random(PD_F32, n, shift, 1e-2, &seed),
+                           room_random(PD_F32, n, shift, 1e-4, &seed), room_random(PD_F32, n, shift, 100, &seed),
+                           room_new(copy < 0 ? PD_F32 : (enum pd_dtype)copy, n, shift)};
+    struct room got[5];
+    for (size_t i = 0; i < n; i++)
+        ((float *)want[2].data)[i] = fabsf(((float *)want[2].data)[i]);
+    put_extremes(&want[3]);
+    for (size_t i = 0; i < n; i++)
+        if (isinf(((float *)want[3].data)[i])) ((float *)want[3].data)[i] = 0;
+    for (size_t i = 0; i < 5; i++)
+        got[i] = room_copy(&want[i]);
+    for (int which = 0; which < 2; which++) {
+        struct room *r = which ? got : want;
+        const struct pd_adam_range range = {.n = n,
+                                            .decay = decay,
+                                            .param = r[0].data,
+                                            .exp_avg = r[1].data,
+                                            .exp_avg_sq = r[2].data,
+                                            .grad = r[3].data,
+                                            .copy = copy < 0 ? NULL : r[4].data,
+                                            .copy_dtype = r[4].dtype};
+        if (which == 0) pd_cpu_adam(f->pool, f->math->isa, &step, &range);
+        if (which == 1) MUST(pd_cuda_adam(NULL, &step, &range, &err));
+    }
+    static const char *const names[] = {"param", "exp_avg", "exp_avg_sq", "grad", "copy"};
+    for (size_t i = 0; i < 5; i++) {
+        rooms_equal(&got[i], &want[i], names[i]);
+        room_free(&got[i]), room_free(&want[i]);
+    }
+}
+
+Test(pointwise, adamw)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    for (size_t c = 0; c < COUNTS; c++)
+        for (size_t shift = 0; shift < 2; shift++)
+            for (int copy = -1; copy < 3; copy++)
+                check_adam(&f, counts[c], shift, copy % 2 == 0, copy);
+    fixture_free(&f);
+}

@@ -1,0 +1,238 @@
+/* Looking tokens up, and adding their gradients back, with the bits of cpu_embedding.c.
+ *
+ * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the leaf's rows that hold
+ * one of them, in ascending order and sorted by token, and writes each row of the table once. A block whose list would be
+ * too long looks through all rows instead, which is slow and correct. */
+#include "trainer/math/cuda/each.h"
+
+#define WIDE 8
+
+/* ---- forward ---- */
+
+template <enum pd_dtype D> struct look_up {
+    struct pd_embedding e;
+
+    template <int N> __device__ void at(uint64_t row, uint64_t column) const
+    {
+        const int64_t token = static_cast<int64_t>(e.tokens[row]) - e.first_token;
+        if (token < 0 || static_cast<uint64_t>(token) >= e.vocab) return;
+        float x[N], p[N];
+        pd_get_n<D, N>(e.token_table, static_cast<uint64_t>(token) * e.columns + column, x);
+        if (e.position_table) {
+            pd_get_n<D, N>(e.position_table, static_cast<uint64_t>(e.positions[row]) * e.columns + column, p);
+            for (int j = 0; j < N; j++)
+                x[j] = x[j] + p[j];
+        }
+        pd_put_n<D, N>(e.out, row * e.columns + column, x);
+    }
+};
+
+pd_status pd_cuda_embedding_forward(void *stream, const struct pd_embedding *e, struct pd_error *err)
+{
+    const bool aligned = pd_is_16_aligned(e->token_table) && pd_is_16_aligned(e->position_table) && pd_is_16_aligned(e->out);
+    PD_WITH_DTYPE(e->dtype, D, return pd_each_row_launch<WIDE>(stream, e->rows, e->columns, aligned, look_up<D>{*e}, err));
+}
+
+/* ---- backward ---- */
+
+#define TOKENS 64u         /* rows of the table in a block */
+#define LISTED_MAX 5120u   /* rows of the leaf in a block: 40 KiB of shared memory */
+#define BLOCKS_WANTED 528u /* four for each multiprocessor of the largest devices */
+#define PIECES_MAX 128u
+#define DEPTH_MAX 8u /* of a tree of PIECES_MAX */
+#define TOKEN_BITS 6u
+#define ROWS_MAX (UINT64_C(1) << (32 - TOKEN_BITS))
+#define WARPS (PD_THREADS / PD_WARP)
+
+struct scatter {
+    uint64_t rows, columns, table_rows;
+    const int32_t *indices; /* (rows) */
+    int64_t first;          /* index of row 0 of the table */
+    const void *dout;
+    float *table;
+    uint32_t tokens;                 /* of a block */
+    uint32_t pieces;                 /* a power of two */
+    uint32_t piece_ends[PIECES_MAX]; /* rows */
+};
+
+struct lists {
+    uint32_t found[LISTED_MAX];  /* row << TOKEN_BITS | token of the block, rows ascending */
+    uint32_t sorted[LISTED_MAX]; /* rows, by token */
+    uint32_t ends[TOKENS + 1];   /* of each token's rows in sorted */
+    uint32_t of_warp[WARPS];
+};
+
+/* Lists rows with an index in [begin, begin + count); returns how many there are, of which only LISTED_MAX are listed. */
+PD_DEVICE uint32_t find_rows(const scatter &s, int64_t begin, uint32_t count, lists &l)
+{
+    const unsigned warp = threadIdx.x / PD_WARP, lane = threadIdx.x % PD_WARP;
+    uint32_t total = 0;
+    for (uint64_t first = 0; first < s.rows; first += PD_THREADS) {
+        const uint64_t row = first + threadIdx.x;
+        const int64_t token = row < s.rows ? s.indices[row] - begin : -1;
+        const bool is = token >= 0 && token < count;
+        const unsigned votes = __ballot_sync(PD_WARP_ALL, is);
+        if (lane == 0) l.of_warp[warp] = static_cast<uint32_t>(__popc(votes));
+        __syncthreads();
+        uint32_t before = total + static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1)));
+        for (unsigned w = 0; w < WARPS; w++) {
+            before += w < warp ? l.of_warp[w] : 0;
+            total += l.of_warp[w];
+        }
+        if (is && before < LISTED_MAX)
+            l.found[before] = static_cast<uint32_t>(row) << TOKEN_BITS | static_cast<uint32_t>(token);
+        __syncthreads();
+    }
+    return total;
+}
+
+/* A thread a token: counts its rows, then lists them. */
+PD_DEVICE void sort_rows(uint32_t found, lists &l)
+{
+    const uint32_t token = threadIdx.x, mask = (1u << TOKEN_BITS) - 1;
+    uint32_t count = 0;
+    if (token < TOKENS) {
+        for (uint32_t i = 0; i < found; i++)
+            count += (l.found[i] & mask) == token;
+        l.ends[token + 1] = count;
+    }
+    __syncthreads();
+    if (token == 0) {
+        l.ends[0] = 0;
+        for (uint32_t t = 0; t < TOKENS; t++)
+            l.ends[t + 1] += l.ends[t];
+    }
+    __syncthreads();
+    if (token < TOKENS) {
+        uint32_t at = l.ends[token];
+        for (uint32_t i = 0; i < found; i++)
+            if ((l.found[i] & mask) == token) l.sorted[at++] = l.found[i] >> TOKEN_BITS;
+    }
+    __syncthreads();
+}
+
+/* The tree over pieces, where a piece without the token is +0 as if it were there: sums of subtrees that are complete. */
+struct piece_tree {
+    float sum[DEPTH_MAX];
+    uint32_t next; /* piece */
+};
+
+PD_DEVICE void push_piece(piece_tree &t, float sum)
+{
+    uint32_t level = 0;
+    for (; t.next >> level & 1u; level++)
+        sum = t.sum[level] + sum;
+    t.sum[level] = sum;
+    t.next++;
+}
+
+/* Rows of one index, in ascending order: listed, or all that hold it. */
+template <enum pd_dtype D>
+PD_DEVICE float sum_rows(const scatter &s, uint64_t column, int64_t index, const uint32_t *list, uint64_t count)
+{
+    piece_tree tree;
+    float chain = 0.0f;
+    uint32_t piece = 0;
+    tree.next = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t row = list ? list[i] : i;
+        if (!list && s.indices[row] != index) continue;
+        for (; row >= s.piece_ends[piece]; piece++, chain = 0.0f)
+            push_piece(tree, chain);
+        chain = chain + pd_get<D>(s.dout, row * s.columns + column);
+    }
+    for (; piece < s.pieces; piece++, chain = 0.0f)
+        push_piece(tree, chain);
+    uint32_t top = 0;
+    while (s.pieces >> top != 1)
+        top++;
+    return tree.sum[top];
+}
+
+/* One piece: a chain, four rows of which are fetched at once. */
+template <enum pd_dtype D>
+PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *list, uint32_t count)
+{
+    float chain = 0.0f;
+    uint32_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        float x[4];
+        for (int j = 0; j < 4; j++)
+            x[j] = pd_get<D>(s.dout, list[i + j] * s.columns + column);
+        for (int j = 0; j < 4; j++)
+            chain = chain + x[j];
+    }
+    for (; i < count; i++)
+        chain = chain + pd_get<D>(s.dout, list[i] * s.columns + column);
+    return chain;
+}
+
+template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
+{
+    PD_SHARED(lists, l, );
+    const uint64_t first_row = static_cast<uint64_t>(blockIdx.x) * s.tokens, left = s.table_rows - first_row;
+    const uint64_t column = static_cast<uint64_t>(blockIdx.y) * PD_THREADS + threadIdx.x;
+    const uint32_t tokens = left < s.tokens ? static_cast<uint32_t>(left) : s.tokens;
+    const int64_t begin = s.first + static_cast<int64_t>(first_row);
+    const uint32_t found = find_rows(s, begin, tokens, l);
+    const bool listed = found <= LISTED_MAX;
+    if (listed) sort_rows(found, l);
+    if (column >= s.columns) return;
+    for (uint32_t t = 0; t < tokens; t++) {
+        const uint32_t *list = listed ? l.sorted + l.ends[t] : nullptr;
+        const uint32_t count = listed ? l.ends[t + 1] - l.ends[t] : 0;
+        float sum;
+        if (listed && s.pieces == 1)
+            sum = sum_listed<D>(s, column, list, count);
+        else
+            sum = sum_rows<D>(s, column, begin + t, list, listed ? count : s.rows);
+        s.table[(first_row + t) * s.columns + column] = sum;
+    }
+}
+
+static pd_status set_pieces(const struct pd_embedding *e, scatter *s, struct pd_error *err)
+{
+    uint64_t end = 0;
+    s->pieces = e->pieces ? e->pieces : 1;
+    if (s->pieces > PIECES_MAX)
+        PD_FAIL(err, PD_UNSUPPORTED, "gradients of %u pieces of a sequence on a GPU, at most %u: lower numerics.virtual_sp",
+                s->pieces, PIECES_MAX);
+    if (e->rows >= ROWS_MAX)
+        PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one leaf on a GPU, at most %llu: lower the sequences of a leaf",
+                static_cast<unsigned long long>(e->rows), static_cast<unsigned long long>(ROWS_MAX - 1));
+    for (uint32_t i = 0; i < s->pieces; i++) {
+        end = s->pieces == 1 ? e->rows : end + e->piece_rows[i];
+        s->piece_ends[i] = static_cast<uint32_t>(end);
+    }
+    return PD_OK;
+}
+
+static pd_status launch(void *stream, const struct pd_embedding *e, scatter *s, struct pd_error *err)
+{
+    const uint64_t tokens = s->table_rows / BLOCKS_WANTED + 1;
+    s->rows = e->rows;
+    s->columns = e->columns;
+    s->dout = e->dout;
+    s->tokens = tokens < TOKENS ? static_cast<uint32_t>(tokens) : TOKENS;
+    const dim3 grid(pd_blocks(s->table_rows, s->tokens), pd_blocks(e->columns, PD_THREADS));
+    PD_WITH_DTYPE(e->dtype, D, return PD_LAUNCH(err, scatter_kernel<D>, grid, PD_THREADS, 0, stream, *s));
+}
+
+pd_status pd_cuda_embedding_backward(void *stream, const struct pd_embedding *e, struct pd_error *err)
+{
+    scatter s = {};
+    PD_TRY(set_pieces(e, &s, err));
+    if (e->dtoken_table && e->vocab) {
+        s.indices = e->tokens;
+        s.first = e->first_token;
+        s.table_rows = e->vocab;
+        s.table = e->dtoken_table;
+        PD_TRY(launch(stream, e, &s, err));
+    }
+    if (!e->dposition_table) return PD_OK;
+    s.indices = e->positions;
+    s.first = 0;
+    s.table_rows = e->context;
+    s.table = e->dposition_table;
+    return launch(stream, e, &s, err);
+}

@@ -1,0 +1,188 @@
+/* Cross-entropy of rows of logits and its gradient, with the bits of cpu_loss.c: a block takes a row, in tiles of TILE
+ * columns. All its threads make exponentials; sixteen of them, the lanes, add them up in the order of the CPU. */
+#include "trainer/math/cuda/element.h"
+#include "trainer/math/cuda/functions.h"
+
+#define EACH 8u /* columns of a thread in a tile */
+#define TILE (EACH * PD_THREADS)
+#define TREE_DEPTH 33u /* chunks are 32 bits */
+
+struct reduction {
+    float values[PD_THREADS / PD_WARP];
+    float result;
+};
+
+PD_DEVICE float larger(float x, float running)
+{
+    return x > running ? x : running;
+}
+
+PD_DEVICE float row_max(const float *x, uint64_t n)
+{
+    PD_SHARED(reduction, shared, );
+    float max = x[0];
+#pragma unroll 8
+    for (uint64_t i = threadIdx.x; i < n; i += PD_THREADS)
+        max = larger(x[i], max);
+    for (int half = 16; half >= 1; half /= 2)
+        max = larger(__shfl_xor_sync(PD_WARP_ALL, max, half), max);
+    if (threadIdx.x % PD_WARP == 0) shared.values[threadIdx.x / PD_WARP] = max;
+    __syncthreads();
+    max = shared.values[0];
+    for (unsigned w = 1; w < PD_THREADS / PD_WARP; w++)
+        max = larger(shared.values[w], max);
+    return max;
+}
+
+/* exp(x - max) of columns [first, first + TILE) of n into a tile, 0 beyond the end. */
+PD_DEVICE void fill_tile(const float *x, uint64_t first, uint64_t n, float max, float *tile)
+{
+    float v[EACH];
+#pragma unroll
+    for (unsigned j = 0; j < EACH; j++) {
+        const uint64_t i = first + j * PD_THREADS + threadIdx.x;
+        v[j] = i < n ? x[i] : __uint_as_float(0xff800000u); /* -infinity */
+    }
+#pragma unroll
+    for (unsigned j = 0; j < EACH; j++)
+        tile[j * PD_THREADS + threadIdx.x] = pd_exp(v[j] - max);
+}
+
+/* Of one chunk; the first warp knows it. */
+PD_DEVICE float chunk_sum(const float *x, uint64_t n, float max)
+{
+    PD_SHARED(float, tile, [TILE]);
+    float sum = 0.0f;
+    for (uint64_t first = 0; first < n; first += TILE) {
+        fill_tile(x, first, n, max, tile);
+        __syncthreads();
+        const uint64_t left = n - first;
+        const unsigned count = left < TILE ? static_cast<unsigned>(left) : TILE;
+        if (threadIdx.x < PD_LANES) {
+#pragma unroll 8
+            for (unsigned i = threadIdx.x; i < count; i += PD_LANES)
+                sum = sum + tile[i];
+        }
+        __syncthreads();
+    }
+    return threadIdx.x < PD_WARP ? pd_lanes_sum(sum) : 0.0f;
+}
+
+/* The tree over chunks of ceil(vocab / chunks) columns; absent ones are 0, and adding 0 to a sum of exponentials changes
+ * nothing. */
+PD_DEVICE float row_sum(const struct pd_cross_entropy &l, const float *x, float max)
+{
+    PD_SHARED(float, stack, [TREE_DEPTH]); /* sums of full subtrees, of thread 0 */
+    PD_SHARED(float, result, );
+    const uint64_t chunk = l.chunk ? l.chunk : (l.vocab + l.chunks - 1) / l.chunks;
+    const uint64_t count = (l.vocab + chunk - 1) / chunk;
+    for (uint64_t c = 0; c < count; c++) {
+        const uint64_t start = c * chunk, left = l.vocab - start;
+        float sum = chunk_sum(x + start, left < chunk ? left : chunk, max);
+        if (threadIdx.x != 0) continue;
+        unsigned level = 0;
+        for (; c >> level & 1u; level++)
+            sum = stack[level] + sum;
+        stack[level] = sum;
+    }
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+        for (unsigned level = 0; count >> level; level++)
+            if (count >> level & 1u) sum = stack[level] + sum;
+        result = sum;
+    }
+    __syncthreads();
+    return result;
+}
+
+/* Column of a row's target, or `vocab` when it lies elsewhere. */
+PD_DEVICE uint64_t target_column(const struct pd_cross_entropy &l, uint64_t row)
+{
+    const uint64_t column = static_cast<uint64_t>(static_cast<int64_t>(l.targets[row])) - l.first_column;
+    return l.targets[row] >= 0 && column < l.vocab ? column : l.vocab;
+}
+
+static __global__ void max_kernel(struct pd_cross_entropy l)
+{
+    const uint64_t row = blockIdx.x;
+    float max = 0.0f;
+    if (l.targets[row] >= 0) max = l.vocab ? row_max(l.logits + row * l.ld, l.vocab) : __uint_as_float(0xff800000u);
+    if (threadIdx.x == 0) l.max[row] = max;
+}
+
+static __global__ void sum_kernel(struct pd_cross_entropy l)
+{
+    const uint64_t row = blockIdx.x;
+    const float *x = l.logits + row * l.ld;
+    const float sum = l.targets[row] < 0 || l.vocab == 0 ? 0.0f : row_sum(l, x, l.max[row]);
+    if (threadIdx.x != 0) return;
+    l.sum[row] = sum;
+    const uint64_t column = target_column(l, row);
+    if (column < l.vocab) l.target_logit[row] = x[column];
+}
+
+/* The output may overlay the row it is made of: an element is at most as wide as a logit, and a tile of logits is read by
+ * all before any of its gradients is written. */
+template <enum pd_dtype D>
+PD_DEVICE void write_gradient(const struct pd_cross_entropy &l, uint64_t row, float max, float factor, float target_gradient)
+{
+    const float *x = l.logits + row * l.ld;
+    const uint64_t target = target_column(l, row), at = row * l.ld_dlogits;
+    for (uint64_t first = 0; first < l.vocab; first += TILE) {
+        float v[EACH];
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++) {
+            const uint64_t i = first + j * PD_THREADS + threadIdx.x;
+            v[j] = i < l.vocab ? x[i] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++) {
+            const uint64_t i = first + j * PD_THREADS + threadIdx.x;
+            if (i < l.vocab) pd_put<D>(l.dlogits, at + i, i == target ? target_gradient : pd_exp(v[j] - max) * factor);
+        }
+    }
+}
+
+template <enum pd_dtype D> static __global__ void loss_kernel(struct pd_cross_entropy l)
+{
+    const uint64_t row = blockIdx.x;
+    const float *x = l.logits + row * l.ld;
+    if (l.targets[row] < 0) {
+        if (threadIdx.x == 0) l.losses[row] = 0.0f;
+        for (uint64_t i = threadIdx.x; l.dlogits && i < l.vocab; i += PD_THREADS)
+            pd_put<D>(l.dlogits, row * l.ld_dlogits + i, 0.0f);
+        return;
+    }
+    float max, sum, target_logit;
+    if (l.max) {
+        max = l.max[row];
+        sum = l.sum[row];
+        target_logit = l.target_logit[row];
+    } else {
+        max = row_max(x, l.vocab);
+        sum = row_sum(l, x, max);
+        target_logit = x[target_column(l, row)];
+    }
+    if (threadIdx.x == 0) l.losses[row] = (max - target_logit) + pd_log(sum);
+    if (!l.dlogits) return;
+    __syncthreads(); /* the target's logit was read */
+    const float factor = __fdiv_rn(l.scale, sum);
+    write_gradient<D>(l, row, max, factor, __fmaf_rn(pd_exp(target_logit - max), factor, -l.scale));
+}
+
+pd_status pd_cuda_logits_max(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    return PD_LAUNCH(err, max_kernel, static_cast<unsigned>(l->rows), PD_THREADS, 0, stream, *l);
+}
+
+pd_status pd_cuda_logits_sum(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    return PD_LAUNCH(err, sum_kernel, static_cast<unsigned>(l->rows), PD_THREADS, 0, stream, *l);
+}
+
+pd_status pd_cuda_cross_entropy(void *stream, const struct pd_cross_entropy *l, struct pd_error *err)
+{
+    const unsigned rows = static_cast<unsigned>(l->rows);
+    PD_WITH_DTYPE(l->dtype, D, return PD_LAUNCH(err, loss_kernel<D>, rows, PD_THREADS, 0, stream, *l));
+}
