@@ -4,7 +4,8 @@
  *
  *   invariants  1. the queue never holds more than `depth` transfers, so submitting never blocks: what is finished is seen
  *                  before what is not is waited for
- *               2. requests leave slot by slot, the oldest extent first; a write and a read alternate while both wait
+ *               2. requests leave slot by slot, the oldest extent first; a write and a read alternate while both wait;
+ *                  after each extent that was worked on the queue is polled, so that reads do not wait for a pause
  *               3. after a failure nothing more is sent, and everything that was is reaped before the job is over
  */
 #include "offload/ring.h"
@@ -218,10 +219,12 @@ static pd_status send(struct running *r)
 }
 
 /* Errors of transfers go to r->failed; the result is about the queue alone. */
-static pd_status reap(struct running *r, uint32_t *ret_count)
+static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
 {
     struct pd_transfer *done[IN_FLIGHT_MAX];
-    PD_TRY(pd_queue_reap(r->ring->queue, done, IN_FLIGHT_MAX, ret_count, r->failed ? NULL : r->err));
+    struct pd_error *err = r->failed ? NULL : r->err;
+    PD_TRY(wait ? pd_queue_reap(r->ring->queue, done, IN_FLIGHT_MAX, ret_count, err)
+                : pd_queue_poll(r->ring->queue, done, IN_FLIGHT_MAX, ret_count, err));
     r->in_flight -= *ret_count;
     for (uint32_t i = 0; i < *ret_count; i++) {
         *(done[i]->is_write ? &r->report.bytes_written : &r->report.bytes_read) += done[i]->bytes;
@@ -233,20 +236,24 @@ static pd_status reap(struct running *r, uint32_t *ret_count)
 
 /* ---- a job ---- */
 
-static void work(struct running *r, struct slot *slot)
+/* Writes that ended meanwhile make room for reads at once: else extents that are all there would be worked on, written and
+ * read again in turns. */
+static pd_status work(struct running *r, struct slot *slot)
 {
     uint64_t start = pd_clock_monotonic_ns(NULL);
+    uint32_t count;
     r->failed = r->job.work(r->job.context, r->worked, &slot->extent, r->err);
     r->report.work_seconds += pd_clock_seconds_since(NULL, start);
     cut_requests(slot, r->ring->transfer_max, true);
     r->worked++;
+    return reap(r, false, &count);
 }
 
 static pd_status wait_for_some(struct running *r)
 {
     uint64_t start = pd_clock_monotonic_ns(NULL);
     uint32_t count = 0;
-    PD_TRY(reap(r, &count));
+    PD_TRY(reap(r, true, &count));
     r->report.wait_seconds += pd_clock_seconds_since(NULL, start);
     PD_CHECK(count > 0); /* else nothing could ever move */
     return PD_OK;
@@ -270,10 +277,8 @@ static pd_status run_extents(struct running *r)
     for (turn(r); r->finished < r->job.extent_count && !r->failed; turn(r)) {
         PD_TRY(send(r));
         struct slot *slot = &r->ring->slots[r->worked % PD_RING_SLOTS];
-        if (r->worked < r->described && slot->state == READING && slot->done == slot->count)
-            work(r, slot);
-        else
-            PD_TRY(wait_for_some(r));
+        const bool is_there = r->worked < r->described && slot->state == READING && slot->done == slot->count;
+        PD_TRY(is_there ? work(r, slot) : wait_for_some(r));
     }
     return r->failed;
 }
@@ -282,7 +287,7 @@ static pd_status run_extents(struct running *r)
 static pd_status drain(struct running *r)
 {
     for (uint32_t count = 1; count;)
-        PD_TRY(reap(r, &count));
+        PD_TRY(reap(r, true, &count));
     return PD_OK;
 }
 

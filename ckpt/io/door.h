@@ -133,6 +133,9 @@ PD_MUST_USE pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer
  * own status. 0 finished: nothing was in flight. */
 PD_MUST_USE pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity,
                                     uint32_t *ret_count, struct pd_error *err);
+/* The same without waiting: 0 finished may mean that all of it is still in flight. */
+PD_MUST_USE pd_status pd_queue_poll(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity,
+                                    uint32_t *ret_count, struct pd_error *err);
 uint32_t pd_queue_depth(const struct pd_queue *queue);
 /* The status of a reaped transfer, with a message that names file, operation and place. */
 PD_MUST_USE pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err);

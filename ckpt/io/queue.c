@@ -112,12 +112,12 @@ pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *tra
     return PD_OK;
 }
 
-pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
-                        struct pd_error *err)
+static pd_status reap(struct pd_queue *queue, bool wait, struct pd_transfer **ret_done, uint32_t capacity,
+                      uint32_t *ret_count, struct pd_error *err)
 {
     PD_CHECK(capacity > 0);
     if (queue->in_flight > 0) {
-        int result = queue->ops->reap(queue, queue->done_head == NULL);
+        int result = queue->ops->reap(queue, wait && queue->done_head == NULL);
         if (result) PD_FAIL_ERRNO(err, result, "reaping from the %s queue", queue->ops->name);
     }
     uint32_t count = 0;
@@ -129,6 +129,18 @@ pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, u
     }
     *ret_count = count;
     return PD_OK;
+}
+
+pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
+                        struct pd_error *err)
+{
+    return reap(queue, true, ret_done, capacity, ret_count, err);
+}
+
+pd_status pd_queue_poll(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
+                        struct pd_error *err)
+{
+    return reap(queue, false, ret_done, capacity, ret_count, err);
 }
 
 pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err)

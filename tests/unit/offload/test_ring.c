@@ -1,5 +1,6 @@
 /* Extents through the ring: every byte goes where it belongs, in order, on every door; whatever fails is named and nothing
  * stays in flight. PERDURE_TEST_SCALE multiplies the random jobs. */
+#include "ckpt/io/door_ops.h"
 #include "ckpt/io/simulated_disk.h"
 #include "offload/ring.h"
 
@@ -223,6 +224,89 @@ Test(ring, moves_every_byte_through_few_threads_and_a_short_queue)
     struct pd_door *door;
     OK(pd_door_new_threads(2, 2, &door, err));
     exercise(door);
+}
+
+/* A queue that is done with everything at once. */
+static int submit_at_once(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct pd_transfer *t = transfers[i];
+        uint64_t moved;
+        pd_queue_finish(queue, t, pd_file_move(t->file, t->is_write, t->offset, t->data, t->bytes, &moved));
+    }
+    return 0;
+}
+
+static int reap_nothing(struct pd_queue *queue, bool wait)
+{
+    (void)queue, (void)wait;
+    return 0;
+}
+
+static void close_nothing(struct pd_queue *queue)
+{
+    (void)queue;
+}
+
+static const struct pd_queue_ops at_once_ops = {
+    .name = "at once", .submit = submit_at_once, .reap = reap_nothing, .close = close_nothing};
+
+static int open_at_once(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    (void)buffers, (void)buffer_bytes;
+    queue->ops = &at_once_ops;
+    return 0;
+}
+
+struct pace {
+    uint64_t described, extents;
+    struct pd_file *file;
+};
+
+static void describe_page(void *context, uint64_t i, struct pd_ring_extent *ret_extent)
+{
+    struct pace *pace = context;
+    pace->described++;
+    ret_extent->count = 1;
+    ret_extent->pieces[0] = (struct pd_ring_piece){
+        .from = pace->file, .from_offset = i * PAGE, .to = pace->file, .to_offset = i * PAGE, .bytes = PAGE};
+}
+
+/* Of the extents before, the last one may still be on its way out. */
+static pd_status check_pace(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
+{
+    const struct pace *pace = context;
+    const uint64_t ahead = i + PD_RING_SLOTS - 1;
+    (void)extent;
+    if (pace->described >= (ahead < pace->extents ? ahead : pace->extents)) return PD_OK;
+    PD_FAIL(err, PD_BUG, "extent %llu is worked on, and only %llu are on their way", (unsigned long long)i,
+            (unsigned long long)pace->described);
+}
+
+/* Where reads are quicker than work, they must not wait until there is nothing to work on. */
+Test(ring, reads_go_on_while_extents_wait_to_be_worked_on)
+{
+    struct pd_door *door;
+    struct pd_ring *ring;
+    struct pace pace = {.extents = 5 * PD_RING_SLOTS};
+    void *buffers = aligned_alloc(PAGE, PD_RING_SLOTS * SLOT);
+    struct pd_simulated_disk *disk;
+    const struct pd_disk_options options = {.seed = 8};
+    OK(pd_simulated_disk_new(&options, &disk, err));
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    struct pd_door_ops ops = *door->ops;
+    ops.queue_open = open_at_once;
+    door->ops = &ops;
+    OK(pd_file_open(door, "/pages", PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &pace.file, err));
+    OK(pd_file_truncate(pace.file, pace.extents * PAGE, err));
+    OK(pd_ring_new(door, buffers, PD_RING_SLOTS * SLOT, &ring, err));
+    const struct pd_ring_job job = {pace.extents, &pace, describe_page, check_pace};
+    OK(pd_ring_run(ring, &job, NULL, err));
+    pd_ring_free(ring);
+    pd_file_close_readonly(pace.file);
+    pd_door_free(door);
+    pd_simulated_disk_free(disk);
+    free(buffers);
 }
 
 Test(ring, an_empty_job_is_done)
