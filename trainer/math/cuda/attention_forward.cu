@@ -19,7 +19,6 @@ template <int D> struct forward_tiles {
 /* The rows of a warp: [m][half] is row 16 m + 8 half + lane/4 of its 32. */
 template <int D> struct forward_state {
     float o[2][D / 8][4], max[2][2], sum[2][2];
-    uint32_t first[2][2], limit[2][2]; /* keys first .. limit are seen */
 };
 
 struct forward_place {
@@ -34,12 +33,9 @@ template <int D> PD_DEVICE void forward_start(const pd_attention &a, const forwa
     for (uint32_t m = 0; m < 2; m++) {
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
-            uint32_t r = 16 * m + pd_fragment_row(half), position = a.query_start + p.row + r;
-            uint32_t end = a.key_start + a.key_length;
+            uint32_t r = 16 * m + pd_fragment_row(half);
             uint64_t at = (p.q_row + r) * a.heads + p.head;
             bool carried = !a.first_part && r < p.count;
-            s.first[m][half] = pd_attention_first(a, p.sequence, p.row + r);
-            s.limit[m][half] = position < end ? position : end - 1;
             s.max[m][half] = carried ? a.max[at] : LOWEST;
             s.sum[m][half] = carried && (threadIdx.x & 3u) == 0 ? a.sum[at] : 0.0f;
         }
@@ -48,17 +44,21 @@ template <int D> PD_DEVICE void forward_start(const pd_attention &a, const forwa
     }
 }
 
-template <int D> PD_DEVICE void forward_mask(const forward_state<D> &s, uint32_t first_key, float (&x)[2][KEYS / 8][4])
+PD_DEVICE void forward_mask(const pd_attention &a, const forward_place &p, uint32_t first_key, float (&x)[2][KEYS / 8][4])
 {
 #pragma unroll
     for (uint32_t m = 0; m < 2; m++)
 #pragma unroll
-        for (uint32_t n = 0; n < KEYS / 8; n++)
+        for (uint32_t half = 0; half < 2; half++) {
+            const pd_attention_seen seen = pd_attention_seen_by(a, p.sequence, p.row + 16 * m + pd_fragment_row(half));
 #pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                uint32_t key = first_key + 8 * n + pd_fragment_column() + i % 2;
-                if (key < s.first[m][i / 2] || key > s.limit[m][i / 2]) x[m][n][i] = -INFINITY;
-            }
+            for (uint32_t n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) {
+                    const uint32_t key = first_key + 8 * n + pd_fragment_column() + i;
+                    if (key < seen.first || key > seen.last) x[m][n][2 * half + i] = -INFINITY;
+                }
+        }
 }
 
 /* S to P in place. */
@@ -179,7 +179,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
             pd_tile_load<D, KEYS>(t.k, k + (uint64_t)(kb + 1) * KEYS * a.ld_kv, a.ld_kv, keys, wide);
         }
         pd_cp_async_commit();
-        if (pd_attention_cut(a, item.sequence, r, count, kb * KEYS, KEYS)) forward_mask<D>(s, a.key_start + kb * KEYS, x);
+        if (pd_attention_cut(a, item.sequence, r, count, kb * KEYS, KEYS)) forward_mask(a, p, a.key_start + kb * KEYS, x);
         forward_softmax<D>(s, a.scale * PD_LOG2_E, x);
         pd_tile_apply<T, D>(s.o, x, t.v);
     }

@@ -39,6 +39,17 @@ PD_DEVICE uint32_t pd_attention_first(const struct pd_attention &a, uint32_t seq
     return a.first ? (uint32_t)a.first[(uint64_t)sequence * a.length + r] : 0;
 }
 
+/* Positions of this call's keys that query r sees. */
+struct pd_attention_seen {
+    uint32_t first, last;
+};
+
+PD_DEVICE pd_attention_seen pd_attention_seen_by(const struct pd_attention &a, uint32_t sequence, uint32_t r)
+{
+    const uint32_t position = a.query_start + r, end = a.key_start + a.key_length;
+    return {pd_attention_first(a, sequence, r), position < end ? position : end - 1};
+}
+
 /* Tiles [begin, end) of the moving side that a tile of the other side meets. */
 struct pd_attention_span {
     uint32_t begin, end;

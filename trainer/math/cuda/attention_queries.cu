@@ -4,36 +4,39 @@
 /* The rows of a lane: [half]. */
 struct queries_rows {
     float lse2[2], delta[2];
-    uint32_t first[2], limit[2]; /* keys first .. limit are seen */
 };
 
 PD_DEVICE void queries_start(const pd_attention &a, const pd_attention_item &item, queries_rows &rows)
 {
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        uint32_t r = item.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(half), position = a.query_start + r;
-        uint32_t end = a.key_start + a.key_length;
+        uint32_t r = item.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(half);
         uint64_t at = ((uint64_t)item.sequence * a.heads + item.head) * a.length + r;
         bool there = r < a.length;
         rows.lse2[half] = there ? a.lse[at] * PD_LOG2_E : INFINITY;
         rows.delta[half] = there ? a.delta[at] : 0.0f;
-        rows.first[half] = pd_attention_first(a, item.sequence, r);
-        rows.limit[half] = position < end ? position : end - 1;
     }
 }
 
 template <bool CUT>
-PD_DEVICE void queries_gradients(const queries_rows &rows, float c, uint32_t first_key, pd_pair_scores &s,
-                                 pd_pair_scores &dp)
+PD_DEVICE void queries_gradients(const pd_attention &a, const pd_attention_item &item, const queries_rows &rows,
+                                 uint32_t first_key, pd_pair_scores &s, pd_pair_scores &dp)
 {
+    const float c = a.scale * PD_LOG2_E;
+    const uint32_t row = item.tile * PD_PAIR + threadIdx.x / 32 * 16;
 #pragma unroll
-    for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
+    for (uint32_t half = 0; half < 2; half++) {
+        pd_attention_seen seen = {0, 0};
+        if (CUT) seen = pd_attention_seen_by(a, item.sequence, row + pd_fragment_row(half));
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t half = i / 2, key = first_key + 8 * n + pd_fragment_column() + i % 2;
-            bool seen = !CUT || (key >= rows.first[half] && key <= rows.limit[half]);
-            pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[half], rows.delta[half], seen);
-        }
+        for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
+#pragma unroll
+            for (uint32_t i = 2 * half; i < 2 * half + 2; i++) {
+                const uint32_t key = first_key + 8 * n + pd_fragment_column() + i % 2;
+                const bool sees = !CUT || (key >= seen.first && key <= seen.last);
+                pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[half], rows.delta[half], sees);
+            }
+    }
 }
 
 template <enum pd_dtype T, int D>
@@ -84,9 +87,9 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
         pd_cp_async_commit();
         pd_pair_products<T, D>(s, dp, t.stays, t.passes[stage]);
         if (pd_attention_cut(a, item.sequence, r, count, kb * PD_PAIR, PD_PAIR))
-            queries_gradients<true>(rows, a.scale * PD_LOG2_E, a.key_start + kb * PD_PAIR, s, dp);
+            queries_gradients<true>(a, item, rows, a.key_start + kb * PD_PAIR, s, dp);
         else
-            queries_gradients<false>(rows, a.scale * PD_LOG2_E, a.key_start + kb * PD_PAIR, s, dp);
+            queries_gradients<false>(a, item, rows, a.key_start + kb * PD_PAIR, s, dp);
         pd_tile_apply<T, D>(dq, dp, t.passes[stage][0]);
     }
     pd_cp_async_wait<0>();

@@ -37,42 +37,48 @@ template <int D> PD_DEVICE uint32_t pd_tile_at(uint32_t row, uint32_t chunk)
 template <int D, uint32_t ROWS>
 PD_DEVICE void pd_tile_load(uint16_t *tile, const uint16_t *src, uint64_t ld, uint32_t count, bool wide)
 {
-    constexpr uint32_t chunks = D / 8;
+    constexpr uint32_t chunks = D / 8, step = PD_ATTENTION_THREADS / chunks; /* rows a round, a multiple of 8 */
+    const uint32_t row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+    uint16_t *to = tile + pd_tile_at<D>(row, chunk);
+    const uint16_t *from = src + row * ld + chunk * 8;
     if (wide) {
 #pragma unroll
-        for (uint32_t j = 0; j < ROWS * chunks / PD_ATTENTION_THREADS; j++) {
-            uint32_t i = j * PD_ATTENTION_THREADS + threadIdx.x, row = i / chunks, chunk = i % chunks;
-            const uint16_t *from = src + (row < count ? row * ld : 0) + chunk * 8;
-            pd_cp_async16(tile + pd_tile_at<D>(row, chunk), from, row < count);
-        }
+        for (uint32_t i = 0; i < ROWS / step; i++)
+            pd_cp_async16(to + i * step * D, from + i * step * ld, row + i * step < count);
         return;
     }
-    for (uint32_t i = threadIdx.x; i < ROWS * D; i += PD_ATTENTION_THREADS) {
-        uint32_t row = i / D, column = i % D;
-        uint16_t *to = tile + pd_tile_at<D>(row, column / 8) + column % 8;
-        *to = row < count ? src[row * ld + column] : 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < ROWS / step * 8; i++) {
+        const uint32_t r = i / 8 * step;
+        to[r * D + i % 8] = row + r < count ? from[r * ld + i % 8] : 0;
     }
 }
 
-/* A (16, 16): rows from `row`, columns from 16 k. */
+/* Where this lane points for an ldmatrix of four pieces, two by two: rows from `row`, a multiple of 8, and 16 columns from
+ * 16 k. `down` pieces lie below each other first, else beside each other. */
+template <int D> PD_DEVICE const uint16_t *pd_tile_pieces(const uint16_t *tile, uint32_t row, uint32_t k, bool down)
+{
+    const uint32_t lane = threadIdx.x & 31u, eight = lane & 7u, low = lane >> 3 & 1u, high = lane >> 4;
+    const uint32_t below = down ? low : high, beside = down ? high : low;
+    return tile + (row + 8 * below + eight) * D + ((beside ^ eight) ^ 2 * k) * 8;
+}
+
+/* A (16, 16). */
 template <int D> PD_DEVICE void pd_tile_a(uint32_t (&a)[4], const uint16_t *tile, uint32_t row, uint32_t k)
 {
-    uint32_t lane = threadIdx.x & 31u;
-    pd_ldmatrix_x4(a, tile + pd_tile_at<D>(row + (lane & 15u), 2 * k + (lane >> 4)));
+    pd_ldmatrix_x4(a, pd_tile_pieces<D>(tile, row, k, true));
 }
 
-/* B^T (16, 16), two pieces of n: rows are n from `row`, columns k from 16 k. */
+/* B (16, 16), two pieces of n, from rows that are n and columns that are k. */
 template <int D> PD_DEVICE void pd_tile_b(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t k)
 {
-    uint32_t lane = threadIdx.x & 31u;
-    pd_ldmatrix_x4(b, tile + pd_tile_at<D>(row + (lane & 7u) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1u)));
+    pd_ldmatrix_x4(b, pd_tile_pieces<D>(tile, row, k, false));
 }
 
-/* B (16, 16), two pieces of n: rows are k from `row`, columns n from 16 n. */
+/* The same from rows that are k and columns that are n. */
 template <int D> PD_DEVICE void pd_tile_b_turned(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t n)
 {
-    uint32_t lane = threadIdx.x & 31u;
-    pd_ldmatrix_x4_trans(b, tile + pd_tile_at<D>(row + (lane & 15u), 2 * n + (lane >> 4)));
+    pd_ldmatrix_x4_trans(b, pd_tile_pieces<D>(tile, row, n, true));
 }
 
 /* c (16 M, 8 N) += X Y^T over D: X rows from `row`, Y rows from 0. */
