@@ -425,6 +425,49 @@ Test(tiers, a_step_goes_to_the_next_tier_while_it_is_still_there)
     room_free(&room);
 }
 
+/* /net is a mount point itself: without its file system an empty directory is there. */
+static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
+{
+    const bool moves = rank->world.rank == 0;
+    struct pd_door *door = rank->room.door;
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 5, NULL, err));
+    PD_TRY(tier_finish(rank, 5, -1, err));
+    pd_status st = moves ? pd_door_rename(door, "/net/c", "/net/away", err) : PD_OK;
+    if (moves && !st) st = pd_door_mkdir(door, "/net/c", err);
+    PD_TRY(pd_group_agree(&rank->world, st, err));
+    for (uint64_t step = 6; step <= 10; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    struct pd_error why = {0};
+    st = tier_finish(rank, 10, -1, &why);
+    EXPECT(st == PD_IO && strstr(why.message, "is its file system mounted?"), "%s: %s", pd_status_name(st), why.message);
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.newest_step == 10, "the others go on");
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    st = moves ? pd_door_rmdir(door, "/net/c", err) : PD_OK; /* nothing was written there */
+    if (moves && !st) st = pd_door_rename(door, "/net/away", "/net/c", err);
+    PD_TRY(pd_group_agree(&rank->world, st, err));
+    for (uint64_t step = 11; step <= 30; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    return tier_finish(rank, 30, -1, err);
+}
+
+Test(tiers, one_that_is_unmounted_meanwhile_is_passed_over_until_it_is_back)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    struct found found = {99, 0};
+    pd_log_set_sink(quiet, NULL);
+    make_room(&room, 0, 0);
+    RUN(&room, &options, lose_the_disk, NULL);
+    options.tiers[0] = options.tiers[2];
+    options.count = 1;
+    RUN(&room, &options, look, &found);
+    cr_assert_eq(found.step, 30);
+    room_free(&room);
+}
+
 static pd_status lack_in_the_first(struct tier_rank *rank, struct pd_error *err)
 {
     const unsigned lacks = *(const unsigned *)rank->context;

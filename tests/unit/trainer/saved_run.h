@@ -87,14 +87,11 @@ static inline void run_make(struct run *r, const char *where, const char *keys)
     OK(pd_door_new_auto(&r->door, err));
 }
 
-static inline void run_open_tier(struct run *r, uint32_t keep_last)
+static inline void run_open_tiers(struct run *r, struct pd_tiers_options *options)
 {
     static char config_text[] = "test: true\n";
-    const struct pd_tiers_options options = {.tiers = {{.dir = r->root, .every = 1, .keep_last = keep_last}},
-                                             .count = 1,
-                                             .groups = {&r->group},
-                                             .generations = r->config.offload.optimizer == PD_PLACE_NVME};
-    OK(pd_tiers_open(r->door, &options, &r->tiers, err));
+    options->generations = r->config.offload.optimizer == PD_PLACE_NVME;
+    OK(pd_tiers_open(r->door, options, &r->tiers, err));
     r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
                                      .fence = pd_tiers_fence(r->tiers),
                                      .loss_scale = 1.0,
@@ -102,6 +99,13 @@ static inline void run_open_tier(struct run *r, uint32_t keep_last)
                                      .tensor_count = r->model->tensors.count,
                                      .parameter_count = r->model->parameter_count,
                                      .config = config_text};
+}
+
+static inline void run_open_tier(struct run *r, uint32_t keep_last)
+{
+    run_open_tiers(r, &(struct pd_tiers_options){.tiers = {{.dir = r->root, .every = 1, .keep_last = keep_last}},
+                                                 .count = 1,
+                                                 .groups = {&r->group}});
 }
 
 static inline void run_let_go(void *saver)
