@@ -5,7 +5,8 @@ Everything of the launch dies at once (launcher and ranks, one process group), a
 takes. The same command then goes on. Every restart must load the last committed step (never an older one, never fail), and at the
 end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill, a third
 with other placements of state over two tiers, the first in memory where there is room. 20, 12 and 16 kills by default; 200, 120 and
-500 with PERDURE_TEST_SCALE of 10 or more.
+500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such as `local offloaded 50`, runs that many
+kills of that one: rounds of a large campaign, each under a seed of its own.
 """
 import os
 import random
@@ -103,7 +104,7 @@ def tiers_of(directory):
             f"checkpoint.tiers[1].dir={directory}/checkpoints", "checkpoint.tiers[1].every=3"]
 
 
-def campaign(workspace, config, transport, layouts, kills, chooser, tiers=lambda directory: []):
+def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
     undisturbed = workspace.directory("undisturbed")
     start = time.monotonic()
     workspace.train(config, undisturbed, overrides_of(layouts[0], transport))
@@ -151,11 +152,14 @@ def body(workspace, arguments):
     config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data, virtual=1))
     cut = workspace.file("cut.yaml", CONFIG.format(steps=STEPS, data=data, virtual=2))
     seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
-    print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
+    print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
     scale = 10 if harness.scale() >= 10 else 1
-    campaign(workspace, config, transport, SAME, 20 * scale, random.Random(seed))
-    campaign(workspace, cut, transport, MOVING, 12 * scale, random.Random(seed))
-    campaign(workspace, cut, transport, OFFLOADED, 16 if scale == 1 else 500, random.Random(seed), tiers_of)
+    campaigns = {"same": (config, SAME, 20 * scale, lambda directory: []), "moving": (cut, MOVING, 12 * scale, lambda directory: []),
+                 "offloaded": (cut, OFFLOADED, 16 if scale == 1 else 500, tiers_of)}
+    only = arguments[1] if len(arguments) > 1 else None
+    for name, (yaml, layouts, kills, tiers) in campaigns.items():
+        if only in (None, name):
+            campaign(workspace, yaml, transport, layouts, int(arguments[2]) if only else kills, random.Random(seed), tiers)
 
 
 harness.main(body)
