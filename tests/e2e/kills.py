@@ -2,8 +2,8 @@
 """SIGKILL at random moments of a run that checkpoints every step.
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
-takes. The same command then goes on. Every restart must load the last committed step (never an older one, never fail), and at the
-end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill, a third
+takes and half as much again; one that ends before is no kill. The same command then goes on. Every restart must load the last
+committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill, a third
 with other placements of state over two tiers, the first in memory where there is room. 20, 12 and 16 kills by default; 200, 120 and
 500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such as `local offloaded 50`, runs that many
 kills of that one: rounds of a large campaign, each under a seed of its own.
@@ -110,7 +110,7 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
     workspace.train(config, undisturbed, overrides_of(layouts[0], transport))
     whole = time.monotonic() - start
     expected = harness.losses(undisturbed), workspace.state_digest(undisturbed)
-    done = resumed = 0
+    done = training = resumed = 0
     while done < kills:
         directory = workspace.directory("killed")
         os.makedirs(directory)
@@ -119,7 +119,7 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
             layout = chooser.choice(layouts)
             process = launch(workspace, config, directory, overrides_of(layout, transport) + tiers(directory))
             try:
-                process.wait(timeout=chooser.uniform(0.0, whole))
+                process.wait(timeout=chooser.uniform(0.0, 1.5 * whole))
             except subprocess.TimeoutExpired:
                 kill_everything(process)
             wait_until_gone(directory)
@@ -127,12 +127,13 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
                 log = f.read()
             os.unlink(directory + ".log")
             if "resumed at step" in log or "fresh start" in log:
+                training += process.returncode != 0
                 resumed += resumed_step(log) > 0
                 if resumed_step(log) not in before:
                     raise harness.Failure(f"kill {done}: {layout} resumed at step {resumed_step(log)}, committed is {before}\n{log}")
-            done += 1
             if process.returncode == 0:
                 break
+            done += 1
             if process.returncode != -signal.SIGKILL:
                 raise harness.Failure(f"kill {done}: {layout} ended by itself with {process.returncode}\n{log}")
         workspace.train(config, directory, overrides_of(chooser.choice(layouts), transport) + tiers(directory))
@@ -142,8 +143,8 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
         for step, bits in harness.losses(directory).items():
             if expected[0].get(step) != bits:
                 raise harness.Failure(f"after {done} kills: step {step} has loss bits {bits}, expected {expected[0].get(step)}")
-    print(f"{kills} kills over {transport} ranks, {len(layouts)} layouts: {resumed} restarts from a checkpoint, each from the last committed "
-          "step, same bits")
+    print(f"{kills} kills over {transport} ranks, {training} of them while training, {len(layouts)} layouts: {resumed} restarts from a "
+          "checkpoint, each from the last committed step, same bits", flush=True)
 
 
 def body(workspace, arguments):
