@@ -1,6 +1,8 @@
 /* Real shards, loaded by local ranks under another layout: every element arrives, nothing is read twice, what is not wanted
  * is not read, and what is not this model's is refused by name. */
 #include "resharder/load.h"
+
+#include "ckpt/shard_expand.h"
 #include "tests/helpers/limited_disk.h"
 #include "tests/unit/resharder/state_fixture.h"
 
@@ -248,6 +250,17 @@ Test(load, chunks_cost_what_they_store)
     state_deinit(&s);
 }
 
+static void flip(struct state *s, uint64_t at)
+{
+    struct pd_file *file;
+    unsigned char byte;
+    OK(pd_file_open(s->door, "/stored/shard-00000.h5", PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
+    OK(pd_file_read(file, at, &byte, 1, err));
+    byte ^= 4;
+    OK(pd_file_write(file, at, &byte, 1, err));
+    OK(pd_file_close(file, err));
+}
+
 /* A bit that is misread once is no damage, wherever it is; one that stays wrong names its chunk. */
 Test(load, misread_chunks_are_read_again)
 {
@@ -274,14 +287,18 @@ Test(load, misread_chunks_are_read_again)
         cr_assert_eq(l.differing, 0, "read %lu", nth);
     }
     pd_simulated_disk_set_fault(s.disk, NULL);
-    struct pd_file *file;
-    unsigned char page[PD_DOOR_ALIGN];
-    const uint64_t at = commit.shards[0].file_bytes / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
-    OK(pd_file_open(s.door, "/stored/shard-00000.h5", PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
-    OK(pd_file_read(file, at, page, sizeof page, err));
-    page[77] ^= 4;
-    OK(pd_file_write(file, at, page, sizeof page, err));
-    OK(pd_file_close(file, err));
+    struct pd_shard *shard = NULL;
+    struct pd_shard_chunk chunk;
+    OK(pd_shard_open(s.door, "/stored/shard-00000.h5", &s.identity, &commit.shards[0], &shard, err));
+    pd_shard_chunk_at(shard, 0, 5 << 20, &chunk);
+    pd_shard_close(shard);
+    flip(&s, chunk.offset + chunk.page_bytes - 1); /* zeros behind what is stored, which no block covers */
+    cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
+    cr_assert(strstr(failed.message, "padding"), "%s", failed.message);
+    flip(&s, chunk.offset + chunk.page_bytes - 1);
+    l.kinds = 7;
+    OK(pd_group_run_local(2, 1, load_rank, &l, err));
+    flip(&s, chunk.offset + 77);
     cr_assert_eq(pd_group_run_local(2, 1, load_rank, &l, &failed), PD_CORRUPT, "%s", failed.message);
     cr_assert(strstr(failed.message, "shard-00000.h5: tensor layers.") && strstr(failed.message, "chunk "), "%s",
               failed.message);
