@@ -7,6 +7,7 @@
  * are made, the next K. Sums over a row are four partial ones, one a lane, until the end, where they are added 0+1, 2+3 and
  * then together; of a later part lane 0 goes on from what was carried. */
 #include "trainer/math/cuda/attention_tile.h"
+#include "trainer/math/cuda/functions.h"
 
 #define QUERIES 128u
 #define KEYS PD_ATTENTION_STEP
@@ -133,7 +134,7 @@ PD_DEVICE void forward_finish(const pd_attention &a, const forward_place &p, con
             uint32_t r = 16 * m + pd_fragment_row(half);
             scale[half] = 1.0f / s.sum[m][half];
             if (r < p.count && (threadIdx.x & 3u) == 0)
-                a.lse[lse + r] = __fmaf_rn(s.max[m][half], a.scale, logf(s.sum[m][half]));
+                a.lse[lse + r] = __fmaf_rn(s.max[m][half], a.scale, pd_log(s.sum[m][half]));
         }
         uint16_t *out = (uint16_t *)a.out + p.q_row * ld + p.head * D;
         pd_fragments_store<T, D>(s.o[m], scale, tile, 16 * m, out, ld, p.count, wide);

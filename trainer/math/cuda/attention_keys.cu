@@ -39,16 +39,19 @@ PD_DEVICE void keys_row_put(const keys_row &row, keys_rows &rows)
     rows.first[threadIdx.x] = row.first;
 }
 
-/* `key` is that of the lane's first row; `position` that of the tile's first query. */
-template <bool CUT>
-PD_DEVICE void keys_gradients(const keys_rows &rows, float c, uint32_t key, uint32_t position, pd_pair_scores &s,
-                              pd_pair_scores &dp)
+/* Pieces of 8 queries whose scores are in registers at a time: beside sums of 128 columns there is room for half a tile. */
+template <int D> constexpr uint32_t keys_pieces = D == 128 ? 4 : 8;
+
+/* Queries from `from` of the tile. `key` is that of the lane's first row; `position` that of the tile's first query. */
+template <bool CUT, int N>
+PD_DEVICE void keys_gradients(const keys_rows &rows, uint32_t from, float c, uint32_t key, uint32_t position,
+                              float (&s)[1][N][4], float (&dp)[1][N][4])
 {
 #pragma unroll
-    for (uint32_t n = 0; n < PD_PAIR_PIECES; n++)
+    for (uint32_t n = 0; n < N; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            uint32_t q = 8 * n + pd_fragment_column() + i % 2, row = key + 8 * (i / 2);
+            uint32_t q = from + 8 * n + pd_fragment_column() + i % 2, row = key + 8 * (i / 2);
             bool seen = !CUT || (row >= rows.first[q] && row <= position + q);
             pd_pair_gradient(s[0][n][i], dp[0][n][i], c, rows.lse2[q], rows.delta[q], seen);
         }
@@ -158,17 +161,26 @@ template <enum pd_dtype T, int D>
 PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t tile, const keys_tiles<D> &t, uint32_t stage,
                          keys_sums<D> &sums)
 {
-    pd_pair_scores s, dp;
-    const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR);
-    const uint32_t key = a.key_start + p.tile * PD_PAIR + threadIdx.x / 32 * 16 + pd_fragment_row(0);
+    constexpr uint32_t pieces = keys_pieces<D>;
+    const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR), own = threadIdx.x / 32 * 16;
+    const uint32_t key = a.key_start + p.tile * PD_PAIR + own + pd_fragment_row(0);
+    const bool cut = pd_attention_cut(a, p.sequence, r, count, p.tile * PD_PAIR, p.count);
     const float c = a.scale * PD_LOG2_E;
-    pd_pair_products<T, D>(s, dp, t.pair.stays, t.pair.passes[stage]);
-    if (pd_attention_cut(a, p.sequence, r, count, p.tile * PD_PAIR, p.count))
-        keys_gradients<true>(t.rows[stage], c, key, a.query_start + r, s, dp);
-    else
-        keys_gradients<false>(t.rows[stage], c, key, a.query_start + r, s, dp);
-    pd_tile_apply<T, D>(sums.dv, s, t.pair.passes[stage][1]);
-    pd_tile_apply<T, D>(sums.dk, dp, t.pair.passes[stage][0]);
+#pragma unroll 1
+    for (uint32_t from = 0; from < PD_PAIR; from += 8 * pieces) {
+        const uint16_t *q = t.pair.passes[stage][0] + from * D, *dout = t.pair.passes[stage][1] + from * D;
+        float s[1][pieces][4], dp[1][pieces][4];
+        pd_fragments_zero(s);
+        pd_fragments_zero(dp);
+        pd_tile_scores<T, D>(s, t.pair.stays[0], own, q);
+        pd_tile_scores<T, D>(dp, t.pair.stays[1], own, dout);
+        if (cut)
+            keys_gradients<true>(t.rows[stage], from, c, key, a.query_start + r, s, dp);
+        else
+            keys_gradients<false>(t.rows[stage], from, c, key, a.query_start + r, s, dp);
+        pd_tile_apply<T, D>(sums.dv, s, dout);
+        pd_tile_apply<T, D>(sums.dk, dp, q);
+    }
 }
 
 template <enum pd_dtype T, int D>
