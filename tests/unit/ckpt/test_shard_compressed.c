@@ -2,6 +2,7 @@
 #include "ckpt/codec_zstd.h"
 #include "ckpt/io/simulated_disk.h"
 #include "ckpt/shard_table.h"
+#include "tests/helpers/limited_disk.h"
 #include "tests/unit/ckpt/shard_fixture.h"
 
 #include <errno.h>
@@ -461,6 +462,67 @@ Test(shard_compressed, auto_may_do_as_it_likes)
     cr_assert_gt(pd_shard_writer_bytes(writer), 8u * 100);
     pd_shard_writer_free(writer);
     pd_thread_pool_free(codec.pool);
+    fixture_deinit(&f);
+}
+
+/* Bytes of the file after three saves on a disk of that speed, which comes back whole. */
+static uint64_t save_auto(struct fixture *f, struct pd_door *door, double bytes_per_second)
+{
+    struct limited_disk disk;
+    struct pd_shard_summary summary;
+    struct pd_shard_writer *writer = NULL;
+    struct pd_shard_codec codec = {PD_CODEC_ZSTD, 1, true, NULL};
+    struct pd_door *own = f->door;
+    char path[256];
+    fixture_path(f, "s.h5", path, sizeof path);
+    OK(pd_shard_writer_new_compressed(door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
+                                      &writer, err));
+    limited_disk_begin(&disk, door, bytes_per_second);
+    for (int i = 0; i < 3; i++)
+        OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, &summary, err));
+    pd_shard_writer_free(writer); /* its queue is the door's */
+    limited_disk_end(&disk);
+    f->door = door;
+    check_contents(f, "s.h5", &summary);
+    f->door = own;
+    return summary.file_bytes;
+}
+
+/* While a slow disk is busy nearly everything is compressed; a fast one gets nearly everything as it is. */
+Test(shard_compressed, auto_goes_by_the_disk, .timeout = 300)
+{
+    struct fixture f;
+    struct pd_shard_summary plain, packed;
+    struct pd_door *door = NULL, *fast_door = NULL;
+    struct pd_simulated_disk *memory = NULL;
+    char directory[sizeof f.directory];
+    const struct pd_disk_options options = {.seed = 1};
+    const struct pd_shard_codec one = {PD_CODEC_ZSTD, 1, false, NULL};
+    const uint64_t shape[2] = {1000, 1024};
+    fixture_init(&f, 4, 4);
+    f.tensors.count = 0;
+    for (int t = 0; t < 3; t++) {
+        add_box(&f, 2, shape, NULL, 0);
+        fixture_fill((float *)(void *)f.data[t], shape[0] * shape[1], (uint64_t)t + 1);
+    }
+    OK(pd_door_new_threads(16, 4, &door, err));
+    save(&f, "s.h5", NULL, FIXTURE_BUFFER_BYTES, &plain);
+    save(&f, "s.h5", &one, FIXTURE_BUFFER_BYTES, &packed);
+    cr_assert_lt(packed.file_bytes, plain.file_bytes * 95 / 100);
+    const uint64_t slow = save_auto(&f, door, 10e6), saved = plain.file_bytes - packed.file_bytes;
+    cr_assert_lt(slow, plain.file_bytes - saved / 2, "%lu: %lu plain, %lu compressed", slow, plain.file_bytes,
+                 packed.file_bytes);
+    OK(pd_simulated_disk_new(&options, &memory, err));
+    OK(pd_simulated_disk_door(memory, 0, &fast_door, err));
+    memcpy(directory, f.directory, sizeof directory);
+    f.directory[0] = '\0'; /* the root of a disk in memory */
+    const uint64_t fast = save_auto(&f, fast_door, 0);
+    memcpy(f.directory, directory, sizeof directory);
+    cr_assert_gt(fast, plain.file_bytes - saved / 4, "%lu: %lu plain, %lu compressed", fast, plain.file_bytes,
+                 packed.file_bytes);
+    pd_door_free(fast_door);
+    pd_simulated_disk_free(memory);
+    pd_door_free(door);
     fixture_deinit(&f);
 }
 
