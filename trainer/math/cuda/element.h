@@ -86,6 +86,25 @@ template <int N> PD_DEVICE void pd_get_any(enum pd_dtype dtype, const void *data
         pd_get_n<PD_F16, N>(data, index, x);
 }
 
+/* use(load(i)) for i = first, first + step, ... below end, in this order, with U loads on their way at once: a compiler does
+ * not reorder them by itself where it does not know how often a loop runs. */
+template <int U, typename Load, typename Use>
+PD_DEVICE void pd_in_order(uint64_t first, uint64_t end, uint64_t step, Load load, Use use)
+{
+    uint64_t i = first;
+    for (; i + (U - 1) * step < end; i += U * step) {
+        decltype(load(i)) loaded[U];
+#pragma unroll
+        for (int j = 0; j < U; j++)
+            loaded[j] = load(i + static_cast<uint64_t>(j) * step);
+#pragma unroll
+        for (int j = 0; j < U; j++)
+            use(loaded[j]);
+    }
+    for (; i < end; i += step)
+        use(load(i));
+}
+
 static inline bool pd_is_16_aligned(const void *data)
 {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0;

@@ -21,9 +21,8 @@ PD_DEVICE float row_max(const float *x, uint64_t n)
 {
     PD_SHARED(reduction, shared, );
     float max = x[0];
-#pragma unroll 8
-    for (uint64_t i = threadIdx.x; i < n; i += PD_THREADS)
-        max = larger(x[i], max);
+    const auto load = [&](uint64_t i) { return x[i]; };
+    pd_in_order<8>(threadIdx.x, n, PD_THREADS, load, [&](float logit) { max = larger(logit, max); });
     for (int half = 16; half >= 1; half /= 2)
         max = larger(__shfl_xor_sync(PD_WARP_ALL, max, half), max);
     if (threadIdx.x % PD_WARP == 0) shared.values[threadIdx.x / PD_WARP] = max;
@@ -58,11 +57,9 @@ PD_DEVICE float chunk_sum(const float *x, uint64_t n, float max)
         __syncthreads();
         const uint64_t left = n - first;
         const unsigned count = left < TILE ? static_cast<unsigned>(left) : TILE;
-        if (threadIdx.x < PD_LANES) {
-#pragma unroll 8
-            for (unsigned i = threadIdx.x; i < count; i += PD_LANES)
-                sum = sum + tile[i];
-        }
+        const auto load = [&](uint64_t i) { return tile[i]; };
+        if (threadIdx.x < PD_LANES)
+            pd_in_order<8>(threadIdx.x, count, PD_LANES, load, [&](float term) { sum = sum + term; });
         __syncthreads();
     }
     return threadIdx.x < PD_WARP ? pd_lanes_sum(sum) : 0.0f;

@@ -10,6 +10,11 @@
 #define COLUMNS 16u
 #define LINES 64u
 
+/* What is fetched of an element; `other` is the weight or rstd. */
+struct terms {
+    float dout, x, other;
+};
+
 struct norm_row {
     uint64_t at; /* element 0 */
     uint64_t columns;
@@ -45,18 +50,16 @@ template <enum pd_dtype D, int N> static __global__ void forward(struct pd_norm 
     const norm_row r = row_of(n, &row);
     const float count = static_cast<float>(n.columns);
     float mean = 0.0f, sum = 0.0f;
+    const auto x_at = [&](uint64_t i) { return pd_get<D>(n.x, r.at + i); };
     if (n.mean) {
-#pragma unroll 8
-        for (uint64_t i = r.lane; i < r.columns; i += PD_LANES)
-            sum = sum + pd_get<D>(n.x, r.at + i);
+        pd_in_order<8>(r.lane, r.columns, PD_LANES, x_at, [&](float x) { sum = sum + x; });
         mean = __fdiv_rn(pd_lanes_sum(sum), count);
         sum = 0.0f;
     }
-#pragma unroll 8
-    for (uint64_t i = r.lane; i < r.columns; i += PD_LANES) {
-        const float d = pd_get<D>(n.x, r.at + i) - mean;
+    pd_in_order<8>(r.lane, r.columns, PD_LANES, x_at, [&](float x) {
+        const float d = x - mean;
         sum = __fmaf_rn(d, d, sum);
-    }
+    });
     const float variance = __fdiv_rn(pd_lanes_sum(sum), count);
     const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(variance + n.epsilon));
     if (r.lane == 0 && row < n.rows) {
@@ -92,12 +95,14 @@ template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm
     const float count = static_cast<float>(n.columns);
     const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[row] : 0.0f;
     float sum = 0.0f, sum_x = 0.0f;
-#pragma unroll 4
-    for (uint64_t i = r.lane; i < r.columns; i += PD_LANES) {
-        const float g = pd_get<D>(n.dout, r.at + i) * pd_get<D>(n.weight, i);
+    const auto load = [&](uint64_t i) {
+        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.at + i), pd_get<D>(n.weight, i)};
+    };
+    pd_in_order<8>(r.lane, r.columns, PD_LANES, load, [&](const terms &t) {
+        const float g = t.dout * t.other;
         sum = sum + g;
-        sum_x = __fmaf_rn(g, (pd_get<D>(n.x, r.at + i) - mean) * rstd, sum_x);
-    }
+        sum_x = __fmaf_rn(g, (t.x - mean) * rstd, sum_x);
+    });
     sum = pd_lanes_sum(sum);
     sum_x = pd_lanes_sum(sum_x);
     const float mean_g = n.mean ? __fdiv_rn(sum, count) : 0.0f;
@@ -111,13 +116,14 @@ template <enum pd_dtype D> static __global__ void weights(struct pd_norm n)
     const uint64_t column = static_cast<uint64_t>(blockIdx.x) * COLUMNS + lane;
     float dweight = 0.0f, dbias = 0.0f;
     if (column < n.columns) {
-#pragma unroll 4
-        for (uint64_t row = line; row < n.rows; row += LINES) {
-            const uint64_t at = row * n.columns + column;
-            const float d = pd_get<D>(n.dout, at), mean = n.mean ? n.mean[row] : 0.0f;
-            dweight = __fmaf_rn(d, (pd_get<D>(n.x, at) - mean) * n.rstd[row], dweight);
-            dbias = dbias + d;
-        }
+        const auto load = [&](uint64_t row) {
+            const float d = pd_get<D>(n.dout, row * n.columns + column), mean = n.mean ? n.mean[row] : 0.0f;
+            return terms{d, pd_get<D>(n.x, row * n.columns + column) - mean, n.rstd[row]};
+        };
+        pd_in_order<8>(line, n.rows, LINES, load, [&](const terms &t) {
+            dweight = __fmaf_rn(t.dout, t.x * t.other, dweight);
+            dbias = dbias + t.dout;
+        });
     }
     sums[0][line][lane] = dweight;
     sums[1][line][lane] = dbias;

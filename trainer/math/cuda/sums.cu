@@ -16,11 +16,8 @@ static __global__ void column_sums(uint64_t rows, uint64_t n, uint64_t ld, const
     const unsigned line = threadIdx.y, lane = threadIdx.x;
     const uint64_t column = static_cast<uint64_t>(blockIdx.x) * COLUMNS + lane;
     float sum = 0.0f;
-    if (column < n) {
-#pragma unroll 8
-        for (uint64_t row = line; row < rows; row += LINES)
-            sum = sum + pd_get<D>(x, row * ld + column);
-    }
+    const auto load = [&](uint64_t row) { return pd_get<D>(x, row * ld + column); };
+    if (column < n) pd_in_order<8>(line, rows, LINES, load, [&](float term) { sum = sum + term; });
     sums[line][lane] = sum;
     for (unsigned half = LINES / 2; half >= 1; half /= 2) {
         __syncthreads();
@@ -42,13 +39,12 @@ static __global__ void squares(uint64_t rows, uint64_t columns, const float *x, 
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROWS + threadIdx.x / PD_LANES;
     const unsigned lane = threadIdx.x % PD_LANES;
     double sum = 0.0;
-    if (row < rows) {
-#pragma unroll 8
-        for (uint64_t i = lane; i < columns; i += PD_LANES) {
-            const double v = static_cast<double>(x[row * columns + i]);
-            sum = __dadd_rn(sum, __dmul_rn(v, v)); /* the square of an fp32 number is exact */
-        }
-    }
+    const auto load = [&](uint64_t i) { return x[row * columns + i]; };
+    const auto add = [&](float term) { /* the square of an fp32 number is exact */
+                                       const double wide = static_cast<double>(term);
+                                       sum = __dadd_rn(sum, __dmul_rn(wide, wide));
+    };
+    if (row < rows) pd_in_order<8>(lane, columns, PD_LANES, load, add);
     sum = pd_lanes_sum(sum);
     if (lane == 0 && row < rows) sums[row] = sum;
 }
