@@ -5,7 +5,7 @@
 
 /* Bytes by category as numbers that can be subtracted. */
 struct bytes {
-    int64_t of[PD_MEMORY_CATEGORY_COUNT];
+    int64_t of[PD_MEMORY_CATEGORY_COUNT], host[PD_MEMORY_CATEGORY_COUNT]; /* as struct pd_memory_plan */
 };
 
 /* Open addressing by a key that is never 0. */
@@ -194,16 +194,20 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
                                               .laid_out = s->laid_out};
     struct pd_memory_plan plan;
     PD_TRY(pd_engine_plan_of(&options, &plan, err));
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         ret_bytes->of[c] = (int64_t)plan.bytes[c];
+        ret_bytes->host[c] = (int64_t)plan.host_bytes[c];
+    }
     s->memory->recipes++;
     return PD_OK;
 }
 
 static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
 {
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         a.of[c] += sign * b.of[c];
+        a.host[c] += sign * b.host[c];
+    }
     return a;
 }
 
@@ -239,7 +243,7 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
     struct pd_world_memory *m = s->memory;
     uint64_t key = 5, total = 0;
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        key = mix(key, (uint64_t)bytes->of[c]);
+        key = mix(mix(key, (uint64_t)bytes->of[c]), (uint64_t)bytes->host[c]);
         total += (uint64_t)bytes->of[c];
     }
     m->mean_bytes += (double)total / s->world;
@@ -255,8 +259,10 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
     m->groups = grown;
     struct pd_memory_group *group = &m->groups[m->group_count];
     *group = (struct pd_memory_group){.first_rank = rank, .ranks = 1};
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         group->plan.bytes[c] = (uint64_t)bytes->of[c];
+        group->plan.host_bytes[c] = (uint64_t)bytes->host[c];
+    }
     memo_put(&s->groups, key, *bytes);
     memo_at(&s->groups, key)->index = m->group_count++;
     return PD_OK;

@@ -78,20 +78,22 @@ static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
     struct pd_leaf_input *in = pd_transformer_input(s->e->transformer, slot);
     for (uint64_t i = 0; i < sequences; i++)
         PD_TRY(fill_sequence(s, leaf_of(s, slot) * sequences + i, i, in, err));
-    return PD_OK;
+    return pd_transformer_input_filled(s->e->transformer, slot, err);
 }
 
 /* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. */
-static void account(struct step *s, uint32_t slot)
+static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
 {
     const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
     const float *losses = pd_transformer_losses(s->e->transformer);
-    if (s->e->grid.place.tp > 0) return;
+    if (s->e->grid.place.tp > 0) return PD_OK;
+    PD_TRY(pd_math_sync(s->e->math, err));
     for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++) {
         if (targets[r] < 0) continue;
         pd_superaccumulator_add(&s->loss, losses[r]);
         s->tokens++;
     }
+    return PD_OK;
 }
 
 /* ---- parameters in the order they are used ---- */
@@ -165,8 +167,7 @@ static pd_status unit_forward(struct step *s, const struct pd_action *a, bool gh
     if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
     if (a->unit < head_set(e)) return pd_transformer_block_forward(e->transformer, a->slot, a->unit - 1, weights, NULL, err);
     PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
-    account(s, a->slot);
-    return PD_OK;
+    return account(s, a->slot, err);
 }
 
 static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
@@ -192,8 +193,7 @@ static pd_status head_forward(struct step *s, const struct pd_action *a, bool gh
     PD_TRY(enter(s, head_set(s->e), &weights, err));
     if (ghost) return PD_OK;
     PD_TRY(pd_transformer_head(s->e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
-    account(s, a->slot);
-    return PD_OK;
+    return account(s, a->slot, err);
 }
 
 static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
@@ -240,7 +240,7 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool g
     PD_TRY(pd_zero_leaf_gradients(e->zero, head_set(e), a->slot, &gradients, err));
     if (!ghost) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
-        account(s, a->slot);
+        PD_TRY(account(s, a->slot, err));
     }
     return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
 }

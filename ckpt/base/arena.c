@@ -15,11 +15,14 @@ struct region {
     uint64_t mapped_bytes; /* what the plan allows */
     uint64_t taken_bytes;  /* handed out here */
     uint64_t noted_bytes;  /* counted here, held elsewhere */
+    uint64_t host_bytes;   /* of both, what is the host's; counted here and not apart */
 };
 
 struct pd_arena {
     bool dry, frozen;
     struct region regions[PD_MEMORY_CATEGORY_COUNT];
+    const struct pd_arena_source *source;          /* NULL: host memory is not apart */
+    struct region hosts[PD_MEMORY_CATEGORY_COUNT]; /* with a source: the host's */
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category)
@@ -100,11 +103,56 @@ pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_
     return PD_OK;
 }
 
+static pd_status map_from(const struct pd_arena_source *source, bool is_host, uint64_t bytes, int category,
+                          struct region *region, struct pd_error *err)
+{
+    void *data = NULL;
+    if (bytes == 0) return PD_OK;
+    pd_status st = source->map(source->context, is_host, bytes, &data, err);
+    if (st)
+        return pd_error_context(err, st, "%" PRIu64 " bytes of %s memory for %s; `perdure plan` shows what is needed", bytes,
+                                is_host ? "page-locked" : "device",
+                                pd_memory_category_name((enum pd_memory_category)category));
+    region->base = data;
+    region->mapped_bytes = bytes;
+    return PD_OK;
+}
+
+pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_arena_source *source,
+                          struct pd_arena **ret_arena, struct pd_error *err)
+{
+    struct pd_arena *arena = NULL;
+    PD_TRY(arena_new(false, &arena, err));
+    arena->source = source;
+    pd_status st = PD_OK;
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT && !st; c++) {
+        PD_CHECK(plan->host_bytes[c] <= plan->bytes[c]);
+        st = map_from(source, false, plan->bytes[c] - plan->host_bytes[c], c, &arena->regions[c], err);
+        if (!st) st = map_from(source, true, plan->host_bytes[c], c, &arena->hosts[c], err);
+    }
+    if (st) {
+        pd_arena_free(arena);
+        return st;
+    }
+    *ret_arena = arena;
+    return PD_OK;
+}
+
+static void unmap(struct pd_arena *arena, bool is_host, struct region *region)
+{
+    if (!region->base) return;
+    if (arena->source)
+        arena->source->unmap(arena->source->context, is_host, region->base, region->mapped_bytes);
+    else
+        munmap(region->base, region->mapped_bytes);
+}
+
 void pd_arena_free(struct pd_arena *arena)
 {
     if (!arena) return;
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        if (arena->regions[c].base) munmap(arena->regions[c].base, arena->regions[c].mapped_bytes);
+        unmap(arena, false, &arena->regions[c]);
+        unmap(arena, true, &arena->hosts[c]);
     }
     free(arena);
 }
@@ -124,10 +172,8 @@ static void count_bytes(struct pd_arena *arena, struct region *region, uint64_t 
     *counter += round_up(bytes);
 }
 
-void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+static void *take_from(struct pd_arena *arena, struct region *region, enum pd_memory_category category, uint64_t bytes)
 {
-    PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
-    struct region *region = &arena->regions[category];
     uint64_t offset = region->taken_bytes;
     count_bytes(arena, region, &region->taken_bytes, bytes);
     if (arena->dry) return (void *)(uintptr_t)(DRY_BASE + ((uint64_t)category << 54) + offset); /* NOLINT: never touched */
@@ -135,10 +181,29 @@ void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, ui
     return region->base ? region->base + offset : nothing;
 }
 
-void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
 {
     PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
-    struct region *region = &arena->regions[category];
+    return take_from(arena, &arena->regions[category], category, bytes);
+}
+
+/* The host's region, or the part that is counted as the host's. */
+static struct region *host_region(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+{
+    PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
+    if (arena->source) return &arena->hosts[category];
+    arena->regions[category].host_bytes += round_up(bytes);
+    return &arena->regions[category];
+}
+
+void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+{
+    return take_from(arena, host_region(arena, category, bytes), category, bytes);
+}
+
+void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
+{
+    struct region *region = host_region(arena, category, bytes);
     count_bytes(arena, region, &region->noted_bytes, bytes);
 }
 
@@ -150,6 +215,9 @@ void pd_arena_freeze(struct pd_arena *arena)
 void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage)
 {
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        ret_usage->bytes[c] = arena->regions[c].taken_bytes + arena->regions[c].noted_bytes;
+        const struct region *region = &arena->regions[c], *host = &arena->hosts[c];
+        const uint64_t host_bytes = host->taken_bytes + host->noted_bytes;
+        ret_usage->bytes[c] = region->taken_bytes + region->noted_bytes + host_bytes;
+        ret_usage->host_bytes[c] = region->host_bytes + host_bytes;
     }
 }

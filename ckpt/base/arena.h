@@ -28,6 +28,7 @@ enum pd_memory_category {
 
 struct pd_memory_plan {
     uint64_t bytes[PD_MEMORY_CATEGORY_COUNT];
+    uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT]; /* of these, what stays with the host where the rank is a GPU */
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category);
@@ -41,9 +42,21 @@ PD_MUST_USE pd_status pd_arena_new_dry(struct pd_arena **ret_arena, struct pd_er
 PD_MUST_USE pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_arena, struct pd_error *err);
 void pd_arena_free(struct pd_arena *arena);
 
+/* Where the memory of a rank with a device of its own comes from. map gives zeroed memory, aligned to PD_ARENA_ALIGN. */
+struct pd_arena_source {
+    pd_status (*map)(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err);
+    void (*unmap)(void *context, bool is_host, void *data, uint64_t bytes);
+    void *context; /* outlives the arena */
+};
+/* The same plan, its host_bytes apart from the rest. */
+PD_MUST_USE pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_arena_source *source,
+                                      struct pd_arena **ret_arena, struct pd_error *err);
+
 bool pd_arena_is_dry(const struct pd_arena *arena);
 /* `bytes` of zeroed memory, owned by the arena until it is freed. Never NULL: exceeding the plan is a bug (PD_CHECK). */
 void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
+/* Memory that the host reads and writes, also where the other takes give a device's. */
+void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
 /* Counts memory that a component must get elsewhere (shared windows, driver-pinned pages). */
 void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
 void pd_arena_freeze(struct pd_arena *arena);

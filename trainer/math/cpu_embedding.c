@@ -37,9 +37,17 @@ static void forward_body(void *context, uint64_t index)
     PD_FOR_DTYPE(embedding->dtype, look_up, embedding, index);
 }
 
+/* Before anything is added, since a position outside would be left out silently. */
+static void check_positions(const struct pd_embedding *e)
+{
+    for (uint64_t row = 0; row < e->rows; row++)
+        PD_CHECK(e->positions[row] >= 0 && (uint64_t)e->positions[row] < e->context);
+}
+
 pd_status PD_CPU(embedding_forward)(struct pd_math *math, const struct pd_embedding *embedding, struct pd_error *err)
 {
     (void)err;
+    if (embedding->position_table) check_positions(embedding);
     struct pd_embedding job = *embedding;
     pd_parallel(math->pool, embedding->rows, forward_body, &job);
     return PD_OK;
@@ -233,6 +241,7 @@ static void scatter(struct pd_math *math, struct scatter_job *job)
 pd_status PD_CPU(embedding_backward)(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
     (void)err;
+    if (e->dposition_table) check_positions(e);
     if (e->dtoken_table && e->vocab) {
         struct scatter_job job = {
             .embedding = e, .indices = e->tokens, .first = e->first_token, .table_rows = e->vocab, .table = e->dtoken_table};

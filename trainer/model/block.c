@@ -42,7 +42,7 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
                          .roles = !t->is_llama ? &gpt2_roles
                                   : bias       ? &llama_bias_roles
                                                : &llama_roles,
-                         .input = pd_transformer_input(t, slot),
+                         .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
                          .x = t->stream[place],
                          .w = w,

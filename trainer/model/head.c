@@ -126,26 +126,34 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
     return PD_OK;
 }
 
+static pd_status bring_losses(struct pd_transformer *t, struct pd_error *err)
+{
+    if (!t->options.is_far) return PD_OK;
+    return pd_math_copy(t->math, t->host_losses, t->losses, t->rows * sizeof(float), err);
+}
+
 pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *const *weights, float *const *gradients,
                               float scale, void *dstream, struct pd_error *err)
 {
     const uint32_t matrix = t->is_llama ? 1 : 2;
     struct pd_norm n = norm_of(t, slot, weights);
-    struct head h = {
-        .input = pd_transformer_input(t, slot), .matrix = weights[matrix], .backward = gradients != NULL, .scale = scale};
+    struct head h = {.input = pd_transformer_device_input(t, slot),
+                     .matrix = weights[matrix],
+                     .backward = gradients != NULL,
+                     .scale = scale};
     const uint64_t begin = pd_trace_begin();
     PD_TRY(pd_norm_run(t, &n, err));
     if (!gradients) {
         for (uint32_t place = 0; place < t->sp.pieces; place++)
             PD_TRY(head_piece(t, &h, place, NULL, err));
         pd_trace_end(begin, "compute", "head", slot);
-        return PD_OK;
+        return bring_losses(t, err);
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     t->dstream = dstream;
     PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], t->is_llama ? NULL : gradients[1], err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);
-    return PD_OK;
+    return bring_losses(t, err);
 }
 
 pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_weights, uint64_t row, float *ret_logits,

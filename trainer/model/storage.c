@@ -9,6 +9,11 @@ static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_by
     return pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, elements * element_bytes);
 }
 
+static void *take_host(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
+{
+    return pd_arena_take_host(arena, PD_MEMORY_ACTIVATIONS, elements * element_bytes);
+}
+
 static uint64_t least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -131,6 +136,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->share.vocab_columns, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
+    t->host_losses = t->options.is_far ? take_host(arena, t->rows, sizeof(float)) : t->losses;
     if (t->partition.tp == 1) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;
@@ -157,17 +163,34 @@ static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
     t->delta = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
 }
 
-static void take_input(struct pd_transformer *t, struct pd_arena *arena)
+static struct pd_leaf_input input_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t), struct pd_arena *arena,
+                                     uint64_t rows)
+{
+    struct pd_leaf_input input;
+    input.tokens = take_array(arena, rows, sizeof(int32_t));
+    input.targets = take_array(arena, rows, sizeof(int32_t));
+    input.positions = take_array(arena, rows, sizeof(int32_t));
+    input.first = take_array(arena, rows, sizeof(int32_t));
+    return input;
+}
+
+static pd_status take_rope(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
+{
+    const uint64_t count = (uint64_t)t->options.length * t->model->config.head_size;
+    t->cos_sin = take(arena, count, sizeof(float));
+    float *table = t->options.is_far ? take_host(arena, count, sizeof(float)) : t->cos_sin;
+    if (pd_arena_is_dry(arena)) return PD_OK;
+    pd_model_rope_table(&t->model->config, t->options.length, table);
+    return t->options.is_far ? pd_math_copy(t->math, t->cos_sin, table, count * sizeof(float), err) : PD_OK;
+}
+
+static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->input_count; i++) {
-        t->inputs[i].tokens = take(arena, t->rows, sizeof(int32_t));
-        t->inputs[i].targets = take(arena, t->rows, sizeof(int32_t));
-        t->inputs[i].positions = take(arena, t->rows, sizeof(int32_t));
-        t->inputs[i].first = take(arena, t->rows, sizeof(int32_t));
+        t->inputs[i] = input_of(take_host, arena, t->rows);
+        t->device_inputs[i] = t->options.is_far ? input_of(take, arena, t->rows) : t->inputs[i];
     }
-    if (!t->is_llama) return;
-    t->cos_sin = take(arena, (uint64_t)t->options.length * t->model->config.head_size, sizeof(float));
-    if (!pd_arena_is_dry(arena)) pd_model_rope_table(&t->model->config, t->options.length, t->cos_sin);
+    return t->is_llama ? take_rope(t, arena, err) : PD_OK;
 }
 
 /* ---- tensor parallel ---- */
@@ -277,9 +300,9 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
-void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena)
+pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
-    take_input(t, arena);
+    PD_TRY(take_input(t, arena, err));
     take_blocks(t, arena);
     if (pd_activations_are_away(t))
         pd_activations_take(t, arena);
@@ -290,4 +313,5 @@ void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena)
     take_kv(t, arena);
     take_sums(t, arena);
     take_pieces(t, arena);
+    return PD_OK;
 }

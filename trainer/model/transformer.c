@@ -81,7 +81,8 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
     t->place_count = places;
     t->stream = calloc(places + 1, sizeof *t->stream);
     t->blocks = calloc(places + 1, sizeof *t->blocks);
-    t->inputs = calloc(t->input_count, sizeof *t->inputs);
+    t->inputs = calloc(2ull * t->input_count, sizeof *t->inputs);
+    t->device_inputs = t->inputs + t->input_count;
     if (!t->stream || !t->blocks || !t->inputs)
         PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u places", places);
     return PD_OK;
@@ -110,10 +111,22 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     return tensor_parallel_init(t, err);
 }
 
+/* These still touch what they exchange or write away. */
+static pd_status check_far(const struct pd_transformer_options *o, struct pd_error *err)
+{
+    if (o->partition.tp > 1 || o->partition.sp > 1)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "model: tensor and sequence parallel ranks run on CPUs alone; say layout.tp=1 layout.sp=1");
+    if (o->activations_in_files)
+        PD_FAIL(err, PD_UNSUPPORTED, "model: activations leave the memory of CPUs alone; say offload.activations=device");
+    return PD_OK;
+}
+
 pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                              const struct pd_transformer_options *options, struct pd_arena *arena,
                              struct pd_transformer **ret_transformer, struct pd_error *err)
 {
+    if (options->is_far) PD_TRY(check_far(options, err));
     struct pd_transformer *t = calloc(1, sizeof *t);
     if (!t) PD_FAIL(err, PD_NO_MEMORY, "model: no memory");
     t->model = model;
@@ -127,7 +140,11 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
         pd_transformer_free(t);
         return st;
     }
-    pd_transformer_take(t, arena);
+    st = pd_transformer_take(t, arena, err);
+    if (st) {
+        pd_transformer_free(t);
+        return st;
+    }
     *ret_transformer = t;
     return PD_OK;
 }
@@ -175,6 +192,22 @@ struct pd_leaf_input *pd_transformer_input(struct pd_transformer *t, uint32_t sl
     return &t->inputs[slot % t->input_count];
 }
 
+struct pd_leaf_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot)
+{
+    return &t->device_inputs[slot % t->input_count];
+}
+
+pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, struct pd_error *err)
+{
+    const struct pd_leaf_input *from = pd_transformer_input(t, slot), *to = pd_transformer_device_input(t, slot);
+    const uint64_t bytes = t->rows * sizeof(int32_t);
+    if (!t->options.is_far) return PD_OK;
+    PD_TRY(pd_math_copy(t->math, to->tokens, from->tokens, bytes, err));
+    PD_TRY(pd_math_copy(t->math, to->targets, from->targets, bytes, err));
+    PD_TRY(pd_math_copy(t->math, to->positions, from->positions, bytes, err));
+    return pd_math_copy(t->math, to->first, from->first, bytes, err);
+}
+
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block)
 {
     PD_CHECK(block <= t->model->config.layers && t->held[block].chunk != PD_NOT_HELD);
@@ -189,14 +222,14 @@ pd_status pd_transformer_stream(struct pd_transformer *t, uint32_t slot, uint32_
 
 const float *pd_transformer_losses(const struct pd_transformer *t)
 {
-    return t->losses;
+    return t->host_losses;
 }
 
 /* ---- embedding ---- */
 
 static struct pd_embedding embedding_of(struct pd_transformer *t, uint32_t slot)
 {
-    const struct pd_leaf_input *input = pd_transformer_input(t, slot);
+    const struct pd_leaf_input *input = pd_transformer_device_input(t, slot);
     return (struct pd_embedding){.rows = t->rows,
                                  .columns = t->model->config.hidden,
                                  .vocab = t->share.vocab_columns,

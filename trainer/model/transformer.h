@@ -35,6 +35,7 @@ struct pd_transformer_options {
     bool separate_documents;   /* attention looks at `first` */
     bool backward;             /* false: forward only (validation, sampling), less memory */
     bool activations_in_files; /* what is kept between forward and backward leaves memory meanwhile */
+    bool is_far;               /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
@@ -42,8 +43,8 @@ struct pd_transformer_options {
     const uint32_t *depth;         /* (chunk_count), read by new alone */
 };
 
-/* Input of a leaf, filled by the caller before its forward on every rank; (R) each, rows as partition.h orders them.
- * positions and first count from the start of the sequence. */
+/* Input of a leaf, host memory, filled by the caller before its forward on every rank; (R) each, rows as partition.h orders
+ * them. positions and first count from the start of the sequence. */
 struct pd_leaf_input {
     int32_t *tokens, *targets, *positions, *first;
 };
@@ -51,7 +52,8 @@ struct pd_leaf_input {
 struct pd_transformer;
 
 /* Takes all memory from the arena. On a dry arena nothing is touched and the object serves only to be freed. `math` may be
- * NULL there. Model and math are borrowed. */
+ * NULL there. Model and math are borrowed.   errors  PD_UNSUPPORTED: far, and tensor or sequence parallel or activations in
+ * files */
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);
@@ -64,7 +66,10 @@ uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of 
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */
 struct pd_leaf_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
-const float *pd_transformer_losses(const struct pd_transformer *transformer); /* (R) after the head: 0 where target < 0 */
+/* The input is filled: the device gets it, where there is one. Before the first operation of the leaf. */
+PD_MUST_USE pd_status pd_transformer_input_filled(struct pd_transformer *transformer, uint32_t slot, struct pd_error *err);
+/* (R) after the head and pd_math_sync: 0 where target < 0; host memory */
+const float *pd_transformer_losses(const struct pd_transformer *transformer);
 /* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
  * the stage before writes it.   (R,C) act */
 PD_MUST_USE pd_status pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block,

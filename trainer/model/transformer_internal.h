@@ -126,16 +126,18 @@ struct pd_transformer {
     uint64_t rows, element_bytes, logits_rows;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
-    struct pd_leaf_input *inputs;        /* (input_count) */
+    struct pd_leaf_input *inputs;        /* (input_count) the host's */
+    struct pd_leaf_input *device_inputs; /* (input_count) what operations read; the same memory unless far */
     float *cos_sin;                      /* (T, D/2, 2), llama */
     struct pd_held *held;                /* (layers + 1), the last is the head */
     void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
     struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
     struct pd_block_activations work;
     float *head_mean, *head_rstd;
-    void *head_norm; /* (R,C) */
-    float *logits;   /* (logits_rows, V) */
-    float *losses;   /* (R) */
+    void *head_norm;    /* (R,C) */
+    float *logits;      /* (logits_rows, V) */
+    float *losses;      /* (R) */
+    float *host_losses; /* the same memory unless far */
     /* backward */
     void *dstream; /* (R,C) of the backward being run, the caller's */
     void *dnorm;   /* (R,C) */
@@ -145,9 +147,10 @@ struct pd_transformer {
 };
 
 /* ---- transformer.c ---- */
+struct pd_leaf_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
 /* ---- storage.c ---- */
-void pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena);
+PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err);
 
 /* What a block keeps, at `base`; returns the bytes it takes. base NULL: only counts. */
 uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_activations *a, char *base);

@@ -2,6 +2,7 @@
 
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A recipe: the same code counts and takes. */
@@ -104,4 +105,82 @@ Test(arena, what_a_dry_arena_gives_faults_when_touched, .signal = SIGSEGV)
     struct pd_arena *arena = NULL;
     cr_assert_eq(pd_arena_new_dry(&arena, NULL), PD_OK);
     *(volatile char *)pd_arena_take(arena, PD_MEMORY_BUFFERS, 10) = 1;
+}
+
+/* ---- memory that is apart ---- */
+
+struct far {
+    uint64_t mapped[2], unmapped[2]; /* of the device, of the host */
+    unsigned char *data[2];
+    bool has_no_device_memory;
+};
+
+static pd_status far_map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    struct far *far = context;
+    if (!is_host && far->has_no_device_memory) PD_FAIL(err, PD_NO_MEMORY, "the device is full");
+    far->mapped[is_host] += bytes;
+    *ret_data = far->data[is_host] = aligned_alloc(PD_ARENA_ALIGN, bytes);
+    memset(*ret_data, 0, bytes);
+    return PD_OK;
+}
+
+static void far_unmap(void *context, bool is_host, void *data, uint64_t bytes)
+{
+    struct far *far = context;
+    far->unmapped[is_host] += bytes;
+    free(data);
+}
+
+static void split_recipe(struct pd_arena *arena, unsigned char *ret[3])
+{
+    ret[0] = pd_arena_take(arena, PD_MEMORY_BUFFERS, 5000);
+    ret[1] = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 100);
+    ret[2] = pd_arena_take(arena, PD_MEMORY_BUFFERS, 1);
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, 4096);
+}
+
+static struct pd_memory_plan split_plan(void)
+{
+    struct pd_arena *dry = NULL;
+    struct pd_memory_plan plan;
+    unsigned char *addresses[3];
+    cr_assert_eq(pd_arena_new_dry(&dry, NULL), PD_OK);
+    split_recipe(dry, addresses);
+    pd_arena_usage(dry, &plan);
+    pd_arena_free(dry);
+    return plan;
+}
+
+Test(arena, memory_of_a_device_and_of_the_host_lie_apart)
+{
+    const struct pd_memory_plan plan = split_plan();
+    struct far far = {0};
+    const struct pd_arena_source source = {far_map, far_unmap, &far};
+    struct pd_memory_plan usage;
+    struct pd_arena *arena = NULL;
+    unsigned char *at[3];
+    cr_assert_eq(plan.bytes[PD_MEMORY_BUFFERS], 8192 + 4096 + 4096 + 4096);
+    cr_assert_eq(plan.host_bytes[PD_MEMORY_BUFFERS], 8192, "what is taken for the host, and what is noted");
+    cr_assert_eq(pd_arena_new_on(&plan, &source, &arena, NULL), PD_OK);
+    cr_assert_eq(far.mapped[0], 8192 + 4096);
+    cr_assert_eq(far.mapped[1], 8192);
+    split_recipe(arena, at);
+    cr_assert(at[0] == far.data[0] && at[2] == far.data[0] + 8192 && at[1] == far.data[1]);
+    pd_arena_usage(arena, &usage);
+    cr_assert_eq(memcmp(&plan, &usage, sizeof plan), 0);
+    pd_arena_free(arena);
+    cr_assert_eq(memcmp(far.mapped, far.unmapped, sizeof far.mapped), 0);
+}
+
+Test(arena, a_full_device_is_named_with_what_was_asked)
+{
+    const struct pd_memory_plan plan = split_plan();
+    struct far far = {.has_no_device_memory = true};
+    const struct pd_arena_source source = {far_map, far_unmap, &far};
+    struct pd_arena *arena = NULL;
+    struct pd_error err;
+    cr_assert_eq(pd_arena_new_on(&plan, &source, &arena, &err), PD_NO_MEMORY);
+    cr_assert(strstr(err.message, "buffers") && strstr(err.message, "12288") && strstr(err.message, "device is full"));
+    cr_assert_null(arena);
 }
