@@ -20,6 +20,9 @@
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #define FLUSH_TO_ZERO_DENORMALS_ARE_ZERO 0x8040u
+#endif
+
+#ifdef SIMT_OWN_SWITCH
 /* Pushes what a call preserves, swaps stack pointers, pops. */
 extern "C" void simt_swap_stacks(void **save, void *load);
 asm(".text\n"
@@ -76,7 +79,7 @@ void simt_fiber_start(simt_fiber *fiber, void (*entry)(void *))
 #endif
     fiber->abandoned = true;
     fiber->entry = entry;
-#if defined(__x86_64__)
+#ifdef SIMT_OWN_SWITCH
     void **top = reinterpret_cast<void **>(static_cast<char *>(fiber->stack) + fiber->stack_bytes);
     *--top = nullptr; /* where a call leaves the stack pointer: 8 beyond a multiple of 16 */
     *--top = reinterpret_cast<void *>(first_frame);
@@ -101,7 +104,7 @@ static void go(simt_fiber *from, simt_fiber *to, bool for_good)
 #endif
     leaving = from;
     starting = to;
-#if defined(__x86_64__)
+#ifdef SIMT_OWN_SWITCH
     simt_swap_stacks(&from->stack_pointer, to->stack_pointer);
 #else
     swapcontext(&from->context, &to->context);

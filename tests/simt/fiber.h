@@ -1,11 +1,14 @@
-/* Stacks that take turns on one thread: a few instructions a switch on x86-64, ucontext elsewhere. AddressSanitizer is told
+/* Stacks that take turns on one thread: a few instructions a switch on x86-64, ucontext elsewhere or where
+ * PD_SIMT_UCONTEXT is defined. AddressSanitizer is told
  * of every switch. */
 #ifndef PD_TESTS_SIMT_FIBER_H
 #define PD_TESTS_SIMT_FIBER_H
 
 #include <stddef.h>
 
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PD_SIMT_UCONTEXT)
+#define SIMT_OWN_SWITCH
+#else
 #include <ucontext.h>
 #endif
 
@@ -16,7 +19,7 @@ struct simt_fiber {
     void (*entry)(void *);
     bool abandoned; /* its frames were never left */
     void *fake_stack;
-#if !defined(__x86_64__)
+#ifndef SIMT_OWN_SWITCH
     ucontext_t context;
 #endif
 };
