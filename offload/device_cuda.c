@@ -265,8 +265,8 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: this machine has %d (see: perdure doctor)", index, count);
     CUDA_TRY(err, cudaGetDeviceProperties(&properties, (int)index), "GPU %u", index);
     if (properties.major < CAPABILITY_MIN)
-        PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; say device=cpu", index,
-                properties.name, properties.major, properties.minor, CAPABILITY_MIN);
+        PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; train on CPUs here",
+                index, properties.name, properties.major, properties.minor, CAPABILITY_MIN);
     PD_TRY(keep_freed_memory(index, err));
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);

@@ -8,6 +8,5 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd
     (void)arena;
     (void)ret_math;
     PD_FAIL(err, PD_UNSUPPORTED,
-            "device: this build has no CUDA; say device=cpu, or configure it again where nvcc is on PATH, with "
-            "-DPERDURE_CUDA=ON");
+            "GPU: this build has no CUDA; configure it again where nvcc is on PATH, with -DPERDURE_CUDA=ON");
 }
