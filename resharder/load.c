@@ -9,7 +9,6 @@
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/inspect.h"
 #include "ckpt/shard_expand.h"
-#include "ckpt/store_names.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -36,86 +35,6 @@ static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint6
 static void shard_path(const struct loader *l, uint32_t shard, char *ret_path, size_t room)
 {
     snprintf(ret_path, room, "%s/shard-%05u.h5", l->request->directory, shard);
-}
-
-/* Bit s: this rank's host has shard s. */
-static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all)
-{
-    const uint32_t shards = l->request->commit->shard_count;
-    struct pd_listing listing = {0};
-    uint32_t count = 0, number;
-    if (pd_door_list(l->door, l->request->directory, &listing, NULL)) return;
-    for (uint32_t i = 0; i < listing.count; i++) {
-        if (!pd_shard_name_parse(listing.names[i], &number) || number >= shards) continue;
-        bits[number / 8] |= (uint8_t)(1u << number % 8);
-        count++;
-    }
-    pd_listing_deinit(&listing);
-    *ret_has_all = count == shards;
-}
-
-/* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
-static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, struct pd_error *err)
-{
-    struct pd_group *group = l->group;
-    uint8_t mine = has_all, *all = calloc(group->size, 1), alike = 1;
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
-    st = pd_group_agree(group, st, err);
-    if (!st) st = pd_group_gather(group, 0, &mine, 1, all, err);
-    for (uint32_t r = 0; !st && group->rank == 0 && r < group->size; r++)
-        alike &= all[r];
-    if (!st) st = pd_group_broadcast(group, 0, &alike, 1, err);
-    free(all);
-    *ret_alike = alike;
-    return st;
-}
-
-/* host_has and reader_host for the plan: `row` is this rank's host, then its bits; `all` has room for everybody's. */
-static pd_status unite(struct loader *l, const uint8_t *mine, uint64_t row, uint8_t *all, struct pd_error *err)
-{
-    struct pd_group *group = l->group;
-    const uint32_t shards = l->request->commit->shard_count;
-    PD_TRY(pd_group_gather(group, 0, mine, row, all, err));
-    PD_TRY(pd_group_broadcast(group, 0, all, group->size * row, err));
-    for (uint32_t r = 0; r < group->size; r++) {
-        const uint8_t *bits = all + r * row + sizeof(uint32_t);
-        memcpy(&l->reader_host[r], all + r * row, sizeof(uint32_t));
-        for (uint32_t s = 0; s < shards; s++)
-            if (bits[s / 8] >> s % 8 & 1) l->host_has[(uint64_t)l->reader_host[r] * shards + s] = 1;
-    }
-    return PD_OK;
-}
-
-static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint64_t row, struct pd_error *err)
-{
-    const struct pd_group *group = l->group;
-    uint8_t *all = calloc(group->size, row);
-    l->host_has = calloc(group->host_count, l->request->commit->shard_count);
-    l->reader_host = calloc(group->size, sizeof *l->reader_host);
-    pd_status st = all && l->host_has && l->reader_host
-                       ? PD_OK
-                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list the shards of all hosts");
-    st = pd_group_agree(l->group, st, err);
-    if (!st) st = unite(l, mine, row, all, err);
-    free(all);
-    return st;
-}
-
-static pd_status find_shards(struct loader *l, struct pd_error *err)
-{
-    const uint64_t row = sizeof(uint32_t) + (l->request->commit->shard_count + 7ull) / 8;
-    uint8_t *mine = calloc(1, row);
-    bool has_all = false, alike = false;
-    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
-    st = pd_group_agree(l->group, st, err);
-    if (!st) {
-        memcpy(mine, &l->group->host, sizeof(uint32_t));
-        look_for_shards(l, mine + sizeof(uint32_t), &has_all);
-        st = see_alike(l, has_all, &alike, err);
-    }
-    if (!st && !alike) st = share_what_is_where(l, mine, row, err);
-    free(mine);
-    return st;
 }
 
 /* ---- whether it is this model's checkpoint ---- */
@@ -208,8 +127,9 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
     const struct pd_commit *commit = l->request->commit;
     char path[4096];
     shard_path(l, shard, path, sizeof path);
-    PD_TRY(pd_shard_open(l->door, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err));
-    return check_table(l, shard, err);
+    pd_status st = pd_shard_open(l->door, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err);
+    if (!st) st = check_table(l, shard, err);
+    return st ? load_blame(l, shard, st, err) : PD_OK;
 }
 
 /* All that this rank reads from, so that whatever is refused is refused before any work. */
@@ -336,7 +256,11 @@ static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *e
     struct load_window *w = window_of(l, round);
     while (w->in_flight)
         PD_TRY(reap_some(l, err));
-    return w->failed ? pd_transfer_error(w->failed, err) : PD_OK;
+    if (!w->failed) return PD_OK;
+    pd_status st = pd_transfer_error(w->failed, err);
+    for (uint32_t s = 0; s < l->request->commit->shard_count; s++)
+        if (l->shards[s] && pd_shard_file(l->shards[s]) == w->failed->file) st = load_blame(l, s, st, err);
+    return st;
 }
 
 /* Buffers are lent until everything is back. */
@@ -392,8 +316,10 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
 
 static pd_status verify_round(struct loader *l, const struct load_window *w, struct pd_error *err)
 {
-    for (uint64_t i = w->begin; i < w->end; i++)
-        PD_TRY(verify_item(l, &l->plan->items[i], err));
+    for (uint64_t i = w->begin; i < w->end; i++) {
+        const pd_status st = verify_item(l, &l->plan->items[i], err);
+        if (st) return load_blame(l, l->plan->items[i].shard, st, err);
+    }
     return PD_OK;
 }
 
@@ -526,6 +452,7 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
 }
 
+/* Of one attempt; what is known of hosts stays. */
 static void release(struct loader *l)
 {
     if (l->queue) pd_queue_close(l->queue);
@@ -536,21 +463,41 @@ static void release(struct loader *l)
     free(l->windows[0].transfers);
     free(l->sends.data);
     free(l->recvs.data);
-    free(l->host_has);
-    free(l->reader_host);
     pd_plan_free(l->plan);
+    *l = (struct loader){
+        .door = l->door, .group = l->group, .request = l->request, .host_has = l->host_has, .reader_host = l->reader_host};
+}
+
+/* *ret_again: a shard cannot be used where it was read, and other hosts have it. */
+static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bool *ret_again, struct pd_error *err)
+{
+    struct pd_error own = {0};
+    *ret_again = false;
+    l->blamed = LOAD_NO_SHARD;
+    pd_status st = pd_group_agree(l->group, prepare(l, &own), &own);
+    if (!st) st = run_rounds(l, &own);
+    *ret_report = l->report;
+    if (st && st != PD_PEER_LOST && l->request->has_copies) {
+        pd_status turned = load_turn_to_copies(l, ret_again, &own);
+        if (turned) st = turned;
+    }
+    if (st && err) *err = own;
+    release(l);
+    return st;
 }
 
 pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_load_request *request,
                   struct pd_load_report *ret_report, struct pd_error *err)
 {
     struct loader l = {.door = door, .group = group, .request = request};
+    struct pd_load_report report = {0};
     pd_status st = pd_group_agree(group, check_record(&l, err), err);
-    if (!st) st = find_shards(&l, err);
-    if (!st) st = pd_group_agree(group, prepare(&l, err), err);
-    if (!st) st = run_rounds(&l, err);
-    release(&l);
+    if (!st) st = load_find_shards(&l, err);
+    for (bool again = !st; again;)
+        st = attempt(&l, &report, &again, err);
+    free(l.host_has);
+    free(l.reader_host);
     if (st) return pd_error_context(err, st, "loading %s", request->directory);
-    if (ret_report) *ret_report = l.report;
+    if (ret_report) *ret_report = report;
     return PD_OK;
 }

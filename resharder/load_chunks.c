@@ -262,7 +262,8 @@ pd_status load_chunks_expand(struct loader *l, uint32_t number, struct pd_error 
     pd_parallel(l->request->pool, c->threads, decode_some, c);
     for (uint32_t j = 0; j < round->job_count; j++) {
         struct job *job = &round->jobs[j];
-        if (job->status == PD_CORRUPT) PD_TRY(read_again(l, job, err));
+        const pd_status st = job->status == PD_CORRUPT ? read_again(l, job, err) : PD_OK;
+        if (st) return load_blame(l, job->item->shard, st, err);
         if (job->status == PD_NO_MEMORY) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to decompress");
     }
     round->job_count = 0;

@@ -1,4 +1,5 @@
-/* What the parts of a load share: rounds, windows and exchange (load.c), boxes in chunks (load_chunks.c). */
+/* What the parts of a load share: rounds, windows and exchange (load.c), boxes in chunks (load_chunks.c), who can open what
+ * (load_hosts.c). */
 #ifndef PD_RESHARDER_LOAD_INTERNAL_H
 #define PD_RESHARDER_LOAD_INTERNAL_H
 
@@ -11,6 +12,8 @@
 
 /* Rounds that have a place in memory; all but one of them on their way. */
 #define LOAD_WINDOWS 8u
+
+#define LOAD_NO_SHARD UINT32_MAX
 
 struct load_chunks;
 
@@ -42,6 +45,8 @@ struct loader {
     uint64_t next_coming;       /* first of the plan's that has not come */
     uint8_t *host_has;          /* as the plan wants them; NULL when every rank sees every shard */
     uint32_t *reader_host;      /* (ranks) */
+    uint32_t blamed;            /* shard that could not be read or is damaged where this rank read it */
+    char blame[400];            /* why */
     uint32_t next_round, in_flight;
     struct load_pieces sends, recvs;
     struct pd_load_report report;
@@ -69,6 +74,16 @@ static inline uint64_t load_item_skip(const struct loader *l, const struct pd_re
 /* Sends for a transfer of a window. */
 PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
                                 struct pd_error *err);
+
+/* ---- load_hosts.c ---- */
+
+/* Fills host_has and reader_host, unless every rank sees every shard. */
+PD_MUST_USE pd_status load_find_shards(struct loader *l, struct pd_error *err);
+/* Notes the first shard whose bytes or file this rank could not use; returns `st`. */
+pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struct pd_error *err);
+/* Collective, after a failure: hosts where a shard was blamed count as without it. *ret_again: another attempt finds all
+ * that was blamed elsewhere. */
+PD_MUST_USE pd_status load_turn_to_copies(struct loader *l, bool *ret_again, struct pd_error *err);
 
 /* ---- load_chunks.c ---- */
 

@@ -146,9 +146,9 @@ static pd_status find_line(const struct pd_plan *plan, uint32_t shard, uint32_t 
 {
     const uint32_t hosts = plan->input.host_count;
     uint32_t first = hosts, count = 0;
-    for (uint32_t h = 0; h < hosts; h++) {
+    for (uint32_t h = 0; h < hosts; h++) { /* of several the one with the least to read so far */
         if (!host_has(plan, h, shard)) continue;
-        if (!count++) first = h;
+        if (!count++ || plan->lines->lines[h].pages < plan->lines->lines[first].pages) first = h;
     }
     if (!count)
         PD_FAIL(err, PD_NOT_FOUND,

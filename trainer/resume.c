@@ -140,6 +140,7 @@ static pd_status load_entry(struct pd_door *door, const struct candidate *c, str
                                       .buffers = e->io_buffers,
                                       .buffer_bytes = e->io_bytes,
                                       .pool = e->pool,
+                                      .has_copies = !pd_store_is_shared(c->store),
                                       .destination = destination,
                                       .context = e};
     struct pd_identity identity = commit->state.identity;
