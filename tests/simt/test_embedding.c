@@ -89,3 +89,21 @@ Test(embedding, too_many_pieces_are_refused)
     cr_assert_eq(pd_cuda_embedding_backward(NULL, &e, &err), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "numerics.virtual_sp"));
 }
+
+Test(embedding, a_position_outside_is_found)
+{
+    float table = 1, place = 1, out;
+    const int32_t token = 0, position = 1;
+    struct pd_error err = {0};
+    const struct pd_embedding e = {.rows = 1,
+                                   .columns = 1,
+                                   .vocab = 1,
+                                   .tokens = &token,
+                                   .positions = &position,
+                                   .token_table = &table,
+                                   .position_table = &place,
+                                   .context = 1,
+                                   .out = &out};
+    cr_assert_eq(pd_cuda_embedding_forward(NULL, &e, &err), PD_BUG);
+    cr_assert(strstr(err.message, "positions"), "%s", err.message);
+}

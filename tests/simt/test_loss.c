@@ -135,3 +135,14 @@ Test(loss, cut_vocabulary)
     }
     fixture_free(&f);
 }
+
+Test(loss, a_target_outside_is_found)
+{
+    float logits[4] = {1, 2, 3, 4}, loss;
+    const int32_t target = 4;
+    struct pd_error err = {0};
+    const struct pd_cross_entropy l = {
+        .rows = 1, .vocab = 4, .ld = 4, .chunks = 1, .logits = logits, .targets = &target, .losses = &loss, .scale = 1};
+    cr_assert_eq(pd_cuda_cross_entropy(NULL, &l, &err), PD_BUG);
+    cr_assert(strstr(err.message, "target_column"), "%s", err.message);
+}

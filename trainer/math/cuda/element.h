@@ -4,6 +4,19 @@
 
 #include "trainer/math/cuda/grid.h"
 
+/* As PD_CHECK: a breach of our own ends the kernel, and the stream with it, instead of reading elsewhere. */
+#ifdef PD_SIMT
+#define PD_DEVICE_CHECK(condition)                                 \
+    do {                                                           \
+        if (!(condition)) simt_fail("does not hold: " #condition); \
+    } while (0)
+#else
+#define PD_DEVICE_CHECK(condition)  \
+    do {                            \
+        if (!(condition)) __trap(); \
+    } while (0)
+#endif
+
 #define PD_THREADS 256u /* of a block of a kernel without shared memory */
 
 template <enum pd_dtype D> PD_DEVICE float pd_get(const void *data, uint64_t index)

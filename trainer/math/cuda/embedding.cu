@@ -19,6 +19,7 @@ template <enum pd_dtype D> struct look_up {
         float x[N], p[N];
         pd_get_n<D, N>(e.token_table, static_cast<uint64_t>(token) * e.columns + column, x);
         if (e.position_table) {
+            PD_DEVICE_CHECK(e.positions[row] >= 0 && static_cast<uint64_t>(e.positions[row]) < e.context);
             pd_get_n<D, N>(e.position_table, static_cast<uint64_t>(e.positions[row]) * e.columns + column, p);
             for (int j = 0; j < N; j++)
                 x[j] = x[j] + p[j];

@@ -157,6 +157,7 @@ template <enum pd_dtype D> static __global__ void loss_kernel(struct pd_cross_en
         sum = l.sum[row];
         target_logit = l.target_logit[row];
     } else {
+        PD_DEVICE_CHECK(target_column(l, row) < l.vocab);
         max = row_max(x, l.vocab);
         sum = row_sum(l, x, max);
         target_logit = x[target_column(l, row)];
