@@ -8,6 +8,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/stream_copy.h"
+#include "ckpt/shard_expand.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 #define SLOT_BYTES_MIN (2 * (uint64_t)PD_SHARD_BLOCK_BYTES)
 #define SLOTS_A_TARGET 3u /* one that fills, others on their way */
 #define BOX_BYTES 1536u   /* of a writer, a box: HDF5's pages, tables. Seen: 1.1 KiB */
-#define CHUNK_BYTES 256u  /* of a chunk of a compressed box: indexes, rows. */
+#define CHUNK_BYTES 64u   /* of a chunk of a compressed box, besides. Seen: 56 */
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -31,7 +32,9 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
     uint64_t data = 0;
     for (uint32_t b = 0; b < t->box_count; b++)
         data += pd_box_elements(&t->boxes[b].box) * sizeof(float);
-    return t->box_count * (BOX_BYTES + sizeof *t->boxes) + data / PD_SHARD_BLOCK_BYTES * sizeof(uint64_t) +
+    const uint64_t chunks = r->pack ? t->box_count + data / (PD_SHARD_CHUNK_MAX / 2) : 0;
+    return t->box_count * (BOX_BYTES + sizeof *t->boxes) + chunks * CHUNK_BYTES +
+           data / PD_SHARD_BLOCK_BYTES * sizeof(uint64_t) +
            r->request->tensors->count * (sizeof(struct pd_tensor) + sizeof(uint64_t));
 }
 
