@@ -36,6 +36,7 @@ PD_MUST_USE pd_status pd_bench_compress(const struct pd_bench_options *options, 
 void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
                           const struct pd_pairs_summary *summary);
 
+pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_io(int argc, char **argv, struct pd_error *err);

@@ -604,6 +604,13 @@ for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio
         problems.append("files stay behind")
     report(f"bench-{bench}", problems, result)
 
+expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or cuda"))
+expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
+       err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))
+result = perdure("bench", "attention", "--device=cpu", "--tokens=64", "--length=32", "--calls=1", "--json")
+values = json.loads(result[1]) if result[0] == 0 else {}
+report("bench-attention", [] if values.get("forward_tflops", 0) > 0 and values.get("backward_tflops", 0) > 0 else ["no rates"], result)
+
 expect("bench-every", ["bench", "ckpt", "--every=0"], 64, err=said("--every=0: expected a number of steps from 1 to 1000"))
 result = perdure("bench", "ckpt", "--every=2", "--bytes=32M", "--pairs=1", "--dir=.", "--json")
 values = json.loads(result[1]) if result[0] == 0 else {}

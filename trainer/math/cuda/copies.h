@@ -3,12 +3,13 @@
 #ifndef PD_TRAINER_MATH_CUDA_COPIES_H
 #define PD_TRAINER_MATH_CUDA_COPIES_H
 
-#include "ckpt/base/status.h"
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#include "ckpt/base/status.h"
 
 /* Between any two places of device and host memory. */
 PD_MUST_USE pd_status pd_cuda_copy(void *stream, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
