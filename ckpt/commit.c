@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450) /* "PDCOMMIT" */
-#define COMMIT_FORMAT_VERSION 1u
+#define COMMIT_FORMAT_VERSION 2u                  /* with stripes; without, 1 is written */
 #define COMMIT_BYTES_MAX (UINT64_C(1) << 30)
 #define SHARDS_MAX (UINT64_C(1) << 22)
 #define STAGES_MAX 256u
@@ -69,7 +69,8 @@ struct extent {
 struct trailer {
     uint64_t magic, version, file_bytes, reserved_head;
     struct extent state, layout, first_unit, shards, created_by, config, environment;
-    uint64_t reserved[492];
+    struct extent stripes; /* zeros in version 1 */
+    uint64_t reserved[490];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -197,17 +198,26 @@ static pd_status add_text(struct pd_h5_file *file, const char *path, const char 
     return pd_h5_dataset(file, path, PD_H5_TEXT, 1, &ret_extent->bytes, &ret_extent->offset, err);
 }
 
+static bool is_striped(const struct pd_layout *layout)
+{
+    return layout->stripes > 1;
+}
+
 static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file *file, struct trailer *t,
                                struct pd_error *err)
 {
     const struct pd_run_state *s = &commit->state;
-    uint64_t stages = s->layout.stage_count;
+    uint64_t stages = s->layout.stage_count, stripes = s->layout.stripes;
     PD_TRY(pd_h5_note(file, "/", "format", "perdure commit", err));
-    PD_TRY(pd_h5_note_u64(file, "/", "format_version", COMMIT_FORMAT_VERSION, err));
+    PD_TRY(pd_h5_note_u64(file, "/", "format_version", t->version, err));
     PD_TRY(add_records(file, "/state", state_fields, COUNT(state_fields), 1, &t->state, err));
     PD_TRY(add_records(file, "/layout", layout_fields, COUNT(layout_fields), 1, &t->layout, err));
     PD_TRY(pd_h5_dataset(file, "/first_unit", PD_H5_U64, 1, &stages, &t->first_unit.offset, err));
     t->first_unit.bytes = stages * 8;
+    if (is_striped(&s->layout)) {
+        PD_TRY(pd_h5_dataset(file, "/stripe_weights", PD_H5_U64, 1, &stripes, &t->stripes.offset, err));
+        t->stripes.bytes = stripes * 8;
+    }
     PD_TRY(add_records(file, "/shards", shard_fields, COUNT(shard_fields), commit->shard_count, &t->shards, err));
     PD_TRY(add_text(file, "/created_by", s->created_by, &t->created_by, err));
     PD_TRY(add_text(file, "/config", s->config, &t->config, err));
@@ -219,6 +229,14 @@ static void put(unsigned char *body, struct extent extent, const void *data)
     memcpy(body + extent.offset, data, extent.bytes);
 }
 
+static void put_words(unsigned char *body, struct extent extent, const uint16_t *values)
+{
+    for (uint64_t i = 0; i < extent.bytes / 8; i++) {
+        uint64_t word = values[i];
+        put(body, (struct extent){extent.offset + i * 8, 8}, &word);
+    }
+}
+
 static void fill_body(const struct pd_commit *commit, const struct trailer *t, unsigned char *body)
 {
     struct state_row state;
@@ -227,10 +245,8 @@ static void fill_body(const struct pd_commit *commit, const struct trailer *t, u
     layout_to_row(&commit->state.layout, &layout);
     put(body, t->state, &state);
     put(body, t->layout, &layout);
-    for (uint32_t i = 0; i < commit->state.layout.stage_count; i++) {
-        uint64_t unit = commit->state.layout.first_unit[i];
-        put(body, (struct extent){t->first_unit.offset + i * 8, 8}, &unit);
-    }
+    put_words(body, t->first_unit, commit->state.layout.first_unit);
+    put_words(body, t->stripes, commit->state.layout.stripe_weight);
     for (uint32_t i = 0; i < commit->shard_count; i++) {
         struct shard_row row;
         summary_to_row(&commit->shards[i], &row);
@@ -248,6 +264,7 @@ static pd_status check_encodable(const struct pd_commit *commit, struct pd_error
         PD_FAIL(err, PD_INVALID, "a commit record of %u shards cannot be written", commit->shard_count);
     if (l->stage_count < 1 || l->stage_count > STAGES_MAX)
         PD_FAIL(err, PD_INVALID, "a layout of %u stages cannot be recorded", l->stage_count);
+    if (l->stripes > PD_LAYOUT_STRIPES_MAX) PD_FAIL(err, PD_INVALID, "%u stripes cannot be recorded", l->stripes);
     if (!memchr(commit->state.created_by, 0, sizeof commit->state.created_by))
         PD_FAIL(err, PD_INVALID, "created_by is not terminated");
     return PD_OK;
@@ -256,7 +273,7 @@ static pd_status check_encodable(const struct pd_commit *commit, struct pd_error
 pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
     PD_TRY(check_encodable(commit, err));
-    struct trailer t = {.magic = COMMIT_MAGIC, .version = COMMIT_FORMAT_VERSION};
+    struct trailer t = {.magic = COMMIT_MAGIC, .version = is_striped(&commit->state.layout) ? COMMIT_FORMAT_VERSION : 1};
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
     PD_TRY(pd_h5_new(&file, err));
@@ -294,9 +311,10 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
     if (pd_digest64(&t, sizeof t - sizeof t.self_digest, 0) != t.self_digest)
         PD_FAIL(err, PD_CORRUPT, "its trailer does not match its digest: the record is incomplete or damaged");
     if (t.magic != COMMIT_MAGIC) PD_FAIL(err, PD_CORRUPT, "it is no commit record");
-    if (t.version != COMMIT_FORMAT_VERSION)
-        PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads version %u; use a newer one",
+    if (t.version < 1 || t.version > COMMIT_FORMAT_VERSION)
+        PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads up to %u; use a newer one",
                 t.version, COMMIT_FORMAT_VERSION);
+    if (t.version == 1) t.stripes = (struct extent){0, 0};
     if (t.file_bytes != bytes)
         PD_FAIL(err, PD_CORRUPT, "it has %" PRIu64 " bytes where its trailer says %" PRIu64, bytes, t.file_bytes);
     if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)
@@ -307,13 +325,14 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
 
 static pd_status check_places(const struct trailer *t, struct pd_error *err)
 {
-    const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit, &t->shards,
-                                      &t->created_by, &t->config, &t->environment};
+    const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit,  &t->shards,
+                                      &t->created_by, &t->config, &t->environment, &t->stripes};
     bool ok = t->state.bytes == sizeof(struct state_row) && t->layout.bytes == sizeof(struct layout_row) &&
               t->first_unit.bytes % 8 == 0 && t->shards.bytes % sizeof(struct shard_row) == 0 &&
               t->shards.bytes / sizeof(struct shard_row) <= SHARDS_MAX && t->shards.bytes > 0 && t->created_by.bytes > 0 &&
               t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by && t->config.bytes > 0 &&
-              t->environment.bytes > 0;
+              t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 && t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX &&
+              (t->version == 1 || t->stripes.bytes >= 16);
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
     if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
@@ -330,6 +349,18 @@ static pd_status take_text(const unsigned char *data, struct extent extent, char
     return PD_OK;
 }
 
+static pd_status take_words(const unsigned char *data, struct extent extent, const char *what, uint16_t *ret_values,
+                            struct pd_error *err)
+{
+    for (uint32_t i = 0; i < extent.bytes / 8; i++) {
+        uint64_t word;
+        memcpy(&word, data + extent.offset + i * 8, sizeof word);
+        if (word > UINT16_MAX) PD_FAIL(err, PD_CORRUPT, "%s %u of its layout is %" PRIu64, what, i, word);
+        ret_values[i] = (uint16_t)word;
+    }
+    return PD_OK;
+}
+
 static pd_status take_layout(const unsigned char *data, const struct trailer *t, struct pd_layout *ret_layout,
                              struct pd_error *err)
 {
@@ -337,13 +368,9 @@ static pd_status take_layout(const unsigned char *data, const struct trailer *t,
     memcpy(&row, data + t->layout.offset, sizeof row);
     PD_TRY(row_to_layout(&row, ret_layout, err));
     if (t->first_unit.bytes != row.stage_count * 8) PD_FAIL(err, PD_CORRUPT, "its stages do not fit its layout");
-    for (uint32_t i = 0; i < row.stage_count; i++) {
-        uint64_t unit;
-        memcpy(&unit, data + t->first_unit.offset + i * 8, sizeof unit);
-        if (unit > UINT16_MAX) PD_FAIL(err, PD_CORRUPT, "stage %u of its layout begins at unit %" PRIu64, i, unit);
-        ret_layout->first_unit[i] = (uint16_t)unit;
-    }
-    return PD_OK;
+    ret_layout->stripes = (uint32_t)(t->stripes.bytes / 8);
+    PD_TRY(take_words(data, t->first_unit, "the first unit of stage", ret_layout->first_unit, err));
+    return take_words(data, t->stripes, "the weight of stripe", ret_layout->stripe_weight, err);
 }
 
 static pd_status take_body(const unsigned char *data, const struct trailer *t, struct pd_commit *c, struct pd_error *err)

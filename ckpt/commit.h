@@ -9,6 +9,8 @@
 
 #include "ckpt/shard.h"
 
+#define PD_LAYOUT_STRIPES_MAX 16u
+
 /* How tensors were cut into boxes: the input of the layout function (resharder/layout.h), stored by value. */
 struct pd_layout {
     uint32_t dp, tp, pp, sp; /* world = dp*tp*pp*sp */
@@ -19,6 +21,8 @@ struct pd_layout {
     uint64_t small_bytes;     /* a part under this many bytes: the tensor is not cut (64 KiB) */
     uint32_t stage_count;     /* pp * interleave */
     uint16_t first_unit[256]; /* first pipeline unit of each stage; stage_count entries, ascending, [0] = 0 */
+    uint32_t stripes;         /* shards a rank, one a drive; 0 as 1 */
+    uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
 };
 
 /* Everything of a run that is not a tensor. */
@@ -45,7 +49,7 @@ struct pd_run_state {
 struct pd_commit {
     struct pd_run_state state;
     uint32_t shard_count;
-    struct pd_shard_summary *shards; /* (shard_count), row r: file name "shard-%05u.h5" of r; owned */
+    struct pd_shard_summary *shards; /* (shard_count), row s: file name "shard-%05u.h5" of s; owned */
 };
 
 void pd_run_state_deinit(struct pd_run_state *state);

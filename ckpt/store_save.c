@@ -165,7 +165,7 @@ static uint32_t shards_of(const struct pd_store *store)
 static pd_status encode_record(struct pd_store *store, const struct shard_report *reports, const struct pd_run_state *state,
                                void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
-    const uint32_t size = shards_of(store);
+    const uint32_t size = shards_of(store), stripes = state->layout.stripes ? state->layout.stripes : 1;
     struct pd_commit commit = {.state = *state, .shard_count = size};
     commit.state.fence = store->fence;
     commit.state.identity = store->identity;
@@ -178,7 +178,7 @@ static pd_status encode_record(struct pd_store *store, const struct shard_report
                               reports[r].identity.step, store->identity.step);
     for (uint32_t r = 0; r < size; r++) {
         commit.shards[r] = store->written ? store->written[r] : reports[r].summary;
-        commit.shards[r].writer_rank = r;
+        commit.shards[r].writer_rank = r / stripes;
         commit.shards[r].host = store->written ? store->host_of[0] : store->host_of[r];
     }
     if (st == PD_OK) st = pd_commit_encode(&commit, ret_data, ret_bytes, err);

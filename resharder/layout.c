@@ -18,6 +18,16 @@ uint32_t pd_layout_world(const struct pd_layout *layout)
     return layout->dp * layout->tp * layout->pp * layout->sp;
 }
 
+uint32_t pd_layout_stripes(const struct pd_layout *layout)
+{
+    return layout->stripes ? layout->stripes : 1;
+}
+
+uint32_t pd_layout_shards(const struct pd_layout *layout)
+{
+    return pd_layout_world(layout) * pd_layout_stripes(layout);
+}
+
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank)
 {
     struct pd_rank_place place;
@@ -71,9 +81,20 @@ static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *
     return PD_OK;
 }
 
+static pd_status check_stripes(const struct pd_layout *layout, struct pd_error *err)
+{
+    if (layout->stripes > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "layout: %u stripes; there are %u at most", layout->stripes, PD_LAYOUT_STRIPES_MAX);
+    for (uint32_t s = 0; layout->stripes > 1 && s < layout->stripes; s++)
+        if (!layout->stripe_weight[s])
+            PD_FAIL(err, PD_INVALID, "layout: stripe %u has weight 0 and must have at least 1", s);
+    return PD_OK;
+}
+
 pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
 {
     PD_TRY(check_degrees(layout, err));
+    PD_TRY(check_stripes(layout, err));
     if (!is_power_of_two(layout->virtual_tp) || layout->virtual_tp > 256)
         PD_FAIL(err, PD_INVALID, "layout: virtual_tp is %u and must be a power of two up to 256", layout->virtual_tp);
     if (!is_power_of_two(layout->virtual_sp) || layout->virtual_sp > 256)
@@ -135,13 +156,40 @@ static uint64_t row_elements(const struct pd_tensor *tensor)
     return elements;
 }
 
+/* Bytes of one row of what a tensor-parallel rank holds, of full chunks. */
+static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor *tensor)
+{
+    uint64_t columns = row_elements(tensor);
+    if (tensor->tp_dim == 1) columns = ceil_div(columns, layout->tp);
+    return columns * pd_dtype_bytes(tensor->dtype);
+}
+
+void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                           uint32_t stripe, uint64_t *begin, uint64_t *end)
+{
+    const uint32_t stripes = pd_layout_stripes(layout);
+    const uint64_t first = *begin, rows = *end - first;
+    if (stripes == 1) return;
+    if (rows < stripes || rows * row_bytes(layout, tensor) / stripes < layout->small_bytes) {
+        if (stripe != tensor_index % stripes) *begin = *end;
+        return;
+    }
+    uint64_t before = 0, all = 0;
+    for (uint32_t s = 0; s < stripes; s++) {
+        if (s < stripe) before += layout->stripe_weight[s];
+        all += layout->stripe_weight[s];
+    }
+    /* In two steps: rows x weights may pass 2^64. */
+    const uint64_t after = before + layout->stripe_weight[stripe], whole = rows / all, rest = rows % all;
+    *begin = first + whole * before + rest * before / all;
+    *end = first + whole * after + rest * after / all;
+}
+
 static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                      struct pd_layout_cut *cut)
 {
     const uint64_t rows = cut->row_end - cut->row_begin, part = ceil_div(rows, layout->zero_shard);
-    uint64_t columns = row_elements(tensor);
-    if (tensor->tp_dim == 1) columns = ceil_div(columns, layout->tp);
-    if (layout->zero_shard > 1 && part * columns * pd_dtype_bytes(tensor->dtype) < layout->small_bytes) {
+    if (layout->zero_shard > 1 && part * row_bytes(layout, tensor) < layout->small_bytes) {
         cut->part_rows = rows;
         cut->part_count = 1;
         cut->q_first = tensor_index % layout->zero_shard;
@@ -206,8 +254,9 @@ uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor
     return count;
 }
 
-uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
-                               uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity)
+/* Of the rank's part of a tensor, the boxes of one stripe; `stripe` UINT32_MAX: of all of them as one. */
+static uint32_t list_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                           uint32_t rank, uint32_t stripe, struct pd_box *ret_boxes, uint32_t capacity)
 {
     const struct pd_rank_place place = pd_layout_place(layout, rank);
     const uint32_t q = place.dp * layout->sp + place.sp;
@@ -215,8 +264,10 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
     if (pd_layout_unit_pp(layout, tensor->unit) != place.pp) return 0;
     if (!pd_layout_cut_of(layout, tensor, tensor_index, place.tp, &cut)) return 0;
     if (q < cut.q_first || q - cut.q_first >= cut.part_count) return 0;
-    const uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
-    const uint64_t row_end = least(row_begin + cut.part_rows, cut.row_end);
+    uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    uint64_t row_end = least(row_begin + cut.part_rows, cut.row_end);
+    if (stripe != UINT32_MAX) pd_layout_stripe_rows(layout, tensor, tensor_index, stripe, &row_begin, &row_end);
+    if (row_begin == row_end) return 0;
     uint32_t count = 0;
     for (uint32_t chunk = cut.chunk_begin; chunk < cut.chunk_end; chunk++) {
         uint64_t begin, end;
@@ -235,21 +286,28 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
     return count;
 }
 
-pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
+uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                               uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity)
+{
+    return list_boxes(layout, tensor, tensor_index, rank, UINT32_MAX, ret_boxes, capacity);
+}
+
+pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t shard,
                                 struct pd_shard_box **ret_boxes, uint32_t *ret_count, struct pd_error *err)
 {
+    const uint32_t stripes = pd_layout_stripes(layout), rank = shard / stripes, stripe = shard % stripes;
     uint64_t total = 0;
     for (uint32_t t = 0; t < tensors->count; t++)
-        total += (uint64_t)PD_KIND_COUNT * pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, NULL, 0);
+        total += (uint64_t)PD_KIND_COUNT * list_boxes(layout, &tensors->tensors[t], t, rank, stripe, NULL, 0);
     struct pd_shard_box *boxes = calloc(total ? total : 1, sizeof *boxes);
     if (!boxes || total > UINT32_MAX) {
         free(boxes);
-        PD_FAIL(err, PD_NO_MEMORY, "layout: no memory for %llu boxes of rank %u", (unsigned long long)total, rank);
+        PD_FAIL(err, PD_NO_MEMORY, "layout: no memory for %llu boxes of shard %u", (unsigned long long)total, shard);
     }
     uint32_t used = 0;
     for (uint32_t t = 0; t < tensors->count; t++) {
         struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
-        uint32_t count = pd_layout_owned_boxes(layout, &tensors->tensors[t], t, rank, owned, PD_LAYOUT_CHUNKS_MAX);
+        uint32_t count = list_boxes(layout, &tensors->tensors[t], t, rank, stripe, owned, PD_LAYOUT_CHUNKS_MAX);
         for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
             for (uint32_t b = 0; b < count; b++)
                 boxes[used++] = (struct pd_shard_box){.tensor = t, .kind = (enum pd_kind)kind, .box = owned[b]};

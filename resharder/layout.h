@@ -7,6 +7,10 @@
  * be under small_bytes is not cut: one rank owns it, owners taken in turn. Replicas have one owner.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
+ *
+ * With stripes a rank's part of a tensor is cut once more along dimension 0, by weight, into one piece a drive: shard =
+ * rank * stripes + stripe. What a rank owns does not depend on stripes; which shard holds it does. A part that would give
+ * pieces of under small_bytes is not cut: one stripe has it, stripes taken in turn.
  */
 #ifndef PD_RESHARDER_LAYOUT_H
 #define PD_RESHARDER_LAYOUT_H
@@ -21,6 +25,11 @@ struct pd_rank_place {
 };
 
 uint32_t pd_layout_world(const struct pd_layout *layout);
+uint32_t pd_layout_stripes(const struct pd_layout *layout); /* at least 1 */
+uint32_t pd_layout_shards(const struct pd_layout *layout);  /* world * stripes */
+/* Rows [*begin, *end) of one rank's part of a tensor become those that `stripe` has of them; empty when equal. */
+void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
+                           uint32_t stripe, uint64_t *begin, uint64_t *end);
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank);
 uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place place);
 /* Every field within its bounds and consistent; PD_INVALID names the nearest admitted value. */
@@ -58,10 +67,10 @@ uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor
  * ascending. Returns the count; writes at most `capacity`. capacity 0 only counts. */
 uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                                uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity);
-/* Owned boxes of all tensors and kinds in table order, kind innermost over boxes: for tensor, for kind, for box. malloc'ed.
- */
+/* Boxes of all tensors and kinds in a shard, in table order, kind innermost over boxes: for tensor, for kind, for box.
+ * malloc'ed. */
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
-                                            uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
+                                            uint32_t shard, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);
 
 #endif

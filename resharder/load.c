@@ -411,9 +411,9 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
     const struct pd_commit *commit = r->commit;
-    if (pd_layout_world(&commit->state.layout) != commit->shard_count)
-        PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u ranks", commit->shard_count,
-                pd_layout_world(&commit->state.layout));
+    if (pd_layout_shards(&commit->state.layout) != commit->shard_count)
+        PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u", commit->shard_count,
+                pd_layout_shards(&commit->state.layout));
     if (pd_layout_world(r->wanted) != l->group->size)
         PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
     if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;

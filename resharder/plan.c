@@ -98,21 +98,40 @@ static uint64_t part_pages(const struct pd_plan *plan, const struct pd_tensor *t
     return pages;
 }
 
-/* What a tensor adds to the shards of its stage, as differences from one data rank to the next: add[q * tp + tp rank]. */
+/* Pages of all wanted kinds that one stripe has of a part of `rows` rows. */
+static uint64_t stripe_pages(const struct pd_plan *plan, uint32_t t, const struct pd_layout_cut *cut, uint64_t rows,
+                             uint32_t stripe)
+{
+    const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
+    uint64_t begin = 0, end = rows;
+    pd_layout_stripe_rows(plan->input.stored, tensor, t, stripe, &begin, &end);
+    return begin == end ? 0 : part_pages(plan, tensor, cut, end - begin) * plan->lines->kind_count;
+}
+
+/* Rows of the last part of a cut. */
+static uint64_t rest_rows(const struct pd_layout_cut *cut)
+{
+    return cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows;
+}
+
+/* What a tensor adds to the shards of its stage, as differences from one data rank to the next:
+ * add[(q * tp + tp rank) * stripes + stripe]. */
 static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
-    const uint32_t tp = plan->input.stored->tp;
+    const uint32_t tp = plan->input.stored->tp, stripes = pd_layout_stripes(plan->input.stored);
     for (uint32_t p = 0; p < tp; p++) {
         struct pd_layout_cut cut;
         if (!pd_layout_cut_of(plan->input.stored, tensor, t, p, &cut)) continue;
-        const uint64_t rest = cut.row_end - cut.row_begin - (cut.part_count - 1) * cut.part_rows;
-        const uint64_t last = part_pages(plan, tensor, &cut, rest) * plan->lines->kind_count;
-        uint64_t full = last;
-        if (rest != cut.part_rows) full = part_pages(plan, tensor, &cut, cut.part_rows) * plan->lines->kind_count;
-        add[(uint64_t)cut.q_first * tp + p] += full;
-        add[(uint64_t)(cut.q_first + cut.part_count - 1) * tp + p] += last - full;
-        add[(uint64_t)(cut.q_first + cut.part_count) * tp + p] -= last;
+        const uint64_t rest = rest_rows(&cut), first = (uint64_t)cut.q_first * tp + p;
+        for (uint32_t s = 0; s < stripes; s++) {
+            const uint64_t last = stripe_pages(plan, t, &cut, rest, s);
+            uint64_t full = last;
+            if (rest != cut.part_rows) full = stripe_pages(plan, t, &cut, cut.part_rows, s);
+            add[first * stripes + s] += full;
+            add[(first + (uint64_t)(cut.part_count - 1) * tp) * stripes + s] += last - full;
+            add[(first + (uint64_t)cut.part_count * tp) * stripes + s] -= last;
+        }
     }
 }
 
@@ -121,17 +140,18 @@ static pd_status count_pages(struct pd_plan *plan, struct pd_error *err)
 {
     struct pd_plan_lines *lines = plan->lines;
     const struct pd_layout *stored = plan->input.stored;
-    const uint64_t group = (uint64_t)stored->dp * stored->sp, stage = group * stored->tp;
-    uint64_t *add = calloc(stage + stored->tp, sizeof *add);
+    const uint64_t row = (uint64_t)stored->tp * pd_layout_stripes(stored), /* shards of one data rank */
+        stage = row * stored->dp * stored->sp;
+    uint64_t *add = calloc(stage + row, sizeof *add);
     if (!add) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to count %u shards", plan->shard_count);
     for (uint32_t pp = 0; pp < stored->pp; pp++) {
-        memset(add, 0, (stage + stored->tp) * sizeof *add);
+        memset(add, 0, (stage + row) * sizeof *add);
         for (uint32_t i = lines->stage_first[pp]; i < lines->stage_first[pp + 1]; i++)
             if (tensor_is_wanted(plan, lines->stage_tensors[i])) count_tensor(plan, lines->stage_tensors[i], add);
         uint64_t *pages = lines->shard_first + pp * stage;
         memcpy(pages, add, stage * sizeof *pages);
-        for (uint64_t s = stored->tp; s < stage; s++)
-            pages[s] += pages[s - stored->tp];
+        for (uint64_t s = row; s < stage; s++)
+            pages[s] += pages[s - row];
     }
     free(add);
     return PD_OK;
@@ -338,7 +358,8 @@ static uint32_t count_chunks(const struct pd_plan *plan, const struct pd_tensor 
     return count;
 }
 
-static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_place *rank, struct pd_error *err)
+static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_place *rank, uint32_t stripe,
+                             struct pd_error *err)
 {
     const struct pd_layout *stored = w->plan->input.stored;
     const struct pd_tensor *tensor = &w->plan->input.tensors->tensors[t];
@@ -346,8 +367,10 @@ static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_pl
     struct pd_layout_cut cut;
     if (!pd_layout_cut_of(stored, tensor, t, rank->tp, &cut)) return PD_OK;
     if (q < cut.q_first || q - cut.q_first >= cut.part_count) return PD_OK;
-    const uint64_t begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
-    const uint64_t end = begin + cut.part_rows < cut.row_end ? begin + cut.part_rows : cut.row_end;
+    uint64_t begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    uint64_t end = begin + cut.part_rows < cut.row_end ? begin + cut.part_rows : cut.row_end;
+    pd_layout_stripe_rows(stored, tensor, t, stripe, &begin, &end);
+    if (begin == end) return PD_OK;
     const uint32_t boxes = count_chunks(w->plan, tensor, &cut);
     if (!tensor_is_wanted(w->plan, t)) {
         w->place.item.box += boxes * PD_KIND_COUNT;
@@ -360,11 +383,12 @@ static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_pl
 static pd_status walk_shard(struct walk *w, uint32_t shard, struct pd_error *err)
 {
     const struct pd_plan_lines *lines = w->plan->lines;
-    const struct pd_rank_place rank = pd_layout_place(w->plan->input.stored, shard);
+    const uint32_t stripes = pd_layout_stripes(w->plan->input.stored);
+    const struct pd_rank_place rank = pd_layout_place(w->plan->input.stored, shard / stripes);
     w->place = (struct place){.item = {.shard = shard}, .position = lines->shard_first[shard]};
     for (uint32_t i = lines->stage_first[rank.pp]; i < lines->stage_first[rank.pp + 1]; i++) {
         if (w->place.position >= w->end) break;
-        PD_TRY(walk_tensor(w, lines->stage_tensors[i], &rank, err));
+        PD_TRY(walk_tensor(w, lines->stage_tensors[i], &rank, shard % stripes, err));
     }
     return PD_OK;
 }
@@ -480,12 +504,13 @@ struct receiving {
 static void mark_shards(struct receiving *r, uint32_t t)
 {
     const struct pd_plan_input *in = &r->plan->input;
+    const uint32_t stripes = pd_layout_stripes(in->stored);
     struct pd_owner_run runs[PD_LAYOUT_CHUNKS_MAX];
     for (uint32_t b = 0; b < r->box_count; b++) {
         uint32_t count = pd_layout_owners(in->stored, &in->tensors->tensors[t], t, &r->boxes[b], runs);
         for (uint32_t i = 0; i < count; i++)
             for (uint32_t k = 0; k < runs[i].count; k++)
-                r->is_marked[runs[i].first + k * runs[i].stride] = true;
+                memset(&r->is_marked[(uint64_t)(runs[i].first + k * runs[i].stride) * stripes], true, stripes);
     }
 }
 
@@ -567,10 +592,10 @@ static int by_round(const void *left, const void *right)
     return a->window_offset < b->window_offset ? -1 : a->window_offset > b->window_offset;
 }
 
-/* Marked shards of one stage and tensor-parallel rank, by data rank. */
+/* Marked shards of one stage, tensor-parallel rank and stripe, by data rank. */
 struct column {
     const uint32_t *shards;
-    uint32_t count, tp_rank;
+    uint32_t count, tp_rank, stripe;
 };
 
 /* What the tensor takes in each shard of a column is stepped over; before that, what this rank wants of it is visited. */
@@ -579,22 +604,25 @@ static pd_status step_over(struct receiving *r, uint32_t t, const struct column 
     const struct pd_plan *plan = r->plan;
     const struct pd_layout *stored = plan->input.stored;
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
-    const uint32_t group = stored->dp * stored->sp;
+    const uint32_t group = stored->dp * stored->sp, row = stored->tp * pd_layout_stripes(stored);
     struct walk w = {.plan = plan, .end = UINT64_MAX, .visit = visit_coming, .context = r};
     struct pd_layout_cut cut;
     if (!pd_layout_cut_of(stored, tensor, t, column->tp_rank, &cut)) return PD_OK;
     const uint32_t boxes = count_chunks(plan, tensor, &cut);
-    const uint64_t kinds = tensor_is_wanted(plan, t) ? plan->lines->kind_count : 0;
-    const uint64_t rest = cut.row_end - cut.row_begin - (cut.part_count - 1) * cut.part_rows;
-    const uint64_t full_pages = part_pages(plan, tensor, &cut, cut.part_rows) * kinds,
-                   last_pages = part_pages(plan, tensor, &cut, rest) * kinds;
+    uint64_t full_pages = 0, last_pages = 0;
+    if (tensor_is_wanted(plan, t)) {
+        full_pages = stripe_pages(plan, t, &cut, cut.part_rows, column->stripe);
+        last_pages = stripe_pages(plan, t, &cut, rest_rows(&cut), column->stripe);
+    }
     for (uint32_t i = 0; i < column->count; i++) {
-        const uint32_t s = column->shards[i], q = s / stored->tp % group, part = q - cut.q_first;
+        const uint32_t s = column->shards[i], q = s / row % group, part = q - cut.q_first;
         if (q < cut.q_first || part >= cut.part_count) continue;
         const bool is_last = part + 1 == cut.part_count;
-        const uint64_t begin = cut.row_begin + part * cut.part_rows;
+        uint64_t begin = cut.row_begin + part * cut.part_rows, end = is_last ? cut.row_end : begin + cut.part_rows;
+        pd_layout_stripe_rows(stored, tensor, t, column->stripe, &begin, &end);
+        if (begin == end) continue;
         w.place = (struct place){.item = {.shard = s, .box = r->box[s], .tensor = t}, .position = r->position[s]};
-        if (r->wants[t]) PD_TRY(walk_boxes(&w, &cut, begin, is_last ? cut.row_end : begin + cut.part_rows, boxes, err));
+        if (r->wants[t]) PD_TRY(walk_boxes(&w, &cut, begin, end, boxes, err));
         r->position[s] += is_last ? last_pages : full_pages;
         r->box[s] += boxes * PD_KIND_COUNT;
     }
@@ -612,14 +640,14 @@ static pd_status receive_column(struct receiving *r, uint32_t pp, const struct c
 static pd_status receive(struct receiving *r, struct pd_error *err)
 {
     const struct pd_layout *stored = r->plan->input.stored;
-    const uint32_t group = stored->dp * stored->sp;
+    const uint32_t group = stored->dp * stored->sp, stripes = pd_layout_stripes(stored), row = stored->tp * stripes;
     struct pd_plan *plan = r->plan;
     mark_all(r);
     for (uint32_t pp = 0; pp < stored->pp; pp++)
-        for (uint32_t tp = 0; tp < stored->tp; tp++) {
-            struct column column = {.shards = r->marked, .tp_rank = tp};
+        for (uint32_t i = 0; i < row; i++) {
+            struct column column = {.shards = r->marked, .tp_rank = i / stripes, .stripe = i % stripes};
             for (uint32_t q = 0; q < group; q++) {
-                const uint32_t s = (pp * group + q) * stored->tp + tp;
+                const uint32_t s = (pp * group + q) * row + i;
                 if (r->is_marked[s]) r->marked[column.count++] = s;
             }
             PD_TRY(receive_column(r, pp, &column, err));
@@ -677,7 +705,7 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
     struct pd_plan *plan = calloc(1, sizeof *plan);
     if (!plan) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     plan->input = *input;
-    plan->shard_count = pd_layout_world(input->stored);
+    plan->shard_count = pd_layout_shards(input->stored);
     pd_status st = build(plan, err);
     if (st) {
         pd_plan_free(plan);
@@ -714,67 +742,4 @@ uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *i
     part.start[0] += begin / width;
     part.count[0] = (end - 1) / width + 1 - begin / width;
     return pd_layout_owners(plan->input.wanted, tensor, item->tensor, &part, ret_runs);
-}
-
-/* ---- runs ---- */
-
-struct run_walk {
-    const struct pd_box *stored, *wanted; /* 2-dimensional views: rows x columns */
-    uint64_t item_begin, item_end;        /* elements of the stored box */
-    uint32_t wanted_box, element_bytes;
-    void (*visit)(void *, const struct pd_transfer_run *);
-    void *context;
-};
-
-/* Elements [begin, end) of the stored box that lie in one row, or in whole rows of equal width on both sides. */
-static void visit_run(const struct run_walk *w, uint64_t begin, uint64_t end, uint64_t wanted_element)
-{
-    if (end > w->item_end) end = w->item_end;
-    if (begin < w->item_begin) {
-        wanted_element += w->item_begin - begin;
-        begin = w->item_begin;
-    }
-    if (begin >= end) return;
-    struct pd_transfer_run run = {(begin - w->item_begin) * w->element_bytes, w->wanted_box,
-                                  wanted_element * w->element_bytes, (end - begin) * w->element_bytes};
-    w->visit(w->context, &run);
-}
-
-static void walk_runs(const struct run_walk *w)
-{
-    struct pd_box part;
-    if (!pd_box_intersect(w->stored, w->wanted, &part)) return;
-    uint64_t width = 1, stored_width = 1, wanted_width = 1;
-    for (int d = 1; d < PD_TENSOR_DIMS_MAX; d++) {
-        width *= part.count[d];
-        stored_width *= w->stored->count[d];
-        wanted_width *= w->wanted->count[d];
-    }
-    uint64_t stored_first = pd_box_offset(w->stored, &part), wanted_first = pd_box_offset(w->wanted, &part);
-    if (width == stored_width && width == wanted_width) {
-        visit_run(w, stored_first, stored_first + part.count[0] * width, wanted_first);
-        return;
-    }
-    uint64_t first_row = 0;
-    if (w->item_begin > stored_first + width) first_row = (w->item_begin - stored_first - width) / stored_width;
-    for (uint64_t row = first_row; row < part.count[0]; row++) {
-        uint64_t begin = stored_first + row * stored_width;
-        if (begin >= w->item_end) break;
-        visit_run(w, begin, begin + width, wanted_first + row * wanted_width);
-    }
-}
-
-void pd_plan_runs(const struct pd_plan *plan, const struct pd_read_item *item, uint32_t rank,
-                  void (*visit)(void *context, const struct pd_transfer_run *run), void *context)
-{
-    const struct pd_tensor *tensor = &plan->input.tensors->tensors[item->tensor];
-    uint32_t element_bytes = pd_dtype_bytes(tensor->dtype);
-    struct pd_box wanted[PD_LAYOUT_CHUNKS_MAX];
-    uint32_t count = pd_layout_owned_boxes(plan->input.wanted, tensor, item->tensor, rank, wanted, PD_LAYOUT_CHUNKS_MAX);
-    uint64_t begin = item->first_block * PD_SHARD_BLOCK_BYTES / element_bytes;
-    for (uint32_t b = 0; b < count; b++) {
-        struct run_walk walk = {&item->stored, &wanted[b], begin,  begin + item->bytes / element_bytes, b,
-                                element_bytes, visit,      context};
-        walk_runs(&walk);
-    }
 }

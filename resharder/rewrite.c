@@ -112,11 +112,11 @@ static pd_status drain(struct rewriter *r, struct pd_error *err)
 static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
-    const uint32_t world = pd_layout_world(q->layout), shards = q->commit->shard_count;
-    uint64_t most = (uint64_t)SOURCES_PER_TARGET_GROUP * world / shards, heap = 0;
+    const uint32_t targets = pd_layout_shards(q->layout), shards = q->commit->shard_count;
+    uint64_t most = (uint64_t)SOURCES_PER_TARGET_GROUP * targets / shards, heap = 0;
     if (most < 1) most = 1;
     if (most > REWRITE_GROUP_MAX) most = REWRITE_GROUP_MAX;
-    while (r->group_count < most && r->group_begin + r->group_count < world && heap < GROUP_BYTES_MAX) {
+    while (r->group_count < most && r->group_begin + r->group_count < targets && heap < GROUP_BYTES_MAX) {
         struct rewrite_target *t = &r->targets[r->group_count];
         PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->group_begin + r->group_count, &t->boxes, &t->box_count, err));
         heap += rewrite_target_bytes(r, t);
@@ -143,26 +143,26 @@ static void add_jobs(struct rewriter *r)
 
 static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
 {
-    struct rewrite_target *t = &r->targets[s->target.rank - r->group_begin];
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
     if (s->target.offset == 0) {
         PD_TRY(rewrite_crew_wait(r, &t->is_planned, err));
         t->next++;
     }
     const uint32_t box = t->next - 1;
     PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
-    PD_TRY(rewrite_open_source(r, s->source.rank, err));
-    const struct rewrite_source *source = &r->sources[s->source.rank];
+    PD_TRY(rewrite_open_source(r, s->source.shard, err));
+    const struct rewrite_source *source = &r->sources[s->source.shard];
     const uint32_t source_box = rewrite_find_box(source->boxes, source->box_count, s);
     for (uint64_t done = 0; done < s->bytes;) {
         const unsigned char *data = NULL;
         uint64_t bytes = 0;
-        PD_TRY(rewrite_read(r, s->source.rank, source_box, s->source.offset + done, &data, &bytes, err));
+        PD_TRY(rewrite_read(r, s->source.shard, source_box, s->source.offset + done, &data, &bytes, err));
         if (bytes > s->bytes - done) bytes = s->bytes - done;
         PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
         done += bytes;
     }
     r->done += s->bytes;
-    PD_TRY(rewrite_read_done(r, s->source.rank, source_box, err));
+    PD_TRY(rewrite_read_done(r, s->source.shard, source_box, err));
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
     return is_last ? rewrite_complete(r, t, err) : PD_OK;
 }
@@ -199,8 +199,8 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
     r->ahead = (struct pd_strand_cursor){.tensors = r->request->tensors,
                                          .source = r->stored,
                                          .target = r->request->layout,
-                                         .rank_begin = r->group_begin,
-                                         .rank_end = r->group_begin + r->group_count};
+                                         .shard_begin = r->group_begin,
+                                         .shard_end = r->group_begin + r->group_count};
     cut_memory(r);
     add_jobs(r);
     pd_status st = copy_group(r, err);
@@ -211,9 +211,9 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
 
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
-    const uint32_t world = pd_layout_world(r->request->layout);
+    const uint32_t shards = pd_layout_shards(r->request->layout);
     pd_status st = PD_OK;
-    for (uint32_t count; !st && r->group_begin < world; r->group_begin += count) {
+    for (uint32_t count; !st && r->group_begin < shards; r->group_begin += count) {
         st = begin_group(r, err);
         if (!st) st = rewrite_group(r, err);
         count = r->group_count;
@@ -228,9 +228,9 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
 {
     const struct pd_run_state *state = &q->commit->state;
     PD_TRY(pd_layout_check(q->layout, err));
-    if (pd_layout_world(&state->layout) != q->commit->shard_count)
-        PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u ranks", q->directory,
-                q->commit->shard_count, pd_layout_world(&state->layout));
+    if (pd_layout_shards(&state->layout) != q->commit->shard_count)
+        PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u", q->directory,
+                q->commit->shard_count, pd_layout_shards(&state->layout));
     if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
         PD_FAIL(err, PD_INVALID,
                 "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
@@ -251,7 +251,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     pd_status st = rewrite_shards(r, err);
     rewrite_crew_stop(r);
     rewrite_release_targets(r);
-    return pd_store_commit_all(q->target, st, r->summaries, pd_layout_world(q->layout), &state, err);
+    return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
 }
 
 static pd_status prepare(struct rewriter *r, struct pd_error *err)
@@ -260,7 +260,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_DOOR_ALIGN == 0);
     PD_TRY(pd_store_check_space(q->target, r->total + r->total / 64, 1, err));
     r->sources = calloc(q->commit->shard_count, sizeof *r->sources);
-    r->summaries = calloc(pd_layout_world(q->layout), sizeof *r->summaries);
+    r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
     PD_TRY(rewrite_pack_new(r, err));
@@ -303,7 +303,7 @@ pd_status pd_rewrite(struct pd_door *door, const struct pd_rewrite_request *requ
     r->total = stored_bytes(request->commit);
     pd_status st = prepare(r, err);
     if (!st) st = prepare_and_commit(r, err);
-    r->report.shards = pd_layout_world(request->layout);
+    r->report.shards = pd_layout_shards(request->layout);
     r->report.has_index = r->index != NULL;
     if (!st && ret_report) *ret_report = r->report;
     release(r);

@@ -206,7 +206,7 @@ static uint64_t count_fitting(uint64_t at, uint64_t end, uint64_t blocks, uint64
 /* Blocks of the stretch being placed, as far as one window takes them; false: there is no window. */
 static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_error *err)
 {
-    const uint32_t shard = r->reading.source.rank;
+    const uint32_t shard = r->reading.source.shard;
     PD_TRY(rewrite_open_source(r, shard, err)); /* it may have been let go */
     struct rewrite_source *s = &r->sources[shard];
     const enum rewrite_class class = class_of(s, r->read_box);
@@ -275,13 +275,13 @@ static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
     const struct pd_stretch *s = &r->reading;
     r->is_reading = pd_strand_next(&r->ahead, &r->reading);
     if (!r->is_reading) return PD_OK;
-    PD_TRY(rewrite_open_source(r, s->source.rank, err));
-    r->read_box = rewrite_find_box(r->sources[s->source.rank].boxes, r->sources[s->source.rank].box_count, s);
+    PD_TRY(rewrite_open_source(r, s->source.shard, err));
+    r->read_box = rewrite_find_box(r->sources[s->source.shard].boxes, r->sources[s->source.shard].box_count, s);
     r->next_block = s->source.offset / PD_SHARD_BLOCK_BYTES;
     r->end_block = (s->source.offset + s->bytes - 1) / PD_SHARD_BLOCK_BYTES + 1;
     r->next_byte = r->end_byte = 0;
     r->piece_window = NULL;
-    const struct pd_shard *shard = r->sources[s->source.rank].shard;
+    const struct pd_shard *shard = r->sources[s->source.shard].shard;
     if (!pd_shard_box_is_in_chunks(shard, r->read_box)) return PD_OK;
     if (has_chunk_windows(r)) { /* all of the blocks it touches */
         const uint64_t box_bytes = pd_shard_box_bytes(shard, r->read_box), end = r->end_block * PD_SHARD_BLOCK_BYTES;
@@ -322,7 +322,7 @@ void rewrite_look_at_source(struct rewriter *r)
 void rewrite_cut_windows(struct rewriter *r, void *buffers, uint64_t bytes)
 {
     unsigned char *memory = buffers;
-    const uint32_t stage = pd_layout_world(r->stored) / r->stored->pp; /* ranks that hold rows of the same tensor */
+    const uint32_t stage = pd_layout_shards(r->stored) / r->stored->pp; /* that hold rows of the same tensor */
     struct rewrite_pool *small = &r->pools[REWRITE_SMALL], *large = &r->pools[REWRITE_LARGE];
     *small = (struct rewrite_pool){r->windows, SMALL_WINDOWS, SMALL_BYTES};
     for (uint32_t i = 0; i < small->count; i++, memory += SMALL_BYTES, bytes -= SMALL_BYTES)

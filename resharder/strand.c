@@ -1,10 +1,25 @@
 #include "resharder/strand.h"
 
-/* A part of a strand that one rank owns. */
+/* A part of a strand that one shard holds. */
 struct piece {
-    uint32_t rank;
+    uint32_t shard;
     uint64_t row_begin, row_end;
 };
+
+/* Narrows a rank's piece to the stripe that the row lies in. */
+static void narrow(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t index, uint64_t row,
+                   struct piece *piece)
+{
+    const uint32_t stripes = pd_layout_stripes(layout);
+    for (uint32_t s = 0; s < stripes; s++) {
+        uint64_t begin = piece->row_begin, end = piece->row_end;
+        pd_layout_stripe_rows(layout, tensor, index, s, &begin, &end);
+        if (row < begin || row >= end) continue;
+        *piece = (struct piece){piece->shard * stripes + s, begin, end};
+        return;
+    }
+    PD_CHECK(!"a row lies in a stripe");
+}
 
 static struct piece piece_at(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t index, uint64_t row,
                              uint64_t column)
@@ -16,18 +31,19 @@ static struct piece piece_at(const struct pd_layout *layout, const struct pd_ten
     PD_CHECK(count == 1 && runs[0].count == 1); /* an element has one owner */
     const bool is_cut = pd_layout_cut_of(layout, tensor, index, pd_layout_place(layout, runs[0].first).tp, &cut);
     PD_CHECK(is_cut);
-    struct piece piece = {.rank = runs[0].first};
+    struct piece piece = {.shard = runs[0].first};
     piece.row_begin = cut.row_begin + (row - cut.row_begin) / cut.part_rows * cut.part_rows;
     piece.row_end = piece.row_begin + cut.part_rows < cut.row_end ? piece.row_begin + cut.part_rows : cut.row_end;
+    narrow(layout, tensor, index, row, &piece);
     return piece;
 }
 
-/* Whether any target rank of the range may own something of the tensor. */
+/* Whether any target shard of the range may hold something of the tensor. */
 static bool concerns(const struct pd_strand_cursor *c, const struct pd_tensor *tensor)
 {
-    const uint32_t stage = pd_layout_world(c->target) / c->target->pp;
+    const uint32_t stage = pd_layout_shards(c->target) / c->target->pp;
     const uint32_t first = pd_layout_unit_pp(c->target, tensor->unit) * stage;
-    return first < c->rank_end && first + stage > c->rank_begin;
+    return first < c->shard_end && first + stage > c->shard_begin;
 }
 
 static void next_tensor(struct pd_strand_cursor *c)
@@ -65,15 +81,15 @@ bool pd_strand_next(struct pd_strand_cursor *c, struct pd_stretch *ret_stretch)
         const uint64_t row = c->row;
         const struct piece source = piece_at(c->source, tensor, c->tensor, row, begin),
                            target = piece_at(c->target, tensor, c->tensor, row, begin);
-        const bool is_ours = target.rank >= c->rank_begin && target.rank < c->rank_end;
+        const bool is_ours = target.shard >= c->shard_begin && target.shard < c->shard_end;
         c->row = !is_ours || target.row_end < source.row_end ? target.row_end : source.row_end;
         *ret_stretch = (struct pd_stretch){
             .tensor = c->tensor,
             .kind = (enum pd_kind)c->kind,
             .column = begin,
             .bytes = (c->row - row) * width,
-            .source = {source.rank, (row - source.row_begin) * width, (source.row_end - source.row_begin) * width},
-            .target = {target.rank, (row - target.row_begin) * width, (target.row_end - target.row_begin) * width}};
+            .source = {source.shard, (row - source.row_begin) * width, (source.row_end - source.row_begin) * width},
+            .target = {target.shard, (row - target.row_begin) * width, (target.row_end - target.row_begin) * width}};
         if (c->row == tensor->shape[0]) next_strand(c, tensor);
         if (is_ours) return true;
     }

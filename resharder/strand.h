@@ -7,14 +7,14 @@
 
 /* A stretch as one of the two layouts sees it. */
 struct pd_strand_end {
-    uint32_t rank;
+    uint32_t shard;
     uint64_t offset, box_bytes; /* of the stretch in its box; of the whole box */
 };
 
 struct pd_stretch {
     uint32_t tensor;
     enum pd_kind kind;
-    uint64_t column; /* where the chunk begins: with rank, tensor and kind it names a box */
+    uint64_t column; /* where the chunk begins: with shard, tensor and kind it names a box */
     uint64_t bytes;
     struct pd_strand_end source, target;
 };
@@ -22,7 +22,7 @@ struct pd_stretch {
 struct pd_strand_cursor {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *source, *target;
-    uint32_t rank_begin, rank_end; /* only what these target ranks own */
+    uint32_t shard_begin, shard_end; /* only what these target shards hold */
     uint32_t tensor, kind, chunk;
     uint64_t row;
 };

@@ -118,6 +118,14 @@ static void show_stages(const struct pd_layout *l)
     printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
 }
 
+static void show_stripes(const struct pd_layout *l)
+{
+    printf("            %u stripes a rank, weights", l->stripes);
+    for (uint32_t s = 0; s < l->stripes; s++)
+        printf("%s %u", s ? "," : "", l->stripe_weight[s]);
+    printf("\n");
+}
+
 static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit)
 {
     const struct pd_run_state *s = &commit->state;
@@ -137,6 +145,7 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     if (l->virtual_tp > 1 || l->virtual_sp > 1)
         printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
     if (l->stage_count > 1) show_stages(l);
+    if (l->stripes > 1) show_stripes(l);
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     printf("made by     %s\n", s->created_by);
@@ -158,6 +167,12 @@ void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
     for (uint32_t i = 0; i < l->stage_count; i++)
         pd_json_u64(w, NULL, l->first_unit[i]);
     pd_json_array_end(w);
+    if (l->stripes > 1) {
+        pd_json_array_begin(w, "stripe_weights");
+        for (uint32_t s = 0; s < l->stripes; s++)
+            pd_json_u64(w, NULL, l->stripe_weight[s]);
+        pd_json_array_end(w);
+    }
     pd_json_object_end(w);
 }
 
@@ -435,7 +450,7 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         {.name = "layout",
          .key = OPTION_LAYOUT,
          .arg = "dp=N,tp=N,...",
-         .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not said is 1 (zero_shard: dp*sp)"},
+         .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not said is 1 (zero_shard: dp*sp)"},
         {.name = "compression",
          .key = OPTION_COMPRESSION,
          .arg = "none|zstd:N|auto",

@@ -38,9 +38,10 @@ struct reshard {
 
 /* ---- --layout ---- */
 
-static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave"};
-enum { DEGREES = sizeof degree_names / sizeof *degree_names };
-static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};
+/* All but the last are keys of a configuration too. */
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave", "stripes"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names, STRIPES = DEGREES - 1 };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1, 1};
 
 static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
 {
@@ -57,7 +58,7 @@ static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t
     }
     PD_FAIL(err, PD_USAGE,
             "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
-            "interleave; numerics such as virtual_tp stay as they are)",
+            "interleave, stripes; numerics such as virtual_tp stay as they are)",
             word);
 }
 
@@ -76,31 +77,44 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
     } while (*end);
     for (int i = 0; i < 4; i++)
         if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    if (!values[STRIPES] || values[STRIPES] > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "--layout: stripes is %" PRIu64 " and must be between 1 and %u", values[STRIPES],
+                PD_LAYOUT_STRIPES_MAX);
     return PD_OK;
+}
+
+/* Shards of equal weight, as many a rank. */
+static void stripe(struct pd_layout *layout, uint64_t stripes)
+{
+    if (stripes < 2) return;
+    layout->stripes = (uint32_t)stripes;
+    for (uint32_t s = 0; s < stripes; s++)
+        layout->stripe_weight[s] = 1;
 }
 
 /* What a training run with this layout would take: the saved configuration with other degrees. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
     uint64_t values[DEGREES], world = 1;
-    char texts[DEGREES + 2][48];
-    const char *overrides[DEGREES + 2];
+    char texts[STRIPES + 2][48];
+    const char *overrides[STRIPES + 2];
     PD_TRY(parse_degrees(r->options->layout, values, err));
     for (int i = 0; i < 4; i++)
         world *= values[i];
     if (world > 65536)
         PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
                 r->options->layout, world);
-    for (int i = 0; i < DEGREES; i++)
+    for (int i = 0; i < STRIPES; i++)
         snprintf(texts[i], sizeof texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
-    snprintf(texts[DEGREES], sizeof texts[0], "layout.auto=false");
-    snprintf(texts[DEGREES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
-    for (int i = 0; i < DEGREES + 2; i++)
+    snprintf(texts[STRIPES], sizeof texts[0], "layout.auto=false");
+    snprintf(texts[STRIPES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
+    for (int i = 0; i < STRIPES + 2; i++)
         overrides[i] = texts[i];
-    PD_TRY(pd_config_parse("saved configuration", r->commit.state.config, overrides, DEGREES + 2, &r->config, err));
+    PD_TRY(pd_config_parse("saved configuration", r->commit.state.config, overrides, STRIPES + 2, &r->config, err));
     PD_TRY(pd_model_new(&r->config.model, &r->model, err));
     PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
+    stripe(&r->laid_out.layout, values[STRIPES]);
     return PD_OK;
 }
 

@@ -77,6 +77,32 @@ Test(commit, comes_back)
     free(again);
 }
 
+/* Stripes raise the version, since an older reader would look for other boxes; their absence leaves it. */
+Test(commit, stripes_come_back)
+{
+    struct pd_commit c = example(6), back = {0};
+    struct pd_layout *l = &c.state.layout;
+    void *data = NULL;
+    uint64_t bytes = 0, version = 0;
+    l->dp = l->zero_shard = 2;
+    for (uint32_t stripes = 0; stripes < 4; stripes++) {
+        l->stripes = stripes;
+        for (uint32_t s = 0; s < stripes; s++)
+            l->stripe_weight[s] = (uint16_t)(100 + s);
+        OK(pd_commit_encode(&c, &data, &bytes, err));
+        memcpy(&version, (char *)data + bytes - 4096 + 8, sizeof version);
+        cr_assert_eq(version, stripes > 1 ? 2u : 1u);
+        OK(pd_commit_decode("commit.h5", data, bytes, &back, err));
+        cr_assert_eq(back.state.layout.stripes, stripes > 1 ? stripes : 0u);
+        if (stripes > 1) cr_assert_eq(memcmp(&back.state.layout, l, sizeof *l), 0);
+        pd_commit_deinit(&back);
+        free(data);
+    }
+    l->stripes = PD_LAYOUT_STRIPES_MAX + 1;
+    cr_assert_eq(pd_commit_encode(&c, &data, &bytes, NULL), PD_INVALID);
+    pd_commit_deinit(&c);
+}
+
 Test(commit, stays_small)
 {
     static const struct {

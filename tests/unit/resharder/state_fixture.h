@@ -100,6 +100,14 @@ static inline void state_deinit(struct state *s)
     free(s->buffers);
 }
 
+static inline struct pd_layout state_unstriped(const struct pd_layout *layout)
+{
+    struct pd_layout l = *layout;
+    l.stripes = 0;
+    memset(l.stripe_weight, 0, sizeof l.stripe_weight);
+    return l;
+}
+
 static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp)
 {
     struct pd_layout l;
@@ -116,6 +124,10 @@ static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp
     for (uint32_t i = 0; i < l.stage_count; i++)
         l.first_unit[i] = (uint16_t)(i * STATE_UNITS / l.stage_count);
     l.small_bytes = state_random(s, 2) ? 0 : 8192;
+    l.stripes = (uint32_t)state_random(s, 4);
+    for (uint32_t i = 0; i < l.stripes; i++)
+        l.stripe_weight[i] = (uint16_t)(1 + state_random(s, 200));
+    if (l.stripes == 1) l = state_unstriped(&l); /* as a record gives it back */
     OK(pd_layout_check(&l, err));
     return l;
 }
@@ -128,13 +140,13 @@ static inline void state_fill(const struct state *s, const struct pd_shard_box *
             *ret++ = state_value(b->tensor, b->kind, (b->box.start[0] + i) * columns + b->box.start[1] + j);
 }
 
-static inline void state_save_shard(struct state *s, const struct pd_layout *layout, uint32_t rank, const char *path,
+static inline void state_save_shard(struct state *s, const struct pd_layout *layout, uint32_t shard, const char *path,
                                     struct pd_shard_summary *ret_summary)
 {
     struct pd_shard_box *boxes;
     struct pd_shard_writer *writer;
     uint32_t count;
-    OK(pd_layout_shard_boxes(layout, &s->table, rank, &boxes, &count, err));
+    OK(pd_layout_shard_boxes(layout, &s->table, shard, &boxes, &count, err));
     const void **data = calloc(count + 1, sizeof *data);
     for (uint32_t b = 0; b < count; b++) {
         float *values = malloc(pd_box_elements(&boxes[b].box) * sizeof *values);
@@ -142,10 +154,10 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
         data[b] = values;
     }
     const struct pd_shard_codec codec = {
-        .codec = s->compresses && (rank % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
+        .codec = s->compresses && (shard % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
     OK(pd_shard_writer_new_compressed(s->door, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer,
                                       err));
-    OK(pd_shard_write(writer, path, &s->identity, rank, data, ret_summary, err));
+    OK(pd_shard_write(writer, path, &s->identity, shard / pd_layout_stripes(layout), data, ret_summary, err));
     pd_shard_writer_free(writer);
     for (uint32_t b = 0; b < count; b++)
         free((void *)(uintptr_t)data[b]);
@@ -171,8 +183,8 @@ static inline void state_write_record(struct state *s, const char *directory, co
 static inline void state_save(struct state *s, const struct pd_layout *layout, const char *directory,
                               struct pd_commit *ret_commit)
 {
-    const uint32_t world = pd_layout_world(layout);
-    *ret_commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *ret_commit->shards)};
+    const uint32_t shards = pd_layout_shards(layout);
+    *ret_commit = (struct pd_commit){.shard_count = shards, .shards = calloc(shards, sizeof *ret_commit->shards)};
     ret_commit->state = (struct pd_run_state){.identity = s->identity,
                                               .updates = 5,
                                               .loss_scale = 1,
@@ -182,10 +194,10 @@ static inline void state_save(struct state *s, const struct pd_layout *layout, c
                                               .config = strdup("a: 1\n"),
                                               .environment = strdup("{}")};
     OK(pd_door_mkdir(s->door, directory, err));
-    for (uint32_t r = 0; r < world; r++) {
+    for (uint32_t i = 0; i < shards; i++) {
         char path[512];
-        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
-        state_save_shard(s, layout, r, path, &ret_commit->shards[r]);
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, i);
+        state_save_shard(s, layout, i, path, &ret_commit->shards[i]);
     }
     state_write_record(s, directory, ret_commit);
     OK(pd_door_sync_dir(s->door, directory, err));

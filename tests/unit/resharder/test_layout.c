@@ -38,6 +38,9 @@ static struct pd_layout random_layout(uint32_t units)
     l.sp = 1u << random_below(1 + (uint64_t)__builtin_ctz(l.virtual_sp));
     l.zero_shard = 1 + (uint32_t)random_below(l.dp * l.sp);
     l.small_bytes = random_below(2) ? 0 : 4096;
+    l.stripes = (uint32_t)random_below(5);
+    for (uint32_t s = 0; s < l.stripes; s++)
+        l.stripe_weight[s] = (uint16_t)(1 + random_below(1000));
     l.interleave = 1 + (uint32_t)random_below(2);
     l.pp = 1 + (uint32_t)random_below(3);
     l.stage_count = l.pp * l.interleave;
@@ -89,6 +92,67 @@ Test(layout, small_tensors_have_one_owner_in_turn)
             cr_assert_eq(pd_layout_owned_boxes(&l, &t, index, r, NULL, 0), r == index % 3 ? 1u : 0u);
 }
 
+/* The shards of a rank hold what it owns, each element once, and nothing else. */
+Test(layout, stripes_cut_what_a_rank_owns)
+{
+    for (int round = 0; round < 1500; round++) {
+        struct pd_tensor t = random_tensor(8);
+        struct pd_layout l = random_layout(8);
+        const struct pd_tensor_table table = {&t, 1};
+        const uint32_t rank = (uint32_t)random_below(pd_layout_world(&l)), stripes = pd_layout_stripes(&l);
+        uint8_t *seen = calloc(t.shape[0], t.shape[1]);
+        struct pd_box owned[64];
+        const uint32_t count = pd_layout_owned_boxes(&l, &t, 0, rank, owned, 64);
+        uint64_t elements = 0, stored = 0;
+        for (uint32_t b = 0; b < count; b++)
+            elements += pd_box_elements(&owned[b]);
+        for (uint32_t s = 0; s < stripes; s++) {
+            struct pd_shard_box *boxes;
+            uint32_t boxes_count;
+            cr_assert_eq(pd_layout_shard_boxes(&l, &table, rank * stripes + s, &boxes, &boxes_count, NULL), PD_OK);
+            for (uint32_t b = 0; b < boxes_count; b++) {
+                struct pd_box part;
+                bool is_inside = false;
+                if (boxes[b].kind != PD_PARAM) continue;
+                for (uint32_t o = 0; o < count; o++)
+                    is_inside = is_inside || (pd_box_intersect(&boxes[b].box, &owned[o], &part) &&
+                                              pd_box_elements(&part) == pd_box_elements(&boxes[b].box));
+                cr_assert(is_inside);
+                stored += pd_box_elements(&boxes[b].box);
+                for (uint64_t i = 0; i < boxes[b].box.count[0]; i++)
+                    for (uint64_t j = 0; j < boxes[b].box.count[1]; j++)
+                        cr_assert_eq(seen[(boxes[b].box.start[0] + i) * t.shape[1] + boxes[b].box.start[1] + j]++, 0);
+            }
+            free(boxes);
+        }
+        cr_assert_eq(stored, elements);
+        free(seen);
+    }
+}
+
+Test(layout, stripes_follow_their_weights)
+{
+    struct pd_layout l;
+    pd_layout_init_dp(&l, 1);
+    l.stripes = 3;
+    memcpy(l.stripe_weight, (uint16_t[]){128, 64, 64}, 6);
+    struct pd_tensor t = {.ndim = 2, .shape = {1000, 1024, 1, 1}, .tp_dim = -1, .tp_unit = 1};
+    const uint64_t expected[4] = {0, 500, 750, 1000};
+    for (uint32_t s = 0; s < 3; s++) {
+        uint64_t begin = 0, end = 1000;
+        pd_layout_stripe_rows(&l, &t, 0, s, &begin, &end);
+        cr_assert_eq(begin, expected[s]);
+        cr_assert_eq(end, expected[s + 1]);
+    }
+    t.shape[0] = 40; /* 160 KiB are less than 64 KiB a stripe */
+    for (uint32_t index = 0; index < 6; index++)
+        for (uint32_t s = 0; s < 3; s++) {
+            uint64_t begin = 0, end = 40;
+            pd_layout_stripe_rows(&l, &t, index, s, &begin, &end);
+            cr_assert_eq(end - begin, s == index % 3 ? 40u : 0u);
+        }
+}
+
 Test(layout, refusals_name_the_nearest)
 {
     struct pd_layout l;
@@ -102,4 +166,9 @@ Test(layout, refusals_name_the_nearest)
     l.zero_shard = 3;
     cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
     cr_assert(strstr(err.message, "zero_shard"), "%s", err.message);
+    l.zero_shard = 1;
+    l.stripes = 2;
+    l.stripe_weight[0] = 7;
+    cr_assert_eq(pd_layout_check(&l, &err), PD_INVALID);
+    cr_assert(strstr(err.message, "stripe 1 has weight 0"), "%s", err.message);
 }

@@ -35,7 +35,8 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 
 static void take_owned(const struct loading *l, uint32_t rank, struct owned *o)
 {
-    OK(pd_layout_shard_boxes(l->wanted, l->tensors, rank, &o->boxes, &o->count, err));
+    const struct pd_layout whole = state_unstriped(l->wanted); /* what a rank owns does not depend on stripes */
+    OK(pd_layout_shard_boxes(&whole, l->tensors, rank, &o->boxes, &o->count, err));
     o->data = calloc(o->count + 1, sizeof *o->data);
     for (uint32_t b = 0; b < o->count; b++)
         o->data[b] = aligned_alloc(PD_DOOR_ALIGN, (pd_box_elements(&o->boxes[b].box) * 4 + 4095) / 4096 * 4096);
@@ -94,7 +95,7 @@ static uint64_t wanted_bytes(const struct loading *l, uint64_t *ret_boxes)
     const struct pd_layout *stored = &l->commit->state.layout;
     uint64_t bytes = 0;
     *ret_boxes = 0;
-    for (uint32_t s = 0; s < pd_layout_world(stored); s++) {
+    for (uint32_t s = 0; s < pd_layout_shards(stored); s++) {
         struct pd_shard_box *boxes;
         uint32_t count;
         OK(pd_layout_shard_boxes(stored, l->tensors, s, &boxes, &count, err));

@@ -58,7 +58,7 @@ static void check_target(struct state *s, struct pd_door *door, struct pd_store 
     cr_assert_eq(pd_store_count(store), 1u);
     pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
     OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
-    cr_assert_eq(there.shard_count, pd_layout_world(layout));
+    cr_assert_eq(there.shard_count, pd_layout_shards(layout));
     cr_assert_eq(memcmp(&there.state.layout, layout, sizeof *layout), 0);
     cr_assert_eq(memcmp(&there.state.identity, &s->identity, sizeof s->identity), 0);
     cr_assert_eq(there.state.updates, commit->state.updates);
@@ -75,6 +75,7 @@ static void check_target(struct state *s, struct pd_door *door, struct pd_store 
         s->door = own;
         same_files(door, expected, path);
         cr_assert_eq(memcmp(&summary.digest, &there.shards[r].digest, sizeof summary.digest), 0);
+        cr_assert_eq(summary.writer_rank, there.shards[r].writer_rank);
     }
     pd_commit_deinit(&there);
 }
@@ -97,7 +98,7 @@ Test(rewrite, any_layout_to_any_layout)
         struct pd_store *store = open_store(s.door, &group);
         const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
         OK(pd_rewrite(s.door, &request, &report, err));
-        cr_assert_eq(report.shards, pd_layout_world(&layout));
+        cr_assert_eq(report.shards, pd_layout_shards(&layout));
         check_target(&s, s.door, store, &layout, &commit);
         pd_store_close(store);
         pd_commit_deinit(&commit);
@@ -213,17 +214,17 @@ Test(rewrite, stretches_cover_everything_once)
         struct state s;
         state_init(&s, seed);
         struct pd_layout source = state_layout(&s, 8), target = state_layout(&s, 8);
-        const uint32_t world = pd_layout_world(&target), middle = world / 2;
+        const uint32_t shards = pd_layout_shards(&target), middle = shards / 2;
         uint64_t bytes = 0, all = 0;
         for (uint32_t half = 0; half < 2; half++) {
             struct pd_strand_cursor c = {.tensors = &s.table,
                                          .source = &source,
                                          .target = &target,
-                                         .rank_begin = half ? middle : 0,
-                                         .rank_end = half ? world : middle};
+                                         .shard_begin = half ? middle : 0,
+                                         .shard_end = half ? shards : middle};
             struct pd_stretch stretch;
             while (pd_strand_next(&c, &stretch)) {
-                cr_assert(stretch.target.rank >= c.rank_begin && stretch.target.rank < c.rank_end);
+                cr_assert(stretch.target.shard >= c.shard_begin && stretch.target.shard < c.shard_end);
                 cr_assert_leq(stretch.target.offset + stretch.bytes, stretch.target.box_bytes);
                 cr_assert_leq(stretch.source.offset + stretch.bytes, stretch.source.box_bytes);
                 cr_assert_gt(stretch.bytes, 0);
