@@ -292,6 +292,18 @@ static int run_link(struct replay *replay, char **words)
     return run_two_paths(replay, words, replay->door->ops->link);
 }
 
+/* Relative targets stay so: real_path only undoes their escapes. */
+static int run_symlink(struct replay *replay, char **words)
+{
+    char *target = real_path(replay, words[0]), *path = real_path(replay, words[1]);
+    const size_t skip = words[0][0] == '/' ? 0 : strlen(replay->root) + 1;
+    const int result = target && path ? 0 : ENOMEM;
+    if (!result) print_result(replay, replay->door->ops->symlink(replay->door, target + skip, path));
+    free(target);
+    free(path);
+    return result;
+}
+
 static int run_one_path(struct replay *replay, char **words, int (*slot)(struct pd_door *, const char *))
 {
     char *path = real_path(replay, words[0]);
@@ -349,13 +361,13 @@ static const struct {
     uint32_t argument_count;
     int (*run)(struct replay *, char **);
 } operations[] = {
-    {"open", 3, run_open},     {"close", 1, run_close},       {"read", 3, run_read},
-    {"write", 3, run_write},   {"truncate", 2, run_truncate}, {"preallocate", 2, run_preallocate},
-    {"sync", 1, run_sync},     {"map", 1, run_map},           {"file_stat", 1, run_file_stat},
-    {"stat", 1, run_stat},     {"space", 1, run_space},       {"list", 1, run_list},
-    {"rename", 2, run_rename}, {"link", 2, run_link},         {"unlink", 1, run_unlink},
-    {"mkdir", 1, run_mkdir},   {"rmdir", 1, run_rmdir},       {"sync_dir", 1, run_sync_dir},
-    {"lock", 2, run_lock},     {"unlock", 1, run_unlock},
+    {"open", 3, run_open},       {"close", 1, run_close},       {"read", 3, run_read},
+    {"write", 3, run_write},     {"truncate", 2, run_truncate}, {"preallocate", 2, run_preallocate},
+    {"sync", 1, run_sync},       {"map", 1, run_map},           {"file_stat", 1, run_file_stat},
+    {"stat", 1, run_stat},       {"space", 1, run_space},       {"list", 1, run_list},
+    {"rename", 2, run_rename},   {"link", 2, run_link},         {"unlink", 1, run_unlink},
+    {"mkdir", 1, run_mkdir},     {"rmdir", 1, run_rmdir},       {"sync_dir", 1, run_sync_dir},
+    {"symlink", 2, run_symlink}, {"lock", 2, run_lock},         {"unlock", 1, run_unlock},
 };
 
 /* ---- lines ---- */

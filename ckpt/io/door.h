@@ -105,6 +105,9 @@ void pd_file_unmap(struct pd_mapping *mapping);
 /* Names. */
 PD_MUST_USE pd_status pd_door_rename(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_link(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
+/* A symbolic link: reading, writing and stat of `path` go to `target`, which need not be there; unlink and rename do not.
+ * PD_UNSUPPORTED where the file system has none. */
+PD_MUST_USE pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_mkdir(struct pd_door *door, const char *path, struct pd_error *err); /* under the umask */
 PD_MUST_USE pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err);

@@ -76,6 +76,7 @@ struct pd_door_ops {
     void (*unmap)(struct pd_mapping *mapping);
     int (*rename)(struct pd_door *door, const char *from, const char *to);
     int (*link)(struct pd_door *door, const char *from, const char *to);
+    int (*symlink)(struct pd_door *door, const char *target, const char *path);
     int (*unlink)(struct pd_door *door, const char *path);
     int (*mkdir)(struct pd_door *door, const char *path);
     int (*rmdir)(struct pd_door *door, const char *path);

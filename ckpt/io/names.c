@@ -21,6 +21,15 @@ pd_status pd_door_link(struct pd_door *door, const char *from, const char *to, s
     return PD_OK;
 }
 
+pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *path, struct pd_error *err)
+{
+    int result = door->ops->symlink(door, target, path);
+    if (result == EPERM) /* what file systems without links answer */
+        return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "symbolic link %s to %s", path, target);
+    if (result) PD_FAIL_ERRNO(err, result, "symbolic link %s to %s", path, target);
+    return PD_OK;
+}
+
 pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err)
 {
     int result = door->ops->unlink(door, path);

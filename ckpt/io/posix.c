@@ -157,6 +157,12 @@ int pd_posix_link(struct pd_door *door, const char *from, const char *to)
     return link(from, to) == 0 ? 0 : errno;
 }
 
+int pd_posix_symlink(struct pd_door *door, const char *target, const char *path)
+{
+    (void)door;
+    return symlink(target, path) == 0 ? 0 : errno;
+}
+
 int pd_posix_unlink(struct pd_door *door, const char *path)
 {
     (void)door;

@@ -37,6 +37,7 @@ static const char *const operation_names[PD_DISK_OPERATION_COUNT] = {
     [PD_DISK_MAP] = "map",
     [PD_DISK_RENAME] = "rename",
     [PD_DISK_LINK] = "link",
+    [PD_DISK_SYMLINK] = "symlink",
     [PD_DISK_UNLINK] = "unlink",
     [PD_DISK_MKDIR] = "mkdir",
     [PD_DISK_RMDIR] = "rmdir",
@@ -166,6 +167,7 @@ pd_status pd_simulated_disk_clone(struct pd_simulated_disk *disk, struct pd_simu
     if (!clone) PD_FAIL_ERRNO(err, ENOMEM, "a copy of a simulated disk");
     pthread_mutex_lock(&disk->mutex);
     clone->random = disk->random;
+    clone->has_symlinks = disk->has_symlinks;
     clone->mount_count = disk->mount_count;
     for (uint32_t host = 0; host < disk->host_count; host++)
         clone->hosts[host].powered_off = disk->hosts[host].powered_off;

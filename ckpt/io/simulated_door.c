@@ -14,10 +14,63 @@ static struct pd_simulated_disk *disk_of(struct pd_door *door)
     return ((struct pd_sim_door *)door->context)->disk;
 }
 
-static struct pd_sim_volume *volume_of(struct pd_door *door, const char *path, const char **ret_rest)
+/* ---- symbolic links: replaced in the text of a path, since they may lead to another volume ---- */
+
+#define LINKS_MAX 8
+
+/* What the link at path[0, length) says, or NULL: it is none. */
+static const char *link_at(const struct pd_sim_door *door, const char *path, size_t length)
+{
+    char prefix[PD_DOOR_PATH_MAX];
+    const char *rest;
+    struct pd_sim_node *node;
+    memcpy(prefix, path, length);
+    prefix[length] = '\0';
+    struct pd_sim_volume *volume = pd_sim_locate(door->disk, door->host, prefix, &rest);
+    return pd_sim_find(volume, rest, &node) ? NULL : node->target;
+}
+
+/* The first link of `path` is replaced; false: there is none. `follows`: the last component counts too. */
+static bool replace_link(const struct pd_sim_door *door, char path[PD_DOOR_PATH_MAX], bool follows)
+{
+    const char *target = NULL;
+    size_t begin = 0, end = 0;
+    for (;;) {
+        begin = end + strspn(path + end, "/");
+        end = begin + strcspn(path + begin, "/");
+        if (begin == end || (!follows && !path[end])) return false;
+        if ((target = link_at(door, path, end))) break;
+    }
+    char replaced[2 * PD_DOOR_PATH_MAX];
+    int length =
+        snprintf(replaced, sizeof replaced, "%.*s%s%s", target[0] == '/' ? 0 : (int)begin, path, target, path + end);
+    if (length < 0 || (size_t)length >= PD_DOOR_PATH_MAX) return false;
+    memcpy(path, replaced, (size_t)length + 1);
+    return true;
+}
+
+static struct pd_sim_volume *locate(struct pd_door *door, const char *path, bool follows, const char **ret_rest)
 {
     struct pd_sim_door *mine = door->context;
-    return pd_sim_locate(mine->disk, mine->host, path, ret_rest);
+    struct pd_simulated_disk *disk = mine->disk;
+    if (!disk->has_symlinks || strlen(path) >= PD_DOOR_PATH_MAX) return pd_sim_locate(disk, mine->host, path, ret_rest);
+    disk->next_path = !disk->next_path; /* the paths of one call */
+    char *text = disk->paths[disk->next_path];
+    memcpy(text, path, strlen(path) + 1);
+    for (int i = 0; i < LINKS_MAX && replace_link(mine, text, follows); i++)
+        continue;
+    return pd_sim_locate(disk, mine->host, text, ret_rest);
+}
+
+static struct pd_sim_volume *volume_of(struct pd_door *door, const char *path, const char **ret_rest)
+{
+    return locate(door, path, true, ret_rest);
+}
+
+/* Of a call that takes a link for itself. */
+static struct pd_sim_volume *volume_of_name(struct pd_door *door, const char *path, const char **ret_rest)
+{
+    return locate(door, path, false, ret_rest);
 }
 
 static const char *result_name(int result)
@@ -346,8 +399,8 @@ static int two_path_slot(struct pd_door *door, enum pd_disk_operation operation,
     int result = pd_sim_begin(door, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
         const char *from_rest, *to_rest;
-        struct pd_sim_volume *volume = volume_of(door, from, &from_rest);
-        result = volume == volume_of(door, to, &to_rest) ? body(volume, from_rest, to_rest) : EXDEV;
+        struct pd_sim_volume *volume = volume_of_name(door, from, &from_rest);
+        result = volume == volume_of_name(door, to, &to_rest) ? body(volume, from_rest, to_rest) : EXDEV;
     }
     result = struck(&strike, result);
     pd_sim_trace(disk, "%s", pd_disk_operation_name(operation));
@@ -367,6 +420,25 @@ static int sim_link(struct pd_door *door, const char *from, const char *to)
     return two_path_slot(door, PD_DISK_LINK, from, to, pd_sim_link);
 }
 
+static int sim_symlink(struct pd_door *door, const char *target, const char *path)
+{
+    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_sim_strike strike;
+    int result = pd_sim_begin(door, PD_DISK_SYMLINK, &strike);
+    if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
+        const char *rest;
+        struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
+        result = pd_sim_symlink(volume, target, rest);
+        disk->has_symlinks = disk->has_symlinks || !result;
+    }
+    result = struck(&strike, result);
+    pd_sim_trace(disk, "symlink");
+    pd_sim_trace_path(disk, target);
+    pd_sim_trace_path(disk, path);
+    pd_sim_trace(disk, " = %s\n", result_name(result));
+    return pd_sim_end(door, &strike, result);
+}
+
 static int one_path_slot(struct pd_door *door, enum pd_disk_operation operation, const char *path,
                          int (*body)(struct pd_sim_volume *, const char *))
 {
@@ -375,7 +447,7 @@ static int one_path_slot(struct pd_door *door, enum pd_disk_operation operation,
     int result = pd_sim_begin(door, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
         const char *rest;
-        struct pd_sim_volume *volume = volume_of(door, path, &rest);
+        struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
         result = body(volume, rest);
     }
     result = struck(&strike, result);
@@ -664,6 +736,7 @@ const struct pd_door_ops pd_sim_door_ops = {
     .unmap = sim_unmap,
     .rename = sim_rename,
     .link = sim_link,
+    .symlink = sim_symlink,
     .unlink = sim_unlink,
     .mkdir = sim_mkdir,
     .rmdir = sim_rmdir,

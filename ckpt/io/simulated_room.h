@@ -30,6 +30,8 @@ struct pd_simulated_disk {
     char *trace;
     size_t trace_bytes, trace_capacity;
     uint64_t next_handle;
+    bool has_symlinks, next_path;
+    char paths[2][PD_DOOR_PATH_MAX]; /* of the call that holds the mutex, links replaced */
 };
 
 struct pd_sim_door {

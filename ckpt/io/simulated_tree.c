@@ -79,6 +79,7 @@ void pd_sim_node_unref(struct pd_sim_node *node)
     entries_clear(&node->current);
     entries_clear(&node->durable);
     pd_sim_content_free(node);
+    free(node->target);
     free(node);
 }
 
@@ -349,6 +350,17 @@ int pd_sim_link(struct pd_sim_volume *volume, const char *from, const char *to)
     return 0;
 }
 
+int pd_sim_symlink(struct pd_sim_volume *volume, const char *target, const char *path)
+{
+    struct pd_sim_node *node;
+    if (volume->lacks & PD_DISK_NO_LINKS) return EPERM;
+    int result = pd_sim_create(volume, path, false, &node);
+    if (result) return result;
+    node->target = strdup(target);
+    PD_CHECK(node->target);
+    return 0;
+}
+
 int pd_sim_unlink(struct pd_sim_volume *volume, const char *path)
 {
     struct pd_sim_node *dir;
@@ -567,6 +579,7 @@ static void node_copy(struct pd_sim_node *to, const struct pd_sim_node *from)
     entries_copy(&to->current, &from->current);
     entries_copy(&to->durable, &from->durable);
     pd_sim_content_copy(to, from);
+    if (from->target) PD_CHECK((to->target = strdup(from->target)));
     to->links = from->links;
     to->parent = from->parent ? from->parent->twin : NULL;
 }

@@ -42,6 +42,7 @@ struct pd_sim_node {
     struct pd_sim_node *next, *previous; /* all nodes of the volume */
     struct pd_sim_node *parent;          /* of a directory, now; not counted */
     struct pd_sim_node *twin;            /* while cloning */
+    char *target;                        /* of a symbolic link, owned; durable with the first of its names */
     bool is_directory, reached;
     uint64_t id, charged_bytes;
     bool charged;
@@ -90,6 +91,7 @@ struct pd_sim_node *pd_sim_entry_find(const struct pd_sim_entries *entries, cons
 
 int pd_sim_create(struct pd_sim_volume *volume, const char *path, bool is_directory, struct pd_sim_node **ret_node);
 int pd_sim_link(struct pd_sim_volume *volume, const char *from, const char *to);
+int pd_sim_symlink(struct pd_sim_volume *volume, const char *target, const char *path);
 int pd_sim_unlink(struct pd_sim_volume *volume, const char *path);
 int pd_sim_rmdir(struct pd_sim_volume *volume, const char *path);
 int pd_sim_rename(struct pd_sim_volume *volume, const char *from, const char *to);

@@ -494,6 +494,7 @@ static const struct pd_door_ops door_ops = {
     .unmap = pd_posix_unmap,
     .rename = pd_posix_rename,
     .link = pd_posix_link,
+    .symlink = pd_posix_symlink,
     .unlink = pd_posix_unlink,
     .mkdir = pd_posix_mkdir,
     .rmdir = pd_posix_rmdir,
