@@ -50,8 +50,8 @@
  * at open (store_claim.c) and never configured.
  *
  *   files   store_claim (lock, domains, fence) · store_survey (what lies where) · store_recover (roll forward, clear) ·
- *           store_save (prepare, seal) · store_generation (what waits, what is held) · store_copies (on other hosts) ·
- *           store_remove (retire, recycle, quarantine) · retention · probe
+ *           store_save (prepare, seal) · store_stripes (further drives) · store_generation (what waits, what is held) ·
+ *           store_copies (on other hosts) · store_remove (retire, recycle, quarantine) · retention · probe
  */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
@@ -259,6 +259,8 @@ static pd_status open_steps(struct pd_store *store, const char *root, struct pd_
     PD_TRY(pd_group_agree(store->group, set_root(store, root, err), err));
     PD_TRY(meet_hosts(store, err));
     if (store->options.writable) PD_TRY(open_writable(store, err));
+    PD_TRY(store_stripes_open(store, err));
+    if (store->options.writable && store->leads_domain) store_stripes_find(store);
     struct store_survey survey = {0};
     pd_status st = store_survey_take(store, &survey, err);
     if (st == PD_OK) st = store_recover(store, &survey, err);
@@ -266,26 +268,54 @@ static pd_status open_steps(struct pd_store *store, const char *root, struct pd_
     PD_TRY(st);
     pd_fault_point("store.open.recovered");
     if (!store->options.writable) return PD_OK;
+    store_stripes_clear(store);
     store_clear_launches(store);
     return pd_group_barrier(store->group, err);
+}
+
+/* *ret_store is agreed: on every rank or on none. */
+static pd_status new_store(struct pd_door *door, const struct pd_store_options *options, struct pd_group *group,
+                           struct pd_store **ret_store, struct pd_error *err)
+{
+    struct pd_store *store = calloc(1, sizeof *store);
+    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
+    st = pd_group_agree(group, st, err);
+    if (st != PD_OK) {
+        free(store);
+        return st;
+    }
+    store->door = door;
+    store->group = group;
+    store->options = *options;
+    store->shards = options->shards ? options->shards : 1;
+    PD_CHECK(store->shards <= PD_LAYOUT_STRIPES_MAX);
+    store->syncs_names = true;
+    pthread_mutex_init(&store->waiting_mutex, NULL);
+    *ret_store = store;
+    return PD_OK;
+}
+
+pd_status store_open_drive(const struct pd_store *store, const char *root, const struct pd_store_options *options,
+                           struct pd_store **ret_drive, struct pd_error *err)
+{
+    PD_TRY(new_store(store->door, options, store->group, ret_drive, err));
+    struct pd_store *drive = *ret_drive;
+    pd_status st = pd_group_agree(store->group, set_root(drive, root, err), err);
+    if (st == PD_OK) st = meet_hosts(drive, err);
+    if (st == PD_OK) st = open_writable(drive, err);
+    return st == PD_OK ? PD_OK : pd_error_context(err, st, "stripe directory %s", root);
 }
 
 pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
                         struct pd_group *group, struct pd_store **ret_store, struct pd_error *err)
 {
-    struct pd_store *store = calloc(1, sizeof *store);
-    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
-    st = pd_group_agree(group, st, err);
-    if (st == PD_OK) {
-        store->door = door;
-        store->group = group;
-        store->options = *options;
-        store->syncs_names = true;
-        pthread_mutex_init(&store->waiting_mutex, NULL);
-        st = open_steps(store, root, err);
-        if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
-    }
+    struct pd_store *store = NULL;
+    PD_CHECK(!options->stripes || options->writable); /* to look, the links are enough */
+    PD_TRY(new_store(door, options, group, &store, err));
+    pd_status st = open_steps(store, root, err);
+    store->options.stripes = NULL;
     if (st != PD_OK) {
+        st = pd_error_context(err, st, "checkpoint directory %s", root);
         pd_store_close(store);
         return st;
     }
@@ -296,6 +326,8 @@ pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_
 void pd_store_close(struct pd_store *store)
 {
     if (!store) return;
+    for (uint32_t s = 1; s < store->shards; s++)
+        pd_store_close(store->stripes[s]);
     store_release(store);
     pthread_mutex_destroy(&store->waiting_mutex);
     free(store->host_of);
@@ -427,9 +459,12 @@ struct space_need {
  * of those that generations replace as many as are kept, since the first ones are written before any of them goes. */
 static uint64_t sealed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
+    const struct pd_store *root = store->parent ? store->parent : store;
     uint32_t kept = store->options.keep_last ? store->options.keep_last : 1;
     uint32_t count = store->options.generations ? kept : need->copies - 1;
     uint64_t bytes = 0;
+    /* Of several drives: about what one takes here each time. */
+    if (store_is_striped(root)) return need->bytes * (root->sealed.count < count ? root->sealed.count : count);
     for (uint32_t i = 0; i < store->sealed.count && i < count; i++)
         bytes += store->sealed.rows[i].entry.bytes / store->group->size * need->ranks;
     return bytes + pd_store_copied_bytes(store, count);

@@ -30,6 +30,10 @@ struct pd_store_options {
     uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
     bool generations;      /* state lives in generations, below: as many files wait as they need */
     bool copies;           /* other hosts get second copies, below */
+    uint32_t shards;       /* of one rank (stripes of the layout to be saved); 0 as 1 */
+    /* (shards - 1) directories on drives of their own, for all but the first shard of every rank; their last parts are made.
+     * NULL: all shards lie in the root. Borrowed for the open. */
+    const char *const *stripes;
 };
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
@@ -37,6 +41,9 @@ struct pd_store_options {
 PD_MUST_USE pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
                                     struct pd_group *group, struct pd_store **ret_store, struct pd_error *err);
 void pd_store_close(struct pd_store *store);
+/* Where generations of a stripe are taken and released, space is checked and reserved: the store itself, or that of the
+ * stripe's directory, which lives as long as the store. */
+struct pd_store *pd_store_stripe(struct pd_store *store, uint32_t stripe);
 uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
 
 /* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
@@ -112,6 +119,9 @@ bool pd_store_has_record(const struct pd_store *store, const char *name);
 /* What copies of other hosts' shards take here, in the newest checkpoints. */
 uint64_t pd_store_copied_bytes(const struct pd_store *store, uint32_t newest);
 
+/* After a begin: path of a further shard of this rank; where there are no stripes every shard of a layout with stripes lies
+ * in the directory being prepared. */
+void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_shard_path);
 /* ---- generations: state that lives in files of this rank's pool; a checkpoint links the current one ----
  *
  * A file that is held is pool-<fence>/generation-<rank>-<slot>.h5; one that waits is recycle-<rank>-<k>, as after a plain
@@ -134,17 +144,19 @@ PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t 
 /* No longer read or written by its holder, nothing of it in flight. `is_bad`: a sync or write of it failed; it is unlinked
  * and never used again. */
 void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
-/* As pd_store_begin, where this rank's shard is the finished and synced generation `slot`: linked into the directory being
- * prepared. Where the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to PD_DOOR_ALIGN),
- * which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link is agreed: no
- * rank goes on */
-PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot,
-                                                void *buffers, uint64_t buffer_bytes, struct pd_error *err);
+/* As pd_store_begin, where each shard of this rank is the finished and synced generation slots[stripe]: linked into the
+ * directory being prepared. Where the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to
+ * PD_DOOR_ALIGN), which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link
+ * is agreed: no rank goes on */
+PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity,
+                                                const uint32_t *slots, void *buffers, uint64_t buffer_bytes,
+                                                struct pd_error *err);
 bool pd_store_links_generations(const struct pd_store *store);
 
-/* `mine` is this rank's outcome of writing its shard: any failure aborts the save on every rank (PD_OK here means sealed on
- * every host). state.layout etc. are taken from the root's copy, identity and fence from the store. A failed save leaves the
- * checkpoints before it as they were, and the next one can begin.   errors  PD_BUSY: another launch has taken over; stop */
+/* `mine` is this rank's outcome of writing its shards, summary (shards): any failure aborts the save on every rank (PD_OK
+ * here means sealed on every host). state.layout etc. are taken from the root's copy, identity and fence from the store. A
+ * failed save leaves the checkpoints before it as they were, and the next one can begin.   errors  PD_BUSY: another launch
+ * has taken over; stop */
 PD_MUST_USE pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
                                       const struct pd_run_state *state, struct pd_error *err);
 /* As pd_store_commit when one rank has written the shards of all `count` ranks of state.layout, beside the one that begin

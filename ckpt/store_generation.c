@@ -27,7 +27,9 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
 
 uint32_t store_waiting_max(const struct pd_store *store)
 {
-    return store->options.generations ? pd_store_generations_needed(&store->options, store->has_links) : STORE_RECYCLE_MAX;
+    const uint32_t here = store->shards > 1 && !store->parent && !store_is_striped(store) ? store->shards : 1;
+    if (!store->options.generations) return STORE_RECYCLE_MAX * here;
+    return pd_store_generations_needed(&store->options, store->has_links) * here;
 }
 
 static void waiting_path(const struct pd_store *store, uint32_t rank, uint32_t k, char ret_path[STORE_PATH_MAX])
@@ -137,11 +139,12 @@ static pd_status reserve_one(struct pd_store *store, uint64_t file_bytes, struct
 
 pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err)
 {
+    const struct store_items *sealed = store->parent ? &store->parent->sealed : &store->sealed;
     uint32_t kept = store->options.keep_last ? store->options.keep_last : 1, count;
     uint64_t bytes;
     PD_CHECK(store->fence);
     look_at_own(store, &count, &bytes);
-    count += store->sealed.count < kept ? store->sealed.count : kept;
+    count += sealed->count < kept ? sealed->count : kept;
     pd_status st = PD_OK;
     for (; st == PD_OK && count < pd_store_generations_needed(&store->options, store->has_links); count++)
         st = reserve_one(store, file_bytes, err);
@@ -235,7 +238,10 @@ void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_
 
 bool pd_store_links_generations(const struct pd_store *store)
 {
-    return store->has_links;
+    bool links = store->has_links;
+    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++)
+        links = links && store->stripes[s]->has_links;
+    return links;
 }
 
 static void say_copies(struct pd_store *store, const char *path, const char *cause)
@@ -248,13 +254,13 @@ static void say_copies(struct pd_store *store, const char *path, const char *cau
                 store->root, cause, (double)stat.bytes / (1 << 20));
 }
 
-static pd_status place_generation(struct pd_store *store, uint32_t slot, void *buffers, uint64_t buffer_bytes,
-                                  struct pd_error *err)
+/* `store`: that of the stripe, which the file lies in. */
+static pd_status place_generation(struct pd_store *store, const char *to, uint32_t slot, void *buffers,
+                                  uint64_t buffer_bytes, struct pd_error *err)
 {
-    char from[STORE_PATH_MAX], to[STORE_PATH_MAX];
+    char from[STORE_PATH_MAX];
     struct pd_error own = {0};
     generation_path(store, slot, from);
-    store_shard_path(store, to);
     if (store->has_links) {
         pd_status st = pd_door_link(store->door, from, to, &own);
         if (st == PD_OK) return PD_OK;
@@ -268,12 +274,24 @@ static pd_status place_generation(struct pd_store *store, uint32_t slot, void *b
     return pd_shard_copy(store->door, from, to, &store->identity, buffers, buffer_bytes, err);
 }
 
-pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot, void *buffers,
-                                    uint64_t buffer_bytes, struct pd_error *err)
+static pd_status place_all(struct pd_store *store, const uint32_t *slots, void *buffers, uint64_t buffer_bytes,
+                           struct pd_error *err)
 {
-    PD_CHECK(is_held(store, slot));
+    for (uint32_t s = 0; s < store->shards; s++) {
+        char path[STORE_PATH_MAX];
+        store_shard_path(store, s, path);
+        PD_TRY(place_generation(pd_store_stripe(store, s), path, slots[s], buffers, buffer_bytes, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, const uint32_t *slots,
+                                    void *buffers, uint64_t buffer_bytes, struct pd_error *err)
+{
+    for (uint32_t s = 0; s < store->shards; s++)
+        PD_CHECK(is_held(pd_store_stripe(store, s), slots[s]));
     PD_TRY(store_begin_directory(store, identity, err));
-    pd_status st = pd_group_agree(store->group, place_generation(store, slot, buffers, buffer_bytes, err), err);
+    pd_status st = pd_group_agree(store->group, place_all(store, slots, buffers, buffer_bytes, err), err);
     if (st != PD_OK) return store_give_up(store, st, err);
     pd_fault_point("store.begin.linked");
     store->is_preparing = true;

@@ -12,6 +12,7 @@
 #define STORE_ROOT_MAX 3500u /* leaves room for every name below it */
 #define STORE_RECYCLE_MAX 2u /* files that wait for one rank whose state is in memory */
 #define STORE_LEFTOVERS_MAX 16u
+#define STORE_DRIVES_MAX 64u
 #define STORE_RECORD_BYTES_MAX (64u << 20)
 
 struct store_item {
@@ -46,6 +47,15 @@ struct pd_store {
     struct store_items partial;         /* a valid record, but shards are not in sight */
     struct pd_store_unusable *unusable; /* (unusable_count) what the open saw, owned */
     uint32_t unusable_count;
+
+    /* Shards of one rank, and the stores of those on drives of their own; [0] is NULL. store_stripes.c */
+    uint32_t shards;
+    struct pd_store *stripes[PD_LAYOUT_STRIPES_MAX];
+    struct pd_store *parent; /* of a drive's store, with its number and the id of its directory */
+    uint32_t stripe;
+    uint64_t stripe_id;
+    uint64_t drives[STORE_DRIVES_MAX]; /* (drive_count) ids that links in the root go by; of leaders */
+    uint32_t drive_count;
 
     bool is_preparing;
     struct pd_identity identity;
@@ -95,6 +105,24 @@ PD_MUST_USE pd_status store_check_fence_here(struct pd_store *store, struct pd_e
 /* Removes older fences and takes over or empties the pools of dead launches. Nothing fails: what stays is met again. */
 void store_clear_launches(struct pd_store *store);
 void store_release(struct pd_store *store); /* locks, and this rank's files in the pool */
+
+/* ---- store_stripes.c: shards on further drives; nothing happens where there are none ---- */
+
+bool store_is_striped(const struct pd_store *store); /* on drives of their own */
+/* Collective. */
+PD_MUST_USE pd_status store_stripes_open(struct pd_store *store, struct pd_error *err);
+PD_MUST_USE pd_status store_stripes_begin(struct pd_store *store, struct pd_error *err);
+/* Leaders of domains: finds the links of the root; clears what no checkpoint goes by and what dead launches left. */
+void store_stripes_find(struct pd_store *store);
+void store_stripes_clear(struct pd_store *store);
+PD_MUST_USE pd_status store_stripes_remove(struct pd_store *store, const char *name, struct pd_error *err);
+PD_MUST_USE pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err);
+PD_MUST_USE pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err); /* leaders of hosts */
+void store_stripes_recycle(struct pd_store *store, const char *name);                   /* every rank its own */
+/* store.c: with lock, fence and pool, and without checkpoints. Collective; *ret_drive is set also where it fails. */
+PD_MUST_USE pd_status store_open_drive(const struct pd_store *store, const char *root,
+                                       const struct pd_store_options *options, struct pd_store **ret_drive,
+                                       struct pd_error *err);
 
 /* ---- store_survey.c: what lies where, united over all hosts ---- */
 
@@ -157,8 +185,8 @@ PD_MUST_USE pd_status store_begin_directory(struct pd_store *store, const struct
 PD_MUST_USE pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err);
 /* Collective: removes what a save that failed has made, or remembers it. */
 bool store_clear_save(struct pd_store *store, const char *name);
-/* "<root>/<checkpoint being prepared>.tmp/shard-<this rank>.h5" */
-void store_shard_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX]);
+/* "<root>/<checkpoint being prepared>.tmp/shard-<of this rank>.h5", or on the stripe's drive. */
+void store_shard_path(const struct pd_store *store, uint32_t stripe, char ret_path[STORE_PATH_MAX]);
 
 /* Writes the record into directory `from` (NULL: a valid one lies there), makes it durable, gives the directory its final
  * name. Leaders. */

@@ -131,6 +131,14 @@ static void clear_unsealed(struct pd_store *store, const struct store_survey *su
     }
 }
 
+/* Their shards on drives; store_stripes_clear comes by again. */
+static void clear_drives(struct pd_store *store, const struct store_verdict *verdict)
+{
+    char name[PD_STORE_NAME_MAX];
+    verdict_name(verdict, false, name);
+    (void)!store_stripes_remove(store, name, NULL);
+}
+
 static bool any_sealed(const struct store_survey *survey)
 {
     for (uint32_t i = 0; i < survey->verdict_count; i++) {
@@ -150,7 +158,9 @@ static void treat_unsealed(struct pd_store *store, const struct store_survey *su
         if (store->options.writable)
             warn(store, row, clears ? "is no checkpoint (any more) and is cleared" : "is no checkpoint and stays");
     }
-    if (clears && store->leads_domain) clear_unsealed(store, survey, verdict);
+    if (!clears || !store->leads_domain) return;
+    clear_unsealed(store, survey, verdict);
+    clear_drives(store, verdict);
 }
 
 static void move_damaged(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,

@@ -122,23 +122,27 @@ static pd_status trash_here(struct pd_store *store, const char *name, struct pd_
     return move_to_trash(store, name, path, err);
 }
 
-/* A shard that this rank wrote waits for reuse, out of the trash. One that a generation or somebody else still knows is only
+/* A shard that waits for reuse as `rank`'s, out of the trash. One that a generation or somebody else still knows is only
  * unlinked. */
-static void recycle_shard(struct pd_store *store, const char *name, uint32_t rank)
+static void recycle_shard(struct pd_store *store, const char *name, uint32_t number, uint32_t rank)
 {
     char shard[PD_STORE_NAME_MAX], trash[STORE_PATH_MAX], from[STORE_PATH_MAX];
-    pd_shard_name_format(rank, shard);
+    pd_shard_name_format(number, shard);
     trash_path(store, name, trash);
     int length = snprintf(from, sizeof from, "%s/%s", trash, shard);
     PD_CHECK(length > 0 && (size_t)length < sizeof from);
     (void)!store_waiting_put(store, rank, from);
 }
 
+/* What this rank wrote. What is a link there waits on its own drive. */
 static void recycle_shards(struct pd_store *store, const char *name)
 {
-    recycle_shard(store, name, store->group->rank);
+    const uint32_t rank = store->group->rank, here = store_is_striped(store) ? 1 : store->shards;
+    for (uint32_t s = 0; s < here; s++)
+        recycle_shard(store, name, rank * store->shards + s, rank);
     for (uint32_t i = 0; i < store->ring.source_count; i++)
-        recycle_shard(store, name, store->ring.sources[i]);
+        recycle_shard(store, name, store->ring.sources[i], store->ring.sources[i]);
+    store_stripes_recycle(store, name);
 }
 
 static pd_status empty_trash(struct pd_store *store, const char *name, struct pd_error *err)
@@ -147,7 +151,8 @@ static pd_status empty_trash(struct pd_store *store, const char *name, struct pd
     trash_path(store, name, path);
     PD_TRY(store_remove_files(store, path, err));
     store_path(store, path, "%s", name); /* where it is when it holds foreign files */
-    return store_remove_files(store, path, err);
+    PD_TRY(store_remove_files(store, path, err));
+    return store_stripes_remove(store, name, err);
 }
 
 pd_status store_retire(struct pd_store *store, const char *name, bool recycle, struct pd_error *err)
@@ -270,7 +275,8 @@ static pd_status remove_quarantined(struct pd_store *store, const struct quarant
     pd_step_name_format(&victim->name, name);
     store_path(store, path, "quarantine/%s", name);
     pd_log_info("ckpt", "%s is removed: the quarantine is full", path);
-    return store_remove_files(store, path, err);
+    PD_TRY(store_remove_files(store, path, err));
+    return store_stripes_remove(store, name, err);
 }
 
 static pd_status enforce_cap(struct pd_store *store, struct pd_error *err)
@@ -320,6 +326,7 @@ pd_status store_quarantine_here(struct pd_store *store, const char *name, const 
     store_path(store, to, "quarantine");
     pd_status st = pd_door_mkdir(store->door, to, err);
     if (st != PD_EXISTS) PD_TRY(st);
+    PD_TRY(store_stripes_quarantine(store, err));
     store_path(store, from, "%s", name);
     store_path(store, to, "quarantine/%s", name);
     st = pd_door_rename(store->door, from, to, err);

@@ -127,62 +127,113 @@ pd_status store_begin_directory(struct pd_store *store, const struct pd_identity
     PD_TRY(st);
     st = store->leads_domain ? prepare_directory(store, store->name, err) : PD_OK;
     st = pd_group_agree(group, st, err);
+    if (st == PD_OK) st = store_stripes_begin(store, err);
     return st == PD_OK ? PD_OK : store_give_up(store, st, err);
 }
 
-void store_shard_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX])
+void store_shard_path(const struct pd_store *store, uint32_t stripe, char ret_path[STORE_PATH_MAX])
 {
     char shard[PD_STORE_NAME_MAX];
-    pd_shard_name_format(store->group->rank, shard);
-    store_path(store, ret_path, "%s.tmp/%s", store->name, shard);
+    PD_CHECK(stripe < store->shards);
+    pd_shard_name_format(store->group->rank * store->shards + stripe, shard);
+    if (store->stripes[stripe])
+        store_path(store->stripes[stripe], ret_path, "%s/%s", store->name, shard);
+    else
+        store_path(store, ret_path, "%s.tmp/%s", store->name, shard);
+}
+
+void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_shard_path)
+{
+    char path[STORE_PATH_MAX];
+    PD_CHECK(store->is_preparing);
+    store_shard_path(store, stripe, path);
+    (void)!store_waiting_take(pd_store_stripe(store, stripe), store->group->rank, path); /* without one the shard is made anew */
+    memcpy(ret_shard_path, path, sizeof path);
 }
 
 pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                          struct pd_error *err)
 {
     PD_TRY(store_begin_directory(store, identity, err));
-    char path[STORE_PATH_MAX];
-    store_shard_path(store, path);
-    (void)!store_waiting_take(store, store->group->rank, path); /* without one the shard is made anew */
-    memcpy(ret_shard_path, path, sizeof path);
     store->is_preparing = true;
+    pd_store_begin_shard(store, 0, ret_shard_path);
     return PD_OK;
 }
 
 /* ---- seal ---- */
 
-struct shard_report { /* what each rank tells the root */
+/* What each rank tells the root: the identity, then a summary a shard. */
+struct shard_report {
     struct pd_identity identity;
-    struct pd_shard_summary summary;
+    struct pd_shard_summary summaries[];
 };
+
+static uint64_t report_bytes(const struct pd_store *store)
+{
+    return sizeof(struct shard_report) + store->shards * sizeof(struct pd_shard_summary);
+}
+
+static const struct shard_report *report_of(const struct pd_store *store, const void *reports, uint32_t rank)
+{
+    return (const struct shard_report *)((const char *)reports + rank * report_bytes(store));
+}
 
 static uint32_t shards_of(const struct pd_store *store)
 {
-    return store->written ? store->written_count : store->group->size;
+    return store->written ? store->written_count : store->group->size * store->shards;
+}
+
+static struct pd_shard_summary summary_of(const struct pd_store *store, const void *reports, uint32_t shard)
+{
+    if (store->written) return store->written[shard];
+    return report_of(store, reports, shard / store->shards)->summaries[shard % store->shards];
 }
 
 /* The root's copy of the state with what only the store knows. */
-static pd_status encode_record(struct pd_store *store, const struct shard_report *reports, const struct pd_run_state *state,
+static pd_status encode_record(struct pd_store *store, const void *reports, const struct pd_run_state *state,
                                void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
-    const uint32_t size = shards_of(store), stripes = state->layout.stripes ? state->layout.stripes : 1;
-    struct pd_commit commit = {.state = *state, .shard_count = size};
+    const uint32_t shards = shards_of(store), stripes = state->layout.stripes ? state->layout.stripes : 1;
+    struct pd_commit commit = {.state = *state, .shard_count = shards};
+    PD_CHECK(store->written || stripes == store->shards);
     commit.state.fence = store->fence;
     commit.state.identity = store->identity;
-    commit.shards = calloc(size, sizeof *commit.shards);
-    if (!commit.shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for the record of %u shards", size);
+    commit.shards = calloc(shards, sizeof *commit.shards);
+    if (!commit.shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for the record of %u shards", shards);
     pd_status st = PD_OK;
-    for (uint32_t r = 0; r < store->group->size; r++)
-        if (memcmp(&reports[r].identity, &store->identity, sizeof store->identity) != 0)
+    for (uint32_t r = 0; r < store->group->size; r++) {
+        const struct pd_identity *theirs = &report_of(store, reports, r)->identity;
+        if (memcmp(theirs, &store->identity, sizeof store->identity) != 0)
             st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "rank %u saves step %" PRIu64 ", rank 0 step %" PRIu64, r,
-                              reports[r].identity.step, store->identity.step);
-    for (uint32_t r = 0; r < size; r++) {
-        commit.shards[r] = store->written ? store->written[r] : reports[r].summary;
-        commit.shards[r].writer_rank = r / stripes;
-        commit.shards[r].host = store->written ? store->host_of[0] : store->host_of[r];
+                              theirs->step, store->identity.step);
+    }
+    for (uint32_t s = 0; s < shards; s++) {
+        commit.shards[s] = summary_of(store, reports, s);
+        commit.shards[s].writer_rank = s / stripes;
+        commit.shards[s].host = store->host_of[store->written ? 0 : s / stripes];
     }
     if (st == PD_OK) st = pd_commit_encode(&commit, ret_data, ret_bytes, err);
     free(commit.shards);
+    return st;
+}
+
+static pd_status gather_reports(struct pd_store *store, const struct pd_shard_summary *summaries, void **ret_reports,
+                                struct pd_error *err)
+{
+    struct pd_group *group = store->group;
+    struct shard_report *mine = calloc(1, report_bytes(store));
+    void *reports = group->rank == 0 ? calloc(group->size, report_bytes(store)) : NULL;
+    pd_status st = PD_OK;
+    if (!mine || (group->rank == 0 && !reports))
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the reports of %u ranks", group->size);
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) {
+        mine->identity = store->identity;
+        if (!store->written) memcpy(mine->summaries, summaries, store->shards * sizeof *summaries);
+        st = pd_group_gather(group, 0, mine, report_bytes(store), reports, err);
+    }
+    free(mine);
+    *ret_reports = reports;
     return st;
 }
 
@@ -192,20 +243,15 @@ static pd_status build_record(struct pd_store *store, const struct pd_shard_summ
                               struct pd_error *err)
 {
     struct pd_group *group = store->group;
-    struct shard_report mine = {.identity = store->identity, .summary = *summary}, *reports = NULL;
     struct {
         uint64_t bytes, total;
     } sizes = {0, 0};
-    void *data = NULL;
-    pd_status st = PD_OK;
-    if (group->rank == 0 && !(reports = calloc(group->size, sizeof *reports)))
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for the reports of %u ranks", group->size);
-    st = pd_group_agree(group, st, err);
-    if (st == PD_OK) st = pd_group_gather(group, 0, &mine, sizeof mine, reports, err);
+    void *data = NULL, *reports = NULL;
+    pd_status st = gather_reports(store, summary, &reports, err);
     pd_status encoded = PD_OK;
     if (st == PD_OK && group->rank == 0) encoded = encode_record(store, reports, state, &data, &sizes.bytes, err);
-    for (uint32_t r = 0; st == PD_OK && group->rank == 0 && r < shards_of(store); r++)
-        sizes.total += store->written ? store->written[r].file_bytes : reports[r].summary.file_bytes;
+    for (uint32_t i = 0; st == PD_OK && group->rank == 0 && i < shards_of(store); i++)
+        sizes.total += summary_of(store, reports, i).file_bytes;
     free(reports);
     if (st == PD_OK) st = pd_group_agree(group, encoded, err);
     if (st == PD_OK) st = pd_group_broadcast(group, 0, &sizes, sizeof sizes, err);
@@ -263,6 +309,7 @@ static pd_status sync_prepared(struct pd_store *store, struct pd_error *err)
     char path[STORE_PATH_MAX];
     store_path(store, path, "%s.tmp", store->name);
     PD_TRY(store_sync_dir(store, path, err));
+    PD_TRY(store_stripes_sync(store, err));
     return store->has_other_domains && store->leads_domain ? store_sync_dir(store, store->root, err) : PD_OK;
 }
 

@@ -106,6 +106,17 @@ static pd_status look_at_record(struct pd_store *store, struct store_sighting *s
     return PD_OK;
 }
 
+/* A shard that is listed and not there: PD_EXISTS where its directory still is, so that it is a link to a drive that is
+ * absent, and not a checkpoint that went away meanwhile. */
+static pd_status leads_nowhere(struct pd_store *store, const char *name, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    store_path(store, path, "%s", name);
+    pd_status st = pd_door_stat(store->door, path, &stat, err);
+    return st == PD_OK ? PD_EXISTS : st;
+}
+
 static pd_status look_at_shards(struct pd_store *store, struct store_sighting *sighting, const char *name,
                                 struct pd_error *err)
 {
@@ -121,6 +132,11 @@ static pd_status look_at_shards(struct pd_store *store, struct store_sighting *s
         if (!pd_shard_name_parse(listing.names[i], &rank)) continue;
         store_path(store, path, "%s/%s", name, listing.names[i]);
         st = pd_door_stat(store->door, path, &stat, err);
+        if (st == PD_NOT_FOUND) st = leads_nowhere(store, name, err);
+        if (st == PD_EXISTS) {
+            st = PD_OK;
+            continue;
+        }
         if (st != PD_OK || stat.type != PD_ENTRY_FILE) continue;
         sighting->files[2 * sighting->file_count] = rank;
         sighting->files[2 * sighting->file_count + 1] = stat.bytes;

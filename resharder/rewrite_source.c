@@ -250,8 +250,8 @@ static bool takes(const struct rewriter *r, const struct rewrite_window *w, uint
 static pd_status place_chunk(struct rewriter *r, bool *ret_placed, struct pd_error *err)
 {
     struct pd_shard_chunk chunk;
-    PD_TRY(rewrite_open_source(r, r->reading.source.rank, err)); /* it may have been let go */
-    struct rewrite_source *s = &r->sources[r->reading.source.rank];
+    PD_TRY(rewrite_open_source(r, r->reading.source.shard, err)); /* it may have been let go */
+    struct rewrite_source *s = &r->sources[r->reading.source.shard];
     pd_shard_chunk_at(s->shard, r->read_box, r->next_byte, &chunk);
     struct rewrite_window *w = s->last[REWRITE_LARGE];
     if (!takes(r, w, chunk.offset, chunk.page_bytes)) {

@@ -174,7 +174,7 @@ static pd_status link_generation(void *context, struct pd_store *store, uint32_t
     *ret_summary = w->next->summary;
     *ret_written = PD_OK;
     if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, w->next->slot, e->io_buffers, e->io_bytes, err));
+        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, &w->next->slot, e->io_buffers, e->io_bytes, err));
     } else {
         PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
         *ret_written = pd_state_files_copy(e, path, &w->next->state.identity, err);

@@ -128,7 +128,7 @@ static inline pd_status generation_save(struct generation *g, struct pd_error *e
     struct pd_identity identity = room_identity(0, g->step);
     struct pd_run_state state;
     PD_TRY(pd_group_agree(rank->group, generation_finish(g, err), err));
-    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, &g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     room_state(rank, &state, 0, g->step);
     return pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
 }

@@ -283,7 +283,7 @@ static pd_status overtaken_while_saving(struct generation *g, struct haunt *haun
     struct pd_identity identity = room_identity(0, g->step);
     struct pd_run_state state;
     PD_TRY(generation_finish(g, err));
-    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, &g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     PD_TRY(launch_haunted(rank->room, haunt, err));
     room_state(rank, &state, 0, g->step);
     pd_status st = pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);

@@ -713,7 +713,7 @@ static pd_status commit_behind(struct generation *g, void *context, struct pd_er
         pthread_t thread;
         PD_TRY(generation_write(g, step, err));
         PD_TRY(generation_finish(g, err));
-        PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+        PD_TRY(pd_store_begin_generation(rank->store, &identity, &g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
         c.summary = g->summary;
         room_state(rank, &c.state, 0, step);
         if (pthread_create(&thread, NULL, commit_and_prune, &c) != 0) PD_FAIL(err, PD_NO_MEMORY, "no thread");

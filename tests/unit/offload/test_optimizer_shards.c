@@ -161,7 +161,7 @@ static void save(struct scene *scene, struct pd_store *store, uint64_t step)
     const struct pd_run_state state = run_state(scene, store, step);
     uint32_t slot;
     OK(pd_optimizer_store_finish(scene->rig.store, &summary, &slot, err));
-    OK(pd_store_begin_generation(store, &identity, slot, scene->rig.buffers, BUFFERS, err));
+    OK(pd_store_begin_generation(store, &identity, &slot, scene->rig.buffers, BUFFERS, err));
     OK(pd_store_commit(store, PD_OK, &summary, &state, err));
     OK(pd_store_prune(store, err));
 }
