@@ -19,12 +19,18 @@
 #define ROOM_VALUES (ROOM_ROWS * 3u + ROOM_SMALL)
 #define ROOM_BUFFER_BYTES (4u << 20)
 #define ROOM_RANKS_MAX 16u
+#define ROOM_SHARDS_MAX 3u /* of a rank */
+#define ROOM_DRIVES                    \
+    {                                  \
+        "/drive-1/run", "/drive-2/run" \
+    }
 
 struct room {
     struct pd_simulated_disk *disk; /* NULL: the real one */
     uint32_t ranks, hosts;
     bool shared;      /* one file system for all hosts */
     const char *root; /* NULL: ROOM_ROOT */
+    uint32_t drives;  /* beside the root's, each with one more shard of every rank */
 };
 
 struct room_rank {
@@ -89,6 +95,17 @@ static inline pd_status room_set_up(struct room_rank *rank, struct pd_error *err
                                err);
 }
 
+static inline uint32_t room_shards(const struct room_rank *rank)
+{
+    return 1 + rank->room->drives;
+}
+
+/* Number of a shard of this rank. */
+static inline uint32_t room_shard(const struct room_rank *rank, uint32_t stripe)
+{
+    return rank->group->rank * room_shards(rank) + stripe;
+}
+
 static inline void room_state(struct room_rank *rank, struct pd_run_state *state, uint64_t lineage, uint64_t step)
 {
     *state = (struct pd_run_state){.identity = room_identity(lineage, step), .updates = step, .samples = step * 8};
@@ -102,6 +119,9 @@ static inline void room_state(struct room_rank *rank, struct pd_run_state *state
                                        .interleave = 1,
                                        .stage_count = 1,
                                        .small_bytes = 65536};
+    if (rank->room->drives) state->layout.stripes = room_shards(rank);
+    for (uint32_t s = 0; s < state->layout.stripes; s++)
+        state->layout.stripe_weight[s] = 1;
     state->tensor_count = 2;
     snprintf(state->created_by, sizeof state->created_by, "test");
     state->config = "key: value\n";
@@ -112,15 +132,19 @@ static inline void room_state(struct room_rank *rank, struct pd_run_state *state
 static inline pd_status room_save_lineage(struct room_rank *rank, uint64_t lineage, uint64_t step, struct pd_error *err)
 {
     struct pd_identity identity = room_identity(lineage, step);
-    struct pd_shard_summary summary = {0};
+    struct pd_shard_summary summaries[ROOM_SHARDS_MAX] = {0};
     struct pd_run_state state;
     char path[4096];
+    pd_status st = PD_OK;
     PD_TRY(pd_store_begin(rank->store, &identity, path, err));
-    room_fill(rank->values, lineage, step, rank->group->rank);
     room_state(rank, &state, lineage, step);
     const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
-    pd_status st = pd_shard_write(rank->writer, path, &identity, rank->group->rank, data, &summary, err);
-    return pd_store_commit(rank->store, st, &summary, &state, err);
+    for (uint32_t s = 0; st == PD_OK && s < room_shards(rank); s++) {
+        if (s) pd_store_begin_shard(rank->store, s, path);
+        room_fill(rank->values, lineage, step, room_shard(rank, s));
+        st = pd_shard_write(rank->writer, path, &identity, rank->group->rank, data, &summaries[s], err);
+    }
+    return pd_store_commit(rank->store, st, summaries, &state, err);
 }
 
 static inline pd_status room_save(struct room_rank *rank, uint64_t step, struct pd_error *err)
@@ -142,26 +166,33 @@ static inline pd_status room_read_box(struct pd_shard *shard, uint32_t box, cons
     return st;
 }
 
-/* PD_CORRUPT: damage was found; PD_BUG: what verifies is not what was saved. */
-static inline pd_status room_load_mine(struct room_rank *rank, const struct pd_store_entry *entry,
-                                       const struct pd_commit *commit, struct pd_error *err)
+static inline pd_status room_load_shard(struct room_rank *rank, const struct pd_store_entry *entry,
+                                        const struct pd_commit *commit, uint32_t number, struct pd_error *err)
 {
-    uint32_t r = rank->group->rank;
-    if (commit->shard_count != rank->group->size || commit->state.identity.step != entry->step ||
-        commit->state.updates != entry->step || commit->state.fence != entry->fence)
-        PD_FAIL(err, PD_BUG, "the record is not that of %s", entry->name);
     char path[4096];
     pd_store_entry_path(rank->store, entry, path);
-    snprintf(path + strlen(path), 32, "/shard-%05u.h5", r);
+    snprintf(path + strlen(path), 32, "/shard-%05u.h5", number);
     struct pd_identity identity = room_identity(entry->lineage, entry->step);
     struct pd_shard *shard = NULL;
-    PD_TRY(pd_shard_open(rank->door, path, &identity, &commit->shards[r], &shard, err));
-    room_fill(rank->values, entry->lineage, entry->step, r);
+    PD_TRY(pd_shard_open(rank->door, path, &identity, &commit->shards[number], &shard, err));
+    room_fill(rank->values, entry->lineage, entry->step, number);
     pd_status st = pd_shard_verify(shard, rank->buffers, ROOM_BUFFER_BYTES, err);
     if (st == PD_OK) st = room_read_box(shard, 0, rank->values, err);
     if (st == PD_OK) st = room_read_box(shard, 1, rank->values + ROOM_ROWS * 3, err);
     pd_shard_close(shard);
     return st;
+}
+
+/* PD_CORRUPT: damage was found; PD_BUG: what verifies is not what was saved. */
+static inline pd_status room_load_mine(struct room_rank *rank, const struct pd_store_entry *entry,
+                                       const struct pd_commit *commit, struct pd_error *err)
+{
+    if (commit->shard_count != rank->group->size * room_shards(rank) || commit->state.identity.step != entry->step ||
+        commit->state.updates != entry->step || commit->state.fence != entry->fence)
+        PD_FAIL(err, PD_BUG, "the record is not that of %s", entry->name);
+    for (uint32_t s = 0; s < room_shards(rank); s++)
+        PD_TRY(room_load_shard(rank, entry, commit, room_shard(rank, s), err));
+    return PD_OK;
 }
 
 static inline pd_status room_load(struct room_rank *rank, const struct pd_store_entry *entry, struct pd_error *err)
@@ -209,15 +240,21 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
     struct room_rank *rank = calloc(1, sizeof *rank);
     if (!rank) PD_FAIL(err, PD_NO_MEMORY, "no rank");
     *rank = (struct room_rank){.room = launch->room, .group = group, .context = launch->context};
+    static const char *const drives[] = ROOM_DRIVES;
     const char *root = launch->room->root ? launch->room->root : ROOM_ROOT;
+    struct pd_store_options options = *launch->options;
     pd_status st = PD_OK;
+    if (launch->room->drives && options.writable) {
+        options.shards = 1 + launch->room->drives;
+        options.stripes = drives;
+    }
     if (launch->room->disk)
         st = pd_simulated_disk_door(launch->room->disk, group->host, &rank->door, err);
     else
         st = pd_door_new_auto(&rank->door, err);
     if (st == PD_OK) st = room_set_up(rank, err);
     st = pd_group_agree(group, st, err);
-    if (st == PD_OK) st = pd_store_open(rank->door, root, launch->options, group, &rank->store, err);
+    if (st == PD_OK) st = pd_store_open(rank->door, root, &options, group, &rank->store, err);
     if (st == PD_OK) st = launch->script(rank, err);
     pd_store_close(rank->store);
     pd_shard_writer_free(rank->writer);
@@ -244,6 +281,18 @@ static inline pd_status room_new(struct room *room, uint32_t ranks, uint32_t hos
     struct pd_disk_options options = {.seed = 1, .host_count = hosts};
     options.mounts[0] = (struct pd_disk_mount){.path = "/", .shared = shared};
     *room = (struct room){.ranks = ranks, .hosts = hosts, .shared = shared};
+    return pd_simulated_disk_new(&options, &room->disk, err);
+}
+
+/* Every drive is a file system of its own. */
+static inline pd_status room_new_striped(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, uint32_t drives,
+                                         unsigned lacks, struct pd_error *err)
+{
+    static const char *const paths[] = {"/", "/drive-1", "/drive-2"};
+    struct pd_disk_options options = {.seed = 1, .host_count = hosts};
+    for (uint32_t i = 0; i <= drives; i++)
+        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .shared = shared, .lacks = lacks};
+    *room = (struct room){.ranks = ranks, .hosts = hosts, .shared = shared, .drives = drives};
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 

@@ -20,11 +20,14 @@ struct world {
     uint32_t ranks, hosts;
     bool shared;
     const char *name;
+    uint32_t drives; /* beside the root's */
 };
 static const struct world worlds[] = {
-    {1, 1, false, "one rank"},
-    {4, 2, false, "four ranks, two hosts, local disks"},
-    {4, 2, true, "four ranks, two hosts, one disk"},
+    {1, 1, false, "one rank", 0},
+    {4, 2, false, "four ranks, two hosts, local disks", 0},
+    {4, 2, true, "four ranks, two hosts, one disk", 0},
+    {1, 1, false, "one rank, three drives", 2},
+    {4, 2, false, "four ranks, two hosts, two local drives", 1},
 };
 #define WORLD_COUNT (sizeof worlds / sizeof *worlds)
 

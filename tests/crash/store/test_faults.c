@@ -11,13 +11,20 @@ static void base_of(const struct world *world, struct room *room)
 {
     struct pd_error err = {0};
     cr_assert_eq(pd_log_configure("error", &err), PD_OK);
-    cr_assert_eq(room_new(room, world->ranks, world->hosts, world->shared, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(room_new_striped(room, world->ranks, world->hosts, world->shared, world->drives, 0, &err), PD_OK, "%s",
+                 err.message);
     cr_assert_eq(room_launch(room, campaign_base, NULL, &err), PD_OK, "%s", err.message);
+}
+
+/* A run of scale 1 samples where there is much to try. */
+static uint64_t stride_of(const struct world *world, uint64_t of_many)
+{
+    return world->ranks > 1 ? of_many : 1 + world->drives;
 }
 
 static void save_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "save", .try = campaign_try_save, .stride = world->ranks > 1 ? 20 : 1, .crashes = 2};
+    struct campaign campaign = {.name = "save", .try = campaign_try_save, .stride = stride_of(world, 20), .crashes = 2};
     if (test_scale() >= 10) {
         campaign.stride = 1;
         campaign.crashes = world->ranks > 1 ? 2 : 6;
@@ -31,7 +38,7 @@ static void save_campaign(const struct world *world)
 
 static void open_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "open", .try = campaign_try_open, .stride = world->ranks > 1 ? 40 : 5, .crashes = 1};
+    struct campaign campaign = {.name = "open", .try = campaign_try_open, .stride = 5 * stride_of(world, 8), .crashes = 1};
     struct room room, wounded;
     struct pd_error err = {0};
     base_of(world, &room);
@@ -79,4 +86,24 @@ Test(store_faults, open_local_disks)
 Test(store_faults, open_shared_disk)
 {
     open_campaign(&worlds[2]);
+}
+
+Test(store_faults, save_three_drives)
+{
+    save_campaign(&worlds[3]);
+}
+
+Test(store_faults, save_local_drives)
+{
+    save_campaign(&worlds[4]);
+}
+
+Test(store_faults, open_three_drives)
+{
+    open_campaign(&worlds[3]);
+}
+
+Test(store_faults, open_local_drives)
+{
+    open_campaign(&worlds[4]);
 }

@@ -236,13 +236,12 @@ static pd_status try_generation(const struct room *base, const struct misfortune
 static void campaign_on(const struct world *world, unsigned lacks, uint64_t stride)
 {
     struct campaign campaign = {.name = "generations", .try = try_generation, .stride = stride, .crashes = 2};
-    struct pd_disk_options disk = {.seed = 1, .host_count = world->hosts};
     struct pd_store_options options = generation_options();
-    struct room room = {.ranks = world->ranks, .hosts = world->hosts, .shared = world->shared};
+    struct room room;
     struct pd_error err = {0};
-    disk.mounts[0] = (struct pd_disk_mount){.path = "/", .shared = world->shared, .lacks = lacks};
     if (test_scale() >= 10) campaign.stride = 1;
-    cr_assert_eq(pd_simulated_disk_new(&disk, &room.disk, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(room_new_striped(&room, world->ranks, world->hosts, world->shared, world->drives, lacks, &err), PD_OK, "%s",
+                 err.message);
     cr_assert_eq(room_launch_with(&room, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
     sweep(&campaign, world, &room);
     room_free(&room);
@@ -267,4 +266,14 @@ Test(store_generations, local_disks)
 Test(store_generations, shared_disk)
 {
     campaign_on(&worlds[2], 0, 60);
+}
+
+Test(store_generations, three_drives)
+{
+    campaign_on(&worlds[3], 0, 11);
+}
+
+Test(store_generations, local_drives)
+{
+    campaign_on(&worlds[4], 0, 120);
 }

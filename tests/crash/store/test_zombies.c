@@ -62,9 +62,9 @@ static void haunt_once(struct haunt *haunt)
     haunt->step++;
     for (uint32_t i = 0; i < haunt->zombie_count; i++) {
         struct generation *g = haunt->zombies[i];
-        if (g->stream) scribble(haunt, pd_shard_stream_file(g->stream));
+        if (g->stream[0]) scribble(haunt, pd_shard_stream_file(g->stream[0]));
         (void)!generation_write(g, haunt->step, NULL);
-        if (g->stream) scribble(haunt, pd_shard_stream_file(g->stream));
+        if (g->stream[0]) scribble(haunt, pd_shard_stream_file(g->stream[0]));
     }
 }
 
@@ -283,10 +283,10 @@ static pd_status overtaken_while_saving(struct generation *g, struct haunt *haun
     struct pd_identity identity = room_identity(0, g->step);
     struct pd_run_state state;
     PD_TRY(generation_finish(g, err));
-    PD_TRY(pd_store_begin_generation(rank->store, &identity, &g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
     PD_TRY(launch_haunted(rank->room, haunt, err));
     room_state(rank, &state, 0, g->step);
-    pd_status st = pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
+    pd_status st = pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
     if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "a zombie that seals gets %s", pd_status_name(st));
     haunt->zombies[0] = g;
     haunt->zombie_count = 1;

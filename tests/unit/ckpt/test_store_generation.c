@@ -143,7 +143,7 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
     struct room_rank *rank = g->rank;
     char shard[128], held[4096];
     PD_TRY(generation_step(g, 1, err));
-    memcpy(held, g->path, sizeof held);
+    memcpy(held, g->path[0], sizeof held);
     shard_path(rank, 1, shard);
     uint64_t first = inode_of(rank->door, held);
     if (inode_of(rank->door, shard) != first || links_of(rank->door, shard) != 2)
@@ -153,7 +153,7 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
     PD_TRY(generation_step(g, 3, err)); /* step 1 goes, its file waits */
     if (inode_of(rank->door, shard)) PD_FAIL(err, PD_BUG, "step 1 is still there");
     PD_TRY(pd_group_agree(rank->group, generation_write(g, 4, err), err));
-    if (inode_of(rank->door, g->path) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
+    if (inode_of(rank->door, g->path[0]) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
     return PD_OK;
 }
 
@@ -182,7 +182,8 @@ static pd_status pin_by_links(struct generation *g, void *context, struct pd_err
         PD_TRY(pd_door_link(rank->door, shard, "/backup.h5", err));
     for (uint64_t step = 3; step < 10; step++) {
         PD_TRY(generation_step(g, step, err));
-        if (inode_of(rank->door, g->path) == kept) PD_FAIL(err, PD_BUG, "step %llu overwrites it", (unsigned long long)step);
+        if (inode_of(rank->door, g->path[0]) == kept)
+            PD_FAIL(err, PD_BUG, "step %llu overwrites it", (unsigned long long)step);
     }
     return PD_OK;
 }
@@ -209,7 +210,7 @@ static pd_status thousand_steps(struct generation *g, void *context, struct pd_e
             PD_TRY(pd_group_agree(g->rank->group, generation_write(g, step * 10 - 5, err), err)); /* unsaved */
         PD_TRY(generation_step(g, step * 10, err));
         if (g->rank->group->rank != 0) continue;
-        uint64_t inode = inode_of(g->rank->door, g->path);
+        uint64_t inode = inode_of(g->rank->door, g->path[0]);
         uint32_t i = 0;
         while (i < inodes->count && inodes->seen[i] != inode)
             i++;
@@ -296,7 +297,7 @@ static pd_status save_copies(struct generation *g, void *context, struct pd_erro
     for (uint64_t step = 1; step < 8; step++) {
         PD_TRY(generation_step(g, step, err));
         shard_path(g->rank, step, shard);
-        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->door, g->path, shard, err) : PD_OK;
+        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->door, g->path[0], shard, err) : PD_OK;
         PD_TRY(pd_group_agree(g->rank->group, st, err));
         PD_TRY(generation_read(g, err));
         for (uint32_t i = 0; i < pd_store_count(g->rank->store); i++)
@@ -426,9 +427,9 @@ static pd_status die_in_a_step(struct generation *g, void *context, struct pd_er
     char path[128];
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
-    left->waiting[r] = inode_of(g->rank->door, g->path);
+    left->waiting[r] = inode_of(g->rank->door, g->path[0]);
     PD_TRY(generation_write(g, 3, err));
-    left->held[r] = inode_of(g->rank->door, g->path);
+    left->held[r] = inode_of(g->rank->door, g->path[0]);
     snprintf(path, sizeof path, ROOM_ROOT "/pool-1/recycle-%05u-0", r);
     if (inode_of(g->rank->door, path) != left->waiting[r]) PD_FAIL(err, PD_BUG, "%s does not wait", path);
     return generation_kill_all(g->rank, err);
@@ -440,9 +441,9 @@ static pd_status come_back(struct generation *g, void *context, struct pd_error 
     uint32_t r = g->rank->group->rank;
     PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
     PD_TRY(generation_write(g, 2, err));
-    if (inode_of(g->rank->door, g->path) != left->waiting[r]) PD_FAIL(err, PD_BUG, "what waited is not taken over");
+    if (inode_of(g->rank->door, g->path[0]) != left->waiting[r]) PD_FAIL(err, PD_BUG, "what waited is not taken over");
     PD_TRY(generation_write(g, 3, err));
-    if (inode_of(g->rank->door, g->path) == left->held[r]) PD_FAIL(err, PD_BUG, "what was held is taken over");
+    if (inode_of(g->rank->door, g->path[0]) == left->held[r]) PD_FAIL(err, PD_BUG, "what was held is taken over");
     if (inode_of(g->rank->door, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
     return PD_OK;
 }
@@ -563,7 +564,7 @@ static pd_status check_what_is_there(struct generation *g, void *context, struct
     PD_TRY(generation_write(g, 4, err));
     struct pd_stat stat;
     struct pd_space space;
-    PD_TRY(pd_door_stat(rank->door, g->path, &stat, err));
+    PD_TRY(pd_door_stat(rank->door, g->path[0], &stat, err));
     PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
     struct pd_file *ballast = NULL;
     PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
@@ -593,7 +594,7 @@ static pd_status check_before_pruning(struct generation *g, void *context, struc
     struct room_rank *rank = g->rank;
     struct pd_space space;
     struct pd_file *ballast = NULL;
-    uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0]);
+    uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0][0]);
     if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
     PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
     PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
@@ -713,8 +714,8 @@ static pd_status commit_behind(struct generation *g, void *context, struct pd_er
         pthread_t thread;
         PD_TRY(generation_write(g, step, err));
         PD_TRY(generation_finish(g, err));
-        PD_TRY(pd_store_begin_generation(rank->store, &identity, &g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
-        c.summary = g->summary;
+        PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+        c.summary = g->summary[0];
         room_state(rank, &c.state, 0, step);
         if (pthread_create(&thread, NULL, commit_and_prune, &c) != 0) PD_FAIL(err, PD_NO_MEMORY, "no thread");
         pd_status st = generation_write(g, step + 1, err);
