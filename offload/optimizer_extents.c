@@ -46,6 +46,32 @@ static pd_status find_groups(const struct pd_tensor_table *tensors, const struct
     return PD_OK;
 }
 
+static int by_chunk(const struct pd_shard_box *a, const struct pd_shard_box *b)
+{
+    if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
+    return a->box.start[1] < b->box.start[1] ? -1 : a->box.start[1] > b->box.start[1];
+}
+
+static int group_order(const void *left, const void *right, void *context)
+{
+    const struct pd_optimizer_group *a = left, *b = right;
+    const struct pd_shard_box *boxes = context;
+    const int order = by_chunk(&boxes[a->box[PD_PARAM]], &boxes[b->box[PD_PARAM]]);
+    return order ? order : a->box[PD_PARAM] < b->box[PD_PARAM] ? -1 : 1;
+}
+
+/* Boxes of one shard ascend already. */
+static void bundle_groups(const struct pd_shard_box *boxes, struct pd_optimizer_groups *groups)
+{
+    struct pd_optimizer_group *g = groups->groups;
+    qsort_r(g, groups->count, sizeof *g, group_order, (void *)(uintptr_t)boxes);
+    for (uint32_t begin = 0, end; begin < groups->count; begin = end) {
+        for (end = begin + 1; end < groups->count && end - begin < PD_LAYOUT_STRIPES_MAX; end++)
+            if (by_chunk(&boxes[g[begin].box[PD_PARAM]], &boxes[g[end].box[PD_PARAM]])) break;
+        g[begin].bundle = end - begin;
+    }
+}
+
 pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                    uint32_t box_count, struct pd_optimizer_groups *ret_groups, struct pd_error *err)
 {
@@ -56,6 +82,7 @@ pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const 
         free(groups.groups);
         return st;
     }
+    bundle_groups(boxes, &groups);
     *ret_groups = groups;
     return PD_OK;
 }
@@ -79,12 +106,56 @@ static bool is_selected(const struct pd_optimizer_cursor *c, const struct pd_opt
     return pd_optimizer_is_resident(group) && group->elements * sizeof(float) >= PD_DOOR_ALIGN;
 }
 
-/* Elements of a group, `left` of which remain, that go into `room` bytes; 0: better none. */
-static uint64_t elements_for(uint64_t left, uint64_t room, bool is_first)
+/* What is left of a bundle. */
+struct rest {
+    uint64_t elements[PD_LAYOUT_STRIPES_MAX]; /* of its groups; 0: done, or not selected */
+    uint64_t blocks, bytes;
+    uint32_t groups; /* that have any */
+};
+
+static struct rest rest_of(const struct pd_optimizer_cursor *c)
 {
-    if (page_bytes(left) <= room / PD_KIND_COUNT) return left;
-    uint64_t blocks = room / PD_KIND_COUNT / PD_SHARD_BLOCK_BYTES;
-    return is_first || blocks >= REST_BLOCKS_MIN ? blocks * PD_OPTIMIZER_BLOCK_ELEMENTS : 0;
+    const struct pd_optimizer_group *groups = &c->groups->groups[c->group];
+    struct rest rest = {.blocks = 0};
+    for (uint32_t k = 0; k < groups->bundle; k++) {
+        if (!is_selected(c, &groups[k]) || c->first[k] == groups[k].elements) continue;
+        rest.elements[k] = groups[k].elements - c->first[k];
+        rest.blocks += (rest.elements[k] + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        rest.bytes += page_bytes(rest.elements[k]);
+        rest.groups++;
+    }
+    return rest;
+}
+
+/* Cuts the rest down to `blocks`, fewer than it has: in proportion, the first ones get what division leaves over. */
+static void share(struct rest *rest, uint64_t blocks, uint32_t bundle)
+{
+    uint64_t left = rest->blocks;
+    for (uint32_t k = 0; k < bundle; k++) {
+        const uint64_t have = (rest->elements[k] + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        if (!have) continue;
+        const uint64_t get = (have * blocks + left - 1) / left; /* at most have, since blocks <= left */
+        if (get < have) rest->elements[k] = get * PD_OPTIMIZER_BLOCK_ELEMENTS;
+        left -= have;
+        blocks -= get;
+    }
+}
+
+static uint32_t take(struct pd_optimizer_cursor *c, const struct rest *rest, struct pd_optimizer_part *ret_parts)
+{
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < c->groups->groups[c->group].bundle; k++) {
+        if (!rest->elements[k]) continue;
+        ret_parts[count++] = (struct pd_optimizer_part){c->group + k, c->first[k], rest->elements[k]};
+        c->first[k] += rest->elements[k];
+    }
+    return count;
+}
+
+static void next_bundle(struct pd_optimizer_cursor *c)
+{
+    c->group += c->groups->groups[c->group].bundle;
+    memset(c->first, 0, sizeof c->first);
 }
 
 uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optimizer_part *ret_parts)
@@ -92,16 +163,21 @@ uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optim
     uint32_t count = 0;
     uint64_t room = c->slot_bytes;
     PD_CHECK(room >= PD_KIND_COUNT * PD_SHARD_BLOCK_BYTES);
-    for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; c->group++, c->first = 0) {
+    for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; next_bundle(c)) {
         const struct pd_optimizer_group *group = &c->groups->groups[c->group];
-        if (!is_selected(c, group)) continue;
+        struct rest rest = rest_of(c);
+        if (!rest.groups) continue;
         if (c->by_unit && count > 0 && c->groups->groups[ret_parts[0].group].unit != group->unit) return count;
-        const uint64_t left = group->elements - c->first, n = elements_for(left, room, count == 0);
-        if (n == 0) return count;
-        ret_parts[count++] = (struct pd_optimizer_part){c->group, c->first, n};
-        c->first += n;
-        if (n < left) return count;
-        room -= PD_KIND_COUNT * page_bytes(n);
+        if (count + rest.groups > PD_OPTIMIZER_PARTS_MAX) return count;
+        if (rest.bytes <= room / PD_KIND_COUNT) {
+            room -= PD_KIND_COUNT * rest.bytes;
+            count += take(c, &rest, ret_parts + count);
+            continue;
+        }
+        const uint64_t blocks = room / PD_KIND_COUNT / PD_SHARD_BLOCK_BYTES;
+        if (count > 0 && blocks < REST_BLOCKS_MIN) return count;
+        share(&rest, blocks, group->bundle);
+        return count + take(c, &rest, ret_parts + count);
     }
     return count;
 }

@@ -2,14 +2,18 @@
  * a group's elements, an extent is the parts that share a slot. Arithmetic on boxes alone, so that nothing grows with the
  * state but the groups.
  *
- *   invariants  1. extents in turn cover every element of every group asked for once, groups and elements ascending
+ * Of a tensor whose boxes lie in several stripes, one shard a drive, an extent takes from each in proportion to what is left
+ * of it, so that all drives work all the time: these groups are a bundle.
+ *
+ *   invariants  1. extents in turn cover every element of every group asked for once; bundles ascend, and elements of a
+ * group
  *               2. a part begins at a block; it ends at one too, or with its group
  *               3. an extent's bytes, each kind rounded up to pages, fit into a slot
  */
 #ifndef PD_OFFLOAD_OPTIMIZER_EXTENTS_H
 #define PD_OFFLOAD_OPTIMIZER_EXTENTS_H
 
-#include "ckpt/shard.h"
+#include "ckpt/commit.h"
 #include "offload/ring.h"
 
 #define PD_OPTIMIZER_BLOCK_ELEMENTS (PD_SHARD_BLOCK_BYTES / sizeof(float))
@@ -18,10 +22,11 @@
 struct pd_optimizer_group {
     uint32_t box[PD_KIND_COUNT];
     uint64_t elements;
-    uint32_t unit; /* pipeline unit of the tensor */
+    uint32_t unit;   /* pipeline unit of the tensor */
+    uint32_t bundle; /* groups from this one on that are met together; 0: the one before says it */
 };
 struct pd_optimizer_groups {
-    struct pd_optimizer_group *groups; /* (count), by the place of their `param` box; owned */
+    struct pd_optimizer_group *groups; /* (count), by tensor, chunk, then the place of their `param` box; owned */
     uint32_t count;
 };
 
@@ -43,10 +48,10 @@ struct pd_optimizer_part {
 struct pd_optimizer_cursor {
     const struct pd_optimizer_groups *groups;
     enum pd_optimizer_select select;
-    uint64_t slot_bytes; /* at least a block a kind */
-    bool by_unit;        /* an extent ends with its pipeline unit */
-    uint32_t group;
-    uint64_t first;
+    uint64_t slot_bytes;                   /* at least a block a kind */
+    bool by_unit;                          /* an extent ends with its pipeline unit */
+    uint32_t group;                        /* first of a bundle */
+    uint64_t first[PD_LAYOUT_STRIPES_MAX]; /* of its groups */
 };
 /* Parts of the next extent, at most PD_OPTIMIZER_PARTS_MAX; 0: there is none. */
 uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *cursor, struct pd_optimizer_part *ret_parts);

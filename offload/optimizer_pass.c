@@ -7,18 +7,31 @@ static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass 
     return &pass->store->groups.groups[part->group];
 }
 
-/* One page-aligned range of a box in both files. */
+/* One page-aligned range of a box in both files, which are laid out alike. */
 static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part, int kind)
 {
     const uint32_t box = group_of(pass, part)->box[kind];
-    const struct pd_optimizer_generation *any =
-        pass->old ? pass->old : pass->new; /* files of all generations are laid out alike */
-    const uint64_t offset = pd_shard_writer_box_offset(any->writer, box) + part->first * sizeof(float);
-    return (struct pd_ring_piece){.from = pass->from,
-                                  .from_offset = offset,
-                                  .to = pass->to,
-                                  .to_offset = offset,
-                                  .bytes = pd_optimizer_page_bytes(part->n * sizeof(float))};
+    uint32_t local;
+    struct pd_ring_piece piece = {.bytes = pd_optimizer_page_bytes(part->n * sizeof(float))};
+    if (pass->new) {
+        const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
+        piece.to = pd_shard_stream_file(file->stream);
+        piece.to_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
+    }
+    if (pass->old) {
+        const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, box, &local);
+        piece.from = file->from;
+        piece.from_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
+    }
+    return piece;
+}
+
+/* By file, in any order of files, and place there. */
+static bool comes_before(const struct pd_ring_piece *a, const struct pd_ring_piece *b)
+{
+    if (a->from != b->from) return (uintptr_t)a->from < (uintptr_t)b->from;
+    if (a->to != b->to) return (uintptr_t)a->to < (uintptr_t)b->to;
+    return a->from_offset + a->to_offset < b->from_offset + b->to_offset; /* equal, or one is 0 */
 }
 
 /* Pieces in the order of the file, so that neighbours travel together. */
@@ -26,7 +39,7 @@ static void add_piece(struct pd_ring_extent *extent, struct pd_optimizer_flight 
                       struct pd_ring_piece piece, uint16_t tag)
 {
     uint32_t at = extent->count++;
-    for (; at > 0 && extent->pieces[at - 1].from_offset > piece.from_offset; at--) {
+    for (; at > 0 && comes_before(&piece, &extent->pieces[at - 1]); at--) {
         extent->pieces[at] = extent->pieces[at - 1];
         tags[at] = tags[at - 1];
         flight->piece[tags[at] / PD_KIND_COUNT][tags[at] % PD_KIND_COUNT] = at;
@@ -95,14 +108,14 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
 
 static pd_status verify(const struct pd_optimizer_pass *pass, const struct place *place, int kind, struct pd_error *err)
 {
-    const uint32_t box = place->group->box[kind];
-    const struct pd_shard_writer *writer = pass->old->writer;
-    pd_status st = pd_shard_writer_verify_block(writer, box, place->block, place->data[kind], place->bytes, NULL);
+    uint32_t box;
+    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, place->group->box[kind], &box);
+    pd_status st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, NULL);
     if (!st) return PD_OK;
-    const uint64_t offset = pd_shard_writer_box_offset(writer, box) + place->block * PD_SHARD_BLOCK_BYTES;
-    PD_TRY(pd_file_read(pass->from, offset, place->data[kind], pd_optimizer_page_bytes(place->bytes), err));
-    st = pd_shard_writer_verify_block(writer, box, place->block, place->data[kind], place->bytes, err);
-    return st ? pd_error_context(err, st, "%s", pass->old->path) : PD_OK;
+    const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + place->block * PD_SHARD_BLOCK_BYTES;
+    PD_TRY(pd_file_read(file->from, offset, place->data[kind], pd_optimizer_page_bytes(place->bytes), err));
+    st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, err);
+    return st ? pd_error_context(err, st, "%s", file->path) : PD_OK;
 }
 
 static void note_failure(struct pd_optimizer_pass *pass, uint64_t index, pd_status st, const struct pd_error *error)
@@ -136,6 +149,13 @@ static void update_place(const struct pd_optimizer_pass *pass, const struct plac
     pd_cpu_adam(NULL, store->options.isa, pass->step->adam, &range);
 }
 
+static void hash_block(const struct pd_optimizer_pass *pass, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
+{
+    uint32_t local;
+    const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
+    pd_shard_stream_block(file->stream, local, block, data, bytes);
+}
+
 /* Checked, updated and hashed while it is in the cache. */
 static void work_block(void *context, uint64_t index)
 {
@@ -153,7 +173,7 @@ static void work_block(void *context, uint64_t index)
     if (pass->step->adam) update_place(pass, &place);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         memset((char *)place.data[kind] + place.bytes, 0, pd_optimizer_page_bytes(place.bytes) - place.bytes);
-        pd_shard_stream_block(pass->new->stream, place.group->box[kind], place.block, place.data[kind], place.bytes);
+        hash_block(pass, place.group->box[kind], place.block, place.data[kind], place.bytes);
     }
 }
 
@@ -271,10 +291,26 @@ static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_selec
                                                 .by_unit = pass->step && pass->step->by_unit};
 }
 
+static pd_status open_old(struct pd_optimizer_pass *pass, struct pd_error *err)
+{
+    for (uint32_t s = 0; s < pass->store->stripes; s++) {
+        struct pd_optimizer_file *file = &pass->old->files[s];
+        PD_TRY(pd_file_open(pass->store->options.door, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err));
+    }
+    return PD_OK;
+}
+
+static void close_old(struct pd_optimizer_pass *pass)
+{
+    for (uint32_t s = 0; s < pass->store->stripes; s++) {
+        pd_file_close_readonly(pass->old->files[s].from);
+        pass->old->files[s].from = NULL;
+    }
+}
+
 static void leave(struct pd_optimizer_pass *pass)
 {
-    pd_file_close_readonly(pass->from);
-    pass->from = NULL;
+    close_old(pass);
     pthread_mutex_destroy(&pass->mutex);
 }
 
@@ -285,7 +321,7 @@ pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_erro
     start_cursor(pass, PD_OPTIMIZER_STREAMED);
     const struct pd_ring_job job = {
         .extent_count = pd_optimizer_cursor_count(pass->cursor), .context = pass, .describe = describe, .work = work};
-    pd_status st = pd_file_open(store->options.door, pass->old->path, PD_OPEN_READ | PD_OPEN_DIRECT, &pass->from, err);
+    pd_status st = open_old(pass, err);
     if (!st) st = pd_ring_begin(store->ring, &job, err);
     if (st) leave(pass);
     return st;
@@ -327,31 +363,31 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
             char *data = extent->pieces[flight->piece[p][kind]].data;
             memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
             memset(data + bytes, 0, pd_optimizer_page_bytes(bytes) - bytes);
-            pd_shard_stream_block(pass->new->stream, group->box[kind], 0, data, bytes);
+            hash_block(pass, group->box[kind], 0, data, bytes);
         }
     }
     return PD_OK;
 }
 
-static void hand_over_small(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
+static void hand_over_small(const struct pd_optimizer_pass *pass)
 {
+    const struct pd_optimizer_store *store = pass->store;
     for (uint32_t box = 0; box < store->options.box_count; box++) {
         uint64_t bytes = pd_box_elements(&store->options.boxes[box].box) * sizeof(float);
-        if (bytes < PD_DOOR_ALIGN) pd_shard_stream_block(g->stream, box, 0, pd_optimizer_resident(store, g, box), bytes);
+        if (bytes < PD_DOOR_ALIGN) hash_block(pass, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
     }
 }
 
 pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                       struct pd_error *err)
 {
-    struct pd_optimizer_pass pass = {
-        .store = store, .new = g, .to = pd_shard_stream_file(g->stream), .kinds = (1u << PD_KIND_COUNT) - 1};
+    struct pd_optimizer_pass pass = {.store = store, .new = g, .kinds = (1u << PD_KIND_COUNT) - 1};
     start_cursor(&pass, PD_OPTIMIZER_RESIDENT_PAGES);
     const struct pd_ring_job job = {.extent_count = pd_optimizer_cursor_count(pass.cursor),
                                     .context = &pass,
                                     .describe = describe,
                                     .work = work_resident};
     PD_TRY(pd_ring_run(store->ring, &job, NULL, err));
-    hand_over_small(store, g);
+    hand_over_small(&pass);
     return PD_OK;
 }

@@ -4,7 +4,8 @@
  * look (read, check, show), or the last writes of a generation (boxes that stay in memory and own pages).
  *
  *   invariants  1. no byte is used before its block verified; one that does not is read once more
- *               2. boxes and elements are met in ascending order, those that stay in memory included
+ *               2. boxes and elements are met in the order of bundles (optimizer_extents.h), those that stay in memory
+ * included
  *               3. a block is checked, updated and hashed by one thread while it is in that core's cache
  */
 #ifndef PD_OFFLOAD_OPTIMIZER_PASS_H
@@ -18,15 +19,22 @@
 
 #define PD_OPTIMIZER_IN_FILE UINT64_MAX
 
-struct pd_optimizer_generation {
+/* One shard of a generation. */
+struct pd_optimizer_file {
     struct pd_shard_writer *writer;
-    struct pd_shard_stream *stream; /* until its file is finished or given up */
-    float *resident;                /* (resident_elements) */
-    struct pd_identity identity;
+    struct pd_shard_stream *stream; /* until it is finished or given up */
+    struct pd_file *from;           /* while it is read */
     char path[4096];
     uint32_t slot;
-    bool is_held, has_residents, is_finished; /* has_residents: boxes that stay in memory are in its file too */
-    struct pd_shard_summary summary;          /* once finished, and well */
+    bool is_held;
+    struct pd_shard_summary summary; /* once finished, and well */
+};
+
+struct pd_optimizer_generation {
+    struct pd_optimizer_file *files; /* (stripes) */
+    float *resident;                 /* (resident_elements) */
+    struct pd_identity identity;
+    bool has_residents, is_finished; /* has_residents: boxes that stay in memory are in its files too */
     pd_status finish_status;
     struct pd_error finish_error;
 };
@@ -46,7 +54,6 @@ struct pd_optimizer_pass {
     struct pd_optimizer_store *store;
     const struct pd_optimizer_store_step *step; /* NULL: only read */
     struct pd_optimizer_generation *old, *new;
-    struct pd_file *from, *to;
     uint32_t kinds; /* that are read */
     void *context;
     pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err);
@@ -62,6 +69,8 @@ struct pd_optimizer_pass {
 
 struct pd_optimizer_store {
     struct pd_optimizer_store_options options;
+    uint32_t stripes;
+    uint32_t first_box[PD_LAYOUT_STRIPES_MAX + 1]; /* (stripes + 1) of each, among all boxes */
     struct pd_ring *ring;
     struct pd_optimizer_groups groups;
     uint64_t *resident_at; /* (box_count) first element in a generation's `resident`, or IN_FILE */
@@ -74,7 +83,7 @@ struct pd_optimizer_store {
     struct pd_optimizer_flight flights[PD_RING_SLOTS];
 };
 
-/* Every extent and every box that stays, in turn. Set: store, old, kinds; step, new and to for an update; visit otherwise.
+/* Every extent and every box that stays, in turn. Set: store, old, kinds; step and new for an update; visit otherwise.
  */
 PD_MUST_USE pd_status pd_optimizer_pass_run(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);
@@ -84,13 +93,25 @@ PD_MUST_USE pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, st
 PD_MUST_USE pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_report *ret_report,
                                             struct pd_error *err);
 void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass);
-/* Writes boxes that stay in memory and have pages of their own into the file of `g`, and lets its stream know of all. */
+/* Writes boxes that stay in memory and have pages of their own into the files of `g`, and lets its streams know of all. */
 PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                                   struct pd_error *err);
 
 static inline uint64_t pd_optimizer_page_bytes(uint64_t bytes)
 {
     return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+/* The file that a box lies in, and its number there. */
+static inline struct pd_optimizer_file *pd_optimizer_file_of(const struct pd_optimizer_store *store,
+                                                             const struct pd_optimizer_generation *g, uint32_t box,
+                                                             uint32_t *ret_local)
+{
+    uint32_t stripe = 0;
+    while (box >= store->first_box[stripe + 1])
+        stripe++;
+    *ret_local = box - store->first_box[stripe];
+    return &g->files[stripe];
 }
 
 static inline float *pd_optimizer_resident(const struct pd_optimizer_store *store, const struct pd_optimizer_generation *g,

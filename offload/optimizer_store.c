@@ -29,6 +29,12 @@ static struct pd_optimizer_generation *next_of(struct pd_optimizer_store *store)
     return &store->generations[1 - store->current];
 }
 
+/* Where a box is being written, and its number there. */
+static struct pd_optimizer_file *next_file(struct pd_optimizer_store *store, uint32_t box, uint32_t *ret_local)
+{
+    return pd_optimizer_file_of(store, next_of(store), box, ret_local);
+}
+
 static uint64_t box_elements(const struct pd_optimizer_store *store, uint32_t box)
 {
     return pd_box_elements(&store->options.boxes[box].box);
@@ -56,28 +62,48 @@ static void place_resident(struct pd_optimizer_store *store)
     }
 }
 
+static void cut_stripes(struct pd_optimizer_store *store)
+{
+    const struct pd_optimizer_store_options *o = &store->options;
+    store->stripes = o->stripes ? o->stripes : 1;
+    PD_CHECK(store->stripes <= PD_LAYOUT_STRIPES_MAX && (store->stripes == 1 || o->store));
+    for (uint32_t s = 0; s < store->stripes; s++)
+        store->first_box[s + 1] = store->first_box[s] + (store->stripes == 1 ? o->box_count : o->stripe_boxes[s]);
+    PD_CHECK(store->first_box[store->stripes] == o->box_count);
+}
+
+static pd_status build_generation(struct pd_optimizer_store *store, struct pd_optimizer_generation *generation,
+                                  struct pd_error *err)
+{
+    const struct pd_optimizer_store_options *o = &store->options;
+    const uint64_t buffer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
+    generation->resident = calloc(store->resident_elements + 1, sizeof *generation->resident);
+    generation->files = calloc(store->stripes, sizeof *generation->files);
+    if (!generation->resident || !generation->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
+    for (uint32_t s = 0; s < store->stripes; s++)
+        PD_TRY(pd_shard_writer_new(o->door, o->tensors, o->boxes + store->first_box[s],
+                                   store->first_box[s + 1] - store->first_box[s], o->buffers, buffer_bytes,
+                                   &generation->files[s].writer, err));
+    return PD_OK;
+}
+
 static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
 {
     const struct pd_optimizer_store_options *o = &store->options;
+    cut_stripes(store);
     PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, &store->groups, err));
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
     if (!store->resident_at) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", o->box_count);
     place_resident(store);
-    const uint64_t buffer_bytes = o->buffer_bytes < WRITER_BUFFER_MAX ? o->buffer_bytes : WRITER_BUFFER_MAX;
-    for (int g = 0; g < 2; g++) {
-        struct pd_optimizer_generation *generation = &store->generations[g];
-        generation->resident = calloc(store->resident_elements + 1, sizeof *generation->resident);
-        if (!generation->resident) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
-        PD_TRY(pd_shard_writer_new(o->door, o->tensors, o->boxes, o->box_count, o->buffers, buffer_bytes,
-                                   &generation->writer, err));
-    }
+    for (int g = 0; g < 2; g++)
+        PD_TRY(build_generation(store, &store->generations[g], err));
     return pd_ring_new(o->door, o->buffers, o->buffer_bytes, &store->ring, err);
 }
 
 /* Beside its shard writers. */
 static uint64_t own_bytes(uint32_t box_count, uint64_t resident_elements, uint64_t buffer_bytes)
 {
-    return sizeof(struct pd_optimizer_store) + pd_ring_bytes(buffer_bytes) +
+    return sizeof(struct pd_optimizer_store) + 2 * sizeof(struct pd_optimizer_file) + pd_ring_bytes(buffer_bytes) +
            ((uint64_t)box_count + 1) * (sizeof(struct pd_optimizer_group) + sizeof(uint64_t)) +
            2 * (resident_elements + 1) * sizeof(float);
 }
@@ -91,9 +117,13 @@ static uint64_t writer_bytes(const struct pd_shard_writer *writer)
 static void check_heap(const struct pd_optimizer_store *store)
 {
     const struct pd_optimizer_store_options *o = &store->options;
-    PD_CHECK(own_bytes(o->box_count, store->resident_elements, o->buffer_bytes) +
-                 writer_bytes(store->generations[0].writer) + writer_bytes(store->generations[1].writer) <=
-             pd_optimizer_store_most_bytes(o->tensors, o->boxes, o->box_count, o->buffer_bytes));
+    uint64_t bytes = own_bytes(o->box_count, store->resident_elements, o->buffer_bytes), most = 0;
+    for (uint32_t s = 0; s < store->stripes; s++) {
+        bytes += writer_bytes(store->generations[0].files[s].writer) + writer_bytes(store->generations[1].files[s].writer);
+        most += pd_optimizer_store_most_bytes(o->tensors, o->boxes + store->first_box[s],
+                                              store->first_box[s + 1] - store->first_box[s], o->buffer_bytes);
+    }
+    PD_CHECK(bytes <= most);
 }
 
 pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options, struct pd_optimizer_store **ret_store,
@@ -140,9 +170,10 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
     return own_bytes(box_count, resident, buffer_bytes) + 2 * pd_shard_writer_most_bytes(tensors, boxes, box_count);
 }
 
-uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store)
+uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
 {
-    return pd_shard_writer_file_bytes(store->generations[0].writer);
+    PD_CHECK(stripe < store->stripes);
+    return pd_shard_writer_file_bytes(store->generations[0].files[stripe].writer);
 }
 
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store)
@@ -151,10 +182,10 @@ const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_
     return &store->generations[store->current].identity;
 }
 
-const char *pd_optimizer_store_path(const struct pd_optimizer_store *store)
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store, uint32_t stripe)
 {
-    PD_CHECK(store->has_current);
-    return store->generations[store->current].path;
+    PD_CHECK(store->has_current && stripe < store->stripes);
+    return store->generations[store->current].files[stripe].path;
 }
 
 /* ---- files of generations ---- */
@@ -163,45 +194,60 @@ static pd_status take_own_file(struct pd_optimizer_store *store, struct pd_optim
 {
     const struct pd_optimizer_generation *other =
         g == &store->generations[0] ? &store->generations[1] : &store->generations[0];
-    g->slot = other->is_held ? (other->slot + 1) % OWN_FILES : 0;
-    int length = snprintf(g->path, sizeof g->path, "%s/generation-%05u-%u.h5", store->options.directory, store->options.rank,
-                          g->slot);
-    if (length < 0 || (size_t)length >= sizeof g->path)
+    struct pd_optimizer_file *file = &g->files[0];
+    file->slot = other->files[0].is_held ? (other->files[0].slot + 1) % OWN_FILES : 0;
+    int length = snprintf(file->path, sizeof file->path, "%s/generation-%05u-%u.h5", store->options.directory,
+                          store->options.rank, file->slot);
+    if (length < 0 || (size_t)length >= sizeof file->path)
         PD_FAIL(err, PD_INVALID, "%s: the path is too long", store->options.directory);
     return PD_OK;
 }
 
-static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
+static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, uint32_t stripe,
+                           struct pd_error *err)
 {
-    PD_CHECK(!g->is_held && !g->stream);
+    struct pd_optimizer_file *file = &g->files[stripe];
+    PD_CHECK(!file->is_held && !file->stream);
     if (store->options.store)
-        PD_TRY(pd_store_generation_take(store->options.store, &g->slot, g->path, err));
+        PD_TRY(pd_store_generation_take(pd_store_stripe(store->options.store, stripe), &file->slot, file->path, err));
     else
         PD_TRY(take_own_file(store, g, err));
-    g->is_held = true;
+    file->is_held = true;
     return PD_OK;
 }
 
 static void let_go(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, bool is_bad)
 {
-    pd_shard_stream_abort(g->stream);
-    g->stream = NULL;
-    if (!g->is_held) return;
-    g->is_held = false;
-    if (store->options.store)
-        pd_store_generation_release(store->options.store, g->slot, is_bad);
-    else if (is_bad)
-        (void)!pd_door_unlink(store->options.door, g->path, NULL);
+    for (uint32_t s = 0; g->files && s < store->stripes; s++) {
+        struct pd_optimizer_file *file = &g->files[s];
+        pd_shard_stream_abort(file->stream);
+        file->stream = NULL;
+        if (!file->is_held) continue;
+        file->is_held = false;
+        if (store->options.store)
+            pd_store_generation_release(pd_store_stripe(store->options.store, s), file->slot, is_bad);
+        else if (is_bad)
+            (void)!pd_door_unlink(store->options.door, file->path, NULL);
+    }
+}
+
+static pd_status open_files(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
+{
+    for (uint32_t s = 0; s < store->stripes; s++) {
+        struct pd_optimizer_file *file = &g->files[s];
+        PD_TRY(take_file(store, g, s, err));
+        PD_TRY(pd_shard_stream_begin(file->writer, file->path, &g->identity, store->options.rank, &file->stream, err));
+    }
+    return PD_OK;
 }
 
 /* Makes the generation beside the current one ready to be written. */
 static pd_status open_next(struct pd_optimizer_store *store, const struct pd_identity *identity, struct pd_error *err)
 {
     struct pd_optimizer_generation *g = next_of(store);
-    PD_TRY(take_file(store, g, err));
     g->identity = *identity;
     g->has_residents = g->is_finished = false;
-    pd_status st = pd_shard_stream_begin(g->writer, g->path, identity, store->options.rank, &g->stream, err);
+    pd_status st = open_files(store, g, err);
     if (st) let_go(store, g, true);
     return st;
 }
@@ -214,15 +260,21 @@ static void accept_next(struct pd_optimizer_store *store)
     store->has_current = true;
 }
 
+static void free_generation(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
+{
+    let_go(store, g, false);
+    for (uint32_t s = 0; g->files && s < store->stripes; s++)
+        pd_shard_writer_free(g->files[s].writer);
+    free(g->files);
+    free(g->resident);
+}
+
 void pd_optimizer_store_free(struct pd_optimizer_store *store)
 {
     if (!store) return;
     pd_optimizer_store_update_abandon(store);
-    for (int g = 0; g < 2; g++) {
-        let_go(store, &store->generations[g], false);
-        pd_shard_writer_free(store->generations[g].writer);
-        free(store->generations[g].resident);
-    }
+    for (int g = 0; g < 2; g++)
+        free_generation(store, &store->generations[g]);
     pd_ring_free(store->ring);
     pd_optimizer_groups_deinit(&store->groups);
     free(store->resident_at);
@@ -240,7 +292,6 @@ pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, cons
                                              .step = &store->step,
                                              .old = current_of(store),
                                              .new = next_of(store),
-                                             .to = pd_shard_stream_file(next_of(store)->stream),
                                              .kinds = (1u << PD_KIND_COUNT) - 1};
     pd_status st = pd_optimizer_pass_begin(&store->pass, err);
     if (st) let_go(store, next_of(store), true);
@@ -305,8 +356,8 @@ pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struc
 /* One range of a box on its way into the file: extents of PUT_BYTES, copied and hashed while those before are written. */
 struct filling {
     struct pd_optimizer_store *store;
-    struct pd_optimizer_generation *generation;
-    uint32_t box;
+    struct pd_shard_stream *stream;
+    uint32_t box;                 /* of the file */
     uint64_t offset, first_block; /* in the file, of the box */
     const char *data;
     uint64_t bytes, extent_bytes;
@@ -320,7 +371,7 @@ static void describe_put(void *context, uint64_t i, struct pd_ring_extent *ret_e
     const uint64_t at = i * f->extent_bytes, left = f->bytes - at;
     ret_extent->count = 1;
     ret_extent->pieces[0] =
-        (struct pd_ring_piece){.to = pd_shard_stream_file(f->generation->stream),
+        (struct pd_ring_piece){.to = pd_shard_stream_file(f->stream),
                                .to_offset = f->offset + at,
                                .bytes = pd_optimizer_page_bytes(left < f->extent_bytes ? left : f->extent_bytes)};
 }
@@ -332,8 +383,8 @@ static void stage_block(void *context, uint64_t index)
     const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     memcpy(f->staged + skip, f->data + f->at + skip, bytes);
     memset(f->staged + skip + bytes, 0, pd_optimizer_page_bytes(bytes) - bytes);
-    pd_shard_stream_block(f->generation->stream, f->box, f->first_block + (f->at + skip) / PD_SHARD_BLOCK_BYTES,
-                          f->staged + skip, bytes);
+    pd_shard_stream_block(f->stream, f->box, f->first_block + (f->at + skip) / PD_SHARD_BLOCK_BYTES, f->staged + skip,
+                          bytes);
 }
 
 static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
@@ -351,12 +402,13 @@ static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *exte
 static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, uint64_t first, const float *data,
                               uint64_t elements, struct pd_error *err)
 {
-    struct pd_optimizer_generation *g = next_of(store);
+    uint32_t local;
+    const struct pd_optimizer_file *file = next_file(store, box, &local);
     const uint64_t slot = pd_ring_slot_bytes(store->ring);
     struct filling filling = {.store = store,
-                              .generation = g,
-                              .box = box,
-                              .offset = pd_shard_writer_box_offset(g->writer, box) + first * sizeof *data,
+                              .stream = file->stream,
+                              .box = local,
+                              .offset = pd_shard_writer_box_offset(file->writer, local) + first * sizeof *data,
                               .first_block = first / PD_OPTIMIZER_BLOCK_ELEMENTS,
                               .data = (const char *)data,
                               .bytes = elements * sizeof *data,
@@ -410,23 +462,35 @@ pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct p
     g->finish_status = pd_optimizer_pass_residents(store, g, &g->finish_error);
     if (!g->finish_status) return PD_OK;
     g->is_finished = true;
-    pd_shard_stream_abort(g->stream);
-    g->stream = NULL;
+    for (uint32_t s = 0; s < store->stripes; s++) {
+        pd_shard_stream_abort(g->files[s].stream);
+        g->files[s].stream = NULL;
+    }
     return say_finished(g, err);
 }
 
-pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
-                                    uint32_t *ret_slot, struct pd_error *err)
+/* One after the other: what is left of a file is small. */
+static void finish_files(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
+{
+    for (uint32_t s = 0; s < store->stripes; s++) {
+        struct pd_optimizer_file *file = &g->files[s];
+        pd_status st = pd_shard_stream_finish(file->stream, &file->summary, g->finish_status ? NULL : &g->finish_error);
+        if (!g->finish_status) g->finish_status = st;
+        file->stream = NULL;
+    }
+    g->is_finished = true;
+}
+
+pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summaries,
+                                    uint32_t *ret_slots, struct pd_error *err)
 {
     PD_TRY(pd_optimizer_store_complete(store, err));
     struct pd_optimizer_generation *g = current_of(store);
-    if (!g->is_finished) {
-        g->finish_status = pd_shard_stream_finish(g->stream, &g->summary, &g->finish_error);
-        g->stream = NULL;
-        g->is_finished = true;
-    }
+    if (!g->is_finished) finish_files(store, g);
     PD_TRY(say_finished(g, err));
-    *ret_summary = g->summary;
-    *ret_slot = g->slot;
+    for (uint32_t s = 0; s < store->stripes; s++) {
+        ret_summaries[s] = g->files[s].summary;
+        ret_slots[s] = g->files[s].slot;
+    }
     return PD_OK;
 }

@@ -1,8 +1,9 @@
 /* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq of its boxes, generation after generation.
  *
- * A generation is a shard file in the making (ckpt/shard.h): an update reads generation g, verifies every block against
- * what was hashed when it was written, and writes g+1 out of place with its own checksums. A checkpoint finishes the file of
- * the newest one (metadata, tables, fdatasync) and links it; no byte of state is written twice.
+ * A generation is a shard file in the making (ckpt/shard.h), or one on each of several drives: an update reads generation g,
+ * verifies every block against what was hashed when it was written, and writes g+1 out of place with its own checksums. A
+ * checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state is written
+ * twice.
  *
  *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
@@ -26,8 +27,11 @@ struct pd_optimizer_store_options {
     struct pd_store *store; /* where generations lie: its pool. NULL: files of their own in `directory` */
     const char *directory;
     const struct pd_tensor_table *tensors;
-    const struct pd_shard_box *boxes; /* (box_count) of this rank's shard, all three kinds: pd_layout_shard_boxes */
+    /* (box_count) of this rank's shards, one stripe after the other, all three kinds: pd_layout_shard_boxes */
+    const struct pd_shard_box *boxes;
     uint32_t box_count, rank;
+    uint32_t stripes;                             /* shards; 0 as 1. More than one: those of `store` */
+    uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX]; /* of each, when there are several */
     struct pd_thread_pool *pool;
     enum pd_isa isa;
     void *buffers; /* (buffer_bytes) of the ring, aligned to PD_DOOR_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
@@ -41,14 +45,15 @@ PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_opt
                                              struct pd_optimizer_store **ret_store, struct pd_error *err);
 void pd_optimizer_store_free(struct pd_optimizer_store *store);
 /* The same by arithmetic, for plans: heap beyond the ring's buffers, exact for the same boxes, and bytes of one
- * generation's file. Computes the file's metadata once. */
+ * generation's file. Computes the file's metadata once. Of one stripe. */
 PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                               uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
                                               uint64_t *ret_file_bytes, struct pd_error *err);
 /* That heap and a little more, without metadata: a sum over boxes, and never less than what new takes (it checks). */
 uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                        uint32_t box_count, uint64_t buffer_bytes);
-uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store); /* of one generation */
+/* Of one generation, in one stripe. */
+uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe);
 
 /* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
  * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block. */
@@ -59,9 +64,9 @@ PD_MUST_USE pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, u
 PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err);
 
 /* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter
- * goes rounded to copy_dtype (NULL: nowhere). Asked once for every element, boxes and elements ascending, by the caller's
- * thread; not asked for when there is no update. What was given is used until the first range is asked for that lies in
- * another extent: with by_unit, in another pipeline unit at the latest. */
+ * goes rounded to copy_dtype (NULL: nowhere). Asked once for every element, by the caller's thread, in the order of tensors;
+ * not asked for when there is no update. What was given is used until the first range is asked for that lies in another
+ * extent: with by_unit, in another pipeline unit at the latest. */
 struct pd_optimizer_store_step {
     struct pd_identity identity;     /* of the new generation */
     const struct pd_adam_step *adam; /* NULL: no update, the state as it is under another identity (a skipped step) */
@@ -90,13 +95,14 @@ PD_MUST_USE pd_status pd_optimizer_store_read(struct pd_optimizer_store *store, 
 
 /* Identity of the current generation. */
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
-const char *pd_optimizer_store_path(const struct pd_optimizer_store *store); /* of its file */
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store, uint32_t stripe); /* of its file */
 /* What of the current generation is not in its file yet, but for metadata and tables; once, later calls return the same. A
  * failure makes the file worthless for checkpoints; state goes on. */
 PD_MUST_USE pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err);
-/* Completes that file: metadata, tables, fdatasync; once, as above. *ret_slot is what pd_store_begin_generation takes. After
+/* Completes those files: metadata, tables, fdatasync; once, as above. ret_summaries and ret_slots (stripes) are what
+ * pd_store_begin_generation takes. After
  * pd_optimizer_store_complete this may run in another thread, while nobody else calls anything of this store. */
-PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
-                                                uint32_t *ret_slot, struct pd_error *err);
+PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summaries,
+                                                uint32_t *ret_slots, struct pd_error *err);
 
 #endif

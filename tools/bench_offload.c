@@ -293,7 +293,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     const struct pd_pairs_summary step = pd_pairs_summarise(&b->steps), io = pd_pairs_summarise_throughput(&b->transfers);
     const uint64_t moved = b->report.bytes_read + b->report.bytes_written, state = b->parameters * STATE_BYTES_A_PARAMETER;
     const double pairs = (double)b->options.pairs, a_parameter = (double)moved / (double)b->parameters;
-    const double tables = (double)pd_optimizer_store_file_bytes(b->store) / (double)state - 1;
+    const double tables = (double)pd_optimizer_store_file_bytes(b->store, 0) / (double)state - 1;
     if (!b->options.json) {
         printf("%s, %llu parameters, %s of state, ring of %s, %llu threads, in %s\n", pd_door_describe(b->room.door),
                (unsigned long long)b->parameters, pd_text_bytes(state).text,
