@@ -18,7 +18,9 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
                                              .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
                                              .busy_wait_ms = t->options.busy_wait_ms,
                                              .generations = t->options.generations && tier->number == 0,
-                                             .copies = tier->options.copies > 0};
+                                             .copies = tier->options.copies > 0,
+                                             .shards = t->options.shards,
+                                             .stripes = writable && tier->number == 0 ? t->options.stripes : NULL};
     PD_TRY(pd_store_open(t->door, tier->dir, &options, tier->group, &tier->store, err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);

@@ -88,28 +88,32 @@ static pd_status settle_store(struct tier *tier, struct tier_job *job, struct pd
 
 static pd_status save_here(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
-    struct pd_shard_summary summary = {0};
+    struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX] = {0};
     pd_status written = PD_OK;
-    PD_TRY(job->save->prepare(job->save->context, tier->store, tier->number, &written, &summary, err));
+    PD_TRY(job->save->prepare(job->save->context, tier->store, tier->number, &written, summaries, err));
     job->has_begun = true;
-    summary.host = tier->group->host;
-    return pd_store_commit(tier->store, written, &summary, job->save->state, err);
+    return pd_store_commit(tier->store, written, summaries, job->save->state, err);
 }
 
 /* ---- copies ---- */
 
-static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, const char *path,
-                            struct pd_shard_summary *ret_summary, struct pd_error *err)
+static uint32_t shards_of(const struct tier *tier)
+{
+    return tier->tiers->options.shards ? tier->tiers->options.shards : 1;
+}
+
+static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, uint32_t shard,
+                            const char *path, struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     struct pd_shard_copy copy = {.to = path,
                                  .identity = &commit->state.identity,
-                                 .expect = &commit->shards[tier->group->rank],
+                                 .expect = &commit->shards[shard],
                                  .buffers = tier->staging,
                                  .buffer_bytes = PD_TIERS_STAGING_BYTES,
                                  .bytes_per_second = tier->bytes_per_second,
                                  .stop = &tier->stop};
     char from[TIERS_PATH_MAX + 32];
-    snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, tier->group->rank);
+    snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, shard);
     copy.from = from;
     return pd_shard_repack(tier->tiers->door, &copy, &tier->options.codec, ret_summary, err);
 }
@@ -120,10 +124,23 @@ pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, 
     char path[TIERS_PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/commit.h5", job->source);
     PD_TRY(pd_commit_read(tier->tiers->door, path, ret_commit, err));
-    if (ret_commit->shard_count == tier->group->size) return PD_OK;
+    if (ret_commit->shard_count == tier->group->size * shards_of(tier)) return PD_OK;
     pd_commit_deinit(ret_commit);
     *ret_commit = (struct pd_commit){0};
     PD_FAIL(err, PD_BUG, "%s is of another number of ranks", path);
+}
+
+/* `path`: of the first one. */
+static pd_status copy_shards(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, char *path,
+                             struct pd_shard_summary *ret_summaries, struct pd_error *err)
+{
+    for (uint32_t s = 0; s < shards_of(tier); s++) {
+        const uint32_t shard = tier->group->rank * shards_of(tier) + s;
+        if (s) pd_store_begin_shard(tier->store, s, path);
+        ret_summaries[s] = commit->shards[shard];
+        PD_TRY(copy_shard(tier, job, commit, shard, path, &ret_summaries[s], err));
+    }
+    return PD_OK;
 }
 
 static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_error *err)
@@ -133,10 +150,10 @@ static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_er
     pd_status st = pd_group_agree(tier->group, tier_read_source(tier, job, &commit, err), err);
     if (!st) st = pd_store_begin(tier->store, &commit.state.identity, path, err);
     if (!st) {
-        struct pd_shard_summary summary = commit.shards[tier->group->rank];
-        st = copy_shard(tier, job, &commit, path, &summary, err);
+        struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
+        st = copy_shards(tier, job, &commit, path, summaries, err);
         pd_fault_point("tiers.copy.copied");
-        st = pd_store_commit(tier->store, st, &summary, &commit.state, err);
+        st = pd_store_commit(tier->store, st, summaries, &commit.state, err);
         if (!st) pd_fault_point("tiers.copy.sealed");
     } else if (st == PD_EXISTS) {
         st = PD_OK; /* sealed by this launch in an earlier attempt */

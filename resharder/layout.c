@@ -316,3 +316,30 @@ pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_
     *ret_count = used;
     return PD_OK;
 }
+
+pd_status pd_layout_rank_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
+                               struct pd_shard_box **ret_boxes, uint32_t *ret_count,
+                               uint32_t ret_stripe_counts[PD_LAYOUT_STRIPES_MAX], struct pd_error *err)
+{
+    const uint32_t stripes = pd_layout_stripes(layout);
+    struct pd_shard_box *all = NULL;
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < stripes; s++) {
+        struct pd_shard_box *boxes = NULL, *grown;
+        pd_status st = pd_layout_shard_boxes(layout, tensors, rank * stripes + s, &boxes, &ret_stripe_counts[s], err);
+        if (st == PD_OK && !(grown = realloc(all, (count + ret_stripe_counts[s] + 1ull) * sizeof *all)))
+            st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "layout: no memory for the boxes of rank %u", rank);
+        if (st != PD_OK) {
+            free(boxes);
+            free(all);
+            return st;
+        }
+        memcpy(grown + count, boxes, ret_stripe_counts[s] * sizeof *boxes);
+        free(boxes);
+        all = grown;
+        count += ret_stripe_counts[s];
+    }
+    *ret_boxes = all;
+    *ret_count = count;
+    return PD_OK;
+}

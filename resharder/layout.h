@@ -72,5 +72,9 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                             uint32_t shard, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);
+/* Those of all shards of a rank, one stripe after the other; ret_stripe_counts (stripes). */
+PD_MUST_USE pd_status pd_layout_rank_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
+                                           uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
+                                           uint32_t ret_stripe_counts[PD_LAYOUT_STRIPES_MAX], struct pd_error *err);
 
 #endif

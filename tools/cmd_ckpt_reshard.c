@@ -86,10 +86,9 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
 /* Shards of equal weight, as many a rank. */
 static void stripe(struct pd_layout *layout, uint64_t stripes)
 {
-    if (stripes < 2) return;
-    layout->stripes = (uint32_t)stripes;
-    for (uint32_t s = 0; s < stripes; s++)
-        layout->stripe_weight[s] = 1;
+    layout->stripes = stripes > 1 ? (uint32_t)stripes : 0;
+    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
+        layout->stripe_weight[s] = s < layout->stripes;
 }
 
 /* What a training run with this layout would take: the saved configuration with other degrees. */

@@ -39,12 +39,12 @@ struct pd_config_tier {
 
 struct pd_config {
     struct {
-        char *dir;                 /* run directory: metrics.jsonl, log, and by default the checkpoints */
-        uint64_t seed;             /* initialisation and sample order */
+        char *dir;     /* run directory: metrics.jsonl, log, and by default the checkpoints */
+        uint64_t seed; /* initialisation and sample order */
         uint64_t steps;
-        uint32_t log_every;        /* steps between progress lines of metrics.jsonl; 1 */
+        uint32_t log_every; /* steps between progress lines of metrics.jsonl; 1 */
     } run;
-    char *model_preset;            /* model.preset; other model keys override it */
+    char *model_preset; /* model.preset; other model keys override it */
     struct pd_model_config model;
     struct {
         struct pd_data_source *train, *validation;
@@ -54,33 +54,33 @@ struct pd_config {
         int64_t document_token;
     } data;
     struct {
-        uint32_t sequences;        /* G: sequences a step, whatever the layout */
-        uint32_t leaf;             /* m: sequences a leaf; V = G/m leaves a step */
-        uint32_t context;          /* T; 0: the model's context */
+        uint32_t sequences; /* G: sequences a step, whatever the layout */
+        uint32_t leaf;      /* m: sequences a leaf; V = G/m leaves a step */
+        uint32_t context;   /* T; 0: the model's context */
     } batch;
     struct {
-        double lr, min_lr;         /* peak; end of the cosine */
-        uint64_t warmup_steps, decay_steps; /* decay_steps 0: run.steps */
+        double lr, min_lr;                                     /* peak; end of the cosine */
+        uint64_t warmup_steps, decay_steps;                    /* decay_steps 0: run.steps */
         double beta1, beta2, epsilon, weight_decay, clip_norm; /* clip_norm 0: off */
     } optimizer;
     struct {
         enum pd_numerics_mode mode;
-        enum pd_dtype precision;   /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_dtype precision;     /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
         enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
     } numerics;
     struct {
-        uint32_t ranks;            /* 0: as many as there are devices */
-        uint32_t threads;          /* a rank; 0: cores / ranks on this host */
+        uint32_t ranks;   /* 0: as many as there are devices */
+        uint32_t threads; /* a rank; 0: cores / ranks on this host */
         enum pd_transport transport;
         enum pd_recompute recompute;
-        bool automatic;            /* the planner chooses degrees, recompute and zero_stage */
-        uint32_t dp, tp, pp, sp;   /* 0: dp what is left, the others 1 */
-        uint32_t interleave;       /* pipeline chunks a rank */
+        bool automatic;          /* the planner chooses degrees, recompute and zero_stage */
+        uint32_t dp, tp, pp, sp; /* 0: dp what is left, the others 1 */
+        uint32_t interleave;     /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;
-        enum pd_order order;       /* layers: every leaf of a block before the next block; one stage only */
+        enum pd_order order;             /* layers: every leaf of a block before the next block; one stage only */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
     struct {
@@ -91,27 +91,30 @@ struct pd_config {
         uint64_t buffer_bytes;     /* of the ring that state streams through */
     } offload;
     struct {
-        char *dir;                 /* "": <run.dir>/checkpoints */
-        uint64_t every;            /* steps; 0: only at the end and on a signal */
+        char *dir;      /* "": <run.dir>/checkpoints */
+        uint64_t every; /* steps; 0: only at the end and on a signal */
         uint32_t keep_last;
         uint64_t keep_every;
-        uint32_t in_flight;        /* saves under way at once */
-        char *compression;         /* of shards: none, zstd:N, auto */
+        uint32_t in_flight;           /* saves under way at once */
+        char *compression;            /* of shards: none, zstd:N, auto */
         struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the keys above */
         uint32_t tiers_count;
-        double leave_seconds;      /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
+        char **stripes; /* directories on further drives, of the first tier */
+        uint32_t stripes_count;
+        char *stripe_weights; /* "": measured */
+        double leave_seconds; /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
     } checkpoint;
     struct {
-        uint64_t every;            /* steps; 0: never */
-        uint32_t sequences;        /* a validation pass */
+        uint64_t every;     /* steps; 0: never */
+        uint32_t sequences; /* a validation pass */
     } validation;
     struct {
-        uint32_t limit;            /* restarts without progress before giving up (93) */
-        uint32_t *ranks;           /* ranks of the 1st, 2nd, ... restart; empty: what is left */
+        uint32_t limit;  /* restarts without progress before giving up (93) */
+        uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: what is left */
         uint32_t ranks_count;
-        double peer_timeout;       /* seconds before a silent rank is named and the launch ends */
+        double peer_timeout; /* seconds before a silent rank is named and the launch ends */
     } restart;
-    bool accept_new_lineage;       /* resume with changed numerics, batch or data on purpose */
+    bool accept_new_lineage; /* resume with changed numerics, batch or data on purpose */
 };
 
 /* `path` NULL: defaults only. overrides: "section.key=value". Everything is validated and resolved.
@@ -129,12 +132,12 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
 
 enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
 struct pd_resume_difference {
-    const char *key;               /* "batch.sequences", static */
+    const char *key; /* "batch.sequences", static */
     enum pd_resume_effect effect;
     char before[64], now[64];
 };
-/* All differences, worst first; at most `capacity` are written, the total is returned. Contents of data files are compared by
- * fingerprint (pd_data_check_fingerprint), not here. */
+/* All differences, worst first; at most `capacity` are written, the total is returned. Contents of data files are compared
+ * by fingerprint (pd_data_check_fingerprint), not here. */
 uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
                            uint32_t capacity);
 

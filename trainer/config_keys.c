@@ -171,6 +171,10 @@ const struct pd_key pd_keys[] = {
            "of shards: none, zstd:1 to zstd:19, or auto: as much as does not make a save slower"),
     LIST(PD_KEY_TIERS, "checkpoint.tiers", checkpoint.tiers, checkpoint.tiers_count, FREE,
          "directories to save into, the fastest first; none: checkpoint.dir alone"),
+    LIST(PD_KEY_STRINGS, "checkpoint.stripes", checkpoint.stripes, checkpoint.stripes_count, FREE,
+         "directories on further drives: state in files is cut over all of them"),
+    STRING("checkpoint.stripe_weights", checkpoint.stripe_weights, "", FREE,
+           "shares of checkpoint.dir and of the stripes, such as 3,1; empty: bandwidth, measured once"),
     NUMBER(PD_KEY_DOUBLE, "checkpoint.leave_seconds", checkpoint.leave_seconds, "20", 0, 1e6, FREE,
            "asked to leave: for further tiers, once one that outlives a reboot has the last step", PLAIN),
 

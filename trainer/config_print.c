@@ -71,6 +71,16 @@ static void print_ranks(FILE *out, const uint32_t *ranks, uint32_t count)
     fputc(']', out);
 }
 
+static void print_strings(FILE *out, char *const *texts, uint32_t count)
+{
+    fputc('[', out);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i) fputs(", ", out);
+        print_quoted(out, texts[i]);
+    }
+    fputc(']', out);
+}
+
 static void print_comment(FILE *out, long line_start, const char *meaning)
 {
     long width = ftell(out) - line_start;
@@ -89,6 +99,8 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
         if (!count) fputs("[]", out);
     } else if (key->type == PD_KEY_RANKS) {
         print_ranks(out, *(uint32_t *const *)member, count);
+    } else if (key->type == PD_KEY_STRINGS) {
+        print_strings(out, *(char **const *)member, count);
     } else if (key->type == PD_KEY_STRING) {
         print_quoted(out, *(char *const *)member);
     } else {

@@ -255,7 +255,8 @@ pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *te
 
 bool pd_key_is_list(const struct pd_key *key)
 {
-    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
+    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS ||
+           key->type == PD_KEY_STRINGS;
 }
 
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
@@ -266,6 +267,8 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
         for (uint32_t i = 0; i < *count; i++)
             free(((struct pd_data_source *)*items)[i].path);
     if (key->type == PD_KEY_TIERS) pd_key_clear_tiers(*items, *count);
+    for (uint32_t i = 0; key->type == PD_KEY_STRINGS && i < *count; i++)
+        free(((char **)*items)[i]);
     free(*items);
     *items = NULL;
     *count = 0;
@@ -343,6 +346,33 @@ static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, c
     return PD_OK;
 }
 
+/* "a, b" or "[a, b]" replaces the list; an index replaces one. */
+static pd_status set_strings(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                             struct pd_error *err)
+{
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a directory has no \"%s\"", p->member);
+    if (p->has_index) {
+        PD_TRY(pd_key_reach(config, key, p->index, sizeof(char *), err));
+        return replace_string(&(*(char ***)member_of(config, key->offset))[p->index], text, err);
+    }
+    pd_key_clear_list(config, key);
+    const char *separators = ", []";
+    uint64_t index = 0;
+    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
+        const size_t length = strcspn(text, ",]");
+        char *word = strndup(text, length);
+        if (!word) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
+        pd_status st = pd_key_reach(config, key, index, sizeof(char *), err);
+        if (st) {
+            free(word);
+            return st;
+        }
+        (*(char ***)member_of(config, key->offset))[index++] = word;
+        text += length;
+    }
+    return PD_OK;
+}
+
 /* Without an index only "[]": a list has no other text. */
 static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
                           struct pd_error *err)
@@ -382,6 +412,8 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
         status = set_ranks(config, key, &p, text, err);
     else if (key->type == PD_KEY_TIERS)
         status = set_tier(config, key, &p, text, err);
+    else if (key->type == PD_KEY_STRINGS)
+        status = set_strings(config, key, &p, text, err);
     else
         status = pd_key_set_member(config, key, text, err);
     return status ? pd_error_context(err, status, "%s", path) : PD_OK;

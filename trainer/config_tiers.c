@@ -1,6 +1,7 @@
 /* checkpoint.tiers: a list of directories with what is saved into each. */
 #include "trainer/config_keys.h"
 #include "trainer/model/nearest.h"
+#include "trainer/stripes.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -96,8 +97,44 @@ static pd_status check_copies(const struct pd_config_tier *tiers, uint32_t i, st
     return PD_OK;
 }
 
+static pd_status check_stripes(const struct pd_config *config, struct pd_error *err)
+{
+    const uint32_t count = config->checkpoint.stripes_count;
+    uint16_t weights[PD_LAYOUT_STRIPES_MAX];
+    if (count + 1 > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "checkpoint.stripes names %u directories; there may be at most %u", count,
+                PD_LAYOUT_STRIPES_MAX - 1);
+    if (count && config->offload.optimizer != PD_PLACE_NVME)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.stripes cuts state in files over drives, and offload.optimizer is not nvme: set "
+                "offload.optimizer=nvme, or leave checkpoint.stripes out");
+    for (uint32_t i = 0; i < count; i++) {
+        const char *dir = config->checkpoint.stripes[i];
+        if (!dir || !dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] is empty; name a directory", i);
+        if (strlen(dir) > DIRECTORY_MAX)
+            PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] may have at most %u bytes, so that names fit below it", i,
+                    DIRECTORY_MAX);
+        for (uint32_t k = 0; k < i; k++)
+            if (strcmp(config->checkpoint.stripes[k], dir) == 0)
+                PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] and [%u] are both %s; name a directory a drive", k, i, dir);
+    }
+    if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].copies)
+        PD_FAIL(
+            err, PD_INVALID,
+            "checkpoint.tiers[0].copies and checkpoint.stripes: state on several drives has no copies on other hosts; leave "
+            "one of them out");
+    if (count && config->checkpoint.stripe_weights[0] &&
+        !pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights))
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.stripe_weights is \"%s\"; write %u numbers from 1 to 65535, of checkpoint.dir and of each of "
+                "checkpoint.stripes, or nothing",
+                config->checkpoint.stripe_weights, count + 1);
+    return PD_OK;
+}
+
 pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
+    PD_TRY(check_stripes(config, err));
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
         const char *dir = config->checkpoint.tiers[i].dir;

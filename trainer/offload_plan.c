@@ -33,14 +33,18 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
 {
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     struct pd_shard_box *boxes;
-    uint32_t count;
-    uint64_t unused;
-    PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, err));
+    uint32_t count, counts[PD_LAYOUT_STRIPES_MAX], begin = 0;
+    pd_status st = PD_OK;
+    PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
     for (uint32_t b = 0; b < count; b++) {
         const uint64_t bytes = pd_box_elements(&boxes[b].box) * sizeof(float);
         if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * page_up(bytes);
     }
-    pd_status st = pd_optimizer_store_plan(tensors, boxes, count, e->io_bytes, &unused, &p->generation_bytes, err);
+    for (uint32_t s = 0; !st && s < pd_layout_stripes(&e->grid.layout); begin += counts[s++]) {
+        uint64_t unused, bytes = 0;
+        st = pd_optimizer_store_plan(tensors, boxes + begin, counts[s], e->io_bytes, &unused, &bytes, err);
+        p->generation_bytes += bytes;
+    }
     free(boxes);
     p->generations = generations_of(e->options.config);
     return st;

@@ -19,6 +19,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
@@ -30,8 +31,8 @@ struct save {
     struct pd_saver_outcome outcome;
     /* state in files: what became of its newest generation */
     pd_status completed;
-    struct pd_shard_summary summary;
-    uint32_t slot;
+    struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
+    uint32_t slots[PD_LAYOUT_STRIPES_MAX];
 };
 
 struct pd_saver {
@@ -88,24 +89,24 @@ static bool hold(void *context)
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
 static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 {
-    const uint32_t world = pd_layout_world(&s->engine->grid.layout);
+    const uint32_t shards = pd_layout_shards(&s->engine->grid.layout);
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    struct pd_index_source *sources = calloc(world, sizeof *sources);
-    char(*names)[32] = calloc(world, sizeof *names);
+    struct pd_index_source *sources = calloc(shards, sizeof *sources);
+    char(*names)[32] = calloc(shards, sizeof *names);
     uint64_t bytes = 0;
     pd_status st =
-        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", world);
-    for (uint32_t r = 0; !st && r < world; r++) {
+        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
+    for (uint32_t r = 0; !st && r < shards; r++) {
         struct pd_shard_box *boxes = NULL;
         st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
         snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
         sources[r].file_name = names[r];
         sources[r].boxes = boxes;
     }
-    if (!st) st = pd_index_build(tensors, sources, world, &s->index, &bytes, err);
+    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
     (void)malloc_trim(0); /* HDF5 took much more than it leaves */
     if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
-    for (uint32_t r = 0; sources && r < world; r++)
+    for (uint32_t r = 0; sources && r < shards; r++)
         free((void *)sources[r].boxes);
     free(sources);
     free(names);
@@ -166,18 +167,22 @@ static pd_status write_shard(void *context, struct pd_store *store, uint32_t tie
 
 /* Or from files: the newest generation is a whole file by now and gets one more name; in another tier it is copied. */
 static pd_status link_generation(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                                 struct pd_shard_summary *ret_summary, struct pd_error *err)
+                                 struct pd_shard_summary *ret_summaries, struct pd_error *err)
 {
     const struct writing *w = context;
     const struct pd_engine *e = w->saver->engine;
     char path[4096];
-    *ret_summary = w->next->summary;
+    const uint32_t stripes = pd_layout_stripes(&e->grid.layout);
+    memcpy(ret_summaries, w->next->summaries, stripes * sizeof *ret_summaries);
     *ret_written = PD_OK;
     if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, &w->next->slot, e->io_buffers, e->io_bytes, err));
+        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, w->next->slots, e->io_buffers, e->io_bytes, err));
     } else {
         PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
-        *ret_written = pd_state_files_copy(e, path, &w->next->state.identity, err);
+        for (uint32_t k = 0; !*ret_written && k < stripes; k++) {
+            if (k) pd_store_begin_shard(store, k, path);
+            *ret_written = pd_state_files_copy(e, k, path, &w->next->state.identity, err);
+        }
     }
     copied(w->saver); /* from here on the checkpoint alone decides about the file */
     return PD_OK;
@@ -186,7 +191,7 @@ static pd_status link_generation(void *context, struct pd_store *store, uint32_t
 /* What went wrong before is in *err already. */
 static pd_status finish_generation(struct pd_saver *s, struct save *next, struct pd_error *err)
 {
-    return next->completed ? next->completed : pd_state_files_finish(s->engine, &next->summary, &next->slot, err);
+    return next->completed ? next->completed : pd_state_files_finish(s->engine, next->summaries, next->slots, err);
 }
 
 static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
@@ -226,7 +231,7 @@ static void make_ready(struct pd_saver *s)
     struct pd_tier_report first;
     pd_tiers_report(s->tiers, 0, &first);
     struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
-    if (store) pd_store_keep_ready(store, pd_saver_file_bytes(s), s->engine->io_buffers, s->engine->io_bytes);
+    if (store) pd_store_keep_ready(store, pd_saver_file_bytes(s, 0), s->engine->io_buffers, s->engine->io_bytes);
     pthread_mutex_lock(&s->lock);
 }
 
@@ -309,9 +314,9 @@ void pd_saver_free(struct pd_saver *s)
     free(s);
 }
 
-uint64_t pd_saver_file_bytes(const struct pd_saver *s)
+uint64_t pd_saver_file_bytes(const struct pd_saver *s, uint32_t stripe)
 {
-    if (s->engine->files) return pd_state_files_file_bytes(s->engine);
+    if (s->engine->files) return pd_state_files_file_bytes(s->engine, stripe);
     uint64_t most = 0;
     for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
         const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);

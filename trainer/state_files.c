@@ -8,25 +8,45 @@
 
 struct pd_state_files {
     struct pd_door *door;
-    struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
-    uint32_t box_count;
-    const struct pd_zero_box **held; /* (box_count) the engine's box that is stored there */
-    bool *wanted;                    /* (tensors) of one load */
+    struct pd_shard_box *boxes; /* (box_count) of this rank's shards, one stripe after the other */
+    uint32_t box_count, stripes;
+    uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX];
+    struct held {
+        const struct pd_zero_box *box; /* the engine's, of which rows are stored there */
+        uint64_t first;                /* element where they begin */
+    } * held;                          /* (box_count) */
+    bool *wanted;                      /* (tensors) of one load */
     struct pd_optimizer_store *store;
 };
 
 static const struct pd_zero_box *held_box(const struct pd_engine *e, uint32_t box)
 {
-    return e->files->held[box];
+    return e->files->held[box].box;
+}
+
+static uint64_t elements_of(const struct pd_engine *e, uint32_t box)
+{
+    return pd_box_elements(&e->files->boxes[box].box);
 }
 
 /* Memory of a box while there are no gradients. */
 static float *passage(struct pd_engine *e, uint32_t box)
 {
-    return pd_zero_gradient(e->zero) + held_box(e, box)->gradient_offset;
+    return pd_zero_gradient(e->zero) + held_box(e, box)->gradient_offset + e->files->held[box].first;
 }
 
 /* ---- life ---- */
+
+/* Of a stored box, in the box of that number that this rank owns: rows of the same width. */
+static uint64_t first_element(const struct pd_engine *e, const struct pd_shard_box *box, uint32_t number)
+{
+    struct pd_box owned[PD_LAYOUT_CHUNKS_MAX];
+    const struct pd_tensor *tensor = &e->options.model->tensors.tensors[box->tensor];
+    const uint32_t count =
+        pd_layout_owned_boxes(&e->grid.layout, tensor, box->tensor, e->options.rank, owned, PD_LAYOUT_CHUNKS_MAX);
+    PD_CHECK(number < count && owned[number].start[1] == box->box.start[1]);
+    return pd_box_offset(&owned[number], &box->box);
+}
 
 static pd_status find_held(struct pd_engine *e, struct pd_error *err)
 {
@@ -37,7 +57,7 @@ static pd_status find_held(struct pd_engine *e, struct pd_error *err)
         const struct pd_shard_box *box = &f->boxes[b];
         const bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
         number = is_first ? 0 : number + 1;
-        f->held[b] = pd_engine_owned_box(e, box->tensor, number);
+        f->held[b] = (struct held){pd_engine_owned_box(e, box->tensor, number), first_element(e, box, number)};
     }
     return PD_OK;
 }
@@ -46,20 +66,23 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
 {
     struct pd_state_files *f = e->files;
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
-    PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &f->boxes, &f->box_count, err));
+    f->stripes = pd_layout_stripes(&e->grid.layout);
+    PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &f->boxes, &f->box_count, f->stripe_boxes, err));
     PD_TRY(find_held(e, err));
     f->wanted = calloc(tensors->count, sizeof *f->wanted);
     if (!f->wanted) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
-    const struct pd_optimizer_store_options options = {.door = door,
-                                                       .store = store,
-                                                       .tensors = tensors,
-                                                       .boxes = f->boxes,
-                                                       .box_count = f->box_count,
-                                                       .rank = e->options.rank,
-                                                       .pool = e->pool,
-                                                       .isa = e->math->isa,
-                                                       .buffers = e->io_buffers,
-                                                       .buffer_bytes = e->io_bytes};
+    struct pd_optimizer_store_options options = {.door = door,
+                                                 .store = store,
+                                                 .tensors = tensors,
+                                                 .boxes = f->boxes,
+                                                 .box_count = f->box_count,
+                                                 .rank = e->options.rank,
+                                                 .pool = e->pool,
+                                                 .isa = e->math->isa,
+                                                 .buffers = e->io_buffers,
+                                                 .buffer_bytes = e->io_bytes};
+    options.stripes = f->stripes;
+    memcpy(options.stripe_boxes, f->stripe_boxes, sizeof options.stripe_boxes);
     return pd_optimizer_store_new(&options, &f->store, err);
 }
 
@@ -90,19 +113,20 @@ pd_status pd_state_files_plan(const struct pd_engine *e, uint64_t *ret_heap_byte
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     const struct pd_state_files *f = NULL;
     struct pd_shard_box *boxes;
-    uint32_t count;
+    uint32_t count, counts[PD_LAYOUT_STRIPES_MAX], begin = 0;
     *ret_heap_bytes = 0;
     if (e->options.config->offload.optimizer != PD_PLACE_NVME) return PD_OK;
-    PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, err));
-    *ret_heap_bytes = sizeof *f + (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) +
-                      tensors->count * sizeof *f->wanted + pd_optimizer_store_most_bytes(tensors, boxes, count, e->io_bytes);
+    PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
+    *ret_heap_bytes = sizeof *f + (count + 1ull) * (sizeof *f->boxes + sizeof *f->held) + tensors->count * sizeof *f->wanted;
+    for (uint32_t s = 0; s < pd_layout_stripes(&e->grid.layout); begin += counts[s++])
+        *ret_heap_bytes += pd_optimizer_store_most_bytes(tensors, boxes + begin, counts[s], e->io_bytes);
     free(boxes);
     return PD_OK;
 }
 
-uint64_t pd_state_files_file_bytes(const struct pd_engine *e)
+uint64_t pd_state_files_file_bytes(const struct pd_engine *e, uint32_t stripe)
 {
-    return pd_optimizer_store_file_bytes(e->files->store);
+    return pd_optimizer_store_file_bytes(e->files->store, stripe);
 }
 
 struct pd_optimizer_store *pd_state_files_store(struct pd_engine *e)
@@ -146,8 +170,9 @@ static pd_status put_kind(struct pd_engine *e, struct sets sets, enum pd_kind ki
     for (uint32_t b = 0; b < f->box_count; b++) {
         if (f->boxes[b].kind != kind || !is_in(e, sets, b)) continue;
         const uint32_t held = (uint32_t)(held_box(e, b) - pd_zero_boxes(e->zero));
-        PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(e, b), held_box(e, b)->elements, err));
-        if (kind == PD_PARAM) PD_TRY(pd_zero_put_parameters(e->zero, held, passage(e, b), err));
+        PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(e, b), elements_of(e, b), err));
+        if (kind == PD_PARAM && !f->held[b].first) /* once, of all stripes */
+            PD_TRY(pd_zero_put_parameters(e->zero, held, passage(e, b), err));
     }
     return PD_OK;
 }
@@ -168,7 +193,7 @@ static void init_box(void *context, uint64_t index)
     if (b->kind == PD_PARAM)
         pd_model_init_box(e->options.model, b->tensor, &b->box, e->options.config->run.seed, passage(e, box));
     else
-        memset(passage(e, box), 0, held_box(e, box)->elements * sizeof(float));
+        memset(passage(e, box), 0, elements_of(e, box) * sizeof(float));
 }
 
 static pd_status init_sets(struct pd_engine *e, struct sets sets, struct pd_error *err)
@@ -240,6 +265,7 @@ static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, c
     const uint32_t held = (uint32_t)(held_box(e, box) - pd_zero_boxes(e->zero));
     (void)n;
     PD_TRY(pd_zero_update_box(e->zero, held, ret_gradient, ret_copy, err));
+    first += e->files->held[box].first;
     *ret_gradient += first;
     *ret_copy = (char *)*ret_copy + first * pd_dtype_bytes(e->options.config->numerics.precision);
     return PD_OK;
@@ -280,15 +306,16 @@ pd_status pd_state_files_complete(struct pd_engine *e, const struct pd_identity 
     return pd_optimizer_store_complete(store, err);
 }
 
-pd_status pd_state_files_finish(struct pd_engine *e, struct pd_shard_summary *ret_summary, uint32_t *ret_slot,
+pd_status pd_state_files_finish(struct pd_engine *e, struct pd_shard_summary *ret_summaries, uint32_t *ret_slots,
                                 struct pd_error *err)
 {
-    return pd_optimizer_store_finish(e->files->store, ret_summary, ret_slot, err);
+    return pd_optimizer_store_finish(e->files->store, ret_summaries, ret_slots, err);
 }
 
-pd_status pd_state_files_copy(const struct pd_engine *e, const char *path, const struct pd_identity *identity,
-                              struct pd_error *err)
+pd_status pd_state_files_copy(const struct pd_engine *e, uint32_t stripe, const char *path,
+                              const struct pd_identity *identity, struct pd_error *err)
 {
     const struct pd_state_files *f = e->files;
-    return pd_shard_copy(f->door, pd_optimizer_store_path(f->store), path, identity, e->io_buffers, e->io_bytes, err);
+    return pd_shard_copy(f->door, pd_optimizer_store_path(f->store, stripe), path, identity, e->io_buffers, e->io_bytes,
+                         err);
 }

@@ -39,17 +39,17 @@ void pd_state_files_update_abandon(struct pd_engine *engine);
  * before under its own identity. */
 PD_MUST_USE pd_status pd_state_files_complete(struct pd_engine *engine, const struct pd_identity *identity,
                                               struct pd_error *err);
-/* Makes it a whole shard file, synced: what pd_store_begin_generation links. After pd_state_files_complete this may run in
- * another thread, until the next update. */
-PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, struct pd_shard_summary *ret_summary,
-                                            uint32_t *ret_slot, struct pd_error *err);
-/* A finished generation copied to `path`, verified and synced: for a tier that does not hold the pool. */
-PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, const char *path,
+/* Makes it a whole shard file, synced: what pd_store_begin_generation links, of each stripe. After pd_state_files_complete
+ * this may run in another thread, until the next update. */
+PD_MUST_USE pd_status pd_state_files_finish(struct pd_engine *engine, struct pd_shard_summary *ret_summaries,
+                                            uint32_t *ret_slots, struct pd_error *err);
+/* One shard of a finished generation copied to `path`, verified and synced: for a tier that does not hold the pool. */
+PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, uint32_t stripe, const char *path,
                                           const struct pd_identity *identity, struct pd_error *err);
 /* Heap that all of this takes at most, by arithmetic, of an engine on any arena; 0 where the state is in memory. */
 PD_MUST_USE pd_status pd_state_files_plan(const struct pd_engine *engine, uint64_t *ret_heap_bytes, struct pd_error *err);
-uint64_t pd_state_files_file_bytes(const struct pd_engine *engine); /* of one generation */
-/* Reads the state through, verified: box counts in pd_layout_shard_boxes of this rank. */
+uint64_t pd_state_files_file_bytes(const struct pd_engine *engine, uint32_t stripe); /* of one generation */
+/* Reads the state through, verified: box counts in pd_layout_rank_boxes of this rank. */
 struct pd_optimizer_store *pd_state_files_store(struct pd_engine *engine);
 
 #endif

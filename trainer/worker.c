@@ -19,6 +19,7 @@
 #include "trainer/scratch.h"
 #include "trainer/signals.h"
 #include "trainer/state_files.h"
+#include "trainer/stripes.h"
 #include "trainer/tier_places.h"
 
 #include <errno.h>
@@ -43,6 +44,7 @@ struct worker {
     struct pd_door *door;
     struct pd_tiers *tiers;
     struct pd_tier_places places;
+    struct pd_layout stripes; /* of the launch: weights alone count */
     struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_model *model;
@@ -124,7 +126,7 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
 static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
 {
     PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
-    PD_TRY(pd_door_new_auto(&w->door, err));
+    if (!w->door) PD_TRY(pd_door_new_auto(&w->door, err));
     return pd_tier_places_make(&w->places, w->door, options, err);
 }
 
@@ -134,6 +136,25 @@ static bool keeps_files(const struct pd_config *c)
            c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
 }
 
+static pd_status make_stripes(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
+{
+    PD_TRY(make_all_directories(w, options, err));
+    for (uint32_t i = 0; i < w->config->checkpoint.stripes_count; i++)
+        PD_TRY(pd_worker_make_directories(w->config->checkpoint.stripes[i], err));
+    return PD_OK;
+}
+
+/* Before anything is laid out: how much of its state a rank has on which drive is part of the layout. */
+static pd_status settle_stripes(struct worker *w, struct pd_error *err)
+{
+    struct pd_tiers_options options = {.count = 0};
+    if (!w->config->checkpoint.stripes_count) return PD_OK;
+    options.count = pd_config_tiers(w->config, options.tiers);
+    PD_TRY(pd_tier_places_find(&w->places, w->config->run.dir, &w->group, &options, err));
+    PD_TRY(pd_group_agree(&w->group, make_stripes(w, &options, err), err));
+    return pd_stripes_settle(w->door, &w->group, w->config, &w->stripes, err);
+}
+
 /* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
  * lost. One that is lost shows in training. */
 static pd_status open_tiers(struct worker *w, struct pd_error *err)
@@ -141,7 +162,9 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
                                        .busy_wait_ms = 10000,
                                        .generations = w->config->offload.optimizer == PD_PLACE_NVME,
-                                       .needs_first = keeps_files(w->config)};
+                                       .needs_first = keeps_files(w->config),
+                                       .shards = pd_stripes_count(w->config)};
+    if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
     options.count = pd_config_tiers(w->config, options.tiers);
     PD_TRY(pd_tier_places_find(&w->places, w->config->run.dir, &w->group, &options, err));
     PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
@@ -194,6 +217,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
     const uint32_t world = w->comm->size, rank = w->comm->rank;
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out(w->config, w->model, world, &laid_out, err));
+    memcpy(laid_out.layout.stripe_weight, w->stripes.stripe_weight, sizeof w->stripes.stripe_weight);
     const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads, &laid_out};
     PD_TRY(pd_engine_plan_of(&options, &plan, err));
     w->planned_bytes = pd_memory_plan_total(&plan);
@@ -287,12 +311,12 @@ static pd_status make_generations(struct worker *w, struct pd_error *err)
     return pd_group_agree(&w->group, pd_store_generations_reserve(store, bytes, err), err);
 }
 
-static pd_status open_saver(struct worker *w, struct pd_error *err)
-{
-    if (!w->engine->files) PD_TRY(pd_tiers_check_room(w->tiers, pd_saver_file_bytes(w->saver), memory_to_come(w), err));
-    PD_TRY(pd_tiers_start(w->tiers, err));
-    pd_saver_keep_ready(w->saver);
-    return PD_OK;
+static pd_status open_saver(struct worker *w, struct pd_error *err){.needs_first = keeps_files(w->config),
+                                                                    .shards = pd_stripes_count(w->config)};
+if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
+PD_TRY(pd_tiers_start(w->tiers, err));
+pd_saver_keep_ready(w->saver);
+return PD_OK;
 }
 
 static pd_status open_offload(struct worker *w, struct pd_error *err)
@@ -306,27 +330,30 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
 {
     struct pd_resume_report report;
     pd_comm_group(w->comm, &w->group);
+    PD_TRY(settle_stripes(w, err));
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_tiers(w, err));
     PD_TRY(publish_config(w, err));
     pd_tier_places_note(&w->places, w->tiers);
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(make_saver(w, err));
-    if (w->engine->files) PD_TRY(make_generations(w, err));
-    PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
-    w->saved_step = report.resumed ? w->state.identity.step : 0;
-    PD_TRY(open_saver(w, err));
-    PD_TRY(open_metrics(w, err));
-    if (w->comm->rank > 0) return PD_OK;
-    const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
-    if (report.resumed)
-        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
-               (unsigned long long)w->state.identity.step, pd_counted(report.from_world, "rank").text, ranks.text,
-               threads.text, report.seconds);
-    else
-        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)w->model->parameter_count,
-               ranks.text, threads.text);
-    return PD_OK;
+    .needs_first = keeps_files(w->config), .shards = pd_stripes_count(w->config)
+};
+if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
+PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
+w->saved_step = report.resumed ? w->state.identity.step : 0;
+PD_TRY(open_saver(w, err));
+PD_TRY(open_metrics(w, err));
+if (w->comm->rank > 0) return PD_OK;
+const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
+if (report.resumed)
+    pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
+           (unsigned long long)w->state.identity.step, pd_counted(report.from_world, "rank").text, ranks.text, threads.text,
+           report.seconds);
+else
+    pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)w->model->parameter_count,
+           ranks.text, threads.text);
+return PD_OK;
 }
 
 static void tear_down(struct worker *w)

@@ -571,7 +571,7 @@ Test(tiers, a_slow_tier_skips_to_the_newest)
 static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     EXPECT(report.is_left_out, "memory that is too small is left out");
     PD_TRY(pd_tiers_start(rank->tiers, err));

@@ -27,7 +27,7 @@ static void check_shard(struct scene *scene, const char *path, uint64_t step, co
     void *a = read_whole(scene->door, path, expected.file_bytes);
     void *b = read_whole(scene->door, "/state/expected.h5", expected.file_bytes);
     cr_assert_eq(memcmp(a, b, expected.file_bytes), 0);
-    cr_assert_eq(pd_optimizer_store_file_bytes(scene->rig.store), expected.file_bytes);
+    cr_assert_eq(pd_optimizer_store_file_bytes(scene->rig.store, 0), expected.file_bytes);
     pd_shard_writer_free(writer);
     free(buffers);
     free(a);

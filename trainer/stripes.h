@@ -1,0 +1,25 @@
+/* The drives that a rank's state in files is cut over, and how much each of them gets.
+ *
+ * Weights are shares of bandwidth, measured once when a run first starts on these directories, or given; they are part of
+ * the layout and go into every record. Another count of drives, or other weights, is another layout: what is there is loaded
+ * as under any other. The measurement is kept beside the checkpoints, so that a restart has the files of the launch before.
+ */
+#ifndef PD_TRAINER_STRIPES_H
+#define PD_TRAINER_STRIPES_H
+
+#include "ckpt/group.h"
+#include "trainer/config.h"
+
+#define PD_STRIPES_WEIGHT_MAX 16u /* of the fastest drive */
+
+/* Shards a rank: one more than checkpoint.stripes has directories. */
+uint32_t pd_stripes_count(const struct pd_config *config);
+/* The configuration's weights, or equal ones: what plans go by before anything was measured. */
+void pd_stripes_apply(const struct pd_config *config, struct pd_layout *layout);
+/* Settles the weights of a launch, on every rank alike; the directories are there. Collective. */
+PD_MUST_USE pd_status pd_stripes_settle(struct pd_door *door, struct pd_group *group, const struct pd_config *config,
+                                        struct pd_layout *layout, struct pd_error *err);
+/* "3,1" as weights; false: not `count` numbers from 1 to 65535. */
+bool pd_stripes_parse(const char *text, uint32_t count, uint16_t ret_weights[PD_LAYOUT_STRIPES_MAX]);
+
+#endif
