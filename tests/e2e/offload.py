@@ -35,6 +35,8 @@ FACTORS = {
     "buffer": ["4M", "16M"],
     "tiers": ["one", "two"],
     "stop": ["never", "after 3"],
+    "stripes": ["", "1,1", "7,2,3"],  # weights; state in files alone
+    "stripes_before": ["", "2,1", "1,1,1"],  # of the part before the stop
     "family": list(FAMILIES),
     "precision": ["fp32", "bf16", "fp16"],
 }
@@ -67,6 +69,13 @@ def ranks_of(layout):
     return ranks
 
 
+def stripes_of(case, directory, weights):
+    if case["optimizer"] != "nvme" or not weights:
+        return ["checkpoint.stripes=[]"]
+    drives = ",".join(f"{directory}/drive-{i}" for i in range(1, len(weights.split(","))))
+    return [f"checkpoint.stripes={drives}", f"checkpoint.stripe_weights={weights}"]
+
+
 def overrides_of(case, directory, transport):
     overrides = [f"offload.{name}={case[name]}" for name in ("optimizer", "parameters", "gradients", "activations")]
     overrides += [f"layout.{part}" for part in case["layout"].split(",")]
@@ -84,8 +93,9 @@ def run(workspace, config, case, transport):
     environment = {"PERDURE_IO": case["io"]}
     overrides = overrides_of(case, directory, transport)
     if case["stop"] != "never":
-        workspace.train(config, directory, [*overrides, "run.steps=3"], environment)
-    workspace.train(config, directory, overrides, environment)
+        workspace.train(config, directory, [*overrides, *stripes_of(case, directory, case["stripes_before"]), "run.steps=3"],
+                        environment)
+    workspace.train(config, directory, [*overrides, *stripes_of(case, directory, case["stripes"])], environment)
     return directory
 
 
