@@ -60,20 +60,25 @@ static int group_order(const void *left, const void *right, void *context)
     return order ? order : a->box[PD_PARAM] < b->box[PD_PARAM] ? -1 : 1;
 }
 
-/* Boxes of one shard ascend already. */
-static void bundle_groups(const struct pd_shard_box *boxes, struct pd_optimizer_groups *groups)
+static void bundle_groups(const struct pd_shard_box *boxes, uint32_t stripes, struct pd_optimizer_groups *groups)
 {
     struct pd_optimizer_group *g = groups->groups;
+    for (uint32_t i = 0; i < groups->count; i++)
+        g[i].bundle = 1;
+    if (stripes < 2) return;
     qsort_r(g, groups->count, sizeof *g, group_order, (void *)(uintptr_t)boxes);
     for (uint32_t begin = 0, end; begin < groups->count; begin = end) {
-        for (end = begin + 1; end < groups->count && end - begin < PD_LAYOUT_STRIPES_MAX; end++)
+        for (end = begin + 1; end < groups->count && end - begin < stripes; end++) {
             if (by_chunk(&boxes[g[begin].box[PD_PARAM]], &boxes[g[end].box[PD_PARAM]])) break;
+            g[end].bundle = 0;
+        }
         g[begin].bundle = end - begin;
     }
 }
 
 pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                   uint32_t box_count, struct pd_optimizer_groups *ret_groups, struct pd_error *err)
+                                   uint32_t box_count, uint32_t stripes, struct pd_optimizer_groups *ret_groups,
+                                   struct pd_error *err)
 {
     struct pd_optimizer_groups groups = {.groups = calloc((size_t)box_count + 1, sizeof *groups.groups)};
     if (!groups.groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", box_count);
@@ -82,7 +87,7 @@ pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const 
         free(groups.groups);
         return st;
     }
-    bundle_groups(boxes, &groups);
+    bundle_groups(boxes, stripes, &groups);
     *ret_groups = groups;
     return PD_OK;
 }
@@ -127,17 +132,16 @@ static struct rest rest_of(const struct pd_optimizer_cursor *c)
     return rest;
 }
 
-/* Cuts the rest down to `blocks`, fewer than it has: in proportion, the first ones get what division leaves over. */
+/* Cuts the rest down to `blocks`, fewer than it has, in proportion: of the groups up to each, as much as is their share. */
 static void share(struct rest *rest, uint64_t blocks, uint32_t bundle)
 {
-    uint64_t left = rest->blocks;
+    uint64_t before = 0, given = 0;
     for (uint32_t k = 0; k < bundle; k++) {
         const uint64_t have = (rest->elements[k] + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
-        if (!have) continue;
-        const uint64_t get = (have * blocks + left - 1) / left; /* at most have, since blocks <= left */
+        before += have;
+        const uint64_t get = before * blocks / rest->blocks - given; /* at most `have` */
         if (get < have) rest->elements[k] = get * PD_OPTIMIZER_BLOCK_ELEMENTS;
-        left -= have;
-        blocks -= get;
+        given += get;
     }
 }
 

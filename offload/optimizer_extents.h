@@ -30,9 +30,10 @@ struct pd_optimizer_groups {
     uint32_t count;
 };
 
-/* PD_INVALID: a `param` box whose moments are not there alike, or the other way round. */
+/* Of boxes of one stripe every group is a bundle; of several, the boxes of a tensor and chunk are, one in each stripe at
+ * most. PD_INVALID: a `param` box whose moments are not there alike, or the other way round. */
 PD_MUST_USE pd_status pd_optimizer_groups_init(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                               uint32_t box_count, struct pd_optimizer_groups *ret_groups,
+                                               uint32_t box_count, uint32_t stripes, struct pd_optimizer_groups *ret_groups,
                                                struct pd_error *err);
 void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups);
 

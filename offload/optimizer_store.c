@@ -91,7 +91,7 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
 {
     const struct pd_optimizer_store_options *o = &store->options;
     cut_stripes(store);
-    PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, &store->groups, err));
+    PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, store->stripes, &store->groups, err));
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
     if (!store->resident_at) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", o->box_count);
     place_resident(store);
@@ -149,7 +149,7 @@ pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const s
 {
     struct pd_optimizer_groups groups;
     struct pd_shard_writer *writer = NULL;
-    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, &groups, err));
+    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, 1, &groups, err));
     const uint64_t resident = count_resident(&groups);
     pd_optimizer_groups_deinit(&groups);
     PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, &writer, err));
