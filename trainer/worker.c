@@ -299,24 +299,35 @@ static pd_status make_saver(struct worker *w, struct pd_error *err)
 
 /* State in files is made in them: whether they fit is said, and they are made, before that. Where the first tier is in
  * memory and left out of saves, files are made as they are needed, which is fewer. */
-static pd_status make_generations(struct worker *w, struct pd_error *err)
+static pd_status make_generations(struct worker *w, const uint64_t *bytes, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(w->tiers, 0);
-    const uint64_t bytes = pd_saver_file_bytes(w->saver);
+    const uint32_t stripes = pd_stripes_count(w->config);
     struct pd_tier_report first;
-    PD_TRY(pd_store_check_space(store, bytes, 1, err)); /* of all generations */
+    for (uint32_t s = 0; s < stripes; s++) /* of all generations */
+        PD_TRY(pd_store_check_space(pd_store_stripe(store, s), bytes[s], 1, err));
     PD_TRY(pd_tiers_check_room(w->tiers, bytes, memory_to_come(w), err));
     pd_tiers_report(w->tiers, 0, &first);
     if (first.is_left_out) return PD_OK;
-    return pd_group_agree(&w->group, pd_store_generations_reserve(store, bytes, err), err);
+    for (uint32_t s = 0; s < stripes; s++)
+        PD_TRY(pd_group_agree(&w->group, pd_store_generations_reserve(pd_store_stripe(store, s), bytes[s], err), err));
+    return PD_OK;
 }
 
-static pd_status open_saver(struct worker *w, struct pd_error *err){.needs_first = keeps_files(w->config),
-                                                                    .shards = pd_stripes_count(w->config)};
-if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
-PD_TRY(pd_tiers_start(w->tiers, err));
-pd_saver_keep_ready(w->saver);
-return PD_OK;
+static void list_shard_bytes(const struct worker *w, uint64_t ret_bytes[PD_LAYOUT_STRIPES_MAX])
+{
+    for (uint32_t s = 0; s < pd_stripes_count(w->config); s++)
+        ret_bytes[s] = pd_saver_file_bytes(w->saver, s);
+}
+
+static pd_status open_saver(struct worker *w, struct pd_error *err)
+{
+    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
+    list_shard_bytes(w, bytes);
+    if (!w->engine->files) PD_TRY(pd_tiers_check_room(w->tiers, bytes, memory_to_come(w), err));
+    PD_TRY(pd_tiers_start(w->tiers, err));
+    pd_saver_keep_ready(w->saver);
+    return PD_OK;
 }
 
 static pd_status open_offload(struct worker *w, struct pd_error *err)
@@ -329,6 +340,7 @@ static pd_status open_offload(struct worker *w, struct pd_error *err)
 static pd_status set_up(struct worker *w, struct pd_error *err)
 {
     struct pd_resume_report report;
+    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(w->comm, &w->group);
     PD_TRY(settle_stripes(w, err));
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
@@ -337,23 +349,22 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     pd_tier_places_note(&w->places, w->tiers);
     PD_TRY(pd_group_agree(&w->group, open_offload(w, err), err));
     PD_TRY(make_saver(w, err));
-    .needs_first = keeps_files(w->config), .shards = pd_stripes_count(w->config)
-};
-if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
-PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
-w->saved_step = report.resumed ? w->state.identity.step : 0;
-PD_TRY(open_saver(w, err));
-PD_TRY(open_metrics(w, err));
-if (w->comm->rank > 0) return PD_OK;
-const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
-if (report.resumed)
-    pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
-           (unsigned long long)w->state.identity.step, pd_counted(report.from_world, "rank").text, ranks.text, threads.text,
-           report.seconds);
-else
-    pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)w->model->parameter_count,
-           ranks.text, threads.text);
-return PD_OK;
+    list_shard_bytes(w, bytes);
+    if (w->engine->files) PD_TRY(make_generations(w, bytes, err));
+    PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
+    w->saved_step = report.resumed ? w->state.identity.step : 0;
+    PD_TRY(open_saver(w, err));
+    PD_TRY(open_metrics(w, err));
+    if (w->comm->rank > 0) return PD_OK;
+    const struct pd_counted ranks = pd_counted(w->comm->size, "rank"), threads = pd_counted(w->threads, "thread");
+    if (report.resumed)
+        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
+               (unsigned long long)w->state.identity.step, pd_counted(report.from_world, "rank").text, ranks.text,
+               threads.text, report.seconds);
+    else
+        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)w->model->parameter_count,
+               ranks.text, threads.text);
+    return PD_OK;
 }
 
 static void tear_down(struct worker *w)
