@@ -120,7 +120,7 @@ static void load_everything(struct state *s, struct pd_store *store, const struc
     struct pd_commit there;
     pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
     OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
-    for (uint32_t r = 0; r < pd_layout_world(layout); r++) {
+    for (uint32_t r = 0; r < pd_layout_shards(layout); r++) {
         struct pd_shard *shard = NULL;
         struct pd_shard_box *boxes = NULL;
         uint32_t count = 0;
@@ -182,7 +182,7 @@ static void check_packing(const struct packing *p)
     request.buffers = aligned_alloc(PD_DOOR_ALIGN, p->buffer_bytes);
     request.buffer_bytes = p->buffer_bytes;
     OK(pd_rewrite(s.door, &request, &report, err));
-    cr_assert_eq(report.shards, pd_layout_world(&layout));
+    cr_assert_eq(report.shards, pd_layout_shards(&layout));
     if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
     if (p->is_auto)
         load_everything(&s, store, &layout);
