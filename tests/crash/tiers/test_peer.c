@@ -487,7 +487,7 @@ Test(peer, files_are_used_again)
 static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     if (rank->world.rank == 0) *(bool *)rank->context = !report.is_left_out;
     return PD_OK;
@@ -519,7 +519,7 @@ static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
     EXPECT(pd_store_copied_bytes(store, 9) == 4 * bytes, "%llu bytes", (unsigned long long)pd_store_copied_bytes(store, 9));
     EXPECT(space.available_bytes < 16 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
            (unsigned long long)space.available_bytes, (unsigned long long)bytes);
-    return pd_tiers_check_room(rank->tiers, bytes, 0, err);
+    return pd_tiers_check_room(rank->tiers, &bytes, 0, err);
 }
 
 /* Of 20 shards 8 lie there already, and 4 of those are copies. */
