@@ -3,6 +3,7 @@
 #include "trainer/math/math_cuda.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 Test(math_cuda, counts_its_workspaces_or_says_that_there_is_no_cuda)
@@ -25,4 +26,14 @@ Test(math_cuda, counts_its_workspaces_or_says_that_there_is_no_cuda)
         cr_assert_eq(pd_dev_cuda_count(), 0);
     }
     pd_arena_free(dry);
+}
+
+Test(math_cuda, a_process_without_a_gpu_does_not_pay_for_cublas)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[4096];
+    cr_assert(maps);
+    while (fgets(line, sizeof line, maps))
+        cr_assert(!strstr(line, "libcublas"), "%s", line);
+    fclose(maps);
 }

@@ -1,5 +1,6 @@
 /* A row-major product is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
  * B. */
+#include "trainer/math/cuda/cublaslt_load.h"
 #include "trainer/math/cuda/gemm.h"
 
 #include <cublasLt.h>
@@ -50,6 +51,7 @@ static pd_status status_of(cublasStatus_t code)
 pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, struct pd_cuda_products **ret_products,
                                struct pd_error *err)
 {
+    PD_TRY(pd_cublaslt_load(err));
     struct pd_cuda_products *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "cuBLASLt: no memory for the table of algorithms");
     p->options = *options;
