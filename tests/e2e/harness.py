@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 
 class Failure(Exception):
@@ -54,6 +55,21 @@ class Workspace:
         if result.returncode != 0:
             raise Failure(f"perdure ckpt stats {directory}: exit {result.returncode}\n{result.stderr}")
         return json.loads(result.stdout)["state_digest"]
+
+
+def wait_until_gone(directory):
+    """Processes that name the directory, or what lies in it, on their command lines."""
+    for _ in range(2000):
+        found = subprocess.run(["pgrep", "-f", f"{directory}(/| |$)"], capture_output=True, text=True, check=False).stdout
+        if not found.strip():
+            return
+        time.sleep(0.02)
+    raise Failure(f"processes of {directory} outlive their killed launcher: {found.split()}")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
 
 
 def losses(directory):

@@ -78,16 +78,6 @@ def kill_everything(process):
     process.wait()
 
 
-def wait_until_gone(directory):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        found = subprocess.run(["pgrep", "-f", f"run.dir={directory}|{directory}/"], capture_output=True, text=True, check=False)
-        if not found.stdout.strip():
-            return
-        time.sleep(0.02)
-    raise harness.Failure(f"processes of {directory} outlive their killed launcher: {found.stdout.split()}")
-
-
 def resumed_step(log):
     found = re.findall(r"resumed at step (\d+)", log)
     return int(found[-1]) if found else 0
@@ -122,9 +112,8 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
                 process.wait(timeout=chooser.uniform(0.0, 1.5 * whole))
             except subprocess.TimeoutExpired:
                 kill_everything(process)
-            wait_until_gone(directory)
-            with open(directory + ".log", encoding="utf-8") as f:
-                log = f.read()
+            harness.wait_until_gone(directory)
+            log = harness.read(directory + ".log")
             os.unlink(directory + ".log")
             if "resumed at step" in log or "fresh start" in log:
                 training += process.returncode != 0

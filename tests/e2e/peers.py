@@ -107,19 +107,6 @@ class Cluster:
         return json.loads(self.workspace.command(["ckpt", "stats", whole, "--json"]).stdout)["state_digest"]
 
 
-def wait_until_gone(directory):
-    for _ in range(2000):
-        if not subprocess.run(["pgrep", "-f", directory], capture_output=True, text=True, check=False).stdout.strip():
-            return
-        time.sleep(0.02)
-    raise harness.Failure(f"processes of {directory} outlive their launcher")
-
-
-def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
-
-
 def resumed_at(text):
     found = re.findall(r"resumed at step (\d+)", text)
     if not found and "fresh start" not in text:
@@ -130,7 +117,7 @@ def resumed_at(text):
 def finish(cluster, config, hosts, log):
     process = cluster.start(config, hosts, log)
     if process.wait(timeout=300) != 0:
-        raise harness.Failure(f"exit {process.returncode}\n{read(log)}")
+        raise harness.Failure(f"exit {process.returncode}\n{harness.read(log)}")
 
 
 def check(cluster, hosts, expected):
@@ -149,11 +136,11 @@ def without_copies(workspace, config):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until_gone(cluster.root)
+    harness.wait_until_gone(cluster.root)
     cluster.lose(0)
     process = cluster.start(config, [0, 1], log, copies=0)
     if process.wait(timeout=120) != 65:
-        raise harness.Failure(f"without copies: exit {process.returncode}, expected 65\n{read(log)}")
+        raise harness.Failure(f"without copies: exit {process.returncode}, expected 65\n{harness.read(log)}")
 
 
 def losses_of_hosts(workspace, config, expected, chooser, count):
@@ -173,10 +160,10 @@ def losses_of_hosts(workspace, config, expected, chooser, count):
                 break
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            wait_until_gone(cluster.root)
-            step = resumed_at(read(log))
+            harness.wait_until_gone(cluster.root)
+            step = resumed_at(harness.read(log))
             if step < least:
-                raise harness.Failure(f"loss {done}: resumed at step {step}, and {least} was copied\n{read(log)}")
+                raise harness.Failure(f"loss {done}: resumed at step {step}, and {least} was copied\n{harness.read(log)}")
             steps.append(step)
             before = least = cluster.tiers()["copied"]
             lost = chooser.choice(hosts)
@@ -185,8 +172,8 @@ def losses_of_hosts(workspace, config, expected, chooser, count):
                 hosts.remove(lost)
             done += 1
         finish(cluster, config, hosts, log)
-        if done and resumed_at(read(log)) < least:
-            raise harness.Failure(f"resumed at step {resumed_at(read(log))}, and {least} was copied\n{read(log)}")
+        if done and resumed_at(harness.read(log)) < least:
+            raise harness.Failure(f"resumed at step {resumed_at(harness.read(log))}, and {least} was copied\n{harness.read(log)}")
         check(cluster, hosts, expected)
         for host in range(3):
             shutil.rmtree(cluster.host(host))

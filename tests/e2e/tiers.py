@@ -79,19 +79,6 @@ def start(workspace, config, directory, overrides, log):
                                 start_new_session=True)
 
 
-def wait_until_gone(directory):
-    for _ in range(1000):
-        if not subprocess.run(["pgrep", "-f", directory], capture_output=True, text=True, check=False).stdout.strip():
-            return
-        time.sleep(0.02)
-    raise harness.Failure(f"processes of {directory} outlive their launcher")
-
-
-def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
-
-
 def kills(workspace, memory, config, transport, chooser, count):
     plain = workspace.directory("undisturbed")
     workspace.train(config, plain, [f"layout.transport={transport}"])
@@ -118,8 +105,8 @@ def kills(workspace, memory, config, transport, chooser, count):
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            wait_until_gone(directory)
-            text = read(log)
+            harness.wait_until_gone(directory)
+            text = harness.read(log)
             found = re.findall(r"resumed at step (\d+)", text)
             if found or "fresh start" in text:
                 step = int(found[-1]) if found else 0
@@ -157,7 +144,7 @@ def leave(workspace, memory, config):
     code = process.wait(timeout=60)
     steps = [steps_in(tier)[0] for tier in tiers[:2]]
     if code != 75 or steps[0] != steps[1] or steps[0] < 5:
-        raise harness.Failure(f"TERM: exit {code}, newest steps {steps}\n{read(log)}")
+        raise harness.Failure(f"TERM: exit {code}, newest steps {steps}\n{harness.read(log)}")
     print(f"asked to leave: step {steps[0]} is on the disk too")
 
 

@@ -1,15 +1,9 @@
 /* Second copies of shards on other hosts. A host that is gone with all that lay there takes no checkpoint with it: first
  * what goes where, then every operation of a copy goes wrong, once or from then on, and afterwards power goes, or a host is
- * replaced by an empty one.
- *
- * The default run samples; PERDURE_TEST_SCALE=10 tries every operation. PERDURE_CAMPAIGN_SEED sets the seed; a failure
- * prints it. */
+ * replaced by an empty one. */
 #include "ckpt/base/log.h"
 #include "ckpt/tiers_internal.h"
-#include "tests/helpers/tier_room.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
+#include "tests/helpers/tier_sweep.h"
 
 #define RANKS 4u
 #define HOSTS 2u
@@ -27,13 +21,6 @@
         cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                              \
     } while (0)
 #define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT) RUN_ON(ROOM, 0, OPTIONS, SCRIPT, CONTEXT)
-
-static uint64_t number_of(const char *variable)
-{
-    const char *text = getenv(variable);
-    uint64_t value = text ? strtoull(text, NULL, 10) : 1;
-    return value ? value : 1;
-}
 
 static void quiet(void *context, const char *line, size_t bytes)
 {
@@ -536,34 +523,12 @@ Test(peer, what_lies_there_makes_room_for_what_comes)
 
 /* ---- misfortunes ---- */
 
-static const struct {
-    enum pd_disk_fault_kind kind;
-    int sys_errno;
-    bool persistent;
-} kinds[] = {
-    {PD_DISK_FAULT_ERROR, EIO, false},        {PD_DISK_FAULT_ERROR, EIO, true},
-    {PD_DISK_FAULT_ERROR, ENOSPC, false},     {PD_DISK_FAULT_ERROR, ENOSPC, true},
-    {PD_DISK_FAULT_ERROR, ESTALE, true},      {PD_DISK_FAULT_ERROR_APPLIED, EIO, false},
-    {PD_DISK_FAULT_ERROR_APPLIED, EIO, true}, {PD_DISK_FAULT_SHORT, 0, true},
-    {PD_DISK_FAULT_TORN, 0, false},           {PD_DISK_FAULT_LOST, 0, false},
-    {PD_DISK_FAULT_MISDIRECTED, 0, false},    {PD_DISK_FAULT_LOST_SYNC, 0, false},
-    {PD_DISK_FAULT_LOST_SYNC, 0, true},       {PD_DISK_FAULT_FLIP, 0, false},
-    {PD_DISK_FAULT_POWER, 0, false},
-};
-#define KIND_COUNT (sizeof kinds / sizeof *kinds)
-
 enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, FIRST_IS_REPLACED, LAST_IS_REPLACED, AFTERMATHS };
-
-struct misfortune {
-    uint32_t kind;
-    uint64_t nth, seed;
-    enum aftermath aftermath;
-};
 
 /* A shard of the room is one write, so that one which is lost or goes elsewhere is seen when the file is verified. */
 static bool lies(const struct misfortune *m)
 {
-    const enum pd_disk_fault_kind kind = kinds[m->kind].kind;
+    const enum pd_disk_fault_kind kind = kind_of(m);
     return kind == PD_DISK_FAULT_TORN || kind == PD_DISK_FAULT_LOST_SYNC;
 }
 
@@ -579,24 +544,7 @@ struct run {
 static pd_status save_before(struct tier_rank *rank, struct pd_error *err)
 {
     PD_TRY(pd_tiers_start(rank->tiers, err));
-    for (uint64_t step = 1; step < BEFORE; step++) {
-        PD_TRY(tier_save(rank, step, NULL, err));
-        PD_TRY(tier_finish(rank, step, -1, err));
-    }
-    return PD_OK;
-}
-
-static pd_status disarm(struct tier_rank *rank, struct run *run, struct pd_error *err)
-{
-    struct pd_simulated_disk *disk = rank->room.room->disk;
-    pd_status st = PD_OK;
-    PD_TRY(pd_group_barrier(&rank->world, err));
-    if (rank->world.rank == 0) {
-        run->fired = pd_simulated_disk_fired(disk);
-        pd_simulated_disk_set_fault(disk, NULL);
-        st = pd_simulated_disk_clone(disk, &run->after, err);
-    }
-    return pd_group_agree(&rank->world, st, err);
+    return tier_save_to(rank, 1, BEFORE - 1, err);
 }
 
 /* The save is not disturbed: what goes wrong is the copy, which the first save passes over and the way out makes. */
@@ -604,23 +552,16 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
 {
     struct run *run = rank->context;
     const struct misfortune *m = run->misfortune;
-    const struct pd_disk_fault fault = {.kind = kinds[m->kind].kind,
-                                        .sys_errno = kinds[m->kind].sys_errno,
-                                        .nth = m->nth,
-                                        .persistent = kinds[m->kind].persistent};
     struct pd_error why = {0};
     PD_TRY(pd_tiers_start(rank->tiers, err));
-    PD_TRY(tier_save(rank, BEFORE, NULL, err));
-    PD_TRY(tier_finish(rank, BEFORE, -1, err));
+    PD_TRY(tier_save_to(rank, BEFORE, BEFORE, err));
     rank->tiers->copier->passes = 1;
     PD_TRY(tier_save(rank, BEFORE + 1, NULL, err));
-    PD_TRY(pd_group_barrier(&rank->world, err));
-    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
-    PD_TRY(pd_group_barrier(&rank->world, err));
+    PD_TRY(tier_arm(rank, m, err));
     pd_status finished = tier_finish(rank, BEFORE + 1, -1, &why);
     if (rank->world.rank == 0) run->finished = finished;
-    PD_TRY(disarm(rank, run, err));
-    if (fault.kind == PD_DISK_FAULT_POWER) return PD_OK;
+    PD_TRY(tier_disarm(rank, &run->fired, &run->after, err));
+    if (kind_of(m) == PD_DISK_FAULT_POWER) return PD_OK;
     /* The run goes on, and everything works again. */
     rank->tiers->copier->passes = 0;
     PD_TRY(tier_save(rank, BEFORE + 2, NULL, err));
@@ -655,7 +596,7 @@ static pd_status look_at(const struct room *room, struct run *run, const struct 
 {
     const struct misfortune *m = run->misfortune;
     const bool is_replaced = m->aftermath == FIRST_IS_REPLACED || m->aftermath == LAST_IS_REPLACED;
-    const bool lost_power = kinds[m->kind].kind == PD_DISK_FAULT_POWER;
+    const bool lost_power = kind_of(m) == PD_DISK_FAULT_POWER;
     const bool is_copied = run->finished == PD_OK && !lies(m);
     struct check check = {BEFORE + 1, BEFORE + 1, !lies(m)};
     struct room later = *room;
@@ -690,29 +631,10 @@ static pd_status try_one(const struct room *base, const struct misfortune *m, bo
 static void campaign(enum aftermath aftermath, uint64_t stride)
 {
     const struct pd_tiers_options options = local_only();
-    const uint64_t seed = number_of("PERDURE_CAMPAIGN_SEED");
-    struct pd_error err = {0};
     struct room room;
-    uint64_t tried = 0;
-    if (number_of("PERDURE_TEST_SCALE") >= 10) stride = 1;
     make_room(&room);
     RUN(&room, &options, save_before, NULL);
-    const uint64_t sampled = stride;
-    for (uint32_t k = 0; k < KIND_COUNT; k++) {
-        const bool hits_few = kinds[k].kind >= PD_DISK_FAULT_TORN && kinds[k].kind <= PD_DISK_FAULT_LOST_SYNC;
-        stride = hits_few ? 1 : sampled;
-        struct misfortune m = {.kind = k, .aftermath = aftermath};
-        bool fired = true;
-        for (m.nth = 1 + room_mix(seed + k) % stride; fired; m.nth += stride, tried++) {
-            m.seed = room_mix(seed * 7919 + m.nth * 131 + k);
-            pd_status st = try_one(&room, &m, &fired, &err);
-            cr_assert_eq(st, PD_OK, "%s:%d:%d at %llu, aftermath %d (seed %llu): %s", pd_disk_fault_kind_name(kinds[k].kind),
-                         kinds[k].sys_errno, kinds[k].persistent, (unsigned long long)m.nth, (int)aftermath,
-                         (unsigned long long)seed, err.message);
-        }
-    }
-    room_free(&room);
-    cr_log_info("copies on other hosts, aftermath %d: %llu misfortunes", (int)aftermath, (unsigned long long)tried);
+    tier_sweep(&room, "copies on other hosts", (int)aftermath, stride, true, try_one);
 }
 
 Test(peer_faults, processes_die)

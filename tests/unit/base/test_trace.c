@@ -14,7 +14,7 @@ static char path[64];
 static void open_trace(void)
 {
     struct pd_error err;
-    strcpy(path, "/tmp/perdure-trace-XXXXXX");
+    snprintf(path, sizeof path, "%s", "/tmp/perdure-trace-XXXXXX");
     close(mkstemp(path));
     cr_assert_eq(pd_trace_open(path, &err), PD_OK, "%s", err.message);
 }
