@@ -1,7 +1,6 @@
 /* The functions of cuBLASLt that perdure calls, under their own names, each handed on to the library once it is open. */
 #include "trainer/math/cuda/cublaslt_load.h"
 
-#include <cublasLt.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>

@@ -3,7 +3,6 @@
 #include "trainer/math/cuda/cublaslt_load.h"
 #include "trainer/math/cuda/gemm.h"
 
-#include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
 
