@@ -1,6 +1,5 @@
 /* cuBLASLt, opened when a GPU is there. Linked, it would take 200 MiB of every process, on machines without a GPU too, and
- * a machine without it could not start the program. Whoever calls it
- * includes this.
+ * a machine without it could not start the program. Whoever calls it includes this.
  *
  *   errors   PD_UNSUPPORTED: it is not installed, or lacks a function; the message says which and what to do
  *   threads  any */
