@@ -479,13 +479,14 @@ static pd_status check_space_here(struct pd_store *store, const struct space_nee
     uint64_t least = generations ? 0 : need->bytes;
     if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
     needed = needed > there && needed - there > least ? needed - there : least;
+    char already[64] = "";
+    if (there) snprintf(already, sizeof already, ", %s of them is there already", human(there).text);
     if (needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %s free and needs %s more: %u %s%s of %s must fit at once, %s of them is there already; "
+                "%s (%s) has %s free and needs %s more: %u %s%s of %s must fit at once%s; "
                 "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
                 store->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
-                generations ? "generation" : "checkpoint", need->copies == 1 ? "" : "s", human(need->bytes).text,
-                human(there).text);
+                generations ? "generation" : "checkpoint", need->copies == 1 ? "" : "s", human(need->bytes).text, already);
     uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,

@@ -600,6 +600,7 @@ Test(store, space_is_summed_over_the_ranks_of_a_disk)
                                              : "needs 102.0 MiB more: 3 checkpoints of 34.0 MiB"),
                   "%s", err.message);
         cr_assert(strstr(err.message, "checkpoint.keep_last"), "%s", err.message);
+        cr_assert(!strstr(err.message, "there already"), "of nothing nothing is said: %s", err.message);
         launch(&room, check_space, &absurd, PD_NO_SPACE);
         room_free(&room);
     }
