@@ -24,6 +24,7 @@ pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_e
 {
     PD_TRY(check_pieces(comm, op->sends, op->send_count, "send", err));
     PD_TRY(check_pieces(comm, op->recvs, op->recv_count, "receive", err));
+    if (comm->memory.ready) PD_TRY(comm->memory.ready(comm->memory.context, err));
     return comm->ops->start(comm, op, err);
 }
 
@@ -37,6 +38,7 @@ pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sen
 {
     PD_TRY(check_pieces(comm, sends, send_count, "send", err));
     PD_TRY(check_pieces(comm, recvs, recv_count, "receive", err));
+    if (comm->memory.ready) PD_TRY(comm->memory.ready(comm->memory.context, err));
     return comm->ops->exchange(comm, sends, send_count, recvs, recv_count, err);
 }
 
@@ -59,7 +61,17 @@ pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err)
 
 pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *err)
 {
-    return comm->ops->split(comm, color, key, ret_comm, err);
+    struct pd_comm *part;
+    PD_TRY(comm->ops->split(comm, color, key, &part, err));
+    part->memory = comm->memory;
+    *ret_comm = part;
+    return PD_OK;
+}
+
+void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory)
+{
+    PD_CHECK(!memory->ready == !memory->copy);
+    comm->memory = *memory;
 }
 
 void pd_comm_abort(struct pd_comm *comm)

@@ -28,6 +28,18 @@ struct pd_comm_piece {
     uint64_t bytes;
 };
 
+/* How the bytes of pieces are reached where the host cannot: memory of a device. Pieces may then lie in either memory;
+ * collectives of values (all_reduce, broadcast) stay in the host's.
+ *   threads  ready: the caller's. copy: any, several at once */
+struct pd_comm_memory {
+    /* Before an operation starts: what the caller queued on its device has happened. */
+    pd_status (*ready)(void *context, struct pd_error *err);
+    /* Has happened on return. Either side is in the host's or the device's memory; between ranks that are threads, `src` may
+     * be another rank's. */
+    pd_status (*copy)(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
+    void *context;
+};
+
 /* One exchange: the caller's storage, untouched by the caller until waited for. A message from a to b is cut into pieces
  * independently on both sides: only the concatenation of pieces must have equal length. */
 struct pd_comm_op {
@@ -35,6 +47,7 @@ struct pd_comm_op {
     uint32_t send_count, recv_count;
     /* of the implementation; zero at the start */
     struct pd_comm_op *next;
+    const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
     pd_status status;
     struct pd_error error;
     _Atomic int done; /* set last, under the communicator's lock; may be looked at to poll, wait is still due */
@@ -61,7 +74,12 @@ struct pd_comm {
     uint32_t host, host_count;
     double time_limit_seconds; /* of one operation before missing ranks are named */
     uint64_t bytes;            /* what this rank took for it */
+    struct pd_comm_memory memory;
 };
+
+/* Pieces from now on are reached through `memory`, which is copied and inherited by later splits; its functions NULL: they
+ * are in the host's memory, as at first. All ranks are between operations. */
+void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);

@@ -38,7 +38,7 @@ static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_ha
     if (!atomic_compare_exchange_strong(&offer->state, &offered, PD_OFFER_TAKING)) return PD_OK;
     pd_status st = check_match(engine, peer, offer, link->recv.left, err);
     struct pd_cursor source = offer->cursor;
-    if (!st) pd_cursor_copy(&link->recv, &source, source.left);
+    if (!st) st = pd_cursor_copy(&link->recv, &source, source.left, err);
     atomic_store(&offer->state, PD_OFFER_EMPTY);
     pd_segment_ring(engine->segment, link->slot);
     *ret_has_moved = true;

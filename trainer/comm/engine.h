@@ -126,7 +126,7 @@ void pd_comm_engine_abort(struct pd_comm *comm);
 void pd_comm_engine_leave(struct pd_comm *comm);
 void pd_comm_engine_free(struct pd_comm *comm);
 
-/* Start and wait in one; carried out by the caller when nothing is queued. */
+/* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */
 PD_MUST_USE pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends,
                                          uint32_t send_count, const struct pd_comm_piece *recvs, uint32_t recv_count,
                                          struct pd_error *err);

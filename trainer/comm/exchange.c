@@ -35,6 +35,8 @@ static void links_set(struct pd_comm_engine *engine, const struct pd_comm_op *op
         pd_cursor_add(&engine->links[op->sends[i].peer].send, op->sends, op->send_count, i);
     for (uint32_t i = 0; i < op->recv_count; i++)
         pd_cursor_add(&engine->links[op->recvs[i].peer].recv, op->recvs, op->recv_count, i);
+    for (uint32_t p = 0; p < engine->comm.size; p++)
+        engine->links[p].send.memory = engine->links[p].recv.memory = op->memory;
     engine->active_count = 0;
     for (uint32_t step = 1; step < engine->comm.size; step++) { /* each rank begins with another peer */
         uint32_t peer = (engine->comm.rank + step) % engine->comm.size;
@@ -48,8 +50,7 @@ static pd_status copy_to_self(struct pd_comm_engine *engine, struct pd_error *er
     if (self->send.left != self->recv.left)
         PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes to itself and receives %llu", engine->comm.rank,
                 (unsigned long long)self->send.left, (unsigned long long)self->recv.left);
-    pd_cursor_copy(&self->recv, &self->send, self->send.left);
-    return PD_OK;
+    return pd_cursor_copy(&self->recv, &self->send, self->send.left, err);
 }
 
 /* Drops the peers that are finished; true while one is left. */

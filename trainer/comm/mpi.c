@@ -160,11 +160,11 @@ static pd_status chunk_post(struct pd_comm_engine *engine, struct lane *lane, st
     uint64_t span;
     void *memory = pd_cursor_span(&lane->walk, &span);
     chunk->bytes = lane->walk.left < CHUNK_BYTES ? lane->walk.left : CHUNK_BYTES;
-    chunk->is_staged = span < chunk->bytes;
+    chunk->is_staged = span < chunk->bytes || lane->walk.memory;
     chunk->target = lane->walk;
     if (chunk->is_staged) memory = chunk->staging;
     if (chunk->is_staged && is_send)
-        pd_cursor_read(&lane->walk, chunk->staging, chunk->bytes);
+        PD_TRY(pd_cursor_read(&lane->walk, chunk->staging, chunk->bytes, err));
     else
         pd_cursor_advance(&lane->walk, chunk->bytes);
     int world = (int)engine->members[lane->peer].world;
@@ -192,8 +192,7 @@ static pd_status chunk_finish(struct pd_comm_engine *engine, struct lane *lane, 
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
                 (unsigned long long)engine->sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, world, count);
-    if (chunk->is_staged) pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes);
-    return PD_OK;
+    return chunk->is_staged ? pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes, err) : PD_OK;
 }
 
 static pd_status lane_progress(struct pd_comm_engine *engine, struct lane *lane, bool is_send, bool *ret_has_moved,

@@ -17,20 +17,28 @@ void pd_cursor_add(struct pd_cursor *cursor, const struct pd_comm_piece *pieces,
     cursor->left += piece->bytes;
 }
 
+/* The next piece of the cursor's peer after `index`, or count. */
+static uint32_t piece_after(const struct pd_cursor *cursor, uint32_t index)
+{
+    do
+        index++;
+    while (index < cursor->count && (cursor->pieces[index].peer != cursor->peer || cursor->pieces[index].bytes == 0));
+    return index;
+}
+
 uint8_t *pd_cursor_span(struct pd_cursor *cursor, uint64_t *ret_bytes)
 {
     const struct pd_comm_piece *piece = &cursor->pieces[cursor->index];
-    *ret_bytes = piece->bytes - cursor->offset;
-    return (uint8_t *)piece->data + cursor->offset;
-}
-
-static void to_next_piece(struct pd_cursor *cursor)
-{
-    cursor->offset = 0;
-    do {
-        cursor->index++;
-        PD_CHECK(cursor->index < cursor->count);
-    } while (cursor->pieces[cursor->index].peer != cursor->peer || cursor->pieces[cursor->index].bytes == 0);
+    uint8_t *begin = (uint8_t *)piece->data + cursor->offset;
+    uint64_t bytes = piece->bytes - cursor->offset;
+    for (uint32_t i = cursor->index; cursor->memory && bytes < cursor->left;) {
+        i = piece_after(cursor, i);
+        PD_CHECK(i < cursor->count);
+        if ((uint8_t *)cursor->pieces[i].data != begin + bytes) break;
+        bytes += cursor->pieces[i].bytes;
+    }
+    *ret_bytes = bytes;
+    return begin;
 }
 
 void pd_cursor_advance(struct pd_cursor *cursor, uint64_t bytes)
@@ -41,46 +49,62 @@ void pd_cursor_advance(struct pd_cursor *cursor, uint64_t bytes)
         cursor->offset += step;
         cursor->left -= step;
         bytes -= step;
-        if (cursor->left > 0 && cursor->offset == cursor->pieces[cursor->index].bytes) to_next_piece(cursor);
+        if (cursor->left == 0 || cursor->offset < cursor->pieces[cursor->index].bytes) continue;
+        cursor->index = piece_after(cursor, cursor->index);
+        cursor->offset = 0;
+        PD_CHECK(cursor->index < cursor->count);
     }
 }
 
-void pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes)
+static pd_status copy(const struct pd_comm_memory *memory, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    if (memory) return memory->copy(memory->context, dst, src, bytes, err);
+    memcpy(dst, src, bytes);
+    return PD_OK;
+}
+
+pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes, struct pd_error *err)
 {
     uint8_t *out = target;
     while (bytes > 0) {
         uint64_t span;
         const uint8_t *from = pd_cursor_span(source, &span);
         uint64_t step = least(span, bytes);
-        memcpy(out, from, step);
+        PD_TRY(copy(source->memory, out, from, step, err));
         pd_cursor_advance(source, step);
         out += step;
         bytes -= step;
     }
+    return PD_OK;
 }
 
-void pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t bytes)
+pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t bytes, struct pd_error *err)
 {
     const uint8_t *in = source;
     while (bytes > 0) {
         uint64_t span;
         uint8_t *to = pd_cursor_span(target, &span);
         uint64_t step = least(span, bytes);
-        memcpy(to, in, step);
+        PD_TRY(copy(target->memory, to, in, step, err));
         pd_cursor_advance(target, step);
         in += step;
         bytes -= step;
     }
+    return PD_OK;
 }
 
-void pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uint64_t bytes)
+pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uint64_t bytes, struct pd_error *err)
 {
+    const struct pd_comm_memory *memory = target->memory ? target->memory : source->memory;
     while (bytes > 0) {
-        uint64_t span;
-        uint8_t *to = pd_cursor_span(target, &span);
-        uint64_t step = least(span, bytes);
-        pd_cursor_read(source, to, step);
+        uint64_t from_bytes, to_bytes;
+        const uint8_t *from = pd_cursor_span(source, &from_bytes);
+        uint8_t *to = pd_cursor_span(target, &to_bytes);
+        uint64_t step = least(bytes, least(from_bytes, to_bytes));
+        PD_TRY(copy(memory, to, from, step, err));
+        pd_cursor_advance(source, step);
         pd_cursor_advance(target, step);
         bytes -= step;
     }
+    return PD_OK;
 }

@@ -54,28 +54,30 @@ static uint8_t *ring_span(const struct ring *ring, uint64_t at, uint64_t *bytes)
     return ring->data + offset;
 }
 
-static void ring_put(struct ring *ring, struct pd_cursor *source, uint64_t bytes)
+static pd_status ring_put(struct ring *ring, struct pd_cursor *source, uint64_t bytes, struct pd_error *err)
 {
     uint64_t at = atomic_load_explicit(&ring->pipe->written, memory_order_relaxed);
     for (uint64_t done = 0; done < bytes;) {
         uint64_t step = bytes - done;
         uint8_t *to = ring_span(ring, at + done, &step);
-        pd_cursor_read(source, to, step);
+        PD_TRY(pd_cursor_read(source, to, step, err));
         done += step;
     }
     atomic_store_explicit(&ring->pipe->written, at + bytes, memory_order_release);
+    return PD_OK;
 }
 
-static void ring_take(struct ring *ring, struct pd_cursor *target, uint64_t bytes)
+static pd_status ring_take(struct ring *ring, struct pd_cursor *target, uint64_t bytes, struct pd_error *err)
 {
     uint64_t at = atomic_load_explicit(&ring->pipe->taken, memory_order_relaxed);
     for (uint64_t done = 0; done < bytes;) {
         uint64_t step = bytes - done;
         const uint8_t *from = ring_span(ring, at + done, &step);
-        pd_cursor_write(target, from, step);
+        PD_TRY(pd_cursor_write(target, from, step, err));
         done += step;
     }
     atomic_store_explicit(&ring->pipe->taken, at + bytes, memory_order_release);
+    return PD_OK;
 }
 
 /* A head is walked like any message of one piece. */
@@ -84,25 +86,24 @@ static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
 }
 
-static bool send_some(struct pd_comm_engine *engine, struct pd_link *link)
+static pd_status send_some(struct pd_comm_engine *engine, struct pd_link *link, bool *ret_has_moved, struct pd_error *err)
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
-    bool has_moved = false;
     if (!link->is_send_begun && ring_room(&ring) >= sizeof(struct pipe_head)) {
         struct pipe_head head = {.sequence = engine->sequence, .bytes = link->send.left};
         struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
         struct pd_cursor cursor = head_cursor(&piece);
-        ring_put(&ring, &cursor, sizeof head);
+        PD_TRY(ring_put(&ring, &cursor, sizeof head, err));
         link->is_send_begun = true;
     }
     while (link->is_send_begun && link->send.left) {
         uint64_t step = least(least(link->send.left, ring_room(&ring)), BURST_BYTES);
         if (step == 0) break;
-        ring_put(&ring, &link->send, step);
+        PD_TRY(ring_put(&ring, &link->send, step, err));
         pd_segment_ring(engine->segment, link->slot);
-        has_moved = true;
+        *ret_has_moved = true;
     }
-    return has_moved;
+    return PD_OK;
 }
 
 static pd_status receive_head(struct pd_comm_engine *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
@@ -111,7 +112,7 @@ static pd_status receive_head(struct pd_comm_engine *engine, uint32_t peer, stru
     struct pipe_head head;
     struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
     struct pd_cursor cursor = head_cursor(&piece);
-    ring_take(ring, &cursor, sizeof head);
+    PD_TRY(ring_take(ring, &cursor, sizeof head, err));
     link->is_recv_begun = true;
     if (head.sequence == engine->sequence && head.bytes == link->recv.left) return PD_OK;
     PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
@@ -129,7 +130,7 @@ static pd_status receive_some(struct pd_comm_engine *engine, uint32_t peer, bool
     while (link->is_recv_begun && link->recv.left) {
         uint64_t step = least(least(link->recv.left, ring_filled(&ring)), BURST_BYTES);
         if (step == 0) break;
-        ring_take(&ring, &link->recv, step);
+        PD_TRY(ring_take(&ring, &link->recv, step, err));
         pd_segment_ring(engine->segment, link->slot);
         *ret_has_moved = true;
     }
@@ -141,7 +142,7 @@ static pd_status pipe_progress(struct pd_comm_engine *engine, bool *ret_has_move
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
         if (link->slot == PD_NO_SLOT) continue;
-        if (link->send.left) *ret_has_moved |= send_some(engine, link);
+        if (link->send.left) PD_TRY(send_some(engine, link, ret_has_moved, err));
         if (link->recv.left) PD_TRY(receive_some(engine, engine->active[i], ret_has_moved, err));
     }
     return PD_OK;
