@@ -1,9 +1,10 @@
 /* What every transport must do, as code that runs on each rank: shared by the unit tests (ranks as threads) and by the
- * program that runs under mpirun. A failure returns PD_BUG with the seed and the place. */
+ * program that runs under mpirun. A failure returns PD_BUG with the seed and the place. Where the communicator has a
+ * far_hook, pieces lie in its memory and are cut alike on both sides. */
 #ifndef PD_TESTS_COMM_EXERCISE_H
 #define PD_TESTS_COMM_EXERCISE_H
 
-#include "trainer/comm/comm.h"
+#include "tests/helpers/far_memory.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,8 @@ static inline uint8_t exercise_byte(uint64_t key, uint64_t at)
 #define EXERCISE_PIECES_MAX 6u /* of one message */
 
 struct exercise_side {
-    uint8_t *memory;
+    uint8_t *memory, *far;
+    uint64_t bytes;
     struct pd_comm_piece *pieces;
     uint32_t count;
 };
@@ -59,12 +61,14 @@ struct exercise_flight {
 
 /* Messages between this rank and all others, each cut at random; pieces of different peers interleave. */
 static inline void exercise_side_make(struct exercise_side *side, uint64_t seed, uint64_t round, uint32_t rank,
-                                      uint32_t size, uint64_t bytes_max, bool is_send)
+                                      uint32_t size, uint64_t bytes_max, bool is_send, bool is_alike)
 {
     uint64_t total = 0;
     for (uint32_t p = 0; p < size; p++)
         total += is_send ? exercise_bytes(seed, round, rank, p, bytes_max) : exercise_bytes(seed, round, p, rank, bytes_max);
     side->memory = malloc(total + 1);
+    side->far = NULL;
+    side->bytes = total;
     side->pieces = calloc((size_t)size * EXERCISE_PIECES_MAX, sizeof *side->pieces);
     side->count = 0;
     uint64_t *left = calloc(size, sizeof *left), at = 0, live = 0;
@@ -76,7 +80,8 @@ static inline void exercise_side_make(struct exercise_side *side, uint64_t seed,
     for (uint32_t k = 0; live > 0; k++) {
         for (uint32_t p = 0; p < size; p++) {
             if (left[p] == 0) continue;
-            uint64_t dice = exercise_mix4(seed ^ (is_send ? 77 : 99), round * 64 + k, rank, p);
+            uint64_t from = is_send ? rank : p, to = is_send ? p : rank;
+            uint64_t dice = exercise_mix4(seed ^ (is_send || is_alike ? 77 : 99), round * 64 + k, from, to);
             uint64_t take = k + 1 == EXERCISE_PIECES_MAX ? left[p] : dice % (left[p] + 1); /* may be empty */
             side->pieces[side->count++] = (struct pd_comm_piece){.peer = p, .data = side->memory + at, .bytes = take};
             at += take;
@@ -107,8 +112,20 @@ static inline uint64_t exercise_side_walk(struct exercise_side *side, uint64_t s
     return wrong;
 }
 
-static inline void exercise_side_free(struct exercise_side *side)
+/* Pieces lie in `to` from now on, and what is in them too. */
+static inline void exercise_side_move(struct exercise_side *side, struct far_memory *far, uint8_t *to)
 {
+    uint8_t *from = to == side->far ? side->memory : side->far;
+    far_open(far);
+    memcpy(to, from, side->bytes);
+    far_close(far);
+    for (uint32_t i = 0; i < side->count; i++)
+        side->pieces[i].data = to + ((uint8_t *)side->pieces[i].data - from);
+}
+
+static inline void exercise_side_free(struct exercise_side *side, struct far_memory *far)
+{
+    if (side->far) far_delete(far, side->far);
     free(side->memory);
     free(side->pieces);
 }
@@ -116,10 +133,12 @@ static inline void exercise_side_free(struct exercise_side *side)
 static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struct exercise_flight *flight,
                                       struct pd_error *err)
 {
+    struct far_memory *far = comm->memory.context;
     pd_status st = pd_comm_wait(comm, &flight->op, err);
+    if (far) exercise_side_move(&flight->recvs, far, flight->recvs.memory);
     uint64_t wrong = st ? 0 : exercise_side_walk(&flight->recvs, seed, flight->round, comm->rank, comm->size, false);
-    exercise_side_free(&flight->sends);
-    exercise_side_free(&flight->recvs);
+    exercise_side_free(&flight->sends, far);
+    exercise_side_free(&flight->recvs, far);
     if (wrong)
         PD_FAIL(err, PD_BUG, "seed %llu round %llu: rank %u of %u received %llu wrong bytes", (unsigned long long)seed,
                 (unsigned long long)flight->round, comm->rank, comm->size, (unsigned long long)wrong);
@@ -131,10 +150,16 @@ static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struc
 static inline void exercise_flight_make(struct pd_comm *comm, uint64_t seed, uint64_t round, uint64_t bytes_max,
                                         struct exercise_flight *flight)
 {
+    struct far_memory *far = comm->memory.context;
+    struct exercise_side *sides[] = {&flight->sends, &flight->recvs};
     flight->round = round;
-    exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true);
-    exercise_side_make(&flight->recvs, seed, round, comm->rank, comm->size, bytes_max, false);
+    exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true, far);
+    exercise_side_make(&flight->recvs, seed, round, comm->rank, comm->size, bytes_max, false, far);
     exercise_side_walk(&flight->sends, seed, round, comm->rank, comm->size, true);
+    for (int i = 0; far && i < 2; i++) {
+        sides[i]->far = far_new(far, sides[i]->bytes);
+        exercise_side_move(sides[i], far, sides[i]->far);
+    }
     flight->op = (struct pd_comm_op){.sends = flight->sends.pieces,
                                      .send_count = flight->sends.count,
                                      .recvs = flight->recvs.pieces,

@@ -34,6 +34,40 @@ static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *
     return pd_comm_barrier(comm, err);
 }
 
+/* Pieces in memory that this process cannot touch; values and groups are in the host's. */
+static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    static struct far_memory far = FAR_MEMORY_INIT;
+    const struct pd_comm_memory hook = far_hook(&far);
+    pd_comm_use_memory(comm, &hook);
+    PD_TRY(exercise_exchanges(comm, 1, 100 * scale(), 40000, err));
+    PD_TRY(exercise_exchanges(comm, 2, 3, 5000000, err));
+    PD_TRY(exercise_reductions(comm, err));
+    PD_TRY(exercise_broadcasts(comm, err));
+    PD_TRY(exercise_group(comm, err));
+    PD_TRY(exercise_splits(comm, 3, err));
+    EXERCISE_EXPECT(comm->size == 1 || far.copies > 100);
+    return pd_comm_barrier(comm, err);
+}
+
+/* A copy of one rank fails in the middle of traffic. */
+static pd_status case_lost_device(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    (void)context;
+    static struct far_memory far = FAR_MEMORY_INIT;
+    struct pd_comm_memory hook = far_hook(&far);
+    if (comm->rank == 1) far.fail_at = 300;
+    pd_comm_use_memory(comm, &hook);
+    struct pd_error lost;
+    pd_status st = exercise_exchanges_until(comm, 9, 1000000, 60000, UINT64_MAX, &lost);
+    if (st != (comm->rank == 1 ? PD_DEVICE_LOST : PD_PEER_LOST))
+        PD_FAIL(err, PD_BUG, "rank %u: %s", comm->rank, lost.message);
+    printf("rank %u noticed: %s\n", comm->rank, lost.message);
+    fflush(stdout);
+    PD_FAIL(err, st, "%s", lost.message);
+}
+
 static pd_status case_hosts(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -189,8 +223,11 @@ static pd_status case_latency(struct pd_comm *comm, void *context, struct pd_err
 static const struct {
     const char *name;
     pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *);
-} cases[] = {{"all", case_all},     {"hosts", case_hosts}, {"kill", case_kill},   {"silent", case_silent},
-             {"speed", case_speed}, {"storm", case_storm}, {"alone", case_alone}, {"latency", case_latency}};
+} cases[] = {{"all", case_all},     {"hosts", case_hosts},
+             {"kill", case_kill},   {"silent", case_silent},
+             {"speed", case_speed}, {"storm", case_storm},
+             {"alone", case_alone}, {"latency", case_latency},
+             {"far", case_far},     {"lost_device", case_lost_device}};
 
 static pd_status run_mpi(pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), struct pd_error *err)
 {
@@ -216,6 +253,6 @@ int main(int argc, char **argv)
         if (st) fprintf(stderr, "comm_program: %s: %s (%s)\n", pd_status_name(st), err.message, err.where);
         return pd_status_exit_code(st);
     }
-    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed|latency\n");
+    fprintf(stderr, "usage: comm_program mpi|local:RANKS all|hosts|kill|silent|storm|alone|speed|latency|far|lost_device\n");
     return 64;
 }

@@ -20,11 +20,23 @@ static pd_status check_pieces(const struct pd_comm *comm, const struct pd_comm_p
     return PD_OK;
 }
 
-pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+static pd_status check_operation(const struct pd_comm *comm, const struct pd_comm_op *op, struct pd_error *err)
 {
     PD_TRY(check_pieces(comm, op->sends, op->send_count, "send", err));
-    PD_TRY(check_pieces(comm, op->recvs, op->recv_count, "receive", err));
-    if (comm->memory.ready) PD_TRY(comm->memory.ready(comm->memory.context, err));
+    return check_pieces(comm, op->recvs, op->recv_count, "receive", err);
+}
+
+/* Of pieces in the communicator's memory, whichever it is. */
+static pd_status make_ready(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    PD_TRY(check_operation(comm, op, err));
+    op->memory = comm->memory.copy ? &comm->memory : NULL;
+    return op->memory ? op->memory->ready(op->memory->context, err) : PD_OK;
+}
+
+pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    PD_TRY(make_ready(comm, op, err));
     return comm->ops->start(comm, op, err);
 }
 
@@ -36,10 +48,9 @@ pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_er
 pd_status pd_comm_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
                            const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
-    PD_TRY(check_pieces(comm, sends, send_count, "send", err));
-    PD_TRY(check_pieces(comm, recvs, recv_count, "receive", err));
-    if (comm->memory.ready) PD_TRY(comm->memory.ready(comm->memory.context, err));
-    return comm->ops->exchange(comm, sends, send_count, recvs, recv_count, err);
+    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    PD_TRY(make_ready(comm, &op, err));
+    return comm->ops->exchange(comm, &op, err);
 }
 
 pd_status pd_comm_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
@@ -110,10 +121,18 @@ static pd_status group_broadcast(struct pd_group *group, uint32_t root, void *da
     return pd_comm_broadcast(group->context, root, data, bytes, err);
 }
 
+static pd_status exchange_on_host(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
+                                  const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    PD_TRY(check_operation(comm, &op, err));
+    return comm->ops->exchange(comm, &op, err);
+}
+
 static pd_status group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
                                 const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
-    return pd_comm_exchange(group->context, (const struct pd_comm_piece *)sends, send_count,
+    return exchange_on_host(group->context, (const struct pd_comm_piece *)sends, send_count,
                             (const struct pd_comm_piece *)recvs, recv_count, err);
 }
 
@@ -129,7 +148,7 @@ static pd_status group_gather(struct pd_group *group, uint32_t root, const void 
         for (uint32_t r = first; comm->rank == root && r < last; r++)
             recvs[recv_count++] = (struct pd_comm_piece){.peer = r, .data = (uint8_t *)recv + r * bytes, .bytes = bytes};
         bool is_sender = comm->rank >= first && comm->rank < last;
-        PD_TRY(pd_comm_exchange(comm, &mine, is_sender, recvs, recv_count, err));
+        PD_TRY(exchange_on_host(comm, &mine, is_sender, recvs, recv_count, err));
     }
     return PD_OK;
 }

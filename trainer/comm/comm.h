@@ -28,8 +28,8 @@ struct pd_comm_piece {
     uint64_t bytes;
 };
 
-/* How the bytes of pieces are reached where the host cannot: memory of a device. Pieces may then lie in either memory;
- * collectives of values (all_reduce, broadcast) stay in the host's.
+/* How the bytes of pieces are reached where the host cannot: memory of a device. Pieces may then lie in either memory, and
+ * both sides cut a message alike. Collectives of values (all_reduce, broadcast) and groups stay in the host's.
  *   threads  ready: the caller's. copy: any, several at once */
 struct pd_comm_memory {
     /* Before an operation starts: what the caller queued on its device has happened. */
@@ -41,7 +41,8 @@ struct pd_comm_memory {
 };
 
 /* One exchange: the caller's storage, untouched by the caller until waited for. A message from a to b is cut into pieces
- * independently on both sides: only the concatenation of pieces must have equal length. */
+ * independently on both sides: only the concatenation of pieces must have equal length. With pd_comm_use_memory the pieces
+ * themselves must have equal lengths, in order: NCCL, which such a communicator may become, knows no concatenation. */
 struct pd_comm_op {
     const struct pd_comm_piece *sends, *recvs; /* borrowed */
     uint32_t send_count, recv_count;
@@ -57,8 +58,7 @@ struct pd_comm_ops {
     const char *name;
     pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
     pd_status (*wait)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
-    pd_status (*exchange)(struct pd_comm *, const struct pd_comm_piece *sends, uint32_t send_count,
-                          const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *);
+    pd_status (*exchange)(struct pd_comm *, struct pd_comm_op *, struct pd_error *); /* both */
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     pd_status (*barrier)(struct pd_comm *, struct pd_error *);
@@ -78,7 +78,7 @@ struct pd_comm {
 };
 
 /* Pieces from now on are reached through `memory`, which is copied and inherited by later splits; its functions NULL: they
- * are in the host's memory, as at first. All ranks are between operations. */
+ * are in the host's memory, as at first. All ranks say the same, between operations. */
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
@@ -104,7 +104,8 @@ void pd_comm_free(struct pd_comm *comm); /* NULL is fine */
 #define PD_COMM_HOST_RANKS 30u
 uint64_t pd_comm_bytes(uint32_t size, bool is_processes);
 
-/* A pd_group over a communicator, for ckpt/ and resharder/. Valid while the communicator lives; needs no release. */
+/* A pd_group over a communicator, for ckpt/ and resharder/, whose pieces are in the host's memory always. Valid while the
+ * communicator lives; needs no release. */
 void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);
 
 /* `size` ranks as threads of this process (host_count pretended hosts, as pd_group_run_local). A rank whose rank_main fails

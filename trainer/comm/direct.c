@@ -30,6 +30,22 @@ static pd_status check_match(const struct pd_comm_engine *engine, uint32_t peer,
             engine->members[peer].world, (unsigned long long)offer->cursor.left, (unsigned long long)offer->sequence);
 }
 
+/* Threads see both sides, so what would fail under NCCL alone fails here too. */
+static pd_status check_cuts(const struct pd_comm_engine *engine, uint32_t peer, struct pd_cursor here,
+                            struct pd_cursor there, struct pd_error *err)
+{
+    for (uint32_t piece = 0; here.memory && here.left && there.left; piece++) {
+        const uint64_t mine = here.pieces[here.index].bytes, theirs = there.pieces[there.index].bytes;
+        if (mine != theirs)
+            PD_FAIL(err, PD_BUG, "operation %llu: piece %u from rank %u has %llu bytes and %llu where rank %u receives it",
+                    (unsigned long long)engine->sequence, piece, engine->members[peer].world, (unsigned long long)theirs,
+                    (unsigned long long)mine, engine->members[engine->comm.rank].world);
+        pd_cursor_advance(&here, mine);
+        pd_cursor_advance(&there, theirs);
+    }
+    return PD_OK;
+}
+
 static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
@@ -38,6 +54,7 @@ static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_ha
     if (!atomic_compare_exchange_strong(&offer->state, &offered, PD_OFFER_TAKING)) return PD_OK;
     pd_status st = check_match(engine, peer, offer, link->recv.left, err);
     struct pd_cursor source = offer->cursor;
+    if (!st) st = check_cuts(engine, peer, link->recv, source, err);
     if (!st) st = pd_cursor_copy(&link->recv, &source, source.left, err);
     atomic_store(&offer->state, PD_OFFER_EMPTY);
     pd_segment_ring(engine->segment, link->slot);

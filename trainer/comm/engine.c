@@ -283,15 +283,9 @@ void pd_comm_engine_free(struct pd_comm *comm)
     free(engine);
 }
 
-static const struct pd_comm_memory *memory_of(const struct pd_comm *comm)
-{
-    return comm->memory.copy ? &comm->memory : NULL;
-}
-
 pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     struct pd_comm_engine *engine = pd_comm_engine_of(comm);
-    op->memory = memory_of(comm);
     pthread_mutex_lock(&engine->lock);
     pd_status st = engine->broken;
     op->status = st;
@@ -322,28 +316,21 @@ pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struc
     return op->status;
 }
 
-static pd_status run(struct pd_comm_engine *engine, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_comm_engine_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
     pthread_mutex_lock(&engine->lock);
     if (!engine->head && !engine->is_executing)
         execute(engine, op);
     else
         queue_push(engine, op);
     pthread_mutex_unlock(&engine->lock);
-    return pd_comm_engine_wait(&engine->comm, op, err);
+    return pd_comm_engine_wait(comm, op, err);
 }
 
 pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
                              const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
     struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
-    return run(engine, &op, err);
-}
-
-pd_status pd_comm_engine_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
-                                  const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
-{
-    struct pd_comm_op op = {
-        .sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count, .memory = memory_of(comm)};
-    return run(pd_comm_engine_of(comm), &op, err);
+    return pd_comm_engine_exchange(&engine->comm, &op, err);
 }

@@ -112,8 +112,7 @@ uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t s
 /* The slots of pd_comm_ops that every transport uses. */
 pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_comm_engine_exchange(struct pd_comm *comm, const struct pd_comm_piece *sends, uint32_t send_count,
-                                  const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
+pd_status pd_comm_engine_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                     struct pd_error *err);
 pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);

@@ -117,12 +117,11 @@ pd_status pd_zero_mirror_gradients(struct pd_zero *zero, struct pd_error *err)
             pieces[i] = (struct pd_comm_piece){0, base + runs[i].at_b, runs[i].elements * sizeof(float)};
         return run_mirror(zero, pieces, count, NULL, 0, err);
     }
-    uint64_t elements = 0;
-    for (uint32_t i = 0; i < count; i++)
-        elements += runs[i].elements;
-    pieces[0] = (struct pd_comm_piece){1, zero->mirrored_gradient, elements * sizeof(float)};
-    PD_TRY(run_mirror(zero, NULL, 0, pieces, 1, err));
-    const float *from = zero->mirrored_gradient;
+    float *from = zero->mirrored_gradient;
+    for (uint32_t i = 0; i < count; from += runs[i].elements, i++)
+        pieces[i] = (struct pd_comm_piece){1, from, runs[i].elements * sizeof(float)};
+    PD_TRY(run_mirror(zero, NULL, 0, pieces, count, err));
+    from = zero->mirrored_gradient;
     for (uint32_t i = 0; i < count; from += runs[i].elements, i++) {
         float *sum = zero->gradient + zero->sets[0].gradient[0] + runs[i].at_b;
         PD_TRY(pd_add(zero->math, runs[i].elements, sum, PD_F32, from, false, err));
