@@ -153,6 +153,7 @@ static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, st
     PD_TRY(rewrite_open_source(r, s->source.shard, err));
     const struct rewrite_source *source = &r->sources[s->source.shard];
     const uint32_t source_box = rewrite_find_box(source->boxes, source->box_count, s);
+    r->stretch_end = s->source.offset + s->bytes;
     for (uint64_t done = 0; done < s->bytes;) {
         const unsigned char *data = NULL;
         uint64_t bytes = 0;
@@ -254,11 +255,28 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
 }
 
+/* How small chunks get is not known before. From a compressed source it is about what they take there, where levels and
+ * cuts differ too; from a plain one all that is certain is that they do not grow. */
+static pd_status check_space(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    const bool packs = q->codec.codec != PD_CODEC_NONE;
+    uint64_t bytes = r->total + r->total / 64, there = 0;
+    for (uint32_t s = 0; s < q->commit->shard_count; s++)
+        there += q->commit->shards[s].file_bytes;
+    there += there / 16;
+    const bool is_guess = packs && there < bytes;
+    pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
+    if (st == PD_NO_SPACE && packs && !is_guess)
+        return pd_error_context(err, st, "compressed shards may take less, but how much is not known before");
+    return st;
+}
+
 static pd_status prepare(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
     PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_DOOR_ALIGN == 0);
-    PD_TRY(pd_store_check_space(q->target, r->total + r->total / 64, 1, err));
+    PD_TRY(check_space(r, err));
     r->sources = calloc(q->commit->shard_count, sizeof *r->sources);
     r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);

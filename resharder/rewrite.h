@@ -25,7 +25,7 @@ struct pd_rewrite_request {
     const struct pd_commit *commit;
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
-    struct pd_shard_codec codec;           /* of the new shards; its pool, or NULL: this thread compresses */
+    struct pd_shard_codec codec;           /* of the new shards; its pool decompresses too, NULL: this thread does both */
     struct pd_store *target;               /* writable, of this process alone */
     void *buffers;                         /* (buffer_bytes) of the disk's, on PD_DOOR_ALIGN; huge pages are faster */
     uint64_t buffer_bytes;                 /* at least the minimum */
@@ -36,7 +36,8 @@ struct pd_rewrite_request {
 struct pd_rewrite_report {
     uint64_t bytes_read, bytes_written; /* of data: blocks at the edges of a group are read twice */
     uint32_t shards, groups;
-    bool has_index; /* index.h5 is left out where it would outgrow the memory */
+    uint32_t expanded_together; /* the most chunks of a compressed source that were decompressed at once */
+    bool has_index;             /* index.h5 is left out where it would outgrow the memory */
 };
 
 PD_MUST_USE pd_status pd_rewrite(struct pd_door *door, const struct pd_rewrite_request *request,

@@ -6,6 +6,7 @@
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
 #define PD_RESHARDER_REWRITE_INTERNAL_H
 
+#include "ckpt/shard_expand.h"
 #include "resharder/rewrite.h"
 #include "resharder/strand.h"
 
@@ -16,10 +17,10 @@
 #define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
 #define REWRITE_STAGINGS (REWRITE_CREW + 1)
-#define REWRITE_CREW 2u        /* threads beside the one that moves data */
-#define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
+#define REWRITE_CREW 2u          /* threads beside the one that moves data */
+#define REWRITE_EXPANDERS_MAX 8u /* threads that decompress: 2 MiB each */
+#define REWRITE_OPEN_FIRST 64u   /* source shards, if there are no more, are opened beside the data */
 
-struct pd_shard_decoder;
 struct rewriter;
 struct rewrite_pack;
 
@@ -95,19 +96,30 @@ struct rewrite_crew {
     pthread_mutex_t staging[REWRITE_STAGINGS]; /* of writers: target t uses area t % REWRITE_STAGINGS */
 };
 
-/* Boxes in chunks: what a window holds of them is decompressed when it is needed. */
+/* Boxes in chunks: what a window holds of them is decompressed when it is needed, and what follows with it. */
+struct rewrite_kept {
+    unsigned char *data;
+    uint32_t shard, box;
+    uint64_t chunk;
+    bool is_valid;
+};
+
+struct rewrite_expansion { /* one chunk, one thread */
+    struct pd_shard_chunk chunk;
+    unsigned char *pages;
+    struct rewrite_kept *place;
+    pd_status status;
+};
+
 struct rewrite_expander {
-    struct pd_shard_decoder *decoder; /* NULL until there is such a box */
-    unsigned char *memory;            /* of all that follows */
-    struct {
-        unsigned char *data;
-        uint32_t shard, box;
-        uint64_t chunk;
-        bool is_valid;
-    } kept[2]; /* those needed last */
-    uint32_t newest;
-    unsigned char *block; /* one that lies in two chunks, or was read anew */
-    uint64_t next_chunk;  /* of the stretch that is read: those before it have come out of their windows */
+    unsigned char *memory;                                    /* of all that follows; NULL until there is such a box */
+    struct pd_shard_decoder *decoders[REWRITE_EXPANDERS_MAX]; /* (threads) */
+    uint32_t threads, kept_count, oldest, job_count;
+    struct rewrite_kept kept[REWRITE_EXPANDERS_MAX + 2]; /* (kept_count) */
+    struct rewrite_expansion jobs[REWRITE_EXPANDERS_MAX];
+    const struct pd_shard *source; /* of the jobs */
+    unsigned char *block;          /* one that lies in two chunks, or was read anew */
+    uint64_t next_chunk;           /* of the stretch that is read: those before it have come out of their windows */
 };
 
 struct rewriter {
@@ -133,6 +145,7 @@ struct rewriter {
     struct rewrite_window *full; /* those that wait for their turn to be sent for */
     struct rewrite_pool pools[REWRITE_CLASSES];
     struct rewrite_expander expander;
+    uint64_t stretch_end; /* in its source box: what is written now */
     struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
@@ -177,6 +190,12 @@ PD_MUST_USE pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err
 /* Verified bytes of a source box, from `offset` on: at most one block, valid until the next call. */
 PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset,
                                    const unsigned char **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+/* Whether windows take chunks; where they do not, blocks are read when they are needed. */
+bool rewrite_has_chunk_windows(const struct rewriter *r);
+/* The window that `bytes` bytes at `at` of the file come out of, as it came from the disk. */
+PD_MUST_USE pd_status rewrite_need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class,
+                                          uint64_t at, uint64_t bytes, struct rewrite_window **ret_window,
+                                          struct pd_error *err);
 /* The stretch that was read last is done with. */
 PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
@@ -185,6 +204,13 @@ void rewrite_close_sources(struct rewriter *r);
 bool rewrite_sources_fit(const struct rewriter *r);
 /* A job. */
 PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, struct pd_error *err);
+
+/* ---- rewrite_expand.c ---- */
+
+/* As rewrite_read, one whole block. */
+PD_MUST_USE pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
+                                           const unsigned char **ret_data, struct pd_error *err);
+void rewrite_expander_release(struct rewrite_expander *expander);
 
 /* ---- rewrite_target.c ---- */
 

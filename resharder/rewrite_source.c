@@ -38,8 +38,7 @@ void rewrite_close_sources(struct rewriter *r)
 {
     for (uint32_t i = 0; r->sources && i < r->request->commit->shard_count; i++)
         close_source(r, &r->sources[i]);
-    pd_shard_decoder_free(r->expander.decoder);
-    free(r->expander.memory);
+    rewrite_expander_release(&r->expander);
 }
 
 /* The least recently used ones go until there is room for one more. */
@@ -233,8 +232,7 @@ static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_er
     return PD_OK;
 }
 
-/* Whether windows take chunks; where they do not, blocks are read when they are needed. */
-static bool has_chunk_windows(const struct rewriter *r)
+bool rewrite_has_chunk_windows(const struct rewriter *r)
 {
     return r->pools[REWRITE_LARGE].bytes >= PD_SHARD_CHUNK_MAX;
 }
@@ -283,7 +281,7 @@ static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
     r->piece_window = NULL;
     const struct pd_shard *shard = r->sources[s->source.shard].shard;
     if (!pd_shard_box_is_in_chunks(shard, r->read_box)) return PD_OK;
-    if (has_chunk_windows(r)) { /* all of the blocks it touches */
+    if (rewrite_has_chunk_windows(r)) { /* all of the blocks it touches */
         const uint64_t box_bytes = pd_shard_box_bytes(shard, r->read_box), end = r->end_block * PD_SHARD_BLOCK_BYTES;
         r->next_byte = r->next_block * PD_SHARD_BLOCK_BYTES;
         r->end_byte = end < box_bytes ? end : box_bytes;
@@ -369,7 +367,7 @@ pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, st
 {
     struct rewrite_source *s = &r->sources[shard];
     r->expander.next_chunk = 0;
-    if (pd_shard_box_is_in_chunks(s->shard, box) && !has_chunk_windows(r)) return PD_OK;
+    if (pd_shard_box_is_in_chunks(s->shard, box) && !rewrite_has_chunk_windows(r)) return PD_OK;
     return end_piece(r, s, class_of(s, box), err);
 }
 
@@ -384,9 +382,8 @@ static pd_status verify(struct rewrite_source *s, struct rewrite_window *w, uint
     return PD_OK;
 }
 
-/* The window that `bytes` bytes at `at` of the file come out of, as it came from the disk. */
-static pd_status need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class, uint64_t at,
-                             uint64_t bytes, struct rewrite_window **ret_window, struct pd_error *err)
+pd_status rewrite_need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class, uint64_t at,
+                              uint64_t bytes, struct rewrite_window **ret_window, struct pd_error *err)
 {
     struct rewrite_window *w = s->first[class];
     if (w && (at < w->begin || at + bytes > w->end)) { /* the stretch goes on in the next one */
@@ -402,102 +399,6 @@ static pd_status need_window(struct rewriter *r, struct rewrite_source *s, enum 
     return PD_OK;
 }
 
-/* ---- boxes in chunks ---- */
-
-static pd_status need_expander(struct rewrite_expander *e, struct pd_error *err)
-{
-    if (e->decoder) return PD_OK;
-    if (!e->memory) e->memory = malloc(3ull * PD_SHARD_CHUNK_MAX + PD_SHARD_BLOCK_BYTES);
-    if (!e->memory) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to decompress");
-    e->kept[0].data = e->memory;
-    e->kept[1].data = e->memory + PD_SHARD_CHUNK_MAX;
-    e->block = e->memory + 3ull * PD_SHARD_CHUNK_MAX;
-    return pd_shard_decoder_new(e->memory + 2ull * PD_SHARD_CHUNK_MAX, &e->decoder, err);
-}
-
-static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t shard, uint32_t box, uint64_t chunk)
-{
-    for (int k = 0; k < 2; k++)
-        if (e->kept[k].is_valid && e->kept[k].shard == shard && e->kept[k].box == box && e->kept[k].chunk == chunk)
-            return e->kept[k].data;
-    return NULL;
-}
-
-static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
-                        unsigned char *pages, struct pd_error *err)
-{
-    struct rewrite_expander *e = &r->expander;
-    struct pd_shard *source = r->sources[shard].shard;
-    const uint32_t place = 1 - e->newest;
-    e->kept[place].is_valid = false;
-    pd_status st = pd_shard_chunk_decode(source, box, chunk, pages, e->decoder, e->kept[place].data, err);
-    if (st == PD_CORRUPT) { /* once more before it is called damage */
-        PD_TRY(pd_file_read(pd_shard_file(source), chunk->offset, pages, chunk->page_bytes, err));
-        st = pd_shard_chunk_decode(source, box, chunk, pages, e->decoder, e->kept[place].data, err);
-    }
-    PD_TRY(st);
-    e->kept[place].shard = shard;
-    e->kept[place].box = box;
-    e->kept[place].chunk = chunk->number;
-    e->kept[place].is_valid = true;
-    e->newest = place;
-    return PD_OK;
-}
-
-/* Each chunk of a stretch comes out of its window once, in order, also when it is kept from the stretch before: so windows
- * end when they should. */
-static pd_status need_chunk(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
-                            const unsigned char **ret_data, struct pd_error *err)
-{
-    struct rewrite_expander *e = &r->expander;
-    if (chunk->number >= e->next_chunk) {
-        struct rewrite_window *w = NULL;
-        PD_TRY(need_window(r, &r->sources[shard], REWRITE_LARGE, chunk->offset, chunk->page_bytes, &w, err));
-        e->next_chunk = chunk->number + 1;
-        if (!find_kept(e, shard, box, chunk->number))
-            PD_TRY(expand(r, shard, box, chunk, w->slot.data + (chunk->offset - w->begin), err));
-    }
-    *ret_data = find_kept(e, shard, box, chunk->number);
-    PD_CHECK(*ret_data);
-    return PD_OK;
-}
-
-/* One whole block, where it is when it lies in one chunk. */
-static pd_status gather(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t begin, uint64_t bytes,
-                        const unsigned char **ret_data, struct pd_error *err)
-{
-    for (uint64_t done = 0; done < bytes;) {
-        struct pd_shard_chunk chunk;
-        const unsigned char *data = NULL;
-        pd_shard_chunk_at(r->sources[shard].shard, box, begin + done, &chunk);
-        PD_TRY(need_chunk(r, shard, box, &chunk, &data, err));
-        const uint64_t skip = begin + done - chunk.begin, left = chunk.bytes - skip,
-                       piece = left < bytes - done ? left : bytes - done;
-        *ret_data = data + skip;
-        if (piece == bytes) return PD_OK;
-        memcpy(r->expander.block + done, data + skip, piece);
-        done += piece;
-    }
-    *ret_data = r->expander.block;
-    return PD_OK;
-}
-
-static pd_status read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
-                              const unsigned char **ret_data, struct pd_error *err)
-{
-    struct rewrite_expander *e = &r->expander;
-    struct pd_shard *source = r->sources[shard].shard;
-    PD_TRY(need_expander(e, err));
-    if (has_chunk_windows(r)) {
-        PD_TRY(gather(r, shard, box, block * PD_SHARD_BLOCK_BYTES, bytes, ret_data, err));
-        if (pd_shard_verify_block(source, box, block, *ret_data, NULL) == PD_OK) return PD_OK;
-    }
-    *ret_data = e->block;
-    PD_TRY(pd_shard_read_blocks(source, box, block, 1, e->block, err));
-    if (has_chunk_windows(r)) pd_shard_forget(source);
-    return PD_OK;
-}
-
 pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset, const unsigned char **ret_data,
                        uint64_t *ret_bytes, struct pd_error *err)
 {
@@ -509,11 +410,11 @@ pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_
     struct rewrite_window *w = NULL;
     *ret_bytes = bytes - (offset - begin);
     if (pd_shard_box_is_in_chunks(s->shard, box)) {
-        PD_TRY(read_chunked(r, shard, box, block, bytes, ret_data, err));
+        PD_TRY(rewrite_read_chunked(r, shard, box, block, bytes, ret_data, err));
         *ret_data += offset - begin;
         return PD_OK;
     }
-    PD_TRY(need_window(r, s, class_of(s, box), at, bytes, &w, err));
+    PD_TRY(rewrite_need_window(r, s, class_of(s, box), at, bytes, &w, err));
     unsigned char *data = w->slot.data + (at - w->begin);
     PD_TRY(verify(s, w, box, block, data, err));
     *ret_data = data + (offset - begin);

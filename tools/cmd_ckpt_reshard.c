@@ -241,7 +241,7 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
     struct pd_ckpt_progress progress;
     struct pd_arena *arena = NULL;
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
-    if (r->codec.codec != PD_CODEC_NONE) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
+    if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
     PD_TRY(pd_arena_new(&memory, &arena, err));
     struct pd_rewrite_request request = {.directory = r->directory,
                                          .commit = &r->commit,

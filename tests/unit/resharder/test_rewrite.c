@@ -184,6 +184,7 @@ static void check_packing(const struct packing *p)
     OK(pd_rewrite(s.door, &request, &report, err));
     cr_assert_eq(report.shards, pd_layout_shards(&layout));
     if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
+    if (p->is_large && p->source_is_compressed) cr_assert_eq(report.expanded_together, p->threads > 1 ? 2 : 1);
     if (p->is_auto)
         load_everything(&s, store, &layout);
     else
