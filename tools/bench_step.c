@@ -175,7 +175,7 @@ static pd_status build_engine(struct bench_run *r, const struct step_bench *b, s
                                          .vocab = c->model.vocab,
                                          .document_token = -1,
                                          .seed = 1};
-    const struct pd_engine_options options = {c, NULL, 1, 0, (uint32_t)b->threads, NULL};
+    const struct pd_engine_options options = {.config = c, .world = 1, .threads = (uint32_t)b->threads};
     struct pd_engine_options engine_options = options;
     PD_TRY(pd_model_new(&c->model, &r->model, err));
     engine_options.model = r->model;

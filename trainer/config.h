@@ -24,6 +24,7 @@
 #include "trainer/parallel/schedule.h"
 
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
+enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
 /* What is left out is taken from checkpoint.*. */
@@ -42,7 +43,8 @@ struct pd_config {
         char *dir;     /* run directory: metrics.jsonl, log, and by default the checkpoints */
         uint64_t seed; /* initialisation and sample order */
         uint64_t steps;
-        uint32_t log_every; /* steps between progress lines of metrics.jsonl; 1 */
+        uint32_t log_every;           /* steps between progress lines of metrics.jsonl; 1 */
+        enum pd_device_choice device; /* auto: GPUs where there are any */
     } run;
     char *model_preset; /* model.preset; other model keys override it */
     struct pd_model_config model;

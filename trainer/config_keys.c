@@ -9,6 +9,7 @@
 #define U32_MAX 4294967295.0
 #define COUNT_MAX 1e15
 
+static const char *const device_words[] = {"auto", "cpu", "gpu", NULL};
 static const char *const family_words[] = {"llama", "gpt2", NULL};
 static const char *const rope_words[] = {"none", "llama3", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
@@ -56,6 +57,7 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U64, "run.seed", run.seed, "1", 0, 9e15, LINEAGE, "initial values and order of samples", PLAIN),
     NUMBER(PD_KEY_U64, "run.steps", run.steps, "1000", 1, COUNT_MAX, FREE, "optimizer steps of the whole run", STEPS),
     NUMBER(PD_KEY_U32, "run.log_every", run.log_every, "1", 1, 1e6, FREE, "steps between lines of metrics.jsonl", STEPS),
+    WORD("run.device", run.device, "auto", device_words, FREE, "auto: GPUs where there are any, or CPU ranks"),
 
     STRING("model.preset", model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
     WORD("model.family", model.family, NULL, family_words, REFUSED, "llama (Mistral and Qwen2.5 too) or gpt2"),

@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/exact_sum.h"
+#include "trainer/math/math_cuda.h"
 #include "trainer/optimizer.h"
 #include "trainer/scratch.h"
 #include "trainer/state_files.h"
@@ -106,7 +107,7 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     for (uint32_t slot = 0; e->by_layers && slot < e->slots; slot++)
         e->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
     if (pd_partition_piece_total(&e->grid.partition) > 1)
-        e->sample = pd_arena_take(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
+        e->sample = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
     return PD_OK;
 }
 
@@ -128,19 +129,77 @@ static pd_status note_files(struct pd_engine *e, struct pd_arena *arena, struct 
     return PD_OK;
 }
 
+/* Sizes of the largest call of attention, parts included. */
+static struct pd_attention largest_attention(const struct pd_engine *e)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_partition *p = &e->grid.partition;
+    const struct pd_range heads = pd_partition_units(p, c->model.heads);
+    const struct pd_range kv = pd_partition_kv_needed(&c->model, heads);
+    return (struct pd_attention){.sequences = c->batch.leaf,
+                                 .length = c->batch.context,
+                                 .heads = (uint32_t)(heads.end - heads.begin),
+                                 .kv_heads = (uint32_t)(kv.end - kv.begin),
+                                 .head_size = c->model.head_size,
+                                 .group = c->model.heads / c->model.kv_heads,
+                                 .dtype = c->numerics.precision,
+                                 .key_length = p->virtual_sp > 1 ? c->batch.context : 0};
+}
+
+static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_rank_device *device = e->options.device;
+    if (!e->options.is_gpu)
+        return pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err);
+    const struct pd_attention attention = largest_attention(e);
+    const struct pd_math_cuda_options options = {.stream =
+                                                     device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,
+                                                 .mode = c->numerics.mode,
+                                                 .any_shape = c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1,
+                                                 .attention = attention.heads ? &attention : NULL};
+    return pd_math_cuda_new(&options, arena, &e->math, err);
+}
+
+static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    float *state[PD_KIND_COUNT];
+    if (!e->options.is_gpu || e->options.config->offload.optimizer == PD_PLACE_NVME) return PD_OK;
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+        state[kind] = pd_zero_state(e->zero, kind);
+    return pd_state_mirror_init(&e->mirror, e->options.device, state, pd_zero_held_elements(e->zero) * sizeof(float), arena,
+                                err);
+}
+
+/* What a GPU cannot do yet is refused before anything is made. */
+static pd_status check_device(const struct pd_config *c, struct pd_error *err)
+{
+    const enum pd_place places[] = {c->offload.optimizer, c->offload.gradients, c->offload.parameters,
+                                    c->offload.activations};
+    static const char *const names[] = {"optimizer", "gradients", "parameters", "activations"};
+    for (int i = 0; i < 4; i++)
+        if (places[i] == PD_PLACE_NVME)
+            PD_FAIL(err, PD_UNSUPPORTED, "offload.%s is nvme, which needs run.device=cpu", names[i]);
+    return PD_OK;
+}
+
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
-    PD_TRY(pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err));
+    PD_TRY(build_math(e, arena, err));
     const struct pd_zero_options zero = zero_options_of(e);
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     PD_TRY(build_model(e, arena, err));
+    PD_TRY(build_mirror(e, arena, err));
     if (c->offload.gradients == PD_PLACE_NVME)
-        e->block_squares = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *e->block_squares);
-    e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_OPTIMIZER_NORM_ROWS * sizeof(double));
+        e->block_squares = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *e->block_squares);
+    e->row_sums = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
+    e->device_row_sums = e->row_sums;
+    if (e->options.is_gpu)
+        e->device_row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
     e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
                                                         : io_bytes_of(e->options.model, &e->grid.layout);
-    e->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, e->io_bytes);
+    e->io_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     /* Tiers filled from others, and other hosts. */
@@ -149,6 +208,31 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
     return note_files(e, arena, err);
+}
+
+static pd_status transfers_ready(void *device, struct pd_error *err)
+{
+    return pd_rank_device_settle(device, err);
+}
+
+static pd_status transfers_copy(void *device, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_rank_device *d = device;
+    const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
+    PD_TRY(pd_dev_enter(d->dev, err));
+    PD_TRY(pd_dev_copy(d->dev, d->transfers, to, 0, from, 0, bytes, err));
+    return pd_dev_stream_sync(d->dev, d->transfers, err);
+}
+
+/* Communicators of the grid move what lies on the device, the world's and what is split from it later do not. */
+static pd_status init_grid(struct pd_engine *e, struct pd_error *err)
+{
+    const struct pd_layout *layout = &e->laid_out.layout;
+    const struct pd_comm_memory far = {transfers_ready, transfers_copy, e->options.device}, near = {0};
+    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &far);
+    const pd_status st = pd_grid_init(layout, e->options.rank, e->comm, &e->grid, err);
+    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &near);
+    return st;
 }
 
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
@@ -162,7 +246,7 @@ static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
     if (dp > e->leaves)
         PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.leaf", dp,
                 pd_counted(e->leaves, "leaf").text, e->leaves);
-    return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
+    return init_grid(e, err);
 }
 
 pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,
@@ -178,7 +262,8 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->pool = pool;
     e->leaves = c->batch.sequences / c->batch.leaf;
     e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
-    pd_status st = lay_out(e, err);
+    pd_status st = options->is_gpu ? check_device(c, err) : PD_OK;
+    if (!st) st = lay_out(e, err);
     e->options.laid_out = NULL;
     if (!st) st = describe_chunks(e, err);
     if (!st) st = build(e, arena, err);
@@ -195,6 +280,7 @@ void pd_engine_free(struct pd_engine *e)
     if (!e) return;
     pd_pipeline_free(e->pipeline);
     pd_transformer_free(e->transformer);
+    pd_state_mirror_deinit(&e->mirror);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
     pd_schedule_deinit(&e->schedule);
@@ -224,6 +310,12 @@ pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *
     return pd_engine_plan_of(&options, ret_plan, err);
 }
 
+/* As the host reads and writes it. */
+static float *state_of(struct pd_engine *e, enum pd_kind kind)
+{
+    return e->options.is_gpu ? e->mirror.state[kind] : pd_zero_state(e->zero, kind);
+}
+
 struct init_job {
     struct pd_engine *engine;
     uint64_t seed;
@@ -234,7 +326,7 @@ static void init_box(void *context, uint64_t index)
     struct init_job *job = context;
     const struct pd_zero_box *b = &pd_zero_boxes(job->engine->zero)[index];
     pd_model_init_box(job->engine->options.model, b->tensor, &b->box, job->seed,
-                      pd_zero_state(job->engine->zero, PD_PARAM) + b->offset);
+                      state_of(job->engine, PD_PARAM) + b->offset);
 }
 
 pd_status pd_engine_init_state(struct pd_engine *e, struct pd_error *err)
@@ -242,8 +334,9 @@ pd_status pd_engine_init_state(struct pd_engine *e, struct pd_error *err)
     struct init_job job = {e, e->options.config->run.seed};
     pd_parallel(e->pool, pd_zero_box_count(e->zero), init_box, &job);
     uint64_t bytes = pd_zero_held_elements(e->zero) * sizeof(float);
-    memset(pd_zero_state(e->zero, PD_EXP_AVG), 0, bytes);
-    memset(pd_zero_state(e->zero, PD_EXP_AVG_SQ), 0, bytes);
+    memset(state_of(e, PD_EXP_AVG), 0, bytes);
+    memset(state_of(e, PD_EXP_AVG_SQ), 0, bytes);
+    if (e->mirror.device) PD_TRY(pd_state_mirror_in(&e->mirror, err));
     return pd_zero_refresh_compute(e->zero, err);
 }
 
@@ -274,11 +367,27 @@ const struct pd_zero_box *pd_engine_owned_box(const struct pd_engine *e, uint32_
 
 void *pd_engine_box_data(struct pd_engine *e, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
-    return pd_zero_state(e->zero, kind) + pd_engine_owned_box(e, tensor, box)->offset;
+    return state_of(e, kind) + pd_engine_owned_box(e, tensor, box)->offset;
+}
+
+bool pd_engine_boxes_are_apart(const struct pd_engine *e)
+{
+    return e->mirror.device != NULL;
+}
+
+pd_status pd_engine_boxes_begin(struct pd_engine *e, struct pd_error *err)
+{
+    return e->mirror.device ? pd_state_mirror_begin_out(&e->mirror, err) : PD_OK;
+}
+
+pd_status pd_engine_boxes_wait(struct pd_engine *e, struct pd_error *err)
+{
+    return e->mirror.device ? pd_state_mirror_wait_out(&e->mirror, err) : PD_OK;
 }
 
 pd_status pd_engine_loaded(struct pd_engine *e, struct pd_error *err)
 {
+    if (e->mirror.device) PD_TRY(pd_state_mirror_in(&e->mirror, err));
     PD_TRY(pd_zero_share_state(e->zero, err));
     return pd_zero_refresh_compute(e->zero, err);
 }

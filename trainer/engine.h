@@ -18,6 +18,8 @@
 #include "trainer/model/transformer.h"
 #include "trainer/parallel/pipeline.h"
 #include "trainer/parallel/zero.h"
+#include "trainer/rank_device.h"
+#include "trainer/state_mirror.h"
 
 struct pd_engine_options {
     const struct pd_config *config; /* borrowed */
@@ -25,6 +27,8 @@ struct pd_engine_options {
     uint32_t world, rank;
     uint32_t threads;                   /* of this rank */
     const struct pd_laid_out *laid_out; /* NULL: what pd_lay_out makes of the configuration; read by new alone */
+    bool is_gpu;                        /* counted as on a GPU; on a real arena `device` is one */
+    struct pd_rank_device *device;      /* borrowed; NULL: the CPU */
 };
 
 struct pd_state_files;
@@ -47,8 +51,9 @@ struct pd_engine {
     struct pd_zero *zero;
     struct pd_transformer *transformer;
     struct pd_pipeline *pipeline;
-    int32_t *sample;                           /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
-    double *row_sums;                          /* workspace of the norm */
+    int32_t *sample;                    /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
+    double *row_sums, *device_row_sums; /* workspace of the norm: the host's; what operations write, on a CPU the same */
+    struct pd_state_mirror mirror;      /* of state in the memory of a GPU */
     struct pd_superaccumulator *block_squares; /* with sums in files: of the blocks whose sums are complete */
     void *io_buffers;                          /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
@@ -60,7 +65,7 @@ struct pd_engine {
     bool (*should_leave)(void *context);
     void *leave_context;
     /* Called before an update begins to change the state (in files: before it is read for that), after forward and backward:
-     * who reads the state or uses io_buffers meanwhile ends that. May be NULL. */
+     * who reads the state or uses io_buffers meanwhile ends that. Not where boxes are apart. May be NULL. */
     void (*before_update)(void *context);
     void *update_context;
 };
@@ -110,6 +115,12 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update);
  * of all of them comes pd_engine_loaded, collective: other holders get what owners read. */
 const struct pd_zero_box *pd_engine_owned_box(const struct pd_engine *engine, uint32_t tensor, uint32_t box);
 void *pd_engine_box_data(struct pd_engine *engine, uint32_t tensor, enum pd_kind kind, uint32_t box);
+/* On a GPU the data of boxes is the host's copy. begin: it becomes what the state is now, beside what the engine does next;
+ * nobody reads it meanwhile. wait: it has, until the next begin; from any one thread. On a CPU nothing happens. */
+PD_MUST_USE pd_status pd_engine_boxes_begin(struct pd_engine *engine, struct pd_error *err);
+PD_MUST_USE pd_status pd_engine_boxes_wait(struct pd_engine *engine, struct pd_error *err);
+/* Whether an update may go on while boxes are read. */
+bool pd_engine_boxes_are_apart(const struct pd_engine *engine);
 PD_MUST_USE pd_status pd_engine_loaded(struct pd_engine *engine, struct pd_error *err);
 
 /* The way out after a failure: gives up every communicator and waits until nobody uses this rank's memory. */

@@ -21,16 +21,38 @@ double pd_learning_rate(const struct pd_config *config, uint64_t update)
     return floor_lr + 0.5 * (peak - floor_lr) * (1.0 + cosine);
 }
 
-/* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
-static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struct pd_superaccumulator *sum,
-                         struct pd_error *err)
+uint64_t pd_optimizer_norm_rows(const struct pd_engine *e)
 {
-    uint64_t columns = b->box.count[1], rows = b->box.count[0];
+    return e->options.is_gpu ? 1u << 20 : 4096;
+}
+
+/* Squares on their way into a sum: rows of them are made and not added yet. */
+struct squares {
+    struct pd_superaccumulator *sum;
+    uint64_t rows;
+};
+
+static pd_status add_rows(struct pd_engine *e, struct squares *s, struct pd_error *err)
+{
+    if (s->rows && e->device_row_sums != e->row_sums) {
+        PD_TRY(pd_math_copy(e->math, e->row_sums, e->device_row_sums, s->rows * sizeof *e->row_sums, err));
+        PD_TRY(pd_math_sync(e->math, err));
+    }
+    pd_superaccumulator_add_many(s->sum, e->row_sums, s->rows);
+    s->rows = 0;
+    return PD_OK;
+}
+
+/* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
+static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struct squares *s, struct pd_error *err)
+{
+    const uint64_t columns = b->box.count[1], rows = b->box.count[0], most = pd_optimizer_norm_rows(e);
     const float *gradient = pd_zero_gradient(e->zero) + b->gradient_offset;
-    for (uint64_t row = 0; row < rows; row += PD_OPTIMIZER_NORM_ROWS) {
-        uint64_t count = rows - row < PD_OPTIMIZER_NORM_ROWS ? rows - row : PD_OPTIMIZER_NORM_ROWS;
-        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->row_sums, err));
-        pd_superaccumulator_add_many(sum, e->row_sums, count);
+    for (uint64_t row = 0, count; row < rows; row += count) {
+        if (s->rows == most) PD_TRY(add_rows(e, s, err));
+        count = rows - row < most - s->rows ? rows - row : most - s->rows;
+        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->device_row_sums + s->rows, err));
+        s->rows += count;
     }
     return PD_OK;
 }
@@ -40,7 +62,7 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
     return set == 0 || set + 1 == pd_zero_set_count(e->zero);
 }
 
-static pd_status add_set(struct pd_engine *e, uint32_t set, struct pd_superaccumulator *sum, struct pd_error *err)
+static pd_status add_set(struct pd_engine *e, uint32_t set, struct squares *sum, struct pd_error *err)
 {
     uint32_t first, end;
     pd_zero_set_boxes(e->zero, set, &first, &end);
@@ -52,7 +74,9 @@ static pd_status add_set(struct pd_engine *e, uint32_t set, struct pd_superaccum
 static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
 {
     struct pd_engine *e = context;
-    return add_set(e, set, e->block_squares, err);
+    struct squares squares = {e->block_squares, 0};
+    PD_TRY(add_set(e, set, &squares, err));
+    return add_rows(e, &squares, err);
 }
 
 void pd_optimizer_begin(struct pd_engine *e)
@@ -66,10 +90,12 @@ void pd_optimizer_begin(struct pd_engine *e)
 pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
 {
     struct pd_superaccumulator sum;
+    struct squares squares = {&sum, 0};
     pd_superaccumulator_init(&sum);
     if (e->block_squares) sum = *e->block_squares;
     for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
-        if (!e->block_squares || is_end(e, set)) PD_TRY(add_set(e, set, &sum, err));
+        if (!e->block_squares || is_end(e, set)) PD_TRY(add_set(e, set, &squares, err));
+    PD_TRY(add_rows(e, &squares, err));
     PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
     const double total = sqrt(pd_superaccumulator_value(&sum)) / e->loss_scale;
     *ret_norm = tokens ? total / (double)tokens : 0.0;
@@ -114,7 +140,10 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
         PD_FAIL(err, PD_INVALID,
                 "a batch has no token to learn from: every target of it is masked; look at data.document_token");
     if (e->files) return pd_state_files_update(e, &step, err);
-    if (e->before_update) e->before_update(e->update_context);
+    if (e->mirror.device)
+        PD_TRY(pd_state_mirror_before_update(&e->mirror, err));
+    else if (e->before_update)
+        e->before_update(e->update_context);
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
         const struct pd_adam_range range = {.n = b->elements,

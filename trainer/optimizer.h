@@ -11,7 +11,9 @@
 
 #include "trainer/engine.h"
 
-#define PD_OPTIMIZER_NORM_ROWS 4096u /* row sums at a time */
+/* Sums of rows that are made before they are added up: few on a CPU, where they stay in its cache; many on a GPU, where the
+ * host waits for them. */
+uint64_t pd_optimizer_norm_rows(const struct pd_engine *engine);
 
 /* Before the first gradient of a step. */
 void pd_optimizer_begin(struct pd_engine *engine);

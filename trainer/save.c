@@ -29,8 +29,7 @@ struct save {
     double leave_seconds; /* is_last */
     uint64_t start_ns;
     struct pd_saver_outcome outcome;
-    /* state in files: what became of its newest generation */
-    pd_status completed;
+    pd_status completed; /* state in files: what became of its newest generation; on a GPU: whether its copy began */
     struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
     uint32_t slots[PD_LAYOUT_STRIPES_MAX];
 };
@@ -194,6 +193,12 @@ static pd_status finish_generation(struct pd_saver *s, struct save *next, struct
     return next->completed ? next->completed : pd_state_files_finish(s->engine, next->summaries, next->slots, err);
 }
 
+/* What went wrong before is in *err already. */
+static pd_status wait_for_boxes(struct pd_saver *s, struct save *next, struct pd_error *err)
+{
+    return next->completed ? next->completed : pd_engine_boxes_wait(s->engine, err);
+}
+
 static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
 {
     struct writing writing = {s, next};
@@ -201,6 +206,7 @@ static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *er
                                           s->engine->files ? link_generation : write_shard, hold, &writing};
     uint32_t tier;
     if (s->engine->files) PD_TRY(pd_group_agree(s->group, finish_generation(s, next, err), err));
+    if (pd_engine_boxes_are_apart(s->engine)) PD_TRY(pd_group_agree(s->group, wait_for_boxes(s, next, err), err));
     if (next->is_last) return pd_tiers_finish(s->tiers, &request, next->leave_seconds, err);
     PD_TRY(pd_tiers_save(s->tiers, &request, &tier, err));
     pd_fault_point("worker.saved");
@@ -348,6 +354,7 @@ static void complete_generation(struct pd_saver *s, struct save *next)
 static void start(struct pd_saver *s, const struct save *what)
 {
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    if (pd_engine_boxes_are_apart(s->engine)) pd_saver_let_go(s);
     pthread_mutex_lock(&s->lock);
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= s->in_flight)
@@ -356,7 +363,10 @@ static void start(struct pd_saver *s, const struct save *what)
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    if (s->engine->files) complete_generation(s, next);
+    if (s->engine->files)
+        complete_generation(s, next);
+    else
+        next->completed = pd_engine_boxes_begin(s->engine, &next->outcome.error);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     s->started++;
     pthread_cond_broadcast(&s->changed);

@@ -47,6 +47,7 @@ struct worker {
     struct pd_layout stripes; /* of the launch: weights alone count */
     struct pd_data *data;
     struct pd_thread_pool *pool;
+    struct pd_rank_device device;
     struct pd_model *model;
     struct pd_arena *arena;
     struct pd_engine *engine;
@@ -218,34 +219,80 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out(w->config, w->model, world, &laid_out, err));
     memcpy(laid_out.layout.stripe_weight, w->stripes.stripe_weight, sizeof w->stripes.stripe_weight);
-    const struct pd_engine_options options = {w->config, w->model, world, rank, w->threads, &laid_out};
+    const bool is_gpu = w->device.dev != NULL;
+    const struct pd_engine_options options = {.config = w->config,
+                                              .model = w->model,
+                                              .world = world,
+                                              .rank = rank,
+                                              .threads = w->threads,
+                                              .laid_out = &laid_out,
+                                              .is_gpu = is_gpu,
+                                              .device = is_gpu ? &w->device : NULL};
     PD_TRY(pd_engine_plan_of(&options, &plan, err));
-    w->planned_bytes = pd_memory_plan_total(&plan);
+    w->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
-    PD_TRY(pd_arena_new(&plan, &w->arena, err));
+    const struct pd_arena_source source = pd_rank_device_source(&w->device);
+    PD_TRY(is_gpu ? pd_arena_new_on(&plan, &source, &w->arena, err) : pd_arena_new(&plan, &w->arena, err));
     PD_TRY(pd_engine_new(&options, w->comm, w->data, w->pool, w->arena, &w->engine, err));
     w->engine->should_leave = leave_requested;
     return PD_OK;
 }
 
-/* Rate of the GEMM this run uses, all ranks at once: what the progress line measures itself against. */
-static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, struct pd_error *err)
+/* The best of some products of the given operands, in operations a second. */
+static pd_status time_gemm(struct worker *w, const struct pd_gemm *gemm, double *ret_best, struct pd_error *err)
 {
-    enum { SIDE = 384, TRIES_MIN = 3, TRIES = 16 };
+    enum { TRIES_MIN = 3, TRIES = 16 };
     const double seconds_max = 0.03; /* portable kernels are slow and need no better figure */
-    float *a = w->engine->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
-    for (int i = 0; i < 2 * SIDE * SIDE; i++)
-        a[i] = (float)(i % 7) - 3.0f;
-    const struct pd_gemm gemm = {
-        .m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE}, .c = {c, PD_F32, SIDE}};
     double best = 0;
     PD_TRY(pd_comm_barrier(w->comm, err));
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
     for (int i = 0; i < TRIES && (i < TRIES_MIN || pd_clock_seconds_since(NULL, begin) < seconds_max); i++) {
         uint64_t start = pd_clock_monotonic_ns(NULL);
-        PD_TRY(pd_gemm(w->engine->math, &gemm, err));
-        best = fmax(best, 2.0 * SIDE * SIDE * SIDE / pd_clock_seconds_since(NULL, start));
+        PD_TRY(pd_gemm(w->engine->math, gemm, err));
+        PD_TRY(pd_math_sync(w->engine->math, err));
+        best = fmax(best, 2.0 * (double)gemm->m * (double)gemm->n * (double)gemm->k / pd_clock_seconds_since(NULL, start));
     }
+    *ret_best = best;
+    return PD_OK;
+}
+
+static pd_status time_gemm_here(struct worker *w, double *ret_best, struct pd_error *err)
+{
+    enum { SIDE = 384 };
+    float *a = w->engine->io_buffers, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
+    for (int i = 0; i < 2 * SIDE * SIDE; i++)
+        a[i] = (float)(i % 7) - 3.0f;
+    const struct pd_gemm gemm = {
+        .m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE}, .c = {c, PD_F32, SIDE}};
+    return time_gemm(w, &gemm, ret_best, err);
+}
+
+/* In memory that is taken for it and given back; every element is the same small number. */
+static pd_status time_gemm_on_gpu(struct worker *w, double *ret_best, struct pd_error *err)
+{
+    const uint64_t side = w->config->model.hidden < 4096 ? w->config->model.hidden : 4096;
+    const enum pd_dtype dtype = w->config->numerics.precision;
+    const uint64_t bytes = side * side * pd_dtype_bytes(dtype);
+    struct pd_span span;
+    PD_TRY(pd_dev_alloc(w->device.dev, PD_DEV_DEVICE, 3 * bytes, &span, err));
+    char *a = span.data;
+    const struct pd_gemm gemm = {.m = side,
+                                 .n = side,
+                                 .k = side,
+                                 .a = {a, dtype, side},
+                                 .b = {a + bytes, dtype, side},
+                                 .c = {a + 2 * bytes, dtype, side}};
+    pd_status st = pd_dev_fill(w->device.dev, w->device.compute, span, 0x2e, err);
+    if (!st) st = time_gemm(w, &gemm, ret_best, err);
+    pd_dev_free(w->device.dev, &span);
+    return st;
+}
+
+/* Rate of the GEMM this run uses, all ranks at once: what the progress line measures itself against. */
+static pd_status measure_gemm(struct worker *w, double *ret_flops_per_second, struct pd_error *err)
+{
+    double best = 0;
+    PD_TRY(w->device.dev ? time_gemm_on_gpu(w, &best, err) : time_gemm_here(w, &best, err));
     uint64_t rate = (uint64_t)best;
     PD_TRY(pd_comm_all_reduce(w->comm, &rate, 1, PD_REDUCE_SUM_U64, err));
     *ret_flops_per_second = (double)rate;
@@ -265,6 +312,23 @@ static pd_status open_metrics(struct worker *w, struct pd_error *err)
     PD_TRY(measure_gemm(w, &options.gemm_flops_per_second, err));
     pd_status st = w->comm->rank == 0 ? pd_metrics_open(&options, &w->metrics, err) : PD_OK;
     return pd_group_agree(&w->group, st, err);
+}
+
+static uint32_t ranks_of_a_host(const struct pd_comm *comm)
+{
+    return (comm->size + comm->host_count - 1) / comm->host_count;
+}
+
+/* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
+static pd_status open_device(struct worker *w, struct pd_error *err)
+{
+    const uint32_t rank_here = w->comm->rank % ranks_of_a_host(w->comm);
+    PD_TRY(pd_group_agree(&w->group, pd_rank_device_open(w->config->run.device, rank_here, &w->device, err), err));
+    uint64_t kinds = w->device.dev ? 1 : 2;
+    PD_TRY(pd_comm_all_reduce(w->comm, &kinds, 1, PD_REDUCE_OR_U64, err));
+    if (kinds != 3) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "some ranks have a GPU and others have none; leave out the hosts without one, or set run.device=cpu");
 }
 
 static pd_status set_up_local(struct worker *w, struct pd_error *err)
@@ -342,6 +406,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     struct pd_resume_report report;
     uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(w->comm, &w->group);
+    PD_TRY(open_device(w, err));
     PD_TRY(settle_stripes(w, err));
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_tiers(w, err));
@@ -382,6 +447,7 @@ static void tear_down(struct worker *w)
     pd_run_state_deinit(&w->state);
     pd_engine_free(w->engine);
     pd_arena_free(w->arena);
+    pd_rank_device_close(&w->device);
     pd_thread_pool_free(w->pool);
     pd_data_close(w->data);
     pd_model_free(w->model);
@@ -579,11 +645,10 @@ static pd_status run_steps(struct worker *w, struct pd_error *err)
 pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                         struct pd_error *err)
 {
-    struct worker w = {
-        .config = config,
-        .comm = comm,
-        .is_thread = !launched,
-        .threads = pd_launched_threads(config->layout.threads, (comm->size + comm->host_count - 1) / comm->host_count)};
+    struct worker w = {.config = config,
+                       .comm = comm,
+                       .is_thread = !launched,
+                       .threads = pd_launched_threads(config->layout.threads, ranks_of_a_host(comm))};
     comm->time_limit_seconds = config->restart.peer_timeout;
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);

@@ -12,7 +12,8 @@
 
 struct region {
     char *base;
-    uint64_t mapped_bytes; /* what the plan allows */
+    uint64_t mapped_bytes; /* of base */
+    uint64_t most_bytes;   /* what the plan allows */
     uint64_t taken_bytes;  /* handed out here */
     uint64_t noted_bytes;  /* counted here, held elsewhere */
     uint64_t host_bytes;   /* of both, what is the host's; counted here and not apart */
@@ -21,7 +22,7 @@ struct region {
 struct pd_arena {
     bool dry, frozen;
     struct region regions[PD_MEMORY_CATEGORY_COUNT];
-    const struct pd_arena_source *source;          /* NULL: host memory is not apart */
+    struct pd_arena_source source;                 /* map NULL: host memory is not apart */
     struct region hosts[PD_MEMORY_CATEGORY_COUNT]; /* with a source: the host's */
 };
 
@@ -40,6 +41,14 @@ uint64_t pd_memory_plan_total(const struct pd_memory_plan *plan)
     uint64_t total = 0;
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
         total += plan->bytes[c];
+    return total;
+}
+
+uint64_t pd_memory_plan_host(const struct pd_memory_plan *plan)
+{
+    uint64_t total = 0;
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+        total += plan->host_bytes[c];
     return total;
 }
 
@@ -97,16 +106,19 @@ pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_
             pd_arena_free(arena);
             return status;
         }
-        region->mapped_bytes = bytes;
+        region->mapped_bytes = region->most_bytes = bytes;
     }
     *ret_arena = arena;
     return PD_OK;
 }
 
-static pd_status map_from(const struct pd_arena_source *source, bool is_host, uint64_t bytes, int category,
+/* noted: of the plan's bytes, those that are held elsewhere. */
+static pd_status map_from(const struct pd_arena_source *source, bool is_host, uint64_t planned, uint64_t noted, int category,
                           struct region *region, struct pd_error *err)
 {
     void *data = NULL;
+    const uint64_t bytes = planned - noted;
+    region->most_bytes = planned;
     if (bytes == 0) return PD_OK;
     pd_status st = source->map(source->context, is_host, bytes, &data, err);
     if (st)
@@ -123,12 +135,13 @@ pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_are
 {
     struct pd_arena *arena = NULL;
     PD_TRY(arena_new(false, &arena, err));
-    arena->source = source;
+    arena->source = *source;
     pd_status st = PD_OK;
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT && !st; c++) {
-        PD_CHECK(plan->host_bytes[c] <= plan->bytes[c]);
-        st = map_from(source, false, plan->bytes[c] - plan->host_bytes[c], c, &arena->regions[c], err);
-        if (!st) st = map_from(source, true, plan->host_bytes[c], c, &arena->hosts[c], err);
+        const uint64_t host = plan->host_bytes[c], noted = plan->noted_bytes[c];
+        PD_CHECK(host <= plan->bytes[c] && noted <= host);
+        st = map_from(source, false, plan->bytes[c] - host, 0, c, &arena->regions[c], err);
+        if (!st) st = map_from(source, true, host, noted, c, &arena->hosts[c], err);
     }
     if (st) {
         pd_arena_free(arena);
@@ -141,8 +154,8 @@ pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_are
 static void unmap(struct pd_arena *arena, bool is_host, struct region *region)
 {
     if (!region->base) return;
-    if (arena->source)
-        arena->source->unmap(arena->source->context, is_host, region->base, region->mapped_bytes);
+    if (arena->source.map)
+        arena->source.unmap(arena->source.context, is_host, region->base, region->mapped_bytes);
     else
         munmap(region->base, region->mapped_bytes);
 }
@@ -168,7 +181,7 @@ static void count_bytes(struct pd_arena *arena, struct region *region, uint64_t 
     PD_CHECK(!arena->frozen);
     uint64_t total;
     PD_CHECK(pd_checked_add_u64(region->taken_bytes + region->noted_bytes, round_up(bytes), &total));
-    PD_CHECK(arena->dry || total <= region->mapped_bytes);
+    PD_CHECK(arena->dry || total <= region->most_bytes);
     *counter += round_up(bytes);
 }
 
@@ -191,7 +204,7 @@ void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, ui
 static struct region *host_region(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
 {
     PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);
-    if (arena->source) return &arena->hosts[category];
+    if (arena->source.map) return &arena->hosts[category];
     arena->regions[category].host_bytes += round_up(bytes);
     return &arena->regions[category];
 }
@@ -219,5 +232,6 @@ void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usa
         const uint64_t host_bytes = host->taken_bytes + host->noted_bytes;
         ret_usage->bytes[c] = region->taken_bytes + region->noted_bytes + host_bytes;
         ret_usage->host_bytes[c] = region->host_bytes + host_bytes;
+        ret_usage->noted_bytes[c] = region->noted_bytes + host->noted_bytes;
     }
 }

@@ -28,11 +28,13 @@ enum pd_memory_category {
 
 struct pd_memory_plan {
     uint64_t bytes[PD_MEMORY_CATEGORY_COUNT];
-    uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT]; /* of these, what stays with the host where the rank is a GPU */
+    uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT];  /* of these, what stays with the host where the rank is a GPU */
+    uint64_t noted_bytes[PD_MEMORY_CATEGORY_COUNT]; /* of those, what was noted and is held elsewhere */
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category);
 uint64_t pd_memory_plan_total(const struct pd_memory_plan *plan);
+uint64_t pd_memory_plan_host(const struct pd_memory_plan *plan);
 
 struct pd_arena;
 
@@ -42,13 +44,14 @@ PD_MUST_USE pd_status pd_arena_new_dry(struct pd_arena **ret_arena, struct pd_er
 PD_MUST_USE pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_arena, struct pd_error *err);
 void pd_arena_free(struct pd_arena *arena);
 
-/* Where the memory of a rank with a device of its own comes from. map gives zeroed memory, aligned to PD_ARENA_ALIGN. */
+/* Where the memory of a rank with a device of its own comes from. map gives zeroed memory, the host's aligned to
+ * PD_ARENA_ALIGN, the device's to 256 at least. */
 struct pd_arena_source {
     pd_status (*map)(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err);
     void (*unmap)(void *context, bool is_host, void *data, uint64_t bytes);
     void *context; /* outlives the arena */
 };
-/* The same plan, its host_bytes apart from the rest. */
+/* The same plan, its host_bytes apart from the rest, what is noted left out. The source is copied. */
 PD_MUST_USE pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_arena_source *source,
                                       struct pd_arena **ret_arena, struct pd_error *err);
 

@@ -232,8 +232,8 @@ static void take_pieces(struct pd_arena *arena, uint64_t peers, uint32_t pieces,
                         struct pd_comm_piece **recvs)
 {
     uint64_t bytes = peers * pieces * sizeof(struct pd_comm_piece);
-    *sends = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
-    *recvs = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+    *sends = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, bytes);
+    *recvs = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, bytes);
 }
 
 struct sizes {

@@ -1,0 +1,69 @@
+#include "trainer/rank_device.h"
+
+static pd_status open_streams(struct pd_rank_device *d, struct pd_error *err)
+{
+    PD_TRY(pd_dev_stream_new(d->dev, &d->compute, err));
+    PD_TRY(pd_dev_stream_new(d->dev, &d->copies_in, err));
+    PD_TRY(pd_dev_stream_new(d->dev, &d->copies_out, err));
+    return pd_dev_stream_new(d->dev, &d->transfers, err);
+}
+
+pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, struct pd_rank_device *ret_device,
+                              struct pd_error *err)
+{
+    struct pd_rank_device device = {0};
+    const uint32_t count = choice == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
+    *ret_device = device;
+    if (!count && choice != PD_DEVICE_GPU) return PD_OK;
+    pd_status st = pd_dev_open_cuda(count ? rank_here % count : 0, &device.dev, err);
+    if (!st) st = pd_dev_enter(device.dev, err);
+    if (!st) st = open_streams(&device, err);
+    if (st) {
+        pd_rank_device_close(&device);
+        return pd_error_context(err, st, "run.device is %s; run.device=cpu needs no GPU",
+                                choice == PD_DEVICE_GPU ? "gpu" : "auto");
+    }
+    *ret_device = device;
+    return PD_OK;
+}
+
+void pd_rank_device_close(struct pd_rank_device *d)
+{
+    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
+        if (streams[i]) pd_dev_stream_free(d->dev, streams[i]);
+    pd_dev_close(d->dev);
+    *d = (struct pd_rank_device){0};
+}
+
+static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    const struct pd_rank_device *d = context;
+    struct pd_span span;
+    PD_TRY(pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err));
+    pd_status st = pd_dev_fill(d->dev, d->compute, span, 0, err);
+    if (!st) st = pd_dev_stream_sync(d->dev, d->compute, err);
+    if (st) {
+        pd_dev_free(d->dev, &span);
+        return st;
+    }
+    *ret_data = span.data;
+    return PD_OK;
+}
+
+static void unmap(void *context, bool is_host, void *data, uint64_t bytes)
+{
+    const struct pd_rank_device *d = context;
+    struct pd_span span = {data, bytes, is_host};
+    pd_dev_free(d->dev, &span);
+}
+
+struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
+{
+    return (struct pd_arena_source){map, unmap, d};
+}
+
+pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
+{
+    return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;
+}

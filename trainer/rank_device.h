@@ -1,0 +1,35 @@
+/* What a rank computes on: the CPU, or a GPU with its streams.
+ *
+ *   compute     every operation of the math table, in the order of calls
+ *   copies_in   to the device beside compute, copies_out from it; ordered with compute by events
+ *   transfers   what a communicator moves that knows no device memory
+ *
+ *   threads  opened, entered and closed by the rank's thread; a stream belongs to whoever its line names
+ */
+#ifndef PD_TRAINER_RANK_DEVICE_H
+#define PD_TRAINER_RANK_DEVICE_H
+
+#include "ckpt/base/arena.h"
+#include "offload/device.h"
+#include "trainer/comm/comm.h"
+#include "trainer/config.h"
+
+struct pd_rank_device {
+    struct pd_dev *dev; /* NULL: the CPU; then all else is NULL too */
+    struct pd_stream *compute, *copies_in, *copies_out, *transfers;
+};
+
+/* rank_here: the rank's number among those of its host; they take the GPUs in turn.
+ *   errors  PD_UNSUPPORTED: a GPU was asked for and this process can open none; the message says why */
+PD_MUST_USE pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here,
+                                          struct pd_rank_device *ret_device, struct pd_error *err);
+/* Nothing of the rank uses it any more. */
+void pd_rank_device_close(struct pd_rank_device *device);
+
+/* Memory of its arenas: the device's, and page-locked memory of the host. Borrows the device. */
+struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
+
+/* Returns once everything on compute has happened. */
+PD_MUST_USE pd_status pd_rank_device_settle(struct pd_rank_device *device, struct pd_error *err);
+
+#endif
