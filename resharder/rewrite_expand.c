@@ -13,27 +13,55 @@
 #include <stdlib.h>
 #include <string.h>
 
-static pd_status make(struct rewrite_expander *e, struct pd_thread_pool *pool, struct pd_error *err)
+#define THREADS_MAX 8u /* that decompress: 2 MiB each */
+
+struct kept {
+    unsigned char *data;
+    uint32_t shard, box;
+    uint64_t chunk;
+    bool is_valid;
+};
+
+struct expansion { /* one chunk, one thread */
+    struct pd_shard_chunk chunk;
+    unsigned char *pages;
+    struct kept *place;
+    pd_status status;
+};
+
+struct rewrite_expander {
+    unsigned char *memory;                          /* of all that follows */
+    struct pd_shard_decoder *decoders[THREADS_MAX]; /* (threads) */
+    uint32_t threads, kept_count, oldest, job_count;
+    struct kept kept[THREADS_MAX + 2]; /* (kept_count) */
+    struct expansion jobs[THREADS_MAX];
+    const struct pd_shard *source; /* of the jobs */
+    unsigned char *block;          /* one that lies in two chunks, or was read anew */
+};
+
+static pd_status make(struct pd_thread_pool *pool, struct rewrite_expander **ret_expander, struct pd_error *err)
 {
-    const uint32_t size = pd_thread_pool_size(pool), threads = size < REWRITE_EXPANDERS_MAX ? size : REWRITE_EXPANDERS_MAX;
-    e->kept_count = threads + 2;
-    e->memory = malloc((e->kept_count + threads) * (uint64_t)PD_SHARD_CHUNK_MAX + PD_SHARD_BLOCK_BYTES);
-    if (!e->memory) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to decompress");
+    const uint32_t size = pd_thread_pool_size(pool), threads = size < THREADS_MAX ? size : THREADS_MAX, kept = threads + 2;
+    struct rewrite_expander *e = calloc(1, sizeof *e);
+    if (e) e->memory = malloc((kept + threads) * (uint64_t)PD_SHARD_CHUNK_MAX + PD_SHARD_BLOCK_BYTES);
+    *ret_expander = e;
+    if (!e || !e->memory) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to decompress");
     unsigned char *at = e->memory;
-    for (uint32_t k = 0; k < e->kept_count; k++, at += PD_SHARD_CHUNK_MAX)
-        e->kept[k].data = at;
+    for (; e->kept_count < kept; e->kept_count++, at += PD_SHARD_CHUNK_MAX)
+        e->kept[e->kept_count].data = at;
     for (; e->threads < threads; e->threads++, at += PD_SHARD_CHUNK_MAX)
         PD_TRY(pd_shard_decoder_new(at, &e->decoders[e->threads], err));
     e->block = at;
     return PD_OK;
 }
 
-void rewrite_expander_release(struct rewrite_expander *e)
+void rewrite_expander_free(struct rewrite_expander *e)
 {
+    if (!e) return;
     for (uint32_t t = 0; t < e->threads; t++)
         pd_shard_decoder_free(e->decoders[t]);
     free(e->memory);
-    *e = (struct rewrite_expander){0};
+    free(e);
 }
 
 static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t shard, uint32_t box, uint64_t chunk)
@@ -47,7 +75,7 @@ static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t
 static void decode(void *context, uint64_t number)
 {
     struct rewrite_expander *e = context;
-    struct rewrite_expansion *job = &e->jobs[number];
+    struct expansion *job = &e->jobs[number];
     job->status = pd_shard_chunk_decode(e->source, job->place->box, &job->chunk, job->pages, e->decoders[number],
                                         job->place->data, NULL);
 }
@@ -56,20 +84,20 @@ static void decode(void *context, uint64_t number)
 static void add_job(struct rewrite_expander *e, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
                     unsigned char *pages)
 {
-    struct rewrite_kept *place = &e->kept[e->oldest];
+    struct kept *place = &e->kept[e->oldest];
     e->oldest = (e->oldest + 1) % e->kept_count;
     place->is_valid = false;
     place->shard = shard;
     place->box = box;
     place->chunk = chunk->number;
-    e->jobs[e->job_count++] = (struct rewrite_expansion){*chunk, pages, place, PD_OK};
+    e->jobs[e->job_count++] = (struct expansion){*chunk, pages, place, PD_OK};
 }
 
 /* What follows `chunk` in the window and in the stretch. */
 static void add_followers(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_shard_chunk chunk,
                           const struct rewrite_window *w)
 {
-    struct rewrite_expander *e = &r->expander;
+    struct rewrite_expander *e = r->expander;
     while (e->job_count < e->threads && chunk.begin + chunk.bytes < r->stretch_end) {
         pd_shard_chunk_at(e->source, box, chunk.begin + chunk.bytes, &chunk);
         if (chunk.offset < w->begin || chunk.offset + chunk.page_bytes > w->end) return;
@@ -81,8 +109,8 @@ static void add_followers(struct rewriter *r, uint32_t shard, uint32_t box, stru
 static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
                         const struct rewrite_window *w, struct pd_error *err)
 {
-    struct rewrite_expander *e = &r->expander;
-    struct rewrite_expansion *first = &e->jobs[0];
+    struct rewrite_expander *e = r->expander;
+    struct expansion *first = &e->jobs[0];
     e->source = r->sources[shard].shard;
     e->job_count = 0;
     add_job(e, shard, box, chunk, w->slot.data + (chunk->offset - w->begin));
@@ -104,11 +132,11 @@ static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const 
 static pd_status need_chunk(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
                             const unsigned char **ret_data, struct pd_error *err)
 {
-    struct rewrite_expander *e = &r->expander;
-    if (chunk->number >= e->next_chunk) {
+    struct rewrite_expander *e = r->expander;
+    if (chunk->number >= r->next_chunk) {
         struct rewrite_window *w = NULL;
         PD_TRY(rewrite_need_window(r, &r->sources[shard], REWRITE_LARGE, chunk->offset, chunk->page_bytes, &w, err));
-        e->next_chunk = chunk->number + 1;
+        r->next_chunk = chunk->number + 1;
         if (!find_kept(e, shard, box, chunk->number)) PD_TRY(expand(r, shard, box, chunk, w, err));
     }
     *ret_data = find_kept(e, shard, box, chunk->number);
@@ -129,25 +157,24 @@ static pd_status gather(struct rewriter *r, uint32_t shard, uint32_t box, uint64
                        piece = left < bytes - done ? left : bytes - done;
         *ret_data = data + skip;
         if (piece == bytes) return PD_OK;
-        memcpy(r->expander.block + done, data + skip, piece);
+        memcpy(r->expander->block + done, data + skip, piece);
         done += piece;
     }
-    *ret_data = r->expander.block;
+    *ret_data = r->expander->block;
     return PD_OK;
 }
 
 pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
                                const unsigned char **ret_data, struct pd_error *err)
 {
-    struct rewrite_expander *e = &r->expander;
     struct pd_shard *source = r->sources[shard].shard;
-    if (!e->memory) PD_TRY(make(e, r->request->codec.pool, err));
+    if (!r->expander) PD_TRY(make(r->request->codec.pool, &r->expander, err));
     if (rewrite_has_chunk_windows(r)) {
         PD_TRY(gather(r, shard, box, block * PD_SHARD_BLOCK_BYTES, bytes, ret_data, err));
         if (pd_shard_verify_block(source, box, block, *ret_data, NULL) == PD_OK) return PD_OK;
     }
-    *ret_data = e->block;
-    PD_TRY(pd_shard_read_blocks(source, box, block, 1, e->block, err));
+    *ret_data = r->expander->block;
+    PD_TRY(pd_shard_read_blocks(source, box, block, 1, r->expander->block, err));
     if (rewrite_has_chunk_windows(r)) pd_shard_forget(source);
     return PD_OK;
 }

@@ -6,7 +6,6 @@
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
 #define PD_RESHARDER_REWRITE_INTERNAL_H
 
-#include "ckpt/shard_expand.h"
 #include "resharder/rewrite.h"
 #include "resharder/strand.h"
 
@@ -17,12 +16,12 @@
 #define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
 #define REWRITE_STAGINGS (REWRITE_CREW + 1)
-#define REWRITE_CREW 2u          /* threads beside the one that moves data */
-#define REWRITE_EXPANDERS_MAX 8u /* threads that decompress: 2 MiB each */
-#define REWRITE_OPEN_FIRST 64u   /* source shards, if there are no more, are opened beside the data */
+#define REWRITE_CREW 2u        /* threads beside the one that moves data */
+#define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
 
 struct rewriter;
 struct rewrite_pack;
+struct rewrite_expander;
 
 struct rewrite_slot {
     struct pd_transfer transfer;
@@ -96,32 +95,6 @@ struct rewrite_crew {
     pthread_mutex_t staging[REWRITE_STAGINGS]; /* of writers: target t uses area t % REWRITE_STAGINGS */
 };
 
-/* Boxes in chunks: what a window holds of them is decompressed when it is needed, and what follows with it. */
-struct rewrite_kept {
-    unsigned char *data;
-    uint32_t shard, box;
-    uint64_t chunk;
-    bool is_valid;
-};
-
-struct rewrite_expansion { /* one chunk, one thread */
-    struct pd_shard_chunk chunk;
-    unsigned char *pages;
-    struct rewrite_kept *place;
-    pd_status status;
-};
-
-struct rewrite_expander {
-    unsigned char *memory;                                    /* of all that follows; NULL until there is such a box */
-    struct pd_shard_decoder *decoders[REWRITE_EXPANDERS_MAX]; /* (threads) */
-    uint32_t threads, kept_count, oldest, job_count;
-    struct rewrite_kept kept[REWRITE_EXPANDERS_MAX + 2]; /* (kept_count) */
-    struct rewrite_expansion jobs[REWRITE_EXPANDERS_MAX];
-    const struct pd_shard *source; /* of the jobs */
-    unsigned char *block;          /* one that lies in two chunks, or was read anew */
-    uint64_t next_chunk;           /* of the stretch that is read: those before it have come out of their windows */
-};
-
 struct rewriter {
     struct pd_door *door;
     const struct pd_rewrite_request *request;
@@ -144,8 +117,9 @@ struct rewriter {
     uint64_t window_bytes_min;
     struct rewrite_window *full; /* those that wait for their turn to be sent for */
     struct rewrite_pool pools[REWRITE_CLASSES];
-    struct rewrite_expander expander;
-    uint64_t stretch_end; /* in its source box: what is written now */
+    struct rewrite_expander *expander; /* NULL until there is a box in chunks */
+    uint64_t next_chunk;               /* of the stretch that is written: those before it have come out of their windows */
+    uint64_t stretch_end;              /* of it, in its source box */
     struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
@@ -210,7 +184,7 @@ PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, str
 /* As rewrite_read, one whole block. */
 PD_MUST_USE pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
                                            const unsigned char **ret_data, struct pd_error *err);
-void rewrite_expander_release(struct rewrite_expander *expander);
+void rewrite_expander_free(struct rewrite_expander *expander); /* NULL is fine */
 
 /* ---- rewrite_target.c ---- */
 

@@ -38,7 +38,7 @@ void rewrite_close_sources(struct rewriter *r)
 {
     for (uint32_t i = 0; r->sources && i < r->request->commit->shard_count; i++)
         close_source(r, &r->sources[i]);
-    rewrite_expander_release(&r->expander);
+    rewrite_expander_free(r->expander);
 }
 
 /* The least recently used ones go until there is room for one more. */
@@ -366,7 +366,7 @@ static pd_status end_piece(struct rewriter *r, struct rewrite_source *s, enum re
 pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err)
 {
     struct rewrite_source *s = &r->sources[shard];
-    r->expander.next_chunk = 0;
+    r->next_chunk = 0;
     if (pd_shard_box_is_in_chunks(s->shard, box) && !rewrite_has_chunk_windows(r)) return PD_OK;
     return end_piece(r, s, class_of(s, box), err);
 }

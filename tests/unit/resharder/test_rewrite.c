@@ -3,6 +3,7 @@
 #include "resharder/rewrite.h"
 #include "tests/unit/resharder/state_fixture.h"
 
+#include "ckpt/io/door_ops.h"
 #include "resharder/strand.h"
 
 static struct pd_store *open_store(struct pd_door *door, struct pd_group *group)
@@ -206,6 +207,65 @@ Test(rewrite, targets_are_compressed, .timeout = 300)
                                         .threads = (unsigned)(seed / 2 % 4),
                                         .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN << seed % 3,
                                         .source_is_compressed = seed / 2 % 2});
+}
+
+static const struct pd_door_ops *whole_ops;
+static uint64_t room;
+
+static int little_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+{
+    const int result = whole_ops->space(door, path, ret_space);
+    ret_space->available_bytes = room;
+    return result;
+}
+
+static pd_status rewrite_in(struct state *s, const struct pd_rewrite_request *request, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_door_ops ops = *s->door->ops;
+    whole_ops = s->door->ops;
+    ops.space = little_space;
+    room = bytes;
+    s->door->ops = &ops;
+    pd_status st = pd_rewrite(s->door, request, NULL, err);
+    s->door->ops = whole_ops;
+    return st;
+}
+
+/* What is compressed and stays so needs the room that it takes; where nobody knows how small it gets, that is said. */
+Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_error err = {0};
+    state_init(&s, 31);
+    state_enlarge(&s);
+    struct pd_layout stored = state_layout(&s, 4), layout = state_layout(&s, 4);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    cr_assert_eq(pd_door_mkdir(s.door, "/target", &err), PD_OK);
+    struct pd_store *store = open_store(s.door, &group);
+    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    uint64_t takes = 0, plain = 0;
+    for (uint32_t r = 0; r < commit.shard_count; r++) {
+        takes += commit.shards[r].file_bytes;
+        plain += commit.shards[r].data_bytes;
+    }
+    cr_assert_lt(takes + takes / 8, plain);
+    cr_assert_eq(rewrite_in(&s, &request, takes + takes / 8, &err), PD_NO_SPACE);
+    cr_assert_null(strstr(err.message, "not known before"), "%s", err.message);
+    request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
+    cr_assert_eq(rewrite_in(&s, &request, takes, &err), PD_NO_SPACE);
+    cr_assert_eq(rewrite_in(&s, &request, takes + takes / 8, &err), PD_OK, "%s", err.message);
+    for (uint32_t r = 0; r < commit.shard_count; r++)
+        commit.shards[r].file_bytes = plain; /* as a plain source has them */
+    cr_assert_eq(rewrite_in(&s, &request, plain, &err), PD_NO_SPACE);
+    cr_assert_not_null(strstr(err.message, "compressed shards may take less, but how much is not known before"), "%s",
+                       err.message);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
 }
 
 /* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
