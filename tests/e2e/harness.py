@@ -49,9 +49,9 @@ class Workspace:
                           f"{result.stdout}{result.stderr}")
         return result
 
-    def state_digest(self, directory):
+    def state_digest(self, directory, place="checkpoints"):
         """Digest of the newest checkpoint: one number for parameters and both moments, whatever the layout."""
-        result = self.command(["ckpt", "stats", os.path.join(directory, "checkpoints"), "--json"])
+        result = self.command(["ckpt", "stats", os.path.join(directory, place), "--json"])
         if result.returncode != 0:
             raise Failure(f"perdure ckpt stats {directory}: exit {result.returncode}\n{result.stderr}")
         return json.loads(result.stdout)["state_digest"]

@@ -3,10 +3,12 @@
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
 takes and half as much again; one that ends before is no kill. The same command then goes on. Every restart must load the last
-committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second campaign goes on under another layout after every kill, a third
-with other placements of state over two tiers, the first in memory where there is room. 20, 12 and 16 kills by default; 200, 120 and
-500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such as `local offloaded 50`, runs that many
-kills of that one: rounds of a large campaign, each under a seed of its own.
+committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
+campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
+of state, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and then as by a reboot, a second
+one with or without a cap, a third that compresses by one level, by what pays, or not. 20, 12 and 16 kills by default; 200, 120 and 500
+with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such as `local offloaded 50`, runs that many kills
+of that one: rounds of a large campaign, each under a seed of its own. Copies on other hosts: peers.py.
 """
 import os
 import random
@@ -15,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 
 import harness
 
@@ -52,7 +55,7 @@ def committed(directory):
     """Steps a restart may take: the highest sealed one, or a higher one whose record was written and whose directory was about
     to get its final name. Looked at while nobody runs."""
     sealed, recorded = 0, []
-    for root in (os.path.join(directory, "checkpoints"), fast_of(directory)):
+    for root in (os.path.join(directory, "checkpoints"), os.path.join(directory, "far"), fast_of(directory)):
         for name in os.listdir(root) if os.path.isdir(root) else []:
             match = RECORDED.match(name)
             if not match or not os.path.exists(os.path.join(root, name, "commit.h5")):
@@ -89,25 +92,60 @@ def overrides_of(layout, transport):
             *(key if key.startswith("offload.") else f"layout.{key}" for key in keys.split(","))]
 
 
-def tiers_of(directory):
-    return [f"checkpoint.tiers[0].dir={fast_of(directory)}", "checkpoint.tiers[0].every=1",
-            f"checkpoint.tiers[1].dir={directory}/checkpoints", "checkpoint.tiers[1].every=3"]
+def one_tier(_directory, _layout, _chooser):
+    return [], []
 
 
-def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
-    undisturbed = workspace.directory("undisturbed")
+def three_tiers(directory, layout, chooser):
+    """Overrides, and what is worth counting about them."""
+    out, words = [], []
+    tiers = [(fast_of(directory), 1), (f"{directory}/checkpoints", 3), (f"{directory}/far", 5)]
+    for i, (path, every) in enumerate(tiers):
+        out += [f"checkpoint.tiers[{i}].dir={path}", f"checkpoint.tiers[{i}].every={every}"]
+    if chooser.random() < 0.5:
+        out.append("checkpoint.tiers[1].bandwidth=32M")
+        words.append("cap")
+    words.append(chooser.choice(["none", "zstd:1", "auto"]))
+    out.append(f"checkpoint.tiers[2].compression={words[-1]}")
+    if "offload.optimizer=nvme" in layout[1]:
+        words.append("files")
+        if chooser.random() < 0.4:
+            out += [f"checkpoint.stripes=[{directory}/drive]", f"checkpoint.stripe_weights={chooser.randint(1, 4)},1"]
+            words.append("stripes")
+    return out, words
+
+
+def lose_memory(directory):
+    """As a reboot does. A drive that shares the state with it is worth nothing without."""
+    shutil.rmtree(fast_of(directory), ignore_errors=True)
+    shutil.rmtree(os.path.join(directory, "drive"), ignore_errors=True)
+
+
+def undisturbed(workspace, config, layout, transport):
+    """Seconds, loss bits and state."""
+    directory = workspace.directory("undisturbed")
     start = time.monotonic()
-    workspace.train(config, undisturbed, overrides_of(layouts[0], transport))
-    whole = time.monotonic() - start
-    expected = harness.losses(undisturbed), workspace.state_digest(undisturbed)
+    workspace.train(config, directory, overrides_of(layout, transport))
+    return time.monotonic() - start, harness.losses(directory), workspace.state_digest(directory)
+
+
+def campaign(workspace, configs, transport, layouts, kills, chooser, tiers):  # pylint: disable=too-many-locals
+    plain = {config: undisturbed(workspace, config, layouts[0], transport) for config in configs}
     done = training = resumed = 0
+    seen = Counter()
     while done < kills:
         directory = workspace.directory("killed")
         os.makedirs(directory)
+        config = configs[workspace.count % len(configs)]
+        whole, *expected = plain[config]
         while done < kills:
+            if tiers is not one_tier and chooser.random() < 0.15:
+                lose_memory(directory)
+                seen["memory emptied"] += 1
             before = committed(directory)
             layout = chooser.choice(layouts)
-            process = launch(workspace, config, directory, overrides_of(layout, transport) + tiers(directory))
+            more, words = tiers(directory, layout, chooser)
+            process = launch(workspace, config, directory, overrides_of(layout, transport) + more)
             try:
                 process.wait(timeout=chooser.uniform(0.0, 1.5 * whole))
             except subprocess.TimeoutExpired:
@@ -123,33 +161,38 @@ def campaign(workspace, config, transport, layouts, kills, chooser, tiers):
             if process.returncode == 0:
                 break
             done += 1
+            seen.update([*words, os.path.basename(config)])
             if process.returncode != -signal.SIGKILL:
-                raise harness.Failure(f"kill {done}: {layout} ended by itself with {process.returncode}\n{log}")
-        workspace.train(config, directory, overrides_of(chooser.choice(layouts), transport) + tiers(directory))
-        shutil.rmtree(fast_of(directory), ignore_errors=True)
-        if workspace.state_digest(directory) != expected[1]:
-            raise harness.Failure(f"after {done} kills: the final state differs")
+                raise harness.Failure(f"kill {done}: {layout} {more} ended by itself with {process.returncode}\n{log}")
+        layout = chooser.choice(layouts)
+        workspace.train(config, directory, overrides_of(layout, transport) + tiers(directory, layout, chooser)[0])
+        lose_memory(directory)
+        for place in ["checkpoints"] if tiers is one_tier else ["checkpoints", "far"]:
+            if workspace.state_digest(directory, place) != expected[1]:
+                raise harness.Failure(f"after {done} kills: the final state in {place} differs")
         for step, bits in harness.losses(directory).items():
             if expected[0].get(step) != bits:
                 raise harness.Failure(f"after {done} kills: step {step} has loss bits {bits}, expected {expected[0].get(step)}")
     print(f"{kills} kills over {transport} ranks, {training} of them while training, {len(layouts)} layouts: {resumed} restarts from a "
-          "checkpoint, each from the last committed step, same bits", flush=True)
+          "checkpoint, each from the last committed step, same bits; kills by what was on: "
+          + ", ".join(f"{word} {count}" for word, count in sorted(seen.items())), flush=True)
 
 
 def body(workspace, arguments):
     transport = arguments[0] if arguments else "local"
     data = workspace.file("text.txt", harness.text_of(50000))
-    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data, virtual=1))
-    cut = workspace.file("cut.yaml", CONFIG.format(steps=STEPS, data=data, virtual=2))
+    config = workspace.file("bf16", CONFIG.format(steps=STEPS, data=data, virtual=1))
+    cut = workspace.file("bf16-cut", CONFIG.format(steps=STEPS, data=data, virtual=2))
+    half = workspace.file("fp16-cut", harness.read(cut).replace("numerics: {", "numerics: {precision: fp16, "))
     seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
     print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
     scale = 10 if harness.scale() >= 10 else 1
-    campaigns = {"same": (config, SAME, 20 * scale, lambda directory: []), "moving": (cut, MOVING, 12 * scale, lambda directory: []),
-                 "offloaded": (cut, OFFLOADED, 16 if scale == 1 else 500, tiers_of)}
+    campaigns = {"same": ([config], SAME, 20 * scale, one_tier), "moving": ([cut], MOVING, 12 * scale, one_tier),
+                 "offloaded": ([cut, half], OFFLOADED, 16 if scale == 1 else 500, three_tiers)}
     only = arguments[1] if len(arguments) > 1 else None
-    for name, (yaml, layouts, kills, tiers) in campaigns.items():
+    for name, (configs, layouts, kills, tiers) in campaigns.items():
         if only in (None, name):
-            campaign(workspace, yaml, transport, layouts, int(arguments[2]) if only else kills, random.Random(seed), tiers)
+            campaign(workspace, configs, transport, layouts, int(arguments[2]) if only else kills, random.Random(seed), tiers)
 
 
 harness.main(body)
