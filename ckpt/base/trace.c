@@ -16,6 +16,12 @@ struct event {
     uint64_t begin, end, value;
     const char *category, *name;
     bool is_async;
+    int lane; /* 0: the thread's own */
+};
+
+struct lane {
+    const char *name;
+    int rank;
 };
 
 struct buffer {
@@ -31,6 +37,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows 
 static FILE *file;
 static struct buffer *buffers;
 static uint64_t written, dropped, asyncs;
+static struct lane lanes[PD_TRACE_LANES];
+static uint32_t lane_count;
 static int failure; /* errno of the first write that failed */
 
 static atomic_uint generation; /* counts opens: a buffer of an earlier trace is gone */
@@ -49,7 +57,7 @@ pd_status pd_trace_open(const char *path, struct pd_error *err)
     pthread_mutex_lock(&lock);
     PD_CHECK(!file);
     file = opened;
-    written = dropped = asyncs = 0;
+    written = dropped = asyncs = lane_count = 0;
     failure = fputs("[\n", file) < 0 ? errno : 0;
     pthread_mutex_unlock(&lock);
     atomic_fetch_add(&generation, 1);
@@ -79,7 +87,7 @@ static void put_event(const struct buffer *b, const struct event *e)
     if (!e->is_async) {
         put("{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s\","
             "\"args\":{\"value\":%" PRIu64 "}},\n",
-            b->rank, b->thread, begin, microseconds(e->end - e->begin), e->category, e->name, e->value);
+            b->rank, e->lane ? e->lane : b->thread, begin, microseconds(e->end - e->begin), e->category, e->name, e->value);
         return;
     }
     const uint64_t id = asyncs++;
@@ -104,12 +112,26 @@ static void empty(struct buffer *b)
 }
 
 /* Names of threads here are letters, digits and dashes. */
-static void put_names(const struct buffer *b, const char *thread)
+static void put_names(int rank, int thread, const char *name)
 {
-    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", b->rank, b->thread,
-        thread);
-    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}},\n", b->rank,
-        b->thread, b->rank);
+    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", rank, thread, name);
+    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}},\n", rank, thread,
+        rank);
+}
+
+/* Numbers beyond those of threads, which end at 2^22. 0: there are too many. */
+static int lane_of(const char *name, int rank)
+{
+    enum { FIRST = 1 << 23 };
+    uint32_t i = 0;
+    while (i < lane_count && (lanes[i].name != name || lanes[i].rank != rank))
+        i++;
+    if (i == PD_TRACE_LANES) return 0;
+    if (i == lane_count) {
+        lanes[lane_count++] = (struct lane){name, rank};
+        if (file) put_names(rank, FIRST + (int)i, name);
+    }
+    return FIRST + (int)i;
 }
 
 /* ---- a span ---- */
@@ -125,15 +147,14 @@ static struct buffer *join(void)
     pthread_mutex_lock(&lock);
     b->next = buffers;
     buffers = b;
-    if (file) put_names(b, name);
+    if (file) put_names(b->rank, b->thread, name);
     pthread_mutex_unlock(&lock);
     return b;
 }
 
-void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async)
+static void record(const struct event *event)
 {
     const unsigned now = atomic_load_explicit(&generation, memory_order_relaxed);
-    if (!atomic_load_explicit(&pd_trace_is_on, memory_order_relaxed)) return;
     if (my_generation != now) {
         mine = join();
         my_generation = now;
@@ -144,7 +165,24 @@ void pd_trace_record(uint64_t begin, const char *category, const char *name, uin
         empty(mine);
         pthread_mutex_unlock(&lock);
     }
-    mine->events[mine->count++] = (struct event){begin, pd_trace_now(), value, category, name, is_async};
+    mine->events[mine->count++] = *event;
+}
+
+void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async)
+{
+    if (!atomic_load_explicit(&pd_trace_is_on, memory_order_relaxed)) return;
+    record(&(struct event){begin, pd_trace_now(), value, category, name, is_async, 0});
+}
+
+void pd_trace_record_lane(const char *lane, uint64_t begin, uint64_t end, const char *category, const char *name,
+                          uint64_t value)
+{
+    if (!atomic_load_explicit(&pd_trace_is_on, memory_order_relaxed)) return;
+    const int rank = pd_rank_current();
+    pthread_mutex_lock(&lock);
+    const int number = lane_of(lane, rank < 0 ? 0 : rank);
+    pthread_mutex_unlock(&lock);
+    record(&(struct event){begin, end, value, category, name, false, number});
 }
 
 pd_status pd_trace_close(struct pd_error *err)

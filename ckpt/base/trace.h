@@ -39,6 +39,12 @@ static inline uint64_t pd_trace_begin(void)
 /* category and name live as long as the program; value: bytes, a step, a block. */
 void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async);
 
+/* A span of something that is no thread, a device's stream: it lies in a lane of the rank under this name. At most
+ * PD_TRACE_LANES of all ranks; the name lives as long as the program. */
+#define PD_TRACE_LANES 64u
+void pd_trace_record_lane(const char *lane, uint64_t begin, uint64_t end, const char *category, const char *name,
+                          uint64_t value);
+
 static inline void pd_trace_end(uint64_t begin, const char *category, const char *name, uint64_t value)
 {
     if (begin) pd_trace_record(begin, category, name, value, false);

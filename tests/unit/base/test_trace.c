@@ -127,3 +127,18 @@ Test(trace, a_place_that_cannot_be_written_is_named)
     cr_assert_not_null(strstr(err.message, "/nowhere/trace.json"));
     cr_assert_eq(pd_trace_begin(), 0);
 }
+
+Test(trace, lanes_are_no_threads)
+{
+    char lane[2][16] = {"GPU compute", "GPU copies out"};
+    open_trace();
+    pd_trace_record_lane(lane[0], 5000, 9000, "gpu", "product", 1);
+    pd_trace_record_lane(lane[1], 6000, 7000, "gpu", "state", 2);
+    pd_trace_record_lane(lane[0], 9000, 9500, "gpu", "norm", 3);
+    char *text = closed();
+    cr_assert_eq(times(text, "\"name\":\"GPU compute\""), 1);
+    cr_assert_eq(times(text, "\"name\":\"GPU copies out\""), 1);
+    cr_assert_eq(times(text, "\"ph\":\"X\",\"pid\":0,\"tid\":8388608,"), 2, "%s", text);
+    cr_assert(strstr(text, "\"tid\":8388609,\"ts\":6.000,\"dur\":1.000,"), "%s", text);
+    free(text);
+}
