@@ -3,7 +3,7 @@
 
 A run with its optimizer state in files saves at every step. SIGKILL hits it at random moments, and every restart names other drives
 or weights, or none. At the end loss bits and state are those of the undisturbed run; drives hold nothing that no checkpoint goes by.
-15 kills by default, 150 with PERDURE_TEST_SCALE of 10 or more. Argument: local or mpi.
+10 kills by default, 150 with PERDURE_TEST_SCALE of 10 or more. Argument: local or mpi.
 """
 import os
 import random
@@ -52,7 +52,7 @@ def body(workspace, arguments):
     directory = workspace.directory("killed")
     os.makedirs(directory)
     kills = 0
-    for _ in range(150 if harness.scale() >= 10 else 15):
+    for _ in range(150 if harness.scale() >= 10 else 10):
         overrides = overrides_of(chooser, directory, transport)
         with open(directory + ".log", "w", encoding="utf-8") as log:
             process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides], stdout=log, stderr=log,

@@ -3,7 +3,7 @@
 
 A run saves into a directory in memory at every step and into two others now and then. SIGKILL hits all of its processes at random
 moments, and after some of the kills memory is emptied, as a reboot does. Every restart takes the newest step that is whole in any
-tier, and at the end loss bits and state are those of the undisturbed run. 15 kills by default, 150 with PERDURE_TEST_SCALE of 10
+tier, and at the end loss bits and state are those of the undisturbed run. 10 kills by default, 150 with PERDURE_TEST_SCALE of 10
 or more. What needs root (mounts, memory cgroups) is left out with its reason where we are not root.
 """
 import json
@@ -18,7 +18,7 @@ import time
 
 import harness
 
-STEPS = 200
+STEPS = 120
 CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
@@ -220,7 +220,7 @@ def body(workspace, arguments):
     print(f"seed {seed} (PERDURE_TEST_SEED replays it)")
     memory = tempfile.mkdtemp(prefix="perdure-e2e-", dir="/dev/shm")
     try:
-        kills(workspace, memory, config, transport, random.Random(seed), 150 if harness.scale() >= 10 else 15)
+        kills(workspace, memory, config, transport, random.Random(seed), 150 if harness.scale() >= 10 else 10)
         leave(workspace, memory, config)
         too_small(workspace, memory, config)
         tight_group(workspace, memory, config)

@@ -24,7 +24,7 @@ static uint64_t stride_of(const struct world *world, uint64_t of_many)
 
 static void save_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "save", .try = campaign_try_save, .stride = stride_of(world, 20), .crashes = 2};
+    struct campaign campaign = {.name = "save", .try = campaign_try_save, .stride = stride_of(world, 36), .crashes = 2};
     if (test_scale() >= 10) {
         campaign.stride = 1;
         campaign.crashes = world->ranks > 1 ? 2 : 6;
@@ -38,7 +38,7 @@ static void save_campaign(const struct world *world)
 
 static void open_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "open", .try = campaign_try_open, .stride = 5 * stride_of(world, 8), .crashes = 1};
+    struct campaign campaign = {.name = "open", .try = campaign_try_open, .stride = 5 * stride_of(world, 14), .crashes = 1};
     struct room room, wounded;
     struct pd_error err = {0};
     base_of(world, &room);

@@ -250,30 +250,30 @@ static void campaign_on(const struct world *world, unsigned lacks, uint64_t stri
 
 Test(store_generations, one_rank)
 {
-    campaign_on(&worlds[0], 0, 3);
+    campaign_on(&worlds[0], 0, 5);
 }
 
 Test(store_generations, one_rank_without_links)
 {
-    campaign_on(&worlds[0], PD_DISK_NO_LINKS, 8);
+    campaign_on(&worlds[0], PD_DISK_NO_LINKS, 16);
 }
 
 Test(store_generations, local_disks)
 {
-    campaign_on(&worlds[1], 0, 60);
+    campaign_on(&worlds[1], 0, 110);
 }
 
 Test(store_generations, shared_disk)
 {
-    campaign_on(&worlds[2], 0, 60);
+    campaign_on(&worlds[2], 0, 110);
 }
 
 Test(store_generations, three_drives)
 {
-    campaign_on(&worlds[3], 0, 11);
+    campaign_on(&worlds[3], 0, 19);
 }
 
 Test(store_generations, local_drives)
 {
-    campaign_on(&worlds[4], 0, 120);
+    campaign_on(&worlds[4], 0, 210);
 }
