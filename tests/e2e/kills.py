@@ -2,7 +2,7 @@
 """SIGKILL at random moments of a run that checkpoints every step.
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
-takes and half as much again; one that ends before is no kill. The same command then goes on. Every restart must load the last
+takes and half as much again, counted from its launch or, mostly, from its first step; one that ends before is no kill. The same command then goes on. Every restart must load the last
 committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
 campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
 of state, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and then as by a reboot, a second
@@ -87,6 +87,11 @@ def resumed_step(log):
     return int(found[-1]) if found else 0
 
 
+def wait_for_training(process, log):
+    while process.poll() is None and not re.search("resumed at step|fresh start", harness.read(log)):
+        time.sleep(0.005)
+
+
 def overrides_of(layout, transport):
     ranks, keys = layout
     return [f"layout.ranks={ranks}", f"layout.transport={transport}", "layout.threads=1",
@@ -147,6 +152,8 @@ def campaign(workspace, configs, transport, layouts, kills, chooser, tiers):  # 
             layout = chooser.choice(layouts)
             more, words = tiers(directory, layout, chooser)
             process = launch(workspace, config, directory, overrides_of(layout, transport) + more)
+            if chooser.random() < 0.7:
+                wait_for_training(process, directory + ".log")
             try:
                 process.wait(timeout=chooser.uniform(0.0, 1.5 * whole))
             except subprocess.TimeoutExpired:

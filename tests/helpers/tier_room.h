@@ -1,5 +1,5 @@
 /* Launches over several tiers in the machine room of store_room.h: "/shm" is memory and "/disk" a disk of each host, "/net"
- * one for all. */
+ * one for all. On the real disk they lie in <root>/host-<n> and <root>/all. */
 #ifndef PD_TESTS_TIER_ROOM_H
 #define PD_TESTS_TIER_ROOM_H
 
@@ -117,6 +117,21 @@ static inline pd_status tier_load_newest(struct tier_rank *rank, uint32_t *ret_t
 
 /* ---- launches ---- */
 
+/* On the real disk a host is a directory. */
+static inline pd_status tier_open_door(struct tier_rank *rank, const struct tier_launch *launch, uint32_t host,
+                                       struct pd_tiers_options *options, char (*dirs)[128], struct pd_error *err)
+{
+    if (launch->room->disk) return pd_simulated_disk_door(launch->room->disk, host, &rank->room.door, err);
+    for (uint32_t i = 0; i < options->count; i++) {
+        struct pd_tier_options *tier = &options->tiers[i];
+        char place[32] = "all";
+        if (strncmp(tier->dir, "/net/", 5) != 0) snprintf(place, sizeof place, "host-%u", host);
+        snprintf(dirs[i], sizeof *dirs, "%.64s/%.16s/%.32s", launch->room->root, place, strrchr(tier->dir, '/') + 1);
+        tier->dir = dirs[i];
+    }
+    return pd_door_new_auto(&rank->room.door, err);
+}
+
 /* What a test put into `missing` is what becomes of a tier whose directory cannot be made; a broken disk is met later. */
 static inline pd_status tier_make_directories(struct pd_door *door, struct pd_tiers_options *options, struct pd_error *err)
 {
@@ -127,7 +142,7 @@ static inline pd_status tier_make_directories(struct pd_door *door, struct pd_ti
         tier->missing = PD_OK;
         if (st == PD_EXISTS || (st == PD_IO && options->count > 1)) continue;
         PD_TRY(st);
-        char parent[64];
+        char parent[128];
         snprintf(parent, sizeof parent, "%s", tier->dir);
         char *slash = strrchr(parent, '/');
         slash[slash == parent] = '\0';
@@ -140,8 +155,9 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
                                       struct pd_error *err)
 {
     struct pd_tiers_options options = *launch->options;
+    char dirs[PD_TIERS_MAX][128];
     const uint32_t host = (launch->first_host + comm->host) % (2 * launch->room->hosts);
-    pd_status st = pd_simulated_disk_door(launch->room->disk, host, &rank->room.door, err);
+    pd_status st = tier_open_door(rank, launch, host, &options, dirs, err);
     if (!st) st = room_set_up(&rank->room, err);
     if (!st) st = tier_make_directories(rank->room.door, &options, err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
