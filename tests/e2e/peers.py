@@ -4,7 +4,9 @@
 Each rank runs in a mount namespace of its own, which makes it a host, and sees a directory of its own where the only tier of the run
 lies. SIGKILL hits the run at a random moment; then one host loses all that it had, or the whole host is gone and one rank fewer goes
 on. The restart takes a step not older than the newest that metrics.jsonl calls copied, or the newest of all where nothing was lost,
-and loss bits and state are those of the undisturbed run. 6 losses by default, 60 with PERDURE_TEST_SCALE of 10 or more.
+and loss bits and state are those of the undisturbed run. Every other run also has its optimizer state in files and a second tier for
+all hosts, under a cap and compressed. 6 losses by default, 60 with PERDURE_TEST_SCALE of 10 or more; a number after the tool says how
+many.
 """
 import json
 import os
@@ -41,6 +43,11 @@ exec unshare -m sh -c 'mount --bind "$0" "$1" && shift && exec "$@"' "$PEERS_ROO
 """
 
 
+# What else goes on beside copies.
+FILES = ["offload.optimizer=nvme", "checkpoint.tiers[1].dir={root}/run/far", "checkpoint.tiers[1].every=4",
+         "checkpoint.tiers[1].bandwidth=32M", "checkpoint.tiers[1].compression=zstd:1"]
+
+
 def can_pretend():
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "sh", "-c", "mount --bind /tmp /mnt"], capture_output=True,
                                                 check=False).returncode == 0
@@ -49,9 +56,10 @@ def can_pretend():
 class Cluster:
     """Hosts with a directory of their own each, the run's directory for all."""
 
-    def __init__(self, workspace, name):
+    def __init__(self, workspace, name, more=()):
         self.workspace = workspace
         self.root = workspace.directory(name)
+        self.more = [key.format(root=self.root) for key in more]
         self.run = os.path.join(self.root, "run")
         for part in ["local", "run"]:
             os.makedirs(os.path.join(self.root, part))
@@ -80,7 +88,7 @@ class Cluster:
         tier = os.path.join(self.root, "local", "tier")
         command = [self.workspace.perdure, "train", config, f"run.dir={self.run}", f"layout.ranks={len(hosts)}",
                    f"checkpoint.tiers[0].dir={tier}", "checkpoint.tiers[0].every=1", "checkpoint.tiers[0].keep_last=2",
-                   f"checkpoint.tiers[0].copies={copies}"]
+                   f"checkpoint.tiers[0].copies={copies}", *self.more]
         with open(log, "w", encoding="utf-8") as f:
             return subprocess.Popen(command, env=env, stdout=f, stderr=f, start_new_session=True)
 
@@ -144,9 +152,10 @@ def without_copies(workspace, config):
 
 
 def losses_of_hosts(workspace, config, expected, chooser, count):
-    done, steps = 0, []
+    done, steps, runs = 0, [], 0
     while done < count:
-        cluster = Cluster(workspace, "run")
+        cluster = Cluster(workspace, "run", [] if runs % 2 else FILES)
+        runs += 1
         log = os.path.join(cluster.root, "log")
         hosts = [0, 1, 2]
         before = least = 0
@@ -180,7 +189,7 @@ def losses_of_hosts(workspace, config, expected, chooser, count):
     return max(steps, default=0)
 
 
-def body(workspace, _):
+def body(workspace, arguments):
     if not can_pretend():
         print("skipped: mount namespaces need root")
         sys.exit(77)
@@ -195,7 +204,7 @@ def body(workspace, _):
     if "all ranks are on one" not in refused.stderr:
         raise harness.Failure(f"one host: the cause is not said\n{refused.stderr}")
     without_copies(workspace, config)
-    count = 60 if harness.scale() >= 10 else 6
+    count = int(arguments[0]) if arguments else 60 if harness.scale() >= 10 else 6
     newest = losses_of_hosts(workspace, config, expected, random.Random(seed), count)
     print(f"{count} times a host of two or three was lost with all its files: every restart came from a copied step or a newer one "
           f"(up to step {newest}), same bits; without copies the run was lost, and with one host copies were refused")
