@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "machine.h"
 
 #define THREADS_MAX 1024u
 #define SHARED_MAX 232448u /* of a block on compute capability 9.0 */
@@ -262,6 +263,36 @@ pd_status check_shape(const char *kernel, dim3 grid, dim3 block, size_t shared_b
     return PD_OK;
 }
 
+/* The caller holds a turn of the machine. */
+pd_status run(const simt_grid &g, void *context, struct pd_error *err)
+{
+    launch l = {};
+    l.kernel = g.kernel;
+    l.body = g.body;
+    l.context = context;
+    l.threads = g.block.x * g.block.y * g.block.z;
+    l.shared_bytes = g.shared_bytes;
+    prepare(l.threads);
+    PD_CHECK(!current);
+    current = &l;
+    const unsigned before = simt_flush_denormals();
+    run_grid(g.grid, g.block);
+    simt_restore_denormals(before);
+    simt_self = nullptr;
+    current = nullptr;
+    if (l.problem[0]) PD_FAIL(err, PD_BUG, "%s", l.problem);
+    return PD_OK;
+}
+
+/* At once, and on memory of a GPU if there is any. */
+pd_status run_alone(const simt_grid &g, void *context, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    const cudaError_t code = simt_enqueue(nullptr, g.kernel, SIMT_OWN_GPU, [&] { st = run(g, context, err); });
+    if (code == cudaSuccess || code == cudaErrorNoDevice) return st;
+    PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %s", g.kernel, cudaGetErrorString(code));
+}
+
 } // namespace
 
 const simt_place *simt_self;
@@ -272,27 +303,18 @@ void simt_set_order(uint64_t order)
     order_is_set = true;
 }
 
-pd_status simt_run(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void *), void *context,
-                   struct pd_error *err)
+pd_status simt_launch(const simt_grid *grid, std::shared_ptr<void> context, void *stream, struct pd_error *err)
 {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return PD_OK;
-    PD_TRY(check_shape(kernel, grid, block, shared_bytes, err));
-    launch l = {};
-    l.kernel = kernel;
-    l.body = body;
-    l.context = context;
-    l.threads = block.x * block.y * block.z;
-    l.shared_bytes = shared_bytes;
-    prepare(l.threads);
-    PD_CHECK(!current);
-    current = &l;
-    const unsigned before = simt_flush_denormals();
-    run_grid(grid, block);
-    simt_restore_denormals(before);
-    simt_self = nullptr;
-    current = nullptr;
-    if (l.problem[0]) PD_FAIL(err, PD_BUG, "%s", l.problem);
-    return PD_OK;
+    const simt_grid g = *grid;
+    if (g.grid.x == 0 || g.grid.y == 0 || g.grid.z == 0) return PD_OK;
+    PD_TRY(check_shape(g.kernel, g.grid, g.block, g.shared_bytes, err));
+    if (!stream) return run_alone(g, context.get(), err);
+    const cudaError_t code = simt_enqueue(static_cast<cudaStream_t>(stream), g.kernel, SIMT_OWN_GPU, [g, context] {
+        struct pd_error failure = {};
+        if (run(g, context.get(), &failure)) simt_lose(failure.message);
+    });
+    if (code == cudaSuccess) return PD_OK;
+    PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %s", g.kernel, cudaGetErrorString(code));
 }
 
 void simt_fail(const char *what)

@@ -9,11 +9,13 @@
  *
  * Flush-to-zero is set, as in kernels. Floating-point atomics do not compile.
  *
- *   threads  one launch at a time in a process */
+ *   streams  NULL: kernels have run when their launch returns; else machine.h says when
+ *   threads  any; one kernel at a time in a process */
 #ifndef PD_TESTS_SIMT_SIMT_H
 #define PD_TESTS_SIMT_SIMT_H
 
 #include <math.h>
+#include <memory>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,6 +24,7 @@
 extern "C" {
 #include "ckpt/tensor.h"
 }
+#include "tests/simt/cuda_runtime_api.h"
 #include <simt_order.h>
 
 /* ---- words ---- */
@@ -220,17 +223,23 @@ PD_DEVICE float pd_exp2_fast(float x)
 
 /* ---- launch ---- */
 
-pd_status simt_run(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void *), void *context,
-                   struct pd_error *err);
+struct simt_grid {
+    const char *kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    void (*body)(void *); /* of one thread */
+};
+/* At once without a stream; on a stream of machine.h, `context` lives until then. */
+pd_status simt_launch(const simt_grid *grid, std::shared_ptr<void> context, void *stream, struct pd_error *err);
 
 template <typename... P, typename... A>
 pd_status pd_cuda_launch(struct pd_error *err, const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
                          size_t shared_bytes, void *stream, A... arguments)
 {
-    (void)stream;
-    auto body = [&] { kernel(arguments...); };
-    return simt_run(
-        name, grid, block, shared_bytes, [](void *context) { (*static_cast<decltype(body) *>(context))(); }, &body, err);
+    auto body = [=] { kernel(arguments...); };
+    const simt_grid whole = {name, grid, block, shared_bytes,
+                             [](void *context) { (*static_cast<decltype(body) *>(context))(); }};
+    return simt_launch(&whole, std::make_shared<decltype(body)>(body), stream, err);
 }
 
 #endif

@@ -1,22 +1,7 @@
-/* By the CUDA runtime; on the host, where kernels have run when their launch returns, at once. */
+/* By the CUDA runtime, or the one of tests/simt. */
 #include "trainer/math/cuda/copies.h"
 
 #include "trainer/math/cuda/grid.h"
-
-#ifdef PD_SIMT
-
-pd_status pd_cuda_copy(void *, void *dst, const void *src, uint64_t bytes, struct pd_error *)
-{
-    memcpy(dst, src, bytes);
-    return PD_OK;
-}
-
-pd_status pd_cuda_sync(void *, struct pd_error *)
-{
-    return PD_OK;
-}
-
-#else
 
 static pd_status check(cudaError_t code, const char *what, struct pd_error *err)
 {
@@ -33,5 +18,3 @@ pd_status pd_cuda_sync(void *stream, struct pd_error *err)
 {
     return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for its work", err);
 }
-
-#endif

@@ -1,0 +1,159 @@
+/* The rest of the runtime: what the machine has, and its memory. Streams and events are in streams.cc. */
+#include "tests/simt/machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace
+{
+
+[[noreturn]] void bad_setting(const char *name, const char *text, const char *wanted)
+{
+    fprintf(stderr, "%s=%s: %s\n", name, text, wanted);
+    exit(64);
+}
+
+uint64_t number_of(const char *name, uint64_t otherwise, const char *endings)
+{
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char *end;
+    uint64_t value = strtoull(text, &end, 10);
+    if (end == text) bad_setting(name, text, "a number is wanted");
+    if (*end) {
+        const char *ending = strchr(endings, *end);
+        if (!ending || end[1]) bad_setting(name, text, "what stands behind the number is not known");
+        value <<= 10 * (ending - endings + 1);
+    }
+    return value;
+}
+
+simt_settings read_settings()
+{
+    simt_settings s = {};
+    const uint64_t gpus = number_of("PERDURE_SIMT_GPUS", 1, "");
+    if (gpus > SIMT_GPUS_MAX) bad_setting("PERDURE_SIMT_GPUS", getenv("PERDURE_SIMT_GPUS"), "0 to 8");
+    s.gpus = static_cast<unsigned>(gpus);
+    s.memory_bytes = number_of("PERDURE_SIMT_MEMORY", uint64_t{4} << 30, "KMG");
+    s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
+    const char *streams = getenv("PERDURE_SIMT_STREAMS");
+    if (!streams || !*streams || strcmp(streams, "late") == 0) return s;
+    s.streams = strcmp(streams, "now") == 0 ? simt_settings::NOW : simt_settings::SEEDED;
+    if (s.streams == simt_settings::SEEDED) s.seed = number_of("PERDURE_SIMT_STREAMS", 0, "");
+    return s;
+}
+
+unsigned here()
+{
+    int device = 0;
+    cudaGetDevice(&device);
+    return static_cast<unsigned>(device);
+}
+
+cudaError_t ready()
+{
+    int device;
+    const cudaError_t code = cudaGetDevice(&device);
+    return code == cudaSuccess ? cudaStreamSynchronize(nullptr) : code;
+}
+
+cudaError_t take(simt_kind kind, size_t bytes, void **data)
+{
+    simt_turn turn;
+    const cudaError_t code = ready();
+    return code == cudaSuccess ? simt_memory_take(kind, here(), bytes, data) : code;
+}
+
+} // namespace
+
+const simt_settings &simt_machine(void)
+{
+    static const simt_settings settings = read_settings();
+    return settings;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return ready();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
+{
+    if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
+    *properties = {};
+    snprintf(properties->name, sizeof properties->name, "simulated GPU");
+    properties->totalGlobalMem = simt_machine().memory_bytes;
+    properties->sharedMemPerBlockOptin = 232448;
+    properties->multiProcessorCount = 2;
+    properties->major = 9;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device)
+{
+    static char pools[SIMT_GPUS_MAX];
+    if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
+    *pool = reinterpret_cast<cudaMemPool_t>(pools + device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+{
+    uint64_t threshold;
+    memcpy(&threshold, value, sizeof threshold);
+    const bool keeps_all = attribute == cudaMemPoolAttrReleaseThreshold && threshold == UINT64_MAX;
+    return pool && keeps_all ? cudaSuccess : cudaErrorInvalidValue; /* memory.cc counts a pool that keeps all */
+}
+
+cudaError_t cudaMalloc(void **data, size_t bytes)
+{
+    return take(SIMT_DEVICE, bytes, data);
+}
+
+cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags)
+{
+    return flags & ~cudaHostAllocPortable ? cudaErrorInvalidValue : take(SIMT_LOCKED, bytes, data);
+}
+
+static cudaError_t give_back(void *data, simt_kind kind, cudaError_t unknown)
+{
+    simt_turn turn;
+    if (simt_memory_check(data, kind, kind) != cudaSuccess) return unknown;
+    if (kind == SIMT_DEVICE) simt_memory_uncount(data);
+    simt_memory_drop(data);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *data)
+{
+    return data ? give_back(data, SIMT_DEVICE, cudaErrorInvalidValue) : cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *data)
+{
+    return data ? give_back(data, SIMT_LOCKED, cudaErrorInvalidValue) : cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned flags)
+{
+    simt_turn turn;
+    const cudaError_t code = ready();
+    if (code != cudaSuccess) return code;
+    return flags & ~cudaHostRegisterPortable ? cudaErrorInvalidValue : simt_memory_register(data, bytes);
+}
+
+cudaError_t cudaHostUnregister(void *data)
+{
+    return give_back(data, SIMT_REGISTERED, cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    simt_turn turn;
+    const cudaError_t code = ready();
+    if (code != cudaSuccess) return code;
+    *free_bytes = simt_memory_free_bytes(here());
+    *total_bytes = simt_machine().memory_bytes;
+    return cudaSuccess;
+}

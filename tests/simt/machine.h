@@ -1,0 +1,84 @@
+/* A machine with GPUs, in one process: memory that the host cannot touch, and streams whose operations happen when they
+ * must.
+ *
+ *   memory    pages without any access but while operations of that GPU are carried out; a host that touches them dies with
+ * a line that says which allocation, and so does a kernel that touches what is freed or another GPU's. New memory is full of
+ * NaNs. Page-locked memory is known by its range streams   a queue each. An operation is carried out by the thread that
+ * waits for it, or for an event behind it, after everything that it has to come after and nothing else failure   a kernel
+ * that broke a rule is what the GPU is lost by: nothing on it is carried out from then on, and every call says which kernel
+ * and which rule
+ *
+ *   PERDURE_SIMT_GPUS      how many there are; unset: 1
+ *   PERDURE_SIMT_MEMORY    bytes of each, with K, M or G behind; unset: 4G
+ *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
+ * it is given something PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
+ *
+ *   threads   any; one carries out at a time, under one lock. What another thread does to device memory meanwhile is not
+ * seen */
+#ifndef PD_TESTS_SIMT_MACHINE_H
+#define PD_TESTS_SIMT_MACHINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <functional>
+
+#include "tests/simt/cuda_runtime_api.h"
+
+#define SIMT_GPUS_MAX 8u
+
+/* ---- settings, read once ---- */
+
+struct simt_settings {
+    unsigned gpus;
+    size_t memory_bytes;
+    enum { LATE, NOW, SEEDED } streams;
+    uint64_t seed, fail_at; /* 0: never */
+};
+const simt_settings &simt_machine(void);
+
+/* ---- memory: for the holder of a turn ---- */
+
+enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_ORDERED, SIMT_LOCKED, SIMT_REGISTERED };
+
+struct simt_region {
+    size_t bytes, mapped_bytes;
+    simt_kind kind;
+    unsigned gpu;
+    bool freed; /* an address that nobody gets again for a while */
+};
+
+cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data);
+cudaError_t simt_memory_register(void *data, size_t bytes);
+/* The region that begins at data is of one of two kinds, or this is an error. */
+cudaError_t simt_memory_check(const void *data, simt_kind one, simt_kind other);
+/* Memory goes in two steps: what the driver counts when it is told, the pages when a stream has come by. Ordered memory is
+ * counted in a pool, which gives nothing back. */
+void simt_memory_uncount(const void *data);
+void simt_memory_drop(void *data);
+size_t simt_memory_free_bytes(unsigned gpu);
+/* What lies at an address; false: nothing known. */
+bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_region);
+
+/* What a call of the runtime is from beginning to end: the lock, and memory closed when it is over. */
+class simt_turn
+{
+  public:
+    simt_turn();
+    ~simt_turn();
+    simt_turn(const simt_turn &) = delete;
+    void operator=(const simt_turn &) = delete;
+};
+/* Of these GPUs (a bit each) and no others, for `what` (a literal), which is told of what goes wrong. */
+void simt_open_memory(unsigned gpus, const char *what);
+
+/* ---- streams ---- */
+
+#define SIMT_OWN_GPU 0u
+/* Puts work at the end of a stream; NULL: carries it out. `touches` names the GPUs whose memory it goes through, a bit each;
+ * a kernel touches its own, which must be the current one. */
+cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches, std::function<void()> work);
+/* By what is being carried out, or by the caller's wish: the current GPU does nothing more. */
+void simt_lose(const char *why);
+
+#endif

@@ -1,0 +1,257 @@
+/* Memory of the machine: a map of what was given out, protections, and what the driver would count.
+ *
+ *   invariant  outside of a turn no page of device memory can be touched
+ *              counted when it is asked for and given back, not when a stream comes by: that is when the driver decides */
+#include "tests/simt/machine.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+
+#define PAGE_BYTES 4096u
+#define COUNTED_BYTES 512u /* the driver's grain */
+#define GRAVES 256u        /* addresses that were freed and are still known */
+
+namespace
+{
+
+struct account {
+    size_t taken, ordered, pool;
+};
+
+struct memory {
+    std::recursive_mutex lock;
+    std::map<uintptr_t, simt_region> regions;
+    std::deque<uintptr_t> graves;
+    account accounts[SIMT_GPUS_MAX];
+    unsigned turns, open; /* a bit a GPU */
+    bool watched;
+    struct sigaction before;
+};
+
+memory &all()
+{
+    static memory &m = *new memory(); /* threads may outlive main */
+    return m;
+}
+
+thread_local const char *carried_out;
+
+uintptr_t address(const void *p)
+{
+    return reinterpret_cast<uintptr_t>(p);
+}
+
+size_t rounded(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+bool is_device(simt_kind kind)
+{
+    return kind == SIMT_DEVICE || kind == SIMT_ORDERED;
+}
+
+void protect(unsigned gpu, int protection)
+{
+    for (const auto &entry : all().regions)
+        if (entry.second.gpu == gpu && is_device(entry.second.kind) && !entry.second.freed &&
+            mprotect(reinterpret_cast<void *>(entry.first), entry.second.mapped_bytes, protection))
+            abort();
+}
+
+/* ---- who touched it ---- */
+
+const char *kind_name(simt_kind kind)
+{
+    static const char *const names[] = {"memory", "device memory", "stream-ordered device memory", "page-locked memory",
+                                        "registered memory"};
+    return names[kind];
+}
+
+void tell(const char *text)
+{
+    const ssize_t written = write(STDERR_FILENO, text, strlen(text));
+    (void)written;
+}
+
+void tell_touch(const void *at)
+{
+    char line[512];
+    uintptr_t base;
+    simt_region region;
+    if (!simt_memory_find(at, &base, &region) || !(is_device(region.kind) || region.freed)) return;
+    snprintf(line, sizeof line, "simulated GPU %u: %s%s touches byte %zu of %zu bytes of %s%s at %p; %s\n", region.gpu,
+             carried_out ? carried_out : "the host", region.freed ? ", too late," : "",
+             static_cast<size_t>(address(at) - base), region.bytes, kind_name(region.kind),
+             region.freed ? " that was freed" : "", at,
+             region.freed  ? "free it when its streams have passed"
+             : carried_out ? "it is another GPU's"
+                           : "copy it on a stream, and wait");
+    tell(line);
+    if (carried_out) return;
+    void *frames[32];
+    backtrace_symbols_fd(frames, backtrace(frames, 32), STDERR_FILENO);
+}
+
+void on_fault(int number, siginfo_t *info, void *context)
+{
+    tell_touch(info->si_addr);
+    struct sigaction &before = all().before;
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+        return;
+    }
+    struct sigaction plain = {};
+    plain.sa_handler = SIG_DFL;
+    sigaction(number, &plain, nullptr); /* touched again, with the default's end */
+}
+
+void watch()
+{
+    if (all().watched) return;
+    all().watched = true;
+    void *frames[1];
+    backtrace(frames, 1); /* loads what it needs, outside of a signal */
+    struct sigaction mine = {};
+    mine.sa_sigaction = on_fault;
+    mine.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &mine, &all().before);
+}
+
+void bury(uintptr_t base, simt_region &region)
+{
+    region.freed = true;
+    void *at = reinterpret_cast<void *>(base);
+    if (mmap(at, region.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != at)
+        abort();
+    all().graves.push_back(base);
+    if (all().graves.size() <= GRAVES) return;
+    const uintptr_t oldest = all().graves.front();
+    all().graves.pop_front();
+    munmap(reinterpret_cast<void *>(oldest), all().regions[oldest].mapped_bytes);
+    all().regions.erase(oldest);
+}
+
+bool account_for(simt_kind kind, unsigned gpu, size_t bytes)
+{
+    account &a = all().accounts[gpu];
+    const size_t wanted = rounded(bytes, COUNTED_BYTES), room = simt_memory_free_bytes(gpu);
+    if (kind == SIMT_DEVICE) {
+        if (wanted > room) return false;
+        a.taken += wanted;
+    } else if (kind == SIMT_ORDERED) {
+        const size_t spare = a.pool - a.ordered;
+        if (wanted > spare && wanted - spare > room) return false;
+        a.ordered += wanted;
+        if (a.ordered > a.pool) a.pool = a.ordered;
+    }
+    return true;
+}
+
+} // namespace
+
+simt_turn::simt_turn()
+{
+    all().lock.lock();
+    all().turns++;
+}
+
+simt_turn::~simt_turn()
+{
+    if (--all().turns == 0) {
+        for (unsigned gpu = 0; gpu < SIMT_GPUS_MAX; gpu++)
+            if (all().open >> gpu & 1u) protect(gpu, PROT_NONE);
+        all().open = 0;
+        carried_out = nullptr;
+    }
+    all().lock.unlock();
+}
+
+void simt_open_memory(unsigned gpus, const char *what)
+{
+    carried_out = what;
+    for (unsigned g = 0; g < SIMT_GPUS_MAX; g++) {
+        const bool is_open = all().open >> g & 1u, shall = gpus >> g & 1u;
+        if (is_open != shall) protect(g, shall ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
+    all().open = gpus;
+}
+
+bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_region)
+{
+    auto next = all().regions.upper_bound(address(at));
+    if (next == all().regions.begin()) return false;
+    --next;
+    if (address(at) - next->first >= next->second.bytes) return false;
+    *ret_base = next->first;
+    *ret_region = next->second;
+    return true;
+}
+
+size_t simt_memory_free_bytes(unsigned gpu)
+{
+    const account &a = all().accounts[gpu];
+    return simt_machine().memory_bytes - a.taken - a.pool;
+}
+
+cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data)
+{
+    if (bytes == 0 || bytes > SIZE_MAX / 2) return bytes ? cudaErrorMemoryAllocation : cudaErrorInvalidValue;
+    if (!account_for(kind, gpu, bytes)) return cudaErrorMemoryAllocation;
+    const size_t mapped = rounded(bytes, PAGE_BYTES);
+    void *at = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return cudaErrorMemoryAllocation;
+    memset(at, 0xff, mapped);
+    all().regions[address(at)] = {bytes, mapped, kind, gpu, false};
+    if (is_device(kind)) {
+        watch();
+        if (!(all().open >> gpu & 1u) && mprotect(at, mapped, PROT_NONE)) abort();
+    }
+    *data = at;
+    return cudaSuccess;
+}
+
+cudaError_t simt_memory_register(void *data, size_t bytes)
+{
+    if (!data || !bytes) return cudaErrorInvalidValue;
+    auto next = all().regions.lower_bound(address(data) + bytes);
+    if (next != all().regions.begin()) {
+        --next;
+        if (!next->second.freed && next->first + next->second.bytes > address(data))
+            return cudaErrorHostMemoryAlreadyRegistered;
+    }
+    all().regions[address(data)] = {bytes, bytes, SIMT_REGISTERED, 0, false};
+    return cudaSuccess;
+}
+
+cudaError_t simt_memory_check(const void *data, simt_kind one, simt_kind other)
+{
+    const auto found = all().regions.find(address(data));
+    if (found == all().regions.end() || found->second.freed) return cudaErrorInvalidValue;
+    return found->second.kind == one || found->second.kind == other ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+void simt_memory_uncount(const void *data)
+{
+    const simt_region &region = all().regions[address(data)];
+    account &a = all().accounts[region.gpu];
+    (region.kind == SIMT_DEVICE ? a.taken : a.ordered) -= rounded(region.bytes, COUNTED_BYTES);
+}
+
+void simt_memory_drop(void *data)
+{
+    const auto found = all().regions.find(address(data));
+    if (found->second.kind == SIMT_REGISTERED)
+        all().regions.erase(found);
+    else
+        bury(found->first, found->second);
+}

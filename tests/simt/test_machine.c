@@ -1,0 +1,421 @@
+/* The machine of tests/simt behind the device table: what it does late, what it refuses, what it finds. Settings are read
+ * once a process, and every test is one. */
+#include "offload/device.h"
+#include "trainer/math/cuda/copies.h"
+#include "trainer/math/cuda/kernels.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { N = 3000, BYTES = N * 4 };
+
+struct gpu {
+    struct pd_dev *dev;
+    struct pd_stream *stream, *other;
+    void *handle, *other_handle;
+    struct pd_event *event;
+    struct pd_span device, more, host;
+};
+
+static void start(struct gpu *g, const char *streams, uint32_t index)
+{
+    struct pd_error err = {0};
+    if (streams) setenv("PERDURE_SIMT_STREAMS", streams, 1);
+    cr_assert_eq(pd_dev_open_cuda(index, &g->dev, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_dev_enter(g->dev, &err), PD_OK);
+    cr_assert_eq(pd_dev_stream_new(g->dev, &g->stream, &err), PD_OK);
+    cr_assert_eq(pd_dev_stream_new(g->dev, &g->other, &err), PD_OK);
+    cr_assert_eq(pd_dev_event_new(g->dev, &g->event, &err), PD_OK);
+    cr_assert_eq(pd_dev_alloc(g->dev, PD_DEV_DEVICE, BYTES, &g->device, &err), PD_OK);
+    cr_assert_eq(pd_dev_alloc(g->dev, PD_DEV_DEVICE, BYTES, &g->more, &err), PD_OK);
+    cr_assert_eq(pd_dev_alloc(g->dev, PD_DEV_HOST, BYTES, &g->host, &err), PD_OK);
+    g->handle = pd_dev_stream_handle(g->dev, g->stream);
+    g->other_handle = pd_dev_stream_handle(g->dev, g->other);
+    for (int i = 0; i < N; i++)
+        ((float *)g->host.data)[i] = (float)i;
+}
+
+static void finish(struct gpu *g)
+{
+    struct pd_error err;
+    (void)!pd_dev_stream_sync(g->dev, g->stream, &err); /* a lost one says so again */
+    (void)!pd_dev_stream_sync(g->dev, g->other, &err);
+    pd_dev_free(g->dev, &g->device);
+    pd_dev_free(g->dev, &g->more);
+    pd_dev_free(g->dev, &g->host);
+    pd_dev_event_free(g->dev, g->event);
+    pd_dev_stream_free(g->dev, g->stream);
+    pd_dev_stream_free(g->dev, g->other);
+    pd_dev_close(g->dev);
+}
+
+#define OK(call)                                                         \
+    do {                                                                 \
+        struct pd_error err_ = {0};                                      \
+        const pd_status st_ = (call);                                    \
+        cr_assert_eq(st_, PD_OK, "%s: %d %s", #call, st_, err_.message); \
+    } while (0)
+
+/* On the first stream. */
+static void copy(struct gpu *g, void *dst, const void *src)
+{
+    OK(pd_cuda_copy(g->handle, dst, src, BYTES, &err_));
+}
+
+static void passed(struct gpu *g)
+{
+    OK(pd_dev_stream_sync(g->dev, g->stream, &err_));
+}
+
+/* ---- places ---- */
+
+Test(machine, copies_go_between_all_places)
+{
+    struct gpu g;
+    struct pd_span ordered, back;
+    static float pageable[N], registered[N];
+    start(&g, NULL, 0);
+    OK(pd_dev_alloc_ordered(g.dev, g.stream, BYTES, &ordered, &err_));
+    OK(pd_dev_alloc(g.dev, PD_DEV_HOST, BYTES, &back, &err_));
+    OK(pd_dev_lock(g.dev, registered, BYTES, &err_));
+    copy(&g, pageable, g.host.data);
+    copy(&g, g.device.data, pageable);
+    copy(&g, g.more.data, g.device.data);
+    copy(&g, ordered.data, g.more.data);
+    copy(&g, registered, ordered.data);
+    copy(&g, g.device.data, registered);
+    copy(&g, back.data, g.device.data);
+    OK(pd_dev_free_ordered(g.dev, g.stream, &ordered, &err_));
+    passed(&g);
+    cr_assert_eq(memcmp(back.data, g.host.data, BYTES), 0);
+    pd_dev_unlock(g.dev, registered, BYTES);
+    pd_dev_free(g.dev, &back);
+    finish(&g);
+}
+
+Test(machine, copies_end_where_their_memory_ends)
+{
+    struct gpu g;
+    struct pd_error err;
+    start(&g, NULL, 0);
+    char *device = g.device.data, *host = g.host.data;
+    cr_assert_eq(pd_cuda_copy(g.handle, device + 4, host, BYTES, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_cuda_copy(g.handle, device, host + 4, BYTES, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_cuda_copy(g.handle, device + 4, device, 8, &err), PD_DEVICE_LOST, "it overlaps itself");
+    cr_assert(strstr(err.message, "invalid argument"), "%s", err.message);
+    OK(pd_cuda_copy(g.handle, device + 4, host, BYTES - 4, &err_));
+    finish(&g);
+}
+
+Test(machine, memory_is_registered_once)
+{
+    struct gpu g;
+    struct pd_error err;
+    static char mine[3 * 4096];
+    start(&g, NULL, 0);
+    OK(pd_dev_lock(g.dev, mine + 4096, 4096, &err_));
+    cr_assert_neq(pd_dev_lock(g.dev, mine, sizeof mine, &err), PD_OK);
+    cr_assert(strstr(err.message, "already mapped"), "%s", err.message);
+    cr_assert_neq(pd_dev_lock(g.dev, mine + 8000, 100, &err), PD_OK);
+    OK(pd_dev_lock(g.dev, mine + 8192, 4096, &err_));
+    pd_dev_unlock(g.dev, mine + 4096, 4096);
+    OK(pd_dev_lock(g.dev, mine, 8192, &err_));
+    finish(&g);
+}
+
+/* ---- late ---- */
+
+Test(machine, what_nobody_waits_for_has_not_happened)
+{
+    struct gpu g;
+    float back[N] = {0}, *host;
+    start(&g, NULL, 0);
+    host = g.host.data;
+    copy(&g, g.device.data, host);
+    host[7] = -1; /* a source lent to the stream: the copy has not been there yet */
+    copy(&g, back, g.device.data);
+    cr_assert_eq(back[5], 0.0f, "read before the wait");
+    passed(&g);
+    cr_assert_eq(back[5], 5.0f);
+    cr_assert_eq(back[7], -1.0f);
+    finish(&g);
+}
+
+Test(machine, at_once_where_it_is_asked_for)
+{
+    struct gpu g;
+    float back[N] = {0}, *host;
+    start(&g, "now", 0);
+    host = g.host.data;
+    copy(&g, g.device.data, host);
+    host[7] = -1;
+    copy(&g, back, g.device.data);
+    cr_assert_eq(back[5], 5.0f);
+    cr_assert_eq(back[7], 7.0f);
+    finish(&g);
+}
+
+/* A kernel on one stream reads what another stream copies in; with the event, or without. */
+static float sum_of(struct gpu *g, bool with_event)
+{
+    float back[N];
+    OK(pd_dev_fill(g->dev, g->stream, g->more, 0, &err_));
+    OK(pd_cuda_copy(g->other_handle, g->device.data, g->host.data, BYTES, &err_));
+    OK(pd_dev_event_record(g->dev, g->event, g->other, &err_));
+    if (with_event) OK(pd_dev_event_wait(g->dev, g->stream, g->event, &err_));
+    OK(pd_cuda_add(g->handle, N, g->more.data, PD_F32, g->device.data, false, &err_));
+    copy(g, back, g->more.data);
+    passed(g);
+    return back[N - 1];
+}
+
+Test(machine, a_missing_event_shows_as_wrong_data)
+{
+    struct gpu g;
+    start(&g, NULL, 0);
+    cr_assert(isnan(sum_of(&g, false)));
+    cr_assert_eq(sum_of(&g, true), (float)(N - 1));
+    finish(&g);
+}
+
+Test(machine, events_are_enough_whatever_the_gpu_does_first)
+{
+    static const char *const seeds[] = {"late", "now", "1", "2", "3", "4", "5", "6"};
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            struct gpu g;
+            start(&g, seeds[i], 0);
+            for (int times = 0; times < 20; times++)
+                if (sum_of(&g, true) != (float)(N - 1)) _exit(1); /* an abort would be a crash of this test */
+            finish(&g);
+            _exit(0);
+        }
+        int status;
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_assert_eq(status, 0, "streams %s", seeds[i]);
+    }
+}
+
+Test(machine, an_event_brings_what_is_before_it_and_no_more)
+{
+    struct gpu g;
+    float first[N] = {0}, second[N] = {0};
+    start(&g, NULL, 0);
+    copy(&g, g.device.data, g.host.data);
+    copy(&g, first, g.device.data);
+    OK(pd_dev_event_record(g.dev, g.event, g.stream, &err_));
+    copy(&g, second, g.device.data);
+    OK(pd_dev_event_sync(g.dev, g.event, &err_));
+    cr_assert_eq(first[9], 9.0f);
+    cr_assert_eq(second[9], 0.0f);
+    passed(&g);
+    cr_assert_eq(second[9], 9.0f);
+    finish(&g);
+}
+
+Test(machine, two_streams_may_wait_for_each_other_in_turn)
+{
+    struct gpu g;
+    struct pd_event *there;
+    float back[N];
+    start(&g, NULL, 0);
+    OK(pd_dev_event_new(g.dev, &there, &err_));
+    OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
+    copy(&g, g.more.data, g.host.data);
+    for (int i = 0; i < 40; i++) {
+        struct pd_stream *one = i % 2 ? g.other : g.stream, *next = i % 2 ? g.stream : g.other;
+        struct pd_event *event = i % 2 ? there : g.event;
+        OK(pd_cuda_add(pd_dev_stream_handle(g.dev, one), N, g.device.data, PD_F32, g.more.data, false, &err_));
+        OK(pd_dev_event_record(g.dev, event, one, &err_));
+        OK(pd_dev_event_wait(g.dev, next, event, &err_));
+    }
+    copy(&g, back, g.device.data);
+    passed(&g);
+    cr_assert_eq(back[3], 120.0f);
+    pd_dev_event_free(g.dev, there);
+    finish(&g);
+}
+
+Test(machine, operands_are_taken_when_a_kernel_is_launched)
+{
+    struct gpu g;
+    float back[N];
+    start(&g, NULL, 0);
+    struct pd_cross_entropy l = {.rows = 1, .vocab = 100, .ld = 100, .chunks = 1, .dtype = PD_F32};
+    static const int32_t target = 3;
+    OK(pd_cuda_copy(g.handle, g.device.data, g.host.data, BYTES, &err_));
+    OK(pd_cuda_copy(g.handle, g.more.data, &target, sizeof target, &err_));
+    l.logits = g.device.data;
+    l.targets = g.more.data;
+    l.losses = (float *)g.more.data + 1;
+    OK(pd_cuda_cross_entropy(g.handle, &l, &err_));
+    memset(&l, 0xff, sizeof l);
+    copy(&g, back, g.more.data);
+    passed(&g);
+    cr_assert(fabsf(back[1] - 96.4587f) < 1e-3f, "%g", (double)back[1]);
+    finish(&g);
+}
+
+/* ---- who touches what ---- */
+
+enum touch { BY_THE_HOST, AFTER_IT_WAS_FREED, FROM_ANOTHER_GPU };
+
+static void touch_wrongly(enum touch how)
+{
+    struct gpu g, second;
+    setenv("PERDURE_SIMT_GPUS", "2", 1);
+    start(&g, NULL, 0);
+    if (how == BY_THE_HOST) _exit(((volatile char *)g.device.data)[1000]);
+    if (how == AFTER_IT_WAS_FREED) {
+        OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
+        pd_dev_free(g.dev, &g.device);
+        passed(&g);
+    }
+    if (how == FROM_ANOTHER_GPU) {
+        start(&second, NULL, 1);
+        OK(pd_cuda_add(second.handle, N, second.more.data, PD_F32, g.device.data, false, &err_));
+        passed(&second);
+    }
+    _exit(0);
+}
+
+static void dies_saying(enum touch how, const char *one, const char *two)
+{
+    int pipe_ends[2], status;
+    char text[4096];
+    size_t length = 0;
+    cr_assert_eq(pipe(pipe_ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(pipe_ends[1], STDERR_FILENO);
+        close(pipe_ends[0]);
+        touch_wrongly(how);
+    }
+    close(pipe_ends[1]);
+    for (ssize_t got = 1; got > 0 && length < sizeof text - 1; length += (size_t)(got > 0 ? got : 0))
+        got = read(pipe_ends[0], text + length, sizeof text - 1 - length);
+    text[length] = 0;
+    close(pipe_ends[0]);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_neq(status, 0);
+    cr_assert(strstr(text, one) && strstr(text, two), "%s", text);
+}
+
+Test(machine, device_memory_is_not_the_hosts)
+{
+    dies_saying(BY_THE_HOST, "the host touches byte 1000 of 12000 bytes of device memory", "copy it on a stream");
+}
+
+Test(machine, memory_that_was_freed_too_early_is_named)
+{
+    dies_saying(AFTER_IT_WAS_FREED, "pd_each", "device memory that was freed");
+}
+
+Test(machine, a_kernel_has_its_own_gpus_memory)
+{
+    dies_saying(FROM_ANOTHER_GPU, "simulated GPU 0", "another GPU's");
+}
+
+Test(machine, a_thread_launches_on_the_gpu_that_it_entered)
+{
+    struct gpu g, second;
+    struct pd_error err;
+    setenv("PERDURE_SIMT_GPUS", "2", 1);
+    cr_assert_eq(pd_dev_cuda_count(), 2);
+    start(&g, NULL, 0);
+    start(&second, NULL, 1);
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err), PD_DEVICE_LOST);
+    cr_assert(strstr(err.message, "invalid resource handle"), "%s", err.message);
+    OK(pd_cuda_copy(second.handle, second.device.data, g.device.data, BYTES, &err_));
+    OK(pd_dev_enter(g.dev, &err_));
+    OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
+    cr_assert_neq(pd_dev_event_record(second.dev, g.event, second.stream, &err), PD_OK);
+    cr_assert_eq(pd_dev_open_cuda(2, &g.dev, &err), PD_UNSUPPORTED);
+}
+
+/* ---- limits and failures ---- */
+
+Test(machine, memory_ends)
+{
+    struct gpu g;
+    struct pd_error err;
+    struct pd_dev_memory before, now;
+    struct pd_span span, ordered[2];
+    setenv("PERDURE_SIMT_MEMORY", "1M", 1);
+    start(&g, NULL, 0);
+    OK(pd_dev_memory(g.dev, &before, &err_));
+    cr_assert_eq(before.total_bytes, 1u << 20);
+    cr_assert_eq(before.free_bytes, (1u << 20) - 2 * 12288);
+    cr_assert_eq(pd_dev_alloc(g.dev, PD_DEV_DEVICE, 1u << 20, &span, &err), PD_NO_MEMORY);
+    cr_assert(strstr(err.message, "out of memory"), "%s", err.message);
+    OK(pd_dev_alloc(g.dev, PD_DEV_DEVICE, 700000, &span, &err_));
+    cr_assert_eq(pd_dev_alloc_ordered(g.dev, g.stream, 400000, &ordered[0], &err), PD_NO_MEMORY);
+    pd_dev_free(g.dev, &span);
+    OK(pd_dev_memory(g.dev, &now, &err_));
+    cr_assert_eq(now.free_bytes, before.free_bytes);
+    for (int i = 0; i < 600; i++) { /* freed in its order, it serves again, and stays the pool's */
+        OK(pd_dev_alloc_ordered(g.dev, g.stream, 400000, &ordered[0], &err_));
+        OK(pd_dev_fill(g.dev, g.stream, ordered[0], 1, &err_));
+        OK(pd_dev_free_ordered(g.dev, g.stream, &ordered[0], &err_));
+        if (i % 50 == 0) passed(&g);
+    }
+    OK(pd_dev_memory(g.dev, &now, &err_));
+    cr_assert_eq(before.free_bytes - now.free_bytes, 400384);
+    finish(&g);
+}
+
+Test(machine, a_machine_may_have_no_gpu)
+{
+    struct pd_dev *dev;
+    struct pd_error err;
+    setenv("PERDURE_SIMT_GPUS", "0", 1);
+    cr_assert_eq(pd_dev_cuda_count(), 0);
+    cr_assert_eq(pd_dev_open_cuda(0, &dev, &err), PD_UNSUPPORTED);
+}
+
+Test(machine, a_kernel_that_breaks_a_rule_costs_the_gpu)
+{
+    struct gpu g;
+    struct pd_error err;
+    struct pd_dev_memory memory;
+    float back[N] = {0};
+    start(&g, NULL, 0);
+    struct pd_cross_entropy l = {.rows = 1, .vocab = 100, .ld = 100, .chunks = 1, .dtype = PD_F32};
+    static const int32_t target = 3000;
+    OK(pd_cuda_copy(g.handle, g.device.data, g.host.data, BYTES, &err_));
+    OK(pd_cuda_copy(g.handle, g.more.data, &target, sizeof target, &err_));
+    l.logits = g.device.data;
+    l.targets = g.more.data;
+    l.losses = (float *)g.more.data + 1;
+    OK(pd_cuda_cross_entropy(g.handle, &l, &err_));
+    copy(&g, back, g.device.data);
+    cr_assert_eq(pd_dev_stream_sync(g.dev, g.stream, &err), PD_DEVICE_LOST);
+    cr_assert(strstr(err.message, "loss_kernel") && strstr(err.message, "does not hold"), "%s", err.message);
+    cr_assert_eq(back[5], 0.0f, "nothing after it happens");
+    cr_assert_eq(pd_dev_memory(g.dev, &memory, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err), PD_DEVICE_LOST);
+    finish(&g);
+}
+
+Test(machine, a_gpu_may_be_lost_at_any_operation)
+{
+    struct gpu g;
+    struct pd_error err;
+    float back[N] = {0};
+    setenv("PERDURE_SIMT_FAIL", "3", 1);
+    start(&g, NULL, 0);
+    copy(&g, g.device.data, g.host.data);
+    copy(&g, back, g.device.data);
+    passed(&g);
+    cr_assert_eq(back[4], 4.0f);
+    copy(&g, g.device.data, g.host.data);
+    cr_assert_eq(pd_dev_stream_sync(g.dev, g.stream, &err), PD_DEVICE_LOST);
+    cr_assert(strstr(err.message, "PERDURE_SIMT_FAIL"), "%s", err.message);
+    finish(&g);
+}
