@@ -157,7 +157,9 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
                                                      device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,
                                                  .mode = c->numerics.mode,
                                                  .any_shape = c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1,
-                                                 .attention = attention.heads ? &attention : NULL};
+                                                 .attention = attention.heads ? &attention : NULL,
+                                                 .spans = device ? device->spans : NULL,
+                                                 .lane = device ? device->compute : NULL};
     return pd_math_cuda_new(&options, arena, &e->math, err);
 }
 

@@ -1,5 +1,7 @@
 #include "trainer/rank_device.h"
 
+#define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
+
 static pd_status open_streams(struct pd_rank_device *d, struct pd_error *err)
 {
     PD_TRY(pd_dev_stream_new(d->dev, &d->compute, err));
@@ -27,8 +29,14 @@ pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, 
     return PD_OK;
 }
 
+pd_status pd_rank_device_watch(struct pd_rank_device *d, struct pd_error *err)
+{
+    return d->dev ? pd_device_spans_new(d->dev, d->compute, SPANS_MAX, &d->spans, err) : PD_OK;
+}
+
 void pd_rank_device_close(struct pd_rank_device *d)
 {
+    pd_device_spans_free(d->spans);
     struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
         if (streams[i]) pd_dev_stream_free(d->dev, streams[i]);

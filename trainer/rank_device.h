@@ -10,13 +10,14 @@
 #define PD_TRAINER_RANK_DEVICE_H
 
 #include "ckpt/base/arena.h"
-#include "offload/device.h"
+#include "offload/device_spans.h"
 #include "trainer/comm/comm.h"
 #include "trainer/config.h"
 
 struct pd_rank_device {
     struct pd_dev *dev; /* NULL: the CPU; then all else is NULL too */
     struct pd_stream *compute, *copies_in, *copies_out, *transfers;
+    struct pd_device_spans *spans; /* where its time goes; NULL: nobody asks */
 };
 
 /* rank_here: the rank's number among those of its host; they take the GPUs in turn.
@@ -25,6 +26,9 @@ PD_MUST_USE pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t
                                           struct pd_rank_device *ret_device, struct pd_error *err);
 /* Nothing of the rank uses it any more. */
 void pd_rank_device_close(struct pd_rank_device *device);
+
+/* From here on spans are noted: for traces and benchmarks. pd_engine_step collects them. */
+PD_MUST_USE pd_status pd_rank_device_watch(struct pd_rank_device *device, struct pd_error *err);
 
 /* Memory of its arenas: the device's, and page-locked memory of the host. Borrows the device. */
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);

@@ -411,6 +411,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     pd_status updated = update(&s, updates, &result, err);
     pd_optimizer_update_leave(e);
     PD_TRY(updated);
+    if (e->options.device && e->options.device->spans) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
     pd_trace_end(start, "step", "step", updates);
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;

@@ -11,6 +11,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
+#include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
@@ -324,6 +325,7 @@ static pd_status open_device(struct worker *w, struct pd_error *err)
 {
     const uint32_t rank_here = w->comm->rank % ranks_of_a_host(w->comm);
     PD_TRY(pd_group_agree(&w->group, pd_rank_device_open(w->config->run.device, rank_here, &w->device, err), err));
+    if (pd_trace_is_on) PD_TRY(pd_group_agree(&w->group, pd_rank_device_watch(&w->device, err), err));
     uint64_t kinds = w->device.dev ? 1 : 2;
     PD_TRY(pd_comm_all_reduce(w->comm, &kinds, 1, PD_REDUCE_OR_U64, err));
     if (kinds != 3) return PD_OK;

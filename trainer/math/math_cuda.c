@@ -12,6 +12,8 @@ struct pd_math_cuda {
     void *stream;
     struct pd_cuda_products *products;
     struct pd_cuda_workspace attention;
+    struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
+    struct pd_stream *lane;        /* the same stream, for spans */
 };
 
 static struct pd_math_cuda *cuda_of(struct pd_math *math)
@@ -24,12 +26,22 @@ static void *stream_of(struct pd_math *math)
     return cuda_of(math)->stream;
 }
 
+/* Runs a call between two events, where spans are asked for. `name`: of the span. */
+#define SPANNED(math, name, call)                                                                          \
+    do {                                                                                                   \
+        struct pd_math_cuda *cuda_ = cuda_of(math);                                                        \
+        const uint32_t span_ = pd_device_spans_begin(cuda_->spans, cuda_->lane, "GPU compute", (name), 0); \
+        const pd_status st_ = (call);                                                                      \
+        pd_device_spans_end(cuda_->spans, span_, cuda_->lane);                                             \
+        return st_;                                                                                        \
+    } while (0)
+
 /* ---- slots that need a stream and nothing else ---- */
 
 #define FORWARDING_SLOT(name, operands)                                                            \
     static pd_status name##_slot(struct pd_math *math, const operands *what, struct pd_error *err) \
     {                                                                                              \
-        return pd_cuda_##name(stream_of(math), what, err);                                         \
+        SPANNED(math, #name, pd_cuda_##name(stream_of(math), what, err));                          \
     }
 
 FORWARDING_SLOT(rmsnorm_forward, struct pd_norm)
@@ -51,78 +63,80 @@ FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
 
 static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
-    return pd_cuda_products_run(cuda_of(math)->products, stream_of(math), gemm, err);
+    SPANNED(math, "gemm", pd_cuda_products_run(cuda_of(math)->products, stream_of(math), gemm, err));
 }
 
 static pd_status attention_backward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
-    return pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err);
+    SPANNED(math, "attention_backward", pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err));
 }
 
 static pd_status attention_backward_keys_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
-    return pd_cuda_attention_backward_keys(stream_of(math), a, cuda_of(math)->attention, err);
+    SPANNED(math, "attention_backward_keys",
+            pd_cuda_attention_backward_keys(stream_of(math), a, cuda_of(math)->attention, err));
 }
 
 static pd_status swiglu_forward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
                                      const void *gate_up, void *out, struct pd_error *err)
 {
-    return pd_cuda_swiglu_forward(stream_of(math), rows, columns, dtype, gate_up, out, err);
+    SPANNED(math, "swiglu_forward", pd_cuda_swiglu_forward(stream_of(math), rows, columns, dtype, gate_up, out, err));
 }
 
 static pd_status swiglu_backward_slot(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
                                       const void *gate_up, const void *dout, void *dgate_up, struct pd_error *err)
 {
-    return pd_cuda_swiglu_backward(stream_of(math), rows, columns, dtype, gate_up, dout, dgate_up, err);
+    SPANNED(math, "swiglu_backward",
+            pd_cuda_swiglu_backward(stream_of(math), rows, columns, dtype, gate_up, dout, dgate_up, err));
 }
 
 static pd_status gelu_forward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
                                    struct pd_error *err)
 {
-    return pd_cuda_gelu_forward(stream_of(math), count, dtype, x, out, err);
+    SPANNED(math, "gelu_forward", pd_cuda_gelu_forward(stream_of(math), count, dtype, x, out, err));
 }
 
 static pd_status gelu_backward_slot(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x,
                                     const void *dout, void *dx, struct pd_error *err)
 {
-    return pd_cuda_gelu_backward(stream_of(math), count, dtype, x, dout, dx, err);
+    SPANNED(math, "gelu_backward", pd_cuda_gelu_backward(stream_of(math), count, dtype, x, dout, dx, err));
 }
 
 static pd_status column_sum_slot(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
                                  const void *x, float *out, struct pd_error *err)
 {
-    return pd_cuda_column_sum(stream_of(math), rows, n, ld, dtype, x, out, err);
+    SPANNED(math, "column_sum", pd_cuda_column_sum(stream_of(math), rows, n, ld, dtype, x, out, err));
 }
 
 static pd_status add_slot(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
                           struct pd_error *err)
 {
-    return pd_cuda_add(stream_of(math), n, sum, dtype, piece, first, err);
+    SPANNED(math, "add", pd_cuda_add(stream_of(math), n, sum, dtype, piece, first, err));
 }
 
 static pd_status cast_slot(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                            const void *src, struct pd_error *err)
 {
-    return pd_cuda_cast(stream_of(math), n, dst_dtype, dst, src_dtype, src, err);
+    SPANNED(math, "cast", pd_cuda_cast(stream_of(math), n, dst_dtype, dst, src_dtype, src, err));
 }
 
 static pd_status row_squares_slot(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                                   struct pd_error *err)
 {
-    return pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err);
+    SPANNED(math, "row_squares", pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err));
 }
 
 static pd_status adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
                            struct pd_error *err)
 {
-    return pd_cuda_adam(stream_of(math), step, range, err);
+    SPANNED(math, "adam", pd_cuda_adam(stream_of(math), step, range, err));
 }
 
 static pd_status copy_slot(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
-    return pd_cuda_copy(stream_of(math), dst, src, bytes, err);
+    SPANNED(math, "copy", pd_cuda_copy(stream_of(math), dst, src, bytes, err));
 }
 
 static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
@@ -184,6 +198,8 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     cuda->base = (struct pd_math){.ops = &cuda_ops, .mode = o->mode, .isa = PD_ISA_PORTABLE};
     cuda->stream = o->stream;
     cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes};
+    cuda->spans = o->spans;
+    cuda->lane = o->lane;
     const struct pd_cuda_products_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
                                                      .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
                                                      .workspace = products,

@@ -11,6 +11,7 @@
 #ifndef PD_TRAINER_MATH_MATH_CUDA_H
 #define PD_TRAINER_MATH_MATH_CUDA_H
 
+#include "offload/device_spans.h"
 #include "trainer/math/math.h"
 
 struct pd_math_cuda_options {
@@ -19,6 +20,9 @@ struct pd_math_cuda_options {
     bool any_shape; /* virtual_tp or virtual_sp above 1: layouts cut the sides of products (cuda/gemm.h) */
     const struct pd_attention
         *attention; /* sizes of the largest; pointers are not looked at. NULL: no attention is asked for */
+    struct pd_device_spans
+        *spans; /* borrowed; where the time of operations is noted, on `lane`, the same stream. NULL: not */
+    struct pd_stream *lane;
 };
 
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which gives out device memory; on a dry arena *ret_math is NULL. */
