@@ -34,8 +34,10 @@ static pd_status find_groups(const struct pd_tensor_table *tensors, const struct
             PD_FAIL(err, PD_INVALID, "tensor %s: optimizer state is fp32", tensors->tensors[boxes[b].tensor].name);
         if (boxes[b].kind != PD_PARAM) continue;
         struct pd_optimizer_group *group = &groups->groups[groups->count++];
-        *group = (struct pd_optimizer_group){
-            .box = {b}, .elements = pd_box_elements(&boxes[b].box), .unit = tensors->tensors[boxes[b].tensor].unit};
+        *group = (struct pd_optimizer_group){.box = {b},
+                                             .elements = pd_box_elements(&boxes[b].box),
+                                             .unit = tensors->tensors[boxes[b].tensor].unit,
+                                             .kept_at = PD_OPTIMIZER_NOT_KEPT};
         for (int kind = PD_PARAM + 1; kind < PD_KIND_COUNT; kind++)
             if (!find_moment(boxes, box_count, b, (enum pd_kind)kind, &group->box[kind]))
                 PD_FAIL(err, PD_INVALID, "tensor %s: box %u has no %s", tensors->tensors[boxes[b].tensor].name, b,
@@ -101,6 +103,26 @@ void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups)
 bool pd_optimizer_is_resident(const struct pd_optimizer_group *group)
 {
     return group->elements < PD_OPTIMIZER_BLOCK_ELEMENTS;
+}
+
+uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t bytes)
+{
+    uint64_t used = 0;
+    for (uint32_t end = groups->count, g; end > 0; end = g) {
+        uint64_t need = 0;
+        for (g = end - 1; !groups->groups[g].bundle;)
+            g--;
+        for (uint32_t i = g; i < end; i++)
+            if (!pd_optimizer_is_resident(&groups->groups[i]))
+                need += PD_KIND_COUNT * page_bytes(groups->groups[i].elements);
+        if (need > bytes - used) continue;
+        for (uint32_t i = g; i < end; i++) {
+            if (pd_optimizer_is_resident(&groups->groups[i])) continue;
+            groups->groups[i].kept_at = used;
+            used += PD_KIND_COUNT * page_bytes(groups->groups[i].elements);
+        }
+    }
+    return used;
 }
 
 /* ---- extents ---- */

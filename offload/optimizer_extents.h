@@ -22,9 +22,11 @@
 struct pd_optimizer_group {
     uint32_t box[PD_KIND_COUNT];
     uint64_t elements;
-    uint32_t unit;   /* pipeline unit of the tensor */
-    uint32_t bundle; /* groups from this one on that are met together; 0: the one before says it */
+    uint32_t unit;    /* pipeline unit of the tensor */
+    uint32_t bundle;  /* groups from this one on that are met together; 0: the one before says it */
+    uint64_t kept_at; /* its three kinds lie there in memory that is kept, each at a page; PD_OPTIMIZER_NOT_KEPT */
 };
+#define PD_OPTIMIZER_NOT_KEPT UINT64_MAX
 struct pd_optimizer_groups {
     struct pd_optimizer_group *groups; /* (count), by tensor, chunk, then the place of their `param` box; owned */
     uint32_t count;
@@ -36,6 +38,9 @@ PD_MUST_USE pd_status pd_optimizer_groups_init(const struct pd_tensor_table *ten
                                                uint32_t box_count, uint32_t stripes, struct pd_optimizer_groups *ret_groups,
                                                struct pd_error *err);
 void pd_optimizer_groups_deinit(struct pd_optimizer_groups *groups);
+/* Gives the streamed groups a place in memory that is kept, of at most `bytes`, whole bundles at a time and the last first:
+ * what an update begins with is on its way before it begins. Returns the bytes given out. */
+uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t bytes);
 
 /* Which groups a pass goes through. Those of less than a block live in memory; of these, those of less than a page have no
  * pages of their own in a shard file. */

@@ -7,18 +7,28 @@ static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass 
     return &pass->store->groups.groups[part->group];
 }
 
+/* Updates alone make use of what is kept: the others look at what is in the files. */
+static bool is_kept(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group)
+{
+    return pass->step && group->kept_at != PD_OPTIMIZER_NOT_KEPT;
+}
+
 /* One page-aligned range of a box in both files, which are laid out alike. */
 static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part, int kind)
 {
-    const uint32_t box = group_of(pass, part)->box[kind];
+    const struct pd_optimizer_group *group = group_of(pass, part);
+    const uint32_t box = group->box[kind];
     uint32_t local;
     struct pd_ring_piece piece = {.bytes = pd_optimizer_page_bytes(part->n * sizeof(float))};
+    if (is_kept(pass, group))
+        piece.own = (char *)pass->store->options.kept + group->kept_at +
+                    (uint64_t)kind * pd_optimizer_page_bytes(group->elements * sizeof(float)) + part->first * sizeof(float);
     if (pass->new) {
         const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
         piece.to = pd_shard_stream_file(file->stream);
         piece.to_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
     }
-    if (pass->old) {
+    if (pass->old && !(piece.own && pass->has_kept)) {
         const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->old, box, &local);
         piece.from = file->from;
         piece.from_offset = pd_shard_writer_box_offset(file->writer, local) + part->first * sizeof(float);
@@ -163,7 +173,8 @@ static void work_block(void *context, uint64_t index)
     const struct place place = place_of(pass, index);
     struct pd_error error;
     pd_status st = PD_OK;
-    for (int kind = 0; !st && kind < PD_KIND_COUNT; kind++)
+    const bool was_read = !(is_kept(pass, place.group) && pass->has_kept);
+    for (int kind = 0; was_read && !st && kind < PD_KIND_COUNT; kind++)
         if (place.data[kind]) st = verify(pass, &place, kind, &error);
     if (st) {
         note_failure(pass, index, st, &error);

@@ -54,6 +54,7 @@ struct pd_optimizer_pass {
     struct pd_optimizer_store *store;
     const struct pd_optimizer_store_step *step; /* NULL: only read */
     struct pd_optimizer_generation *old, *new;
+    bool has_kept;  /* what is kept in memory is that of `old`: not read */
     uint32_t kinds; /* that are read */
     void *context;
     pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err);
@@ -78,6 +79,7 @@ struct pd_optimizer_store {
     struct pd_optimizer_generation generations[2];
     uint32_t current;
     bool has_current, is_filling, is_updating;
+    bool has_kept;                       /* what is kept in memory is that of the current generation */
     struct pd_optimizer_store_step step; /* of the update that was begun, and its pass */
     struct pd_optimizer_pass pass;
     struct pd_optimizer_flight flights[PD_RING_SLOTS];

@@ -8,6 +8,7 @@
  *
  *   invariants  1. a slot of the store is held from the moment its file may be written until it is not read any more
  *               2. boxes that stay in memory lie there once for each generation, so that a failure leaves the old ones
+ *               3. what is kept in memory (options.kept) is in the files too: after a failure it is read from there
  */
 #include "offload/optimizer_pass.h"
 
@@ -92,6 +93,8 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
     const struct pd_optimizer_store_options *o = &store->options;
     cut_stripes(store);
     PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, store->stripes, &store->groups, err));
+    PD_CHECK(!o->kept || (uintptr_t)o->kept % PD_DOOR_ALIGN == 0);
+    (void)pd_optimizer_groups_keep(&store->groups, o->kept ? o->kept_bytes : 0);
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
     if (!store->resident_at) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", o->box_count);
     place_resident(store);
@@ -168,6 +171,17 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
         if (elements < PD_OPTIMIZER_BLOCK_ELEMENTS) resident += elements;
     }
     return own_bytes(box_count, resident, buffer_bytes) + 2 * pd_shard_writer_most_bytes(tensors, boxes, box_count);
+}
+
+pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                        uint32_t box_count, uint32_t stripes, uint64_t budget, uint64_t *ret_bytes,
+                                        struct pd_error *err)
+{
+    struct pd_optimizer_groups groups;
+    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, stripes, &groups, err));
+    *ret_bytes = pd_optimizer_groups_keep(&groups, budget);
+    pd_optimizer_groups_deinit(&groups);
+    return PD_OK;
 }
 
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
@@ -252,12 +266,13 @@ static pd_status open_next(struct pd_optimizer_store *store, const struct pd_ide
     return st;
 }
 
-static void accept_next(struct pd_optimizer_store *store)
+static void accept_next(struct pd_optimizer_store *store, bool has_kept)
 {
     if (store->has_current)
         let_go(store, current_of(store), current_of(store)->is_finished && current_of(store)->finish_status);
     store->current = 1 - store->current;
     store->has_current = true;
+    store->has_kept = has_kept;
 }
 
 static void free_generation(struct pd_optimizer_store *store, struct pd_optimizer_generation *g)
@@ -292,6 +307,7 @@ pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store, cons
                                              .step = &store->step,
                                              .old = current_of(store),
                                              .new = next_of(store),
+                                             .has_kept = store->has_kept,
                                              .kinds = (1u << PD_KIND_COUNT) - 1};
     pd_status st = pd_optimizer_pass_begin(&store->pass, err);
     if (st) let_go(store, next_of(store), true);
@@ -305,11 +321,12 @@ pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const 
     PD_CHECK(store->is_updating);
     store->is_updating = false;
     store->step.adam = adam;
+    store->has_kept = false;
     pd_status st = pd_optimizer_pass_end(&store->pass, ret_report, err);
     if (st)
         let_go(store, next_of(store), true);
     else
-        accept_next(store);
+        accept_next(store, true);
     return st;
 }
 
@@ -440,7 +457,7 @@ pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_err
     (void)err;
     PD_CHECK(store->is_filling);
     store->is_filling = false;
-    accept_next(store);
+    accept_next(store, false);
     return PD_OK;
 }
 

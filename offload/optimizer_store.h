@@ -36,6 +36,10 @@ struct pd_optimizer_store_options {
     enum pd_isa isa;
     void *buffers; /* (buffer_bytes) of the ring, aligned to PD_DOOR_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
     uint64_t buffer_bytes;
+    /* (kept_bytes, aligned to PD_DOOR_ALIGN) state that stays here beside its files: read by the first update alone, written
+     * by every one. NULL: none */
+    void *kept;
+    uint64_t kept_bytes;
 };
 #define PD_OPTIMIZER_STORE_BUFFERS_MIN (UINT64_C(4) << 20)
 #define PD_OPTIMIZER_STORE_BUFFERS_FAST (UINT64_C(192) << 20)
@@ -52,6 +56,10 @@ PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tens
 /* That heap and a little more, without metadata: a sum over boxes, and never less than what new takes (it checks). */
 uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                        uint32_t box_count, uint64_t buffer_bytes);
+/* Bytes of `kept` that a store over these boxes makes use of, of a budget: what an update does not read. */
+PD_MUST_USE pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+                                                    uint32_t box_count, uint32_t stripes, uint64_t budget,
+                                                    uint64_t *ret_bytes, struct pd_error *err);
 /* Of one generation, in one stripe. */
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe);
 

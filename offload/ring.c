@@ -173,7 +173,7 @@ static void describe(struct running *r)
     for (uint32_t p = 0; p < slot->extent.count; p++) {
         struct pd_ring_piece *piece = &slot->extent.pieces[p];
         PD_CHECK(piece->bytes % PD_DOOR_ALIGN == 0 && piece->bytes <= r->ring->slot_bytes - bytes);
-        piece->data = slot->data + bytes;
+        piece->data = piece->own ? piece->own : slot->data + bytes;
         bytes += piece->bytes;
     }
     cut_requests(slot, r->ring->transfer_max, false);

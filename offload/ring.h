@@ -28,7 +28,8 @@ struct pd_ring_piece {
     struct pd_file *to; /* NULL: nothing is written */
     uint64_t to_offset;
     uint64_t bytes;
-    void *data; /* in the slot: set by the ring before `work` */
+    void *own;  /* NULL, or memory of the caller's that this piece is read into and written from, in place of the slot's */
+    void *data; /* in the slot, or own: set by the ring before `work` */
 };
 
 struct pd_ring_extent {
@@ -40,7 +41,8 @@ struct pd_ring_extent {
 struct pd_ring_job {
     uint64_t extent_count;
     void *context;
-    /* Fills in pieces of extent i, in ascending order of i; together at most pd_ring_slot_bytes. Extent i is described when
+    /* Fills in pieces of extent i, in ascending order of i; together at most pd_ring_slot_bytes, own memory included. Extent
+     * i is described when
      * extent i - PD_RING_SLOTS is done with. Neighbours in the list that are neighbours in a file travel as one. */
     void (*describe)(void *context, uint64_t i, struct pd_ring_extent *ret_extent);
     /* Everything of extent i was read. What it leaves in the pieces is written. Extents come in order. */

@@ -93,6 +93,8 @@ struct pd_config {
         uint64_t buffer_bytes;     /* of the ring that state streams through */
     } offload;
     struct {
+        /* Bytes a rank keeps in memory of what is on nvme: not read back; 0: none beyond what streaming takes */
+        uint64_t optimizer_budget, parameters_budget, gradients_budget, activations_budget;
         char *dir;      /* "": <run.dir>/checkpoints */
         uint64_t every; /* steps; 0: only at the end and on a signal */
         uint32_t keep_last;

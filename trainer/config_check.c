@@ -113,6 +113,25 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status check_budgets(const struct pd_config *c, struct pd_error *err)
+{
+    const struct {
+        const char *what;
+        enum pd_place place;
+        uint64_t budget;
+    } all[] = {{"optimizer", c->offload.optimizer, c->offload.optimizer_budget},
+               {"parameters", c->offload.parameters, c->offload.parameters_budget},
+               {"gradients", c->offload.gradients, c->offload.gradients_budget},
+               {"activations", c->offload.activations, c->offload.activations_budget}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].budget && all[i].place != PD_PLACE_NVME)
+            PD_FAIL(err, PD_INVALID,
+                    "offload.%s_budget is %" PRIu64 " and offload.%s is not nvme, so that all of it is in memory; set "
+                    "offload.%s=nvme, or leave offload.%s_budget out",
+                    all[i].what, all[i].budget, all[i].what, all[i].what, all[i].what);
+    return PD_OK;
+}
+
 static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
 {
     const bool parameters = c->offload.parameters == PD_PLACE_NVME, gradients = c->offload.gradients == PD_PLACE_NVME;
@@ -229,6 +248,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_order(c, err));
     PD_TRY(check_offload(c, err));
+    PD_TRY(check_budgets(c, err));
     PD_TRY(check_numerics(c, err));
     PD_TRY(pd_config_tiers_check(c, err));
     PD_TRY(pd_degrees_check(c, err));

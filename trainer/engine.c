@@ -34,7 +34,9 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .gradient_type = c->numerics.gradient_type,
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = c->offload.parameters == PD_PLACE_NVME,
-                                    .gradients_in_files = c->offload.gradients == PD_PLACE_NVME};
+                                    .gradients_in_files = c->offload.gradients == PD_PLACE_NVME,
+                                    .parameters_budget = c->offload.parameters_budget,
+                                    .gradients_budget = c->offload.gradients_budget};
 }
 
 /* One stage alone runs as one chunk, however many were asked for. */
@@ -71,6 +73,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .backward = true,
                                            .activations_in_files = c->offload.activations == PD_PLACE_NVME,
                                            .partition = e->grid.partition,
+                                           .activations_budget = c->offload.activations_budget,
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
                                            .chunk_count = e->chunk_count,
@@ -118,11 +121,13 @@ static bool are_processes(const struct pd_config *c)
     return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
 }
 
-/* What lives outside the arena for placements in files: the same sum for ranks of equal shares. */
-static pd_status note_files(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+/* What placements in files take beside the rest, in the arena and outside: the same sum for ranks of equal shares. */
+static pd_status take_files(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     uint64_t state_bytes, scratch_bytes, scratch_file_bytes;
     PD_TRY(pd_state_files_plan(e, &state_bytes, err));
+    PD_TRY(pd_state_files_kept_bytes(e, &e->kept_bytes, err));
+    if (e->kept_bytes) e->kept_state = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, e->kept_bytes);
     PD_TRY(pd_scratch_plan(e, &scratch_bytes, &scratch_file_bytes, err));
     pd_arena_note(arena, PD_MEMORY_OPTIMIZER, state_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, scratch_bytes);
@@ -209,7 +214,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].copies > 0);
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
-    return note_files(e, arena, err);
+    return take_files(e, arena, err);
 }
 
 static pd_status transfers_ready(void *device, struct pd_error *err)

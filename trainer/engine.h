@@ -57,6 +57,8 @@ struct pd_engine {
     struct pd_superaccumulator *block_squares; /* with sums in files: of the blocks whose sums are complete */
     void *io_buffers;                          /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
+    void *kept_state; /* (kept_bytes) of state in files: what its budget keeps in memory too; NULL: none */
+    uint64_t kept_bytes;
     struct pd_state_files *files;     /* optimizer state in files (trainer/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */

@@ -5,7 +5,7 @@
 
 /* Bytes by category as numbers that can be subtracted. */
 struct bytes {
-    int64_t of[PD_MEMORY_CATEGORY_COUNT], host[PD_MEMORY_CATEGORY_COUNT]; /* as struct pd_memory_plan */
+    int64_t of[PD_MEMORY_CATEGORY_COUNT], host[PD_MEMORY_CATEGORY_COUNT], noted[PD_MEMORY_CATEGORY_COUNT]; /* as its plan */
 };
 
 /* Open addressing by a key that is never 0. */
@@ -144,7 +144,7 @@ static void own_tensor(struct survey *s, uint32_t tensor, uint32_t tp_rank, uint
 }
 
 /* One unit's differences become part of the keys. Blocks are alike and their sum does not tell them apart: a share that owns
- * a norm of one takes what a share takes that owns the same norm of another. */
+ * a norm of one takes what a share takes that owns the same norm of another, but where budgets keep some of the blocks. */
 static void own_unit_end(struct survey *s, uint64_t kind)
 {
     uint64_t sum = 0;
@@ -153,6 +153,11 @@ static void own_unit_end(struct survey *s, uint64_t kind)
         if (sum) s->owned[q] += mix(kind, sum);
     }
     memset(s->differences, 0, (s->shares + 1ull) * sizeof *s->differences);
+}
+
+static bool has_budgets(const struct pd_config *c)
+{
+    return c->offload.optimizer_budget || c->offload.parameters_budget || c->offload.gradients_budget;
 }
 
 static void own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank)
@@ -166,7 +171,7 @@ static void own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank)
         const uint32_t begin = s->model->unit_first[unit];
         for (uint32_t t = begin; t < s->model->unit_first[unit + 1]; t++)
             own_tensor(s, t, tp_rank, t - begin + 1);
-        own_unit_end(s, unit == 0 ? 11 : unit == last ? 12 : is_first ? 13 : 14);
+        own_unit_end(s, unit == 0 ? 11 : unit == last ? 12 : is_first ? 13 : has_budgets(s->config) ? mix(16, unit) : 14);
         is_first = unit == 0;
     }
     if (s->model->config.tie_embeddings && l->pp > 1 && pp + 1 == l->pp) {
@@ -198,6 +203,7 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
         ret_bytes->of[c] = (int64_t)plan.bytes[c];
         ret_bytes->host[c] = (int64_t)plan.host_bytes[c];
     }
+        ret_bytes->noted[c] = (int64_t)plan.noted_bytes[c];
     s->memory->recipes++;
     return PD_OK;
 }
@@ -208,6 +214,7 @@ static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
         a.of[c] += sign * b.of[c];
         a.host[c] += sign * b.host[c];
     }
+        a.noted[c] += sign * b.noted[c];
     return a;
 }
 
@@ -243,8 +250,8 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
     struct pd_world_memory *m = s->memory;
     uint64_t key = 5, total = 0;
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        key = mix(mix(key, (uint64_t)bytes->of[c]), (uint64_t)bytes->host[c]);
-        total += (uint64_t)bytes->of[c];
+        key = mix(mix(mix(key, (uint64_t)bytes->of[c]), (uint64_t)bytes->host[c]), (uint64_t)bytes->noted[c]);
+        total += (uint64_t)bytes->of[c] - (s->config->run.device == PD_DEVICE_GPU ? (uint64_t)bytes->host[c] : 0);
     }
     m->mean_bytes += (double)total / s->world;
     PD_TRY(memo_reserve(&s->groups, err));
@@ -263,6 +270,7 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
         group->plan.bytes[c] = (uint64_t)bytes->of[c];
         group->plan.host_bytes[c] = (uint64_t)bytes->host[c];
     }
+        group->plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
     memo_put(&s->groups, key, *bytes);
     memo_at(&s->groups, key)->index = m->group_count++;
     return PD_OK;

@@ -46,6 +46,7 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
         p->generation_bytes += bytes;
     }
     free(boxes);
+    p->state_traffic -= e->kept_bytes; /* written, and not read */
     p->generations = generations_of(e->options.config);
     return st;
 }
@@ -59,6 +60,8 @@ static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
 {
     struct pass pass = {0};
     const uint32_t blocks_end = pd_zero_set_count(zero) - 1;
+    uint32_t away, unused;
+    pd_zero_first_away(zero, &away, &unused);
     for (uint32_t set = 1; set < blocks_end; set++) {
         uint32_t begin, end;
         uint64_t bytes = 0;
@@ -66,7 +69,7 @@ static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
         for (uint32_t b = begin; b < end; b++)
             bytes += page_up(spans[b]);
         pass.all += bytes;
-        if (set <= SETS_THAT_STAY) pass.first += bytes;
+        if (set < away + SETS_THAT_STAY) pass.first += bytes;
         if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
     }
     return pass;
@@ -87,10 +90,12 @@ static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_pl
 static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
 {
     const uint32_t sets = pd_zero_set_count(e->zero);
+    uint32_t unused, away;
     uint64_t *spans = calloc(sets + 1ull, sizeof *spans);
+    pd_zero_first_away(e->zero, &unused, &away);
     if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_zero_gradient_spans(e->zero, spans);
-    for (uint32_t set = SETS_THAT_STAY + 1; set < sets; set++)
+    for (uint32_t set = away + SETS_THAT_STAY; set < sets; set++)
         p->gradient_traffic += 2 * page_up(spans[set]);
     free(spans);
     return PD_OK;
@@ -104,7 +109,7 @@ static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *
     if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(plan_parameters(e, p, err));
     PD_TRY(plan_gradients(e, p, err));
     PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
-    p->activation_traffic = 2 * e->slots * pd_transformer_away_bytes(e->transformer);
+    p->activation_traffic = 2 * pd_transformer_away_bytes(e->transformer, e->slots);
     p->nvme_bytes = p->generations * p->generation_bytes + p->scratch_bytes;
     p->step_bytes = p->state_traffic + p->parameter_traffic + p->gradient_traffic + p->activation_traffic;
     return PD_OK;

@@ -1,11 +1,13 @@
 /* What a rank puts on drives, and what a step moves to and from them: by arithmetic, before anything exists.
  *
- *   state        24 bytes an element that streams: fp32 master and two moments, read and written. Boxes under a checksum
- *                block stay in memory and are written when a checkpoint is
+ *   state        24 bytes an element that streams: fp32 master and two moments, read and written; 12 of one that its budget
+ *                keeps in memory too. Boxes under a checksum block stay in memory and are written when a checkpoint is
  *   parameters   blocks' compute copies: written once by the update; read once a pass (by layers two passes a step, else two
  *                a leaf) but for the two blocks that are still there when passes turn
  *   gradients    written once and read once, but for two blocks that stay until the update
- *   activations  written once and read once, for every block and leaf */
+ *   activations  written once and read once, for every block and leaf
+ *
+ * Of copies, sums and activations that a budget keeps in memory nothing moves. */
 #ifndef PD_TRAINER_OFFLOAD_PLAN_H
 #define PD_TRAINER_OFFLOAD_PLAN_H
 

@@ -80,7 +80,9 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
                                                  .pool = e->pool,
                                                  .isa = e->math->isa,
                                                  .buffers = e->io_buffers,
-                                                 .buffer_bytes = e->io_bytes};
+                                                 .buffer_bytes = e->io_bytes,
+                                                 .kept = e->kept_state,
+                                                 .kept_bytes = e->kept_bytes};
     options.stripes = f->stripes;
     memcpy(options.stripe_boxes, f->stripe_boxes, sizeof options.stripe_boxes);
     return pd_optimizer_store_new(&options, &f->store, err);
@@ -122,6 +124,21 @@ pd_status pd_state_files_plan(const struct pd_engine *e, uint64_t *ret_heap_byte
         *ret_heap_bytes += pd_optimizer_store_most_bytes(tensors, boxes + begin, counts[s], e->io_bytes);
     free(boxes);
     return PD_OK;
+}
+
+pd_status pd_state_files_kept_bytes(const struct pd_engine *e, uint64_t *ret_bytes, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_tensor_table *tensors = &e->options.model->tensors;
+    struct pd_shard_box *boxes;
+    uint32_t count, counts[PD_LAYOUT_STRIPES_MAX];
+    *ret_bytes = 0;
+    if (c->offload.optimizer != PD_PLACE_NVME || !c->offload.optimizer_budget) return PD_OK;
+    PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
+    pd_status st = pd_optimizer_store_kept_bytes(tensors, boxes, count, pd_layout_stripes(&e->grid.layout),
+                                                 c->offload.optimizer_budget, ret_bytes, err);
+    free(boxes);
+    return st;
 }
 
 uint64_t pd_state_files_file_bytes(const struct pd_engine *e, uint32_t stripe)

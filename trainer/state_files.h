@@ -48,6 +48,8 @@ PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, uint32
                                           const struct pd_identity *identity, struct pd_error *err);
 /* Heap that all of this takes at most, by arithmetic, of an engine on any arena; 0 where the state is in memory. */
 PD_MUST_USE pd_status pd_state_files_plan(const struct pd_engine *engine, uint64_t *ret_heap_bytes, struct pd_error *err);
+/* Of offload.optimizer_budget, what state in files makes use of; 0 where it is in memory. */
+PD_MUST_USE pd_status pd_state_files_kept_bytes(const struct pd_engine *engine, uint64_t *ret_bytes, struct pd_error *err);
 uint64_t pd_state_files_file_bytes(const struct pd_engine *engine, uint32_t stripe); /* of one generation */
 /* Reads the state through, verified: box counts in pd_layout_rank_boxes of this rank. */
 struct pd_optimizer_store *pd_state_files_store(struct pd_engine *engine);

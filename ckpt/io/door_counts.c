@@ -1,4 +1,4 @@
-/* The door's own table is copied, and four slots of the copy count before they hand on to the original: files, queues and
+/* The door's own table is copied, and five slots of the copy count before they hand on to the original: files, queues and
  * context stay those of the implementation. A slot finds its counts through the table, which lies inside them. */
 #include "ckpt/io/door_counts.h"
 #include "ckpt/base/clock.h"
@@ -17,7 +17,7 @@ struct pd_door_counts {
     pthread_mutex_t mutex;                  /* guards the two that follow until they are set, which is once */
     const struct pd_queue_ops *inner_queue; /* of rings */
     struct pd_queue_ops queue_ops;
-    _Atomic uint64_t bytes_written, flushes;
+    _Atomic uint64_t bytes_written, flushes, bytes_read;
     _Atomic uint32_t flush_milliseconds;
 };
 
@@ -31,6 +31,14 @@ static int count_write(struct pd_file *file, uint64_t offset, const void *data, 
     struct pd_door_counts *counts = counts_of(file->door);
     const int result = counts->inner->write(file, offset, data, bytes, ret_moved);
     if (!result) atomic_fetch_add(&counts->bytes_written, *ret_moved);
+    return result;
+}
+
+static int count_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    struct pd_door_counts *counts = counts_of(file->door);
+    const int result = counts->inner->read(file, offset, data, bytes, ret_moved);
+    if (!result) atomic_fetch_add(&counts->bytes_read, *ret_moved);
     return result;
 }
 
@@ -59,7 +67,7 @@ static int count_submit(struct pd_queue *queue, struct pd_transfer *const *trans
 {
     struct pd_door_counts *counts = counts_of(queue->door);
     for (uint32_t i = 0; i < count; i++)
-        if (transfers[i]->is_write) atomic_fetch_add(&counts->bytes_written, transfers[i]->bytes);
+        atomic_fetch_add(transfers[i]->is_write ? &counts->bytes_written : &counts->bytes_read, transfers[i]->bytes);
     return counts->inner_queue->submit(queue, transfers, count);
 }
 
@@ -88,6 +96,7 @@ pd_status pd_door_counts_begin(struct pd_door *door, struct pd_door_counts **ret
     counts->inner = door->ops;
     counts->ops = *door->ops;
     counts->ops.write = count_write;
+    counts->ops.read = count_read;
     counts->ops.sync = count_sync;
     counts->ops.sync_dir = count_sync_dir;
     counts->ops.queue_open = count_queue_open;
@@ -107,7 +116,8 @@ void pd_door_counts_end(struct pd_door_counts *counts)
 
 struct pd_door_counted pd_door_counts_now(struct pd_door_counts *counts)
 {
-    return (struct pd_door_counted){atomic_load(&counts->bytes_written), atomic_load(&counts->flushes)};
+    return (struct pd_door_counted){atomic_load(&counts->bytes_written), atomic_load(&counts->flushes),
+                                    atomic_load(&counts->bytes_read)};
 }
 
 void pd_door_counts_slow_flushes(struct pd_door_counts *counts, uint32_t milliseconds)

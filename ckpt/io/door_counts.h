@@ -12,6 +12,7 @@ struct pd_door_counts; /* of one door */
 struct pd_door_counted {
     uint64_t bytes_written; /* of files, handed to the implementation */
     uint64_t flushes;       /* syncs of files and of directories, failed ones too */
+    uint64_t bytes_read;    /* of files, asked of the implementation */
 };
 
 PD_MUST_USE pd_status pd_door_counts_begin(struct pd_door *door, struct pd_door_counts **ret_counts, struct pd_error *err);

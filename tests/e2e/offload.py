@@ -33,6 +33,7 @@ FACTORS = {
     "threads": ["1", "2"],
     "io": ["uring", "threads"],
     "buffer": ["4M", "16M"],
+    "budget": ["0", "0", "300k", "2M", "1G"],
     "tiers": ["one", "two"],
     "stop": ["never", "after 3"],
     "stripes": ["", "1,1", "7,2,3"],  # weights; state in files alone
@@ -82,6 +83,8 @@ def overrides_of(case, directory, transport):
     overrides += [f"layout.ranks={ranks_of(case['layout'])}", f"layout.transport={transport}", f"layout.order={case['order']}",
                   f"layout.zero_stage={case['zero_stage']}", f"layout.recompute={case['recompute']}",
                   f"layout.threads={case['threads']}", f"offload.buffer_bytes={case['buffer']}"]
+    overrides += [f"offload.{name}_budget={case['budget']}" for name in ("optimizer", "parameters", "gradients", "activations")
+                  if case[name] == "nvme"]
     if case["tiers"] == "two":
         overrides += [f"checkpoint.tiers[0].dir={directory}/fast", "checkpoint.tiers[0].every=1",
                       f"checkpoint.tiers[1].dir={directory}/checkpoints", "checkpoint.tiers[1].every=2"]

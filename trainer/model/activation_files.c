@@ -2,7 +2,8 @@
  *
  * A place (slot and block) has two spans: its input, and what it keeps. Forward computes inputs in `turns`, two for each
  * leaf that is kept, which the blocks of a leaf take in turn, and what is kept in one of the regions; backward reads both
- * into a region. So memory is that of a few blocks, whatever the number of blocks and leaves. */
+ * into a region. So memory is that of a few blocks, whatever the number of blocks and leaves. A budget keeps places of the
+ * last blocks, whose backward comes first, in memory of their own. */
 #include "trainer/model/transformer_internal.h"
 
 #include <stdlib.h>
@@ -26,7 +27,33 @@ static uint64_t page_up(uint64_t bytes)
 
 bool pd_activations_are_away(const struct pd_transformer *t)
 {
-    return t->options.activations_in_files && t->options.backward;
+    return t->away.away_places > 0;
+}
+
+/* The places of the head follow those of the blocks; only its input is there, which takes turns with theirs. */
+static uint32_t block_places(const struct pd_transformer *t)
+{
+    const struct pd_held *head = &t->held[t->model->config.layers];
+    return head->chunk == PD_NOT_HELD ? t->place_count : head->base;
+}
+
+static bool stays(const struct pd_transformer *t, uint32_t place)
+{
+    return place >= t->away.away_places && place < block_places(t);
+}
+
+static uint64_t place_bytes(const struct pd_transformer *t)
+{
+    return page_up(pd_transformer_stream_bytes(t)) + page_up(t->away.kept_bytes);
+}
+
+static void find_away_places(struct pd_transformer *t)
+{
+    struct pd_block_activations counted;
+    if (!t->options.activations_in_files || !t->options.backward || !t->has_blocks) return;
+    t->away.kept_bytes = pd_activations_carve(t, &counted, NULL);
+    const uint64_t keeps = t->options.activations_budget / place_bytes(t);
+    t->away.away_places = keeps < block_places(t) ? block_places(t) - (uint32_t)keeps : 0;
 }
 
 uint32_t pd_transformer_span_count(const struct pd_transformer *t)
@@ -40,18 +67,20 @@ void pd_transformer_spans(const struct pd_transformer *t, uint64_t *ret_bytes)
         const struct pd_held *held = &t->held[block];
         const bool is_block = block < t->model->config.layers;
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
-            ret_bytes[input_span(held->base + i)] = is_block ? pd_transformer_stream_bytes(t) : 0;
-            ret_bytes[kept_span(held->base + i)] = is_block ? t->away.kept_bytes : 0;
+            const bool leaves = is_block && held->base + i < t->away.away_places;
+            ret_bytes[input_span(held->base + i)] = leaves ? pd_transformer_stream_bytes(t) : 0;
+            ret_bytes[kept_span(held->base + i)] = leaves ? t->away.kept_bytes : 0;
         }
     }
 }
 
-uint64_t pd_transformer_away_bytes(const struct pd_transformer *t)
+uint64_t pd_transformer_away_bytes(const struct pd_transformer *t, uint32_t slots)
 {
-    uint64_t blocks = 0;
+    uint64_t places = 0;
     for (uint32_t block = 0; block < t->model->config.layers; block++)
-        blocks += t->held[block].chunk != PD_NOT_HELD;
-    return pd_activations_are_away(t) ? blocks * (page_up(pd_transformer_stream_bytes(t)) + page_up(t->away.kept_bytes)) : 0;
+        for (uint32_t slot = 0; t->held[block].chunk != PD_NOT_HELD && slot < slots; slot++)
+            places += pd_transformer_place(t, slot, block) < t->away.away_places;
+    return places * place_bytes(t);
 }
 
 void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spill)
@@ -92,6 +121,7 @@ static uint32_t turn_of(const struct pd_transformer *t, uint32_t slot, uint32_t 
 pd_status pd_activations_new(struct pd_transformer *t, struct pd_error *err)
 {
     const uint32_t count = turn_count(t);
+    find_away_places(t);
     if (!pd_activations_are_away(t)) return PD_OK;
     t->away.turns = calloc(count + 1ull, sizeof *t->away.turns);
     t->away.turn_place = calloc(count + 1ull, sizeof *t->away.turn_place);
@@ -115,7 +145,12 @@ void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
     for (uint32_t i = 0; i < turn_count(t); i++)
         t->away.turns[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream);
     for (int i = 0; i < REGIONS; i++)
-        t->away.regions[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream + page_up(t->away.kept_bytes));
+        t->away.regions[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, place_bytes(t));
+    for (uint32_t place = t->away.away_places; place < block_places(t); place++) {
+        char *own = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, place_bytes(t));
+        t->stream[place] = own;
+        pd_activations_carve(t, &t->blocks[place], own + stream);
+    }
 }
 
 /* ---- forward ---- */
@@ -149,7 +184,7 @@ pd_status pd_activations_input(struct pd_transformer *t, uint32_t slot, uint32_t
                                struct pd_error *err)
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
-    if (pd_activations_are_away(t)) {
+    if (pd_activations_are_away(t) && !stays(t, place)) {
         const uint32_t turn = turn_of(t, slot, block), before = t->away.turn_place[turn];
         if (before != PD_NOT_HELD) PD_TRY(pd_spill_wait(t->away.spill, input_span(before), err));
         t->away.turn_place[turn] = PD_NOT_HELD;
@@ -163,7 +198,7 @@ pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t 
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
     uint32_t region;
-    if (!pd_activations_are_away(t)) return PD_OK;
+    if (!pd_activations_are_away(t) || stays(t, place)) return PD_OK;
     PD_TRY(next_region(t, PD_NOT_HELD, &region, err));
     pd_activations_carve(t, &t->blocks[place], kept_of(t, region));
     return PD_OK;
@@ -172,7 +207,7 @@ pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t 
 pd_status pd_activations_close(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
-    if (!pd_activations_are_away(t) || !t->away.learns) return PD_OK;
+    if (!pd_activations_are_away(t) || stays(t, place) || !t->away.learns) return PD_OK;
     PD_TRY(pd_spill_write(t->away.spill, input_span(place), t->stream[place], err));
     t->away.turn_place[turn_of(t, slot, block)] = place;
     if (!t->away.kept_bytes) return PD_OK;
@@ -194,7 +229,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
     uint32_t region;
-    if (!pd_activations_are_away(t) || find_region(t, place) != PD_NOT_HELD) return PD_OK;
+    if (!pd_activations_are_away(t) || stays(t, place) || find_region(t, place) != PD_NOT_HELD) return PD_OK;
     PD_TRY(next_region(t, place, &region, err));
     t->away.is_back[region] = true;
     PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err)); /* it may still be on its way out */
@@ -207,7 +242,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
 pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
-    if (!pd_activations_are_away(t)) return PD_OK;
+    if (!pd_activations_are_away(t) || stays(t, place)) return PD_OK;
     PD_TRY(pd_transformer_prefetch(t, slot, block, err));
     const uint32_t region = find_region(t, place);
     PD_TRY(clear_region(t, region, err));

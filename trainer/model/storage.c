@@ -93,11 +93,9 @@ uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_ac
 static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct room room = {.arena = arena};
-    struct pd_block_activations counted;
     if (!t->has_blocks) return;
     if (!keeps_all(t)) take_cheap(t, &t->work, &room);
     if (!keeps_products(t)) take_products(t, &t->work, &room);
-    if (pd_activations_are_away(t)) t->away.kept_bytes = pd_activations_carve(t, &counted, NULL);
     for (uint32_t block = 0; block < t->model->config.layers; block++) {
         const struct pd_held *held = &t->held[block];
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {

@@ -32,10 +32,11 @@ struct pd_transformer_options {
     uint32_t sequences, length; /* of a leaf: m and T */
     enum pd_dtype dtype;        /* activations and weights */
     enum pd_recompute recompute;
-    bool separate_documents;   /* attention looks at `first` */
-    bool backward;             /* false: forward only (validation, sampling), less memory */
-    bool activations_in_files; /* what is kept between forward and backward leaves memory meanwhile */
-    bool is_far;               /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
+    bool separate_documents;     /* attention looks at `first` */
+    bool backward;               /* false: forward only (validation, sampling), less memory */
+    bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
+    uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
+    bool is_far;                 /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
@@ -81,7 +82,8 @@ struct pd_spill;
 /* Spans for offload/spill.h; then a spill made of them, borrowed, before the first forward. */
 uint32_t pd_transformer_span_count(const struct pd_transformer *transformer);
 void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *ret_bytes);
-uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer); /* that leave for one leaf, and come back */
+/* That leave for the leaves of `slots`, and come back. */
+uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer, uint32_t slots);
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
 /* Before a step (learns) or a validation. */
 void pd_transformer_begin(struct pd_transformer *transformer, bool learns);

@@ -106,6 +106,7 @@ struct pd_activations_away {
     char **turns;                         /* inputs of blocks in forward */
     uint32_t *turn_place;                 /* whose input is on its way out from there */
     char *regions[PD_ACTIVATION_REGIONS]; /* an input, then what is kept */
+    uint32_t away_places;                 /* those before go to files, those of blocks from it on stay: a budget's */
     uint32_t region_place[PD_ACTIVATION_REGIONS], next_region;
     bool is_back[PD_ACTIVATION_REGIONS]; /* read, or on its way in */
 };

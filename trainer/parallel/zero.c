@@ -71,19 +71,29 @@ static bool is_of_stage(const struct pd_zero *zero, uint32_t unit)
     return pd_layout_unit_pp(&zero->grid->layout, unit) == zero->grid->place.pp;
 }
 
-/* Sums of blocks in files share two places, each at a page. */
+static uint64_t sums_of_unit(const struct pd_zero *zero, uint32_t unit)
+{
+    uint64_t elements = 0;
+    for (uint32_t t = zero->model->unit_first[unit]; t < zero->model->unit_first[unit + 1]; t++) {
+        const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
+        elements += held_elements(zero, &place, t);
+    }
+    return elements;
+}
+
+/* Sums of blocks in files share two places, each at a page; those of the first blocks, which fit the budget, stay. */
 static void size_sums(struct pd_zero *zero)
 {
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
-    for (uint32_t unit = 1; unit + 1 < zero->set_count; unit++) {
-        uint64_t elements = 0;
-        if (!is_of_stage(zero, unit)) continue;
-        for (uint32_t t = zero->model->unit_first[unit]; t < zero->model->unit_first[unit + 1]; t++) {
-            const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
-            elements += held_elements(zero, &place, t);
-        }
-        zero->sums_elements = largest(zero->sums_elements, (elements + page - 1) / page * page);
+    uint64_t left = zero->options.gradients_budget / sizeof(float);
+    for (zero->sums_away = 1; zero->sums_away + 1 < zero->set_count; zero->sums_away++) {
+        const uint64_t elements = is_of_stage(zero, zero->sums_away) ? sums_of_unit(zero, zero->sums_away) : 0;
+        if (elements > left) break;
+        left -= elements;
     }
+    for (uint32_t unit = zero->sums_away; unit + 1 < zero->set_count; unit++)
+        if (is_of_stage(zero, unit))
+            zero->sums_elements = largest(zero->sums_elements, (sums_of_unit(zero, unit) + page - 1) / page * page);
     zero->gradient_elements = 2 * zero->sums_elements;
 }
 
@@ -98,8 +108,8 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         struct pd_zero_set *set = &zero->sets[unit];
         if (!is_of_stage(zero, unit)) continue;
         uint64_t parity = unit % 2 * zero->sums_elements;
-        uint64_t *sums =
-            zero->options.gradients_in_files && !pd_zero_is_end(zero, unit) ? &parity : &zero->gradient_elements;
+        const bool is_filed = zero->options.gradients_in_files && unit >= zero->sums_away && !pd_zero_is_end(zero, unit);
+        uint64_t *sums = is_filed ? &parity : &zero->gradient_elements;
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t, sums);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);

@@ -46,6 +46,7 @@ struct pd_zero_options {
     bool state_in_files;         /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
     bool parameters_in_files;    /* compute copies of blocks are in files; needs state_in_files */
     bool gradients_in_files;     /* sums of blocks are in files; needs state_in_files, and a schedule that goes by layers */
+    uint64_t parameters_budget, gradients_budget; /* bytes of them that stay in memory: of the first blocks that fit */
 };
 
 /* A box this rank holds. Offsets are elements into the held arrays. */
@@ -95,6 +96,8 @@ PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err
  * memory, those that were made last and those on their way. */
 #define PD_ZERO_FILE_ELEMENTS 16384u
 
+/* The first set whose copies, and whose sums, are in files: blocks before it have them in memory, whole. */
+void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, uint32_t *ret_gradients);
 /* Bytes of each span, 0 where there is none.   ret (box count), (set count) */
 void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes);
 void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes);

@@ -1,7 +1,10 @@
 /* Blocks whose compute copies or sums are in files: read ahead, put together when they are used, written when they are made.
  *
  * Everything goes by sets. Copies: a set's boxes land page by page, `image` is the set as it is held. Sums: set s has place
- * s % 2, so backward, which descends, leaves sets 1 and 2 in memory, and the update, which ascends, begins with them. */
+ * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
+ *
+ * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
+ * (copies) or `sums_away` (sums) are not in files at all. */
 #include "trainer/parallel/zero_internal.h"
 
 #include <string.h>
@@ -18,7 +21,13 @@ static bool is_block(const struct pd_zero *zero, uint32_t set)
 
 bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set)
 {
-    return zero->options.parameters_in_files && is_block(zero, set);
+    return zero->options.parameters_in_files && set >= zero->copies_away && is_block(zero, set);
+}
+
+void pd_zero_first_away(const struct pd_zero *zero, uint32_t *ret_parameters, uint32_t *ret_gradients)
+{
+    *ret_parameters = zero->copies_away;
+    *ret_gradients = zero->sums_away;
 }
 
 static uint32_t set_of(const struct pd_zero *zero, uint32_t box)
@@ -44,13 +53,30 @@ static uint64_t page_up(uint64_t bytes)
     return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
 }
 
+static bool is_large(const struct pd_zero_box *b)
+{
+    return b->elements >= PD_ZERO_FILE_ELEMENTS;
+}
+
+static void keep_copies(struct pd_zero *zero)
+{
+    uint64_t left = zero->options.parameters_budget / element_bytes(zero);
+    for (zero->copies_away = 1; zero->copies_away + 1 < zero->set_count; zero->copies_away++) {
+        uint64_t elements = 0;
+        for (uint32_t b = zero->first_box[zero->copies_away]; b < zero->first_box[zero->copies_away + 1]; b++)
+            if (is_large(&zero->boxes[b])) elements += zero->boxes[b].elements;
+        if (elements > left) return;
+        left -= elements;
+    }
+}
+
 /* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
 static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set)
 {
     const bool begins = b == zero->boxes || b[-1].tensor != b->tensor;
     if (!zero->options.parameters_in_files) {
         b->copy_offset = b->offset;
-    } else if (pd_zero_is_filed(zero, set) && b->elements >= PD_ZERO_FILE_ELEMENTS) {
+    } else if (pd_zero_is_filed(zero, set) && is_large(b)) {
         b->copy_offset = UINT64_MAX;
         return;
     } else {
@@ -84,6 +110,7 @@ void pd_zero_describe_files(struct pd_zero *zero)
             box++;
         zero->first_box[set + 1] = box;
     }
+    keep_copies(zero);
     for (uint32_t t = 0; t < zero->model->tensors.count; t++)
         zero->copy_offset[t] = zero->options.parameters_in_files ? 0 : zero->tensor_offset[t];
     for (uint32_t set = 0; set < zero->set_count; set++)
@@ -108,6 +135,11 @@ void pd_zero_parameter_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
         ret_bytes[b] = is_span(zero, b) ? zero->boxes[b].elements * element_bytes(zero) : 0;
 }
 
+static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
+{
+    return zero->options.gradients_in_files && set >= zero->sums_away && is_block(zero, set);
+}
+
 static uint64_t sums_of(const struct pd_zero *zero, uint32_t set)
 {
     uint64_t elements = 0;
@@ -119,7 +151,7 @@ static uint64_t sums_of(const struct pd_zero *zero, uint32_t set)
 void pd_zero_gradient_spans(const struct pd_zero *zero, uint64_t *ret_bytes)
 {
     for (uint32_t set = 0; set < zero->set_count; set++)
-        ret_bytes[set] = zero->options.gradients_in_files && is_block(zero, set) ? sums_of(zero, set) * sizeof(float) : 0;
+        ret_bytes[set] = has_filed_sums(zero, set) ? sums_of(zero, set) * sizeof(float) : 0;
 }
 
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients)
@@ -157,6 +189,14 @@ static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_err
     return before == PD_ZERO_NO_SET ? PD_OK : wait_boxes(zero, before, err);
 }
 
+/* What was read is there, and stays for the pass that turns: a set that is brought again soon is not read again. */
+static pd_status settle_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+{
+    pd_status st = wait_boxes(zero, set, err);
+    if (st) zero->landing_set[set % 2] = PD_ZERO_NO_SET;
+    return st;
+}
+
 pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (zero->image_set == set || zero->landing_set[set % 2] == set) return PD_OK;
@@ -172,7 +212,7 @@ pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err
     const uint64_t bytes = element_bytes(zero), first = zero->tensor_offset[zero->sets[set].tensors[0]];
     if (zero->image_set == set) return PD_OK;
     PD_TRY(pd_zero_fetch(zero, set, err));
-    PD_TRY(clear_landing(zero, set, err));
+    PD_TRY(settle_landing(zero, set, err));
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         const struct pd_zero_box *box = &zero->boxes[b];
         const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;
@@ -204,11 +244,6 @@ pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float
 
 /* ---- sums ---- */
 
-static bool has_filed_sums(const struct pd_zero *zero, uint32_t set)
-{
-    return zero->options.gradients_in_files && is_block(zero, set);
-}
-
 pd_status pd_zero_make_room(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     if (!has_filed_sums(zero, set)) return PD_OK;
@@ -229,9 +264,9 @@ static bool has_sums(const struct pd_zero *zero, uint32_t set)
 
 pd_status pd_zero_complete(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
-    if (!has_filed_sums(zero, set)) return PD_OK;
+    if (!zero->options.gradients_in_files || !is_block(zero, set)) return PD_OK;
     if (zero->complete) PD_TRY(zero->complete(zero->complete_context, set, err));
-    if (set <= 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
+    if (set < zero->sums_away + 2 || !has_sums(zero, set)) return PD_OK; /* stay until the update */
     return pd_spill_write(zero->gradient_spill, set, sums_place(zero, set), err);
 }
 
@@ -264,7 +299,7 @@ static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *
     if (!has_filed_sums(zero, set)) return PD_OK;
     PD_TRY(read_sums(zero, set, err));
     PD_TRY(pd_spill_wait(zero->gradient_spill, set, err));
-    return set > 1 ? read_sums(zero, set + 1, err) : PD_OK; /* sets 1 and 2 are both there */
+    return set > zero->sums_away ? read_sums(zero, set + 1, err) : PD_OK; /* the first two are both there */
 }
 
 pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err)

@@ -98,6 +98,7 @@ struct pd_zero {
     /* in files: zero_files.c */
     struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
     uint64_t copy_elements;                            /* of the compute copy in memory */
+    uint32_t copies_away, sums_away;                   /* first set of which they are in files: budgets keep those before */
     uint64_t sums_elements;                            /* of one of two places for sums of blocks */
     uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
     uint64_t image_elements, landing_bytes;

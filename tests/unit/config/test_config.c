@@ -215,6 +215,10 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "model.layers=-1", "expected a whole number");
     refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");
     refused(MINIMAL, "offload.optimizer=disk", "expected device, cpu or nvme, found \"disk\"");
+    refused(MINIMAL, "offload.optimizer_budget=1M",
+            "offload.optimizer_budget is 1048576 and offload.optimizer is not nvme, so that all of it is in memory; set "
+            "offload.optimizer=nvme, or leave offload.optimizer_budget out");
+    refused(MINIMAL, "offload.activations_budget=2", "set offload.activations=nvme");
     refused(MINIMAL, "layout.transport=tcp", "expected auto, local or mpi, found \"tcp\"");
     refused(MINIMAL, "model.qkv_bias=maybe", "expected true or false, found \"maybe\"");
     refused(MINIMAL, "optimizer.lr[0]=1", "optimizer.lr is one value, not a list");

@@ -14,6 +14,8 @@ struct rig {
     struct pd_optimizer_store *store;
     struct pd_store *generations; /* NULL: files of its own */
     void *buffers;
+    void *kept; /* (kept_bytes) NULL: none */
+    uint64_t kept_bytes;
     char directory[64];
     float *gradients[BOXES_MAX];
     uint16_t *copies[BOXES_MAX];
@@ -40,7 +42,9 @@ static inline void rig_open(struct rig *rig, uint64_t buffer_bytes)
                                                        .pool = rig->pool,
                                                        .isa = isa,
                                                        .buffers = rig->buffers,
-                                                       .buffer_bytes = buffer_bytes};
+                                                       .buffer_bytes = buffer_bytes,
+                                                       .kept = rig->kept,
+                                                       .kept_bytes = rig->kept_bytes};
     OK(pd_optimizer_store_new(&options, &rig->store, err));
 }
 

@@ -125,6 +125,14 @@ Test(memory_plan, offloaded)
         "offload.gradients=nvme",
         "layout.dp=2 layout.pp=3 offload.optimizer=nvme offload.activations=nvme layout.recompute=full",
         "layout.dp=3 layout.pp=2 layout.interleave=2 offload.activations=nvme",
+        "layout.dp=1 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme "
+        "offload.optimizer_budget=3M offload.parameters_budget=200k offload.gradients_budget=1M "
+        "offload.activations_budget=400k",
+        "layout.dp=11 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.optimizer_budget=2M "
+        "offload.parameters_budget=100k offload.gradients_budget=40k",
+        "layout.dp=3 layout.pp=2 layout.interleave=2 offload.activations=nvme offload.activations_budget=300k",
+        "layout.dp=2 layout.pp=3 offload.optimizer=nvme offload.parameters=nvme offload.parameters_budget=300k "
+        "offload.optimizer_budget=1M",
         "layout.dp=4 offload.optimizer=cpu offload.parameters=cpu offload.gradients=cpu offload.activations=cpu",
     };
     for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {

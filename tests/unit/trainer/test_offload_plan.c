@@ -70,6 +70,24 @@ Test(offload_plan, everything_by_layers)
     cr_expect_eq(p.step_bytes, p.state_traffic + p.parameter_traffic + p.gradient_traffic + p.activation_traffic);
 }
 
+/* Two blocks of copies, three of sums, ten places of activations (an input each: all is computed again). */
+Test(offload_plan, budgets)
+{
+    const struct pd_offload_plan all = plan_of(ALL);
+    char keys[500];
+    snprintf(keys, sizeof keys,
+             "offload: {optimizer: nvme, parameters: nvme, gradients: nvme, activations: nvme, parameters_budget: %.0f, "
+             "gradients_budget: %.0f, activations_budget: %u, optimizer_budget: %.0f}\nlayout: {recompute: full}\n",
+             2 * 2 * MATRICES, 3 * 4 * BLOCK, 10 * ROWS * HIDDEN * 2, 12 * MATRICES);
+    const struct pd_offload_plan p = plan_of(keys);
+    cr_expect_float_eq((double)(all.parameter_traffic - p.parameter_traffic), 2 * MATRICES * 2 * 3, 1);
+    cr_expect_float_eq((double)p.gradient_traffic, 8 * BLOCK * (LAYERS - 3 - 2), 2 * 4096 * LAYERS);
+    cr_expect_float_eq((double)(all.activation_traffic - p.activation_traffic), 2.0 * 10 * ROWS * HIDDEN * 2, 1);
+    cr_expect_eq(all.state_traffic - p.state_traffic, (uint64_t)(12 * MATRICES), "a block's state is not read");
+    cr_expect_eq(p.generation_bytes, all.generation_bytes);
+    cr_expect_lt(p.scratch_bytes, all.scratch_bytes);
+}
+
 /* Each further leaf begins with the two blocks that backward ended with. */
 Test(offload_plan, parameters_by_leaves)
 {
