@@ -76,6 +76,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .activations_budget = c->offload.activations_budget,
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
+                                           .is_far = e->options.is_gpu,
                                            .chunk_count = e->chunk_count,
                                            .chunks = e->chunks,
                                            .depth = depth};

@@ -1,5 +1,7 @@
 #include "trainer/rank_device.h"
 
+#include <string.h>
+
 #define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
 
 static pd_status open_streams(struct pd_rank_device *d, struct pd_error *err)
@@ -49,7 +51,11 @@ static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_dat
     const struct pd_rank_device *d = context;
     struct pd_span span;
     PD_TRY(pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err));
-    pd_status st = pd_dev_fill(d->dev, d->compute, span, 0, err);
+    pd_status st = PD_OK;
+    if (is_host)
+        memset(span.data, 0, bytes);
+    else
+        st = pd_dev_fill(d->dev, d->compute, span, 0, err);
     if (!st) st = pd_dev_stream_sync(d->dev, d->compute, err);
     if (st) {
         pd_dev_free(d->dev, &span);
