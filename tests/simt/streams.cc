@@ -167,11 +167,13 @@ void add(cudaStream_t stream, operation op)
 }
 
 /* Adds the GPU whose memory it is. A range that begins in known memory ends in it. */
-cudaError_t place(const void *data, size_t bytes, unsigned *touches)
+cudaError_t place(const void *data, size_t bytes, unsigned *touches, bool *ret_known = nullptr)
 {
     uintptr_t base;
     simt_region region;
-    if (!simt_memory_find(data, &base, &region)) return cudaSuccess;
+    const bool known = simt_memory_find(data, &base, &region);
+    if (ret_known) *ret_known = known;
+    if (!known) return cudaSuccess;
     if (region.freed || bytes > region.bytes - (reinterpret_cast<uintptr_t>(data) - base)) return cudaErrorInvalidValue;
     if (region.kind == SIMT_DEVICE || region.kind == SIMT_ORDERED) *touches |= 1u << region.gpu;
     return cudaSuccess;
@@ -285,7 +287,8 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 {
     simt_turn turn;
     unsigned touches = 0;
-    if (place(dst, bytes, &touches) != cudaSuccess || !touches) return cudaErrorInvalidValue;
+    bool known; /* page-locked memory may be filled too */
+    if (place(dst, bytes, &touches, &known) != cudaSuccess || !known) return cudaErrorInvalidValue;
     return append(stream, {"a fill", touches, [=] { memset(dst, value, bytes); }, nullptr, nullptr, 0});
 }
 
