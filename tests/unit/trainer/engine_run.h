@@ -106,7 +106,8 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(pd_thread_pool_new(job->threads, &pool, err));
     PD_TRY(pd_engine_plan(c, model, comm->size, comm->rank, job->threads, &plan, err));
     PD_TRY(pd_arena_new(&plan, &arena, err));
-    const struct pd_engine_options engine_options = {c, model, comm->size, comm->rank, job->threads, NULL};
+    const struct pd_engine_options engine_options = {
+        .config = c, .model = model, .world = comm->size, .rank = comm->rank, .threads = job->threads};
     PD_TRY(pd_engine_new(&engine_options, comm, data, pool, arena, &engine, err));
     pd_arena_usage(arena, &used);
     pd_arena_freeze(arena);
