@@ -13,6 +13,7 @@
 
 #include "fiber.h"
 #include "machine.h"
+#include "simt_wait.h"
 
 #define THREADS_MAX 1024u
 #define SHARED_MAX 232448u /* of a block on compute capability 9.0 */
@@ -24,7 +25,7 @@
 namespace
 {
 
-enum state { READY, AT_BARRIER, IN_WARP, RETURNED };
+enum state { READY, AT_BARRIER, IN_WARP, WAITING, RETURNED };
 
 struct copy {
     void *shared;
@@ -36,7 +37,9 @@ struct thread {
     simt_place place; /* first: simt_self points to it */
     unsigned index;
     state at;
-    const char *operation; /* of the warp, while IN_WARP */
+    const char *operation;       /* of the warp, while IN_WARP; what for, while WAITING */
+    bool (*there)(void *, bool); /* while WAITING */
+    void *there_context;
     uint32_t mask;
     unsigned char deposit[SIMT_LANE_BYTES];
     size_t deposit_bytes;
@@ -115,6 +118,7 @@ void thread_main(void *argument)
     current->body(current->context);
     thread *t = self();
     if (!t->copies.empty()) simt_fail("returns with cp.async under way: wait for its groups first");
+    simt_hopper_return();
     t->at = RETURNED;
     simt_fiber_leave(&t->fiber, &scheduler);
 }
@@ -127,7 +131,7 @@ void describe(char *to, size_t bytes, const thread *t)
 
 const char *doing(const thread *t)
 {
-    return t->at == AT_BARRIER ? "waits at __syncthreads" : t->at == IN_WARP ? t->operation : "has returned";
+    return t->at == AT_BARRIER ? "waits at __syncthreads" : t->at == RETURNED ? "has returned" : t->operation;
 }
 
 /* Nobody can go on. Names one that waits and one that it waits for. */
@@ -138,6 +142,10 @@ void explain_standstill()
         const thread *t = threads[i];
         if (t->at == RETURNED) continue;
         describe(who, sizeof who, t);
+        if (t->at == WAITING) {
+            snprintf(current->problem, sizeof current->problem, "%s %s, and nobody can go on", who, doing(t));
+            return;
+        }
         for (unsigned j = 0; j < current->threads; j++) {
             const thread *o = threads[j];
             const bool awaited = t->at == AT_BARRIER ? o->at != AT_BARRIER
@@ -165,8 +173,28 @@ bool release_barrier()
     return true;
 }
 
+/* Those that can go on as things are; else the first that can when what was late comes. */
+bool release_waiting(const std::vector<unsigned> &order)
+{
+    bool any = false;
+    for (unsigned i : order) {
+        thread *t = threads[i];
+        if (t->at != WAITING || !t->there(t->there_context, false)) continue;
+        t->at = READY;
+        any = true;
+    }
+    for (size_t i = 0; i < order.size() && !any; i++) {
+        thread *t = threads[order[i]];
+        if (t->at != WAITING || !t->there(t->there_context, true)) continue;
+        t->at = READY;
+        any = true;
+    }
+    return any;
+}
+
 void start_block(dim3 grid, dim3 block, dim3 at)
 {
+    simt_hopper_begin();
     for (unsigned i = 0; i < current->threads; i++) {
         thread *t = threads[i];
         t->place = {dim3(i % block.x, i / block.x % block.y, i / block.x / block.y), at, block, grid};
@@ -193,7 +221,7 @@ void run_block(const std::vector<unsigned> &order)
             if (current->problem[0]) return;
             returned += t->at == RETURNED;
         }
-        if (any || returned == current->threads || release_barrier()) continue;
+        if (any || returned == current->threads || release_barrier() || release_waiting(order)) continue;
         explain_standstill();
         return;
     }
@@ -201,6 +229,8 @@ void run_block(const std::vector<unsigned> &order)
 
 void end_block()
 {
+    const char *wrong = current->problem[0] ? nullptr : simt_hopper_end();
+    if (wrong) snprintf(current->problem, sizeof current->problem, "kernel %s: a block %s", current->kernel, wrong);
     for (const shared_variable &v : current->shared)
         free(v.data);
     current->shared.clear();
@@ -210,7 +240,7 @@ void end_block()
 void *poisoned(size_t bytes)
 {
     void *data;
-    if (posix_memalign(&data, 128, bytes)) abort();
+    if (posix_memalign(&data, 1024, bytes)) abort();
     memset(data, 0xff, bytes);
     return data;
 }
@@ -347,6 +377,21 @@ unsigned char *simt_shared_dynamic(void)
 {
     if (!current->dynamic) simt_fail("PD_SHARED_DYNAMIC in a launch of 0 bytes of it");
     return current->dynamic;
+}
+
+unsigned simt_thread(void)
+{
+    return self()->index;
+}
+
+void simt_wait_until(const char *what, bool (*there)(void *, bool), void *context)
+{
+    thread *t = self();
+    t->operation = what;
+    t->there = there;
+    t->there_context = context;
+    t->at = WAITING;
+    pause_self();
 }
 
 unsigned simt_lane(void)

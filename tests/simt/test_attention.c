@@ -98,6 +98,15 @@ static void *narrow(void *from, size_t element, size_t rows, size_t columns, siz
 /* Waiting terms of the tree over query heads that there is room for; 0: as many as are asked for. */
 static uint64_t workspace_terms;
 
+/* Kernels on tensor cores: of mma.sync, and of compute capability 9.0. */
+static const char *const ways[] = {"mma", "wgmma"};
+enum { WAYS = 2 };
+
+static void use(const char *way)
+{
+    cr_assert_eq(setenv("PERDURE_ATTENTION", way, 1), 0);
+}
+
 /* By the table where there is one, else by the kernels on the host. */
 static void call(struct pd_math *math, const struct pd_attention *a)
 {
@@ -107,7 +116,9 @@ static void call(struct pd_math *math, const struct pd_attention *a)
         return;
     }
     struct pd_cuda_workspace workspace = {NULL, pd_cuda_attention_workspace_bytes(a)};
-    const uint64_t positions = a->head_size == 64 ? 64 : 16, row = a->head_size == 64 ? 64 : a->head_size + 1;
+    const char *way = getenv("PERDURE_ATTENTION");
+    const uint64_t tile = way && strcmp(way, "wgmma") == 0 ? 128 : 64;
+    const uint64_t positions = a->head_size == 64 ? tile : 16, row = a->head_size == 64 ? 64 : a->head_size + 1;
     if (workspace_terms) workspace.bytes = workspace_terms * 2 * positions * row * sizeof(float);
     if (workspace.bytes) workspace.data = unset(workspace.bytes);
     MUST(pd_cuda_attention_forward(NULL, a, &err));
@@ -256,15 +267,18 @@ Test(attention, without_tensor_cores_has_the_bits_of_the_cpu)
 }
 
 static const struct shape tile_shapes[] = {
-    {1, 1, 1, 1, 64, false},  {2, 15, 2, 1, 64, true},   {1, 64, 4, 1, 64, false}, {1, 65, 2, 2, 128, true},
-    {1, 127, 8, 1, 64, true}, {1, 129, 2, 1, 128, true}, {1, 200, 2, 2, 64, true}, {1, 260, 1, 1, 128, false},
+    {1, 1, 1, 1, 64, false},  {2, 15, 2, 1, 64, true},    {1, 64, 4, 1, 64, false},
+    {1, 65, 2, 2, 128, true}, {1, 127, 8, 1, 64, true},   {1, 129, 2, 1, 128, true},
+    {1, 200, 2, 2, 64, true}, {1, 260, 1, 1, 128, false}, {1, 400, 2, 1, 64, true},
 };
 
 Test(attention, on_tensor_cores_agrees_with_float64)
 {
-    for (size_t i = 0; i < sizeof tile_shapes / sizeof *tile_shapes; i++)
+    const size_t shapes = sizeof tile_shapes / sizeof *tile_shapes;
+    for (size_t i = 0; i < shapes * WAYS; i++)
         for (size_t d = 1; d < 3; d++) {
-            struct problem p = problem_new(tile_shapes[i], all_dtypes[d], 0, 91 * i + d);
+            struct problem p = problem_new(tile_shapes[i / WAYS], all_dtypes[d], 0, 91 * (i / WAYS) + d);
+            use(ways[i % WAYS]);
             struct result got = attend(NULL, &p);
             check_values(&p, &got);
             result_free(&got);
@@ -276,8 +290,9 @@ Test(attention, on_tensor_cores_agrees_with_float64)
 Test(attention, has_the_same_bits_in_any_order_and_alignment)
 {
     static const struct shape shapes[] = {{2, 130, 4, 2, 64, true}, {1, 70, 3, 1, 128, false}, {1, 50, 4, 1, 20, true}};
-    for (size_t i = 0; i < 3; i++) {
-        struct problem p = problem_new(shapes[i], i == 1 ? PD_F16 : PD_BF16, 0, 5 + i);
+    for (size_t i = 0; i < 3 * WAYS; i++) {
+        struct problem p = problem_new(shapes[i / WAYS], i / WAYS == 1 ? PD_F16 : PD_BF16, 0, 5 + i);
+        use(ways[i % WAYS]);
         struct result want = attend(NULL, &p);
         for (uint64_t order = 1; order < 4; order++) {
             simt_set_order(order * order);
@@ -294,8 +309,9 @@ Test(attention, has_the_same_bits_in_any_order_and_alignment)
 /* A sequence alone, and one block of threads that goes through all items of the keys pass. */
 Test(attention, of_many_sequences_is_that_of_each)
 {
-    for (size_t i = 0; i < 2; i++) {
-        const uint32_t d = i == 0 ? 64 : 20, t = 66, e = 2;
+    for (size_t i = 0; i < 3; i++) {
+        const uint32_t d = i < 2 ? 64 : 20, t = 66, e = 2;
+        use(ways[i % WAYS]);
         struct problem all = problem_new((struct shape){3, t, 6, 2, d, true}, PD_BF16, 0, 17), one = all;
         one.s.sequences = 1;
         struct result want = attend(NULL, &all);
@@ -363,9 +379,10 @@ static void check_joined(const struct problem *p, const struct cut *c, const str
 
 Test(attention, of_a_rank_is_a_node_of_the_tree_of_all)
 {
-    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        const struct cut *c = &cuts[i];
-        struct problem p = problem_new(c->s, i == 1 ? PD_F16 : PD_BF16, c->chunk, 3 + i);
+    for (size_t i = 0; i < WAYS * (sizeof cuts / sizeof *cuts); i++) {
+        const struct cut *c = &cuts[i / WAYS];
+        struct problem p = problem_new(c->s, i / WAYS == 1 ? PD_F16 : PD_BF16, c->chunk, 3 + i);
+        use(ways[i % WAYS]);
         struct result whole = attend(NULL, &p), ranks[4];
         const size_t width = p.s.d * pd_dtype_bytes(p.dtype), row = p.s.heads * width;
         for (uint32_t r = 0; r < c->ranks; r++) {
@@ -384,6 +401,30 @@ Test(attention, of_a_rank_is_a_node_of_the_tree_of_all)
         result_free(&whole);
         problem_free(&p);
     }
+}
+
+Test(attention, by_plain_kernels_where_they_are_asked_for)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    struct problem p = problem_new((struct shape){1, 70, 2, 1, 64, true}, PD_BF16, 0, 8);
+    struct result want = attend(f.math, &p);
+    use("plain");
+    struct result got = attend(NULL, &p);
+    check_same(&p, &want, &got, "against the CPU");
+    result_free(&want);
+    result_free(&got);
+    problem_free(&p);
+    fixture_free(&f);
+}
+
+Test(attention, by_kernels_that_there_are_not_says_so)
+{
+    struct pd_attention a = {.sequences = 1, .length = 4, .heads = 1, .kv_heads = 1, .head_size = 64, .dtype = PD_BF16};
+    struct pd_error err = {0};
+    use("flash");
+    cr_assert_eq(pd_cuda_attention_forward(NULL, &a, &err), PD_USAGE);
+    cr_assert(strstr(err.message, "PERDURE_ATTENTION=flash"), "%s", err.message);
+    cr_assert(strstr(err.message, "wgmma"), "%s", err.message);
 }
 
 Test(attention, of_heads_that_no_kernel_takes_says_so)

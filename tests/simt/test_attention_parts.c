@@ -287,12 +287,13 @@ static const struct problem tiles[] = {{.sequences = 2, .length = 150, .heads = 
 Test(attention_parts, on_tensor_cores_agree_with_float64)
 {
     static const uint32_t bounds[2][4] = {{0, 41, 130, 150}, {0, 64, 100, 140}};
-    for (size_t i = 0; i < 2; i++) {
-        struct problem p = problem_new(tiles[i], i ? PD_F16 : PD_BF16, bounds[i][2]);
-        struct part got = run(NULL, &p, bounds[i], 3, NULL);
+    for (size_t i = 0; i < 4; i++) {
+        struct problem p = problem_new(tiles[i / 2], i / 2 ? PD_F16 : PD_BF16, bounds[i / 2][2]);
+        cr_assert_eq(setenv("PERDURE_ATTENTION", i % 2 ? "wgmma" : "mma", 1), 0);
+        struct part got = run(NULL, &p, bounds[i / 2], 3, NULL);
         check_values(&p, &got);
         simt_set_order(99);
-        struct part again = run(NULL, &p, bounds[i], 3, NULL);
+        struct part again = run(NULL, &p, bounds[i / 2], 3, NULL);
         simt_set_order(0);
         check_same(&p, &got, &again, "another order");
         part_free(&got);
@@ -305,10 +306,13 @@ Test(attention_parts, on_tensor_cores_agree_with_float64)
 Test(attention_parts, on_tensor_cores_continue_the_chains_backward)
 {
     static const uint32_t one[] = {0, 150}, cut[] = {0, 64, 128, 150};
-    struct problem p = problem_new(tiles[0], PD_BF16, 128);
-    struct part want = run(NULL, &p, one, 1, NULL), got = run(NULL, &p, cut, 3, &want);
-    check_same(&p, &want, &got, "parts of whole tiles");
-    part_free(&want);
-    part_free(&got);
-    problem_free(&p);
+    for (size_t i = 0; i < 2; i++) {
+        struct problem p = problem_new(tiles[0], PD_BF16, 128);
+        cr_assert_eq(setenv("PERDURE_ATTENTION", i ? "wgmma" : "mma", 1), 0);
+        struct part want = run(NULL, &p, one, 1, NULL), got = run(NULL, &p, cut, 3, &want);
+        check_same(&p, &want, &got, "parts of whole tiles");
+        part_free(&want);
+        part_free(&got);
+        problem_free(&p);
+    }
 }

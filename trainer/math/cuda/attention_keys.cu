@@ -1,7 +1,7 @@
 /* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. A block of threads goes
- * through the query heads of its key-value head, one after the other; their gradients form the tree of attention_place.h,
- * whose waiting terms lie in the workspace, each thread's own numbers at its own places. */
+ * through the query heads of its key-value head, one after the other, see attention_sums.h. */
 #include "trainer/math/cuda/attention_pair.h"
+#include "trainer/math/cuda/attention_sums.h"
 
 struct keys_rows {
     float lse2[PD_PAIR], delta[PD_PAIR]; /* of the queries that pass; infinity where there are none: P is 0 */
@@ -11,10 +11,6 @@ struct keys_rows {
 template <int D> struct keys_tiles {
     pd_pair_tiles<D> pair;
     keys_rows rows[2]; /* [stage] */
-};
-
-template <int D> struct keys_sums {
-    float dk[1][D / 8][4], dv[1][D / 8][4];
 };
 
 /* One query's row on its way to shared memory, in threads 0 .. 63. */
@@ -57,91 +53,6 @@ PD_DEVICE void keys_gradients(const keys_rows &rows, uint32_t from, float c, uin
         }
 }
 
-/* This thread's piece of a waiting term: float4 i of D/4. */
-template <int D> PD_DEVICE float4 *keys_waiting(float *waiting, uint32_t level, uint32_t i)
-{
-    return reinterpret_cast<float4 *>(waiting) + ((uint64_t)level * (D / 4) + i) * PD_ATTENTION_THREADS + threadIdx.x;
-}
-
-template <int D> PD_DEVICE void keys_wait(const keys_sums<D> &sums, float *waiting, uint32_t level)
-{
-#pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++) {
-        const float(&k)[4] = sums.dk[0][n], (&v)[4] = sums.dv[0][n];
-        *keys_waiting<D>(waiting, level, 2 * n) = make_float4(k[0], k[1], k[2], k[3]);
-        *keys_waiting<D>(waiting, level, 2 * n + 1) = make_float4(v[0], v[1], v[2], v[3]);
-    }
-}
-
-template <int D> PD_DEVICE void keys_join(keys_sums<D> &sums, float *waiting, uint32_t level)
-{
-#pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++)
-#pragma unroll
-        for (uint32_t operand = 0; operand < 2; operand++) {
-            float4 left = *keys_waiting<D>(waiting, level, 2 * n + operand);
-            float(&sum)[4] = operand ? sums.dv[0][n] : sums.dk[0][n];
-            sum[0] = left.x + sum[0];
-            sum[1] = left.y + sum[1];
-            sum[2] = left.z + sum[2];
-            sum[3] = left.w + sum[3];
-        }
-}
-
-/* The newest term is `head`'s; afterwards it waits, or all heads are in it. */
-template <int D>
-PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
-                         keys_sums<D> &sums, float *waiting)
-{
-    const bool last = head + 1 == end;
-    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
-    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
-        tree.depth--;
-        keys_join<D>(sums, waiting, tree.depth);
-        key = tree.keys[tree.depth];
-    }
-    if (last) return;
-    keys_wait<D>(sums, waiting, tree.depth);
-    tree.keys[tree.depth++] = key;
-}
-
-/* What one item is about: keys from `row` of the arrays, of which `count` are there. */
-struct keys_place {
-    uint32_t sequence, kv, tile, count;
-    uint64_t row;
-};
-
-template <enum pd_dtype T, int D>
-PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const keys_sums<D> &sums, pd_pair_tiles<D> &t,
-                           bool wide)
-{
-    const uint32_t own = threadIdx.x / 32 * 16, left = p.count > own ? p.count - own : 0;
-    const uint64_t at = (p.row + own) * a.ld_dkv + p.kv * D;
-    const float scale[2] = {a.scale, a.scale}, one[2] = {1.0f, 1.0f};
-    if (a.kv_partial) {
-        pd_fragments_put<D>(sums.dk[0], (float *)a.dk + at, a.ld_dkv, 0, left);
-        pd_fragments_put<D>(sums.dv[0], (float *)a.dv + at, a.ld_dkv, 0, left);
-        return;
-    }
-    pd_fragments_store<T, D>(sums.dk[0], scale, t.stays[0] + own * D, 0, (uint16_t *)a.dk + at, a.ld_dkv, left, wide);
-    pd_fragments_store<T, D>(sums.dv[0], one, t.stays[1] + own * D, 0, (uint16_t *)a.dv + at, a.ld_dkv, left, wide);
-}
-
-/* The chains of a query head between calls. */
-template <int D>
-PD_DEVICE void keys_carry(const pd_attention &a, const keys_place &p, uint32_t head, keys_sums<D> &sums, bool load)
-{
-    const uint64_t ld = (uint64_t)a.heads * D, at = p.row * ld + head * D;
-    const uint32_t own = threadIdx.x / 32 * 16;
-    if (load) {
-        pd_fragments_get<D>(sums.dk[0], a.dk_acc + at, ld, own, p.count);
-        pd_fragments_get<D>(sums.dv[0], a.dv_acc + at, ld, own, p.count);
-    } else {
-        pd_fragments_put<D>(sums.dk[0], a.dk_acc + at, ld, own, p.count);
-        pd_fragments_put<D>(sums.dv[0], a.dv_acc + at, ld, own, p.count);
-    }
-}
-
 /* Where the walk over (head, query tile) is. */
 struct keys_walk {
     uint32_t head, tile;
@@ -162,7 +73,7 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
                          keys_sums<D> &sums)
 {
     constexpr uint32_t pieces = keys_pieces<D>;
-    const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR), own = threadIdx.x / 32 * 16;
+    const uint32_t r = tile * PD_PAIR, count = pd_attention_count(a.length, tile, PD_PAIR), own = p.own;
     const uint32_t key = a.key_start + p.tile * PD_PAIR + own + pd_fragment_row(0);
     const bool cut = pd_attention_cut(a, p.sequence, r, count, p.tile * PD_PAIR, p.count);
     const float c = a.scale * PD_LOG2_E;
@@ -184,7 +95,8 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<D> &t, float *waiting, bool wide)
+PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<D> &t, const keys_waiting &waiting,
+                         bool wide)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * PD_PAIR, p.count, PD_PAIR);
     const uint32_t begin = pd_attention_heads_begin(a, p.kv), end = pd_attention_heads_end(a, p.kv);
@@ -223,7 +135,7 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, keys_tiles<
     }
     pd_cp_async_wait<0>();
     __syncthreads();
-    if (a.last_part) keys_finish<T, D>(a, p, sums, t.pair, wide);
+    if (a.last_part) keys_finish<T, D>(a, p, sums, t.pair.stays[0] + p.own * D, t.pair.stays[1] + p.own * D, wide);
 }
 
 /* waiting: `levels` terms a block of threads. */
@@ -236,11 +148,16 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     const uint32_t tiles = (a.key_length + PD_PAIR - 1) / PD_PAIR;
     const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
     waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
+    const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
         const pd_attention_item item = pd_attention_item_of(i, a.sequences, a.kv_heads, tiles, false);
-        const keys_place p = {item.sequence, item.head, item.tile, pd_attention_count(a.key_length, item.tile, PD_PAIR),
+        const keys_place p = {item.sequence,
+                              item.head,
+                              item.tile,
+                              pd_attention_count(a.key_length, item.tile, PD_PAIR),
+                              threadIdx.x / 32 * 16,
                               (uint64_t)item.sequence * a.key_length + item.tile * PD_PAIR};
-        keys_item<T, D>(a, p, t, waiting, wide);
+        keys_item<T, D>(a, p, t, places, wide);
     }
 }
 
@@ -251,7 +168,7 @@ static uint64_t term_bytes(const struct pd_attention *a)
 
 uint64_t pd_attention_tiles_workspace(const struct pd_attention *a)
 {
-    return pd_attention_keys_workspace(a, PD_PAIR, term_bytes(a));
+    return pd_attention_keys_workspace(a, PD_PAIR, term_bytes(a), PD_ATTENTION_BLOCKS_MAX);
 }
 
 template <enum pd_dtype T, int D>

@@ -1,11 +1,80 @@
-/* The slots: which kernels a call goes to depends on dtype and head size alone, so that no layout changes it. */
+/* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
+ * PERDURE_ATTENTION=mma, wgmma or plain asks for others, in tests and benchmarks. */
 #include "trainer/math/cuda/attention_place.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #define HEAD_SIZE_MAX 256u
+
+enum kernels { PLAIN, MMA, WGMMA };
 
 static bool has_tiles(const struct pd_attention *a)
 {
     return a->dtype != PD_F32 && (a->head_size == 64 || a->head_size == 128);
+}
+
+static const char *asked_for(void)
+{
+    const char *name = getenv("PERDURE_ATTENTION");
+    return name && *name && strcmp(name, "cudnn") != 0 ? name : "auto";
+}
+
+/* Whether this build has wgmma kernels and this device runs them. */
+static bool has_wgmma(void)
+{
+#if defined(PD_SIMT)
+    return true;
+#elif defined(PERDURE_HAVE_SM_90A)
+    int device, major;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+#else
+    return false;
+#endif
+}
+
+#if !defined(PD_SIMT) && !defined(PERDURE_HAVE_SM_90A)
+pd_status pd_attention_wgmma_forward(void *, const struct pd_attention *, struct pd_error *err)
+{
+    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
+}
+
+pd_status pd_attention_wgmma_queries(void *, const struct pd_attention *, struct pd_error *err)
+{
+    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
+}
+
+pd_status pd_attention_wgmma_keys(void *, const struct pd_attention *, struct pd_cuda_workspace, struct pd_error *err)
+{
+    return pd_error_set(err, PD_BUG, PD_WHERE, 0, "this build has no attention for sm_90a");
+}
+
+uint64_t pd_attention_wgmma_workspace(const struct pd_attention *)
+{
+    return 0;
+}
+#endif
+
+static pd_status choose(const struct pd_attention *resolved, enum kernels *ret_kernels, struct pd_error *err)
+{
+    const char *name = asked_for();
+    const bool is_auto = strcmp(name, "auto") == 0, wants_wgmma = strcmp(name, "wgmma") == 0;
+    if (!is_auto && !wants_wgmma && strcmp(name, "mma") != 0 && strcmp(name, "plain") != 0)
+        return pd_error_set(err, PD_USAGE, PD_WHERE, 0, "PERDURE_ATTENTION=%s: expected mma, wgmma, cudnn or plain", name);
+    if (!has_tiles(resolved) || strcmp(name, "plain") == 0) {
+        *ret_kernels = PLAIN;
+        return PD_OK;
+    }
+    if (wants_wgmma && !has_wgmma())
+        return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
+                            "PERDURE_ATTENTION=wgmma needs a GPU of compute capability 9.0 and a build for it: unset it");
+#ifdef PD_SIMT
+    *ret_kernels = wants_wgmma ? WGMMA : MMA; /* a host has no capability: tests say what they want */
+#else
+    *ret_kernels = wants_wgmma || (is_auto && has_wgmma()) ? WGMMA : MMA;
+#endif
+    return PD_OK;
 }
 
 static pd_status check(const struct pd_attention *resolved, struct pd_error *err)
@@ -22,36 +91,42 @@ static pd_status check(const struct pd_attention *resolved, struct pd_error *err
     return PD_OK;
 }
 
-static uint64_t workspace_bytes(const struct pd_attention *resolved)
-{
-    return has_tiles(resolved) ? pd_attention_tiles_workspace(resolved) : pd_attention_plain_workspace(resolved);
-}
-
-/* Enough for parts too, whatever their place. */
+/* Enough for any device, so that it may be asked before there is one; and for parts, whatever their place. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
     struct pd_attention r = pd_attention_resolved(a, a->key_length > 0);
     r.last_part = true;
-    return workspace_bytes(&r);
+    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_attention_plain_workspace(&r);
+    const uint64_t mma = pd_attention_tiles_workspace(&r), wgmma = pd_attention_wgmma_workspace(&r);
+    return mma > wgmma ? mma : wgmma;
 }
 
 static pd_status forward(void *stream, const struct pd_attention *resolved, struct pd_error *err)
 {
-    return has_tiles(resolved) ? pd_attention_tiles_forward(stream, resolved, err)
-                               : pd_attention_plain_forward(stream, resolved, err);
+    enum kernels kernels;
+    PD_TRY(choose(resolved, &kernels, err));
+    if (kernels == WGMMA) return pd_attention_wgmma_forward(stream, resolved, err);
+    return kernels == MMA ? pd_attention_tiles_forward(stream, resolved, err)
+                          : pd_attention_plain_forward(stream, resolved, err);
 }
 
 static pd_status backward_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err)
 {
-    return has_tiles(resolved) ? pd_attention_tiles_queries(stream, resolved, err)
-                               : pd_attention_plain_queries(stream, resolved, err);
+    enum kernels kernels;
+    PD_TRY(choose(resolved, &kernels, err));
+    if (kernels == WGMMA) return pd_attention_wgmma_queries(stream, resolved, err);
+    return kernels == MMA ? pd_attention_tiles_queries(stream, resolved, err)
+                          : pd_attention_plain_queries(stream, resolved, err);
 }
 
 static pd_status backward_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                                struct pd_error *err)
 {
-    return has_tiles(resolved) ? pd_attention_tiles_keys(stream, resolved, workspace, err)
-                               : pd_attention_plain_keys(stream, resolved, workspace, err);
+    enum kernels kernels;
+    PD_TRY(choose(resolved, &kernels, err));
+    if (kernels == WGMMA) return pd_attention_wgmma_keys(stream, resolved, workspace, err);
+    return kernels == MMA ? pd_attention_tiles_keys(stream, resolved, workspace, err)
+                          : pd_attention_plain_keys(stream, resolved, workspace, err);
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)

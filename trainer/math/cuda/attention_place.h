@@ -159,6 +159,11 @@ pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *re
 pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
 pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                                   struct pd_error *err);
+/* The same for compute capability 9.0. */
+pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
+pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err);
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
 pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *resolved, struct pd_error *err);
 pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err);
@@ -183,14 +188,16 @@ static inline uint64_t pd_attention_keys_blocks(const struct pd_attention *a, ui
     return items < workspace_bytes / each ? items : workspace_bytes / each;
 }
 
-static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes)
+static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
+                                                   uint64_t blocks)
 {
     const uint64_t items = pd_attention_keys_items(a, keys);
-    return pd_attention_waiting(a) * term_bytes * (items < PD_ATTENTION_BLOCKS_MAX ? items : PD_ATTENTION_BLOCKS_MAX);
+    return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
 }
 
 /* Bytes of their keys pass. */
 uint64_t pd_attention_tiles_workspace(const struct pd_attention *resolved);
+uint64_t pd_attention_wgmma_workspace(const struct pd_attention *resolved);
 uint64_t pd_attention_plain_workspace(const struct pd_attention *resolved);
 
 #endif

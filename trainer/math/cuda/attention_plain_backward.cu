@@ -237,7 +237,7 @@ static uint64_t term_bytes(const struct pd_attention *a)
 
 uint64_t pd_attention_plain_workspace(const struct pd_attention *a)
 {
-    return pd_attention_keys_workspace(a, STAYING, term_bytes(a));
+    return pd_attention_keys_workspace(a, STAYING, term_bytes(a), PD_ATTENTION_BLOCKS_MAX);
 }
 
 pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

@@ -1,0 +1,83 @@
+/* Compute capability 9.0 on fibers, see trainer/math/cuda/hopper.h. It finds
+ *
+ *   - a product that nobody waited for: its registers hold NaN until the wait, and its tiles are read only then
+ *   - a product without a begin before it, threads of a warpgroup that do not make the same products
+ *   - tiles read before their barrier was waited for (copies come as late as they can, NaN patterns until then), tiles
+ * filled anew while they are read, barriers that were not initialised, phases that never end
+ *   - boxes, descriptors and registers that a device would not take
+ *
+ * Not found: a missing pd_async_fence. */
+#ifndef PD_TESTS_SIMT_SIMT_HOPPER_H
+#define PD_TESTS_SIMT_SIMT_HOPPER_H
+
+#define __grid_constant__
+
+struct alignas(128) pd_tensor_map {
+    const unsigned char *data;
+    uint64_t columns, row_bytes, rows, sequences;
+};
+
+uint32_t pd_shared_address(const void *shared);
+void pd_barrier_init(uint64_t *barrier, uint32_t arrivals);
+void pd_barrier_init_done(void);
+void pd_barrier_arrive(uint64_t *barrier);
+void pd_barrier_arrive_expect(uint64_t *barrier, uint32_t bytes);
+void pd_barrier_wait(uint64_t *barrier, uint32_t parity);
+void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32_t row, uint32_t sequence,
+                 uint64_t *barrier);
+void pd_group_sync(uint32_t number, uint32_t threads);
+void pd_product_begin(void);
+void pd_product_commit(void);
+void simt_product_wait(unsigned pending);
+void simt_registers(int count);
+
+struct simt_product {
+    bool bf16, add, turned, in_registers;
+    unsigned pieces; /* of 8 columns */
+    uint64_t a, b;
+    uint32_t registers[4];
+};
+void simt_product_start(float *c, const simt_product &product);
+
+PD_DEVICE void pd_tensor_map_prefetch(const pd_tensor_map *)
+{
+}
+
+PD_DEVICE void pd_async_fence(void)
+{
+}
+
+template <int count> void pd_registers_take(void)
+{
+    simt_registers(count);
+}
+
+template <int count> void pd_registers_give(void)
+{
+    simt_registers(count);
+}
+
+template <int pending> void pd_product_wait(void)
+{
+    simt_product_wait(pending);
+}
+
+template <int N> void pd_product_settle(float (&c)[N][4])
+{
+    (void)c;
+}
+
+template <enum pd_dtype T, bool ADD, int N> void pd_product(float (&c)[N][4], uint64_t a, uint64_t b)
+{
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    simt_product_start(&c[0][0], {T == PD_BF16, ADD, false, false, N, a, b, {0, 0, 0, 0}});
+}
+
+template <enum pd_dtype T, bool ADD, bool TURNED, int N>
+void pd_product(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
+{
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+    simt_product_start(&c[0][0], {T == PD_BF16, ADD, TURNED, true, N, 0, b, {a[0], a[1], a[2], a[3]}});
+}
+
+#endif
