@@ -77,6 +77,15 @@ struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
     return (struct pd_arena_source){map, unmap, d};
 }
 
+void pd_rank_device_quiet(struct pd_rank_device *d)
+{
+    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
+        struct pd_error err;
+        if (streams[i]) (void)!pd_dev_stream_sync(d->dev, streams[i], &err);
+    }
+}
+
 pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
 {
     return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;

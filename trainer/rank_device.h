@@ -33,6 +33,9 @@ PD_MUST_USE pd_status pd_rank_device_watch(struct pd_rank_device *device, struct
 /* Memory of its arenas: the device's, and page-locked memory of the host. Borrows the device. */
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
 
+/* Returns once all streams have passed what they were given, or failed: before memory that they use is freed, whatever the
+ * reason. */
+void pd_rank_device_quiet(struct pd_rank_device *device);
 /* Returns once everything on compute has happened. */
 PD_MUST_USE pd_status pd_rank_device_settle(struct pd_rank_device *device, struct pd_error *err);
 

@@ -447,6 +447,7 @@ static void tear_down(struct worker *w)
     pd_comm_free(w->copy_comm);
     pd_door_free(w->door);
     pd_run_state_deinit(&w->state);
+    pd_rank_device_quiet(&w->device);
     pd_engine_free(w->engine);
     pd_arena_free(w->arena);
     pd_rank_device_close(&w->device);
