@@ -272,6 +272,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);
     dev->ops = &cuda_ops;
     dev->index = index;
+    dev->capability = (uint32_t)(10 * properties.major + properties.minor);
     snprintf(dev->description, sizeof dev->description, "%.90s", properties.name);
     *ret_dev = dev;
     return PD_OK;

@@ -25,6 +25,7 @@
 
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
+enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
 /* What is left out is taken from checkpoint.*. */
@@ -68,6 +69,7 @@ struct pd_config {
     struct {
         enum pd_numerics_mode mode;
         enum pd_dtype precision;     /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_linears linears;     /* operands of the linears of blocks: as precision, or fp8 */
         enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
@@ -91,10 +93,10 @@ struct pd_config {
         enum pd_place gradients;   /* sums of blocks; likewise */
         enum pd_place activations; /* what is kept of a block between forward and backward; likewise */
         uint64_t buffer_bytes;     /* of the ring that state streams through */
-    } offload;
-    struct {
         /* Bytes a rank keeps in memory of what is on nvme: not read back; 0: none beyond what streaming takes */
         uint64_t optimizer_budget, parameters_budget, gradients_budget, activations_budget;
+    } offload;
+    struct {
         char *dir;      /* "": <run.dir>/checkpoints */
         uint64_t every; /* steps; 0: only at the end and on a signal */
         uint32_t keep_last;

@@ -14,6 +14,7 @@ static const char *const family_words[] = {"llama", "gpt2", NULL};
 static const char *const rope_words[] = {"none", "llama3", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
@@ -118,6 +119,8 @@ const struct pd_key pd_keys[] = {
          "invariant: the same bits under every layout; fast: vendor libraries choose"),
     WORD("numerics.precision", numerics.precision, "bf16", dtype_words, LINEAGE,
          "of activations and compute copies; the master is fp32"),
+    WORD("numerics.linears", numerics.linears, "precision", linears_words, LINEAGE,
+         "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
     WORD("numerics.gradient_type", numerics.gradient_type, "fp32", gradient_words, LINEAGE,
          "of leaf gradients as exchanged"),
     NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 256, LINEAGE,
@@ -159,9 +162,6 @@ const struct pd_key pd_keys[] = {
          "what is kept of a block between its forward and its backward"),
     NUMBER(PD_KEY_U64, "offload.buffer_bytes", offload.buffer_bytes, "192M", 1 << 20, 1e12, FREE,
            "memory that offloaded state streams through", .suffix = PD_SUFFIX_SIZE),
-
-    STRING("checkpoint.dir", checkpoint.dir, "", FREE, "empty: checkpoints, inside run.dir"),
-    NUMBER(PD_KEY_U64, "checkpoint.every", checkpoint.every, "100", 0, COUNT_MAX, FREE,
     NUMBER(PD_KEY_U64, "offload.optimizer_budget", offload.optimizer_budget, "0", 0, 1e15, FREE,
            "bytes of state on nvme that a rank keeps in memory too, and does not read", .suffix = PD_SUFFIX_SIZE),
     NUMBER(PD_KEY_U64, "offload.parameters_budget", offload.parameters_budget, "0", 0, 1e15, FREE,
@@ -170,6 +170,9 @@ const struct pd_key pd_keys[] = {
            "bytes of sums that a rank keeps in memory in place of nvme", .suffix = PD_SUFFIX_SIZE),
     NUMBER(PD_KEY_U64, "offload.activations_budget", offload.activations_budget, "0", 0, 1e15, FREE,
            "bytes of what is kept for backward that stay in memory in place of nvme", .suffix = PD_SUFFIX_SIZE),
+
+    STRING("checkpoint.dir", checkpoint.dir, "", FREE, "empty: checkpoints, inside run.dir"),
+    NUMBER(PD_KEY_U64, "checkpoint.every", checkpoint.every, "100", 0, COUNT_MAX, FREE,
            "steps; 0: only at the end and on a signal", STEPS),
     NUMBER(PD_KEY_U32, "checkpoint.keep_last", checkpoint.keep_last, "3", 1, 1e6, FREE, "newest checkpoints that stay",
            PLAIN),

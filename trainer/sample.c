@@ -113,7 +113,11 @@ static pd_status take(struct sampler *s, struct pd_arena *arena, unsigned thread
 {
     const enum pd_dtype precision = s->config.numerics.precision;
     const struct pd_transformer_options options = {
-        .sequences = 1, .length = s->length, .dtype = precision, .partition = partition_of(s)};
+        .sequences = 1,
+        .length = s->length,
+        .dtype = precision,
+        .fp8_linears = s->config.numerics.linears == PD_LINEARS_FP8,
+        .partition = partition_of(s)};
     const uint64_t parameters = s->model->parameter_count;
     s->master = pd_arena_take(arena, PD_MEMORY_PARAMETERS, parameters * sizeof(float));
     s->compute = (char *)s->master;

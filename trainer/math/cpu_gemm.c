@@ -17,6 +17,7 @@
  */
 #include "trainer/math/cpu_gemm.h"
 #include "trainer/math/cpu_gemm_kernel.h"
+#include "trainer/math/fp8.h"
 
 #include <stdatomic.h>
 
@@ -38,7 +39,7 @@ struct gemm_job {
     uint64_t shared_width, streamed_width; /* of a panel */
     uint64_t kc, k_block;
     float *shared_panels, *sums, *private; /* workspace */
-    uint64_t private_floats;
+    float a_values[256], b_values[256];    /* of codes */
 
     /* the piece being worked on */
     uint64_t s0, s_count, t0, t_count, k0, k_count;
@@ -268,11 +269,22 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
     } while (job->k0 < gemm->k);
 }
 
+/* A task flushes what is subnormal, so what is made here is never that: a scale is 2^-63 at least. */
+static const float *values_of(enum pd_fp8 format, const float *scale, float values[256])
+{
+    if (!format) return NULL;
+    for (uint32_t code = 0; code < 256; code++)
+        values[code] = pd_f32_of_fp8(format, (uint8_t)code) * *scale;
+    return values;
+}
+
 static void job_init(struct gemm_job *job, enum pd_isa isa, float *workspace, const struct pd_gemm *gemm)
 {
     *job = (struct gemm_job){.gemm = gemm, .kernel = pd_gemm_kernel_of(isa), .streams_b = gemm->n >= gemm->m};
-    struct pd_gemm_operand a = {gemm->a.data, gemm->a.dtype, gemm->a.ld, gemm->m, !gemm->trans_a};
-    struct pd_gemm_operand b = {gemm->b.data, gemm->b.dtype, gemm->b.ld, gemm->n, gemm->trans_b};
+    const float *a_values = values_of(gemm->a_format, gemm->a_scale, job->a_values);
+    const float *b_values = values_of(gemm->b_format, gemm->b_scale, job->b_values);
+    struct pd_gemm_operand a = {gemm->a.data, gemm->a.dtype, gemm->a.ld, gemm->m, !gemm->trans_a, a_values};
+    struct pd_gemm_operand b = {gemm->b.data, gemm->b.dtype, gemm->b.ld, gemm->n, gemm->trans_b, b_values};
     job->shared = job->streams_b ? a : b;
     job->streamed = job->streams_b ? b : a;
     job->shared_width = job->streams_b ? job->kernel->mr : job->kernel->nr;

@@ -57,6 +57,19 @@ static inline float element_load(enum pd_dtype dtype, const void *data, uint64_t
     return dtype == PD_BF16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half);
 }
 
+/* Codes, k contiguous: their value times their scale, which is exact. */
+static void pack_codes(const struct pd_gemm_operand *source, uint64_t first, uint64_t count, uint64_t k0, uint64_t kc,
+                       float *panels, uint64_t panel_stride, uint64_t width)
+{
+    for (uint64_t done = 0; done < count; done += width, panels += panel_stride) {
+        const uint64_t valid = count - done < width ? count - done : width;
+        const uint8_t *codes = (const uint8_t *)source->data + (first + done) * source->ld + k0;
+        for (uint64_t k = 0; k < kc; k++)
+            for (uint64_t w = 0; w < width; w++)
+                panels[k * width + w] = w < valid ? source->values[codes[w * source->ld + k]] : 0.0f;
+    }
+}
+
 /* Any width, any arrangement; panels at the edge of the matrix and k remainders come here. */
 static void pack_slow(const struct pd_gemm_operand *source, uint64_t first, uint64_t valid, uint64_t k0, uint64_t kc,
                       float *panel, uint64_t width)
@@ -187,7 +200,9 @@ static inline __attribute__((always_inline)) void pack(const struct pd_gemm_oper
                                                        uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride,
                                                        unsigned width)
 {
-    if (source->dtype == PD_F32)
+    if (source->values)
+        pack_codes(source, first, count, k0, kc, panels, panel_stride, width);
+    else if (source->dtype == PD_F32)
         pack_typed(source, PD_F32, first, count, k0, kc, panels, panel_stride, width);
     else if (source->dtype == PD_BF16)
         pack_typed(source, PD_BF16, first, count, k0, kc, panels, panel_stride, width);

@@ -14,8 +14,9 @@ struct pd_gemm_operand {
     const void *data;
     enum pd_dtype dtype;
     uint64_t ld;
-    uint64_t width;    /* m for A, n for B */
-    bool k_contiguous; /* consecutive k are neighbours in memory: A not transposed, B transposed */
+    uint64_t width;      /* m for A, n for B */
+    bool k_contiguous;   /* consecutive k are neighbours in memory: A not transposed, B transposed */
+    const float *values; /* (256) of codes of one byte, or NULL; then dtype is not looked at */
 };
 
 /* What follows the chain: C = round(tile + bias + residual). */

@@ -27,6 +27,7 @@ const struct pd_math_ops PD_CPU(ops) = {
     .column_sum = PD_CPU(column_sum),
     .add = PD_CPU(add),
     .cast = PD_CPU(cast),
+    .quantize = PD_CPU(quantize),
     .row_squares = PD_CPU(row_squares),
     .adam = pd_cpu_adam_slot,
     .copy = pd_cpu_copy_slot,

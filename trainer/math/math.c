@@ -19,6 +19,12 @@ static void check_matrix(const struct pd_matrix *matrix, uint64_t rows, uint64_t
     PD_CHECK(rows <= 1 || matrix->ld >= columns);
 }
 
+static void check_codes(const struct pd_gemm *g)
+{
+    PD_CHECK(g->a_format && g->b_format && (g->a_format == PD_FP8_E4M3 || g->b_format == PD_FP8_E4M3));
+    PD_CHECK(g->a_scale && g->b_scale && !g->trans_a && g->trans_b);
+}
+
 pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error *err)
 {
     check_matrix(&g->c, g->m, g->n);
@@ -26,6 +32,7 @@ pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error
         check_matrix(&g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
         check_matrix(&g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
     }
+    if (g->a_format || g->b_format) check_codes(g);
     PD_CHECK(!g->accumulate || g->c.dtype == PD_F32);
     PD_CHECK(!g->bias || dtype_is_known(g->bias_dtype));
     if (g->residual.data) check_matrix(&g->residual, g->m, g->n);
@@ -301,6 +308,15 @@ pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, voi
 {
     PD_CHECK(dtype_is_known(dst_dtype) && dtype_is_known(src_dtype) && (n == 0 || (dst && src)));
     return math->ops->cast(math, n, dst_dtype, dst, src_dtype, src, err);
+}
+
+pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct pd_error *err)
+{
+    if (q->rows == 0 || q->columns == 0) return PD_OK;
+    check_matrix(&q->x, q->rows, q->columns);
+    PD_CHECK((q->format == PD_FP8_E4M3 || q->format == PD_FP8_E5M2) && q->scale);
+    PD_CHECK((!q->codes || q->ld_codes >= q->columns) && (!q->transposed || q->ld_transposed >= q->rows));
+    return math->ops->quantize(math, q, err);
 }
 
 pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,

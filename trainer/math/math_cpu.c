@@ -16,9 +16,12 @@ static const struct pd_math_ops *ops_of(enum pd_isa isa)
     return &pd_cpu_ops_portable;
 }
 
+/* Products of codes are our own in both modes: oneDNN has none on a CPU. */
 static uint64_t gemm_workspace_bytes(enum pd_numerics_mode mode, unsigned thread_count)
 {
-    return mode == PD_NUMERICS_FAST ? pd_onednn_workspace_bytes() : pd_cpu_gemm_workspace_bytes(thread_count);
+    const uint64_t own = pd_cpu_gemm_workspace_bytes(thread_count);
+    const uint64_t theirs = mode == PD_NUMERICS_FAST ? pd_onednn_workspace_bytes() : 0;
+    return own > theirs ? own : theirs;
 }
 
 pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_numerics_mode mode, enum pd_isa isa,
@@ -78,7 +81,8 @@ void pd_cpu_free_slot(struct pd_math *math)
 pd_status pd_cpu_gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
     void *workspace = pd_math_cpu_of(math)->gemm_workspace;
-    if (math->mode == PD_NUMERICS_FAST) return pd_onednn_gemm(math->pool, math->isa, workspace, gemm, err);
+    if (math->mode == PD_NUMERICS_FAST && !gemm->a_format)
+        return pd_onednn_gemm(math->pool, math->isa, workspace, gemm, err);
     pd_cpu_gemm(math->pool, math->isa, workspace, gemm);
     return PD_OK;
 }

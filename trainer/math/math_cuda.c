@@ -58,6 +58,7 @@ FORWARDING_SLOT(embedding_backward, struct pd_embedding)
 FORWARDING_SLOT(logits_max, struct pd_cross_entropy)
 FORWARDING_SLOT(logits_sum, struct pd_cross_entropy)
 FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
+FORWARDING_SLOT(quantize, struct pd_quantize)
 
 /* ---- the others ---- */
 
@@ -176,6 +177,7 @@ static const struct pd_math_ops cuda_ops = {
     .column_sum = column_sum_slot,
     .add = add_slot,
     .cast = cast_slot,
+    .quantize = quantize_slot,
     .row_squares = row_squares_slot,
     .adam = adam_slot,
     .copy = copy_slot,

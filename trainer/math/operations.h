@@ -6,11 +6,27 @@
 #include "ckpt/tensor.h"
 #include <stdbool.h>
 
+/* Formats of eight bits (Micikevicius et al. 2022): trainer/math/fp8.h. */
+enum pd_fp8 { PD_FP8_NONE, PD_FP8_E4M3, PD_FP8_E5M2 };
+
 struct pd_matrix {
     void *data; /* row-major */
     enum pd_dtype dtype;
     uint64_t ld; /* elements from row to row */
 };
+
+/* codes * *scale = x, rounded to the nearest code, to even. The scale is the power of two that puts the largest element as
+ * high in the format as it goes (fp8.h). Of the codes, of their transposed, or of both. */
+struct pd_quantize {
+    uint64_t rows, columns;
+    struct pd_matrix x; /* (rows, columns) */
+    enum pd_fp8 format;
+    uint8_t *codes;      /* (rows, columns), or NULL */
+    uint8_t *transposed; /* (columns, rows), or NULL */
+    uint64_t ld_codes, ld_transposed;
+    float *scale; /* (PD_FP8_SCALE_FLOATS): the scale, then what the operation needs itself */
+};
+#define PD_FP8_SCALE_FLOATS 4u
 
 /* C (m,n) = op(A) (m,k) * op(B) (k,n) [+ old C] [+ bias (n)] [+ residual (m,n)] */
 struct pd_gemm {
@@ -21,6 +37,11 @@ struct pd_gemm {
     const void *bias; /* (n) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;
     struct pd_matrix residual; /* data NULL: none */
+    /* Not NONE: `data` of A and B are codes, which stand for what they are times *scale (as pd_quantize made it, device
+     * memory); dtype of A and B is not looked at. Both are codes or neither, one of them E4M3; A is not transposed and B is:
+     * k lies contiguous in either. */
+    enum pd_fp8 a_format, b_format;
+    const float *a_scale, *b_scale;
 };
 
 struct pd_norm {

@@ -94,10 +94,22 @@ static pd_status qkv_forward(const struct pass *p, struct pd_error *err)
     const struct pd_transformer *t = p->t;
     const uint64_t q = t->share.q_columns, kv = 2 * t->share.k_columns;
     const char *w = weight(p, p->roles->qkv), *bias = weight(p, p->roles->qkv_bias);
-    if (!t->sp.by_parts) return columns_forward(p, q + kv, p->a->norm1, w, bias, p->a->qkv, err);
     struct pd_qkv y = pd_qkv_of(t, p->a->qkv, t->share.k_columns);
+    if (t->fp8.is_on) {
+        pd_fp8_qkv_parts(p->t, &y, false);
+        return pd_fp8_columns_forward(p->t, p->a->norm1, w, bias, err);
+    }
+    if (!t->sp.by_parts) return columns_forward(p, q + kv, p->a->norm1, w, bias, p->a->qkv, err);
     PD_TRY(columns_forward(p, q, p->a->norm1, w, bias, y.q, err));
     return columns_forward(p, kv, p->a->norm1, shift(t, w, q * p->hidden), bias ? shift(t, bias, q) : NULL, y.k, err);
+}
+
+static pd_status up_forward(const struct pass *p, struct pd_error *err)
+{
+    const void *w = weight(p, p->roles->up), *bias = weight(p, p->roles->up_bias);
+    if (!p->t->fp8.is_on) return columns_forward(p, p->t->share.up_columns, p->a->norm2, w, bias, p->a->up, err);
+    pd_fp8_up_parts(p->t, p->a->up);
+    return pd_fp8_columns_forward(p->t, p->a->norm2, w, bias, err);
 }
 
 /* dW (out,in) = dy^T x, a chain of tokens a piece. */
@@ -152,7 +164,8 @@ static struct pd_chunk_term term(const struct pd_transformer *t, const void *dy,
                                  const void *w, uint64_t w_row, uint64_t k)
 {
     const uint64_t hidden = t->model->config.hidden;
-    return (struct pd_chunk_term){shift(t, dy, dy_column), shift(t, w, w_row * hidden), ld_dy, hidden, k};
+    return (struct pd_chunk_term){
+        .a = shift(t, dy, dy_column), .b = shift(t, w, w_row * hidden), .lda = ld_dy, .ldb = hidden, .k = k};
 }
 
 /* dnorm (R,C) = tree over chunks of the chain of a chunk's columns of q, of k, of v. */
@@ -164,7 +177,7 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, struct 
     const char *w = weight(p, p->roles->qkv);
     const uint64_t first_computed = (s->kv_computed.begin - s->kv_needed.begin) * c->head_size;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        struct pd_chunk_term *terms = pd_chunk_terms(t, i);
         struct pd_range heads = pd_partition_chunk(&t->partition, c->heads, t->tp.first_chunk + i);
         struct pd_range kv = pd_partition_kv_computed(c, heads), q = pd_chunk_columns(t, c->heads, c->head_size, i);
         const uint64_t column = (kv.begin - s->kv_computed.begin) * c->head_size;
@@ -187,12 +200,11 @@ static pd_status up_input(const struct pass *p, struct pd_error *err)
     const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
     const void *w = weight(p, p->roles->up);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+        struct pd_chunk_term *terms = pd_chunk_terms(t, i);
         struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
         const uint64_t k = r.end - r.begin;
         terms[0] = term(t, t->dup, ld, r.begin, w, r.begin, k);
         terms[1] = term(t, t->dup, ld, columns + r.begin, w, columns + r.begin, t->is_llama ? k : 0);
-        terms[2].k = 0;
     }
     if (t->partition.virtual_tp == 1) {
         t->tp.terms[0].k = ld;
@@ -224,18 +236,26 @@ static struct row_parallel down_projection(const struct pass *p)
                                  p->roles->down_bias};
 }
 
+static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parallel *l)
+{
+    return (struct pd_fp8_rows){l->units, l->unit, l->in, l->x, weight(p, l->weight)};
+}
+
 /* y (R,C) = x W^T + bias + residual */
 static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
                               struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
+    const struct pd_fp8_rows codes = codes_of(p, l);
+    if (t->fp8.is_on) return pd_fp8_rows_forward(t, &codes, weight(p, l->bias), residual, y, err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t k = r.end - r.begin;
-        terms[0] = (struct pd_chunk_term){shift(t, l->x, r.begin), shift(t, weight(p, l->weight), r.begin * p->hidden),
-                                          l->in, k, k};
-        terms[1].k = terms[2].k = 0;
+        *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = shift(t, l->x, r.begin),
+                                                       .b = shift(t, weight(p, l->weight), r.begin * p->hidden),
+                                                       .lda = l->in,
+                                                       .ldb = k,
+                                                       .k = k};
     }
     struct pd_chunk_sum sum = {.rows = t->rows,
                                .columns = p->hidden,
@@ -247,10 +267,11 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* dx (R,in) = dy W;  dW as W;  dbias on every rank. dy is dstream. */
-static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+static pd_status rows_products(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
+    const struct pd_fp8_rows codes = codes_of(p, l);
+    if (t->fp8.is_on) return pd_fp8_rows_backward(t, &codes, dx, gradient(p, l->weight), err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t n = r.end - r.begin;
@@ -265,6 +286,14 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
         struct weight_gradient w = {t->dstream, shift(t, l->x, r.begin), p->hidden, p->hidden, n, l->in};
         PD_TRY(weight_backward(t, &w, gradient(p, l->weight) + r.begin * p->hidden, NULL, err));
     }
+    return PD_OK;
+}
+
+/* dx (R,in) = dy W;  dW as W;  dbias on every rank. dy is dstream. */
+static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    PD_TRY(rows_products(p, l, dx, err));
     struct weight_gradient bias = {.dy = t->dstream, .out = p->hidden, .ld_dy = p->hidden};
     float *dbias = gradient(p, l->bias);
     return dbias ? pd_sum_pieces(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
@@ -318,8 +347,7 @@ static pd_status inner(const struct pass *p, struct pd_error *err)
     PD_TRY(pd_block_attention_forward(p->t, p->input, a, err));
     PD_TRY(rows_forward(p, &out, p->x, a->middle, err));
     PD_TRY(norm2_forward(p, err));
-    PD_TRY(columns_forward(p, p->t->share.up_columns, a->norm2, weight(p, p->roles->up), weight(p, p->roles->up_bias), a->up,
-                           err));
+    PD_TRY(up_forward(p, err));
     return activation_forward(p, err);
 }
 
@@ -346,15 +374,39 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     return pd_activations_close(t, slot, block, err);
 }
 
+static pd_status up_backward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    float *dweight = gradient(p, p->roles->up), *dbias = gradient(p, p->roles->up_bias);
+    if (t->fp8.is_on) {
+        pd_fp8_up_parts(t, t->dup);
+        return pd_fp8_columns_backward(t, p->a->norm2, weight(p, p->roles->up), t->model->config.ffn, dweight, dbias, err);
+    }
+    PD_TRY(up_input(p, err));
+    struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
+    return weight_backward(t, &up, dweight, dbias, err);
+}
+
+static pd_status qkv_backward(const struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
+    if (t->fp8.is_on) {
+        pd_fp8_qkv_parts(t, &d, true);
+        return pd_fp8_columns_backward(t, p->a->norm1, weight(p, p->roles->qkv), t->model->config.heads,
+                                       gradient(p, p->roles->qkv), gradient(p, p->roles->qkv_bias), err);
+    }
+    PD_TRY(qkv_input(p, &d, err));
+    return qkv_weights(p, &d, err);
+}
+
 static pd_status mlp_backward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     struct row_parallel down = down_projection(p);
     PD_TRY(rows_backward(p, &down, t->dhidden, err));
     PD_TRY(activation_backward(p, err));
-    PD_TRY(up_input(p, err));
-    struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
-    PD_TRY(weight_backward(t, &up, gradient(p, p->roles->up), gradient(p, p->roles->up_bias), err));
+    PD_TRY(up_backward(p, err));
     struct pd_norm n = pd_norm_of(t, p->a->middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias), p->a->mean2,
                                   p->a->rstd2, NULL);
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm2), gradient(p, p->roles->norm2_bias), err);
@@ -366,9 +418,7 @@ static pd_status attention_backward(const struct pass *p, struct pd_error *err)
     struct row_parallel out = out_projection(p);
     PD_TRY(rows_backward(p, &out, t->dattention, err));
     PD_TRY(pd_block_attention_backward(t, p->input, p->a, err));
-    struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
-    PD_TRY(qkv_input(p, &d, err));
-    PD_TRY(qkv_weights(p, &d, err));
+    PD_TRY(qkv_backward(p, err));
     struct pd_norm n =
         pd_norm_of(t, p->x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1, NULL);
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);

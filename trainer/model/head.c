@@ -89,11 +89,11 @@ static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, vocab, 1, i);
-        struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
-        terms[0] =
-            (struct pd_chunk_term){(char *)t->logits + r.begin * t->element_bytes,
-                                   (char *)h->matrix + r.begin * hidden * t->element_bytes, ld, hidden, r.end - r.begin};
-        terms[1].k = terms[2].k = 0;
+        *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = (char *)t->logits + r.begin * t->element_bytes,
+                                                       .b = (char *)h->matrix + r.begin * hidden * t->element_bytes,
+                                                       .lda = ld,
+                                                       .ldb = hidden,
+                                                       .k = r.end - r.begin};
     }
     struct pd_chunk_sum sum = {.rows = rows, .columns = hidden, .units = vocab, .out = rows_of(t, t->dnorm, row).data};
     return pd_chunk_sum_run(t, &sum, err);

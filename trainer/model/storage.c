@@ -251,6 +251,21 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
+/* Codes of the operands of one linear, in forward or in backward. */
+static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const struct pd_share *s = &t->share;
+    const uint64_t hidden = t->model->config.hidden, in = most(hidden, most(s->q_columns, s->ffn_columns));
+    const uint64_t out = most(hidden, most(s->q_columns + 2 * s->k_columns, s->up_columns));
+    if (!f->is_on || !t->has_blocks) return;
+    f->x = take(arena, t->rows * in, 1);
+    f->w = take(arena, hidden * most(in, out), 1);
+    f->dy = take(arena, t->options.backward ? t->rows * out : 0, 1);
+    f->dy_across = take(arena, t->options.backward ? t->rows * out : 0, 1);
+    f->scales = take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));
+}
+
 /* ---- sequence parallel ---- */
 
 static uint64_t largest_gradient(const struct pd_transformer *t)
@@ -310,6 +325,7 @@ pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, 
     take_backward(t, arena);
     take_kv(t, arena);
     take_sums(t, arena);
+    take_fp8(t, arena);
     take_pieces(t, arena);
     return PD_OK;
 }

@@ -29,6 +29,13 @@ struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units,
 
 /* ---- sums over chunks ---- */
 
+struct pd_chunk_term *pd_chunk_terms(struct pd_transformer *t, uint32_t i)
+{
+    struct pd_chunk_term *terms = &t->tp.terms[i * PD_CHUNK_TERMS];
+    memset(terms, 0, PD_CHUNK_TERMS * sizeof *terms);
+    return terms;
+}
+
 static uint32_t chunk_products(const struct pd_transformer *t, uint32_t chunk)
 {
     uint32_t count = 0;
@@ -40,13 +47,41 @@ static uint32_t chunk_products(const struct pd_transformer *t, uint32_t chunk)
 static struct pd_gemm product(const struct pd_transformer *t, const struct pd_chunk_sum *s, const struct pd_chunk_term *term,
                               uint64_t row, uint64_t rows)
 {
-    const char *a = (const char *)term->a + row * term->lda * t->element_bytes;
+    const char *a = (const char *)term->a + row * term->lda * (term->a_format ? 1 : t->element_bytes);
     return (struct pd_gemm){.m = rows,
                             .n = s->columns,
                             .k = term->k,
                             .a = {(void *)(uintptr_t)a, t->options.dtype, term->lda},
                             .b = {(void *)(uintptr_t)term->b, t->options.dtype, term->ldb},
-                            .trans_b = s->trans_b};
+                            .trans_b = s->trans_b,
+                            .a_format = term->a_format,
+                            .b_format = term->b_format,
+                            .b_scale = term->b_scale};
+}
+
+static void move_rows(struct pd_matrix *matrix, uint64_t rows, uint64_t element_bytes)
+{
+    if (matrix->data) matrix->data = (char *)matrix->data + rows * matrix->ld * element_bytes;
+}
+
+/* The product g of a term, of rows from `row` on; where its rows have scales, piece by piece. */
+static pd_status multiply(struct pd_transformer *t, const struct pd_chunk_term *term, const struct pd_gemm *g, uint64_t row,
+                          struct pd_error *err)
+{
+    if (!term->a_format) return pd_gemm(t->math, g, err);
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        const uint64_t begin = t->sp.row[place] > row ? t->sp.row[place] : row;
+        const uint64_t end = t->sp.row[place + 1] < row + g->m ? t->sp.row[place + 1] : row + g->m;
+        struct pd_gemm part = *g;
+        if (begin >= end) continue;
+        part.m = end - begin;
+        part.a_scale = term->a_scales + place * PD_FP8_SCALE_FLOATS;
+        move_rows(&part.a, begin - row, 1);
+        move_rows(&part.c, begin - row, pd_dtype_bytes(part.c.dtype));
+        move_rows(&part.residual, begin - row, pd_dtype_bytes(part.residual.dtype));
+        PD_TRY(pd_gemm(t->math, &part, err));
+    }
+    return PD_OK;
 }
 
 /* c (rows, columns) fp32: the chain of one chunk. */
@@ -60,7 +95,7 @@ static pd_status chain(struct pd_transformer *t, const struct pd_chunk_sum *s, u
         struct pd_gemm g = product(t, s, term, row, rows);
         g.c = (struct pd_matrix){c, PD_F32, s->columns};
         g.accumulate = begun;
-        PD_TRY(pd_gemm(t->math, &g, err));
+        PD_TRY(multiply(t, term, &g, row, err));
         begun = true;
     }
     return PD_OK;
@@ -104,7 +139,7 @@ static pd_status single_product(struct pd_transformer *t, const struct pd_chunk_
     g.bias = s->bias;
     g.bias_dtype = t->options.dtype;
     g.residual = (struct pd_matrix){(void *)(uintptr_t)s->residual, t->options.dtype, s->columns};
-    return pd_gemm(t->math, &g, err);
+    return multiply(t, term, &g, 0, err);
 }
 
 static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)

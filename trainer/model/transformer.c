@@ -100,6 +100,20 @@ static pd_status tensor_parallel_init(struct pd_transformer *t, struct pd_error 
     return PD_OK;
 }
 
+/* A chunk has a part of queries and at most two of keys and of values, whose parts at the ends may be another chunk's. */
+static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    f->is_on = t->options.fp8_linears;
+    if (!f->is_on) return PD_OK;
+    f->part_capacity = 5 * t->tp.chunks + 4;
+    f->scales_capacity = (f->part_capacity + 1) * (t->sp.pieces + 1);
+    f->parts = calloc(f->part_capacity, sizeof *f->parts);
+    f->heads = calloc(f->part_capacity, sizeof *f->heads);
+    if (!f->parts || !f->heads) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
+    return PD_OK;
+}
+
 static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
 {
     t->held = calloc(t->model->config.layers + 1, sizeof *t->held);
@@ -108,7 +122,8 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     PD_TRY(pieces_init(t, err));
     PD_TRY(chunks_init(t, err));
     PD_TRY(pd_activations_new(t, err));
-    return tensor_parallel_init(t, err);
+    PD_TRY(tensor_parallel_init(t, err));
+    return fp8_init(t, err);
 }
 
 /* These still touch what they exchange or write away. */
@@ -168,6 +183,8 @@ void pd_transformer_free(struct pd_transformer *t)
     free(t->blocks);
     free(t->inputs);
     pd_activations_free(t);
+    free(t->fp8.parts);
+    free(t->fp8.heads);
     free(t->tp.terms);
     free((void *)t->tp.parts);
     free(t->sp.row);

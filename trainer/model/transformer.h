@@ -31,6 +31,7 @@
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a leaf: m and T */
     enum pd_dtype dtype;        /* activations and weights */
+    bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
     enum pd_recompute recompute;
     bool separate_documents;     /* attention looks at `first` */
     bool backward;               /* false: forward only (validation, sampling), less memory */

@@ -4,11 +4,12 @@
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
 #include "offload/spill.h"
+#include "trainer/model/linear_fp8.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
 
 #define PD_NOT_HELD UINT32_MAX
-#define PD_CHUNK_TERMS 3   /* q, k, v */
+#define PD_CHUNK_TERMS 5   /* q, k, v; in fp8 heads of k and v may come in two parts */
 #define PD_FETCH_ROWS 512u /* of an embedding, in one exchange */
 
 /* What the operations of one block read again in backward; act dtype unless said otherwise. */
@@ -44,6 +45,8 @@ struct pd_share {
 struct pd_chunk_term {
     const void *a, *b;
     uint64_t lda, ldb, k;
+    enum pd_fp8 a_format, b_format;  /* not NONE: codes */
+    const float *a_scales, *b_scale; /* of a one a place, PD_FP8_SCALE_FLOATS apart */
 };
 
 /* out = round(tree over the chunks of all tp ranks of their chains + bias + residual). The chains are t->tp.terms, of which
@@ -103,10 +106,10 @@ struct pd_activations_away {
     struct pd_spill *spill;               /* borrowed */
     bool learns;                          /* what runs forward now goes backward later */
     uint64_t kept_bytes;                  /* of a block, its input aside */
+    uint32_t away_places;                 /* those before go to files, those of blocks from it on stay: a budget's */
     char **turns;                         /* inputs of blocks in forward */
     uint32_t *turn_place;                 /* whose input is on its way out from there */
     char *regions[PD_ACTIVATION_REGIONS]; /* an input, then what is kept */
-    uint32_t away_places;                 /* those before go to files, those of blocks from it on stay: a budget's */
     uint32_t region_place[PD_ACTIVATION_REGIONS], next_region;
     bool is_back[PD_ACTIVATION_REGIONS]; /* read, or on its way in */
 };
@@ -123,6 +126,7 @@ struct pd_transformer {
     struct pd_share share;
     struct pd_tensor_parallel tp;
     struct pd_sequence_parallel sp;
+    struct pd_fp8_linears fp8;
     bool is_llama, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows;
     uint32_t input_count, place_count;
@@ -188,6 +192,8 @@ PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, cons
                                                   struct pd_block_activations *a, struct pd_error *err);
 
 /* ---- tensor_parallel.c ---- */
+/* Terms of chunk i of this rank, none of which is any yet. */
+struct pd_chunk_term *pd_chunk_terms(struct pd_transformer *t, uint32_t i);
 PD_MUST_USE pd_status pd_chunk_sum_run(struct pd_transformer *t, const struct pd_chunk_sum *sum, struct pd_error *err);
 /* Columns [begin, end) of chunk i of this rank, counted from the rank's first, for `units` units of `unit` elements. */
 struct pd_range pd_chunk_columns(const struct pd_transformer *t, uint64_t units, uint64_t unit, uint32_t i);

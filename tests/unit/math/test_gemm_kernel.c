@@ -69,8 +69,8 @@ static void check_random(void)
     for (uint64_t i = 0; i < LD * LD; i++)
         source[i] = dtype == PD_F32 ? (float)(int32_t)next() * 1e-9f : pd_f32_of_bits((next() & 0x83ff83ffu) | 0x3c003c00u);
     uint64_t mc = 1 + next() % 64, nc = 1 + next() % 72, kc = next() % K_MAX, k0 = next() % 40, first = next() % 20;
-    struct pd_gemm_operand x = {source, dtype, LD, first + mc + next() % 3, next() % 2};
-    struct pd_gemm_operand y = {source, dtype, LD, first + nc + next() % 3, next() % 2};
+    struct pd_gemm_operand x = {source, dtype, LD, first + mc + next() % 3, next() % 2, NULL};
+    struct pd_gemm_operand y = {source, dtype, LD, first + nc + next() % 3, next() % 2, NULL};
     uint64_t a_stride = MR * kc + 16, b_stride = NR * kc + 16;
     pd_gemm_kernel_wide_test.pack_a(&x, first, mc, k0, kc, a, a_stride);
     pd_gemm_kernel_wide_test.pack_b(&y, first, nc, k0, kc, b, b_stride);

@@ -148,3 +148,15 @@ Test(layouts, fp16_skips)
 {
     check_numerics(&(struct numerics){"llama fp16 tp sp", LLAMA, "fp16", "fp32", 2, 2, "numerics.loss_scale=16384", 1});
 }
+
+/* Heads of keys that chunks share, an empty chunk, pieces of unequal length: each has scales of its own. */
+Test(layouts, fp8_llama)
+{
+    check_numerics(
+        &(struct numerics){"llama fp8 tp sp", LLAMA ", qkv_bias: true", "bf16", "fp32", 4, 2, "numerics.linears=fp8", 0});
+}
+
+Test(layouts, fp8_gpt2)
+{
+    check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1});
+}

@@ -102,6 +102,7 @@ Test(memory_plan, other_layouts)
         "layout.dp=2 layout.pp=2 layout.tp=2 numerics.virtual_tp=2 layout.zero_stage=2",
         "layout.dp=2 layout.sp=2 numerics.virtual_sp=4",
         "layout.dp=1 layout.sp=4 numerics.virtual_sp=4 layout.recompute=full numerics.precision=fp32",
+        "layout.dp=1 layout.tp=2 layout.sp=2 numerics.virtual_tp=4 numerics.virtual_sp=4 numerics.linears=fp8",
         "layout.dp=2 layout.sp=2 layout.tp=2 layout.pp=2 numerics.virtual_sp=2 numerics.virtual_tp=4 layout.zero_stage=2",
         "layout.dp=2 layout.sp=2 layout.pp=4 numerics.virtual_sp=2 layout.zero_shard=2 numerics.precision=fp16",
     };

@@ -13,7 +13,7 @@
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
     uint32_t align_a, align_b, align_c, align_residual;
-    uint8_t operands, result, trans_a, trans_b, accumulate, bias, residual, padding;
+    uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
 _Static_assert(sizeof(struct key) == 80, "no bytes that nobody sets");
 
@@ -93,15 +93,35 @@ static cudaDataType_t type_of(enum pd_dtype dtype)
     return dtype == PD_BF16 ? CUDA_R_16BF : dtype == PD_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* Largest power of two up to 16 that divides address and row: what vector loads depend on. */
-static uint32_t alignment_of(const struct pd_matrix *matrix)
+static cudaDataType_t operand_type(enum pd_dtype dtype, enum pd_fp8 format)
 {
-    const uint64_t all = (uint64_t)(uintptr_t)matrix->data | matrix->ld * pd_dtype_bytes(matrix->dtype) | 16;
+    return format == PD_FP8_E4M3 ? CUDA_R_8F_E4M3 : format == PD_FP8_E5M2 ? CUDA_R_8F_E5M2 : type_of(dtype);
+}
+
+/* Largest power of two up to 16 that divides address and row: what vector loads depend on. */
+static uint32_t alignment_of(const struct pd_matrix *matrix, uint64_t element_bytes)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)matrix->data | matrix->ld * element_bytes | 16;
     return (uint32_t)(all & -all);
+}
+
+static uint32_t operand_alignment(const struct pd_matrix *matrix, enum pd_fp8 format)
+{
+    return alignment_of(matrix, format ? 1 : pd_dtype_bytes(matrix->dtype));
+}
+
+/* Of codes it takes rows of multiples of 16 alone, and no bias of fp32. */
+static bool takes_codes(const struct pd_gemm *g)
+{
+    if (g->k == 0 || g->k % 16 || g->n % 16 || (g->bias && g->c.dtype == PD_F32)) return false;
+    if (operand_alignment(&g->a, g->a_format) < 16 || operand_alignment(&g->b, g->b_format) < 16) return false;
+    if (g->bias && g->bias_dtype != g->c.dtype) return false;
+    return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
 }
 
 static bool is_for_cublaslt(const struct pd_gemm *g)
 {
+    if (g->a_format) return takes_codes(g);
     if (g->k == 0 || g->a.dtype != g->b.dtype) return false;
     if (g->c.dtype != PD_F32 && g->c.dtype != g->a.dtype) return false;
     if (g->bias && g->bias_dtype != g->c.dtype) return false;
@@ -113,17 +133,18 @@ static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm 
     struct key key;
     memset(&key, 0, sizeof key);
     key.k = g->k;
-    key.operands = (uint8_t)g->a.dtype;
-    key.result = (uint8_t)g->c.dtype;
+    key.a = (uint8_t)operand_type(g->a.dtype, g->a_format);
+    key.b = (uint8_t)operand_type(g->b.dtype, g->b_format);
+    key.result = (uint8_t)type_of(g->c.dtype);
     key.trans_a = g->trans_a;
     key.trans_b = g->trans_b;
     key.accumulate = g->accumulate;
     key.bias = g->bias != NULL;
     key.residual = g->residual.data != NULL;
-    key.align_a = alignment_of(&g->a);
-    key.align_b = alignment_of(&g->b);
-    key.align_c = alignment_of(&g->c);
-    key.align_residual = g->residual.data ? alignment_of(&g->residual) : 16;
+    key.align_a = operand_alignment(&g->a, g->a_format);
+    key.align_b = operand_alignment(&g->b, g->b_format);
+    key.align_c = alignment_of(&g->c, pd_dtype_bytes(g->c.dtype));
+    key.align_residual = g->residual.data ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : 16;
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;
     key.ld_b = g->trans_b ? g->k : key.n;
@@ -145,7 +166,7 @@ static pd_status describe_operation(struct description *d, const struct key *key
 {
     const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    const cudaDataType_t bias = type_of((enum pd_dtype)key->result);
+    const cudaDataType_t bias = (cudaDataType_t)key->result;
     LT_TRY(err, cublasLtMatmulDescInit(&d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
@@ -155,13 +176,15 @@ static pd_status describe_operation(struct description *d, const struct key *key
 
 static pd_status describe(struct description *d, const struct key *key, struct pd_error *err)
 {
-    const cudaDataType_t in = type_of((enum pd_dtype)key->operands), out = type_of((enum pd_dtype)key->result);
+    const cudaDataType_t out = (cudaDataType_t)key->result;
     const uint64_t m = key->m, n = key->n, k = key->k;
     const uint64_t b_rows = key->trans_b ? k : n, b_columns = key->trans_b ? n : k;
     const uint64_t a_rows = key->trans_a ? m : k, a_columns = key->trans_a ? k : m;
     PD_TRY(describe_operation(d, key, err));
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->a, in, b_rows, b_columns, (int64_t)key->ld_b), "describing B");
-    LT_TRY(err, cublasLtMatrixLayoutInit(&d->b, in, a_rows, a_columns, (int64_t)key->ld_a), "describing A");
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->a, (cudaDataType_t)key->b, b_rows, b_columns, (int64_t)key->ld_b),
+           "describing B");
+    LT_TRY(err, cublasLtMatrixLayoutInit(&d->b, (cudaDataType_t)key->a, a_rows, a_columns, (int64_t)key->ld_a),
+           "describing A");
     LT_TRY(err, cublasLtMatrixLayoutInit(&d->c, out, n, m, (int64_t)key->ld_residual), "describing the residual");
     LT_TRY(err, cublasLtMatrixLayoutInit(&d->d, out, n, m, (int64_t)key->ld_c), "describing C");
     return PD_OK;
@@ -268,6 +291,10 @@ static pd_status describe_product(struct description *d, const struct key *chose
     struct key key = *chosen;
     set_shape(&key, g);
     PD_TRY(describe(d, &key, err));
+    if (g->a_format) {
+        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale, sizeof g->b_scale, err));
+        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale, sizeof g->a_scale, err));
+    }
     return g->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias, err) : PD_OK;
 }
 

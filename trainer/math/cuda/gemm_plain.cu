@@ -5,6 +5,7 @@
 #include "trainer/math/cuda/gemm.h"
 
 #include "trainer/math/cuda/grid.h"
+#include "trainer/math/fp8.h"
 
 #define SIDE 64u
 #define DEPTH 16u
@@ -27,17 +28,27 @@ PD_DEVICE void store(void *base, uint64_t i, int dtype, float x)
         static_cast<uint16_t *>(base)[i] = dtype == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
 }
 
+struct codes {
+    enum pd_fp8 format; /* NONE: elements of the operand's dtype */
+    float scale;
+};
+
+PD_DEVICE float value(const struct pd_matrix &operand, uint64_t i, struct codes codes)
+{
+    if (!codes.format) return element(operand.data, i, operand.dtype);
+    return __fmul_rn(pd_f32_of_fp8(codes.format, static_cast<const uint8_t *>(operand.data)[i]), codes.scale);
+}
+
 /* Rows [first, first + SIDE) of an operand (rows, k), or (k, rows) when `across`, times DEPTH of k: tile[k][row], 0 outside.
  * Threads that follow each other read elements that do. */
-PD_DEVICE void load(float (&tile)[DEPTH][SIDE + 1], const struct pd_matrix &operand, bool across, uint64_t rows,
-                    uint64_t depth, uint64_t first, uint64_t first_k)
+PD_DEVICE void load(float (&tile)[DEPTH][SIDE + 1], const struct pd_matrix &operand, struct codes codes, bool across,
+                    uint64_t rows, uint64_t depth, uint64_t first, uint64_t first_k)
 {
     for (uint32_t i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
         const uint32_t row = across ? i % SIDE : i / DEPTH, k = across ? i / SIDE : i % DEPTH;
         const uint64_t r = first + row, at = first_k + k;
         const bool inside = r < rows && at < depth;
-        tile[k][row] =
-            inside ? element(operand.data, across ? at * operand.ld + r : r * operand.ld + at, operand.dtype) : 0.0f;
+        tile[k][row] = inside ? value(operand, across ? at * operand.ld + r : r * operand.ld + at, codes) : 0.0f;
     }
 }
 
@@ -54,6 +65,8 @@ static __global__ void __launch_bounds__(THREADS) gemm_kernel(struct pd_gemm g)
     PD_SHARED(float, b, [DEPTH][SIDE + 1]);
     const uint64_t first_row = uint64_t(blockIdx.y) * SIDE, first_column = uint64_t(blockIdx.x) * SIDE;
     const uint32_t x = threadIdx.x % STRIDE, y = threadIdx.x / STRIDE;
+    const struct codes a_codes = {g.a_format, g.a_format ? *g.a_scale : 1.0f};
+    const struct codes b_codes = {g.b_format, g.b_format ? *g.b_scale : 1.0f};
     float sum[EACH][EACH];
     for (uint32_t i = 0; i < EACH; i++)
         for (uint32_t j = 0; j < EACH; j++) {
@@ -62,8 +75,8 @@ static __global__ void __launch_bounds__(THREADS) gemm_kernel(struct pd_gemm g)
             sum[i][j] = goes_on ? static_cast<const float *>(g.c.data)[row * g.c.ld + column] : 0.0f;
         }
     for (uint64_t k = 0; k < g.k; k += DEPTH) {
-        load(a, g.a, g.trans_a, g.m, g.k, first_row, k);
-        load(b, g.b, !g.trans_b, g.n, g.k, first_column, k);
+        load(a, g.a, a_codes, g.trans_a, g.m, g.k, first_row, k);
+        load(b, g.b, b_codes, !g.trans_b, g.n, g.k, first_column, k);
         __syncthreads();
         const uint32_t depth = g.k - k < DEPTH ? uint32_t(g.k - k) : DEPTH; /* 0 * 0 would make 0 of -0 */
         for (uint32_t d = 0; d < depth; d++)
@@ -89,7 +102,8 @@ pd_status pd_cuda_gemm_plain(void *stream, const struct pd_gemm *gemm, struct pd
     for (uint64_t row = 0; row < gemm->m; row += rows_most) {
         struct pd_gemm part = *gemm;
         part.m = gemm->m - row < rows_most ? gemm->m - row : rows_most;
-        const uint64_t a = (gemm->trans_a ? row : row * gemm->a.ld) * pd_dtype_bytes(gemm->a.dtype);
+        const uint64_t a_bytes = gemm->a_format ? 1 : pd_dtype_bytes(gemm->a.dtype);
+        const uint64_t a = (gemm->trans_a ? row : row * gemm->a.ld) * a_bytes;
         part.a.data = static_cast<char *>(gemm->a.data) + (gemm->k ? a : 0);
         part.c.data = static_cast<char *>(gemm->c.data) + row * gemm->c.ld * pd_dtype_bytes(gemm->c.dtype);
         if (gemm->residual.data)

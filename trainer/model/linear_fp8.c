@@ -1,0 +1,358 @@
+/* Linears of a block in fp8: weights and activations as E4M3, gradients of outputs as E5M2, products and sums as ever.
+ *
+ * An operand has a scale a tile, and a tile is what no layout cuts: a piece of tokens (virtual_sp) times a chunk of heads or
+ * of ffn columns (virtual_tp). So a rank finds the largest element of each tile it multiplies by itself, and every layout
+ * finds the same. With both 1 a matrix is one tile, q, k and v together as they lie in memory.
+ *
+ * Codes live from their making to the end of the call; backward makes them again from what was saved, which is of the
+ * activation type. In a product k is contiguous in both operands, so gradients of weights multiply transposed codes. */
+#include "trainer/model/transformer_internal.h"
+
+/* ---- which rows of a weight share a scale ---- */
+
+/* Key-value heads [begin, end) are cut where some chunk's query heads begin or end to need them: a rank that needs a head
+ * has all heads of its part. */
+static uint32_t cut_heads(const struct pd_transformer *t, struct pd_range all, struct pd_range *ret_parts)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const uint64_t group = c->heads / c->kv_heads;
+    uint64_t cut = all.begin;
+    uint32_t count = 0;
+    for (uint32_t chunk = 0; chunk < t->partition.virtual_tp; chunk++) {
+        const uint64_t end = pd_partition_chunk(&t->partition, c->heads, chunk).end;
+        const uint64_t borders[2] = {end / group, (end + group - 1) / group};
+        for (int i = 0; i < 2; i++) {
+            const uint64_t to = borders[i] < all.end ? borders[i] : all.end;
+            if (to > cut) ret_parts[count++] = (struct pd_range){cut, to};
+            if (to > cut) cut = to;
+        }
+    }
+    return count;
+}
+
+static struct pd_linear_part *next_part(struct pd_fp8_linears *f)
+{
+    PD_CHECK(f->part_count < f->part_capacity);
+    struct pd_linear_part *part = &f->parts[f->part_count++];
+    *part = (struct pd_linear_part){0};
+    return part;
+}
+
+static void add_part(struct pd_transformer *t, uint32_t chunk, uint64_t row, uint64_t rows, char *y, uint64_t ld_y)
+{
+    if (!rows) return;
+    *next_part(&t->fp8) =
+        (struct pd_linear_part){.chunk = chunk, .row = row, .gradient_row = row, .rows = rows, .y = y, .ld_y = ld_y};
+}
+
+/* Chunk of this rank that computes the gradient of a head. */
+static uint32_t chunk_of_head(const struct pd_transformer *t, uint64_t head)
+{
+    const struct pd_model_config *c = &t->model->config;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range heads = pd_partition_chunk(&t->partition, c->heads, t->tp.first_chunk + i);
+        const struct pd_range kv = pd_partition_kv_computed(c, heads);
+        if (kv.begin <= head && head < kv.end) return i;
+    }
+    return 0; /* of forward, which does not ask */
+}
+
+/* Heads of keys, or of values: `row` and `gradient_row` where the first of `all` lies. */
+static void add_heads(struct pd_transformer *t, struct pd_range all, uint64_t row, uint64_t gradient_row, char *y,
+                      uint64_t ld_y)
+{
+    const uint64_t d = t->model->config.head_size;
+    const uint32_t count = cut_heads(t, all, t->fp8.heads);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_range heads = t->fp8.heads[i];
+        const uint64_t before = (heads.begin - all.begin) * d;
+        *next_part(&t->fp8) = (struct pd_linear_part){.chunk = chunk_of_head(t, heads.begin),
+                                                      .row = row + before,
+                                                      .gradient_row = gradient_row + before,
+                                                      .rows = (heads.end - heads.begin) * d,
+                                                      .y = y + before * t->element_bytes,
+                                                      .ld_y = ld_y};
+    }
+}
+
+void pd_fp8_qkv_parts(struct pd_transformer *t, const struct pd_qkv *y, bool computed)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const struct pd_share *s = &t->share;
+    const uint64_t q = s->q_columns, d = c->head_size;
+    t->fp8.part_count = 0;
+    if (t->partition.virtual_tp == 1) {
+        add_part(t, 0, 0, t->sp.by_parts ? q : q + 2 * s->k_columns, y->q, y->ld_q);
+        if (t->sp.by_parts) add_part(t, 0, q, 2 * s->k_columns, y->k, y->ld_kv);
+        return;
+    }
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range r = pd_chunk_columns(t, c->heads, d, i);
+        add_part(t, i, r.begin, r.end - r.begin, y->q + r.begin * t->element_bytes, y->ld_q);
+    }
+    const struct pd_range heads = computed ? s->kv_computed : s->kv_needed;
+    const uint64_t row = q + (heads.begin - s->kv_needed.begin) * d;
+    add_heads(t, heads, row, q, y->k, y->ld_kv);
+    add_heads(t, heads, row + s->k_columns, q + s->dk_columns, y->v, y->ld_kv);
+}
+
+void pd_fp8_up_parts(struct pd_transformer *t, void *y)
+{
+    const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
+    char *up = y;
+    t->fp8.part_count = 0;
+    if (t->partition.virtual_tp == 1) {
+        add_part(t, 0, 0, ld, up, ld);
+        return;
+    }
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
+        add_part(t, i, r.begin, r.end - r.begin, up + r.begin * t->element_bytes, ld);
+        if (t->is_llama) add_part(t, i, columns + r.begin, r.end - r.begin, up + (columns + r.begin) * t->element_bytes, ld);
+    }
+}
+
+/* ---- codes ---- */
+
+static float *next_scale(struct pd_fp8_linears *f)
+{
+    PD_CHECK(f->scales_used < f->scales_capacity);
+    return f->scales + PD_FP8_SCALE_FLOATS * f->scales_used++;
+}
+
+static const char *shift(const struct pd_transformer *t, const void *base, uint64_t elements)
+{
+    return (const char *)base + elements * t->element_bytes;
+}
+
+/* `across` (columns, rows), `codes` (rows, columns); either NULL. */
+static pd_status quantize(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t rows,
+                          uint64_t columns, uint8_t *codes, uint8_t *across, const float **ret_scale, struct pd_error *err)
+{
+    const struct pd_quantize q = {.rows = rows,
+                                  .columns = columns,
+                                  .x = {(void *)(uintptr_t)x, t->options.dtype, ld},
+                                  .format = format,
+                                  .codes = codes,
+                                  .transposed = across,
+                                  .ld_codes = columns,
+                                  .ld_transposed = rows,
+                                  .scale = next_scale(&t->fp8)};
+    *ret_scale = q.scale;
+    return pd_quantize(t->math, &q, err);
+}
+
+/* Piece after piece, in memory too; scales of pieces lie PD_FP8_SCALE_FLOATS apart. */
+static pd_status quantize_pieces(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t columns,
+                                 uint8_t *codes, uint8_t *across, const float **ret_scales, struct pd_error *err)
+{
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        const uint64_t before = t->sp.row[place] * columns;
+        const float *scale;
+        PD_TRY(quantize(t, format, shift(t, x, t->sp.row[place] * ld), ld, t->sp.rows[place], columns,
+                        codes ? codes + before : NULL, across ? across + before : NULL, &scale, err));
+        if (place == 0) *ret_scales = scale;
+    }
+    return PD_OK;
+}
+
+/* c (rows of each piece, n) of act = a (rows, k) b (n, k)^T + bias */
+struct rows_product {
+    uint64_t n, k;
+    const uint8_t *a, *b;
+    enum pd_fp8 a_format;
+    const float *a_scales, *b_scale;
+    const void *bias, *c;
+    uint64_t ld_c;
+};
+
+static pd_status multiply_pieces(struct pd_transformer *t, const struct rows_product *p, struct pd_error *err)
+{
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        const uint64_t row = t->sp.row[place];
+        const struct pd_gemm g = {
+            .m = t->sp.rows[place],
+            .n = p->n,
+            .k = p->k,
+            .trans_b = true,
+            .a = {(void *)(uintptr_t)(p->a + row * p->k), t->options.dtype, p->k},
+            .b = {(void *)(uintptr_t)p->b, t->options.dtype, p->k},
+            .c = {(void *)(uintptr_t)shift(t, p->c, row * p->ld_c), t->options.dtype, p->ld_c},
+            .bias = p->bias,
+            .bias_dtype = t->options.dtype,
+            .a_format = p->a_format,
+            .b_format = PD_FP8_E4M3,
+            .a_scale = p->a_scales + place * PD_FP8_SCALE_FLOATS,
+            .b_scale = p->b_scale,
+        };
+        PD_TRY(pd_gemm(t->math, &g, err));
+    }
+    return PD_OK;
+}
+
+/* dW (out,in) = dy^T x from transposed codes of pieces. */
+struct weight_gradient {
+    uint64_t out, in;
+    const uint8_t *dy, *x; /* (out, rows), (in, rows) of each piece */
+    const float *dy_scales, *x_scales;
+};
+
+static pd_status weight_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const struct weight_gradient *w = context;
+    const uint64_t row = t->sp.row[place], rows = t->sp.rows[place];
+    const struct pd_gemm g = {.m = w->out,
+                              .n = w->in,
+                              .k = rows,
+                              .trans_b = true,
+                              .a = {(void *)(uintptr_t)(w->dy + row * w->out), PD_F32, rows},
+                              .b = {(void *)(uintptr_t)(w->x + row * w->in), PD_F32, rows},
+                              .c = {dst, PD_F32, w->in},
+                              .a_format = PD_FP8_E5M2,
+                              .b_format = PD_FP8_E4M3,
+                              .a_scale = w->dy_scales + place * PD_FP8_SCALE_FLOATS,
+                              .b_scale = w->x_scales + place * PD_FP8_SCALE_FLOATS};
+    return pd_gemm(t->math, &g, err);
+}
+
+static pd_status bias_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const struct pd_linear_part *part = context;
+    return pd_column_sum(t->math, t->sp.rows[place], part->rows, part->ld_y, t->options.dtype,
+                         shift(t, part->y, t->sp.row[place] * part->ld_y), dst, err);
+}
+
+/* ---- cut by rows of the weight ---- */
+
+pd_status pd_fp8_columns_forward(struct pd_transformer *t, const void *x, const void *w, const void *bias,
+                                 struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    const float *x_scales, *w_scale;
+    f->scales_used = 0;
+    if (!f->part_count) return PD_OK;
+    PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, f->x, NULL, &x_scales, err));
+    for (uint32_t i = 0; i < f->part_count; i++) {
+        const struct pd_linear_part *part = &f->parts[i];
+        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, w, part->row * hidden), hidden, part->rows, hidden, f->w, NULL, &w_scale,
+                        err));
+        const struct rows_product product = {part->rows,  hidden,    f->x,    f->w,
+                                             PD_FP8_E4M3, x_scales,  w_scale, bias ? shift(t, bias, part->row) : NULL,
+                                             part->y,     part->ld_y};
+        PD_TRY(multiply_pieces(t, &product, err));
+    }
+    return PD_OK;
+}
+
+/* The part's gradients; its product with the weight becomes a term of its chunk's chain. */
+static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before, const void *w,
+                               const float *x_scales, float *dweight, float *dbias, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    uint8_t *dy = f->dy + before * t->rows, *turned = f->w + before * hidden;
+    const float *dy_scales, *w_scale;
+    PD_TRY(
+        quantize(t, PD_FP8_E4M3, shift(t, w, part->row * hidden), hidden, part->rows, hidden, NULL, turned, &w_scale, err));
+    PD_TRY(quantize_pieces(t, PD_FP8_E5M2, part->y, part->ld_y, part->rows, dy, f->dy_across, &dy_scales, err));
+    struct weight_gradient gradient = {part->rows, hidden, f->dy_across, f->x, dy_scales, x_scales};
+    PD_TRY(pd_sum_pieces(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
+    if (dbias) PD_TRY(pd_sum_pieces(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
+    struct pd_chunk_term *term = &t->tp.terms[part->chunk * PD_CHUNK_TERMS];
+    while (term->k)
+        term++;
+    PD_CHECK(term < &t->tp.terms[(part->chunk + 1) * PD_CHUNK_TERMS]);
+    *term = (struct pd_chunk_term){.a = dy,
+                                   .b = turned,
+                                   .lda = part->rows,
+                                   .ldb = part->rows,
+                                   .k = part->rows,
+                                   .a_format = PD_FP8_E5M2,
+                                   .b_format = PD_FP8_E4M3,
+                                   .a_scales = dy_scales,
+                                   .b_scale = w_scale};
+    return PD_OK;
+}
+
+pd_status pd_fp8_columns_backward(struct pd_transformer *t, const void *x, const void *w, uint64_t units, float *dweight,
+                                  float *dbias, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    const float *x_scales = NULL;
+    uint64_t before = 0;
+    f->scales_used = 0;
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
+        pd_chunk_terms(t, i);
+    if (f->part_count) PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, NULL, f->x, &x_scales, err));
+    for (uint32_t i = 0; i < f->part_count; before += f->parts[i].rows, i++)
+        PD_TRY(part_backward(t, &f->parts[i], before, w, x_scales, dweight, dbias, err));
+    struct pd_chunk_sum sum = {.rows = t->rows, .columns = hidden, .units = units, .trans_b = true, .out = t->dnorm};
+    return pd_chunk_sum_run(t, &sum, err);
+}
+
+/* ---- cut by columns of the weight ---- */
+
+pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows *l, const void *bias, const void *residual,
+                              void *y, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    f->scales_used = 0;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
+        struct pd_chunk_term *terms = pd_chunk_terms(t, i);
+        const uint64_t k = r.end - r.begin;
+        if (!k) continue;
+        terms[0] = (struct pd_chunk_term){.a = f->x + r.begin * t->rows,
+                                          .b = f->w + r.begin * hidden,
+                                          .lda = k,
+                                          .ldb = k,
+                                          .k = k,
+                                          .a_format = PD_FP8_E4M3,
+                                          .b_format = PD_FP8_E4M3};
+        PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, k, f->x + r.begin * t->rows, NULL,
+                               &terms[0].a_scales, err));
+        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, l->w, r.begin * hidden), k, hidden, k, f->w + r.begin * hidden, NULL,
+                        &terms[0].b_scale, err));
+    }
+    struct pd_chunk_sum sum = {.rows = t->rows,
+                               .columns = hidden,
+                               .units = l->units,
+                               .trans_b = true,
+                               .bias = bias,
+                               .residual = residual,
+                               .out = y};
+    return pd_chunk_sum_run(t, &sum, err);
+}
+
+pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_rows *l, void *dx, float *dweight,
+                               struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint64_t hidden = t->model->config.hidden;
+    const float *dy_scales, *x_scales, *w_scale;
+    f->scales_used = 0;
+    PD_TRY(quantize_pieces(t, PD_FP8_E5M2, t->dstream, hidden, hidden, f->dy, f->dy_across, &dy_scales, err));
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
+        const uint64_t n = r.end - r.begin;
+        if (!n) continue;
+        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, l->w, r.begin * hidden), n, hidden, n, NULL, f->w, &w_scale, err));
+        PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, n, NULL, f->x, &x_scales, err));
+        const struct rows_product product = {.n = n,
+                                             .k = hidden,
+                                             .a = f->dy,
+                                             .b = f->w,
+                                             .a_format = PD_FP8_E5M2,
+                                             .a_scales = dy_scales,
+                                             .b_scale = w_scale,
+                                             .c = shift(t, dx, r.begin),
+                                             .ld_c = l->in};
+        PD_TRY(multiply_pieces(t, &product, err));
+        struct weight_gradient gradient = {hidden, n, f->dy_across, f->x, dy_scales, x_scales};
+        PD_TRY(pd_sum_pieces(t, hidden * n, weight_piece, &gradient, dweight + r.begin * hidden, err));
+    }
+    return PD_OK;
+}
