@@ -44,6 +44,24 @@ simt_settings read_settings()
     return s;
 }
 
+unsigned long long plain(uint64_t value)
+{
+    return value;
+}
+
+void report()
+{
+    const simt_counts &c = simt_counted();
+    FILE *file = fopen(getenv("PERDURE_SIMT_REPORT"), "a");
+    if (!file) return;
+    fprintf(file,
+            "{\"kernels\":%llu,\"copies\":%llu,\"pageable_copies\":%llu,\"fills\":%llu,\"waits\":%llu,"
+            "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu}\n",
+            plain(c.kernels), plain(c.copies), plain(c.pageable_copies), plain(c.fills), plain(c.waits),
+            plain(c.device_bytes), plain(c.device_bytes_max), plain(c.locked_bytes), plain(c.locked_bytes_max));
+    fclose(file);
+}
+
 unsigned here()
 {
     int device = 0;
@@ -71,6 +89,14 @@ const simt_settings &simt_machine(void)
 {
     static const simt_settings settings = read_settings();
     return settings;
+}
+
+simt_counts &simt_counted(void)
+{
+    static simt_counts counts;
+    static const int registered = getenv("PERDURE_SIMT_REPORT") ? atexit(report) : 0;
+    (void)registered;
+    return counts;
 }
 
 cudaError_t cudaGetLastError(void)

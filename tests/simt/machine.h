@@ -37,6 +37,14 @@ struct simt_settings {
 };
 const simt_settings &simt_machine(void);
 
+/* Of the process so far, all GPUs together; for the holder of a turn. */
+struct simt_counts {
+    uint64_t kernels, copies, fills, waits; /* waits: of the host, for a stream or an event */
+    uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
+    uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
+};
+simt_counts &simt_counted(void);
+
 /* ---- memory: for the holder of a turn ---- */
 
 enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_ORDERED, SIMT_LOCKED, SIMT_REGISTERED };

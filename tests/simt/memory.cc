@@ -157,6 +157,15 @@ bool account_for(simt_kind kind, unsigned gpu, size_t bytes)
     return true;
 }
 
+void count(simt_kind kind, size_t bytes, bool comes)
+{
+    simt_counts &c = simt_counted();
+    uint64_t &now = is_device(kind) ? c.device_bytes : c.locked_bytes;
+    uint64_t &max = is_device(kind) ? c.device_bytes_max : c.locked_bytes_max;
+    now = comes ? now + bytes : now - bytes;
+    if (now > max) max = now;
+}
+
 } // namespace
 
 simt_turn::simt_turn()
@@ -212,6 +221,7 @@ cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **
     if (at == MAP_FAILED) return cudaErrorMemoryAllocation;
     memset(at, 0xff, mapped);
     all().regions[address(at)] = {bytes, mapped, kind, gpu, false};
+    count(kind, bytes, true);
     if (is_device(kind)) {
         watch();
         if (!(all().open >> gpu & 1u) && mprotect(at, mapped, PROT_NONE)) abort();
@@ -230,6 +240,7 @@ cudaError_t simt_memory_register(void *data, size_t bytes)
             return cudaErrorHostMemoryAlreadyRegistered;
     }
     all().regions[address(data)] = {bytes, bytes, SIMT_REGISTERED, 0, false};
+    count(SIMT_REGISTERED, bytes, true);
     return cudaSuccess;
 }
 
@@ -250,6 +261,7 @@ void simt_memory_uncount(const void *data)
 void simt_memory_drop(void *data)
 {
     const auto found = all().regions.find(address(data));
+    count(found->second.kind, found->second.bytes, false);
     if (found->second.kind == SIMT_REGISTERED)
         all().regions.erase(found);
     else

@@ -167,12 +167,12 @@ void add(cudaStream_t stream, operation op)
 }
 
 /* Adds the GPU whose memory it is. A range that begins in known memory ends in it. */
-cudaError_t place(const void *data, size_t bytes, unsigned *touches, bool *ret_known = nullptr)
+cudaError_t place(const void *data, size_t bytes, unsigned *touches, bool *ret_known)
 {
     uintptr_t base;
     simt_region region;
     const bool known = simt_memory_find(data, &base, &region);
-    if (ret_known) *ret_known = known;
+    *ret_known = known;
     if (!known) return cudaSuccess;
     if (region.freed || bytes > region.bytes - (reinterpret_cast<uintptr_t>(data) - base)) return cudaErrorInvalidValue;
     if (region.kind == SIMT_DEVICE || region.kind == SIMT_ORDERED) *touches |= 1u << region.gpu;
@@ -206,6 +206,7 @@ cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches
         KNOWN(streams, stream);
         if (stream->q->gpu != here()) return cudaErrorInvalidResourceHandle;
     }
+    simt_counted().kernels += touches == SIMT_OWN_GPU;
     return append(stream, {what, touches == SIMT_OWN_GPU ? 1u << here() : touches, std::move(work), nullptr, nullptr, 0});
 }
 
@@ -237,6 +238,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     simt_turn turn;
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
+    simt_counted().waits++;
     carry_out(*stream->q, stream->q->asked);
     return state_of(stream->q->gpu);
 }
@@ -277,9 +279,12 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     simt_turn turn;
     const uintptr_t to = reinterpret_cast<uintptr_t>(dst), from = reinterpret_cast<uintptr_t>(src);
     unsigned touches = 0;
+    bool to_known, from_known;
     if (kind != cudaMemcpyDefault || (to < from + bytes && from < to + bytes)) return cudaErrorInvalidValue;
-    if (place(dst, bytes, &touches) != cudaSuccess || place(src, bytes, &touches) != cudaSuccess)
+    if (place(dst, bytes, &touches, &to_known) != cudaSuccess || place(src, bytes, &touches, &from_known) != cudaSuccess)
         return cudaErrorInvalidValue;
+    simt_counted().copies++;
+    simt_counted().pageable_copies += !to_known || !from_known;
     return append(stream, {"a copy", touches, [=] { memcpy(dst, src, bytes); }, nullptr, nullptr, 0});
 }
 
@@ -289,6 +294,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     unsigned touches = 0;
     bool known; /* page-locked memory may be filled too */
     if (place(dst, bytes, &touches, &known) != cudaSuccess || !known) return cudaErrorInvalidValue;
+    simt_counted().fills++;
     return append(stream, {"a fill", touches, [=] { memset(dst, value, bytes); }, nullptr, nullptr, 0});
 }
 
@@ -356,6 +362,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     simt_turn turn;
     KNOWN(events, event);
+    simt_counted().waits++;
     if (event->q) carry_out(*event->q, event->number);
     return state_of(event->gpu);
 }
