@@ -65,6 +65,7 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
     struct pd_optimizer_flight *flight = &pass->store->flights[i % PD_RING_SLOTS];
     uint16_t tags[PD_RING_PIECES_MAX];
     extent->user = flight;
+    pass->described = i + 1;
     flight->count = pd_optimizer_cursor_next(&pass->cursor, flight->parts);
     flight->first_block[0] = 0;
     for (uint32_t p = 0; p < flight->count; p++) {
@@ -213,7 +214,7 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
                                         .copy = copy,
                                         .copy_dtype = step->copy_dtype};
     pd_cpu_adam(NULL, store->options.isa, step->adam, &range);
-    return PD_OK;
+    return step->left ? step->left(step->context, err) : PD_OK;
 }
 
 static pd_status visit_resident(struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group, struct pd_error *err)
@@ -272,6 +273,20 @@ static pd_status meet_parts(struct pd_optimizer_pass *pass, struct pd_error *err
     return PD_OK;
 }
 
+/* Extents up to `end` that are in the ring already. */
+static pd_status expect_extents(struct pd_optimizer_pass *pass, uint64_t end, struct pd_error *err)
+{
+    const struct pd_optimizer_store_step *step = pass->step;
+    for (; pass->expected < end && pass->expected < pass->described; pass->expected++) {
+        const struct pd_optimizer_flight *flight = &pass->store->flights[pass->expected % PD_RING_SLOTS];
+        for (uint32_t p = 0; p < flight->count; p++) {
+            const struct pd_optimizer_part *part = &flight->parts[p];
+            PD_TRY(step->expect(step->context, group_of(pass, part)->box[PD_PARAM], part->first, part->n, p == 0, err));
+        }
+    }
+    return PD_OK;
+}
+
 static pd_status work_blocks(struct pd_optimizer_pass *pass, struct pd_error *err)
 {
     pd_parallel(pass->store->options.pool, pass->now->first_block[pass->now->count], work_block, pass);
@@ -284,13 +299,15 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
 {
     struct pd_optimizer_pass *pass = context;
     struct pd_optimizer_flight *flight = extent->user;
-    (void)i;
+    const bool expects = pass->step && pass->step->adam && pass->step->expect;
     pass->now = flight;
+    if (expects) PD_TRY(expect_extents(pass, i + 2, err));
     for (uint32_t p = 0; p < flight->count; p++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (pass->kinds >> kind & 1) flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;
     if (pass->step) PD_TRY(meet_parts(pass, err)); /* gradients are asked for before */
     PD_TRY(work_blocks(pass, err));
+    if (expects) return pass->step->left(pass->step->context, err);
     return pass->step ? PD_OK : meet_parts(pass, err); /* what is shown was verified */
 }
 

@@ -60,6 +60,7 @@ struct pd_optimizer_pass {
     pd_status (*visit)(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err);
     struct pd_optimizer_cursor cursor;
     uint32_t next_group;             /* those before it were met */
+    uint64_t described, expected;    /* extents */
     struct pd_optimizer_flight *now; /* being worked on */
     pthread_mutex_t mutex;
     _Atomic bool failed;

@@ -184,6 +184,11 @@ pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, c
     return PD_OK;
 }
 
+uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes)
+{
+    return buffer_bytes / PD_RING_SLOTS / PD_KIND_COUNT / PD_DOOR_ALIGN * PD_DOOR_ALIGN / sizeof(float);
+}
+
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
 {
     PD_CHECK(stripe < store->stripes);

@@ -83,7 +83,14 @@ struct pd_optimizer_store_step {
     bool by_unit; /* extents hold parts of one pipeline unit only */
     pd_status (*meet)(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err);
+    /* NULL, or both, for gradients that come from afar. expect: a part that will be asked for, in that order, while the
+     * extent before its own is worked on; `begins` an extent. left: all that was asked for since the last call is updated.
+     * Boxes that stay in memory are not expected, and left one by one. */
+    pd_status (*expect)(void *context, uint32_t box, uint64_t first, uint64_t n, bool begins, struct pd_error *err);
+    pd_status (*left)(void *context, struct pd_error *err);
 };
+/* Elements of an extent at most, each part of it rounded up to pages of a kind. */
+uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes);
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);
 /* The same in two, for factors that are worked out while the first reads are on their way: begin takes a copy of the step

@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "trainer/exact_sum.h"
+#include "trainer/host_state.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/optimizer.h"
 #include "trainer/scratch.h"
@@ -32,6 +33,7 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
     return (struct pd_zero_options){.leaves = e->leaves,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
+                                    .state_on_host = pd_host_state_is_wanted(&e->options),
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = c->offload.parameters == PD_PLACE_NVME,
                                     .gradients_in_files = c->offload.gradients == PD_PLACE_NVME,
@@ -127,9 +129,8 @@ static bool are_processes(const struct pd_config *c)
 static pd_status take_files(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     uint64_t state_bytes, scratch_bytes, scratch_file_bytes;
+    PD_TRY(pd_state_files_take(e, arena, err));
     PD_TRY(pd_state_files_plan(e, &state_bytes, err));
-    PD_TRY(pd_state_files_kept_bytes(e, &e->kept_bytes, err));
-    if (e->kept_bytes) e->kept_state = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, e->kept_bytes);
     PD_TRY(pd_scratch_plan(e, &scratch_bytes, &scratch_file_bytes, err));
     pd_arena_note(arena, PD_MEMORY_OPTIMIZER, state_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, scratch_bytes);
@@ -186,7 +187,7 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
 static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     float *state[PD_KIND_COUNT];
-    if (!e->options.is_gpu || e->options.config->offload.optimizer == PD_PLACE_NVME) return PD_OK;
+    if (!e->options.is_gpu || e->options.config->offload.optimizer != PD_PLACE_DEVICE) return PD_OK;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         state[kind] = pd_zero_state(e->zero, kind);
     return pd_state_mirror_init(&e->mirror, e->options.device, state, pd_zero_held_elements(e->zero) * sizeof(float), arena,
@@ -196,12 +197,13 @@ static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struc
 /* What a GPU cannot do yet is refused before anything is made. */
 static pd_status check_device(const struct pd_config *c, struct pd_error *err)
 {
-    const enum pd_place places[] = {c->offload.optimizer, c->offload.gradients, c->offload.parameters,
-                                    c->offload.activations};
-    static const char *const names[] = {"optimizer", "gradients", "parameters", "activations"};
-    for (int i = 0; i < 4; i++)
-        if (places[i] == PD_PLACE_NVME)
-            PD_FAIL(err, PD_UNSUPPORTED, "offload.%s is nvme, which needs run.device=cpu", names[i]);
+    const enum pd_place places[] = {c->offload.gradients, c->offload.parameters, c->offload.activations};
+    static const char *const names[] = {"gradients", "parameters", "activations"};
+    for (int i = 0; i < 3; i++)
+        if (places[i] != PD_PLACE_DEVICE)
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "offload.%s is %s, and only offload.optimizer leaves a GPU; set offload.%s=device, or run.device=cpu",
+                    names[i], places[i] == PD_PLACE_CPU ? "cpu" : "nvme", names[i]);
     return PD_OK;
 }
 
@@ -222,6 +224,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
                                                         : io_bytes_of(e->options.model, &e->grid.layout);
     e->io_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->io_bytes);
+    if (pd_host_state_is_wanted(&e->options)) PD_TRY(pd_host_state_new(e, arena, &e->host_state, err));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     /* Tiers filled from others, and other hosts. */
@@ -303,6 +306,7 @@ void pd_engine_free(struct pd_engine *e)
     pd_pipeline_free(e->pipeline);
     pd_transformer_free(e->transformer);
     pd_state_mirror_deinit(&e->mirror);
+    pd_host_state_free(e->host_state);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
     pd_schedule_deinit(&e->schedule);
@@ -335,7 +339,7 @@ pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *
 /* As the host reads and writes it. */
 static float *state_of(struct pd_engine *e, enum pd_kind kind)
 {
-    return e->options.is_gpu ? e->mirror.state[kind] : pd_zero_state(e->zero, kind);
+    return e->mirror.state[kind] ? e->mirror.state[kind] : pd_zero_state(e->zero, kind);
 }
 
 struct init_job {

@@ -32,6 +32,7 @@ struct pd_engine_options {
 };
 
 struct pd_state_files;
+struct pd_host_state;
 
 struct pd_engine {
     struct pd_engine_options options;
@@ -54,11 +55,14 @@ struct pd_engine {
     int32_t *sample;                    /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
     double *row_sums, *device_row_sums; /* workspace of the norm: the host's; what operations write, on a CPU the same */
     struct pd_state_mirror mirror;      /* of state in the memory of a GPU */
+    struct pd_host_state *host_state;   /* state in the host's beside a GPU (trainer/host_state.h); NULL: elsewhere */
     struct pd_superaccumulator *block_squares; /* with sums in files: of the blocks whose sums are complete */
     void *io_buffers;                          /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
     void *kept_state; /* (kept_bytes) of state in files: what its budget keeps in memory too; NULL: none */
     uint64_t kept_bytes;
+    float *far_passage; /* on a GPU, state in files: a set of it on its way between files and device; the host's */
+    void *far_buffers;  /* likewise: what crosses in an update */
     struct pd_state_files *files;     /* optimizer state in files (trainer/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */

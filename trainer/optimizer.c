@@ -2,6 +2,7 @@
 
 #include "offload/cpu_adam.h"
 #include "trainer/exact_sum.h"
+#include "trainer/host_state.h"
 #include "trainer/model/polynomial.h"
 #include "trainer/state_files.h"
 
@@ -144,6 +145,10 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
         PD_TRY(pd_state_mirror_before_update(&e->mirror, err));
     else if (e->before_update)
         e->before_update(e->update_context);
+    if (e->host_state) {
+        PD_TRY(pd_host_state_update(e->host_state, &step, err));
+        return pd_zero_updated(e->zero, err);
+    }
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
         const struct pd_adam_range range = {.n = b->elements,

@@ -1,6 +1,7 @@
 #include "trainer/state_files.h"
 
 #include "ckpt/shard_copy.h"
+#include "offload/crossing.h"
 #include "resharder/layout.h"
 
 #include <stdlib.h>
@@ -16,6 +17,7 @@ struct pd_state_files {
         uint64_t first;                /* element where they begin */
     } * held;                          /* (box_count) */
     bool *wanted;                      /* (tensors) of one load */
+    struct pd_crossing *crossing;      /* on a GPU */
     struct pd_optimizer_store *store;
 };
 
@@ -29,10 +31,24 @@ static uint64_t elements_of(const struct pd_engine *e, uint32_t box)
     return pd_box_elements(&e->files->boxes[box].box);
 }
 
-/* Memory of a box while there are no gradients. */
-static float *passage(struct pd_engine *e, uint32_t box)
+static const struct pd_zero_box *first_of_set(const struct pd_engine *e, uint32_t set)
 {
-    return pd_zero_gradient(e->zero) + held_box(e, box)->gradient_offset + e->files->held[box].first;
+    uint32_t first, end;
+    pd_zero_set_boxes(e->zero, set, &first, &end);
+    return &pd_zero_boxes(e->zero)[first];
+}
+
+/* Memory of a box that is held while there are no gradients; on a GPU the host's, of one set at a time. */
+static float *passage_of(const struct pd_engine *e, const struct pd_zero_box *b)
+{
+    const uint32_t set = e->options.model->tensors.tensors[b->tensor].unit;
+    if (!e->options.is_gpu) return pd_zero_gradient(e->zero) + b->gradient_offset;
+    return e->far_passage + (b->gradient_offset - first_of_set(e, set)->gradient_offset);
+}
+
+static float *passage(const struct pd_engine *e, uint32_t box)
+{
+    return passage_of(e, held_box(e, box)) + e->files->held[box].first;
 }
 
 /* ---- life ---- */
@@ -62,6 +78,24 @@ static pd_status find_held(struct pd_engine *e, struct pd_error *err)
     return PD_OK;
 }
 
+static uint64_t copy_bytes(const struct pd_engine *e)
+{
+    return pd_dtype_bytes(e->options.config->numerics.precision);
+}
+
+static pd_status open_crossing(struct pd_engine *e, struct pd_error *err)
+{
+    const struct pd_rank_device *device = e->options.device;
+    const struct pd_crossing_options options = {.dev = device->dev,
+                                                .compute = device->compute,
+                                                .copies_in = device->copies_in,
+                                                .copies_out = device->copies_out,
+                                                .extent_elements = pd_optimizer_store_extent_elements(e->io_bytes),
+                                                .copy_bytes = copy_bytes(e),
+                                                .buffers = e->far_buffers};
+    return pd_crossing_new(&options, &e->files->crossing, err);
+}
+
 static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd_store *store, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
@@ -85,6 +119,7 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
                                                  .kept_bytes = e->kept_bytes};
     options.stripes = f->stripes;
     memcpy(options.stripe_boxes, f->stripe_boxes, sizeof options.stripe_boxes);
+    if (e->options.is_gpu) PD_TRY(open_crossing(e, err));
     return pd_optimizer_store_new(&options, &f->store, err);
 }
 
@@ -103,6 +138,7 @@ void pd_state_files_close(struct pd_engine *e)
 {
     if (!e || !e->files) return;
     pd_optimizer_store_free(e->files->store);
+    pd_crossing_free(e->files->crossing);
     free(e->files->wanted);
     free(e->files->boxes);
     free(e->files->held);
@@ -126,19 +162,44 @@ pd_status pd_state_files_plan(const struct pd_engine *e, uint64_t *ret_heap_byte
     return PD_OK;
 }
 
-pd_status pd_state_files_kept_bytes(const struct pd_engine *e, uint64_t *ret_bytes, struct pd_error *err)
+static pd_status take_kept(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     struct pd_shard_box *boxes;
     uint32_t count, counts[PD_LAYOUT_STRIPES_MAX];
-    *ret_bytes = 0;
-    if (c->offload.optimizer != PD_PLACE_NVME || !c->offload.optimizer_budget) return PD_OK;
+    if (!c->offload.optimizer_budget) return PD_OK;
     PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
     pd_status st = pd_optimizer_store_kept_bytes(tensors, boxes, count, pd_layout_stripes(&e->grid.layout),
-                                                 c->offload.optimizer_budget, ret_bytes, err);
+                                                 c->offload.optimizer_budget, &e->kept_bytes, err);
     free(boxes);
+    if (!st && e->kept_bytes) e->kept_state = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, e->kept_bytes);
     return st;
+}
+
+static uint64_t largest_set(const struct pd_engine *e)
+{
+    uint64_t most = 0;
+    for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++) {
+        uint32_t first, end;
+        pd_zero_set_boxes(e->zero, set, &first, &end);
+        if (first == end) continue;
+        const struct pd_zero_box *last = &pd_zero_boxes(e->zero)[end - 1];
+        const uint64_t elements = last->gradient_offset + last->elements - first_of_set(e, set)->gradient_offset;
+        if (elements > most) most = elements;
+    }
+    return most;
+}
+
+pd_status pd_state_files_take(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    if (e->options.config->offload.optimizer != PD_PLACE_NVME) return PD_OK;
+    PD_TRY(take_kept(e, arena, err));
+    if (!e->options.is_gpu) return PD_OK;
+    const uint64_t crossing = pd_crossing_bytes(pd_optimizer_store_extent_elements(e->io_bytes), copy_bytes(e));
+    e->far_passage = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, largest_set(e) * sizeof *e->far_passage);
+    e->far_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing);
+    return PD_OK;
 }
 
 uint64_t pd_state_files_file_bytes(const struct pd_engine *e, uint32_t stripe)
@@ -157,16 +218,17 @@ struct sets {
     uint32_t begin, end;
 };
 
-/* Where sums of blocks are in files, two blocks have a place. */
+/* Where sums of blocks are in files, two blocks have a place; on a GPU one set has. */
 static struct sets first_sets(const struct pd_engine *e)
 {
     const uint32_t all = pd_zero_set_count(e->zero);
-    return (struct sets){0, e->options.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
+    return (struct sets){0, e->options.is_gpu || e->options.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
 }
 
 static struct sets next_sets(const struct pd_engine *e, struct sets sets)
 {
     const uint32_t all = pd_zero_set_count(e->zero), end = sets.end + 2 < all ? sets.end + 2 : all - 1;
+    if (e->options.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
     return (struct sets){sets.end, sets.end + 1 < all ? end : all};
 }
 
@@ -180,6 +242,15 @@ static bool is_in(const struct pd_engine *e, struct sets sets, uint32_t box)
     return unit_of(e, box) >= sets.begin && unit_of(e, box) < sets.end;
 }
 
+/* On a GPU by way of the device's gradients, of which there are none yet. */
+static pd_status put_parameters(struct pd_engine *e, uint32_t held, struct pd_error *err)
+{
+    const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[held];
+    float *there = pd_zero_gradient(e->zero) + b->gradient_offset;
+    if (e->options.is_gpu) PD_TRY(pd_math_copy(e->math, there, passage_of(e, b), b->elements * sizeof *there, err));
+    return pd_zero_put_parameters(e->zero, held, there, err);
+}
+
 /* One kind of the sets' boxes from their passage into the file; of parameters also the compute copy. */
 static pd_status put_kind(struct pd_engine *e, struct sets sets, enum pd_kind kind, struct pd_error *err)
 {
@@ -189,9 +260,9 @@ static pd_status put_kind(struct pd_engine *e, struct sets sets, enum pd_kind ki
         const uint32_t held = (uint32_t)(held_box(e, b) - pd_zero_boxes(e->zero));
         PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(e, b), elements_of(e, b), err));
         if (kind == PD_PARAM && !f->held[b].first) /* once, of all stripes */
-            PD_TRY(pd_zero_put_parameters(e->zero, held, passage(e, b), err));
+            PD_TRY(put_parameters(e, held, err));
     }
-    return PD_OK;
+    return e->options.is_gpu ? pd_math_sync(e->math, err) : PD_OK; /* the passage is somebody else's next */
 }
 
 struct init_job {
@@ -236,7 +307,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 {
     struct pd_engine *e = context;
     (void)kind;
-    return pd_zero_gradient(e->zero) + pd_engine_owned_box(e, tensor, box)->gradient_offset;
+    return passage_of(e, pd_engine_owned_box(e, tensor, box));
 }
 
 static pd_status load_sets(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
@@ -275,17 +346,48 @@ pd_status pd_state_files_load(struct pd_engine *e, struct pd_door *door, struct 
 
 /* ---- updating ---- */
 
-static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+/* Where gradient and copy of a box are, from one of its elements on. */
+static pd_status find(struct pd_engine *e, uint32_t box, uint64_t first, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err)
 {
-    struct pd_engine *e = context;
     const uint32_t held = (uint32_t)(held_box(e, box) - pd_zero_boxes(e->zero));
-    (void)n;
     PD_TRY(pd_zero_update_box(e->zero, held, ret_gradient, ret_copy, err));
     first += e->files->held[box].first;
     *ret_gradient += first;
-    *ret_copy = (char *)*ret_copy + first * pd_dtype_bytes(e->options.config->numerics.precision);
+    *ret_copy = (char *)*ret_copy + first * copy_bytes(e);
     return PD_OK;
+}
+
+static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
+                      struct pd_error *err)
+{
+    (void)n;
+    return find(context, box, first, ret_gradient, ret_copy, err);
+}
+
+static pd_status meet_far(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient,
+                          void **ret_copy, struct pd_error *err)
+{
+    struct pd_engine *e = context;
+    const float *gradient;
+    void *copy;
+    PD_TRY(find(e, box, first, &gradient, &copy, err));
+    return pd_crossing_meet(e->files->crossing, gradient, copy, n, ret_gradient, ret_copy, err);
+}
+
+static pd_status expect_far(void *context, uint32_t box, uint64_t first, uint64_t n, bool begins, struct pd_error *err)
+{
+    struct pd_engine *e = context;
+    const float *gradient;
+    void *copy;
+    PD_TRY(find(e, box, first, &gradient, &copy, err));
+    return pd_crossing_expect(e->files->crossing, gradient, copy, n, begins, err);
+}
+
+static pd_status leave_far(void *context, struct pd_error *err)
+{
+    const struct pd_engine *e = context;
+    return pd_crossing_leave(e->files->crossing, err);
 }
 
 pd_status pd_state_files_update_begin(struct pd_engine *e, struct pd_error *err)
@@ -296,14 +398,19 @@ pd_status pd_state_files_update_begin(struct pd_engine *e, struct pd_error *err)
                                                  .context = e,
                                                  .by_unit = c->offload.parameters == PD_PLACE_NVME ||
                                                             c->offload.gradients == PD_PLACE_NVME,
-                                                 .meet = meet};
+                                                 .meet = e->options.is_gpu ? meet_far : meet,
+                                                 .expect = e->options.is_gpu ? expect_far : NULL,
+                                                 .left = e->options.is_gpu ? leave_far : NULL};
     return pd_optimizer_store_update_begin(e->files->store, &step, err);
 }
 
 pd_status pd_state_files_update(struct pd_engine *e, const struct pd_adam_step *adam, struct pd_error *err)
 {
+    struct pd_crossing *crossing = e->files->crossing;
     PD_TRY(pd_zero_update_begin(e->zero, err));
+    if (crossing) PD_TRY(pd_crossing_begin(crossing, err));
     PD_TRY(pd_optimizer_store_update_end(e->files->store, adam, NULL, err));
+    if (crossing) PD_TRY(pd_crossing_end(crossing, err));
     PD_TRY(pd_zero_update_end(e->zero, err));
     return pd_zero_updated(e->zero, err);
 }

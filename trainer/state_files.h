@@ -4,6 +4,9 @@
  * the same boxes that a rank's shard has. What is made or loaded passes through the memory of the gradients, one kind at a
  * time, since there are none yet.
  *
+ * On a GPU gradients and compute copies are the device's. An update is the host's: gradients come out and copies go in by
+ * extents (offload/crossing.h). What is made or loaded passes set by set through memory of the host.
+ *
  *   threads  one caller
  */
 #ifndef PD_TRAINER_STATE_FILES_H
@@ -48,8 +51,8 @@ PD_MUST_USE pd_status pd_state_files_copy(const struct pd_engine *engine, uint32
                                           const struct pd_identity *identity, struct pd_error *err);
 /* Heap that all of this takes at most, by arithmetic, of an engine on any arena; 0 where the state is in memory. */
 PD_MUST_USE pd_status pd_state_files_plan(const struct pd_engine *engine, uint64_t *ret_heap_bytes, struct pd_error *err);
-/* Of offload.optimizer_budget, what state in files makes use of; 0 where it is in memory. */
-PD_MUST_USE pd_status pd_state_files_kept_bytes(const struct pd_engine *engine, uint64_t *ret_bytes, struct pd_error *err);
+/* What it takes of the arena: the part of its budget that it makes use of, and on a GPU what crosses. */
+PD_MUST_USE pd_status pd_state_files_take(struct pd_engine *engine, struct pd_arena *arena, struct pd_error *err);
 uint64_t pd_state_files_file_bytes(const struct pd_engine *engine, uint32_t stripe); /* of one generation */
 /* Reads the state through, verified: box counts in pd_layout_rank_boxes of this rank. */
 struct pd_optimizer_store *pd_state_files_store(struct pd_engine *engine);

@@ -43,6 +43,7 @@ struct pd_zero_options {
     uint32_t leaves;             /* V: leaves a step */
     enum pd_dtype compute;       /* of gathered parameters */
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
+    bool state_on_host;          /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
     bool state_in_files;         /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
     bool parameters_in_files;    /* compute copies of blocks are in files; needs state_in_files */
     bool gradients_in_files;     /* sums of blocks are in files; needs state_in_files, and a schedule that goes by layers */

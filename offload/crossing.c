@@ -1,0 +1,202 @@
+/* Extent i lives in slot i % SLOTS from its first expectation until the copies that left it are in the device, which is
+ * waited for when the slot is taken again. */
+#include "offload/crossing.h"
+
+#include "ckpt/base/trace.h"
+
+#include <stdlib.h>
+
+#define SLOTS 3u
+#define PAGE_ELEMENTS 1024u
+
+struct part {
+    const float *gradient; /* the device's */
+    void *copy;            /* the device's */
+    uint64_t n, at;        /* at: elements into the slot */
+};
+
+struct slot {
+    char *base; /* gradients of an extent, then copies */
+    struct part parts[PD_CROSSING_PARTS_MAX];
+    uint32_t count, met;
+    uint64_t elements;
+    struct pd_event *is_out, *is_in;
+    bool goes_in; /* copies are on their way to the device */
+};
+
+struct pd_crossing {
+    struct pd_crossing_options options;
+    struct slot slots[SLOTS];
+    uint64_t expected, left; /* extents */
+    char *alone_base;
+    struct part alone; /* gradient NULL: none */
+    struct pd_event *computed;
+};
+
+static uint64_t slot_bytes(uint64_t extent_elements, uint64_t copy_bytes)
+{
+    return extent_elements * (sizeof(float) + copy_bytes);
+}
+
+uint64_t pd_crossing_bytes(uint64_t extent_elements, uint64_t copy_bytes)
+{
+    return SLOTS * slot_bytes(extent_elements, copy_bytes) + slot_bytes(PD_CROSSING_ALONE_MAX, copy_bytes);
+}
+
+uint64_t pd_crossing_extent_elements(uint64_t buffer_bytes, uint64_t copy_bytes)
+{
+    const uint64_t alone = slot_bytes(PD_CROSSING_ALONE_MAX, copy_bytes);
+    PD_CHECK(buffer_bytes > alone);
+    return (buffer_bytes - alone) / SLOTS / (sizeof(float) + copy_bytes) / PAGE_ELEMENTS * PAGE_ELEMENTS;
+}
+
+static pd_status build(struct pd_crossing *c, struct pd_error *err)
+{
+    const struct pd_crossing_options *o = &c->options;
+    PD_CHECK(o->extent_elements > 0 && o->extent_elements % PAGE_ELEMENTS == 0);
+    PD_TRY(pd_dev_event_new(o->dev, &c->computed, err));
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        c->slots[i].base = (char *)o->buffers + i * slot_bytes(o->extent_elements, o->copy_bytes);
+        PD_TRY(pd_dev_event_new(o->dev, &c->slots[i].is_out, err));
+        PD_TRY(pd_dev_event_new(o->dev, &c->slots[i].is_in, err));
+    }
+    c->alone_base = (char *)o->buffers + SLOTS * slot_bytes(o->extent_elements, o->copy_bytes);
+    return PD_OK;
+}
+
+pd_status pd_crossing_new(const struct pd_crossing_options *options, struct pd_crossing **ret_crossing, struct pd_error *err)
+{
+    struct pd_crossing *c = calloc(1, sizeof *c);
+    if (!c) PD_FAIL(err, PD_NO_MEMORY, "no memory for what crosses between host and device");
+    c->options = *options;
+    pd_status st = build(c, err);
+    if (st) {
+        pd_crossing_free(c);
+        return st;
+    }
+    *ret_crossing = c;
+    return PD_OK;
+}
+
+void pd_crossing_free(struct pd_crossing *c)
+{
+    if (!c) return;
+    struct pd_dev *dev = c->options.dev;
+    if (c->computed) pd_dev_event_free(dev, c->computed);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (c->slots[i].is_out) pd_dev_event_free(dev, c->slots[i].is_out);
+        if (c->slots[i].is_in) pd_dev_event_free(dev, c->slots[i].is_in);
+    }
+    free(c);
+}
+
+static pd_status copy(struct pd_crossing *c, struct pd_stream *stream, void *dst, bool to_host, const void *src,
+                      uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_span to = {dst, bytes, to_host}, from = {(void *)(uintptr_t)src, bytes, !to_host};
+    return pd_dev_copy(c->options.dev, stream, to, 0, from, 0, bytes, err);
+}
+
+static pd_status wait_in(struct pd_crossing *c, struct slot *slot, struct pd_error *err)
+{
+    const bool waits = slot->goes_in;
+    slot->goes_in = false;
+    return waits ? pd_dev_event_sync(c->options.dev, slot->is_in, err) : PD_OK;
+}
+
+pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
+{
+    const struct pd_crossing_options *o = &c->options;
+    PD_TRY(pd_dev_event_record(o->dev, c->computed, o->compute, err));
+    PD_TRY(pd_dev_event_wait(o->dev, o->copies_out, c->computed, err));
+    PD_TRY(pd_dev_event_wait(o->dev, o->copies_in, c->computed, err));
+    if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* nobody met them */
+    c->expected = c->left = 0;
+    c->alone.gradient = NULL;
+    return pd_crossing_end(c, err);
+}
+
+static char *copy_place(const struct pd_crossing *c, char *base, uint64_t elements, uint64_t at)
+{
+    return base + elements * sizeof(float) + at * c->options.copy_bytes;
+}
+
+pd_status pd_crossing_expect(struct pd_crossing *c, const float *gradient, void *to, uint64_t n, bool begins,
+                             struct pd_error *err)
+{
+    c->expected += begins;
+    PD_CHECK(c->expected > c->left && c->expected - c->left < SLOTS);
+    struct slot *slot = &c->slots[(c->expected - 1) % SLOTS];
+    if (begins) {
+        PD_TRY(wait_in(c, slot, err));
+        slot->count = slot->met = 0;
+        slot->elements = 0;
+    }
+    PD_CHECK(slot->count < PD_CROSSING_PARTS_MAX && n <= c->options.extent_elements - slot->elements);
+    const uint64_t at = slot->elements;
+    slot->parts[slot->count++] = (struct part){gradient, to, n, at};
+    slot->elements += (n + PAGE_ELEMENTS - 1) / PAGE_ELEMENTS * PAGE_ELEMENTS;
+    PD_TRY(copy(c, c->options.copies_out, slot->base + at * sizeof(float), true, gradient, n * sizeof(float), err));
+    return pd_dev_event_record(c->options.dev, slot->is_out, c->options.copies_out, err);
+}
+
+static pd_status meet_alone(struct pd_crossing *c, const float *gradient, void *to, uint64_t n, const float **ret_gradient,
+                            void **ret_copy, struct pd_error *err)
+{
+    PD_CHECK(!c->alone.gradient && n <= PD_CROSSING_ALONE_MAX);
+    PD_TRY(copy(c, c->options.copies_out, c->alone_base, true, gradient, n * sizeof(float), err));
+    PD_TRY(pd_dev_stream_sync(c->options.dev, c->options.copies_out, err));
+    c->alone = (struct part){gradient, to, n, 0};
+    *ret_gradient = (const float *)(const void *)c->alone_base;
+    *ret_copy = copy_place(c, c->alone_base, PD_CROSSING_ALONE_MAX, 0);
+    return PD_OK;
+}
+
+pd_status pd_crossing_meet(struct pd_crossing *c, const float *gradient, void *to, uint64_t n, const float **ret_gradient,
+                           void **ret_copy, struct pd_error *err)
+{
+    struct slot *slot = &c->slots[c->left % SLOTS];
+    if (c->left == c->expected || slot->met == slot->count || slot->parts[slot->met].gradient != gradient)
+        return meet_alone(c, gradient, to, n, ret_gradient, ret_copy, err);
+    const struct part *part = &slot->parts[slot->met++];
+    PD_CHECK(part->n == n && part->copy == to);
+    if (slot->met == 1) {
+        const uint64_t begin = pd_trace_begin();
+        PD_TRY(pd_dev_event_sync(c->options.dev, slot->is_out, err));
+        pd_trace_end(begin, "wait", "gradients from the device", n);
+    }
+    *ret_gradient = (const float *)(const void *)(slot->base + part->at * sizeof(float));
+    *ret_copy = copy_place(c, slot->base, c->options.extent_elements, part->at);
+    return PD_OK;
+}
+
+static pd_status leave_alone(struct pd_crossing *c, struct pd_error *err)
+{
+    const struct part part = c->alone;
+    const char *from = copy_place(c, c->alone_base, PD_CROSSING_ALONE_MAX, 0);
+    c->alone.gradient = NULL;
+    PD_TRY(copy(c, c->options.copies_in, part.copy, false, from, part.n * c->options.copy_bytes, err));
+    return pd_dev_stream_sync(c->options.dev, c->options.copies_in, err);
+}
+
+pd_status pd_crossing_leave(struct pd_crossing *c, struct pd_error *err)
+{
+    if (c->alone.gradient) return leave_alone(c, err);
+    PD_CHECK(c->left < c->expected);
+    struct slot *slot = &c->slots[c->left++ % SLOTS];
+    PD_CHECK(slot->met == slot->count);
+    for (uint32_t i = 0; i < slot->count; i++) {
+        const struct part *part = &slot->parts[i];
+        const char *from = copy_place(c, slot->base, c->options.extent_elements, part->at);
+        PD_TRY(copy(c, c->options.copies_in, part->copy, false, from, part->n * c->options.copy_bytes, err));
+    }
+    slot->goes_in = true;
+    return pd_dev_event_record(c->options.dev, slot->is_in, c->options.copies_in, err);
+}
+
+pd_status pd_crossing_end(struct pd_crossing *c, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < SLOTS; i++)
+        PD_TRY(wait_in(c, &c->slots[i], err));
+    return PD_OK;
+}

@@ -1,0 +1,135 @@
+/* AdamW on the host for a device: the bits of pd_cpu_adam in one piece, whatever ranges and buffers. The device is the CPU,
+ * whose streams carry everything out at once; tests/simt runs it on streams that do not. */
+#include "offload/host_adam.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OK(expression)                                                          \
+    do {                                                                        \
+        struct pd_error err_ = {0}, *err = &err_;                               \
+        cr_assert_eq((expression), PD_OK, "%s: %s", #expression, err->message); \
+    } while (0)
+
+enum { N = 70001 };
+
+struct arrays {
+    float param[N], exp_avg[N], exp_avg_sq[N], grad[N];
+    uint16_t copy[N];
+};
+
+static void fill(struct arrays *a)
+{
+    uint32_t state = 7;
+    for (int i = 0; i < N; i++) {
+        float *const values[] = {&a->param[i], &a->exp_avg[i], &a->exp_avg_sq[i], &a->grad[i]};
+        for (int k = 0; k < 4; k++) {
+            state = state * 1664525u + 1013904223u;
+            *values[k] = (float)(state >> 9) / (1 << 23) - (k == 2 ? 0.0f : 0.5f);
+        }
+    }
+    memset(a->copy, 0, sizeof a->copy);
+}
+
+static struct pd_adam_range range_of(struct arrays *a, uint64_t first, uint64_t n, bool decay)
+{
+    return (struct pd_adam_range){.n = n,
+                                  .decay = decay,
+                                  .param = a->param + first,
+                                  .exp_avg = a->exp_avg + first,
+                                  .exp_avg_sq = a->exp_avg_sq + first,
+                                  .grad = a->grad + first,
+                                  .copy = a->copy + first,
+                                  .copy_dtype = PD_BF16};
+}
+
+/* Ranges of every kind: long ones that are cut, one of one element, one of none. */
+static uint32_t ranges_of(struct arrays *a, struct pd_adam_range *ret)
+{
+    static const uint64_t ends[] = {40000, 40001, 40001, 53000, N};
+    uint64_t first = 0;
+    for (uint32_t i = 0; i < 5; first = ends[i++])
+        ret[i] = range_of(a, first, ends[i] - first, i % 2 == 0);
+    return 5;
+}
+
+static void check(uint64_t buffer_bytes, unsigned threads)
+{
+    struct arrays *expected = malloc(sizeof *expected), *got = malloc(sizeof *got);
+    struct pd_adam_range ranges[5];
+    struct pd_dev *dev;
+    struct pd_stream *streams[3];
+    struct pd_thread_pool *pool;
+    struct pd_host_adam *adam;
+    enum pd_isa isa;
+    fill(expected);
+    fill(got);
+    OK(pd_isa_resolve(PD_ISA_AUTO, &isa, err));
+    OK(pd_dev_open_cpu(&dev, err));
+    for (int i = 0; i < 3; i++)
+        OK(pd_dev_stream_new(dev, &streams[i], err));
+    OK(pd_thread_pool_new(threads, &pool, err));
+    const struct pd_host_adam_options options = {.dev = dev,
+                                                 .compute = streams[0],
+                                                 .copies_in = streams[1],
+                                                 .copies_out = streams[2],
+                                                 .pool = pool,
+                                                 .isa = isa,
+                                                 .copy_dtype = PD_BF16,
+                                                 .buffers = aligned_alloc(4096, buffer_bytes),
+                                                 .buffer_bytes = buffer_bytes};
+    OK(pd_host_adam_new(&options, &adam, err));
+    for (uint64_t update = 1; update < 4; update++) {
+        const struct pd_adam_config config = {
+            .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = update};
+        const struct pd_adam_step step = pd_adam_step_make(&config);
+        const uint32_t count = ranges_of(expected, ranges);
+        for (uint32_t i = 0; i < count; i++)
+            pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &ranges[i]);
+        (void)ranges_of(got, ranges);
+        OK(pd_host_adam_update(adam, &step, ranges, count, err));
+        cr_assert_eq(memcmp(expected, got, sizeof *got), 0, "update %lu, %lu bytes of buffers: other bits", update,
+                     buffer_bytes);
+    }
+    pd_host_adam_free(adam);
+    pd_thread_pool_free(pool);
+    for (int i = 0; i < 3; i++)
+        pd_dev_stream_free(dev, streams[i]);
+    pd_dev_close(dev);
+    free(options.buffers);
+    free(expected);
+    free(got);
+}
+
+Test(host_adam, bits_do_not_depend_on_buffers)
+{
+    check(UINT64_C(1) << 20, 1); /* everything fits */
+    check(UINT64_C(160) << 10, 2);
+    check(UINT64_C(320) << 10, 1);
+}
+
+/* Nothing to do is done. */
+Test(host_adam, no_ranges)
+{
+    struct pd_dev *dev;
+    struct pd_stream *stream;
+    struct pd_host_adam *adam;
+    OK(pd_dev_open_cpu(&dev, err));
+    OK(pd_dev_stream_new(dev, &stream, err));
+    const struct pd_host_adam_options options = {.dev = dev,
+                                                 .compute = stream,
+                                                 .copies_in = stream,
+                                                 .copies_out = stream,
+                                                 .isa = PD_ISA_PORTABLE,
+                                                 .copy_dtype = PD_F32,
+                                                 .buffers = aligned_alloc(4096, 1 << 20),
+                                                 .buffer_bytes = 1 << 20};
+    const struct pd_adam_step step = {.scale = 1};
+    OK(pd_host_adam_new(&options, &adam, err));
+    OK(pd_host_adam_update(adam, &step, NULL, 0, err));
+    pd_host_adam_free(adam);
+    pd_dev_stream_free(dev, stream);
+    pd_dev_close(dev);
+    free(options.buffers);
+}
