@@ -64,6 +64,21 @@ static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
                                         .units = e->by_layers ? e->options.model->unit_count : 0};
 }
 
+/* A block is some twenty launches of a few microseconds each. Where its arithmetic is over sooner, the GPU waits for the
+ * host unless it gets them all at once. PERDURE_CUDA_GRAPHS=0 or 1 decides instead: for comparing. */
+#define GRAPH_FLOPS_MAX 5e10
+
+static bool keeps_blocks(const struct pd_engine *e)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_layout *layout = &e->grid.layout;
+    const char *asked = getenv("PERDURE_CUDA_GRAPHS");
+    if (!e->options.is_gpu || layout->tp > 1 || layout->sp > 1 || c->offload.activations != PD_PLACE_DEVICE) return false;
+    if (asked && *asked) return *asked == '1';
+    const double per_token = pd_model_flops_per_token(e->options.model, c->batch.context) / 3 / c->model.layers;
+    return per_token * c->batch.leaf * c->batch.context < GRAPH_FLOPS_MAX;
+}
+
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
@@ -80,6 +95,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
                                            .is_far = e->options.is_gpu,
+                                           .keeps_blocks = keeps_blocks(e),
                                            .chunk_count = e->chunk_count,
                                            .chunks = e->chunks,
                                            .depth = depth};
@@ -178,6 +194,7 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
                                                      device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,
                                                  .mode = c->numerics.mode,
                                                  .any_shape = c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1,
+                                                 .graphs = keeps_blocks(e),
                                                  .attention = attention.heads ? &attention : NULL,
                                                  .spans = device ? device->spans : NULL,
                                                  .lane = device ? device->compute : NULL};

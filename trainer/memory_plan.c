@@ -202,8 +202,8 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         ret_bytes->of[c] = (int64_t)plan.bytes[c];
         ret_bytes->host[c] = (int64_t)plan.host_bytes[c];
-    }
         ret_bytes->noted[c] = (int64_t)plan.noted_bytes[c];
+    }
     s->memory->recipes++;
     return PD_OK;
 }
@@ -213,8 +213,8 @@ static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         a.of[c] += sign * b.of[c];
         a.host[c] += sign * b.host[c];
-    }
         a.noted[c] += sign * b.noted[c];
+    }
     return a;
 }
 
@@ -269,8 +269,8 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
         group->plan.bytes[c] = (uint64_t)bytes->of[c];
         group->plan.host_bytes[c] = (uint64_t)bytes->host[c];
-    }
         group->plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
+    }
     memo_put(&s->groups, key, *bytes);
     memo_at(&s->groups, key)->index = m->group_count++;
     return PD_OK;

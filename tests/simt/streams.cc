@@ -15,6 +15,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace
 {
@@ -65,8 +66,17 @@ thread_local int current;
 
 } // namespace
 
+struct CUgraph_st {
+    std::vector<operation> operations; /* without marks and waits */
+};
+
+struct CUgraphExec_st {
+    std::vector<operation> operations;
+};
+
 struct CUstream_st {
     std::shared_ptr<queue> q;
+    std::unique_ptr<CUgraph_st> recording; /* what it is given meanwhile is kept, not carried out */
 };
 
 struct CUevent_st {
@@ -99,6 +109,12 @@ cudaError_t state_of(unsigned gpu)
 #define KNOWN(set, handle)                                                   \
     do {                                                                     \
         if (!all().set.count(handle)) return cudaErrorInvalidResourceHandle; \
+    } while (0)
+
+/* Waits, and what others wait for, are no part of the graphs that are made here. */
+#define NOT_RECORDED(stream)                                               \
+    do {                                                                   \
+        if ((stream)->recording) return cudaErrorStreamCaptureUnsupported; \
     } while (0)
 
 void lose(unsigned gpu, const std::string &why)
@@ -188,7 +204,10 @@ cudaError_t append(cudaStream_t stream, operation op)
     }
     KNOWN(streams, stream);
     READY(stream->q->gpu);
-    add(stream, std::move(op));
+    if (stream->recording)
+        stream->recording->operations.push_back(std::move(op));
+    else
+        add(stream, std::move(op));
     return state_of(stream->q->gpu);
 }
 
@@ -217,7 +236,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     simt_turn turn;
     READY(here());
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; /* the others wait for the default stream */
-    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}})};
+    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}}), nullptr};
     all().streams.insert(*stream);
     return cudaSuccess;
 }
@@ -238,6 +257,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     simt_turn turn;
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
+    NOT_RECORDED(stream);
     simt_counted().waits++;
     carry_out(*stream->q, stream->q->asked);
     return state_of(stream->q->gpu);
@@ -249,6 +269,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     simt_turn turn;
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
+    NOT_RECORDED(stream);
     READY(stream->q->gpu);
     if (stream->q->waiting.empty()) return cudaSuccess;
     carry_out(*stream->q, stream->q->done + 1);
@@ -267,6 +288,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     simt_turn turn;
     KNOWN(streams, stream);
+    NOT_RECORDED(stream);
     KNOWN(events, event);
     READY(stream->q->gpu);
     if (flags) return cudaErrorInvalidValue;
@@ -296,6 +318,59 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     if (place(dst, bytes, &touches, &known) != cudaSuccess || !known) return cudaErrorInvalidValue;
     simt_counted().fills++;
     return append(stream, {"a fill", touches, [=] { memset(dst, value, bytes); }, nullptr, nullptr, 0});
+}
+
+/* ---- the runtime: graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    simt_turn turn;
+    if (!stream || mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue;
+    KNOWN(streams, stream);
+    NOT_RECORDED(stream);
+    stream->recording = std::make_unique<CUgraph_st>();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    simt_turn turn;
+    KNOWN(streams, stream);
+    if (!stream->recording) return cudaErrorInvalidValue;
+    *graph = stream->recording.release();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags)
+{
+    simt_turn turn;
+    if (flags) return cudaErrorInvalidValue;
+    *run = new CUgraphExec_st{graph->operations};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t run, cudaStream_t stream)
+{
+    simt_turn turn;
+    KNOWN(streams, stream);
+    NOT_RECORDED(stream);
+    READY(stream->q->gpu);
+    for (const operation &op : run->operations)
+        add(stream, op);
+    return state_of(stream->q->gpu);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+
+/* Launches of it that are under way hold what they need. */
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run)
+{
+    delete run;
+    return cudaSuccess;
 }
 
 /* ---- the runtime: memory in the order of a stream ---- */
@@ -348,6 +423,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     simt_turn turn;
     KNOWN(streams, stream);
+    NOT_RECORDED(stream);
     KNOWN(events, event);
     READY(stream->q->gpu);
     if (event->gpu != stream->q->gpu) return cudaErrorInvalidResourceHandle;

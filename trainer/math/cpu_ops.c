@@ -32,5 +32,7 @@ const struct pd_math_ops PD_CPU(ops) = {
     .adam = pd_cpu_adam_slot,
     .copy = pd_cpu_copy_slot,
     .sync = pd_cpu_sync_slot,
+    .replay = pd_cpu_replay_slot,
+    .keep = pd_cpu_keep_slot,
     .free = pd_cpu_free_slot,
 };

@@ -73,6 +73,23 @@ pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
     return PD_OK;
 }
 
+pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
+{
+    (void)math;
+    (void)key;
+    (void)err;
+    *ret_done = false;
+    return PD_OK;
+}
+
+pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, struct pd_error *err)
+{
+    (void)math;
+    (void)is_whole;
+    (void)err;
+    return PD_OK;
+}
+
 void pd_cpu_free_slot(struct pd_math *math)
 {
     free(pd_math_cpu_of(math));

@@ -3,6 +3,7 @@
 
 #include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/gemm.h"
+#include "trainer/math/cuda/graphs.h"
 #include "trainer/math/cuda/kernels.h"
 
 #include <stdlib.h>
@@ -11,6 +12,7 @@ struct pd_math_cuda {
     struct pd_math base; /* first: a struct pd_math of this backend is one of these */
     void *stream;
     struct pd_cuda_products *products;
+    struct pd_cuda_graphs *graphs; /* NULL: operations are queued one by one */
     struct pd_cuda_workspace attention;
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
     struct pd_stream *lane;        /* the same stream, for spans */
@@ -145,8 +147,20 @@ static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
     return pd_cuda_sync(stream_of(math), err);
 }
 
+static pd_status replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
+{
+    *ret_done = false;
+    return cuda_of(math)->graphs ? pd_cuda_graphs_begin(cuda_of(math)->graphs, key, ret_done, err) : PD_OK;
+}
+
+static pd_status keep_slot(struct pd_math *math, bool is_whole, struct pd_error *err)
+{
+    return cuda_of(math)->graphs ? pd_cuda_graphs_end(cuda_of(math)->graphs, is_whole, err) : PD_OK;
+}
+
 static void free_slot(struct pd_math *math)
 {
+    pd_cuda_graphs_free(cuda_of(math)->graphs);
     pd_cuda_products_free(cuda_of(math)->products);
     free(cuda_of(math));
 }
@@ -182,6 +196,8 @@ static const struct pd_math_ops cuda_ops = {
     .adam = adam_slot,
     .copy = copy_slot,
     .sync = sync_slot,
+    .replay = replay_slot,
+    .keep = keep_slot,
     .free = free_slot,
 };
 
@@ -207,7 +223,9 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
                                                      .workspace = products,
                                                      .workspace_bytes = PD_CUDA_GEMM_WORKSPACE_BYTES};
     pd_status st = pd_cuda_products_new(&options, &cuda->products, err);
+    if (!st && o->graphs && !o->spans) st = pd_cuda_graphs_new(o->stream, &cuda->graphs, err);
     if (st) {
+        pd_cuda_products_free(cuda->products);
         free(cuda);
         return st;
     }

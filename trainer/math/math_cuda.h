@@ -20,8 +20,9 @@ struct pd_math_cuda_options {
     bool any_shape; /* virtual_tp or virtual_sp above 1: layouts cut the sides of products (cuda/gemm.h) */
     const struct pd_attention
         *attention; /* sizes of the largest; pointers are not looked at. NULL: no attention is asked for */
-    struct pd_device_spans
-        *spans; /* borrowed; where the time of operations is noted, on `lane`, the same stream. NULL: not */
+    bool graphs; /* runs that come again are kept (cuda/graphs.h); not where spans are asked for, which lie inside of them */
+    /* Borrowed; where the time of operations is noted, on `lane`, the same stream. NULL: not. */
+    struct pd_device_spans *spans;
     struct pd_stream *lane;
 };
 

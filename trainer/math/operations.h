@@ -109,6 +109,13 @@ struct pd_attention {
     bool kv_partial;        /* dk, dv are fp32 sums of this rank's query heads: not yet scaled, not rounded */
 };
 
+/* Every address that a run of operations is given: what tells it from others. */
+#define PD_MATH_KEY_PARTS 64u
+struct pd_math_key {
+    const void *parts[PD_MATH_KEY_PARTS];
+    uint32_t count;
+};
+
 /* out = round(scale * tree of parts + bias + residual): partial sums of chunks or ranks become one. */
 struct pd_finish {
     uint64_t rows, columns;

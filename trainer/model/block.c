@@ -360,16 +360,57 @@ static pd_status recompute(const struct pass *p, struct pd_error *err)
     return activation_forward(p, err);
 }
 
+static void add_part(struct pd_math_key *key, const void *part)
+{
+    PD_CHECK(key->count < PD_MATH_KEY_PARTS);
+    key->parts[key->count++] = part;
+}
+
+/* What decides all addresses that a pass hands to operations; `way` tells forward from backward. */
+static struct pd_math_key key_of(const struct pass *p, uint32_t block, const char *way, const void *stream)
+{
+    const struct pd_model *m = p->t->model;
+    struct pd_math_key key = {.count = 0};
+    add_part(&key, way);
+    add_part(&key, stream);
+    add_part(&key, p->x);
+    add_part(&key, p->a);
+    add_part(&key, p->input->positions);
+    for (uint32_t i = 0; i < m->unit_first[block + 2] - m->unit_first[block + 1]; i++) {
+        add_part(&key, p->w[i]);
+        if (p->g) add_part(&key, p->g[i]);
+    }
+    return key;
+}
+
+static const char forward_way[] = "forward", backward_way[] = "backward";
+
+/* Ends what pd_math_replay began, whatever became of it. */
+static pd_status kept(struct pd_transformer *t, pd_status run, struct pd_error *err)
+{
+    if (!t->options.keeps_blocks) return run;
+    const pd_status st = pd_math_keep(t->math, run == PD_OK, run ? NULL : err);
+    return run ? run : st;
+}
+
+static pd_status forward_run(const struct pass *p, void *out, struct pd_error *err)
+{
+    PD_TRY(inner(p, err));
+    struct row_parallel down = down_projection(p);
+    return rows_forward(p, &down, p->a->middle, out, err);
+}
+
 pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, void *out,
                                        struct pd_error *err)
 {
     PD_TRY(pd_activations_open(t, slot, block, err));
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, NULL);
-    PD_TRY(inner(&p, err));
-    struct row_parallel down = down_projection(&p);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
-    PD_TRY(rows_forward(&p, &down, p.a->middle, out, err));
+    const struct pd_math_key key = key_of(&p, block, forward_way, out);
+    bool is_done = false;
+    if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
+    if (!is_done) PD_TRY(kept(t, forward_run(&p, out, err), err));
     pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
 }
@@ -424,6 +465,13 @@ static pd_status attention_backward(const struct pass *p, struct pd_error *err)
     return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
 }
 
+static pd_status backward_run(const struct pass *p, struct pd_error *err)
+{
+    PD_TRY(recompute(p, err));
+    PD_TRY(mlp_backward(p, err));
+    return attention_backward(p, err);
+}
+
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
@@ -431,9 +479,10 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;
-    PD_TRY(recompute(&p, err));
-    PD_TRY(mlp_backward(&p, err));
-    PD_TRY(attention_backward(&p, err));
+    const struct pd_math_key key = key_of(&p, block, backward_way, dstream);
+    bool is_done = false;
+    if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
+    if (!is_done) PD_TRY(kept(t, backward_run(&p, err), err));
     pd_trace_end(begin, "compute", "block backward", block);
     return PD_OK;
 }

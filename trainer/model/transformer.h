@@ -37,6 +37,7 @@ struct pd_transformer_options {
     bool backward;               /* false: forward only (validation, sampling), less memory */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
+    bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
     bool is_far;                 /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */

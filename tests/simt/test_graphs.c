@@ -1,0 +1,109 @@
+/* Runs of operations that are kept: recorded, queued, queued again, dropped after a failure. */
+#include "offload/device.h"
+#include "trainer/math/cuda/copies.h"
+#include "trainer/math/cuda/graphs.h"
+#include "trainer/math/cuda/kernels.h"
+
+#include <criterion/criterion.h>
+
+enum { N = 70 };
+
+static struct pd_dev *dev;
+static struct pd_stream *stream;
+static struct pd_span sum, term, seen;
+static struct pd_cuda_graphs *graphs;
+static struct pd_error err;
+
+#define DONE(call) cr_assert_eq(call, PD_OK, "%s", err.message)
+
+static void open_device(void)
+{
+    DONE(pd_dev_open_cuda(0, &dev, &err));
+    DONE(pd_dev_enter(dev, &err));
+    DONE(pd_dev_stream_new(dev, &stream, &err));
+    DONE(pd_dev_alloc(dev, PD_DEV_DEVICE, N * sizeof(float), &sum, &err));
+    DONE(pd_dev_alloc(dev, PD_DEV_DEVICE, N * sizeof(float), &term, &err));
+    DONE(pd_dev_alloc(dev, PD_DEV_HOST, N * sizeof(float), &seen, &err));
+    float *ones = seen.data;
+    for (int i = 0; i < N; i++)
+        ones[i] = 1;
+    DONE(pd_dev_fill(dev, stream, sum, 0, &err));
+    DONE(pd_dev_copy(dev, stream, term, 0, seen, 0, N * sizeof(float), &err));
+    DONE(pd_dev_stream_sync(dev, stream, &err));
+    DONE(pd_cuda_graphs_new(pd_dev_stream_handle(dev, stream), &graphs, &err));
+}
+
+static void close_device(void)
+{
+    pd_cuda_graphs_free(graphs);
+    pd_dev_free(dev, &sum);
+    pd_dev_free(dev, &term);
+    pd_dev_free(dev, &seen);
+    pd_dev_stream_free(dev, stream);
+    pd_dev_close(dev);
+}
+
+static void add(void)
+{
+    DONE(pd_cuda_add(pd_dev_stream_handle(dev, stream), N, sum.data, PD_F32, term.data, false, &err));
+}
+
+static float value(void)
+{
+    DONE(pd_dev_copy(dev, stream, seen, 0, sum, 0, N * sizeof(float), &err));
+    DONE(pd_dev_stream_sync(dev, stream, &err));
+    return ((const float *)seen.data)[N - 1];
+}
+
+/* `times` additions as one run under `key`; whether they were kept before. */
+static bool run(const struct pd_math_key *key, int times, bool is_whole)
+{
+    bool is_done;
+    DONE(pd_cuda_graphs_begin(graphs, key, &is_done, &err));
+    for (int i = 0; i < times && !is_done; i++)
+        add();
+    if (!is_done) DONE(pd_cuda_graphs_end(graphs, is_whole, &err));
+    return is_done;
+}
+
+Test(graphs, a_run_is_queued_when_it_is_kept_and_again, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key two = {{&sum, &term}, 2}, three = {{&sum, &term, &seen}, 3};
+    cr_assert_not(run(&two, 2, true));
+    cr_assert_eq(value(), 2);
+    cr_assert(run(&two, 99, true), "kept");
+    add();
+    cr_assert(run(&two, 99, true));
+    cr_assert_eq(value(), 7);
+    cr_assert_not(run(&three, 3, true), "another key");
+    cr_assert(run(&three, 99, true));
+    cr_assert(run(&two, 99, true));
+    cr_assert_eq(value(), 15);
+    cr_assert_eq(pd_cuda_graphs_count(graphs), 2);
+}
+
+Test(graphs, a_run_that_failed_is_neither_queued_nor_kept, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key key = {{&sum}, 1};
+    cr_assert_not(run(&key, 5, false));
+    cr_assert_eq(value(), 0);
+    cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
+    cr_assert_not(run(&key, 5, true), "recorded anew");
+    cr_assert_eq(value(), 5);
+}
+
+/* Beyond their number runs go one by one, with the same sums. */
+Test(graphs, there_is_an_end_to_what_is_kept, .init = open_device, .fini = close_device)
+{
+    static char names[PD_CUDA_GRAPHS_MAX + 2];
+    for (uint32_t i = 0; i < PD_CUDA_GRAPHS_MAX + 2; i++) {
+        const struct pd_math_key key = {{&names[i]}, 1};
+        cr_assert_not(run(&key, 1, true));
+    }
+    cr_assert_eq(value(), PD_CUDA_GRAPHS_MAX + 2);
+    cr_assert_eq(pd_cuda_graphs_count(graphs), PD_CUDA_GRAPHS_MAX);
+    const struct pd_math_key first = {{&names[0]}, 1}, last = {{&names[PD_CUDA_GRAPHS_MAX + 1]}, 1};
+    cr_assert(run(&first, 99, true));
+    cr_assert_not(run(&last, 1, true));
+    cr_assert_eq(value(), PD_CUDA_GRAPHS_MAX + 4);
+}

@@ -1,0 +1,121 @@
+#include "trainer/math/cuda/graphs.h"
+
+#include "trainer/math/cuda/grid.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS (2u * PD_CUDA_GRAPHS_MAX) /* a power of two; half of them stay empty */
+
+struct kept {
+    struct pd_math_key key;
+    cudaGraphExec_t run; /* NULL: an empty slot */
+};
+
+struct pd_cuda_graphs {
+    cudaStream_t stream;
+    bool is_recording;
+    struct pd_math_key key; /* of what is recorded */
+    uint32_t count;
+    struct kept **slots; /* (SLOTS), open addressing */
+};
+
+static pd_status fail(cudaError_t code, const char *what, struct pd_error *err)
+{
+    return pd_error_set(err, PD_DEVICE_LOST, PD_WHERE, 0, "GPU: %s: %s", what, cudaGetErrorString(code));
+}
+
+static bool is_equal(const struct pd_math_key *a, const struct pd_math_key *b)
+{
+    return a->count == b->count && memcmp(a->parts, b->parts, a->count * sizeof *a->parts) == 0;
+}
+
+/* FNV-1a over the addresses. */
+static uint32_t hash_of(const struct pd_math_key *key)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (uint32_t i = 0; i < key->count; i++)
+        hash = (hash ^ reinterpret_cast<uintptr_t>(key->parts[i])) * UINT64_C(0x100000001b3);
+    return static_cast<uint32_t>(hash >> 32 ^ hash);
+}
+
+static struct kept **slot_of(struct pd_cuda_graphs *g, const struct pd_math_key *key)
+{
+    uint32_t i = hash_of(key) % SLOTS;
+    while (g->slots[i] && !is_equal(&g->slots[i]->key, key))
+        i = (i + 1) % SLOTS;
+    return &g->slots[i];
+}
+
+pd_status pd_cuda_graphs_new(void *stream, struct pd_cuda_graphs **ret_graphs, struct pd_error *err)
+{
+    struct pd_cuda_graphs *g = static_cast<struct pd_cuda_graphs *>(calloc(1, sizeof *g));
+    if (g) g->slots = static_cast<struct kept **>(calloc(SLOTS, sizeof *g->slots));
+    if (!g || !g->slots) {
+        free(g);
+        return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "GPU: no memory for the table of graphs");
+    }
+    g->stream = static_cast<cudaStream_t>(stream);
+    *ret_graphs = g;
+    return PD_OK;
+}
+
+void pd_cuda_graphs_free(struct pd_cuda_graphs *g)
+{
+    if (!g) return;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (g->slots[i]) cudaGraphExecDestroy(g->slots[i]->run);
+        free(g->slots[i]);
+    }
+    free(g->slots);
+    free(g);
+}
+
+pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
+{
+    const struct kept *kept = *slot_of(g, key);
+    *ret_done = kept != NULL;
+    if (kept) {
+        const cudaError_t code = cudaGraphLaunch(kept->run, g->stream);
+        return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
+    }
+    if (g->count == PD_CUDA_GRAPHS_MAX) return PD_OK;
+    g->key = *key;
+    g->is_recording = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    if (!g->is_recording) cudaGetLastError(); /* as without graphs */
+    return PD_OK;
+}
+
+/* Keeps the graph and queues it; it is gone when this returns, and its executable form stays. */
+static pd_status keep(struct pd_cuda_graphs *g, cudaGraph_t graph, struct pd_error *err)
+{
+    struct kept *kept = static_cast<struct kept *>(calloc(1, sizeof *kept));
+    if (!kept) return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "GPU: no memory for a graph");
+    kept->key = g->key;
+    cudaError_t code = cudaGraphInstantiate(&kept->run, graph, 0);
+    if (code != cudaSuccess) {
+        free(kept);
+        return fail(code, "making a graph of a block", err);
+    }
+    *slot_of(g, &g->key) = kept;
+    g->count++;
+    code = cudaGraphLaunch(kept->run, g->stream);
+    return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
+}
+
+pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, struct pd_error *err)
+{
+    cudaGraph_t graph = NULL;
+    if (!g->is_recording) return PD_OK;
+    g->is_recording = false;
+    const cudaError_t code = cudaStreamEndCapture(g->stream, &graph);
+    if (code != cudaSuccess) return is_whole ? fail(code, "recording a block", err) : PD_OK;
+    const pd_status st = is_whole ? keep(g, graph, err) : PD_OK;
+    cudaGraphDestroy(graph);
+    return st;
+}
+
+uint32_t pd_cuda_graphs_count(const struct pd_cuda_graphs *g)
+{
+    return g->count;
+}
