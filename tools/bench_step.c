@@ -5,12 +5,16 @@
  * same step under fast, virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides
  * spend the same share on the head as with twelve blocks and 50,257, and every further block would cost both what this one
  * costs. The three steps of a round stand side by side, in turning order; both ratios of a round have the same fast step
- * below. */
+ * below.
+ *
+ * On a GPU: tools/bench_step_gpu.h. */
 #include "tools/bench.h"
+#include "tools/bench_step_gpu.h"
 #include "tools/command.h"
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "offload/device.h"
 #include "tools/output.h"
 #include "trainer/engine.h"
 #include "trainer/math/gemm_bench.h"
@@ -30,7 +34,9 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 struct step_bench {
     uint64_t pairs, tokens, threads;
     uint64_t cost_pairs, cost_sequences, cost_layers;
-    const char *preset, *precision, *bad; /* precision NULL: both */
+    const char *preset, *precision, *bad; /* preset NULL: gpt2-124m; precision NULL: both */
+    const char *device;
+    struct pd_bench_step_gpu gpu;
     bool json;
     struct pd_pairs_summary result[PRECISIONS];
     struct pd_pairs_summary cost[PRECISIONS][COSTS];
@@ -51,7 +57,15 @@ enum {
     OPTION_PRECISION,
     OPTION_COST_PAIRS,
     OPTION_COST_SEQUENCES,
-    OPTION_COST_LAYERS
+    OPTION_COST_LAYERS,
+    OPTION_DEVICE,
+    OPTION_MODE,
+    OPTION_CONTEXT,
+    OPTION_SEQUENCES,
+    OPTION_LEAF,
+    OPTION_STEPS,
+    OPTION_RECOMPUTE,
+    OPTION_SET
 };
 
 static const struct argp_option step_options[] = {
@@ -63,6 +77,15 @@ static const struct argp_option step_options[] = {
     {"cost-pairs", OPTION_COST_PAIRS, "N", 0, "alternated pairs of invariant and fast steps (9); 0: leave them out", 0},
     {"cost-sequences", OPTION_COST_SEQUENCES, "N", 0, "sequences of 512 tokens of their leaf (4)", 0},
     {"cost-layers", OPTION_COST_LAYERS, "N", 0, "blocks of their model (1)", 0},
+    {"device", OPTION_DEVICE, "NAME", 0, "auto (a GPU where there is one), cpu or gpu", 0},
+    {0, 0, 0, 0, "On a GPU, where --preset is also 0.5B, 1.5B, 3B, 7B or 14B:", 1},
+    {"mode", OPTION_MODE, "NAME", 0, "numerics: invariant or fast alone (both)", 1},
+    {"context", OPTION_CONTEXT, "N", 0, "tokens of a sequence (1024)", 1},
+    {"sequences", OPTION_SEQUENCES, "N", 0, "sequences of a step (512)", 1},
+    {"leaf", OPTION_LEAF, "N", 0, "sequences of a leaf (what fits)", 1},
+    {"steps", OPTION_STEPS, "N", 0, "steps that are timed (3)", 1},
+    {"recompute", OPTION_RECOMPUTE, "NAME", 0, "none, selective or full (what fits)", 1},
+    {"set", OPTION_SET, "KEY=VALUE", 0, "a key of the configuration, such as offload.optimizer=cpu; may be repeated", 1},
     {0},
 };
 
@@ -81,6 +104,34 @@ static uint64_t *number_of(struct step_bench *b, int key)
         return &b->cost_sequences;
     case OPTION_COST_LAYERS:
         return &b->cost_layers;
+    case OPTION_CONTEXT:
+        return &b->gpu.context;
+    case OPTION_SEQUENCES:
+        return &b->gpu.sequences;
+    case OPTION_LEAF:
+        return &b->gpu.leaf;
+    case OPTION_STEPS:
+        return &b->gpu.steps;
+    default:
+        return NULL;
+    }
+}
+
+static const char **word_of(struct step_bench *b, int key)
+{
+    switch (key) {
+    case OPTION_PRESET:
+        return &b->preset;
+    case OPTION_PRECISION:
+        return &b->precision;
+    case OPTION_DEVICE:
+        return &b->device;
+    case OPTION_MODE:
+        return &b->gpu.mode;
+    case OPTION_RECOMPUTE:
+        return &b->gpu.recompute;
+    case OPTION_SET:
+        return b->gpu.key_count < PD_BENCH_KEYS_MAX ? &b->gpu.keys[b->gpu.key_count++] : &b->bad;
     default:
         return NULL;
     }
@@ -95,8 +146,9 @@ static error_t parse_step(int key, char *argument, struct argp_state *state)
             b->bad = argument;
         return 0;
     }
-    if (key != OPTION_PRESET && key != OPTION_PRECISION) return ARGP_ERR_UNKNOWN;
-    *(key == OPTION_PRESET ? &b->preset : &b->precision) = argument;
+    const char **word = word_of(b, key);
+    if (!word) return ARGP_ERR_UNKNOWN;
+    *word = argument;
     return 0;
 }
 
@@ -106,7 +158,8 @@ static const struct argp step_argp = {
     NULL,
     "A whole training step against all its linear and head products as oneDNN calls, alternated. "
     "gemm_ratio (bf16) and gemm_ratio_fp32: step / products, 1 is the floor. "
-    "invariant_cost: the largest of invariant / fast over both precisions and virtual_tp 1 and 2.",
+    "invariant_cost: the largest of invariant / fast over both precisions and virtual_tp 1 and 2. "
+    "On a GPU: whole steps in tokens a second, matmul_share of the card's bf16 products, and each stage's share.",
     NULL,
     NULL,
     NULL};
@@ -369,6 +422,15 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
+static pd_status on_gpu(struct step_bench *b, struct pd_error *err)
+{
+    if (b->bad) PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help", b->bad);
+    b->gpu.preset = b->preset ? b->preset : "0.5B";
+    b->gpu.precision = b->precision;
+    b->gpu.json = b->json;
+    return pd_bench_step_gpu(&b->gpu, err);
+}
+
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
     struct step_bench b = {.pairs = 7,
@@ -377,13 +439,19 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
                            .cost_pairs = 9,
                            .cost_sequences = 4,
                            .cost_layers = 1,
-                           .preset = "gpt2-124m"};
+                           .device = "auto",
+                           .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     char tokens_path[4096];
     const char *directory = getenv("TMPDIR");
     snprintf(tokens_path, sizeof tokens_path, "%s/perdure-bench-XXXXXX", directory && directory[0] ? directory : "/tmp");
     bool done;
     PD_TRY(pd_command_parse(&step_argp, argc, argv, &b, &b.json, &done, err));
     if (done) return PD_OK;
+    const bool is_auto = !strcmp(b.device, "auto");
+    if (!is_auto && strcmp(b.device, "cpu") != 0 && strcmp(b.device, "gpu") != 0)
+        PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or gpu", b.device);
+    if (!strcmp(b.device, "gpu") || (is_auto && pd_dev_cuda_count())) return on_gpu(&b, err);
+    if (!b.preset) b.preset = "gpt2-124m";
     if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.cost_pairs >= PD_BENCH_PAIRS_MAX || b.cost_sequences > 1024 ||
         b.threads > 1024)
         PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",

@@ -4,6 +4,7 @@
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/plan_report.h"
+#include "trainer/math/math_cuda.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -243,6 +244,8 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
     *w = (struct pd_planned_world){.ranks = ranks, .threads = threads_of(o, config, ranks)};
     PD_TRY(lay_out(o, config, model, w, err));
     PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
+    for (uint32_t g = 0; g < w->memory.group_count; g++)
+        pd_plan_split(config, &w->memory.groups[g].plan);
     PD_TRY(plan_offload(config, model, w, err));
     pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
     count_idle(model, w);
@@ -283,6 +286,7 @@ static pd_status plan_rung(const struct options *o, const struct pd_config *conf
     PD_TRY(pd_world_memory_plan(&changed, model, threads_of(o, config, 1), &laid_out, &memory, err));
     ret_rung->world = kind->is_alone ? 1 : world;
     ret_rung->worst = memory.groups[memory.worst].plan;
+    pd_plan_split(config, &ret_rung->worst);
     snprintf(ret_rung->name, sizeof ret_rung->name, "%s", kind->name);
     pd_world_memory_deinit(&memory);
     return PD_OK;
@@ -386,6 +390,25 @@ static pd_status print_config(const struct pd_config *config, struct pd_error *e
     return PD_OK;
 }
 
+/* Whether this build can tell what a GPU's table takes. */
+static bool counts_gpus(void)
+{
+    const struct pd_math_cuda_options options = {.mode = PD_NUMERICS_INVARIANT};
+    struct pd_arena *dry;
+    struct pd_math *math = NULL;
+    if (pd_arena_new_dry(&dry, NULL)) return false;
+    const bool can = !pd_math_cuda_new(&options, dry, &math, NULL);
+    pd_arena_free(dry);
+    return can;
+}
+
+/* A GPU's memory is counted apart from the host's. State on drives is counted for CPU ranks. */
+static void plan_for_device(const struct options *o, struct pd_config *config)
+{
+    const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
+    config->run.device = is_gpu && !pd_config_uses_nvme(config) && counts_gpus() ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+}
+
 static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)
 {
     struct pd_config config;
@@ -396,6 +419,7 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
         o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
+    plan_for_device(o, &config);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);
     pd_model_free(model);
     pd_config_deinit(&config);

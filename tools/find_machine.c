@@ -5,7 +5,6 @@
 #include "ckpt/base/parse.h"
 #include "tools/output.h"
 
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -133,29 +132,11 @@ static void find_isa(struct pd_findings *findings)
                     offered, pd_isa_name(isa));
 }
 
-/* Only asks the driver how many there are; nothing is linked. */
-static void find_gpus(struct pd_findings *findings)
-{
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    int (*start)(unsigned), (*count_of)(int *), count = 0;
-    if (!driver) {
-        pd_findings_add(findings, "gpu", PD_FINDING_UNUSED, "no NVIDIA driver (libcuda.so.1)");
-        return;
-    }
-    *(void **)&start = dlsym(driver, "cuInit");
-    *(void **)&count_of = dlsym(driver, "cuDeviceGetCount");
-    if (start && count_of && start(0) == 0) (void)count_of(&count);
-    struct pd_finding *f =
-        pd_findings_add(findings, "gpu", PD_FINDING_UNUSED, "%d NVIDIA GPU%s", count, count == 1 ? "" : "s");
-    if (count) pd_finding_advise(f, "this build computes on the CPU");
-    dlclose(driver);
-}
-
 void pd_find_processor(struct pd_findings *findings)
 {
     find_cores(findings);
     find_isa(findings);
-    find_gpus(findings);
+    pd_find_gpus(findings);
 }
 
 static void find_ram(struct pd_findings *findings)

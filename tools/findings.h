@@ -31,7 +31,8 @@ struct pd_finding *pd_findings_add(struct pd_findings *findings, const char *wha
                                    const char *format, ...) PD_PRINTF(4, 5);
 void pd_finding_advise(struct pd_finding *finding, const char *format, ...) PD_PRINTF(2, 3);
 
-void pd_find_processor(struct pd_findings *findings);                /* cores, quota, instruction sets, GPUs */
+void pd_find_processor(struct pd_findings *findings);                /* cores, quota, instruction sets; then GPUs */
+void pd_find_gpus(struct pd_findings *findings);                     /* GPUs, their driver, the libraries for them */
 void pd_find_memory(struct pd_findings *findings);                   /* of the machine, the cgroup, lockable, shared */
 void pd_find_software(struct pd_findings *findings);                 /* kernel, MPI, libraries, tools */
 void pd_find_storage(struct pd_findings *findings, const char *dir); /* the I/O engine, and what a directory can do */

@@ -16,6 +16,23 @@ static uint64_t total_of(const struct pd_memory_plan *plan)
     return pd_memory_plan_total(plan);
 }
 
+static bool is_on_gpu(const struct pd_config *config)
+{
+    return config->run.device == PD_DEVICE_GPU;
+}
+
+void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan)
+{
+    for (int c = 0; is_on_gpu(config) && c < PD_MEMORY_CATEGORY_COUNT; c++)
+        plan->bytes[c] -= plan->host_bytes[c];
+}
+
+/* Page-locked memory of the host, of one rank. */
+static uint64_t pinned_of(const struct pd_config *config, const struct pd_memory_plan *plan)
+{
+    return is_on_gpu(config) ? pd_memory_plan_host(plan) : 0;
+}
+
 static struct pd_degrees degrees_of(const struct pd_layout *l)
 {
     return (struct pd_degrees){.dp = l->dp, .tp = l->tp, .pp = l->pp, .sp = l->sp, .interleave = l->interleave};
@@ -161,7 +178,7 @@ static const char *rank_text(uint32_t value, char ret_text[16])
 }
 
 /* Where it lies and what moves, for the groups that are shown of memory, too. */
-static pd_status print_places(const struct pd_planned_world *w, struct pd_error *err)
+static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
 {
     static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">page-locked", ">NVMe", ">to and from it a step"};
     struct pd_memory_group *groups;
@@ -171,12 +188,13 @@ static pd_status print_places(const struct pd_planned_world *w, struct pd_error 
     pd_table_init(&table, headings, 6);
     for (uint32_t g = 0; g < shown; g++) {
         const struct pd_memory_group *group = &groups[g];
-        const struct pd_offload_plan *offload = offload_of(w, group);
+        const struct pd_offload_plan none = {0}, *offload = w->offload ? offload_of(w, group) : &none;
+        const uint64_t pinned = pinned_of(s->config, &group->plan);
         char ranks[16], first[16];
-        pd_table_row(&table, (const char *const[]){rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
-                                                   pd_text_bytes(total_of(&group->plan)).text, "-",
-                                                   pd_text_bytes(offload->nvme_bytes).text,
-                                                   pd_text_bytes(offload->step_bytes).text});
+        pd_table_row(&table, (const char *const[]){
+                                 rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
+                                 pd_text_bytes(total_of(&group->plan)).text, pinned ? pd_text_bytes(pinned).text : "-",
+                                 pd_text_bytes(offload->nvme_bytes).text, pd_text_bytes(offload->step_bytes).text});
     }
     free(groups);
     PD_TRY(pd_table_print(&table, err));
@@ -221,7 +239,8 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         any = any || places[i] == PD_PLACE_CPU;
     if (w->offload) print_streams(w);
-    if (any) printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
+    if (any && !is_on_gpu(s->config))
+        printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
     printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
            pd_text_bytes(w->process_bytes).text);
 }
@@ -340,10 +359,11 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     printf("\nworld %u: %s; %s a rank and step%s, %s a rank\n", w->ranks, text, pd_counted(w->cost.slots, "leaf").text,
            w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
     PD_TRY(print_groups(&w->memory, err));
-    if (w->offload) PD_TRY(print_places(w, err));
+    const bool is_apart = w->offload || is_on_gpu(s->config);
+    if (is_apart) PD_TRY(print_places(s, w, err));
     printf("worst rank %s, mean %s, all ranks %s; all of it on the device%s\n", pd_text_bytes(w->memory.worst_bytes).text,
            pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
-           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text, w->offload ? "" : ", nothing on host or NVMe");
+           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text, is_apart ? "" : ", nothing on host or NVMe");
     print_where(s, w);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
@@ -426,10 +446,10 @@ static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *
     pd_json_object_end(w);
 }
 
-static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p)
+static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p, uint64_t pinned)
 {
-    pd_json_u64(w, "host_bytes", 0);
-    pd_json_u64(w, "pinned_bytes", 0);
+    pd_json_u64(w, "host_bytes", pinned);
+    pd_json_u64(w, "pinned_bytes", pinned);
     pd_json_u64(w, "nvme_bytes", p->nvme_bytes);
     pd_json_u64(w, "nvme_generations", p->generations);
     pd_json_u64(w, "nvme_generation_bytes", p->generation_bytes);
@@ -441,7 +461,7 @@ static void write_places(struct pd_json_writer *w, const struct pd_offload_plan 
     pd_json_u64(w, "nvme_activation_bytes", p->activation_traffic);
 }
 
-static void write_groups(struct pd_json_writer *w, const struct pd_planned_world *x)
+static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
 {
     const struct pd_offload_plan none = {0};
     const struct pd_world_memory *m = &x->memory;
@@ -452,7 +472,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_planned_world
         pd_json_u64(w, "ranks", m->groups[g].ranks);
         write_memory(w, &m->groups[g].plan);
         pd_json_u64(w, "device_bytes", total_of(&m->groups[g].plan));
-        write_places(w, x->offload ? &x->offload[g] : &none);
+        write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -493,7 +513,7 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     pd_json_double(w, "step_seconds", c->step_seconds);
 }
 
-static void write_world(struct pd_json_writer *w, const struct pd_planned_world *x)
+static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
 {
     pd_json_object_begin(w, NULL);
     pd_json_u64(w, "world", x->ranks);
@@ -504,7 +524,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_planned_world 
         return;
     }
     write_layout(w, &x->laid_out);
-    write_groups(w, x);
+    write_groups(w, config, x);
     pd_json_u64(w, "process_bytes", x->process_bytes);
     pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);
     pd_json_u64(w, "mean_rank_bytes", (uint64_t)x->memory.mean_bytes);
@@ -556,10 +576,10 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");
     for (uint32_t i = 0; i < count; i++)
-        write_world(&w, &worlds[i]);
+        write_world(&w, c, &worlds[i]);
     pd_json_array_end(&w);
     if (count == 1) { /* once more where programs that know one world look */
-        write_groups(&w, &worlds[0]);
+        write_groups(&w, c, &worlds[0]);
         pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
     }
     pd_json_double(&w, "plan_seconds", seconds);

@@ -12,7 +12,7 @@ struct pd_planned_world {
     uint32_t ranks, threads;
     char refusal[512]; /* why no layout of so many ranks is admitted, and all below is empty; or "" */
     struct pd_laid_out laid_out;
-    struct pd_world_memory memory;   /* owned */
+    struct pd_world_memory memory;   /* owned; split */
     struct pd_offload_plan *offload; /* (memory.group_count) of each group's first rank, owned; NULL: all in memory */
     uint64_t process_bytes;          /* beside the memory of its ranks */
     struct pd_step_cost cost;
@@ -25,7 +25,7 @@ struct pd_planned_world {
 struct pd_plan_rung {
     char name[64];
     uint32_t world;
-    struct pd_memory_plan worst; /* rank */
+    struct pd_memory_plan worst; /* rank, split */
 };
 
 struct pd_plan_subject {
@@ -33,6 +33,9 @@ struct pd_plan_subject {
     const struct pd_model *model;
     const struct pd_machine *machine;
 };
+
+/* With run.device gpu: bytes become those of the device alone, beside host_bytes. Before anything is printed. */
+void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
 
 PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
                                     uint32_t count, struct pd_error *err);

@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, runs the tests. tools/test.sh [--all] [--build DIR]
+# Installs what is missing, builds, runs the tests. tools/test.sh [--all | --races] [--build DIR]
+# --races builds with the thread sanitizer instead (default directory build-races) and trains under it: tests/e2e/races.py.
 # --all adds the long campaigns: every configuration of the same-bits matrix, hundreds of kills, exhaustive crash states.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
-build=$top/build
+build=
 all=no
+races=no
 while [ $# -gt 0 ]; do
   case "$1" in
     --all) all=yes ;;
+    --races) races=yes ;;
     --build) build=${2:?--build wants a directory}; shift ;;
-    *) echo "usage: tools/test.sh [--all] [--build DIR]" >&2; exit 64 ;;
+    *) echo "usage: tools/test.sh [--all | --races] [--build DIR]" >&2; exit 64 ;;
   esac
   shift
 done
 "$top/tools/packages.sh" build run text test
+if [ $races = yes ]; then
+  build=${build:-$top/build-races}
+  "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_SANITIZE=thread -DPERDURE_CUDA=OFF
+  cd "$build"
+  exec ctest --output-on-failure --no-tests=error
+fi
+build=${build:-$top/build}
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON
 export PERDURE_TEST_SCALE=1
 labels=(-LE campaign)

@@ -194,9 +194,10 @@ static pd_status measure(const struct pd_config *config, const struct pd_model *
                                               .model = model,
                                               .world = pd_layout_world(&choice->laid_out.layout),
                                               .threads = threads,
-                                              .laid_out = &choice->laid_out};
+                                              .laid_out = &choice->laid_out,
+                                              .is_gpu = config->run.device == PD_DEVICE_GPU};
     PD_TRY(pd_engine_plan_of(&options, &first, err));
-    choice->worst_bytes = pd_memory_plan_total(&first);
+    choice->worst_bytes = pd_memory_of_device(config, &first);
     if (limit > 0 && (double)choice->worst_bytes > limit) return PD_OK;
     PD_TRY(pd_world_memory_plan(config, model, threads, &choice->laid_out, &memory, err));
     choice->worst_bytes = memory.worst_bytes;

@@ -1,8 +1,10 @@
 #include "trainer/launch_layout.h"
 
+#include "offload/device.h"
 #include "resharder/layout.h"
 #include "trainer/config_keys.h"
 #include "trainer/cost_model.h"
+#include "trainer/gpus.h"
 #include "trainer/launched.h"
 
 #include <stdio.h>
@@ -25,9 +27,34 @@ void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser)
 
 /* ---- layout.auto ---- */
 
-/* Ranks of this host share its memory. A tenth is left to the system. */
-static pd_status machine_of(uint32_t ranks, struct pd_machine *ret_machine, struct pd_error *err)
+/* How many GPUs ranks of this host would be; 0: they are CPU ranks. */
+static uint32_t gpus_of(const struct pd_config *config)
 {
+    return config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
+}
+
+/* The first GPU speaks for all of the host. What several ranks share is divided; a twentieth is left to the driver. */
+static bool gpu_machine(const struct pd_config *config, uint32_t ranks, struct pd_machine *ret_machine)
+{
+    struct pd_gpus gpus;
+    if (!gpus_of(config)) return false;
+    pd_gpus_find(&gpus);
+    if (!gpus.count) return false;
+    const char *name = pd_gpu_machine_name(gpus.gpus[0].name);
+    const double sharing = (ranks + gpus.count - 1) / gpus.count;
+    if (pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL)) return false;
+    ret_machine->device_bytes = 0.95 * (double)gpus.gpus[0].bytes / sharing;
+    ret_machine->flops /= sharing;
+    ret_machine->memory_rate /= sharing;
+    ret_machine->host_ranks = ranks;
+    return true;
+}
+
+/* Ranks of this host share its memory. A tenth is left to the system. */
+static pd_status machine_of(const struct pd_config *config, uint32_t ranks, struct pd_machine *ret_machine,
+                            struct pd_error *err)
+{
+    if (gpu_machine(config, ranks, ret_machine)) return PD_OK;
     PD_TRY(pd_machine_preset("cpu", ret_machine, err));
     ret_machine->device_bytes = 0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ranks;
     return PD_OK;
@@ -39,8 +66,10 @@ static pd_status choose_fastest(const struct pd_launch_chooser *c, uint32_t rank
     struct pd_machine machine;
     struct pd_layout_choice best;
     uint32_t count;
-    PD_TRY(machine_of(ranks, &machine, err));
-    PD_TRY(pd_choose_layouts(c->config, c->model, ranks, pd_launched_threads(c->config->layout.threads, ranks), &machine, 1,
+    struct pd_config config = *c->config; /* borrows what it points to */
+    PD_TRY(machine_of(c->config, ranks, &machine, err));
+    if (gpus_of(c->config)) config.run.device = PD_DEVICE_GPU; /* counted so */
+    PD_TRY(pd_choose_layouts(&config, c->model, ranks, pd_launched_threads(c->config->layout.threads, ranks), &machine, 1,
                              &best, &count, err));
     *ret_laid_out = best.laid_out;
     return PD_OK;
@@ -91,7 +120,10 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
                            struct pd_error *err)
 {
     struct pd_laid_out laid_out;
-    if (!ranks) ranks = pd_degrees_first_world(c->config, pd_launched_cores());
+    if (!ranks) {
+        const uint32_t gpus = gpus_of(c->config);
+        ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_launched_cores());
+    }
     if (c->config->layout.automatic)
         PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));
     else

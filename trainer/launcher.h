@@ -39,8 +39,8 @@ struct pd_launch {
     /* The newest committed step; false: there is none, or it cannot be told now. */
     bool (*newest_step)(void *context, uint64_t *ret_step);
     void *context;
-    /* The layout of the first start with `ranks` ranks (0: one a core), and of a restart with at most that many. NULL: ranks
-     * is not 0, and every number is admitted. */
+    /* The layout of the first start with `ranks` ranks (0: one a GPU, or one a core), and of a restart with at most that
+     * many. NULL: ranks is not 0, and every number is admitted. */
     pd_status (*choose)(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
                         struct pd_error *err);
 };

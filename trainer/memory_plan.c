@@ -196,7 +196,8 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
                                               .world = s->world,
                                               .rank = rank,
                                               .threads = s->threads,
-                                              .laid_out = s->laid_out};
+                                              .laid_out = s->laid_out,
+                                              .is_gpu = s->config->run.device == PD_DEVICE_GPU};
     struct pd_memory_plan plan;
     PD_TRY(pd_engine_plan_of(&options, &plan, err));
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
@@ -317,6 +318,11 @@ static pd_status survey_all(struct survey *s, struct pd_error *err)
     return PD_OK;
 }
 
+uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan)
+{
+    return pd_memory_plan_total(plan) - (config->run.device == PD_DEVICE_GPU ? pd_memory_plan_host(plan) : 0);
+}
+
 pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
                                const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory, struct pd_error *err)
 {
@@ -342,7 +348,7 @@ pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_m
     }
     qsort(memory.groups, memory.group_count, sizeof *memory.groups, by_first_rank);
     for (uint32_t g = 0; g < memory.group_count; g++) {
-        const uint64_t total = pd_memory_plan_total(&memory.groups[g].plan);
+        const uint64_t total = pd_memory_of_device(config, &memory.groups[g].plan);
         if (total <= memory.worst_bytes) continue;
         memory.worst = g;
         memory.worst_bytes = total;

@@ -18,10 +18,14 @@ struct pd_memory_group {
 struct pd_world_memory {
     struct pd_memory_group *groups; /* (group_count), owned; by first rank */
     uint32_t group_count, worst;    /* worst: the group that takes most */
-    uint64_t worst_bytes;
+    uint64_t worst_bytes;           /* this and the mean: of pd_memory_of_device */
     double mean_bytes;
     uint32_t recipes; /* runs of the engine's recipe that it took */
 };
+
+/* Of a plan's bytes those that must find room in the rank's device: with run.device gpu all but page-locked memory of the
+ * host, else all. */
+uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan);
 
 PD_MUST_USE pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
                                            const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory,

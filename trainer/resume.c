@@ -2,6 +2,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "trainer/computed_on.h"
 #include "trainer/state_files.h"
 
 #include <math.h>
@@ -76,8 +77,28 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *t
     pd_data_fingerprint(e->data, state->data_fingerprint);
     snprintf(state->created_by, sizeof state->created_by, "perdure %s", PERDURE_VERSION);
     free(state->config);
-    state->config = NULL;
+    free(state->environment);
+    state->config = state->environment = NULL;
+    PD_TRY(pd_computed_on(e->options.device, &state->environment, err));
     return pd_config_print(e->options.config, &state->config, err);
+}
+
+/* Bits of another device, or of another library on it, are not those of before. */
+static void say_other_device(const struct pd_engine *e, const struct pd_run_state *saved)
+{
+    char *now = NULL, before_said[320], now_said[320];
+    const char *before = saved->environment ? saved->environment : "";
+    if (pd_computed_on(e->options.device, &now, NULL)) return;
+    if (strcmp(before, now) != 0) {
+        pd_computed_on_say(before, before_said, sizeof before_said);
+        pd_computed_on_say(now, now_said, sizeof now_said);
+        pd_log(PD_LOG_WARN, MODULE,
+               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
+               "a run that stayed",
+               (unsigned long long)saved->identity.step, before_said, now_said,
+               (unsigned long long)saved->identity.step + 1);
+    }
+    free(now);
 }
 
 static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
@@ -231,5 +252,6 @@ pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_grou
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
+    if (report.resumed && group->rank == 0) say_other_device(e, ret_state);
     return fill_launch(e, tiers, ret_state, err);
 }

@@ -333,6 +333,14 @@ static pd_status open_device(struct worker *w, struct pd_error *err)
             "some ranks have a GPU and others have none; leave out the hosts without one, or set run.device=cpu");
 }
 
+static void say_device(const struct worker *w)
+{
+    const uint32_t gpus = pd_dev_cuda_count(), here = ranks_of_a_host(w->comm);
+    if (!w->device.dev || w->comm->rank > 0) return;
+    pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", w->device.dev->description,
+           here > gpus ? ": several ranks share a GPU, whose time and memory they divide" : "");
+}
+
 static pd_status set_up_local(struct worker *w, struct pd_error *err)
 {
     PD_TRY(pd_model_new(&w->config->model, &w->model, err));
@@ -409,6 +417,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(w->comm, &w->group);
     PD_TRY(open_device(w, err));
+    say_device(w);
     PD_TRY(settle_stripes(w, err));
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
     PD_TRY(open_tiers(w, err));

@@ -16,7 +16,7 @@ failures, ran = [], 0
 def perdure(*arguments, environment=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PERDURE_", "ARGP_"))}
     env.update(environment or {})
-    done = subprocess.run([PERDURE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, timeout=60)
+    done = subprocess.run([PERDURE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, timeout=300)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
@@ -191,6 +191,14 @@ for name in ("kjv", "gpt2-124m", "llama-1b"):
     expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
            re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
 
+text = expect("plan-gpu", ["plan", MINIMAL, "--world=1", "--device=h100-80g", "--threads=1", "--json"], 0, ANY)
+if text:
+    plan = json.loads(text)
+    group = plan["groups"][0]
+    # what a save reads lies in the host's memory too, where the build can count a GPU's part
+    good = group["device_bytes"] == group["memory_bytes"]["total"] == plan["worlds"][0]["worst_rank_bytes"]
+    good = good and (group["pinned_bytes"] == 0 or group["pinned_bytes"] > 12 * plan["parameters"])
+    report("plan-gpu-places", [] if good and group["pinned_bytes"] == group["host_bytes"] else ["device or page-locked bytes"], (0, text, ""))
 text = expect("plan-1t", ["plan", os.path.join(SOURCE, "tools/configs/gpt-1t.yaml"), "--world=16384", "--threads=1", "--device=h100-80g",
                           "--json"], 0, ANY)
 if text:
@@ -604,6 +612,10 @@ for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio
         problems.append("files stay behind")
     report(f"bench-{bench}", problems, result)
 
+expect("bench-step-device", ["bench", "step", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
+expect("bench-step-mode", ["bench", "step", "--device=gpu", "--mode=slow"], 64, err=said("--mode=slow: expected invariant or fast"))
+expect("bench-step-leaf", ["bench", "step", "--device=gpu", "--leaf=3", "--sequences=4"], 64,
+       err=said("--leaf=3: --sequences 4 is no multiple of it"))
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or cuda"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
        err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))

@@ -1,0 +1,406 @@
+#include "tools/bench_step_gpu.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/json.h"
+#include "tools/output.h"
+#include "trainer/engine.h"
+#include "trainer/gpus.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LEAF_ENOUGH = 4, LEAF_MAX = 64, STEPS_MAX = 99, MODES = 2 };
+
+static const char *const modes[MODES] = {"invariant", "fast"};
+static const char *const recomputes[] = {"none", "selective", "full"};
+enum { RECOMPUTES = sizeof recomputes / sizeof *recomputes };
+
+enum stage { PRODUCTS, ATTENTION, POINTWISE, LOSS, OPTIMIZER, COPIES, STAGES };
+
+static const char *const stage_names[STAGES] = {"products", "attention", "pointwise", "loss", "optimizer", "copies"};
+
+/* What is measured under one mode. */
+struct measured {
+    double seconds, low, high; /* of a step: median, smallest, largest */
+    double loss;
+    double stages[STAGES], watched_seconds; /* of a step whose operations were timed */
+    uint64_t operations, lost;              /* lost: operations beyond what is noted; 0 where shares are to be trusted */
+};
+
+struct gpu_bench {
+    const struct pd_bench_step_gpu *asked;
+    const char *model_name, *recompute;
+    uint64_t leaf, device_bytes, host_bytes, parameters;
+    double flops_per_token, peak;
+    char device[96], tokens_path[4096];
+    bool is_done[MODES];
+    struct measured measured[MODES];
+};
+
+/* One engine on the card. */
+struct run {
+    struct pd_rank_device device;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_memory_plan plan;
+};
+
+static void release(struct run *r)
+{
+    pd_engine_free(r->engine);
+    pd_arena_free(r->arena);
+    pd_thread_pool_free(r->pool);
+    pd_data_close(r->data);
+    pd_model_free(r->model);
+    pd_config_deinit(&r->config);
+    pd_rank_device_close(&r->device);
+}
+
+/* ---- configuration ---- */
+
+static const char *preset_of(const char *name)
+{
+    static const char *const sizes[][2] = {{"0.5B", "qwen2.5-0.5b"},
+                                           {"1.5B", "qwen2.5-1.5b"},
+                                           {"3B", "qwen2.5-3b"},
+                                           {"7B", "qwen2.5-7b"},
+                                           {"14B", "qwen2.5-14b"}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (!strcmp(sizes[i][0], name)) return sizes[i][1];
+    return name;
+}
+
+static pd_status configure(struct run *r, const struct gpu_bench *b, const char *mode, uint64_t leaf, const char *recompute,
+                           struct pd_error *err)
+{
+    const struct pd_bench_step_gpu *a = b->asked;
+    char yaml[8192];
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: 1000, device: gpu}\nmodel: {preset: %s}\n"
+             "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
+             "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\nlayout: {ranks: 1, recompute: %s}\n",
+             b->model_name, b->tokens_path, (unsigned long long)a->sequences, (unsigned long long)leaf,
+             (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode, recompute);
+    pd_config_deinit(&r->config);
+    return pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err);
+}
+
+static struct pd_engine_options options_of(struct run *r)
+{
+    return (struct pd_engine_options){
+        .config = &r->config, .model = r->model, .world = 1, .threads = 1, .is_gpu = true, .device = &r->device};
+}
+
+static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
+{
+    return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
+}
+
+/* The recipe's bytes of one choice. */
+static pd_status plan_one(struct run *r, const struct gpu_bench *b, uint64_t leaf, const char *recompute,
+                          struct pd_error *err)
+{
+    PD_TRY(configure(r, b, modes[0], leaf, recompute, err));
+    pd_model_free(r->model);
+    r->model = NULL;
+    PD_TRY(pd_model_new(&r->config.model, &r->model, err));
+    struct pd_engine_options options = options_of(r);
+    options.device = NULL;
+    return pd_engine_plan_of(&options, &r->plan, err);
+}
+
+/* The largest leaf that fits with it, 0 when none does. */
+static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
+                              uint64_t *ret_leaf, struct pd_error *err)
+{
+    *ret_leaf = 0;
+    for (uint64_t leaf = b->asked->leaf ? b->asked->leaf : LEAF_MAX; leaf && !*ret_leaf;
+         leaf = b->asked->leaf ? 0 : leaf / 2) {
+        if (b->asked->sequences % leaf) continue;
+        PD_TRY(plan_one(r, b, leaf, recompute, err));
+        if (device_bytes_of(&r->plan) <= room) *ret_leaf = leaf;
+    }
+    return PD_OK;
+}
+
+static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err)
+{
+    struct pd_dev_memory memory;
+    PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
+    const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
+    for (int i = 0; i < RECOMPUTES; i++) {
+        uint64_t leaf;
+        if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
+        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, err));
+        if (leaf > b->leaf) {
+            b->leaf = leaf;
+            b->recompute = recomputes[i];
+        }
+        if (b->leaf >= LEAF_ENOUGH || (b->leaf && b->asked->leaf)) break;
+    }
+    if (!b->leaf)
+        PD_FAIL(err, PD_NO_MEMORY,
+                "bench step: %s needs %s of device memory at least and %s is free; offload.* (--set) takes less",
+                b->model_name, pd_text_bytes(device_bytes_of(&r->plan)).text, pd_text_bytes(memory.free_bytes).text);
+    return PD_OK;
+}
+
+/* ---- a run ---- */
+
+static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
+{
+    const struct pd_data_options data = {.train = r->config.data.train,
+                                         .train_count = r->config.data.train_count,
+                                         .context = r->config.batch.context,
+                                         .vocab = r->config.model.vocab,
+                                         .document_token = -1,
+                                         .seed = 1};
+    struct pd_engine_options options = options_of(r);
+    PD_TRY(pd_data_open(&data, &r->data, err));
+    PD_TRY(pd_thread_pool_new(1, &r->pool, err));
+    PD_TRY(pd_engine_plan_of(&options, &r->plan, err));
+    const struct pd_arena_source source = pd_rank_device_source(&r->device);
+    PD_TRY(pd_arena_new_on(&r->plan, &source, &r->arena, err));
+    PD_TRY(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
+    b->device_bytes = device_bytes_of(&r->plan);
+    b->host_bytes = pd_memory_plan_host(&r->plan);
+    b->parameters = r->model->parameter_count;
+    b->flops_per_token = pd_model_flops_per_token(r->model, r->config.batch.context);
+    return pd_engine_init_state(r->engine, err);
+}
+
+static pd_status timed_step(struct run *r, uint64_t i, double *ret_seconds, double *ret_loss, struct pd_error *err)
+{
+    struct pd_step_result result;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_engine_step(r->engine, i * r->config.batch.sequences, i, &result, err));
+    PD_TRY(pd_rank_device_settle(&r->device, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_loss = result.loss;
+    return PD_OK;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The first step warms up. */
+static pd_status measure(struct run *r, uint64_t steps, struct measured *m, struct pd_error *err)
+{
+    double seconds[STEPS_MAX];
+    PD_TRY(timed_step(r, 0, &seconds[0], &m->loss, err));
+    for (uint64_t i = 0; i < steps; i++)
+        PD_TRY(timed_step(r, 1 + i, &seconds[i], &m->loss, err));
+    qsort(seconds, steps, sizeof *seconds, by_size);
+    m->seconds = seconds[steps / 2];
+    m->low = seconds[0];
+    m->high = seconds[steps - 1];
+    return PD_OK;
+}
+
+/* By the names that operations have in traces; what is no other is pointwise: norms, rotations, activations, sums, casts. */
+static enum stage stage_of(const char *name)
+{
+    static const struct {
+        const char *begin;
+        enum stage stage;
+    } begins[] = {{"gemm", PRODUCTS},  {"attention", ATTENTION},   {"logits", LOSS}, {"cross_entropy", LOSS},
+                  {"adam", OPTIMIZER}, {"row_squares", OPTIMIZER}, {"copy", COPIES}, {"save", COPIES}};
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (!strncmp(name, begins[i].begin, strlen(begins[i].begin))) return begins[i].stage;
+    return POINTWISE;
+}
+
+static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
+{
+    struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
+    double loss;
+    PD_TRY(timed_step(r, 0, &m->watched_seconds, &loss, err));
+    pd_device_spans_clear(r->device.spans);
+    PD_TRY(timed_step(r, 1, &m->watched_seconds, &loss, err));
+    const uint32_t count = pd_device_spans_shares(r->device.spans, shares);
+    for (uint32_t i = 0; i < count; i++) {
+        m->stages[stage_of(shares[i].name)] += shares[i].seconds;
+        m->operations += shares[i].count;
+    }
+    m->lost = pd_device_spans_lost(r->device.spans);
+    return PD_OK;
+}
+
+/* Steps that nobody watches, then the same engine anew with an event before and behind every operation. */
+static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct pd_error *err)
+{
+    struct run r = {.model = NULL};
+    pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
+    if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
+    if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
+    if (!st && !b->leaf) st = choose(b, &r, err);
+    if (!st) st = plan_one(&r, b, b->leaf, b->recompute, err);
+    if (!st) st = configure(&r, b, modes[mode], b->leaf, b->recompute, err);
+    if (!st) st = build(&r, b, err);
+    if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);
+    release(&r);
+    return st;
+}
+
+static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
+{
+    PD_TRY(run_mode(b, mode, false, err));
+    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s\n", b->model_name, modes[mode],
+            b->measured[mode].seconds, (unsigned long long)b->leaf, b->recompute);
+    PD_TRY(run_mode(b, mode, true, err));
+    b->is_done[mode] = true;
+    return PD_OK;
+}
+
+/* ---- tokens ---- */
+
+static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
+{
+    const uint64_t count = b->asked->sequences * b->asked->context * 2 + 1;
+    const char *directory = getenv("TMPDIR");
+    snprintf(b->tokens_path, sizeof b->tokens_path, "%.4000s/perdure-bench-XXXXXX",
+             directory && *directory ? directory : "/tmp");
+    const int file = mkstemp(b->tokens_path);
+    FILE *f = file < 0 ? NULL : fdopen(file, "w");
+    if (!f) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", b->tokens_path);
+    uint64_t state = 1;
+    bool failed = false;
+    for (uint64_t i = 0; i < count; i++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        const uint16_t token = (uint16_t)((state >> 33) % 256);
+        failed |= fwrite(&token, sizeof token, 1, f) != 1;
+    }
+    if (fclose(f) || failed) PD_FAIL_ERRNO(err, errno, "%s: writing it", b->tokens_path);
+    return PD_OK;
+}
+
+/* ---- report ---- */
+
+static double tokens_per_second(const struct gpu_bench *b, const struct measured *m)
+{
+    return (double)(b->asked->sequences * b->asked->context) / m->seconds;
+}
+
+static double share(const struct gpu_bench *b, const struct measured *m)
+{
+    return b->peak > 0 ? tokens_per_second(b, m) * b->flops_per_token / b->peak : 0;
+}
+
+static double other_seconds(const struct measured *m)
+{
+    double sum = 0;
+    for (int s = 0; s < STAGES; s++)
+        sum += m->stages[s];
+    return m->watched_seconds - sum;
+}
+
+static void print_text(const struct gpu_bench *b)
+{
+    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s; %s of device memory, %s page-locked\n", b->model_name,
+           b->device, (unsigned long long)b->leaf, (unsigned long long)b->asked->context,
+           (unsigned long long)b->asked->sequences, b->recompute, pd_text_bytes(b->device_bytes).text,
+           pd_text_bytes(b->host_bytes).text);
+    for (int i = 0; i < MODES; i++) {
+        const struct measured *m = &b->measured[i];
+        if (!b->is_done[i]) continue;
+        printf("%s: %.0f tokens/s, %.4g s a step (%.4g to %.4g)", modes[i], tokens_per_second(b, m), m->seconds, m->low,
+               m->high);
+        if (b->peak > 0) printf(", %.1f%% of %.0f TFLOP/s", 100 * share(b, m), b->peak / 1e12);
+        printf("\n  of a step:");
+        for (int s = 0; s < STAGES; s++)
+            printf(" %s %.1f%%,", stage_names[s], 100 * m->stages[s] / m->watched_seconds);
+        printf(" between them %.1f%%\n", 100 * other_seconds(m) / m->watched_seconds);
+        if (m->lost)
+            printf("  %llu of %llu operations were not timed: shares are too small\n", (unsigned long long)m->lost,
+                   (unsigned long long)(m->lost + m->operations));
+    }
+}
+
+/* Without a suffix the invariant mode, or the only one that was measured. */
+static void mode_json(struct pd_json_writer *w, const struct gpu_bench *b, int mode, const char *suffix)
+{
+    const struct measured *m = &b->measured[mode];
+    char key[64];
+    if (!b->is_done[mode]) return;
+#define KEY(NAME) (snprintf(key, sizeof key, "%s%s", NAME, suffix), key)
+    pd_json_double(w, KEY("tokens_per_second"), tokens_per_second(b, m));
+    if (b->peak > 0) pd_json_double(w, KEY("matmul_share"), share(b, m));
+    pd_json_double(w, KEY("step_seconds"), m->seconds);
+    pd_json_double(w, KEY("step_seconds_low"), m->low);
+    pd_json_double(w, KEY("step_seconds_high"), m->high);
+    pd_json_double(w, KEY("loss"), m->loss);
+    pd_json_u64(w, KEY("operations"), m->operations);
+    pd_json_u64(w, KEY("operations_not_timed"), m->lost);
+    pd_json_object_begin(w, KEY("stage_shares"));
+    for (int s = 0; s < STAGES; s++)
+        pd_json_double(w, stage_names[s], m->stages[s] / m->watched_seconds);
+    pd_json_double(w, "between", other_seconds(m) / m->watched_seconds);
+    pd_json_object_end(w);
+#undef KEY
+}
+
+static pd_status print_json(const struct gpu_bench *b, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "device", b->device);
+    pd_json_string(&w, "model", b->model_name);
+    mode_json(&w, b, 0, "");
+    mode_json(&w, b, 1, b->is_done[0] ? "_fast" : "");
+    pd_json_string(&w, "mode", b->is_done[0] ? modes[0] : modes[1]);
+    pd_json_double(&w, "matmul_bound_tflops", b->peak / 1e12);
+    pd_json_u64(&w, "parameters", b->parameters);
+    pd_json_u64(&w, "tokens", b->asked->sequences * b->asked->context);
+    pd_json_u64(&w, "context", b->asked->context);
+    pd_json_u64(&w, "leaf", b->leaf);
+    pd_json_string(&w, "recompute", b->recompute);
+    pd_json_u64(&w, "device_bytes", b->device_bytes);
+    pd_json_u64(&w, "pinned_bytes", b->host_bytes);
+    pd_json_u64(&w, "steps", b->asked->steps);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status check(const struct pd_bench_step_gpu *a, struct pd_error *err)
+{
+    bool is_known = !a->recompute;
+    for (int i = 0; i < RECOMPUTES && !is_known; i++)
+        is_known = !strcmp(a->recompute, recomputes[i]);
+    if (!is_known) PD_FAIL(err, PD_USAGE, "--recompute=%s: expected none, selective or full", a->recompute);
+    if (a->mode && strcmp(a->mode, modes[0]) != 0 && strcmp(a->mode, modes[1]) != 0)
+        PD_FAIL(err, PD_USAGE, "--mode=%s: expected invariant or fast", a->mode);
+    if (a->steps == 0 || a->steps > STEPS_MAX) PD_FAIL(err, PD_USAGE, "--steps: expected 1 to %d", STEPS_MAX);
+    if (!a->sequences || !a->context || a->sequences > 1 << 20 || a->context > 1 << 20)
+        PD_FAIL(err, PD_USAGE, "--sequences and --context: expected 1 to %d", 1 << 20);
+    if (a->leaf && a->sequences % a->leaf)
+        PD_FAIL(err, PD_USAGE, "--leaf=%llu: --sequences %llu is no multiple of it", (unsigned long long)a->leaf,
+                (unsigned long long)a->sequences);
+    return PD_OK;
+}
+
+pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_error *err)
+{
+    struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset)};
+    PD_TRY(check(asked, err));
+    pd_status st = write_tokens(&b, err);
+    for (int i = 0; i < MODES && !st; i++)
+        if (!asked->mode || !strcmp(asked->mode, modes[i])) st = bench_mode(&b, i, err);
+    unlink(b.tokens_path);
+    PD_TRY(st);
+    b.peak = pd_gpu_matmul_flops(b.device);
+    if (asked->json) return print_json(&b, err);
+    print_text(&b);
+    return PD_OK;
+}

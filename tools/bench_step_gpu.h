@@ -1,0 +1,28 @@
+/* perdure bench step on a GPU: whole steps of one rank, AdamW and loss included, in tokens a second and as a share of what
+ * the card's data sheet says of dense bf16 products; each stage's share by events, in a step of its own.
+ *
+ * The leaf and what is recomputed are what the planner's recipe finds to fit: of none, selective and full recomputation the
+ * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then. */
+#ifndef PD_TOOLS_BENCH_STEP_GPU_H
+#define PD_TOOLS_BENCH_STEP_GPU_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_BENCH_KEYS_MAX 16u
+
+struct pd_bench_step_gpu {
+    const char *preset;                       /* a preset of the model, or 0.5B, 1.5B, 3B, 7B, 14B */
+    const char *precision;                    /* NULL: bf16 */
+    const char *mode;                         /* invariant or fast; NULL: one after the other */
+    uint64_t context, sequences, leaf, steps; /* leaf 0: the planner's */
+    const char *recompute;                    /* NULL: the planner's */
+    const char *keys[PD_BENCH_KEYS_MAX];      /* section.key=value, last */
+    uint32_t key_count;
+    bool json;
+};
+
+PD_MUST_USE pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *bench, struct pd_error *err);
+
+#endif
