@@ -415,7 +415,7 @@ const simt_lanes *simt_exchange(const char *name, uint32_t mask, const void *dep
     for (unsigned l = 0; l < lanes; l++) {
         const thread *o = threads[base + l];
         if (!(mask >> l & 1u)) continue;
-        if (o->at == IN_WARP && o->mask == mask && strcmp(o->operation, name) == 0) continue;
+        if (o->at == IN_WARP && o->mask == mask && (o->operation == name || strcmp(o->operation, name) == 0)) continue;
         pause_self();
         return t->snapshot;
     }
