@@ -349,8 +349,8 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     if (b.options.from && !b.options.compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
     const bool is_run = b.options.every > 0;
     const bool in_files = b.options.state_in_files;
-    if (!is_run && (in_files || b.options.steps || b.options.flush_ms))
-        PD_FAIL(err, PD_USAGE, "--state, --steps and --flush-ms are for --every");
+    if (!is_run && (in_files || b.options.device || b.options.steps || b.options.flush_ms))
+        PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
     if (!in_files && (b.options.steps || b.options.flush_ms))
         PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
     if (in_files && !b.options.bytes) b.options.bytes = UINT64_C(512) << 20;

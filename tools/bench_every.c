@@ -6,6 +6,7 @@
  * takes at least COPIES of them. The end of the save counts: a turn is over when its checkpoint is sealed. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
+#include "ckpt/base/words.h"
 #include "tools/bench.h"
 #include "tools/bench_saves.h"
 #include "tools/output.h"
@@ -25,6 +26,7 @@ struct every_bench {
     struct pd_bench_room room;
     const char *file_system;
     uint32_t threads;
+    char device[96];
     struct pd_bench_saves saves;
     struct pd_bench_run run;
     double copy_s;          /* median of the rehearsals */
@@ -41,8 +43,10 @@ static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *
     char text[4096];
     pd_bench_room_path(&b->room, "text", text);
     const struct pd_bench_run_options options = {
-        .text = text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads};
+        .text = text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads, .device = b->options.device};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
+    snprintf(b->device, sizeof b->device, "%s",
+             b->run.device.dev ? b->run.device.dev->description : pd_counted(b->threads, "thread").text);
     PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
     pd_saver_keep_ready(b->saves.saver);
     return PD_OK;
@@ -59,6 +63,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < count; i++)
         PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
+    PD_TRY(pd_bench_run_settle(&b->run, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }
@@ -211,8 +216,7 @@ static struct result summarise(const struct every_bench *b)
 static void print_text(const struct every_bench *b, const struct result *r)
 {
     const uint64_t bytes = pd_bench_run_state_bytes(&b->run);
-    printf("%s of state, %u threads, saves into %s (%s)\n", pd_text_bytes(bytes).text, b->threads, b->options.dir,
-           b->file_system);
+    printf("%s of state, %s, saves into %s (%s)\n", pd_text_bytes(bytes).text, b->device, b->options.dir, b->file_system);
     printf("a step takes %.3f s, %.1f copies of %.4f s (%.2f GB/s); a save in the background %.4f s\n",
            r->turns.ceiling_s / (double)b->options.every, r->copies, b->copy_s, (double)bytes / b->copy_s / 1e9,
            r->saves.candidate_s);
@@ -249,6 +253,7 @@ static pd_status print(const struct every_bench *b, struct pd_error *err)
     pd_json_u64(&w, "every", b->options.every);
     pd_json_u64(&w, "pairs", b->turns.count);
     pd_json_u64(&w, "threads", b->threads);
+    pd_json_string(&w, "device", b->device);
     pd_json_string(&w, "dir", b->options.dir);
     pd_json_string(&w, "file_system", b->file_system);
     pd_json_object_end(&w);

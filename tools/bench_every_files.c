@@ -49,8 +49,12 @@ static void on_update(void *context)
 
 static pd_status build(struct files_bench *b, uint64_t leaves, bool saves, struct pd_error *err)
 {
-    const struct pd_bench_run_options options = {
-        .text = b->text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads, .has_files = true};
+    const struct pd_bench_run_options options = {.text = b->text,
+                                                 .bytes = b->options.bytes,
+                                                 .leaves = leaves,
+                                                 .threads = b->threads,
+                                                 .has_files = true,
+                                                 .device = b->options.device};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
     PD_TRY(pd_state_files_open(b->run.engine, b->room.door, pd_tiers_store(b->saves.tiers, 0), err));
     PD_TRY(pd_state_files_init(b->run.engine, &b->saves.state.identity, err));

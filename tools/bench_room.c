@@ -25,6 +25,7 @@ enum {
     OPTION_THREADS,
     OPTION_EVERY,
     OPTION_STATE,
+    OPTION_DEVICE,
     OPTION_STEPS,
     OPTION_FLUSH_MS,
     OPTION_COMPRESSION,
@@ -69,6 +70,11 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case OPTION_STATE:
         o->state_in_files = strcmp(argument, "nvme") == 0;
         return o->state_in_files || strcmp(argument, "memory") == 0 ? 0 : refuse(p, "state", argument, "memory or nvme");
+    case OPTION_DEVICE:
+        o->device = strcmp(argument, "gpu") == 0   ? PD_DEVICE_GPU
+                    : strcmp(argument, "cpu") == 0 ? PD_DEVICE_CPU
+                                                   : PD_DEVICE_AUTO;
+        return o->device || strcmp(argument, "auto") == 0 ? 0 : refuse(p, "device", argument, "auto, cpu or gpu");
     case OPTION_STEPS:
         if (pd_parse_u64(argument, &o->steps) && o->steps >= 1 && o->steps <= STEPS_MAX) return 0;
         return refuse(p, "steps", argument, "a number from 1 to 1000");
@@ -93,6 +99,7 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
     const struct argp_option compression = {"compression", OPTION_COMPRESSION, "HOW", 0, options->compression_doc, 0};
     const struct argp_option from = {"from", OPTION_FROM, "DIR", 0, "with --compression: state of this checkpoint", 0};
     const struct argp_option state = {"state", OPTION_STATE, "WHERE", 0, "with --every: memory, or nvme", 0};
+    const struct argp_option device = {"device", OPTION_DEVICE, "NAME", 0, "with --every: auto, cpu or gpu", 0};
     const struct argp_option steps = {"steps", OPTION_STEPS, "N", 0, "with --state nvme: steps of one measurement", 0};
     const struct argp_option flush = {
         "flush-ms", OPTION_FLUSH_MS, "N", 0, "with --state nvme: every flush takes so much longer (0)", 0};
@@ -104,6 +111,7 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
         {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (7)", 0},
         options->every_doc ? every : none,
         options->every_doc ? state : none, /* only behind --every */
+        options->every_doc ? device : none,
         options->every_doc ? steps : none,
         options->every_doc ? flush : none,
         compresses ? compression : none,

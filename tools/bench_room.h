@@ -4,14 +4,17 @@
 #define PD_TOOLS_BENCH_ROOM_H
 
 #include "ckpt/io/door.h"
+#include "trainer/config.h"
 
 struct pd_bench_options {
     const char *dir;       /* the room is made inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
     uint64_t threads;      /* 0: not an option of this bench */
-    const char *every_doc; /* of --every, and with it --state, --steps, --flush-ms; NULL: no options of this bench */
+    const char
+        *every_doc; /* of --every, and with it --state, --steps, --flush-ms, --device; NULL: no options of this bench */
     uint64_t every;
-    bool state_in_files;         /* --state nvme */
+    bool state_in_files; /* --state nvme */
+    enum pd_device_choice device;
     uint64_t steps, flush_ms;    /* 0: not given */
     const char *compression_doc; /* of --compression, and with it --from; NULL: no options of this bench */
     const char *compression, *from;

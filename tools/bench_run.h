@@ -12,10 +12,12 @@ struct pd_bench_run_options {
     uint64_t leaves;  /* sequences of a step */
     uint32_t threads; /* that compute */
     bool has_files;   /* optimizer state lives in files; the caller opens them (trainer/state_files.h) */
+    enum pd_device_choice device;
 };
 
 struct pd_bench_run {
     struct pd_config config;
+    struct pd_rank_device device;
     struct pd_model *model;
     struct pd_data *data;
     struct pd_thread_pool *pool;
@@ -28,6 +30,8 @@ PD_MUST_USE pd_status pd_bench_run_write_text(const char *path, struct pd_error 
 PD_MUST_USE pd_status pd_bench_run_open(const struct pd_bench_run_options *options, struct pd_bench_run *ret_run,
                                         struct pd_error *err);
 void pd_bench_run_close(struct pd_bench_run *run);
+/* Everything that its steps asked of the device has happened. */
+PD_MUST_USE pd_status pd_bench_run_settle(struct pd_bench_run *run, struct pd_error *err);
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run);
 
 /* Nearest rank: the smallest value that at least `share` of them do not exceed. Sorts them. */

@@ -630,7 +630,7 @@ problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step"} <= set(values
 if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
     problems.append("files stay behind")
 report("bench-ckpt-every", problems, result)
-for name, options, message in (("state", ["--state=nvme"], "--state, --steps and --flush-ms are for --every"),
+for name, options, message in (("state", ["--state=nvme"], "--state, --device, --steps and --flush-ms are for --every"),
                                ("flush", ["--every=1", "--flush-ms=1"], "--steps and --flush-ms are for --state nvme"),
                                ("where", ["--every=1", "--state=disk"], "--state=disk: expected memory or nvme")):
     expect(f"bench-ckpt-{name}", ["bench", "ckpt", *options], 64, err=said(message))
