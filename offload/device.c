@@ -116,6 +116,11 @@ pd_status pd_dev_event_sync(struct pd_dev *dev, struct pd_event *event, struct p
     return dev->ops->event_sync(dev, event, err);
 }
 
+pd_status pd_dev_event_passed(struct pd_dev *dev, struct pd_event *event, bool *ret_passed, struct pd_error *err)
+{
+    return dev->ops->event_passed(dev, event, ret_passed, err);
+}
+
 pd_status pd_dev_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
                                struct pd_error *err)
 {

@@ -55,6 +55,7 @@ struct pd_dev_ops {
     pd_status (*event_wait)(struct pd_dev *, struct pd_stream *, struct pd_event *,
                             struct pd_error *);                                     /* the stream waits */
     pd_status (*event_sync)(struct pd_dev *, struct pd_event *, struct pd_error *); /* the caller waits */
+    pd_status (*event_passed)(struct pd_dev *, struct pd_event *, bool *ret_passed, struct pd_error *);
     pd_status (*event_seconds)(struct pd_dev *, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
                                struct pd_error *);
     void (*close)(struct pd_dev *);
@@ -108,6 +109,9 @@ PD_MUST_USE pd_status pd_dev_event_record(struct pd_dev *dev, struct pd_event *e
 PD_MUST_USE pd_status pd_dev_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct pd_event *event,
                                         struct pd_error *err);
 PD_MUST_USE pd_status pd_dev_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err);
+/* Whether the stream has come past it, without waiting. */
+PD_MUST_USE pd_status pd_dev_event_passed(struct pd_dev *dev, struct pd_event *event, bool *ret_passed,
+                                          struct pd_error *err);
 /* Between the passages of two recorded events; waits for both. */
 PD_MUST_USE pd_status pd_dev_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end,
                                            double *ret_seconds, struct pd_error *err);

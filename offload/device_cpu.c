@@ -165,6 +165,13 @@ static pd_status cpu_event_sync(struct pd_dev *dev, struct pd_event *event, stru
     return cpu_stream_sync(dev, NULL, err);
 }
 
+static pd_status cpu_event_passed(struct pd_dev *dev, struct pd_event *event, bool *ret_passed, struct pd_error *err)
+{
+    (void)dev, (void)event, (void)err;
+    *ret_passed = true;
+    return PD_OK;
+}
+
 static pd_status cpu_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
                                    struct pd_error *err)
 {
@@ -198,6 +205,7 @@ static const struct pd_dev_ops cpu_ops = {
     .event_record = cpu_event_record,
     .event_wait = cpu_event_wait,
     .event_sync = cpu_event_sync,
+    .event_passed = cpu_event_passed,
     .event_seconds = cpu_event_seconds,
     .close = cpu_close,
 };

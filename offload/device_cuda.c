@@ -199,6 +199,14 @@ static pd_status cuda_event_sync(struct pd_dev *dev, struct pd_event *event, str
     return PD_OK;
 }
 
+static pd_status cuda_event_passed(struct pd_dev *dev, struct pd_event *event, bool *ret_passed, struct pd_error *err)
+{
+    const cudaError_t code = cudaEventQuery(event->event);
+    *ret_passed = code == cudaSuccess;
+    if (code != cudaErrorNotReady) CUDA_TRY(err, code, "GPU %u", dev->index);
+    return PD_OK;
+}
+
 static pd_status cuda_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end, double *ret_seconds,
                                     struct pd_error *err)
 {
@@ -236,6 +244,7 @@ static const struct pd_dev_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_sync = cuda_event_sync,
+    .event_passed = cuda_event_passed,
     .event_seconds = cuda_event_seconds,
     .close = cuda_close,
 };

@@ -1,8 +1,9 @@
-/* Memory that the host cannot touch stands for a device's, for as many ranks as there are threads: there while a copy, or
- * an operation between far_open and far_close, is under way, and at no other time. */
+/* Memory that the host cannot touch stands for a device's: there while a copy, or an operation between far_open and
+ * far_close, is under way, and at no other time. Each rank has one of its own; a copy between two opens all of them. */
 #ifndef PD_TESTS_FAR_MEMORY_H
 #define PD_TESTS_FAR_MEMORY_H
 
+#include "ckpt/base/arena.h"
 #include "trainer/comm/comm.h"
 
 #include <pthread.h>
@@ -17,8 +18,12 @@ struct far_memory {
     struct {
         uint8_t *data;
         uint64_t bytes;
+        bool is_host; /* of the arena, and the host's; with hides_host gone while an operation runs */
     } regions[FAR_REGIONS];
-    uint32_t count, open;                      /* how many are inside */
+    uint32_t count, open;     /* open: how many are inside */
+    struct far_memory *peers; /* (peer_count) of all ranks, this one's too; NULL: alone */
+    uint32_t peer_count;
+    bool hides_host;                           /* of one rank alone: its communicator's thread reads lists of pieces */
     _Atomic uint64_t copies, readies, fail_at; /* fail_at: the copy that fails; 0: none */
 };
 
@@ -27,36 +32,57 @@ struct far_memory {
         .lock = PTHREAD_MUTEX_INITIALIZER \
     }
 
-static inline void far_protect(const struct far_memory *far, int protection)
+static inline void far_protect(const struct far_memory *far, bool is_host, int protection)
 {
     for (uint32_t i = 0; i < far->count; i++)
-        PD_CHECK(mprotect(far->regions[i].data, far->regions[i].bytes, protection) == 0);
+        if (far->regions[i].is_host == is_host)
+            PD_CHECK(mprotect(far->regions[i].data, far->regions[i].bytes, protection) == 0);
 }
 
 static inline void far_open(struct far_memory *far)
 {
     pthread_mutex_lock(&far->lock);
-    if (far->open++ == 0) far_protect(far, PROT_READ | PROT_WRITE);
+    if (far->open++ == 0) far_protect(far, false, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&far->lock);
 }
 
 static inline void far_close(struct far_memory *far)
 {
     pthread_mutex_lock(&far->lock);
-    if (--far->open == 0) far_protect(far, PROT_NONE);
+    if (--far->open == 0) far_protect(far, false, PROT_NONE);
     pthread_mutex_unlock(&far->lock);
+}
+
+/* Around an operation, which reads the device's memory alone. */
+static inline void far_hide_host(struct far_memory *far)
+{
+    far_open(far);
+    if (far->hides_host) far_protect(far, true, PROT_NONE);
+}
+
+static inline void far_show_host(struct far_memory *far)
+{
+    if (far->hides_host) far_protect(far, true, PROT_READ | PROT_WRITE);
+    far_close(far);
+}
+
+static inline void *far_region(struct far_memory *far, bool is_host, uint64_t bytes)
+{
+    bytes = (bytes + 4096) / 4096 * 4096;
+    pthread_mutex_lock(&far->lock);
+    const int protection = is_host || far->open ? PROT_READ | PROT_WRITE : PROT_NONE;
+    uint8_t *data = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    PD_CHECK(data != MAP_FAILED && far->count < FAR_REGIONS);
+    far->regions[far->count].data = data;
+    far->regions[far->count].is_host = is_host;
+    far->regions[far->count++].bytes = bytes;
+    pthread_mutex_unlock(&far->lock);
+    return data;
 }
 
 static inline void *far_new(struct far_memory *far, uint64_t bytes)
 {
-    bytes = (bytes + 4096) / 4096 * 4096;
-    pthread_mutex_lock(&far->lock);
-    uint8_t *data = mmap(NULL, bytes, far->open ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    PD_CHECK(data != MAP_FAILED && far->count < FAR_REGIONS);
-    far->regions[far->count].data = data;
-    far->regions[far->count++].bytes = bytes;
-    pthread_mutex_unlock(&far->lock);
-    return data;
+    return far_region(far, false, bytes);
 }
 
 static inline void far_delete(struct far_memory *far, void *data)
@@ -83,15 +109,60 @@ static inline pd_status far_copy_bytes(void *context, void *dst, const void *src
 {
     struct far_memory *far = context;
     if (++far->copies == far->fail_at) PD_FAIL(err, PD_DEVICE_LOST, "GPU 0: a copy that fails as planned");
-    far_open(far);
+    for (uint32_t i = 0; i < far->peer_count; i++)
+        far_open(&far->peers[i]);
+    if (!far->peers) far_open(far);
     memcpy(dst, src, bytes);
-    far_close(far);
+    if (!far->peers) far_close(far);
+    for (uint32_t i = 0; i < far->peer_count; i++)
+        far_close(&far->peers[i]);
     return PD_OK;
 }
 
 static inline struct pd_comm_memory far_hook(struct far_memory *far)
 {
     return (struct pd_comm_memory){far_ready, far_copy_bytes, far};
+}
+
+/* ---- an arena of it ---- */
+
+static inline pd_status far_map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    (void)err;
+    *ret_data = far_region(context, is_host, bytes);
+    return PD_OK;
+}
+
+static inline void far_unmap(void *context, bool is_host, void *data, uint64_t bytes)
+{
+    (void)is_host, (void)bytes;
+    far_delete(context, data);
+}
+
+static inline struct pd_arena_source far_source(struct far_memory *far)
+{
+    return (struct pd_arena_source){far_map, far_unmap, far};
+}
+
+/* As many as there are ranks, which copy to one another. */
+static inline struct far_memory *far_world_new(uint32_t ranks)
+{
+    struct far_memory *all = calloc(ranks, sizeof *all);
+    PD_CHECK(all);
+    for (uint32_t r = 0; r < ranks; r++) {
+        pthread_mutex_init(&all[r].lock, NULL);
+        all[r].peers = all;
+        all[r].peer_count = ranks;
+    }
+    return all;
+}
+
+/* Everything was deleted. */
+static inline void far_world_free(struct far_memory *all, uint32_t ranks)
+{
+    for (uint32_t r = 0; r < ranks; r++)
+        PD_CHECK(all[r].count == 0 && all[r].open == 0);
+    free(all);
 }
 
 #endif

@@ -136,6 +136,35 @@ Test(loss, cut_vocabulary)
     fixture_free(&f);
 }
 
+Test(loss, ranks_of_a_cut_vocabulary_are_joined)
+{
+    enum { ROWS = 300, LD = 304, RANKS = 3, COLUMNS = 50 };
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    uint64_t seed = 9;
+    struct room all_max = room_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed);
+    struct room all_targets = room_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed), max[2], target[2];
+    int32_t targets[ROWS];
+    for (int i = 0; i < ROWS; i++)
+        targets[i] = i % 7 == 0 ? -1 : i * 11 % (RANKS * COLUMNS - 4);
+    ((float *)all_max.data)[5] = -INFINITY;
+    ((float *)all_max.data)[2 * LD + 6] = INFINITY;
+    for (int i = 0; i < 2; i++) {
+        max[i] = room_new(PD_F32, ROWS, 0), target[i] = room_new(PD_F32, ROWS, 0);
+        struct pd_logits_join j = {
+            .rows = ROWS, .ld = LD, .ranks = RANKS, .all_max = all_max.data, .max = max[i].data, .rank_columns = COLUMNS};
+        MUST(i == 0 ? pd_logits_join(f.math, &j, &err) : pd_cuda_logits_join(NULL, &j, &err));
+        j.max = NULL, j.all_targets = all_targets.data, j.target_logit = target[i].data, j.targets = targets;
+        MUST(i == 0 ? pd_logits_join(f.math, &j, &err) : pd_cuda_logits_join(NULL, &j, &err));
+    }
+    rooms_equal(&max[1], &max[0], "max");
+    rooms_equal(&target[1], &target[0], "target's logit");
+    cr_assert_eq(((float *)max[0].data)[6], INFINITY);
+    cr_assert_eq(((float *)target[0].data)[9], ((float *)all_targets.data)[99 / COLUMNS * LD + 9]);
+    for (int i = 0; i < 2; i++)
+        room_free(&max[i]), room_free(&target[i]);
+    room_free(&all_max), room_free(&all_targets), fixture_free(&f);
+}
+
 Test(loss, a_target_outside_is_found)
 {
     float logits[4] = {1, 2, 3, 4}, loss;

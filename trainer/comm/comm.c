@@ -85,6 +85,11 @@ void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memor
     comm->memory = *memory;
 }
 
+pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err)
+{
+    return comm->ops->look(comm, err);
+}
+
 void pd_comm_abort(struct pd_comm *comm)
 {
     comm->ops->abort(comm);

@@ -49,6 +49,7 @@ struct pd_comm_op {
     /* of the implementation; zero at the start */
     struct pd_comm_op *next;
     const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
+    uint32_t ticket;
     pd_status status;
     struct pd_error error;
     _Atomic int done; /* set last, under the communicator's lock; may be looked at to poll, wait is still due */
@@ -64,6 +65,7 @@ struct pd_comm_ops {
     pd_status (*barrier)(struct pd_comm *, struct pd_error *);
     /* Ranks of equal color form a new communicator, ordered by (key, rank). */
     pd_status (*split)(struct pd_comm *, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *);
+    pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
     void (*free)(struct pd_comm *);
 };
@@ -93,6 +95,9 @@ PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, voi
 PD_MUST_USE pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                     struct pd_error *err);
+/* Whether all peers that can be seen are still there, without waiting: PD_PEER_LOST names one that died, failed or left.
+ * From any thread. */
+PD_MUST_USE pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err);
 /* This rank gives up: its pending and later operations return PD_PEER_LOST at once, and so do those of its peers that need
  * it, on this communicator and, where it is the outermost, on those split from it. For the way out after a failure: pieces
  * of an operation that was started belong to it until it was waited for, and this makes that wait short. */

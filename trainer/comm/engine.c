@@ -248,11 +248,20 @@ static void family_break(struct pd_comm_engine *engine, enum pd_member_state sta
 {
     engine_break(engine, state);
     if (engine->root != engine) return;
-    pthread_mutex_lock(&engine->lock);
-    struct pd_comm_engine *child = engine->child;
-    pthread_mutex_unlock(&engine->lock);
-    for (; child; child = child->sibling)
+    pthread_mutex_lock(&engine->lock); /* children leave under it */
+    for (struct pd_comm_engine *child = engine->child; child; child = child->sibling)
         engine_break(child, state);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err)
+{
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    pthread_mutex_lock(&engine->lock);
+    pd_status st = engine->broken;
+    if (st && err) *err = engine->broken_error;
+    pthread_mutex_unlock(&engine->lock);
+    return st ? st : pd_exchange_look(engine, err);
 }
 
 void pd_comm_engine_abort(struct pd_comm *comm)

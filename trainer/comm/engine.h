@@ -119,6 +119,7 @@ pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *da
 pd_status pd_comm_engine_barrier(struct pd_comm *comm, struct pd_error *err);
 pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                struct pd_error *err);
+pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err);
 /* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */
 void pd_comm_engine_abort(struct pd_comm *comm);
 /* The same for a rank that is finished: who still needs it is told that it left. */

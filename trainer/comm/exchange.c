@@ -29,8 +29,10 @@ static uint64_t now_ns(void)
 
 static void links_set(struct pd_comm_engine *engine, const struct pd_comm_op *op)
 {
-    for (uint32_t p = 0; p < engine->comm.size; p++)
-        engine->links[p] = (struct pd_link){.slot = engine->links[p].slot};
+    for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
+        engine->links[p].send = engine->links[p].recv = (struct pd_cursor){0};
+        engine->links[p].is_send_begun = engine->links[p].is_recv_begun = false;
+    }
     for (uint32_t i = 0; i < op->send_count; i++)
         pd_cursor_add(&engine->links[op->sends[i].peer].send, op->sends, op->send_count, i);
     for (uint32_t i = 0; i < op->recv_count; i++)
@@ -103,6 +105,20 @@ static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_
         PD_FAIL(err, PD_PEER_LOST, "rank %u is gone: its process %d ended", missing,
                 (int)atomic_load(&((struct pd_member *)member)->process));
     PD_FAIL(err, PD_PEER_LOST, "rank %u failed", missing);
+}
+
+pd_status pd_exchange_look(struct pd_comm_engine *engine, struct pd_error *err)
+{
+    pd_segment_look(engine->segment);
+    for (uint32_t p = 0; p < engine->comm.size; p++) {
+        const struct pd_member *member = p == engine->comm.rank ? NULL : member_of(engine, p);
+        uint32_t blamed, nobody = 0;
+        if (!member || atomic_load(&member->state) == PD_MEMBER_ALIVE) continue;
+        pd_status st = fail_gone(engine, p, &blamed, err);
+        atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
+        return st;
+    }
+    return PD_OK;
 }
 
 /* Who began an operation has sent what it can, so those that are still needed have not arrived, or are stopped. */

@@ -39,6 +39,7 @@ static const struct pd_comm_ops local_ops = {
     .broadcast = pd_comm_engine_broadcast,
     .barrier = pd_comm_engine_barrier,
     .split = pd_comm_engine_split,
+    .look = pd_comm_engine_look,
     .abort = pd_comm_engine_abort,
     .free = pd_comm_engine_free,
 };

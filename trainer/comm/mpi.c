@@ -329,6 +329,7 @@ static const struct pd_comm_ops mpi_ops = {
     .broadcast = pd_comm_engine_broadcast,
     .barrier = pd_comm_engine_barrier,
     .split = pd_comm_engine_split,
+    .look = pd_comm_engine_look,
     .abort = pd_comm_engine_abort,
     .free = mpi_free,
 };

@@ -170,3 +170,19 @@ pd_status PD_CPU(logits_sum)(struct pd_math *math, const struct pd_cross_entropy
     pd_parallel(math->pool, loss->rows, sum_body, &job);
     return PD_OK;
 }
+
+/* Comparisons and copies of a few numbers a row. */
+pd_status PD_CPU(logits_join)(struct pd_math *math, const struct pd_logits_join *j, struct pd_error *err)
+{
+    (void)math, (void)err;
+    for (uint64_t row = 0; row < j->rows && j->max; row++) {
+        float max = j->all_max[row];
+        for (uint32_t r = 1; r < j->ranks; r++)
+            if (j->all_max[r * j->ld + row] > max) max = j->all_max[r * j->ld + row];
+        j->max[row] = max;
+    }
+    for (uint64_t row = 0; row < j->rows && j->target_logit; row++)
+        if (j->targets[row] >= 0)
+            j->target_logit[row] = j->all_targets[(uint64_t)j->targets[row] / j->rank_columns * j->ld + row];
+    return PD_OK;
+}

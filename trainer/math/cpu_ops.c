@@ -23,6 +23,7 @@ const struct pd_math_ops PD_CPU(ops) = {
     .embedding_backward = PD_CPU(embedding_backward),
     .logits_max = PD_CPU(logits_max),
     .logits_sum = PD_CPU(logits_sum),
+    .logits_join = PD_CPU(logits_join),
     .cross_entropy = PD_CPU(cross_entropy),
     .column_sum = PD_CPU(column_sum),
     .add = PD_CPU(add),

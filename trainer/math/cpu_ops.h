@@ -27,6 +27,7 @@ pd_status PD_CPU(embedding_forward)(struct pd_math *, const struct pd_embedding 
 pd_status PD_CPU(embedding_backward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
 pd_status PD_CPU(logits_max)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
 pd_status PD_CPU(logits_sum)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
+pd_status PD_CPU(logits_join)(struct pd_math *, const struct pd_logits_join *, struct pd_error *);
 pd_status PD_CPU(cross_entropy)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
 pd_status PD_CPU(column_sum)(struct pd_math *, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype, const void *x,
                              float *out, struct pd_error *);

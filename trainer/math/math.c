@@ -281,6 +281,14 @@ pd_status pd_logits_sum(struct pd_math *math, const struct pd_cross_entropy *l, 
     return math->ops->logits_sum(math, l, err);
 }
 
+pd_status pd_logits_join(struct pd_math *math, const struct pd_logits_join *j, struct pd_error *err)
+{
+    if (j->rows == 0) return PD_OK;
+    PD_CHECK(j->ranks > 0 && j->ld >= j->rows && (!j->max || j->all_max));
+    PD_CHECK(!j->target_logit || (j->all_targets && j->targets && j->rank_columns > 0));
+    return math->ops->logits_join(math, j, err);
+}
+
 pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)
 {
     check_loss(l, l->max != NULL);

@@ -58,6 +58,7 @@ struct pd_math_ops {
     pd_status (*embedding_backward)(struct pd_math *, const struct pd_embedding *, struct pd_error *);
     pd_status (*logits_max)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
     pd_status (*logits_sum)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
+    pd_status (*logits_join)(struct pd_math *, const struct pd_logits_join *, struct pd_error *);
     pd_status (*cross_entropy)(struct pd_math *, const struct pd_cross_entropy *, struct pd_error *);
     /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */
     pd_status (*column_sum)(struct pd_math *, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype, const void *x,
@@ -130,6 +131,7 @@ PD_MUST_USE pd_status pd_embedding_backward(struct pd_math *math, const struct p
                                             struct pd_error *err);
 PD_MUST_USE pd_status pd_logits_max(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
 PD_MUST_USE pd_status pd_logits_sum(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
+PD_MUST_USE pd_status pd_logits_join(struct pd_math *math, const struct pd_logits_join *join, struct pd_error *err);
 PD_MUST_USE pd_status pd_cross_entropy(struct pd_math *math, const struct pd_cross_entropy *loss, struct pd_error *err);
 PD_MUST_USE pd_status pd_column_sum(struct pd_math *math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
                                     const void *x, float *out, struct pd_error *err);

@@ -59,6 +59,7 @@ FORWARDING_SLOT(embedding_forward, struct pd_embedding)
 FORWARDING_SLOT(embedding_backward, struct pd_embedding)
 FORWARDING_SLOT(logits_max, struct pd_cross_entropy)
 FORWARDING_SLOT(logits_sum, struct pd_cross_entropy)
+FORWARDING_SLOT(logits_join, struct pd_logits_join)
 FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
 FORWARDING_SLOT(quantize, struct pd_quantize)
 
@@ -187,6 +188,7 @@ static const struct pd_math_ops cuda_ops = {
     .embedding_backward = embedding_backward_slot,
     .logits_max = logits_max_slot,
     .logits_sum = logits_sum_slot,
+    .logits_join = logits_join_slot,
     .cross_entropy = cross_entropy_slot,
     .column_sum = column_sum_slot,
     .add = add_slot,

@@ -149,6 +149,19 @@ struct pd_cross_entropy {
     float *target_logit; /* logits_sum writes it where the target is among these columns */
 };
 
+/* What ranks of a cut vocabulary made of their columns becomes that of all: maxima after logits_max, logits of targets after
+ * logits_sum (sums are a pd_finish). An array of rank r begins r * ld floats behind the first. */
+struct pd_logits_join {
+    uint64_t rows, ld;
+    uint32_t ranks; /* that have columns: the first ones */
+    const float *all_max;
+    float *max; /* (rows); NULL: no maxima */
+    const float *all_targets;
+    float *target_logit;    /* (rows), written where a target is; NULL: none */
+    const int32_t *targets; /* (rows) */
+    uint64_t rank_columns;  /* columns of every rank but the last */
+};
+
 struct pd_embedding {
     uint64_t rows, columns, vocab; /* vocab: rows of token_table */
     enum pd_dtype dtype;

@@ -349,7 +349,7 @@ static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *con
     for (uint32_t r = 0; r < t->partition.tp; r++)
         for (uint32_t i = 0; i < arrays; i++) {
             float *place = all[i] + r * t->logits_rows;
-            if (r == me) memcpy(place, mine[i], rows * sizeof(float));
+            if (r == me) PD_TRY(pd_math_copy(t->math, place, mine[i], rows * sizeof(float), err));
             if (r == me) continue;
             if (has_units(t, me, vocab)) pd_peer_transfer_send(x, r, mine[i], rows * sizeof(float));
             if (has_units(t, r, vocab)) pd_peer_transfer_recv(x, r, place, rows * sizeof(float));
@@ -358,25 +358,34 @@ static pd_status gather_rows(struct pd_transformer *t, uint64_t rows, float *con
     return pd_peer_transfer_wait(x, err);
 }
 
-pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+/* Tokens of a rank of the vocabulary; the last that has any may have less. */
+static uint64_t rank_tokens(const struct pd_transformer *t)
 {
-    struct pd_tensor_parallel *tp = &t->tp;
-    PD_TRY(gather_rows(t, rows, &tp->max, &tp->all_max, 1, err));
-    for (uint64_t row = 0; row < rows; row++) {
-        float max = tp->all_max[row]; /* chunk 0 of the vocabulary is never empty */
-        for (uint32_t r = 1; r < t->partition.tp; r++)
-            if (has_units(t, r, t->model->config.vocab) && tp->all_max[r * t->logits_rows + row] > max)
-                max = tp->all_max[r * t->logits_rows + row];
-        tp->max[row] = max;
-    }
-    return PD_OK;
+    const uint64_t virtual_tp = t->partition.virtual_tp;
+    return (t->model->config.vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks;
 }
 
 static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
 {
-    const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
-    uint64_t chunk = (uint64_t)token / ((vocab + virtual_tp - 1) / virtual_tp);
-    return (uint32_t)(chunk / t->tp.chunks);
+    return (uint32_t)((uint64_t)token / rank_tokens(t));
+}
+
+static struct pd_logits_join join_of(const struct pd_transformer *t, uint64_t rows)
+{
+    return (struct pd_logits_join){.rows = rows,
+                                   .ld = t->logits_rows,
+                                   .ranks = rank_of_token(t, (int32_t)t->model->config.vocab - 1) + 1,
+                                   .rank_columns = rank_tokens(t)};
+}
+
+pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
+{
+    struct pd_tensor_parallel *tp = &t->tp;
+    PD_TRY(gather_rows(t, rows, &tp->max, &tp->all_max, 1, err));
+    struct pd_logits_join join = join_of(t, rows);
+    join.all_max = tp->all_max;
+    join.max = tp->max;
+    return pd_logits_join(t->math, &join, err);
 }
 
 pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err)
@@ -393,9 +402,11 @@ pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *ta
                           .scale = 1.0f,
                           .out = {tp->sum, PD_F32, rows}};
     PD_TRY(pd_finish(t->math, &f, err));
-    for (uint64_t row = 0; row < rows; row++)
-        if (targets[row] >= 0) tp->target[row] = tp->all_target[rank_of_token(t, targets[row]) * t->logits_rows + row];
-    return PD_OK;
+    struct pd_logits_join join = join_of(t, rows);
+    join.all_targets = tp->all_target;
+    join.target_logit = tp->target;
+    join.targets = targets;
+    return pd_logits_join(t->math, &join, err);
 }
 
 pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err)

@@ -4,8 +4,8 @@ void pd_peer_transfer_init(struct pd_peer_transfer *transfer, struct pd_comm *co
                            uint32_t recv_capacity, struct pd_arena *arena)
 {
     *transfer = (struct pd_peer_transfer){.comm = comm, .send_capacity = send_capacity, .recv_capacity = recv_capacity};
-    transfer->sends = pd_arena_take(arena, PD_MEMORY_BUFFERS, send_capacity * sizeof(struct pd_comm_piece));
-    transfer->recvs = pd_arena_take(arena, PD_MEMORY_BUFFERS, recv_capacity * sizeof(struct pd_comm_piece));
+    transfer->sends = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, send_capacity * sizeof(struct pd_comm_piece));
+    transfer->recvs = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, recv_capacity * sizeof(struct pd_comm_piece));
 }
 
 void pd_peer_transfer_clear(struct pd_peer_transfer *transfer)

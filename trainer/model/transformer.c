@@ -126,12 +126,9 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     return fp8_init(t, err);
 }
 
-/* These still touch what they exchange or write away. */
+/* These still touch what they write away. */
 static pd_status check_far(const struct pd_transformer_options *o, struct pd_error *err)
 {
-    if (o->partition.tp > 1 || o->partition.sp > 1)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "model: tensor and sequence parallel ranks run on CPUs alone; say layout.tp=1 layout.sp=1");
     if (o->activations_in_files)
         PD_FAIL(err, PD_UNSUPPORTED, "model: activations leave the memory of CPUs alone; say offload.activations=device");
     return PD_OK;
@@ -264,7 +261,7 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
     e.position_table = t->is_llama ? NULL : weights[1];
     PD_TRY(pd_activations_input(t, slot, 0, &e.out, err));
     if (e.vocab) PD_TRY(pd_embedding_forward(t->math, &e, err));
-    return t->partition.tp > 1 ? pd_embedding_fetch(t, e.tokens, e.out, err) : PD_OK;
+    return t->partition.tp > 1 ? pd_embedding_fetch(t, pd_transformer_input(t, slot)->tokens, e.out, err) : PD_OK;
 }
 
 pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot, float *const *gradients, void *dstream,

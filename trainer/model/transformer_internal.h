@@ -202,7 +202,7 @@ PD_MUST_USE pd_status pd_kv_combine(struct pd_transformer *t, const struct pd_qk
 /* Max, then sum and target logit, of the whole vocabulary from those of every rank's columns. */
 PD_MUST_USE pd_status pd_loss_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err);
 PD_MUST_USE pd_status pd_loss_sum(struct pd_transformer *t, uint64_t rows, const int32_t *targets, struct pd_error *err);
-/* Rows of `out` (R,C) from the ranks that hold their tokens. */
+/* Rows of `out` (R,C) from the ranks that hold their tokens.   tokens (R) host */
 PD_MUST_USE pd_status pd_embedding_fetch(struct pd_transformer *t, const int32_t *tokens, void *out, struct pd_error *err);
 PD_MUST_USE pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, struct pd_error *err);
 

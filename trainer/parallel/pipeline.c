@@ -3,7 +3,6 @@
 #include "ckpt/base/clock.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { BUFFERS_MAX = 3 };
 
@@ -25,6 +24,7 @@ struct ring {
 
 struct pd_pipeline {
     const struct pd_grid *grid;
+    struct pd_math *math;
     uint64_t bytes, clock, wait_ns;
     struct ring streams_in, streams_out, gradients;
 };
@@ -37,7 +37,7 @@ static void take_ring(struct ring *ring, uint32_t count, uint64_t bytes, struct 
         ring->buffers[i].data = pd_arena_take(arena, category, bytes);
 }
 
-pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_arena *arena,
+pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_math *math, struct pd_arena *arena,
                           struct pd_pipeline **ret_pipeline, struct pd_error *err)
 {
     const struct pd_layout *layout = &grid->layout;
@@ -46,6 +46,7 @@ pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, str
     struct pd_pipeline *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "pipeline: no memory");
     p->grid = grid;
+    p->math = math;
     p->bytes = stream_bytes;
     take_ring(&p->streams_in, has_before ? 1 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
     take_ring(&p->streams_out, has_after ? 2 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
@@ -160,7 +161,7 @@ pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd
 {
     struct ring *ring = &p->streams_in;
     PD_TRY(receive(p, ring, err));
-    memcpy(stream, ring->current->data, p->bytes);
+    PD_TRY(pd_math_copy(p->math, stream, ring->current->data, p->bytes, err));
     ring->current = NULL;
     return expect(p, ring, p->grid->forward_in, err);
 }

@@ -16,13 +16,15 @@
 #define PD_TRAINER_PARALLEL_PIPELINE_H
 
 #include "ckpt/base/arena.h"
+#include "trainer/math/math.h"
 #include "trainer/parallel/grid.h"
 
 struct pd_pipeline;
 
-/* Memory from the arena: gradients with activations, streams with buffers. Grid borrowed. */
-PD_MUST_USE pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_arena *arena,
-                                      struct pd_pipeline **ret_pipeline, struct pd_error *err);
+/* Memory from the arena: gradients with activations, streams with buffers. Grid and math are borrowed; math may be NULL on a
+ * dry arena. */
+PD_MUST_USE pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_math *math,
+                                      struct pd_arena *arena, struct pd_pipeline **ret_pipeline, struct pd_error *err);
 void pd_pipeline_free(struct pd_pipeline *pipeline);
 
 /* How many streams and gradients will be received until end: the first of each are started. */

@@ -1,5 +1,6 @@
-/* Streams and gradients through real communicators under every schedule: each arrives where and when its action needs it,
- * nothing waits for ever, ghosts send nothing, and the plan is what was taken. */
+/* Streams and gradients through real communicators under every schedule, in memory that the host cannot touch: each arrives
+ * where and when its action needs it, nothing waits for ever, ghosts send nothing, and the plan is what was taken. */
+#include "tests/helpers/far_math.h"
 #include "trainer/parallel/pipeline.h"
 
 #include "trainer/parallel/schedule.h"
@@ -13,11 +14,13 @@ struct job {
     struct pd_layout layout;
     struct pd_schedule_options options;
     uint32_t fail_rank; /* gives up after half of its actions; none: UINT32_MAX */
+    struct far_memory *far;
 };
 
 struct rank {
     struct pd_grid grid;
     struct pd_pipeline *pipeline;
+    struct far_memory *far;
 };
 
 /* What stage `stage` computes of a leaf: the number of stages behind it. */
@@ -47,7 +50,9 @@ static pd_status forward(struct rank *r, uint32_t stage, uint32_t stages, uint32
     }
     if (stage + 1 == stages) return PD_OK;
     PD_TRY(pd_pipeline_next_stream(r->pipeline, &out, err));
+    far_open(r->far);
     fill(out, false, stage, slot);
+    far_close(r->far);
     return pd_pipeline_send_stream(r->pipeline, err);
 }
 
@@ -56,11 +61,16 @@ static pd_status backward(struct rank *r, uint32_t stage, uint32_t stages, uint3
     void *gradient;
     if (stage + 1 < stages) {
         PD_TRY(pd_pipeline_take_gradient(r->pipeline, &gradient, err));
-        PD_TRY(expect(gradient, true, stage + 1, slot, err));
+        far_open(r->far);
+        pd_status st = expect(gradient, true, stage + 1, slot, err);
+        far_close(r->far);
+        PD_TRY(st);
     } else {
         PD_TRY(pd_pipeline_next_gradient(r->pipeline, &gradient, err));
     }
+    far_open(r->far);
     fill(gradient, true, stage, slot);
+    far_close(r->far);
     return stage > 0 ? pd_pipeline_send_gradient(r->pipeline, err) : PD_OK;
 }
 
@@ -91,20 +101,27 @@ static pd_status walk(const struct job *job, struct rank *r, const struct pd_sch
 static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     const struct job *job = context;
-    struct rank r = {0};
-    struct pd_arena *dry, *arena;
+    struct rank r = {.far = &job->far[comm->rank]};
+    struct pd_arena *dry, *arena, *workspace;
+    struct pd_math *near;
+    struct far_math math;
+    const struct pd_comm_memory hook = far_hook(r.far);
+    const struct pd_arena_source source = far_source(r.far);
     struct pd_memory_plan plan, used;
     struct pd_schedule schedule;
     struct pd_schedule_options options = job->options;
     options.pp_rank = comm->rank;
+    pd_comm_use_memory(comm, &hook);
+    PD_TRY(far_near_new(&workspace, &near, err));
+    far_math_init(&math, near, r.far);
     PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &r.grid, err));
     PD_TRY(pd_arena_new_dry(&dry, err));
-    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), dry, &r.pipeline, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), NULL, dry, &r.pipeline, err));
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     pd_pipeline_free(r.pipeline);
-    PD_TRY(pd_arena_new(&plan, &arena, err));
-    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), arena, &r.pipeline, err));
+    PD_TRY(pd_arena_new_on(&plan, &source, &arena, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), &math.base, arena, &r.pipeline, err));
     pd_arena_usage(arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
     PD_TRY(pd_schedule_new(&options, &schedule, err));
@@ -118,6 +135,8 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     pd_schedule_deinit(&schedule);
     pd_pipeline_free(r.pipeline);
     pd_arena_free(arena);
+    pd_math_free(near);
+    pd_arena_free(workspace);
     pd_grid_deinit(&r.grid);
     return st;
 }
@@ -137,7 +156,10 @@ static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kin
                                                .interleave = interleave,
                                                .slots = pd_schedule_slots(LEAVES + 1, 1, pp, interleave),
                                                .forward_only = forward_only};
-    return pd_comm_run_local(pp, 1, run_rank, &job, err);
+    job.far = far_world_new(pp);
+    pd_status st = pd_comm_run_local(pp, 1, run_rank, &job, err);
+    far_world_free(job.far, pp);
+    return st;
 }
 
 Test(pipeline, everything_arrives)

@@ -1,8 +1,10 @@
 /* ZeRO over real communicators under every layout of one to eight ranks: a pretended step whose leaf gradients, parameters
  * and moments are functions of the global element. Gathered parameters are compared with the function, sums bit for bit with
- * a serial addition in leaf order, and what was taken with what was planned.
+ * a serial addition in leaf order, and what was taken with what was planned. In turns the memory is one that the host cannot
+ * touch: what the test itself writes and reads there stands for a device's operations.
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
+#include "tests/helpers/far_math.h"
 #include "tests/helpers/scale.h"
 #include "trainer/parallel/zero.h"
 
@@ -18,11 +20,14 @@ struct job {
     struct pd_layout layout;
     struct pd_zero_options options;
     const struct pd_model *model;
+    struct far_memory *far; /* (world), or NULL */
 };
 
 struct rank {
     const struct job *job;
     struct pd_grid grid;
+    struct far_memory *far; /* or NULL */
+    struct far_math far_math;
     struct pd_math *math;
     struct pd_zero *zero;
     uint32_t version; /* of the parameters */
@@ -98,6 +103,16 @@ static uint64_t global_element(const struct pd_tensor *tensor, const struct pd_b
 static const struct pd_tensor *tensor_of(const struct rank *r, uint32_t tensor)
 {
     return &r->job->model->tensors.tensors[tensor];
+}
+
+static void open_memory(const struct rank *r)
+{
+    if (r->far) far_open(r->far);
+}
+
+static void close_memory(const struct rank *r)
+{
+    if (r->far) far_close(r->far);
 }
 
 static bool has_set(const struct rank *r, uint32_t set)
@@ -207,9 +222,12 @@ static pd_status visit(struct rank *r, uint32_t set, struct pd_error *err)
     if (!has_set(r, set)) return PD_OK;
     PD_TRY(pd_zero_acquire(r->zero, set, &weights, err));
     const uint32_t count = set_tensors(r, set, tensors);
-    for (uint32_t e = 0; e < count; e++)
-        PD_TRY(check_weights(r, tensors[e], weights[e], err));
-    return PD_OK;
+    pd_status st = PD_OK;
+    open_memory(r);
+    for (uint32_t e = 0; e < count && !st; e++)
+        st = check_weights(r, tensors[e], weights[e], err);
+    close_memory(r);
+    return st;
 }
 
 static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_error *err)
@@ -220,12 +238,14 @@ static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_er
     if (!has_set(r, set)) return PD_OK;
     PD_TRY(pd_zero_leaf_gradients(r->zero, set, slot, &gradients, err));
     const uint32_t count = set_tensors(r, set, tensors);
+    open_memory(r);
     for (uint32_t e = 0; e < count && leaf < r->job->options.leaves; e++)
         fill_gradient(r, leaf, set, tensors[e], gradients[e]);
+    close_memory(r);
     return pd_zero_push_gradients(r->zero, set, slot, err);
 }
 
-static pd_status check_sums(const struct rank *r, struct pd_error *err)
+static pd_status check_sums(struct rank *r, struct pd_error *err)
 {
     for (uint32_t i = 0; i < pd_zero_box_count(r->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(r->zero)[i];
@@ -240,13 +260,21 @@ static pd_status check_sums(const struct rank *r, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status in_memory(struct rank *r, pd_status (*call)(struct rank *, struct pd_error *), struct pd_error *err)
+{
+    open_memory(r);
+    pd_status st = call(r, err);
+    close_memory(r);
+    return st;
+}
+
 /* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
 static pd_status step(struct rank *r, struct pd_error *err)
 {
     const uint32_t sets = pd_zero_set_count(r->zero), slots = (r->job->options.leaves - 1) / r->grid.layout.dp + 1;
-    PD_TRY(fill_state(r, err));
+    PD_TRY(in_memory(r, fill_state, err));
     PD_TRY(pd_zero_share_state(r->zero, err));
-    PD_TRY(check_state(r, err));
+    PD_TRY(in_memory(r, check_state, err));
     PD_TRY(pd_zero_refresh_compute(r->zero, err));
     for (uint32_t slot = 0; slot < slots; slot++) {
         for (uint32_t set = 0; set < sets; set++)
@@ -258,16 +286,14 @@ static pd_status step(struct rank *r, struct pd_error *err)
         }
     }
     PD_TRY(pd_zero_finish_gradients(r->zero, err));
-    return check_sums(r, err);
+    return in_memory(r, check_sums, err);
 }
 
 static pd_status plan_of(const struct rank *r, struct pd_memory_plan *ret_plan, struct pd_error *err)
 {
     struct pd_arena *dry;
-    struct pd_math *math;
     struct pd_zero *zero;
     PD_TRY(pd_arena_new_dry(&dry, err));
-    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, dry, &math, err));
     PD_TRY(pd_zero_new(r->job->model, &r->job->options, &r->grid, NULL, dry, &zero, err));
     pd_arena_usage(dry, ret_plan);
     pd_zero_free(zero);
@@ -279,11 +305,17 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
 {
     struct rank r = {.job = context};
     struct pd_memory_plan plan, usage;
-    struct pd_arena *arena;
+    struct pd_arena *arena, *workspace;
+    struct pd_math *near;
+    if (r.job->far) r.far = &r.job->far[comm->rank];
+    const struct pd_comm_memory hook = r.far ? far_hook(r.far) : (struct pd_comm_memory){0};
+    const struct pd_arena_source source = far_source(r.far);
+    pd_comm_use_memory(comm, &hook);
     PD_TRY(pd_grid_init(&r.job->layout, comm->rank, comm->size > 1 ? comm : NULL, &r.grid, err));
     PD_TRY(plan_of(&r, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &arena, err));
-    PD_TRY(pd_math_cpu_new(NULL, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &r.math, err));
+    PD_TRY(r.far ? pd_arena_new_on(&plan, &source, &arena, err) : pd_arena_new(&plan, &arena, err));
+    PD_TRY(far_near_new(&workspace, &near, err));
+    r.math = r.far ? far_math_init(&r.far_math, near, r.far) : near;
     pd_status st = pd_zero_new(r.job->model, &r.job->options, &r.grid, r.math, arena, &r.zero, err);
     pd_arena_usage(arena, &usage);
     if (!st && memcmp(&plan, &usage, sizeof plan)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "not what was planned");
@@ -294,7 +326,8 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
         pd_zero_settle(r.zero);
     }
     pd_zero_free(r.zero);
-    pd_math_free(r.math);
+    pd_math_free(near);
+    pd_arena_free(workspace);
     pd_arena_free(arena);
     pd_grid_deinit(&r.grid);
     return st;
@@ -341,10 +374,13 @@ static void try(struct pd_layout layout, uint32_t turn)
                       {.leaves = turn % 7 == 3 ? 1 : LEAVES,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
                        .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32},
-                      model};
+                      model,
+                      NULL};
+    if (turn % 5 == 0) job.far = far_world_new(pd_layout_world(&layout));
     pd_status st = pd_comm_run_local(pd_layout_world(&layout), 1, run_rank, &job, &err);
     cr_assert_eq(st, PD_OK, "dp %u tp %u (of %u) pp %u sp %u, ZeRO-%u over %u, turn %u: %s", layout.dp, layout.tp,
                  layout.virtual_tp, layout.pp, layout.sp, layout.zero_stage, layout.zero_shard, turn, err.message);
+    if (job.far) far_world_free(job.far, pd_layout_world(&layout));
     pd_model_free(model);
 }
 

@@ -1,192 +1,14 @@
 /* Memory that the host cannot touch stands for a device's: it may be read and written while an operation of the table runs,
  * and at no other time. So a step of a whole model shows that only operations go there, and its bits are those of a step in
  * plain memory. */
-#include "ckpt/base/arena.h"
+#include "tests/helpers/far_math.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
-#include <string.h>
-#include <sys/mman.h>
 
-enum { LENGTH = 21, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, REGIONS = 16, UNIT_TENSORS = 24, THREADS = 2 };
+enum { LENGTH = 21, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, UNIT_TENSORS = 24, THREADS = 2 };
 
-/* ---- memory that is there for operations alone ---- */
-
-static struct region {
-    void *data;
-    uint64_t bytes;
-    bool is_host; /* the arena's part of it: no operation but a copy reads it */
-} regions[REGIONS];
-static uint32_t region_count;
-
-static void protect(int device, int host)
-{
-    for (uint32_t i = 0; i < region_count; i++)
-        cr_assert_eq(mprotect(regions[i].data, regions[i].bytes, regions[i].is_host ? host : device), 0);
-}
-
-static void operations_only(void)
-{
-    protect(PROT_READ | PROT_WRITE, PROT_NONE);
-}
-
-static void host_only(void)
-{
-    protect(PROT_NONE, PROT_READ | PROT_WRITE);
-}
-
-static void *memory_of(uint64_t bytes, bool is_host)
-{
-    bytes = (bytes + 4095) / 4096 * 4096;
-    cr_assert_lt(region_count, REGIONS);
-    void *data = mmap(NULL, bytes, is_host ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    cr_assert_neq(data, MAP_FAILED);
-    regions[region_count++] = (struct region){data, bytes, is_host};
-    return data;
-}
-
-static pd_status far_map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
-{
-    (void)context;
-    (void)err;
-    *ret_data = memory_of(bytes, is_host);
-    return PD_OK;
-}
-
-static void far_unmap(void *context, bool is_host, void *data, uint64_t bytes)
-{
-    (void)context;
-    (void)is_host;
-    munmap(data, bytes);
-}
-
-static const struct pd_arena_source far_source = {far_map, far_unmap, NULL};
-
-/* ---- the CPU's table, which opens it ---- */
-
-static struct pd_math *near_math;
-
-#define FAR_SLOT(name, operands)                                                                  \
-    static pd_status far_##name(struct pd_math *math, const operands *what, struct pd_error *err) \
-    {                                                                                             \
-        (void)math;                                                                               \
-        operations_only();                                                                        \
-        const pd_status st = near_math->ops->name(near_math, what, err);                          \
-        host_only();                                                                              \
-        return st;                                                                                \
-    }
-#define FAR_CALL(name, parameters, ...)                                         \
-    static pd_status far_##name parameters                                      \
-    {                                                                           \
-        (void)math;                                                             \
-        operations_only();                                                      \
-        const pd_status st = near_math->ops->name(near_math, __VA_ARGS__, err); \
-        host_only();                                                            \
-        return st;                                                              \
-    }
-
-FAR_SLOT(gemm, struct pd_gemm)
-FAR_SLOT(rmsnorm_forward, struct pd_norm)
-FAR_SLOT(rmsnorm_backward, struct pd_norm)
-FAR_SLOT(layernorm_forward, struct pd_norm)
-FAR_SLOT(layernorm_backward, struct pd_norm)
-FAR_SLOT(rope, struct pd_rope)
-FAR_SLOT(attention_forward, struct pd_attention)
-FAR_SLOT(attention_backward, struct pd_attention)
-FAR_SLOT(attention_delta, struct pd_attention)
-FAR_SLOT(attention_backward_queries, struct pd_attention)
-FAR_SLOT(attention_backward_keys, struct pd_attention)
-FAR_SLOT(finish, struct pd_finish)
-FAR_SLOT(embedding_forward, struct pd_embedding)
-FAR_SLOT(embedding_backward, struct pd_embedding)
-FAR_SLOT(logits_max, struct pd_cross_entropy)
-FAR_SLOT(logits_sum, struct pd_cross_entropy)
-FAR_SLOT(cross_entropy, struct pd_cross_entropy)
-FAR_CALL(swiglu_forward,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, void *out,
-          struct pd_error *err),
-         rows, columns, dtype, gate_up, out)
-FAR_CALL(swiglu_backward,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, const void *dout,
-          void *dgate_up, struct pd_error *err),
-         rows, columns, dtype, gate_up, dout, dgate_up)
-FAR_CALL(gelu_forward,
-         (struct pd_math * math, uint64_t count, enum pd_dtype dtype, const void *x, void *out, struct pd_error *err), count,
-         dtype, x, out)
-FAR_CALL(gelu_backward,
-         (struct pd_math * math, uint64_t count, enum pd_dtype dtype, const void *x, const void *dout, void *dx,
-          struct pd_error *err),
-         count, dtype, x, dout, dx)
-FAR_CALL(column_sum,
-         (struct pd_math * math, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out,
-          struct pd_error *err),
-         rows, n, ld, dtype, x, out)
-FAR_CALL(add,
-         (struct pd_math * math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-          struct pd_error *err),
-         n, sum, dtype, piece, first)
-FAR_CALL(cast,
-         (struct pd_math * math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src,
-          struct pd_error *err),
-         n, dst_dtype, dst, src_dtype, src)
-FAR_CALL(row_squares,
-         (struct pd_math * math, uint64_t rows, uint64_t columns, const float *x, double *sums, struct pd_error *err), rows,
-         columns, x, sums)
-FAR_CALL(adam,
-         (struct pd_math * math, const struct pd_adam_step *step, const struct pd_adam_range *range, struct pd_error *err),
-         step, range)
-static pd_status far_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
-{
-    (void)math;
-    protect(PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE);
-    const pd_status st = near_math->ops->copy(near_math, dst, src, bytes, err);
-    host_only();
-    return st;
-}
-
-static pd_status far_sync(struct pd_math *math, struct pd_error *err)
-{
-    (void)math;
-    (void)err;
-    return PD_OK;
-}
-
-static void far_free(struct pd_math *math)
-{
-    (void)math;
-}
-
-#define SLOT(name) .name = far_##name
-static const struct pd_math_ops far_ops = {.name = "far",
-                                           SLOT(gemm),
-                                           SLOT(rmsnorm_forward),
-                                           SLOT(rmsnorm_backward),
-                                           SLOT(layernorm_forward),
-                                           SLOT(layernorm_backward),
-                                           SLOT(rope),
-                                           SLOT(attention_forward),
-                                           SLOT(attention_backward),
-                                           SLOT(attention_delta),
-                                           SLOT(attention_backward_queries),
-                                           SLOT(attention_backward_keys),
-                                           SLOT(finish),
-                                           SLOT(swiglu_forward),
-                                           SLOT(swiglu_backward),
-                                           SLOT(gelu_forward),
-                                           SLOT(gelu_backward),
-                                           SLOT(embedding_forward),
-                                           SLOT(embedding_backward),
-                                           SLOT(logits_max),
-                                           SLOT(logits_sum),
-                                           SLOT(cross_entropy),
-                                           SLOT(column_sum),
-                                           SLOT(add),
-                                           SLOT(cast),
-                                           SLOT(row_squares),
-                                           SLOT(adam),
-                                           SLOT(copy),
-                                           SLOT(sync),
-                                           SLOT(free)};
+static struct far_memory memory_of_device = FAR_MEMORY_INIT;
 
 /* ---- a model in either memory ---- */
 
@@ -195,7 +17,8 @@ struct side {
     struct pd_model *model;
     struct pd_thread_pool *pool;
     struct pd_arena *arena, *math_arena;
-    struct pd_math *cpu, far, *math;
+    struct pd_math *cpu, *math;
+    struct far_math far;
     struct pd_transformer *transformer;
     float *weights, *gradient;
     void *dstream;
@@ -230,10 +53,7 @@ static void make_math(struct side *s)
     pd_arena_free(dry);
     cr_assert_eq(pd_arena_new(&plan, &s->math_arena, NULL), PD_OK);
     cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, s->math_arena, &s->cpu, NULL), PD_OK);
-    s->far = *s->cpu;
-    s->far.ops = &far_ops;
-    s->math = s->is_far ? &s->far : s->cpu;
-    if (s->is_far) near_math = s->cpu;
+    s->math = s->is_far ? far_math_init(&s->far, s->cpu, &memory_of_device) : s->cpu;
 }
 
 static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recompute recompute)
@@ -255,8 +75,9 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
     pd_arena_usage(dry, &plan);
     pd_transformer_free(s->transformer);
     pd_arena_free(dry);
-    cr_assert_eq(s->is_far ? pd_arena_new_on(&plan, &far_source, &s->arena, &err) : pd_arena_new(&plan, &s->arena, &err),
-                 PD_OK);
+    static struct pd_arena_source source;
+    source = far_source(&memory_of_device);
+    cr_assert_eq(s->is_far ? pd_arena_new_on(&plan, &source, &s->arena, &err) : pd_arena_new(&plan, &s->arena, &err), PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, s->arena, &s->transformer, &err), PD_OK, "%s", err.message);
     pd_arena_usage(s->arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0, "what was taken is what was planned");
@@ -264,7 +85,7 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
 
 static void *memory(const struct side *s, uint64_t bytes)
 {
-    return s->is_far ? memory_of(bytes, false) : calloc(1, bytes);
+    return s->is_far ? far_new(&memory_of_device, bytes) : calloc(1, bytes);
 }
 
 static void start(struct side *s, bool is_far, enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
@@ -343,6 +164,7 @@ static float *run(struct side *s)
 static void check(enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
 {
     struct side near, far;
+    memory_of_device.hides_host = true;
     start(&near, false, family, virtual_tp, recompute);
     start(&far, true, family, virtual_tp, recompute);
     float *expected = run(&near), *found = run(&far);
@@ -379,8 +201,4 @@ Test(far, what_cannot_be_far_is_refused)
     options.activations_in_files = true;
     cr_assert_eq(pd_transformer_new(model, NULL, &options, dry, &t, &err), PD_UNSUPPORTED);
     cr_assert_not_null(strstr(err.message, "offload.activations"));
-    options.activations_in_files = false;
-    options.partition.tp = options.partition.virtual_tp = 2;
-    cr_assert_eq(pd_transformer_new(model, NULL, &options, dry, &t, &err), PD_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.message, "layout.tp"));
 }

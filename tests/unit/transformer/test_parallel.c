@@ -1,5 +1,6 @@
 /* One leaf through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one rank
  * with the same numerics, bit for bit; and the numerics against one another by value. */
+#include "tests/helpers/far_math.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -16,6 +17,7 @@ struct test_case {
     enum pd_dtype dtype;
     enum pd_recompute recompute;
     uint32_t tp, sp, virtual_tp, virtual_sp;
+    bool is_far; /* in memory that the host cannot touch */
 };
 
 /* What a run leaves behind; rows in the order (sequence, position). */
@@ -32,6 +34,7 @@ struct world {
     float *weights;                   /* (parameters) */
     struct outcome out;
     float *parts[RANKS_MAX]; /* gradients of each rank, NaN elsewhere */
+    struct far_memory *far;  /* (ranks), or NULL */
 };
 
 static struct pd_model *model_of(const struct test_case *c)
@@ -97,8 +100,10 @@ struct rank {
     struct pd_partition p;
     struct pd_comm *tp, *sp;
     struct pd_arena *arena;
-    struct pd_thread_pool *pool;
-    struct pd_math *math;
+    struct pd_math *math, *cpu;
+    struct far_memory *far; /* or NULL */
+    struct far_math far_math;
+    struct pd_arena_source source;
     struct pd_transformer *transformer;
     char *weights;    /* boxes needed, one behind the other */
     float *gradients; /* boxes computed */
@@ -118,12 +123,13 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .recompute = c->recompute,
                                                    .separate_documents = c->documents,
                                                    .backward = true,
+                                                   .is_far = c->is_far,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,
                                                    .sp = dry ? NULL : r->sp};
     struct pd_error err;
     r->math = NULL;
-    cr_assert_eq(pd_math_cpu_new(r->pool, 1, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &r->math, &err), PD_OK);
+    if (!dry) r->math = r->far ? far_math_init(&r->far_math, r->cpu, r->far) : r->cpu;
     cr_assert_eq(pd_transformer_new(r->w->model, r->math, &options, arena, &r->transformer, &err), PD_OK);
 }
 
@@ -147,15 +153,28 @@ static uint64_t box_elements(const struct pd_box *b)
     return b->count[0] * (b->count[1] ? b->count[1] : 1);
 }
 
+static void *memory_of(const struct rank *r, uint64_t bytes)
+{
+    return r->far ? far_new(r->far, bytes) : calloc(1, bytes);
+}
+
+static void let_go(const struct rank *r, void *memory)
+{
+    if (r->far)
+        far_delete(r->far, memory);
+    else
+        free(memory);
+}
+
 static void fill_weights(struct rank *r)
 {
     struct world *w = r->w;
     const uint64_t bytes = pd_dtype_bytes(w->c.dtype), all = w->offset[w->model->tensors.count];
     struct pd_error err;
     float *dense = calloc(all, sizeof(float));
-    r->weights = calloc(all + 1, sizeof(float));
-    r->gradients = calloc(all + 1, sizeof(float));
-    r->tied = calloc(pd_tensor_elements(&w->model->tensors.tensors[0]), sizeof(float));
+    r->weights = memory_of(r, (all + 1) * sizeof(float));
+    r->gradients = memory_of(r, (all + 1) * sizeof(float));
+    r->tied = memory_of(r, pd_tensor_elements(&w->model->tensors.tensors[0]) * sizeof(float));
     uint64_t at = 0, gradient_at = 0;
     for (uint32_t t = 0; t < w->model->tensors.count; t++) {
         const struct pd_tensor *tensor = &w->model->tensors.tensors[t];
@@ -169,7 +188,9 @@ static void fill_weights(struct rank *r)
         for (uint32_t b = 0; b < count; b++)
             gradient_at += box_elements(&boxes[b]);
     }
-    cr_assert_eq(pd_cast(r->math, at, w->c.dtype, r->weights, PD_F32, dense, &err), PD_OK);
+    if (r->far) far_open(r->far);
+    cr_assert_eq(pd_cast(r->cpu, at, w->c.dtype, r->weights, PD_F32, dense, &err), PD_OK);
+    if (r->far) far_close(r->far);
     free(dense);
 }
 
@@ -218,6 +239,7 @@ static pd_status run_leaf(struct rank *r, struct pd_error *err)
     float *g[24];
     const uint32_t layers = r->w->model->config.layers;
     struct pd_transformer *t = r->transformer;
+    PD_TRY(pd_transformer_input_filled(t, 0, err));
     unit_pointers(r, 0, w, g);
     PD_TRY(pd_transformer_embed(t, 0, w, err));
     for (uint32_t i = 0; i < layers; i++) {
@@ -262,38 +284,55 @@ static void keep_gradients(struct rank *r, float *part)
     }
 }
 
+static pd_status arena_new(struct rank *r, const struct pd_memory_plan *plan, struct pd_error *err)
+{
+    if (!r->far) return pd_arena_new(plan, &r->arena, err);
+    r->source = far_source(r->far);
+    return pd_arena_new_on(plan, &r->source, &r->arena, err);
+}
+
+static void keep(struct rank *r, float *part)
+{
+    if (r->far) far_open(r->far);
+    keep_rows(r);
+    keep_gradients(r, part);
+    if (r->far) far_close(r->far);
+}
+
 static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     struct world *w = context;
     const struct test_case *c = &w->c;
     struct pd_memory_plan plan, used;
-    struct rank r = {.w = w};
+    struct pd_arena *workspace;
+    struct rank r = {.w = w, .far = w->far ? &w->far[comm->rank] : NULL};
+    const struct pd_comm_memory hook = r.far ? far_hook(r.far) : (struct pd_comm_memory){0};
+    pd_comm_use_memory(comm, &hook);
     r.p = (struct pd_partition){c->tp, comm->rank % c->tp, c->virtual_tp, c->sp, comm->rank / c->tp, c->virtual_sp};
     if (c->tp > 1) PD_TRY(pd_comm_split(comm, r.p.sp_rank, r.p.tp_rank, &r.tp, err));
     if (c->sp > 1) PD_TRY(pd_comm_split(comm, c->sp + r.p.tp_rank, r.p.sp_rank, &r.sp, err));
-    PD_TRY(pd_thread_pool_new(1, &r.pool, err));
+    PD_TRY(far_near_new(&workspace, &r.cpu, err));
     PD_TRY(pd_arena_new_dry(&r.arena, err));
     recipe(&r, r.arena);
     pd_arena_usage(r.arena, &plan);
     pd_transformer_free(r.transformer);
     pd_arena_free(r.arena);
-    PD_TRY(pd_arena_new(&plan, &r.arena, err));
+    PD_TRY(arena_new(&r, &plan, err));
     recipe(&r, r.arena);
     pd_arena_usage(r.arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
-    r.dstream = calloc(1, pd_transformer_stream_bytes(r.transformer) + 1);
+    r.dstream = memory_of(&r, pd_transformer_stream_bytes(r.transformer) + 1);
     fill_weights(&r);
     fill_input(&r);
     pd_status st = run_leaf(&r, err);
-    if (!st) keep_rows(&r);
-    if (!st) keep_gradients(&r, w->parts[comm->rank]);
+    if (!st) keep(&r, w->parts[comm->rank]);
     pd_transformer_free(r.transformer);
-    pd_math_free(r.math);
+    pd_math_free(r.cpu);
+    pd_arena_free(workspace);
     pd_arena_free(r.arena);
-    pd_thread_pool_free(r.pool);
     pd_comm_free(r.tp);
     pd_comm_free(r.sp);
-    free(r.weights), free(r.gradients), free(r.tied), free(r.dstream);
+    let_go(&r, r.weights), let_go(&r, r.gradients), let_go(&r, r.tied), let_go(&r, r.dstream);
     return st;
 }
 
@@ -333,8 +372,10 @@ static void run_world(struct world *w, const struct test_case *c)
 {
     struct pd_error err;
     world_init(w, c);
+    if (c->is_far) w->far = far_world_new(c->tp * c->sp);
     cr_assert_eq(pd_comm_run_local(c->tp * c->sp, 1, rank_main, w, &err), PD_OK, "tp %u sp %u: %s", c->tp, c->sp,
                  err.message);
+    if (c->is_far) far_world_free(w->far, c->tp * c->sp);
     assemble(w);
 }
 
@@ -355,12 +396,15 @@ static void expect_same(const struct world *a, const struct world *b)
     cr_assert_eq(memcmp(a->out.dstream, b->out.dstream, rows * hidden * pd_dtype_bytes(c->dtype)), 0, "dstream");
 }
 
-/* One rank with the case's numerics, then every cut of them. */
+/* One rank with the case's numerics, then every cut of them; is_far: of the cuts. */
 static void check_cuts(struct test_case c)
 {
+    const bool is_far = c.is_far;
     struct world one, many;
     c.tp = c.sp = 1;
+    c.is_far = false;
     run_world(&one, &c);
+    c.is_far = is_far;
     for (c.tp = 1; c.tp <= c.virtual_tp; c.tp *= 2)
         for (c.sp = 1; c.sp <= c.virtual_sp; c.sp *= 2) {
             if (c.tp * c.sp == 1 || c.tp * c.sp > RANKS_MAX) continue;
@@ -470,6 +514,23 @@ Test(transformer_parallel, recomputed)
     check_cuts(with(c, 2, 2));
     c.recompute = PD_RECOMPUTE_SELECTIVE;
     check_cuts(with(c, 2, 2));
+}
+
+/* Ranks whose memory the host cannot touch: only operations and communicators go there. */
+Test(transformer_parallel, far)
+{
+    struct test_case c = llama;
+    c.is_far = true;
+    c.heads = 12;
+    check_cuts(with(c, 4, 2));
+    c.kv_heads = 1;
+    c.dtype = PD_BF16;
+    check_cuts(with(c, 2, 2));
+    c = gpt2;
+    c.is_far = true;
+    c.recompute = PD_RECOMPUTE_SELECTIVE;
+    check_cuts(with(c, 8, 1));
+    check_cuts(with(c, 2, 4));
 }
 
 /* Fewer rows than ranks. */

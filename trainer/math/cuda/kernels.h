@@ -60,6 +60,7 @@ PD_MUST_USE pd_status pd_cuda_embedding_forward(void *stream, const struct pd_em
 PD_MUST_USE pd_status pd_cuda_embedding_backward(void *stream, const struct pd_embedding *embedding, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_logits_max(void *stream, const struct pd_cross_entropy *loss, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_logits_sum(void *stream, const struct pd_cross_entropy *loss, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_logits_join(void *stream, const struct pd_logits_join *join, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_cross_entropy(void *stream, const struct pd_cross_entropy *loss, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_column_sum(void *stream, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype,
                                          const void *x, float *out, struct pd_error *err);

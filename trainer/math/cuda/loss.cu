@@ -184,3 +184,23 @@ pd_status pd_cuda_cross_entropy(void *stream, const struct pd_cross_entropy *l, 
     const unsigned rows = static_cast<unsigned>(l->rows);
     PD_WITH_DTYPE(l->dtype, D, return PD_LAUNCH(err, loss_kernel<D>, rows, PD_THREADS, 0, stream, *l));
 }
+
+static __global__ void join_kernel(struct pd_logits_join j)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * PD_THREADS + threadIdx.x;
+    if (row >= j.rows) return;
+    if (j.max) {
+        float max = j.all_max[row];
+        for (uint32_t r = 1; r < j.ranks; r++)
+            max = larger(j.all_max[r * j.ld + row], max);
+        j.max[row] = max;
+    }
+    if (j.target_logit && j.targets[row] >= 0)
+        j.target_logit[row] = j.all_targets[static_cast<uint64_t>(j.targets[row]) / j.rank_columns * j.ld + row];
+}
+
+pd_status pd_cuda_logits_join(void *stream, const struct pd_logits_join *j, struct pd_error *err)
+{
+    const unsigned blocks = static_cast<unsigned>((j->rows + PD_THREADS - 1) / PD_THREADS);
+    return PD_LAUNCH(err, join_kernel, blocks, PD_THREADS, 0, stream, *j);
+}
