@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, runs the tests. tools/test.sh [--all | --races] [--build DIR]
+# Installs what is missing, builds, runs the tests. tools/test.sh [--all | --races | --sanitize] [--build DIR]
 # --races builds with the thread sanitizer instead (default directory build-races) and trains under it: tests/e2e/races.py.
+# --sanitize builds with the address and undefined behaviour sanitizers (default directory build-sanitize) and runs kernels on
+# the host under them: tests/simt.
 # --all adds the long campaigns: every configuration of the same-bits matrix, hundreds of kills, exhaustive crash states.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=
 all=no
 races=no
+sanitize=no
 while [ $# -gt 0 ]; do
   case "$1" in
     --all) all=yes ;;
     --races) races=yes ;;
+    --sanitize) sanitize=yes ;;
     --build) build=${2:?--build wants a directory}; shift ;;
-    *) echo "usage: tools/test.sh [--all | --races] [--build DIR]" >&2; exit 64 ;;
+    *) echo "usage: tools/test.sh [--all | --races | --sanitize] [--build DIR]" >&2; exit 64 ;;
   esac
   shift
 done
@@ -22,6 +26,12 @@ if [ $races = yes ]; then
   "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_SANITIZE=thread -DPERDURE_CUDA=OFF
   cd "$build"
   exec ctest --output-on-failure --no-tests=error
+fi
+if [ $sanitize = yes ]; then
+  build=${build:-$top/build-sanitize}
+  "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_SANITIZE=address,undefined -DPERDURE_CUDA=OFF
+  cd "$build"
+  exec ctest --output-on-failure --no-tests=error -L simt -LE e2e
 fi
 build=${build:-$top/build}
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON
