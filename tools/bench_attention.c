@@ -2,14 +2,17 @@
  *
  * Counted are the pairs that causal attention looks at, length (length + 1) / 2 a head and sequence: two products forward,
  * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
- * own loss. Times are between two events of the stream, medians of several calls on random operands. */
+ * own loss. Times are between two events of the stream, medians of several calls on random operands; on a GPU calls of
+ * ours and of cuDNN, where there is one, take turns. */
 #include "tools/bench.h"
+#include "tools/bench_attention_check.h"
 #include "tools/command.h"
 
 #include "ckpt/base/half.h"
 #include "ckpt/base/parse.h"
 #include "offload/device.h"
 #include "tools/output.h"
+#include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/math_cuda.h"
 
 #include <errno.h>
@@ -20,6 +23,7 @@
 #include <unistd.h>
 
 enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
+enum { OURS, CUDNN, PEERS };
 
 struct attention_bench {
     uint64_t length, tokens, heads, kv_heads, head_size, calls; /* length 0: 1,024 to 8,192 */
@@ -33,11 +37,18 @@ struct attention_bench {
     struct pd_arena *arena;
     struct pd_math *math;
     struct pd_span spans[ARRAYS];
+    bool has_cudnn;
+    struct pd_error no_cudnn; /* why not */
+};
+
+struct result {
+    double forward_tflops, backward_tflops;
+    struct pd_attention_errors errors;
 };
 
 struct timing {
     uint64_t length, sequences;
-    double forward_tflops, backward_tflops;
+    struct result peers[PEERS];
 };
 
 /* ---- the device and its table ---- */
@@ -185,43 +196,129 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median seconds of a call; the first two are not counted. */
-static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward, double *ret_seconds,
-                            struct pd_error *err)
+static pd_status call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward, struct pd_error *err)
 {
-    double seconds[PD_BENCH_PAIRS_MAX];
-    for (uint64_t i = 0; i < b->calls + 2; i++) {
-        PD_TRY(pd_dev_event_record(b->dev, b->begin, b->stream, err));
-        PD_TRY(backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err));
-        PD_TRY(pd_dev_event_record(b->dev, b->end, b->stream, err));
-        PD_TRY(pd_dev_stream_sync(b->dev, b->stream, err));
-        if (i >= 2) PD_TRY(pd_dev_event_seconds(b->dev, b->begin, b->end, &seconds[i - 2], err));
+    void *stream = pd_dev_stream_handle(b->dev, b->stream);
+    if (peer == CUDNN)
+        return backward ? pd_cudnn_attention_backward(stream, a, err) : pd_cudnn_attention_forward(stream, a, err);
+    return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
+}
+
+static pd_status time_call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward,
+                           double *ret_seconds, struct pd_error *err)
+{
+    PD_TRY(pd_dev_event_record(b->dev, b->begin, b->stream, err));
+    PD_TRY(call(b, peer, a, backward, err));
+    PD_TRY(pd_dev_event_record(b->dev, b->end, b->stream, err));
+    PD_TRY(pd_dev_stream_sync(b->dev, b->stream, err));
+    return pd_dev_event_seconds(b->dev, b->begin, b->end, ret_seconds, err);
+}
+
+/* Median seconds of a call of each; the first two are not counted. */
+static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward,
+                            double (*ret_seconds)[PEERS], struct pd_error *err)
+{
+    double seconds[PEERS][PD_BENCH_PAIRS_MAX + 2];
+    for (uint64_t i = 0; i < b->calls + 2; i++)
+        for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
+            PD_TRY(time_call(b, peer, a, backward, &seconds[peer][i], err));
+    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
+        qsort(seconds[peer] + 2, b->calls, sizeof **seconds, ascending);
+        (*ret_seconds)[peer] = seconds[peer][2 + b->calls / 2];
     }
-    qsort(seconds, b->calls, sizeof *seconds, ascending);
-    *ret_seconds = seconds[b->calls / 2];
     return PD_OK;
+}
+
+/* The first sequence of every array but lse and delta, on the host, rows dense. */
+static pd_status download(struct attention_bench *b, const struct pd_attention *a, struct pd_span *ret_host,
+                          struct pd_attention *ret_first, struct pd_error *err)
+{
+    uint64_t bytes[LSE], all = 0, offset = 0;
+    for (int i = 0; i < LSE; i++)
+        all += bytes[i] = elements_of(b, i) / a->sequences * pd_dtype_bytes(b->dtype);
+    PD_TRY(pd_dev_alloc(b->dev, PD_DEV_HOST, all, ret_host, err));
+    void *at[LSE];
+    for (int i = 0; i < LSE; offset += bytes[i++]) {
+        at[i] = (char *)ret_host->data + offset;
+        PD_TRY(pd_dev_copy(b->dev, b->stream, *ret_host, offset, b->spans[i], 0, bytes[i], err));
+    }
+    *ret_first = *a;
+    ret_first->q = at[Q], ret_first->k = at[K], ret_first->v = at[V], ret_first->out = at[OUT], ret_first->dout = at[DOUT];
+    ret_first->dq = at[DQ], ret_first->dk = at[DK], ret_first->dv = at[DV];
+    return pd_dev_stream_sync(b->dev, b->stream, err);
+}
+
+static pd_status find_errors(struct attention_bench *b, int peer, const struct pd_attention *a,
+                             struct pd_attention_errors *ret_errors, struct pd_error *err)
+{
+    struct pd_span host = {0};
+    struct pd_attention first;
+    PD_TRY(call(b, peer, a, false, err));
+    PD_TRY(call(b, peer, a, true, err));
+    pd_status st = download(b, a, &host, &first, err);
+    if (!st) st = pd_attention_errors_of(&first, ret_errors, err);
+    pd_dev_free(b->dev, &host);
+    return st;
+}
+
+/* cuDNN is asked once; without it there is one peer. */
+static void look_for_cudnn(struct attention_bench *b, const struct pd_attention *a)
+{
+    b->has_cudnn = on_gpu(b) && pd_cudnn_attention_takes(a) && !call(b, CUDNN, a, false, &b->no_cudnn);
 }
 
 static pd_status measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing, struct pd_error *err)
 {
     const struct pd_attention a = attention_of(b, length);
     const double pairs = 0.5 * (double)length * (double)(length + 1) * (double)(a.sequences * b->heads);
-    double forward, backward;
+    const double forward_operations = 1e-12 * 4 * pairs * (double)b->head_size;
+    double forward[PEERS], backward[PEERS];
+    look_for_cudnn(b, &a);
+    *ret_timing = (struct timing){.length = length, .sequences = a.sequences};
     PD_TRY(seconds_of(b, &a, false, &forward, err));
     PD_TRY(seconds_of(b, &a, true, &backward, err));
-    *ret_timing = (struct timing){length, a.sequences, 1e-12 * 4 * pairs * (double)b->head_size / forward,
-                                  1e-12 * 10 * pairs * (double)b->head_size / backward};
+    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
+        struct result *r = &ret_timing->peers[peer];
+        r->forward_tflops = forward_operations / forward[peer];
+        r->backward_tflops = 2.5 * forward_operations / backward[peer];
+        PD_TRY(find_errors(b, peer, &a, &r->errors, err));
+    }
     return PD_OK;
+}
+
+static void print_json_peer(struct pd_json_writer *w, const struct result *r, const char *const (*keys)[4])
+{
+    const double values[4] = {r->forward_tflops, r->backward_tflops, r->errors.forward, r->errors.backward};
+    for (int i = 0; i < 4; i++) {
+        if (r->forward_tflops > 0)
+            pd_json_double(w, (*keys)[i], values[i]);
+        else
+            pd_json_null(w, (*keys)[i]);
+    }
 }
 
 static void print_json_timing(struct pd_json_writer *w, const struct timing *t)
 {
+    static const char *const ours[4] = {"forward_tflops", "backward_tflops", "forward_error", "backward_error"};
+    static const char *const cudnns[4] = {"cudnn_forward_tflops", "cudnn_backward_tflops", "cudnn_forward_error",
+                                          "cudnn_backward_error"};
     pd_json_u64(w, "length", t->length);
     pd_json_u64(w, "sequences", t->sequences);
-    pd_json_double(w, "forward_tflops", t->forward_tflops);
-    pd_json_double(w, "backward_tflops", t->backward_tflops);
-    pd_json_null(w, "cudnn_forward_tflops"); /* this build has no cuDNN */
-    pd_json_null(w, "cudnn_backward_tflops");
+    print_json_peer(w, &t->peers[OURS], &ours);
+    print_json_peer(w, &t->peers[CUDNN], &cudnns);
+}
+
+static void print_timing(const struct timing *t)
+{
+    static const char *const names[PEERS] = {"", ", cuDNN"};
+    printf("%llu x %llu tokens", (unsigned long long)t->sequences, (unsigned long long)t->length);
+    for (int peer = 0; peer < PEERS; peer++) {
+        const struct result *r = &t->peers[peer];
+        if (r->forward_tflops > 0)
+            printf("%s: forward %.3f TFLOP/s (off by %.1e), backward %.3f TFLOP/s (%.1e)", names[peer], r->forward_tflops,
+                   r->errors.forward, r->backward_tflops, r->errors.backward);
+    }
+    putchar('\n');
 }
 
 static pd_status print(const struct attention_bench *b, const struct timing *timings, uint32_t count, struct pd_error *err)
@@ -231,9 +328,8 @@ static pd_status print(const struct attention_bench *b, const struct timing *tim
         printf("%s, %s, %llu heads of %llu over %llu\n", b->dev->description, b->precision, (unsigned long long)b->heads,
                (unsigned long long)b->head_size, (unsigned long long)b->kv_heads);
         for (uint32_t i = 0; i < count; i++)
-            printf("%llu x %llu tokens: forward %.3f TFLOP/s, backward %.3f TFLOP/s\n",
-                   (unsigned long long)timings[i].sequences, (unsigned long long)timings[i].length,
-                   timings[i].forward_tflops, timings[i].backward_tflops);
+            print_timing(&timings[i]);
+        if (b->no_cudnn.status) printf("no cuDNN: %s\n", b->no_cudnn.message);
         return PD_OK;
     }
     pd_json_writer_init(&w, 2);
@@ -339,7 +435,9 @@ static const struct argp attention_argp = {
     parse,
     NULL,
     "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. forward_tflops and "
-    "backward_tflops are those of the longest sequences.",
+    "backward_tflops are those of the longest sequences; forward_error and backward_error are of some rows beside float64. "
+    "On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before them. PERDURE_ATTENTION=mma, wgmma or "
+    "plain asks for other kernels of ours.",
     NULL,
     NULL,
     NULL};

@@ -296,10 +296,10 @@ void pd_barrier_wait(uint64_t *barrier, uint32_t parity)
 
 void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32_t row, uint32_t sequence, uint64_t *barrier)
 {
-    const uint32_t at = pd_shared_address(shared);
-    copy x = {barrier, static_cast<unsigned char *>(shared), std::vector<unsigned char>(BOX * 128)};
-    if (at % 1024) simt_fail("copies a box to where its order of bytes does not begin: a multiple of 1,024");
+    if (pd_shared_address(shared) % 1024)
+        simt_fail("copies a box to where its order of bytes does not begin: a multiple of 1,024");
     (void)counts_of(barrier);
+    copy x = {barrier, static_cast<unsigned char *>(shared), std::vector<unsigned char>(BOX * 128)};
     for (uint32_t r = 0; r < BOX; r++)
         for (uint32_t c = 0; c < BOX; c++) {
             const uint32_t offset = r * 128 + c * 2, to = offset ^ (offset >> 7 & 7u) << 4;

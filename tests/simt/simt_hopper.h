@@ -12,7 +12,7 @@
 
 #define __grid_constant__
 
-struct alignas(128) pd_tensor_map {
+struct pd_tensor_map {
     const unsigned char *data;
     uint64_t columns, row_bytes, rows, sequences;
 };

@@ -1,12 +1,14 @@
 /* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a product (cuda/gemm.h). */
 #include "trainer/math/math_cuda.h"
 
+#include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/gemm.h"
 #include "trainer/math/cuda/graphs.h"
 #include "trainer/math/cuda/kernels.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct pd_math_cuda {
     struct pd_math base; /* first: a struct pd_math of this backend is one of these */
@@ -51,7 +53,6 @@ FORWARDING_SLOT(rmsnorm_backward, struct pd_norm)
 FORWARDING_SLOT(layernorm_forward, struct pd_norm)
 FORWARDING_SLOT(layernorm_backward, struct pd_norm)
 FORWARDING_SLOT(rope, struct pd_rope)
-FORWARDING_SLOT(attention_forward, struct pd_attention)
 FORWARDING_SLOT(attention_delta, struct pd_attention)
 FORWARDING_SLOT(attention_backward_queries, struct pd_attention)
 FORWARDING_SLOT(finish, struct pd_finish)
@@ -70,8 +71,23 @@ static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, str
     SPANNED(math, "gemm", pd_cuda_products_run(cuda_of(math)->products, stream_of(math), gemm, err));
 }
 
+/* Numerics fast only: its bits are not ours. */
+static bool is_cudnns(const struct pd_math *math, const struct pd_attention *a)
+{
+    const char *asked = getenv("PERDURE_ATTENTION");
+    return math->mode == PD_NUMERICS_FAST && asked && strcmp(asked, "cudnn") == 0 && pd_cudnn_attention_takes(a);
+}
+
+static pd_status attention_forward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    SPANNED(math, "attention_forward",
+            is_cudnns(math, a) ? pd_cudnn_attention_forward(stream_of(math), a, err)
+                               : pd_cuda_attention_forward(stream_of(math), a, err));
+}
+
 static pd_status attention_backward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
+    if (is_cudnns(math, a)) SPANNED(math, "attention_backward", pd_cudnn_attention_backward(stream_of(math), a, err));
     PD_CHECK(pd_cuda_attention_workspace_bytes(a) <= cuda_of(math)->attention.bytes);
     SPANNED(math, "attention_backward", pd_cuda_attention_backward(stream_of(math), a, cuda_of(math)->attention, err));
 }

@@ -130,24 +130,28 @@ PD_DEVICE void queries_step(const pd_attention &a, const queries_place &p, uint3
     else
         pd_wide_scores<T, D>(dp, t.dout[threadIdx.x / PD_WARPGROUP - 1], t.v[now.stage]);
     pd_product_commit();
-    if (!FIRST) pd_wide_apply<T>(s.dq, ds, t.k[before]);
-    pd_product_commit();
-    pd_product_wait<2>();
+    if (!FIRST) {
+        pd_wide_apply<T>(s.dq, ds, t.k[before]);
+        pd_product_commit();
+    }
+    pd_product_wait<(FIRST ? 1 : 2)>();
     pd_product_settle(x);
     if (pd_attention_cut(a, p.sequence, p.row, p.count, kb * KEYS, KEYS))
         queries_weights<true, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
     else
         queries_weights<false, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
-    pd_product_wait<1>();
+    pd_product_wait<(FIRST ? 0 : 1)>();
     pd_product_settle(dp);
 #pragma unroll
     for (uint32_t n = 0; n < PIECES; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             dp[n][i] = x[n][i] * (dp[n][i] - s.delta[i / 2]);
-    pd_product_wait<0>();
-    if (!FIRST) pd_product_settle(s.dq);
-    if (!FIRST) pd_wide_emptied(&t.empty[before]);
+    if (!FIRST) {
+        pd_product_wait<0>();
+        pd_product_settle(s.dq);
+        pd_wide_emptied(&t.empty[before]);
+    }
     pd_wide_pack<T>(ds, dp);
 }
 

@@ -1,0 +1,53 @@
+#include "exercise_hopper.h"
+
+#include "trainer/math/cuda/attention_wgmma.h"
+
+struct hopper_tiles {
+    pd_wide_tile<64, 64> a;
+    pd_wide_tile<128, 64> b;
+    uint64_t full;
+};
+
+struct hopper_maps {
+    pd_tensor_map a, b;
+};
+
+static __global__ void hopper(const enum exercise_hopper how, const hopper_maps maps, float *c, float *d)
+{
+    PD_SHARED_DYNAMIC(shared);
+    hopper_tiles &t = pd_wide_tiles<hopper_tiles>(shared);
+    const pd_wide_source a = {&maps.a, nullptr, 64, 64, 0, 0}, b = {&maps.b, nullptr, 128, 64, 0, 0};
+    if (threadIdx.x == 0 && how != HOPPER_NO_INIT) pd_barrier_init(&t.full, 1);
+    __syncthreads();
+    if (threadIdx.x < PD_WARPGROUP) {
+        if (threadIdx.x >= 32) return;
+        pd_wide_load(t.a, a, 0, &t.full, true);
+        pd_wide_load(t.b, b, 0, &t.full, true);
+        if (how != HOPPER_NO_ARRIVAL) pd_wide_filled(&t.full, 3 * PD_BOX_BYTES, true);
+        return;
+    }
+    float x[16][4], y[8][4];
+    uint32_t rows[4][4];
+    if (how != HOPPER_NO_COPY_WAIT) pd_barrier_wait(&t.full, 0);
+    pd_wide_rows<64>(rows, t.a);
+    for (int n = 0; n < 16; n++)
+        x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.0f;
+    if (how != HOPPER_NO_BEGIN) pd_product_begin();
+    pd_wide_apply<PD_BF16, 128>(x, rows, t.b);
+    if (how != HOPPER_OTHER_PRODUCTS || threadIdx.x < 192) pd_wide_scores<PD_BF16, 64>(y, t.a, t.a);
+    pd_product_commit();
+    if (how == HOPPER_OVERWRITES && threadIdx.x == 200) t.b.data[70] = 0x3f80;
+    if (how != HOPPER_NO_PRODUCT_WAIT) pd_product_wait<0>();
+    const uint32_t own = (threadIdx.x / 32 - 4) * 16;
+    pd_fragments_put<128>(x, c, 128, own, 64);
+    pd_fragments_put<64>(y, d, 64, own, 64);
+}
+
+pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t a_rows, const uint16_t *b, float *c,
+                          float *d, struct pd_error *err)
+{
+    hopper_maps maps;
+    PD_TRY(pd_tensor_map_make(&maps.a, a, 64, 64, a_rows, 1, err));
+    PD_TRY(pd_tensor_map_make(&maps.b, b, 128, 128, 64, 1, err));
+    return PD_LAUNCH(err, hopper, 1, 2 * PD_WARPGROUP, sizeof(hopper_tiles) + 1024, nullptr, how, maps, c, d);
+}

@@ -1,0 +1,32 @@
+/* A kernel of compute capability 9.0 that does right, or breaks one rule. */
+#ifndef PD_TESTS_SIMT_EXERCISE_HOPPER_H
+#define PD_TESTS_SIMT_EXERCISE_HOPPER_H
+
+#include "ckpt/base/status.h"
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum exercise_hopper {
+    HOPPER_RIGHT,
+    HOPPER_NO_PRODUCT_WAIT,
+    HOPPER_NO_BEGIN,
+    HOPPER_NO_COPY_WAIT,
+    HOPPER_NO_INIT,
+    HOPPER_NO_ARRIVAL,
+    HOPPER_OTHER_PRODUCTS,
+    HOPPER_OVERWRITES
+};
+
+/* a (a_rows, 64), b (64, 128) of bf16; c (64, 128) = a b, d (64, 64) = a a^T, rows of a beyond a_rows zeros. */
+pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t a_rows, const uint16_t *b, float *c,
+                          float *d, struct pd_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

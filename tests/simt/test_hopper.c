@@ -1,0 +1,96 @@
+/* Products of a warpgroup, boxes and barriers as the host emulates them: right, and with one rule broken. */
+#include "ckpt/base/half.h"
+#include "tests/simt/exercise_hopper.h"
+#include "tests/simt/simt_order.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#define A_ROWS 50u
+
+static const uint64_t orders[] = {0, 1, 12345};
+
+static struct operands {
+    uint16_t a[64 * 64], b[64 * 128];
+    float c[64 * 128], d[64 * 64];
+} operands __attribute__((aligned(64)));
+
+static struct operands *operands_new(void)
+{
+    uint32_t state = 7;
+    memset(&operands, 0xff, sizeof operands);
+    for (size_t i = 0; i < 64 * 64 + 64 * 128; i++) {
+        state = state * 1664525u + 1013904223u;
+        const uint16_t x = pd_bf16_from_f32((float)(int32_t)state * 0x1p-31f);
+        if (i < 64 * 64)
+            operands.a[i] = x;
+        else
+            operands.b[i - 64 * 64] = x;
+    }
+    return &operands;
+}
+
+static double a_at(const struct operands *o, size_t row, size_t k)
+{
+    return row < A_ROWS ? (double)pd_f32_from_bf16(o->a[row * 64 + k]) : 0;
+}
+
+/* The largest difference from float64. */
+static double worst(const struct operands *o)
+{
+    double most = 0;
+    for (size_t r = 0; r < 64; r++)
+        for (size_t n = 0; n < 192; n++) {
+            double want = 0;
+            for (size_t k = 0; k < 64; k++)
+                want += a_at(o, r, k) * (n < 128 ? (double)pd_f32_from_bf16(o->b[k * 128 + n]) : a_at(o, n - 128, k));
+            const double difference = fabs((double)(n < 128 ? o->c[r * 128 + n] : o->d[r * 64 + n - 128]) - want);
+            if (!(difference <= most)) most = difference;
+        }
+    return most;
+}
+
+Test(hopper, products_of_tiles_agree_with_float64)
+{
+    for (size_t i = 0; i < 3; i++) {
+        struct operands *o = operands_new();
+        struct pd_error err = {0};
+        simt_set_order(orders[i]);
+        cr_assert_eq(exercise_hopper(HOPPER_RIGHT, o->a, A_ROWS, o->b, o->c, o->d, &err), PD_OK, "%s", err.message);
+        const double difference = worst(o);
+        cr_assert(difference < 1e-5, "off by %g", difference);
+    }
+}
+
+static const struct broken {
+    enum exercise_hopper how;
+    const char *said;
+} broken[] = {
+    {HOPPER_NO_PRODUCT_WAIT, "returns with products on their way"},
+    {HOPPER_NO_BEGIN, "no pd_product_begin"},
+    {HOPPER_NO_COPY_WAIT, "a copy into shared memory that nobody waited for"},
+    {HOPPER_NO_INIT, "was not initialised"},
+    {HOPPER_NO_ARRIVAL, "waits for a phase of a barrier, and nobody can go on"},
+    {HOPPER_OTHER_PRODUCTS, "other products than the first thread of its warpgroup"},
+};
+
+Test(hopper, a_broken_rule_is_named)
+{
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++)
+        for (size_t j = 0; j < 3; j++) {
+            struct operands *o = operands_new();
+            struct pd_error err = {0};
+            simt_set_order(orders[j]);
+            cr_assert_neq(exercise_hopper(broken[i].how, o->a, A_ROWS, o->b, o->c, o->d, &err), PD_OK, "case %zu", i);
+            cr_assert(strstr(err.message, broken[i].said), "no \"%s\" in: %s", broken[i].said, err.message);
+        }
+}
+
+Test(hopper, a_tile_that_changes_before_the_wait_shows)
+{
+    struct operands *o = operands_new();
+    struct pd_error err = {0};
+    cr_assert_eq(exercise_hopper(HOPPER_OVERWRITES, o->a, A_ROWS, o->b, o->c, o->d, &err), PD_OK, "%s", err.message);
+    cr_assert(worst(o) > 1e-3);
+}
