@@ -125,7 +125,7 @@ static inline void exercise_side_move(struct exercise_side *side, struct far_mem
 
 static inline void exercise_side_free(struct exercise_side *side, struct far_memory *far)
 {
-    if (side->far) far_delete(far, side->far);
+    if (far && side->far) far_delete(far, side->far);
     free(side->memory);
     free(side->pieces);
 }

@@ -1,0 +1,277 @@
+#include "tests/helpers/fake_nccl.h"
+
+#include "trainer/comm/nccl_library.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORLDS = 4096, RANKS = 8, GROUP = 512, INVALID = 4, INTERNAL = 3 };
+
+struct post {
+    const void *data;
+    size_t bytes;
+    bool is_taken;
+    struct post *next;
+};
+
+struct world {
+    int size, joined;
+    struct post *queue[RANKS][RANKS]; /* from, to: oldest first */
+};
+
+struct comm {
+    struct world *world;
+    int rank, polls; /* polls: how often it still says that it is in progress */
+    bool is_aborted;
+    int error;
+};
+
+struct transfer {
+    bool is_send;
+    void *data;
+    size_t bytes;
+    int peer;
+    struct post post;
+};
+
+struct group {
+    struct comm *comm;
+    void *stream;
+    uint32_t count;
+    struct transfer transfers[GROUP];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
+static struct world worlds[WORLDS];
+static int world_count, version = 22000, failing_group, failing_result, async_result, abort_count;
+static _Thread_local struct group *open_group;
+
+#define EXPORT __attribute__((visibility("default")))
+
+int ncclGetVersion(int *ret_version);
+int ncclGetUniqueId(struct pd_nccl_id *ret_id);
+int ncclCommInitRankConfig(void **ret_comm, int size, struct pd_nccl_id id, int rank, struct pd_nccl_config *config);
+int ncclCommFinalize(void *comm);
+int ncclCommDestroy(void *comm);
+int ncclCommAbort(void *comm);
+int ncclCommGetAsyncError(void *comm, int *ret_result);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclSend(const void *data, size_t count, int type, int peer, void *comm, void *stream);
+int ncclRecv(void *data, size_t count, int type, int peer, void *comm, void *stream);
+const char *ncclGetErrorString(int result);
+void fake_nccl_set_version(int value);
+void fake_nccl_fail_group(int from_now, int result);
+void fake_nccl_set_async(int result);
+int fake_nccl_aborts(void);
+
+EXPORT void fake_nccl_set_version(int value)
+{
+    version = value;
+}
+
+EXPORT void fake_nccl_fail_group(int from_now, int result)
+{
+    pthread_mutex_lock(&lock);
+    failing_group = from_now;
+    failing_result = result;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT void fake_nccl_set_async(int result)
+{
+    pthread_mutex_lock(&lock);
+    async_result = result;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT int fake_nccl_aborts(void)
+{
+    pthread_mutex_lock(&lock);
+    const int count = abort_count;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+EXPORT int ncclGetVersion(int *ret_version)
+{
+    *ret_version = version;
+    return PD_NCCL_DONE;
+}
+
+EXPORT const char *ncclGetErrorString(int result)
+{
+    return result == 6 ? "remote process exited" : result == INVALID ? "invalid argument" : "internal error";
+}
+
+EXPORT int ncclGetUniqueId(struct pd_nccl_id *ret_id)
+{
+    pthread_mutex_lock(&lock);
+    const int number = ++world_count;
+    pthread_mutex_unlock(&lock);
+    memset(ret_id, 0x5a, sizeof *ret_id);
+    memcpy(ret_id->bytes + 60, &number, sizeof number);
+    return number < WORLDS ? PD_NCCL_DONE : INTERNAL;
+}
+
+EXPORT int ncclCommInitRankConfig(void **ret_comm, int size, struct pd_nccl_id id, int rank, struct pd_nccl_config *config)
+{
+    int number;
+    memcpy(&number, id.bytes + 60, sizeof number);
+    if (config->magic != 0xcafebeef || config->size < 40 || config->blocking || number <= 0 || number >= WORLDS)
+        return INVALID;
+    struct comm *c = calloc(1, sizeof *c);
+    c->world = &worlds[number];
+    c->rank = rank;
+    pthread_mutex_lock(&lock);
+    c->world->size = size;
+    c->world->joined++;
+    pthread_mutex_unlock(&lock);
+    *ret_comm = c;
+    return PD_NCCL_IN_PROGRESS;
+}
+
+EXPORT int ncclCommGetAsyncError(void *comm, int *ret_result)
+{
+    struct comm *c = comm;
+    pthread_mutex_lock(&lock);
+    *ret_result = async_result ? async_result : c->error;
+    if (!*ret_result && (c->world->joined < c->world->size || c->polls > 0)) {
+        *ret_result = PD_NCCL_IN_PROGRESS;
+        c->polls--;
+    }
+    pthread_mutex_unlock(&lock);
+    return PD_NCCL_DONE;
+}
+
+EXPORT int ncclCommFinalize(void *comm)
+{
+    ((struct comm *)comm)->polls = 3;
+    return PD_NCCL_IN_PROGRESS;
+}
+
+/* Work that names it may still be on a stream: it stays. */
+EXPORT int ncclCommDestroy(void *comm)
+{
+    (void)comm;
+    return PD_NCCL_DONE;
+}
+
+EXPORT int ncclCommAbort(void *comm)
+{
+    pthread_mutex_lock(&lock);
+    ((struct comm *)comm)->is_aborted = true;
+    abort_count++;
+    pthread_cond_broadcast(&change);
+    pthread_mutex_unlock(&lock);
+    return PD_NCCL_DONE;
+}
+
+EXPORT int ncclGroupStart(void)
+{
+    open_group = calloc(1, sizeof *open_group);
+    return PD_NCCL_DONE;
+}
+
+static int add(bool is_send, void *data, size_t count, int type, int peer, void *comm, void *stream)
+{
+    struct group *g = open_group;
+    struct comm *c = comm;
+    if (!g || type != PD_NCCL_UINT8 || g->count == GROUP || peer < 0 || peer >= c->world->size || (g->comm && g->comm != c))
+        return INVALID;
+    g->comm = c;
+    g->stream = stream;
+    g->transfers[g->count++] = (struct transfer){.is_send = is_send, .data = data, .bytes = count, .peer = peer};
+    return PD_NCCL_DONE;
+}
+
+EXPORT int ncclSend(const void *data, size_t count, int type, int peer, void *comm, void *stream)
+{
+    return add(true, (void *)(uintptr_t)data, count, type, peer, comm, stream);
+}
+
+EXPORT int ncclRecv(void *data, size_t count, int type, int peer, void *comm, void *stream)
+{
+    return add(false, data, count, type, peer, comm, stream);
+}
+
+/* ---- on a stream ---- */
+
+static void post_sends(struct group *g)
+{
+    for (uint32_t i = 0; i < g->count; i++) {
+        struct transfer *t = &g->transfers[i];
+        if (!t->is_send) continue;
+        struct post **at = &g->comm->world->queue[g->comm->rank][t->peer];
+        while (*at)
+            at = &(*at)->next;
+        t->post = (struct post){.data = t->data, .bytes = t->bytes};
+        *at = &t->post;
+    }
+    pthread_cond_broadcast(&change);
+}
+
+static void take(struct group *g, const struct transfer *t)
+{
+    struct post **queue = &g->comm->world->queue[t->peer][g->comm->rank];
+    while (!*queue && !g->comm->is_aborted)
+        pthread_cond_wait(&change, &lock);
+    struct post *post = *queue;
+    if (!post || g->comm->is_aborted) return;
+    if (post->bytes != t->bytes)
+        g->comm->error = INVALID;
+    else
+        memcpy(t->data, post->data, t->bytes);
+    *queue = post->next;
+    post->is_taken = true;
+    pthread_cond_broadcast(&change);
+}
+
+static void unpost(struct group *g, struct transfer *t)
+{
+    for (struct post **at = &g->comm->world->queue[g->comm->rank][t->peer]; *at; at = &(*at)->next)
+        if (*at == &t->post) {
+            *at = t->post.next;
+            return;
+        }
+}
+
+static void run_group(void *argument)
+{
+    struct group *g = argument;
+    pthread_mutex_lock(&lock);
+    if (!g->comm->is_aborted) {
+        post_sends(g);
+        for (uint32_t i = 0; i < g->count; i++)
+            if (!g->transfers[i].is_send) take(g, &g->transfers[i]);
+        for (uint32_t i = 0; i < g->count; i++) {
+            struct transfer *t = &g->transfers[i];
+            while (t->is_send && !t->post.is_taken && !g->comm->is_aborted)
+                pthread_cond_wait(&change, &lock);
+            if (t->is_send && !t->post.is_taken) unpost(g, t);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    free(g);
+}
+
+EXPORT int ncclGroupEnd(void)
+{
+    struct group *g = open_group;
+    open_group = NULL;
+    pthread_mutex_lock(&lock);
+    const bool fails = failing_group > 0 && --failing_group == 0;
+    if (g->comm) g->comm->polls = 2;
+    pthread_mutex_unlock(&lock);
+    if (fails) return failing_result;
+    if (!g->count) {
+        free(g);
+        return PD_NCCL_DONE;
+    }
+    ((struct fake_stream *)g->stream)->put(g->stream, run_group, g);
+    return PD_NCCL_IN_PROGRESS;
+}

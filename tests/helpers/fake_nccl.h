@@ -1,0 +1,17 @@
+/* What stands in for libnccl in tests: ranks are threads of the process, and a group of sends and receives is one piece of
+ * work on a stream, which waits there for its peers. */
+#ifndef PD_TESTS_FAKE_NCCL_H
+#define PD_TESTS_FAKE_NCCL_H
+
+/* What a stream handle points to. */
+struct fake_stream {
+    void (*put)(void *stream, void (*call)(void *argument), void *argument);
+};
+
+/* Entry points of the fake beside NCCL's own, for tests.
+ *   fake_nccl_set_version(int)        what GetVersion says
+ *   fake_nccl_fail_group(int, int)    the n-th group from now on ends with this result; 0: none
+ *   fake_nccl_set_async(int)          what every communicator says of itself; 0: nothing wrong
+ *   fake_nccl_aborts()                communicators that were aborted */
+
+#endif

@@ -1,0 +1,303 @@
+/* The caller of NCCL against a library that stands in for it, over streams that are late: ranks are threads. */
+#include "tests/helpers/comm_exercise.h"
+#include "tests/helpers/late_device.h"
+#include "trainer/comm/nccl.h"
+#include "trainer/comm/nccl_library.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define SOON_SECONDS 20.0 /* on a busy machine */
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* A function of the library that stands in. */
+static void fake(const char *name, void *ret_function)
+{
+    void *found = dlsym(dlopen(FAKE_NCCL, RTLD_NOW), name);
+    cr_assert_not_null(found);
+    memcpy(ret_function, &found, sizeof found);
+}
+
+struct rank {
+    struct pd_dev dev;
+    struct pd_stream *compute;
+    struct pd_comm *comm;
+};
+
+static pd_status rank_open(struct pd_comm *control, struct rank *r, struct pd_error *err)
+{
+    r->dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
+    PD_TRY(pd_dev_stream_new(&r->dev, &r->compute, err));
+    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, &r->comm, err);
+    if (st) pd_dev_stream_free(&r->dev, r->compute);
+    return st;
+}
+
+static void rank_close(struct rank *r)
+{
+    pd_comm_free(r->comm);
+    pd_dev_stream_free(&r->dev, r->compute);
+}
+
+static pd_status run(uint32_t size, pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), void *context,
+                     struct pd_error *err)
+{
+    setenv("PERDURE_NCCL", FAKE_NCCL, 1);
+    return pd_comm_run_local(size, 1, rank_main, context, err);
+}
+
+/* ---- traffic ---- */
+
+struct exchange {
+    struct exercise_flight flight;
+    struct pd_comm *comm;
+    uint64_t seed, wrong;
+};
+
+static void fill_now(void *argument)
+{
+    struct exchange *x = argument;
+    exercise_side_walk(&x->flight.sends, x->seed, x->flight.round, x->comm->rank, x->comm->size, true);
+}
+
+static void check_now(void *argument)
+{
+    struct exchange *x = argument;
+    x->wrong = exercise_side_walk(&x->flight.recvs, x->seed, x->flight.round, x->comm->rank, x->comm->size, false);
+    memset(x->flight.recvs.memory, 0, x->flight.recvs.bytes);
+}
+
+/* The compute stream fills what is sent and looks at what came; the host waits for neither. */
+static pd_status begin(struct rank *r, struct pd_comm *comm, struct exchange *x, uint64_t seed, uint64_t round,
+                       struct pd_error *err)
+{
+    *x = (struct exchange){.comm = comm, .seed = seed};
+    struct exercise_flight *f = &x->flight;
+    f->round = round;
+    exercise_side_make(&f->sends, seed, round, comm->rank, comm->size, 20000, true, true);
+    exercise_side_make(&f->recvs, seed, round, comm->rank, comm->size, 20000, false, true);
+    memset(f->sends.memory, 0xee, f->sends.bytes);
+    f->op = (struct pd_comm_op){
+        .sends = f->sends.pieces, .send_count = f->sends.count, .recvs = f->recvs.pieces, .recv_count = f->recvs.count};
+    late_put(r->compute, fill_now, x);
+    return pd_comm_start(comm, &f->op, err);
+}
+
+static pd_status land(struct rank *r, struct exchange *x, struct pd_error *err)
+{
+    PD_TRY(pd_comm_wait(x->comm, &x->flight.op, err));
+    late_put(r->compute, check_now, x);
+    return PD_OK;
+}
+
+enum { AHEAD = 5, ROUNDS = 60 };
+
+static pd_status traffic(struct rank *r, struct pd_comm *comm, uint64_t seed, uint32_t rounds, struct pd_error *err)
+{
+    struct exchange *all = calloc(rounds, sizeof *all);
+    uint64_t wrong = 0;
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < rounds + AHEAD && !st; i++) {
+        if (i < rounds) st = begin(r, comm, &all[i], seed, i, err);
+        if (!st && i >= AHEAD) st = land(r, &all[i - AHEAD], err);
+        if (!st && i % 16 == 7) st = pd_comm_barrier(comm, err);
+    }
+    struct pd_error ignored;
+    for (uint32_t i = 0; st && i < rounds; i++)
+        if (all[i].comm && !all[i].flight.op.status && pd_comm_wait(comm, &all[i].flight.op, &ignored)) continue;
+    PD_CHECK(pd_dev_stream_sync(&r->dev, r->compute, &ignored) == PD_OK);
+    for (uint32_t i = 0; i < rounds; i++) {
+        wrong += all[i].wrong;
+        if (!all[i].comm) continue;
+        exercise_side_free(&all[i].flight.sends, NULL);
+        exercise_side_free(&all[i].flight.recvs, NULL);
+    }
+    free(all);
+    if (!st && wrong) PD_FAIL(err, PD_BUG, "rank %u got %llu wrong bytes", comm->rank, (unsigned long long)wrong);
+    return st;
+}
+
+static pd_status everything_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    struct pd_comm *part, *pair;
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(traffic(&r, r.comm, 3, ROUNDS, err));
+    PD_TRY(exercise_reductions(r.comm, err));
+    PD_TRY(exercise_broadcasts(r.comm, err));
+    PD_TRY(exercise_group(r.comm, err));
+    PD_TRY(pd_comm_split(r.comm, control->rank % 2, control->size - control->rank, &part, err));
+    PD_TRY(pd_comm_split(part, part->rank / 2, 0, &pair, err));
+    PD_TRY(traffic(&r, part, 5 + control->rank % 2, 10, err));
+    PD_TRY(traffic(&r, pair, 50 + control->rank % 2 * 10 + part->rank / 2, 10, err));
+    PD_TRY(traffic(&r, r.comm, 4, 10, err));
+    struct pd_comm *comm = r.comm;
+    EXERCISE_EXPECT(strcmp(pair->ops->name, "nccl") == 0 && comm->size == control->size);
+    pd_comm_free(pair);
+    pd_comm_free(part);
+    rank_close(&r);
+    return pd_comm_barrier(control, err); /* goes on alone */
+}
+
+Test(nccl, pieces_arrive_in_the_order_of_streams)
+{
+    const uint32_t worlds[] = {1, 2, 5};
+    int (*aborts)(void);
+    for (int i = 0; i < 3; i++) {
+        struct pd_error err;
+        cr_assert_eq(run(worlds[i], everything_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
+    }
+    fake("fake_nccl_aborts", &aborts);
+    cr_assert_eq(aborts(), 0);
+}
+
+/* ---- who cannot ---- */
+
+static pd_status refused_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    (void)context;
+    pd_status st = rank_open(control, &r, err);
+    PD_TRY(pd_comm_barrier(control, st ? NULL : err)); /* control is as it was */
+    return st;
+}
+
+static pd_status shared_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r = {.dev = {.ops = &late_ops, .index = control->rank / 2}};
+    (void)context;
+    return pd_comm_new_nccl(control, &r.dev, r.compute, &r.comm, err);
+}
+
+Test(nccl, what_is_missing_is_said_on_all_ranks)
+{
+    struct pd_error err;
+    setenv("PERDURE_NCCL", "off", 1);
+    cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
+    cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: rank 0: PERDURE_NCCL=off");
+    setenv("PERDURE_NCCL", "/nowhere/libnccl.so.2", 1);
+    cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "/nowhere/libnccl.so.2: cannot open"), "%s", err.message);
+    cr_assert_eq(run(3, shared_main, NULL, &err), PD_UNSUPPORTED);
+    cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 0");
+    setenv("CUDA_VISIBLE_DEVICES", "7,5", 1);
+    cr_assert_eq(run(4, shared_main, NULL, &err), PD_UNSUPPORTED);
+    cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 7");
+}
+
+Test(nccl, an_old_library_is_refused)
+{
+    void (*set_version)(int);
+    struct pd_error err;
+    fake("fake_nccl_set_version", &set_version);
+    set_version(21200);
+    cr_assert_eq(run(2, refused_main, NULL, &err), PD_UNSUPPORTED);
+    cr_assert(strstr(err.message, "is version 21200: NCCL 2.18 or later is needed"), "%s", err.message);
+}
+
+/* ---- what goes wrong ---- */
+
+struct storm {
+    uint32_t victim;
+    _Atomic uint32_t told;
+    char says[160];
+};
+
+static pd_status storm_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct storm *storm = context;
+    struct rank r;
+    PD_TRY(rank_open(control, &r, err));
+    pd_status st;
+    if (control->rank == storm->victim) {
+        st = traffic(&r, r.comm, 3, 20, err);
+        if (!st) st = pd_error_set(err, PD_IO, PD_WHERE, 0, "the disk of this rank is gone");
+        pd_comm_abort(r.comm);
+    } else {
+        st = traffic(&r, r.comm, 3, 100000, err);
+        if (st == PD_PEER_LOST && err->message[0]) storm->told++;
+    }
+    rank_close(&r);
+    return st;
+}
+
+/* Streams wait for a peer that never comes: nobody hangs, and the cause is told. */
+Test(nccl, a_rank_that_fails_ends_what_others_wait_for)
+{
+    for (uint32_t victim = 0; victim < 3; victim++) {
+        struct storm storm = {.victim = victim};
+        struct pd_error err;
+        const double began = seconds_now();
+        cr_assert_eq(run(3, storm_main, &storm, &err), PD_IO, "%s", err.message);
+        cr_assert_eq(storm.told, 2);
+        cr_assert_lt(seconds_now() - began, SOON_SECONDS);
+    }
+}
+
+static pd_status failing_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    pd_status st = traffic(&r, r.comm, 3, 100000, err);
+    rank_close(&r);
+    return st;
+}
+
+Test(nccl, a_group_that_fails_is_the_familys_failure)
+{
+    void (*fail_group)(int, int);
+    struct pd_error err;
+    fake("fake_nccl_fail_group", &fail_group);
+    fail_group(9, 3);
+    cr_assert_eq(run(3, failing_main, NULL, &err), PD_DEVICE_LOST, "%s", err.message);
+    cr_assert(strstr(err.message, "a group of sends and receives: internal error"), "%s", err.message);
+}
+
+static pd_status quiet_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    double limit = *(double *)context;
+    PD_TRY(rank_open(control, &r, err));
+    r.comm->time_limit_seconds = limit;
+    uint64_t in = 0;
+    struct pd_comm_piece recv = {.peer = 1, .data = &in, .bytes = 8};
+    struct pd_comm_op op = {.recvs = &recv, .recv_count = control->rank == 0};
+    pd_status st = pd_comm_start(r.comm, &op, err);
+    if (!st) st = pd_comm_wait(r.comm, &op, err);
+    /* The host waits for the device: this is where a rank would hang. */
+    if (!st) st = pd_dev_stream_sync(&r.dev, r.compute, err);
+    while (!st && control->rank > 0 && pd_comm_look(control, err) == PD_OK)
+        usleep(1000);
+    if (!st) st = pd_comm_barrier(r.comm, err);
+    rank_close(&r);
+    return st;
+}
+
+Test(nccl, a_silent_peer_is_noticed_by_the_clock)
+{
+    struct pd_error err;
+    double limit = 0.3;
+    cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST);
+    cr_assert(strstr(err.message, "operation 1 of rank 0 of 2 with rank 1 did not end within 0.3 s"), "%s", err.message);
+}
+
+Test(nccl, what_nccl_says_of_itself_is_noticed)
+{
+    void (*set_async)(int);
+    struct pd_error err;
+    double limit = 600;
+    fake("fake_nccl_set_async", &set_async);
+    set_async(6);
+    cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST, "%s", err.message);
+    cr_assert(strstr(err.message, "remote process exited"), "%s", err.message);
+}

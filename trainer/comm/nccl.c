@@ -1,0 +1,707 @@
+/* One family a rank: the outermost communicator, those split from it, and the thread that watches over them.
+ *
+ *   invariants  1. a handle is used by the caller while is_launching is set, and otherwise by whoever has the lock
+ *               2. the first failure is final for the family: everything in flight is ended under the same lock, so that
+ *                  whoever sees it broken may wait for the streams
+ *               3. an operation's end is an event on the communicator's stream; a flight whose event was not passed is not
+ *                  used for another operation */
+#include "trainer/comm/nccl.h"
+
+#include "ckpt/base/clock.h"
+#include "trainer/comm/nccl_library.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define FLIGHTS 32u /* operations that the host may be ahead */
+#define WATCH_NS UINT64_C(50000000)
+#define GRACE_NS UINT64_C(1000000000) /* for what a peer sent before it went */
+#define POLL_NS 20000
+
+struct flight {
+    struct pd_event *begun, *ended;
+    bool is_open;      /* started and not waited for */
+    bool is_over;      /* the stream has passed it */
+    uint64_t begun_ns; /* when it was first seen at work; 0: not yet */
+    uint32_t peer;     /* one of those it is with */
+    uint64_t operation;
+};
+
+struct family;
+
+struct nccl_comm {
+    struct pd_comm comm; /* first: the public face */
+    struct family *family;
+    struct pd_comm *control;
+    bool owns_control, is_launching;
+    void *handle; /* NULL: one rank, or ended */
+    struct pd_stream *stream;
+    struct pd_event *given; /* what the compute stream had before an operation */
+    struct flight flights[FLIGHTS];
+    uint64_t operations;
+    struct nccl_comm *next;
+};
+
+struct family {
+    const struct pd_nccl_library *nccl;
+    struct pd_dev *dev;
+    struct pd_stream *compute;
+    struct pd_comm *control; /* of the outermost */
+    pthread_mutex_t lock;    /* guards what follows, and handles */
+    pthread_cond_t wake;
+    struct nccl_comm *members;
+    bool is_closing, is_watched;
+    pd_status broken;
+    struct pd_error error;
+    pthread_t watcher;
+};
+
+static struct nccl_comm *nccl_of(struct pd_comm *comm)
+{
+    return (struct nccl_comm *)comm;
+}
+
+static uint64_t now_ns(void)
+{
+    return pd_clock_monotonic_ns(NULL);
+}
+
+/* Whoever set one of the two meant both. */
+static double limit_of(const struct nccl_comm *c)
+{
+    const double own = c->comm.time_limit_seconds, control = c->control->time_limit_seconds;
+    return own < control ? own : control;
+}
+
+static bool is_late(const struct nccl_comm *c, uint64_t since_ns)
+{
+    return (double)(now_ns() - since_ns) > limit_of(c) * 1e9;
+}
+
+/* ---- failure ---- */
+
+/* Results of NCCL's own: 2 a system call, mostly of a connection; 6 a peer. */
+static pd_status fail_nccl(const struct nccl_comm *c, int code, const char *what, struct pd_error *err)
+{
+    const pd_status st = code == 2 || code == 6 ? PD_PEER_LOST : PD_DEVICE_LOST;
+    pd_error_set(err, st, PD_WHERE, 0, "NCCL, rank %u of %u: %s: %s", c->comm.rank, c->comm.size, what,
+                 c->family->nccl->GetErrorString(code));
+    return st;
+}
+
+static void end_handle(struct nccl_comm *c)
+{
+    if (c->handle) c->family->nccl->CommAbort(c->handle);
+    c->handle = NULL;
+}
+
+/* With the lock. */
+static void break_locked(struct family *f, pd_status st, const struct pd_error *error)
+{
+    if (f->broken) return;
+    f->broken = st;
+    f->error = *error;
+    for (struct nccl_comm *c = f->members; c; c = c->next)
+        if (!c->is_launching) end_handle(c);
+}
+
+/* Peers learn it from control, where this rank is gone from now on. */
+static void break_family(struct family *f, pd_status st, const struct pd_error *error)
+{
+    pthread_mutex_lock(&f->lock);
+    break_locked(f, st, error);
+    pthread_mutex_unlock(&f->lock);
+    pd_comm_abort(f->control);
+}
+
+static pd_status state_of(struct family *f, struct pd_error *err)
+{
+    pthread_mutex_lock(&f->lock);
+    const pd_status st = f->broken;
+    if (st && err) *err = f->error;
+    pthread_mutex_unlock(&f->lock);
+    return st;
+}
+
+static bool begin_launch(struct nccl_comm *c)
+{
+    struct family *f = c->family;
+    pthread_mutex_lock(&f->lock);
+    const bool may = !f->broken;
+    c->is_launching = may;
+    pthread_mutex_unlock(&f->lock);
+    return may;
+}
+
+/* Whoever broke the family meanwhile left this handle to its user. */
+static void end_launch(struct nccl_comm *c)
+{
+    struct family *f = c->family;
+    pthread_mutex_lock(&f->lock);
+    c->is_launching = false;
+    if (f->broken) end_handle(c);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* ---- waiting for NCCL, which answers at once and goes on by itself ---- */
+
+static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *err)
+{
+    struct pd_error gone;
+    if (pd_comm_look(c->family->control, &gone) == PD_OK) return PD_OK;
+    if (*gone_ns == 0) *gone_ns = now_ns();
+    if (now_ns() - *gone_ns < GRACE_NS) return PD_OK;
+    *err = gone;
+    return PD_PEER_LOST;
+}
+
+static pd_status settle(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
+{
+    const uint64_t begin = now_ns();
+    const struct timespec nap = {.tv_nsec = POLL_NS};
+    struct pd_error why;
+    uint64_t looked = begin, gone = 0;
+    while (code == PD_NCCL_IN_PROGRESS) {
+        nanosleep(&nap, NULL);
+        const uint64_t now = now_ns();
+        PD_TRY(state_of(c->family, err));
+        if (now - looked > WATCH_NS) {
+            looked = now;
+            if (look(c, &gone, &why)) PD_FAIL(err, PD_PEER_LOST, "%s", why.message);
+        }
+        if (is_late(c, begin))
+            PD_FAIL(err, PD_PEER_LOST, "NCCL, rank %u of %u: %s did not end within %g s", c->comm.rank, c->comm.size, what,
+                    limit_of(c));
+        const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
+        if (asked != PD_NCCL_DONE) code = asked;
+    }
+    return code == PD_NCCL_DONE ? PD_OK : fail_nccl(c, code, what, err);
+}
+
+/* ---- the thread that watches ---- */
+
+/* The oldest operation that has not ended; ones before it have. */
+static pd_status watch_flights(struct nccl_comm *c, bool *ret_waits, struct pd_error *err)
+{
+    const uint64_t first = c->operations > FLIGHTS ? c->operations - FLIGHTS : 0;
+    for (uint64_t i = first; i < c->operations; i++) {
+        struct flight *flight = &c->flights[i % FLIGHTS];
+        bool has_begun = flight->begun_ns > 0;
+        if (flight->is_over) continue;
+        if (!has_begun) PD_TRY(pd_dev_event_passed(c->family->dev, flight->begun, &has_begun, err));
+        if (has_begun && !flight->begun_ns) flight->begun_ns = now_ns();
+        PD_TRY(pd_dev_event_passed(c->family->dev, flight->ended, &flight->is_over, err));
+        if (flight->is_over) continue;
+        *ret_waits = true;
+        if (has_begun && is_late(c, flight->begun_ns))
+            PD_FAIL(err, PD_PEER_LOST, "NCCL: operation %llu of rank %u of %u with rank %u did not end within %g s",
+                    (unsigned long long)flight->operation, c->comm.rank, c->comm.size, flight->peer, limit_of(c));
+        return PD_OK;
+    }
+    return PD_OK;
+}
+
+static pd_status watch_member(struct nccl_comm *c, bool *ret_waits, struct pd_error *err)
+{
+    int code = PD_NCCL_DONE;
+    if (c->is_launching || !c->handle) return PD_OK;
+    PD_TRY(watch_flights(c, ret_waits, err));
+    const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
+    if (asked != PD_NCCL_DONE) code = asked;
+    return code == PD_NCCL_DONE || code == PD_NCCL_IN_PROGRESS ? PD_OK : fail_nccl(c, code, "what was in flight", err);
+}
+
+/* With the lock. */
+static pd_status watch(struct family *f, uint64_t *gone_ns, struct pd_error *err)
+{
+    bool waits = false;
+    for (struct nccl_comm *c = f->members; c; c = c->next)
+        PD_TRY(watch_member(c, &waits, err));
+    if (waits && f->members) return look(f->members, gone_ns, err);
+    *gone_ns = 0;
+    return PD_OK;
+}
+
+static void *watcher_main(void *argument)
+{
+    struct family *f = argument;
+    struct pd_error err;
+    uint64_t gone_ns = 0;
+    pd_status st = pd_dev_enter(f->dev, &err);
+    pthread_mutex_lock(&f->lock);
+    while (!f->is_closing && !f->broken) {
+        struct timespec until;
+        if (!st) st = watch(f, &gone_ns, &err);
+        if (st) {
+            break_locked(f, st, &err);
+            pthread_mutex_unlock(&f->lock);
+            pd_comm_abort(f->control);
+            return NULL;
+        }
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        const uint64_t at = (uint64_t)until.tv_nsec + WATCH_NS;
+        until = (struct timespec){until.tv_sec + (time_t)(at / 1000000000), (long)(at % 1000000000)};
+        pthread_cond_timedwait(&f->wake, &f->lock, &until);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}
+
+/* Signals are for the threads of the program. */
+static pd_status watcher_start(struct family *f, struct pd_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int number = pthread_create(&f->watcher, NULL, watcher_main, f);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (number) PD_FAIL_ERRNO(err, number, "starting the thread that watches NCCL");
+    f->is_watched = true;
+    return PD_OK;
+}
+
+/* ---- operations ---- */
+
+/* The n-th piece to oneself is the n-th from oneself. */
+static pd_status copy_to_self(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
+{
+    uint32_t to = 0;
+    for (uint32_t from = 0; from < op->send_count; from++) {
+        const struct pd_comm_piece *source = &op->sends[from];
+        if (source->peer != c->comm.rank || !source->bytes) continue;
+        while (to < op->recv_count && (op->recvs[to].peer != c->comm.rank || !op->recvs[to].bytes))
+            to++;
+        if (to == op->recv_count || op->recvs[to].bytes != source->bytes)
+            PD_FAIL(err, PD_BUG, "NCCL: rank %u sends itself %llu bytes that it receives otherwise", c->comm.rank,
+                    (unsigned long long)source->bytes);
+        const struct pd_span src = {source->data, source->bytes, false}, dst = {op->recvs[to++].data, source->bytes, false};
+        PD_TRY(pd_dev_copy(c->family->dev, c->stream, dst, 0, src, 0, source->bytes, err));
+    }
+    return PD_OK;
+}
+
+static void keep_first(int *code, int next)
+{
+    if (*code == PD_NCCL_DONE || *code == PD_NCCL_IN_PROGRESS) *code = next;
+}
+
+static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
+    const uint32_t me = c->comm.rank;
+    int code = nccl->GroupStart();
+    for (uint32_t i = 0; i < op->send_count; i++) {
+        const struct pd_comm_piece *p = &op->sends[i];
+        if (p->peer == me || !p->bytes) continue;
+        keep_first(&code, nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
+        flight->peer = p->peer;
+    }
+    for (uint32_t i = 0; i < op->recv_count; i++) {
+        const struct pd_comm_piece *p = &op->recvs[i];
+        if (p->peer == me || !p->bytes) continue;
+        keep_first(&code, nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
+        flight->peer = p->peer;
+    }
+    keep_first(&code, nccl->GroupEnd());
+    return settle(c, code, "a group of sends and receives", err);
+}
+
+static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+{
+    struct family *f = c->family;
+    PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
+    PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
+    PD_TRY(pd_dev_event_record(f->dev, flight->begun, c->stream, err));
+    PD_TRY(copy_to_self(c, op, err));
+    if (c->handle) PD_TRY(launch(c, op, flight, err));
+    return pd_dev_event_record(f->dev, flight->ended, c->stream, err);
+}
+
+/* The host is never more than FLIGHTS operations ahead. Whoever waits for a flight that was waited for has what its peers
+ * need on the way. */
+static pd_status take_flight(struct nccl_comm *c, struct flight **ret_flight, struct pd_error *err)
+{
+    struct flight *flight = &c->flights[c->operations % FLIGHTS];
+    PD_CHECK(!flight->is_open);
+    pthread_mutex_lock(&c->family->lock);
+    const bool is_over = flight->is_over;
+    pthread_mutex_unlock(&c->family->lock);
+    if (!is_over) PD_TRY(pd_dev_event_sync(c->family->dev, flight->ended, err));
+    *ret_flight = flight;
+    return PD_OK;
+}
+
+static pd_status start_here(struct nccl_comm *c, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct flight *flight;
+    PD_TRY(take_flight(c, &flight, err));
+    if (!begin_launch(c)) return state_of(c->family, err);
+    flight->is_over = false;
+    flight->begun_ns = 0;
+    flight->operation = c->operations + 1;
+    flight->peer = c->comm.rank;
+    pd_status st = put_on_stream(c, op, flight, err);
+    if (st) {
+        struct pd_error why = *err;
+        flight->is_over = true;
+        break_family(c->family, st, &why);
+    }
+    op->ticket = (uint32_t)(c->operations++ % FLIGHTS);
+    flight->is_open = !st;
+    end_launch(c);
+    return st;
+}
+
+static pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    if (!op->memory) return c->control->ops->start(c->control, op, err);
+    op->status = start_here(c, op, &op->error);
+    op->done = op->status != PD_OK;
+    if (op->status && err) *err = op->error;
+    return op->status;
+}
+
+static pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    struct family *f = c->family;
+    if (!op->memory) return c->control->ops->wait(c->control, op, err);
+    if (!op->done) {
+        struct flight *flight = &c->flights[op->ticket];
+        struct pd_error ignored;
+        flight->is_open = false;
+        op->status = state_of(f, &op->error);
+        if (!op->status)
+            op->status = pd_dev_event_wait(f->dev, f->compute, flight->ended, &op->error);
+        else if (pd_dev_stream_sync(f->dev, c->stream, &ignored)) /* nobody touches its pieces any more */
+            op->error = f->error;
+        op->done = 1;
+    }
+    if (op->status && err) *err = op->error;
+    return op->status;
+}
+
+static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    if (!op->memory) return c->control->ops->exchange(c->control, op, err);
+    PD_TRY(nccl_start(comm, op, err));
+    return nccl_wait(comm, op, err);
+}
+
+/* ---- what goes over control ---- */
+
+static pd_status control_of(struct pd_comm *comm, struct pd_comm **ret_control, struct pd_error *err)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    PD_TRY(state_of(c->family, err));
+    *ret_control = c->control;
+    return PD_OK;
+}
+
+static pd_status nccl_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                                 struct pd_error *err)
+{
+    struct pd_comm *control;
+    PD_TRY(control_of(comm, &control, err));
+    return pd_comm_all_reduce(control, values, count, reduce, err);
+}
+
+static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_comm *control;
+    PD_TRY(control_of(comm, &control, err));
+    return pd_comm_broadcast(control, root, data, bytes, err);
+}
+
+static pd_status nccl_barrier(struct pd_comm *comm, struct pd_error *err)
+{
+    struct pd_comm *control;
+    PD_TRY(control_of(comm, &control, err));
+    return pd_comm_barrier(control, err);
+}
+
+static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
+{
+    PD_TRY(state_of(nccl_of(comm)->family, err));
+    return pd_comm_look(nccl_of(comm)->control, err);
+}
+
+static void nccl_abort(struct pd_comm *comm)
+{
+    struct pd_error left;
+    const pd_status st = pd_error_set(&left, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
+    break_family(nccl_of(comm)->family, st, &left);
+}
+
+/* ---- life ---- */
+
+static void leave_family(struct nccl_comm *c)
+{
+    struct nccl_comm **at = &c->family->members;
+    pthread_mutex_lock(&c->family->lock);
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at) *at = c->next;
+    pthread_mutex_unlock(&c->family->lock);
+}
+
+/* What was sent may still be on its way through NCCL's own buffers: only finalize waits for it. */
+static void close_handle(struct nccl_comm *c)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    struct pd_error ignored;
+    if (!c->handle || !begin_launch(c)) return;
+    pd_status st = pd_dev_stream_sync(c->family->dev, c->stream, &ignored);
+    if (!st) st = settle(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
+    if (!st && nccl->CommDestroy(c->handle) == PD_NCCL_DONE) c->handle = NULL;
+    end_handle(c);
+    end_launch(c);
+}
+
+static void family_free(struct family *f)
+{
+    pthread_mutex_lock(&f->lock);
+    PD_CHECK(!f->members);
+    f->is_closing = true;
+    pthread_cond_signal(&f->wake);
+    pthread_mutex_unlock(&f->lock);
+    if (f->is_watched) pthread_join(f->watcher, NULL);
+    pthread_cond_destroy(&f->wake);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+static void comm_release(struct nccl_comm *c)
+{
+    struct pd_dev *dev = c->family->dev;
+    end_handle(c);
+    for (uint32_t i = 0; i < FLIGHTS; i++) {
+        pd_dev_event_free(dev, c->flights[i].begun);
+        pd_dev_event_free(dev, c->flights[i].ended);
+    }
+    pd_dev_event_free(dev, c->given);
+    if (c->stream) pd_dev_stream_free(dev, c->stream);
+    free(c);
+}
+
+static void nccl_free(struct pd_comm *comm)
+{
+    struct nccl_comm *c = nccl_of(comm);
+    struct family *f = c->family;
+    struct pd_comm *control = c->control;
+    close_handle(c);
+    leave_family(c);
+    comm_release(c);
+    if (control == f->control)
+        family_free(f);
+    else
+        pd_comm_free(control);
+}
+
+static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                            struct pd_error *err);
+
+static const struct pd_comm_ops nccl_ops = {
+    .name = "nccl",
+    .start = nccl_start,
+    .wait = nccl_wait,
+    .exchange = nccl_exchange,
+    .all_reduce = nccl_all_reduce,
+    .broadcast = nccl_broadcast,
+    .barrier = nccl_barrier,
+    .split = nccl_split,
+    .look = nccl_look,
+    .abort = nccl_abort,
+    .free = nccl_free,
+};
+
+/* The device's memory, which needs no way to it: streams keep the order. */
+static pd_status always_ready(void *context, struct pd_error *err)
+{
+    (void)context, (void)err;
+    return PD_OK;
+}
+
+static pd_status never_copied(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    (void)context, (void)dst, (void)src, (void)bytes;
+    PD_FAIL(err, PD_BUG, "pieces of NCCL are not copied by the host");
+}
+
+static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
+{
+    struct pd_dev *dev = c->family->dev;
+    PD_TRY(pd_dev_stream_new(dev, &c->stream, err));
+    PD_TRY(pd_dev_event_new(dev, &c->given, err));
+    for (uint32_t i = 0; i < FLIGHTS; i++) {
+        c->flights[i].is_over = true;
+        PD_TRY(pd_dev_event_new(dev, &c->flights[i].begun, err));
+        PD_TRY(pd_dev_event_new(dev, &c->flights[i].ended, err));
+    }
+    return PD_OK;
+}
+
+/* The id goes from rank 0 to all over control. */
+static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
+{
+    const struct pd_nccl_library *nccl = c->family->nccl;
+    struct {
+        int code;
+        struct pd_nccl_id id;
+    } first = {0};
+    if (c->comm.size == 1) return PD_OK;
+    if (c->comm.rank == 0) first.code = nccl->GetUniqueId(&first.id);
+    PD_TRY(pd_comm_broadcast(c->control, 0, &first, sizeof first, err));
+    if (first.code != PD_NCCL_DONE) return fail_nccl(c, first.code, "an id", err);
+    struct pd_nccl_config config = pd_nccl_config();
+    const int code = nccl->CommInitRankConfig(&c->handle, (int)c->comm.size, first.id, (int)c->comm.rank, &config);
+    if (code != PD_NCCL_DONE && code != PD_NCCL_IN_PROGRESS) c->handle = NULL;
+    return settle(c, code, "joining", err);
+}
+
+/* Every rank takes part in both agreements, whatever went wrong before. */
+static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
+{
+    struct pd_error other;
+    pd_status st = take_streams(c, err);
+    const pd_status joined = take_handle(c, st ? &other : err);
+    if (!st) st = joined;
+    uint64_t failed = st != PD_OK;
+    const pd_status agreed = pd_comm_all_reduce(c->control, &failed, 1, PD_REDUCE_SUM_U64, st ? &other : err);
+    if (!st) st = agreed;
+    if (!st && failed)
+        PD_FAIL(err, PD_DEVICE_LOST, "NCCL: %llu of %u ranks could not join", (unsigned long long)failed, c->comm.size);
+    return st;
+}
+
+static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    struct nccl_comm *c = calloc(1, sizeof *c);
+    if (!c) PD_FAIL(err, PD_NO_MEMORY, "NCCL: no memory");
+    c->comm = *control;
+    c->comm.ops = &nccl_ops;
+    c->comm.bytes = control->bytes + sizeof *c;
+    c->comm.memory = (struct pd_comm_memory){always_ready, never_copied, NULL};
+    c->family = f;
+    c->control = control;
+    pd_status st = comm_join(c, err);
+    if (st) {
+        comm_release(c);
+        return st;
+    }
+    pthread_mutex_lock(&f->lock);
+    c->next = f->members;
+    f->members = c;
+    pthread_mutex_unlock(&f->lock);
+    *ret_comm = &c->comm;
+    return PD_OK;
+}
+
+static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                            struct pd_error *err)
+{
+    struct pd_comm *control, *part;
+    PD_TRY(control_of(comm, &control, err));
+    PD_TRY(pd_comm_split(control, color, key, &part, err));
+    pd_status st = comm_new(nccl_of(comm)->family, part, ret_comm, err);
+    if (st) pd_comm_free(part);
+    return st;
+}
+
+/* ---- the outermost ---- */
+
+/* What a rank brings, and what all of them make of it. */
+struct report {
+    uint32_t cannot, host;
+    char device[64], why[192];
+};
+
+/* As CUDA_VISIBLE_DEVICES names it, or its number. Ranks of one host that name devices in different ways and share one are
+ * refused by NCCL itself. */
+static void name_device(const struct pd_dev *dev, char name[64])
+{
+    const char *at = getenv("CUDA_VISIBLE_DEVICES");
+    for (uint32_t i = 0; at && i < dev->index; i++) {
+        at = strchr(at, ',');
+        if (at) at++;
+    }
+    if (at && *at)
+        snprintf(name, 64, "%.*s", (int)strcspn(at, ","), at);
+    else
+        snprintf(name, 64, "%u", dev->index);
+}
+
+static void judge(const struct report *all, uint32_t size, struct report *verdict)
+{
+    for (uint32_t a = 0; a < size && !verdict->cannot; a++) {
+        if (all[a].cannot) {
+            verdict->cannot = 1;
+            snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", a, all[a].why);
+        }
+        for (uint32_t b = 0; b < a && !verdict->cannot; b++) {
+            if (all[a].host != all[b].host || strcmp(all[a].device, all[b].device)) continue;
+            verdict->cannot = 1;
+            snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
+        }
+    }
+}
+
+static pd_status agree(struct pd_comm *control, const struct report *mine, struct pd_error *err)
+{
+    struct report verdict = {0}, *all = NULL;
+    struct pd_group group;
+    pd_comm_group(control, &group);
+    if (control->rank == 0) all = calloc(control->size, sizeof *all);
+    pd_status st = pd_group_gather(&group, 0, mine, sizeof *mine, all, err);
+    if (!st && control->rank == 0) judge(all, control->size, &verdict);
+    free(all);
+    PD_TRY(st);
+    PD_TRY(pd_comm_broadcast(control, 0, &verdict, sizeof verdict, err));
+    if (verdict.cannot) PD_FAIL(err, PD_UNSUPPORTED, "NCCL cannot serve: %s", verdict.why);
+    return PD_OK;
+}
+
+static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
+                            const struct pd_nccl_library *nccl, struct family **ret_family, struct pd_error *err)
+{
+    struct family *f = calloc(1, sizeof *f);
+    pthread_condattr_t monotonic;
+    if (!f) PD_FAIL(err, PD_NO_MEMORY, "NCCL: no memory");
+    f->nccl = nccl;
+    f->dev = dev;
+    f->compute = compute;
+    f->control = control;
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&f->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    *ret_family = f;
+    return PD_OK;
+}
+
+pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute, struct pd_comm **ret_comm,
+                           struct pd_error *err)
+{
+    struct report mine = {.host = control->host};
+    const struct pd_nccl_library *nccl = NULL;
+    struct pd_error why;
+    struct family *f = NULL;
+    mine.cannot = pd_nccl_library_open(&nccl, &why) != PD_OK;
+    if (mine.cannot) snprintf(mine.why, sizeof mine.why, "%.180s", why.message);
+    name_device(dev, mine.device);
+    PD_TRY(agree(control, &mine, err));
+    PD_TRY(family_new(control, dev, compute, nccl, &f, err));
+    pd_status st = watcher_start(f, err);
+    if (!st) st = comm_new(f, control, ret_comm, err);
+    if (!st) return PD_OK;
+    family_free(f);
+    return st == PD_DEVICE_LOST ? PD_UNSUPPORTED : st;
+}

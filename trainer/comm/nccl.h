@@ -1,0 +1,26 @@
+/* NCCL behind the table of communicators: pieces go from device to device, on a stream of the communicator's own.
+ *
+ *   start     the communicator's stream waits for what the compute stream was given, then has the operation
+ *   wait      the compute stream waits for the operation; the host does not. What the host reads behind it, it reads after
+ *             pd_math_sync as always
+ *   pieces    of start and exchange: memory of the device, cut alike on both sides (comm.h). Groups, values, agreements of
+ *             splits and deaths of peers go over `control`
+ *   failures  a thread looks at NCCL, at the peers and at the clock every WATCH_NS (nccl.c). Whatever it finds wrong ends
+ *             everything in flight (ncclCommAbort), so that no stream waits for ever; every later call fails, and so does
+ *             the next one of each peer
+ *   threads   one caller a communicator, the compute stream's
+ */
+#ifndef PD_TRAINER_COMM_NCCL_H
+#define PD_TRAINER_COMM_NCCL_H
+
+#include "offload/device.h"
+#include "trainer/comm/comm.h"
+
+/* Collective over `control`, which is borrowed, as device and stream are; it keeps serving on its own. Splits come with
+ * communicators of NCCL and of control of their own. pd_comm_use_memory is not for it: it knows the memory.
+ *   errors   PD_UNSUPPORTED on all ranks alike, with what is missing: no library, two ranks on one device. Pieces then go
+ *            over control with pd_comm_use_memory */
+PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
+                                       struct pd_comm **ret_comm, struct pd_error *err);
+
+#endif

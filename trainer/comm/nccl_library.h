@@ -1,0 +1,47 @@
+/* The entry points of libnccl that the trainer uses, found when they are asked for: linked, the library would be in the
+ * memory of every process, and it is not everywhere. What is declared here is NCCL's own interface, of 2.18 and later. */
+#ifndef PD_TRAINER_COMM_NCCL_LIBRARY_H
+#define PD_TRAINER_COMM_NCCL_LIBRARY_H
+
+#include "ckpt/base/status.h"
+#include <stddef.h>
+
+enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
+enum { PD_NCCL_UINT8 = 1, PD_NCCL_VERSION_MIN = 21800 };
+
+struct pd_nccl_id {
+    char bytes[128];
+};
+
+/* As of 2.17; later ones fill in what a shorter one lacks. */
+struct pd_nccl_config {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster_size, blocks_min, blocks_max;
+    const char *network;
+    int share_split;
+};
+
+struct pd_nccl_library {
+    int (*GetVersion)(int *);
+    int (*GetUniqueId)(struct pd_nccl_id *);
+    int (*CommInitRankConfig)(void **comm, int size, struct pd_nccl_id, int rank, struct pd_nccl_config *);
+    int (*CommFinalize)(void *comm);
+    int (*CommDestroy)(void *comm);
+    int (*CommAbort)(void *comm);
+    int (*CommGetAsyncError)(void *comm, int *ret_result);
+    int (*GroupStart)(void);
+    int (*GroupEnd)(void);
+    int (*Send)(const void *data, size_t count, int type, int peer, void *comm, void *stream);
+    int (*Recv)(void *data, size_t count, int type, int peer, void *comm, void *stream);
+    const char *(*GetErrorString)(int);
+};
+
+/* Loaded once a process and never let go. PERDURE_NCCL names another file than libnccl.so.2, or says off.
+ *   errors   PD_UNSUPPORTED: not there, switched off, or too old */
+PD_MUST_USE pd_status pd_nccl_library_open(const struct pd_nccl_library **ret_library, struct pd_error *err);
+
+/* As NCCL_CONFIG_INITIALIZER, calls that return at once. */
+struct pd_nccl_config pd_nccl_config(void);
+
+#endif
