@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 
 import harness
 
@@ -118,12 +119,40 @@ def absent(workspace, config):
     listed = workspace.command(["ckpt", "ls", directory])
     expect(listed.returncode == 0 and f"{tiers[1][0]} is a tier of this run and is not there" in listed.stderr, "ckpt ls", listed.stderr)
     os.symlink("loop", loop)
-    text = workspace.train(config, directory, overrides_of(tiers, ["run.steps=10"]), expect=74).stderr
-    expect("may hold the newest checkpoint and cannot be read" in text, "it held checkpoints", text)
+    used = os.path.join(directory, "used-tiers")
+    for known in (f"{near[0]}\n{tiers[1][0]}\n", None):  # what was noted; a run of a version that noted nothing: what it names
+        with open(used, encoding="utf-8") as f:
+            expect(known is None or f.read() == known, "used-tiers", "")
+        if known is None:
+            os.rename(used, used + "-away")
+        text = workspace.train(config, directory, overrides_of(tiers, ["run.steps=10"]), expect=74).stderr
+        expect("may hold the newest checkpoint and cannot be read" in text, "it held checkpoints", text)
+    os.rename(used + "-away", used)
     os.unlink(loop)
     text = workspace.train(config, directory, overrides_of(tiers, ["run.steps=10"])).stderr
     expect("held checkpoints of this run, was absent, and begins empty" in text, "not said", text)
     print("an absent tier: left out where it never held anything, refused where it did and cannot be made")
+
+
+def absent_memory(workspace, config):
+    """In memory nothing outlives a reboot: it is left out, whatever it held, and that is no error."""
+    if not os.access("/dev/shm", os.W_OK):
+        print("skipped: memory that is absent (/dev/shm cannot be written)")
+        return
+    directory = workspace.directory("absent-memory")
+    memory = tempfile.mkdtemp(prefix="perdure-absent-", dir="/dev/shm")
+    try:
+        place = os.path.join(memory, "place")
+        tiers = [(os.path.join(place, "near"), 1), (os.path.join(directory, "far"), 4)]
+        workspace.train(config, directory, overrides_of(tiers, ["run.steps=4"]))
+        shutil.rmtree(place)
+        os.symlink("place", place)
+        text = workspace.train(config, directory, overrides_of(tiers, ["run.steps=8"])).stderr
+        expect("resumed at step 4" in text and text.count(f"{tiers[0][0]} is left out of saves") == 1, "unclear", text)
+        expect(newest(tiers[1][0]) == 8, "the disk did not get the last step", text)
+    finally:
+        shutil.rmtree(memory)
+    print("absent memory: left out")
 
 
 def full(workspace, config, expected):
@@ -163,10 +192,11 @@ def spoil(path):
 def damaged(workspace, config, expected):
     directory = workspace.directory("damaged")
     tiers = [(os.path.join(directory, "near"), 1), (os.path.join(directory, "far"), 4)]
-    workspace.train(config, directory, overrides_of(tiers, ["checkpoint.tiers[1].compression=zstd:1"]))
+    for steps in (8, 12):  # the end of a run waits for the far one
+        workspace.train(config, directory, overrides_of(tiers, ["checkpoint.tiers[1].compression=zstd:1", f"run.steps={steps}"]))
     other = workspace.directory("other")
     shutil.copytree(directory, other)
-    spoil(os.path.join(tiers[0][0], "step-000000000012-1", "shard-00001.h5"))
+    spoil(os.path.join(tiers[0][0], "step-000000000012-2", "shard-00001.h5"))
     have, said = digest(workspace, directory)
     expect(have == expected and f"taking the copy in {tiers[1][0]}" in said, "ckpt stats", said)
     for left, right in ((directory, other), (other, directory)):
@@ -176,12 +206,16 @@ def damaged(workspace, config, expected):
     reshard = workspace.command(["ckpt", "reshard", directory, target, "--layout=dp=1"])
     expect(reshard.returncode == 0 and "taking the copy in" in reshard.stderr, f"ckpt reshard: exit {reshard.returncode}", reshard.stderr)
     expect(digest(workspace, target)[0] == expected, "ckpt reshard: other state", "")
-    named = workspace.command(["ckpt", "stats", os.path.join(tiers[0][0], "step-000000000012-1")])
+    for step, code, words in ((8, 0, "step        8,"), (11, 0, "step        11,"), (5, 65, "holds no valid checkpoint of step 5")):
+        shown = workspace.command(["ckpt", "show", directory, f"--step={step}"])
+        expect(shown.returncode == code and words in shown.stdout + shown.stderr, f"ckpt show of step {step}: exit {shown.returncode}",
+               shown.stdout + shown.stderr)
+    named = workspace.command(["ckpt", "stats", os.path.join(tiers[0][0], "step-000000000012-2")])
     expect(named.returncode == 65, f"the one that is named is the one that is looked at: exit {named.returncode}", named.stderr)
-    spoil(os.path.join(tiers[0][0], "step-000000000012-1", "commit.h5"))
+    spoil(os.path.join(tiers[0][0], "step-000000000012-2", "commit.h5"))
     have, said = digest(workspace, directory)
     expect(have == expected and "is no whole checkpoint" in said, "a damaged record", said)
-    spoil(os.path.join(tiers[1][0], "step-000000000012-1", "shard-00001.h5"))
+    spoil(os.path.join(tiers[1][0], "step-000000000012-2", "shard-00001.h5"))
     verified = workspace.command(["ckpt", "verify", directory])
     lines = [line for line in verified.stdout.splitlines() if "stored bytes do not match" in line]
     expect(verified.returncode == 65 and len(lines) == 1, f"one chunk is damaged, and {len(lines)} lines say so", verified.stdout)
@@ -210,6 +244,7 @@ def body(workspace, arguments):
     read_only(workspace, config, expected)
     unreadable(workspace, config)
     absent(workspace, config)
+    absent_memory(workspace, config)
     full(workspace, config, expected)
     damaged(workspace, config, expected)
     quarantined(workspace, config)
