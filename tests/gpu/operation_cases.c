@@ -1,0 +1,494 @@
+#include "tests/gpu/operation_cases.h"
+
+#include "tests/unit/math/reference.h"
+
+#define COUNT(NAME, EXPRESSION)                 \
+    static uint64_t NAME(const struct sizes *s) \
+    {                                           \
+        return EXPRESSION;                      \
+    }
+COUNT(rows, s->sequences * s->length)
+COUNT(columns, s->columns)
+COUNT(rows_columns, s->sequences * s->length * s->columns)
+COUNT(rows_ffn, s->sequences * s->length * s->ffn)
+COUNT(rows_two_ffn, 2 * s->sequences * s->length * s->ffn)
+COUNT(ffn_columns, s->ffn * s->columns)
+COUNT(ffn, s->ffn)
+COUNT(vocab_columns, s->vocab * s->columns)
+COUNT(rows_vocab, s->sequences * s->length * s->vocab)
+COUNT(queries, s->sequences * s->length * s->heads * s->head_size)
+COUNT(keys, s->sequences * s->length * s->kv_heads * s->head_size)
+COUNT(sums, s->sequences * s->length * s->heads)
+COUNT(turns, s->length * s->head_size)
+
+#define RUN(NAME)                                                                                               \
+    static pd_status run_##NAME(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p, \
+                                struct pd_error *err)
+#define EXACT(NAME) static void exact_##NAME(const struct sizes *s, const struct value *v)
+#define SCALE 0.25
+
+/* ---- products ---- */
+
+RUN(linear)
+{
+    return pd_gemm(math,
+                   &(struct pd_gemm){.m = rows(s),
+                                     .n = s->ffn,
+                                     .k = s->columns,
+                                     .a = {p[0], act, s->columns},
+                                     .b = {p[1], act, s->columns},
+                                     .c = {p[4], act, s->ffn},
+                                     .trans_b = true,
+                                     .bias = p[2],
+                                     .bias_dtype = act,
+                                     .residual = {p[3], act, s->ffn}},
+                   err);
+}
+
+EXACT(linear)
+{
+    ref_linear_forward(rows(s), s->ffn, s->columns, v[0].exact, v[1].exact, v[2].exact, v[4].exact);
+    for (uint64_t i = 0; i < rows_ffn(s); i++)
+        v[4].exact[i] += v[3].exact[i];
+}
+
+/* dx (R,C) = dy (R,F) W (F,C) */
+RUN(linear_input)
+{
+    return pd_gemm(math,
+                   &(struct pd_gemm){.m = rows(s),
+                                     .n = s->columns,
+                                     .k = s->ffn,
+                                     .a = {p[0], act, s->ffn},
+                                     .b = {p[1], act, s->columns},
+                                     .c = {p[2], act, s->columns}},
+                   err);
+}
+
+EXACT(linear_input)
+{
+    memset(v[2].exact, 0, rows_columns(s) * sizeof(double));
+    for (uint64_t r = 0; r < rows(s); r++)
+        for (uint64_t f = 0; f < s->ffn; f++)
+            for (uint64_t c = 0; c < s->columns; c++)
+                v[2].exact[r * s->columns + c] += v[0].exact[r * s->ffn + f] * v[1].exact[f * s->columns + c];
+}
+
+/* dW (F,C) += dy^T (F,R) x (R,C), fp32 */
+RUN(linear_weight)
+{
+    return pd_gemm(math,
+                   &(struct pd_gemm){.m = s->ffn,
+                                     .n = s->columns,
+                                     .k = rows(s),
+                                     .a = {p[0], act, s->ffn},
+                                     .b = {p[1], act, s->columns},
+                                     .c = {p[2], PD_F32, s->columns},
+                                     .trans_a = true,
+                                     .accumulate = true},
+                   err);
+}
+
+EXACT(linear_weight)
+{
+    for (uint64_t r = 0; r < rows(s); r++)
+        for (uint64_t f = 0; f < s->ffn; f++)
+            for (uint64_t c = 0; c < s->columns; c++)
+                v[2].exact[f * s->columns + c] += v[0].exact[r * s->ffn + f] * v[1].exact[r * s->columns + c];
+}
+
+/* ---- norms ---- */
+
+static struct pd_norm norm_of(const struct sizes *s, enum pd_dtype act, void *x, void *weight)
+{
+    return (struct pd_norm){
+        .rows = rows(s), .columns = s->columns, .dtype = act, .epsilon = 1e-5f, .x = x, .weight = weight};
+}
+
+RUN(rmsnorm)
+{
+    struct pd_norm n = norm_of(s, act, p[0], p[1]);
+    n.rstd = p[2], n.out = p[3], n.dout = p[4], n.dx = p[5], n.dweight = p[6];
+    PD_TRY(pd_rmsnorm_forward(math, &n, err));
+    return pd_rmsnorm_backward(math, &n, err);
+}
+
+EXACT(rmsnorm)
+{
+    ref_norm_forward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, NULL, NULL, v[2].exact, v[3].exact);
+    ref_norm_backward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[4].exact, NULL, v[5].exact, v[6].exact, NULL);
+}
+
+RUN(layernorm)
+{
+    struct pd_norm n = norm_of(s, act, p[0], p[1]);
+    n.bias = p[2], n.mean = p[3], n.rstd = p[4], n.out = p[5];
+    return pd_layernorm_forward(math, &n, err);
+}
+
+EXACT(layernorm)
+{
+    ref_norm_forward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[2].exact, v[3].exact, v[4].exact, v[5].exact);
+}
+
+/* mean and rstd first */
+RUN(layernorm_backward)
+{
+    struct pd_norm n = norm_of(s, act, p[0], p[1]);
+    n.bias = p[1], n.mean = p[3], n.rstd = p[4], n.out = p[5];
+    PD_TRY(pd_layernorm_forward(math, &n, err));
+    n.dout = p[2], n.dx = p[6], n.dweight = p[7], n.dbias = p[8];
+    return pd_layernorm_backward(math, &n, err);
+}
+
+EXACT(layernorm_backward)
+{
+    ref_norm_forward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[1].exact, v[3].exact, v[4].exact, v[5].exact);
+    ref_norm_backward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[2].exact, NULL, v[6].exact, v[7].exact,
+                      v[8].exact);
+}
+
+/* ---- attention and what belongs to it ---- */
+
+RUN(rope)
+{
+    return pd_rope(math,
+                   &(struct pd_rope){.rows = rows(s),
+                                     .heads = (uint32_t)s->heads,
+                                     .head_size = (uint32_t)s->head_size,
+                                     .dtype = act,
+                                     .x = p[0],
+                                     .ld = s->heads * s->head_size,
+                                     .positions = p[1],
+                                     .cos_sin = p[2]},
+                   err);
+}
+
+EXACT(rope)
+{
+    ref_rope(rows(s), s->heads, s->head_size, v[0].exact, v[1].numbers, v[2].exact, false);
+}
+
+static struct pd_attention attention_of(const struct sizes *s, enum pd_dtype act, void *const *p)
+{
+    return (struct pd_attention){.sequences = (uint32_t)s->sequences,
+                                 .length = (uint32_t)s->length,
+                                 .heads = (uint32_t)s->heads,
+                                 .kv_heads = (uint32_t)s->kv_heads,
+                                 .head_size = (uint32_t)s->head_size,
+                                 .dtype = act,
+                                 .scale = SCALE,
+                                 .q = p[0],
+                                 .k = p[1],
+                                 .v = p[2],
+                                 .first = p[3],
+                                 .ld_qkv = s->heads * s->head_size,
+                                 .ld_kv = s->kv_heads * s->head_size};
+}
+
+RUN(attention)
+{
+    struct pd_attention a = attention_of(s, act, p);
+    a.out = p[4], a.lse = p[5];
+    return pd_attention_forward(math, &a, err);
+}
+
+static struct ref_attention exact_attention_of(const struct sizes *s, const struct value *v)
+{
+    return (struct ref_attention){s->sequences, s->length,  s->heads,   s->kv_heads, s->head_size,
+                                  SCALE,        v[0].exact, v[1].exact, v[2].exact,  v[3].numbers};
+}
+
+EXACT(attention)
+{
+    const struct ref_attention a = exact_attention_of(s, v);
+    ref_attention_forward(&a, v[4].exact, v[5].exact);
+}
+
+/* out, lse and delta are scratch of the workspace behind dv */
+RUN(attention_backward)
+{
+    struct pd_attention a = attention_of(s, act, p);
+    float *more = p[8];
+    a.lse = more, a.delta = more + sums(s), a.out = more + 2 * sums(s);
+    PD_TRY(pd_attention_forward(math, &a, err));
+    a.dout = p[4], a.dq = p[5], a.dk = p[6], a.dv = p[7];
+    return pd_attention_backward(math, &a, err);
+}
+
+COUNT(attention_scratch, 2 * sums(s) + queries(s))
+
+EXACT(attention_backward)
+{
+    const struct ref_attention a = exact_attention_of(s, v);
+    ref_attention_backward(&a, v[4].exact, v[5].exact, v[6].exact, v[7].exact);
+}
+
+/* ---- element by element ---- */
+
+RUN(swiglu)
+{
+    PD_TRY(pd_swiglu_forward(math, rows(s), s->ffn, act, p[0], p[1], err));
+    return pd_swiglu_backward(math, rows(s), s->ffn, act, p[0], p[2], p[3], err);
+}
+
+EXACT(swiglu)
+{
+    ref_swiglu_forward(rows(s), s->ffn, v[0].exact, v[1].exact);
+    ref_swiglu_backward(rows(s), s->ffn, v[0].exact, v[2].exact, v[3].exact);
+}
+
+RUN(gelu)
+{
+    PD_TRY(pd_gelu_forward(math, rows_ffn(s), act, p[0], p[1], err));
+    return pd_gelu_backward(math, rows_ffn(s), act, p[0], p[2], p[3], err);
+}
+
+EXACT(gelu)
+{
+    ref_gelu_forward(rows_ffn(s), v[0].exact, v[1].exact);
+    ref_gelu_backward(rows_ffn(s), v[0].exact, v[2].exact, v[3].exact);
+}
+
+RUN(finish)
+{
+    const float *const parts[4] = {p[0], NULL, p[1], NULL};
+    return pd_finish(math,
+                     &(struct pd_finish){.rows = rows(s),
+                                         .columns = s->columns,
+                                         .part_count = 4,
+                                         .parts = parts,
+                                         .scale = SCALE,
+                                         .residual = {p[2], act, s->columns},
+                                         .out = {p[3], act, s->columns}},
+                     err);
+}
+
+EXACT(finish)
+{
+    for (uint64_t i = 0; i < rows_columns(s); i++)
+        v[3].exact[i] = SCALE * (v[0].exact[i] + v[1].exact[i]) + v[2].exact[i];
+}
+
+RUN(casts)
+{
+    PD_TRY(pd_cast(math, rows_columns(s), act, p[1], PD_F32, p[0], err));
+    PD_TRY(pd_add(math, rows_columns(s), p[2], act, p[1], true, err));
+    PD_TRY(pd_add(math, rows_columns(s), p[2], act, p[1], false, err));
+    return pd_column_sum(math, rows(s), s->columns, s->columns, act, p[1], p[3], err);
+}
+
+EXACT(casts)
+{
+    memset(v[3].exact, 0, s->columns * sizeof(double));
+    for (uint64_t i = 0; i < rows_columns(s); i++) {
+        v[1].exact[i] = v[0].exact[i];
+        v[2].exact[i] = 2 * v[0].exact[i];
+        v[3].exact[i % s->columns] += v[0].exact[i];
+    }
+}
+
+/* ---- the two ends ---- */
+
+RUN(embedding)
+{
+    const uint64_t all = rows(s);
+    struct pd_embedding e = {.rows = rows(s),
+                             .columns = s->columns,
+                             .vocab = s->vocab,
+                             .dtype = act,
+                             .tokens = p[0],
+                             .token_table = p[1],
+                             .out = p[2],
+                             .dout = p[3],
+                             .dtoken_table = p[4],
+                             .pieces = 1,
+                             .piece_rows = &all};
+    PD_TRY(pd_embedding_forward(math, &e, err));
+    return pd_embedding_backward(math, &e, err);
+}
+
+EXACT(embedding)
+{
+    ref_embedding_forward(rows(s), s->columns, v[0].numbers, NULL, v[1].exact, NULL, v[2].exact);
+    ref_embedding_backward(rows(s), s->columns, s->vocab, v[0].numbers, v[3].exact, v[4].exact);
+}
+
+RUN(cross_entropy)
+{
+    return pd_cross_entropy(math,
+                            &(struct pd_cross_entropy){.rows = rows(s),
+                                                       .vocab = s->vocab,
+                                                       .ld = s->vocab,
+                                                       .chunks = 1,
+                                                       .logits = p[0],
+                                                       .targets = p[1],
+                                                       .losses = p[2],
+                                                       .dlogits = p[3],
+                                                       .ld_dlogits = s->vocab,
+                                                       .dtype = act,
+                                                       .scale = SCALE},
+                            err);
+}
+
+EXACT(cross_entropy)
+{
+    ref_cross_entropy(rows(s), s->vocab, v[0].exact, v[1].numbers, SCALE, v[2].exact, v[3].exact);
+}
+
+/* ---- the optimizer ---- */
+
+static const struct pd_adam_config adam_config = {
+    .rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = 3};
+
+RUN(adam)
+{
+    const struct pd_adam_step step = pd_adam_step_make(&adam_config);
+    return pd_adam(math, &step,
+                   &(struct pd_adam_range){.n = rows_columns(s),
+                                           .decay = true,
+                                           .param = p[0],
+                                           .exp_avg = p[1],
+                                           .exp_avg_sq = p[2],
+                                           .grad = p[3],
+                                           .copy = p[4],
+                                           .copy_dtype = act},
+                   err);
+}
+
+EXACT(adam)
+{
+    const struct pd_adam_config *c = &adam_config;
+    for (uint64_t i = 0; i < rows_columns(s); i++) {
+        const double g = c->scale * v[3].exact[i];
+        double *x = &v[0].exact[i], *m = &v[1].exact[i], *n = &v[2].exact[i];
+        *m = c->beta1 * *m + (1 - c->beta1) * g;
+        *n = c->beta2 * *n + (1 - c->beta2) * g * g;
+        *x = (1 - c->rate * c->weight_decay) * *x - c->rate / (1 - pow(c->beta1, (double)c->step)) * *m /
+                                                        (sqrt(*n / (1 - pow(c->beta2, (double)c->step))) + c->epsilon);
+        v[4].exact[i] = *x;
+    }
+}
+
+const struct operation operations[] = {
+    {"linear",
+     {{ACT, IN, rows_columns, 1},
+      {ACT, IN, ffn_columns, 0.1},
+      {ACT, IN, ffn, 1},
+      {ACT, IN, rows_ffn, 1},
+      {ACT, OUT, rows_ffn, 0}},
+     run_linear,
+     exact_linear,
+     0},
+    {"linear, input",
+     {{ACT, IN, rows_ffn, 1}, {ACT, IN, ffn_columns, 0.1}, {ACT, OUT, rows_columns, 0}},
+     run_linear_input,
+     exact_linear_input,
+     0},
+    {"linear, weight",
+     {{ACT, IN, rows_ffn, 1}, {ACT, IN, rows_columns, 1}, {F32, BOTH, ffn_columns, 1}},
+     run_linear_weight,
+     exact_linear_weight,
+     0},
+    {"rmsnorm",
+     {{ACT, IN, rows_columns, 1},
+      {ACT, IN, columns, 1},
+      {F32, OUT, rows, 0},
+      {ACT, OUT, rows_columns, 0},
+      {ACT, IN, rows_columns, 1},
+      {ACT, OUT, rows_columns, 0},
+      {F32, OUT, columns, 0}},
+     run_rmsnorm,
+     exact_rmsnorm,
+     0},
+    {"layernorm",
+     {{ACT, IN, rows_columns, 1},
+      {ACT, IN, columns, 1},
+      {ACT, IN, columns, 1},
+      {F32, OUT, rows, 0},
+      {F32, OUT, rows, 0},
+      {ACT, OUT, rows_columns, 0}},
+     run_layernorm,
+     exact_layernorm,
+     0},
+    {"layernorm, backward",
+     {{ACT, IN, rows_columns, 1},
+      {ACT, IN, columns, 1},
+      {ACT, IN, rows_columns, 1},
+      {F32, OUT, rows, 0},
+      {F32, OUT, rows, 0},
+      {ACT, OUT, rows_columns, 0},
+      {ACT, OUT, rows_columns, 0},
+      {F32, OUT, columns, 0},
+      {F32, OUT, columns, 0}},
+     run_layernorm_backward,
+     exact_layernorm_backward,
+     0},
+    {"rope", {{ACT, BOTH, queries, 1}, {POSITIONS, IN, rows, 0}, {F32, IN, turns, 1}}, run_rope, exact_rope, 0},
+    {"attention",
+     {{ACT, IN, queries, 1},
+      {ACT, IN, keys, 1},
+      {ACT, IN, keys, 1},
+      {FIRST, IN, rows, 0},
+      {ACT, OUT, queries, 0},
+      {F32, OUT, sums, 0}},
+     run_attention,
+     exact_attention,
+     4},
+    {"attention, backward",
+     {{ACT, IN, queries, 1},
+      {ACT, IN, keys, 1},
+      {ACT, IN, keys, 1},
+      {FIRST, IN, rows, 0},
+      {ACT, IN, queries, 1},
+      {ACT, OUT, queries, 0},
+      {ACT, OUT, keys, 0},
+      {ACT, OUT, keys, 0},
+      {F32, IN, attention_scratch, 0}},
+     run_attention_backward,
+     exact_attention_backward,
+     8},
+    {"swiglu",
+     {{ACT, IN, rows_two_ffn, 2}, {ACT, OUT, rows_ffn, 0}, {ACT, IN, rows_ffn, 1}, {ACT, OUT, rows_two_ffn, 0}},
+     run_swiglu,
+     exact_swiglu,
+     0},
+    {"gelu",
+     {{ACT, IN, rows_ffn, 2}, {ACT, OUT, rows_ffn, 0}, {ACT, IN, rows_ffn, 1}, {ACT, OUT, rows_ffn, 0}},
+     run_gelu,
+     exact_gelu,
+     0},
+    {"finish",
+     {{F32, IN, rows_columns, 1}, {F32, IN, rows_columns, 1}, {ACT, IN, rows_columns, 1}, {ACT, OUT, rows_columns, 0}},
+     run_finish,
+     exact_finish,
+     0},
+    {"casts and sums",
+     {{F32, IN, rows_columns, 1}, {ACT, OUT, rows_columns, 0}, {F32, OUT, rows_columns, 0}, {F32, OUT, columns, 0}},
+     run_casts,
+     exact_casts,
+     2},
+    {"embedding",
+     {{TOKENS, IN, rows, 0},
+      {ACT, IN, vocab_columns, 1},
+      {ACT, OUT, rows_columns, 0},
+      {ACT, IN, rows_columns, 1},
+      {F32, OUT, vocab_columns, 0}},
+     run_embedding,
+     exact_embedding,
+     0},
+    {"cross-entropy",
+     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {F32, OUT, rows, 0}, {ACT, OUT, rows_vocab, 0}},
+     run_cross_entropy,
+     exact_cross_entropy,
+     0},
+    {"adam",
+     {{F32, BOTH, rows_columns, 1},
+      {F32, BOTH, rows_columns, 0.1},
+      {F32, BOTH, rows_columns, -0.1},
+      {F32, IN, rows_columns, 1},
+      {ACT, OUT, rows_columns, 0}},
+     run_adam,
+     exact_adam,
+     0},
+    {0}};
