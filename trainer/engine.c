@@ -266,15 +266,12 @@ static pd_status transfers_copy(void *device, void *dst, const void *src, uint64
     return pd_dev_stream_sync(d->dev, d->transfers, err);
 }
 
-/* Communicators of the grid move what lies on the device, the world's and what is split from it later do not. */
+/* Communicators of the grid move what lies on the device; the world's is one of them where there is one stage. */
 static pd_status init_grid(struct pd_engine *e, struct pd_error *err)
 {
-    const struct pd_layout *layout = &e->laid_out.layout;
-    const struct pd_comm_memory far = {transfers_ready, transfers_copy, e->options.device}, near = {0};
-    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &far);
-    const pd_status st = pd_grid_init(layout, e->options.rank, e->comm, &e->grid, err);
-    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &near);
-    return st;
+    const struct pd_comm_memory memory = {transfers_ready, transfers_copy, e->options.device};
+    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &memory);
+    return pd_grid_init(&e->laid_out.layout, e->options.rank, e->comm, &e->grid, err);
 }
 
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
