@@ -104,12 +104,18 @@ static pd_status wait_in(struct pd_crossing *c, struct slot *slot, struct pd_err
     return waits ? pd_dev_event_sync(c->options.dev, slot->is_in, err) : PD_OK;
 }
 
-pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
+static pd_status follow_compute(struct pd_crossing *c, struct pd_error *err)
 {
     const struct pd_crossing_options *o = &c->options;
     PD_TRY(pd_dev_event_record(o->dev, c->computed, o->compute, err));
     PD_TRY(pd_dev_event_wait(o->dev, o->copies_out, c->computed, err));
-    PD_TRY(pd_dev_event_wait(o->dev, o->copies_in, c->computed, err));
+    return pd_dev_event_wait(o->dev, o->copies_in, c->computed, err);
+}
+
+pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
+{
+    const struct pd_crossing_options *o = &c->options;
+    PD_TRY(follow_compute(c, err));
     if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* nobody met them */
     c->expected = c->left = 0;
     c->alone.gradient = NULL;
@@ -129,6 +135,7 @@ pd_status pd_crossing_expect(struct pd_crossing *c, const float *gradient, void 
     struct slot *slot = &c->slots[(c->expected - 1) % SLOTS];
     if (begins) {
         PD_TRY(wait_in(c, slot, err));
+        PD_TRY(follow_compute(c, err));
         slot->count = slot->met = 0;
         slot->elements = 0;
     }
@@ -144,6 +151,7 @@ static pd_status meet_alone(struct pd_crossing *c, const float *gradient, void *
                             void **ret_copy, struct pd_error *err)
 {
     PD_CHECK(!c->alone.gradient && n <= PD_CROSSING_ALONE_MAX);
+    PD_TRY(follow_compute(c, err));
     PD_TRY(copy(c, c->options.copies_out, c->alone_base, true, gradient, n * sizeof(float), err));
     PD_TRY(pd_dev_stream_sync(c->options.dev, c->options.copies_out, err));
     c->alone = (struct part){gradient, to, n, 0};

@@ -7,7 +7,7 @@
  * An extent is a few parts that are expected one after the other, before the extent before them is left. Parts are met in
  * the order in which they were expected; one that was not is brought alone, and left before anything else is met.
  *
- *   invariants  1. nothing is copied before what `compute` was given until begin has happened
+ *   invariants  1. nothing of an extent is copied before what `compute` was given until it was expected has happened
  *               2. a part's memory is the caller's from meet until leave
  *   errors      PD_DEVICE_LOST
  *   threads     one caller

@@ -273,12 +273,19 @@ static pd_status meet_parts(struct pd_optimizer_pass *pass, struct pd_error *err
     return PD_OK;
 }
 
-/* Extents up to `end` that are in the ring already. */
-static pd_status expect_extents(struct pd_optimizer_pass *pass, uint64_t end, struct pd_error *err)
+static uint32_t unit_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_flight *flight)
+{
+    return group_of(pass, &flight->parts[0])->unit;
+}
+
+/* Extent `now` and the one after it, as far as it is in the ring already; of another unit where units are kept apart it is
+ * asked for in its turn. */
+static pd_status expect_extents(struct pd_optimizer_pass *pass, uint64_t now, struct pd_error *err)
 {
     const struct pd_optimizer_store_step *step = pass->step;
-    for (; pass->expected < end && pass->expected < pass->described; pass->expected++) {
+    for (; pass->expected < now + 2 && pass->expected < pass->described; pass->expected++) {
         const struct pd_optimizer_flight *flight = &pass->store->flights[pass->expected % PD_RING_SLOTS];
+        if (pass->expected > now && step->by_unit && unit_of(pass, flight) != unit_of(pass, pass->now)) return PD_OK;
         for (uint32_t p = 0; p < flight->count; p++) {
             const struct pd_optimizer_part *part = &flight->parts[p];
             PD_TRY(step->expect(step->context, group_of(pass, part)->box[PD_PARAM], part->first, part->n, p == 0, err));
@@ -301,7 +308,8 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
     struct pd_optimizer_flight *flight = extent->user;
     const bool expects = pass->step && pass->step->adam && pass->step->expect;
     pass->now = flight;
-    if (expects) PD_TRY(expect_extents(pass, i + 2, err));
+    if (expects && pass->expected == i) PD_TRY(pass_residents(pass, flight->parts[0].group, err)); /* of the unit before */
+    if (expects) PD_TRY(expect_extents(pass, i, err));
     for (uint32_t p = 0; p < flight->count; p++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (pass->kinds >> kind & 1) flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;

@@ -1,5 +1,7 @@
 #include "offload/spill.h"
 
+#include "offload/spill_far.h"
+
 #include "ckpt/base/digest.h"
 
 #include <stdlib.h>
@@ -23,6 +25,7 @@ struct span {
 
 struct pd_spill {
     struct pd_spill_options options;
+    struct pd_spill_far *far; /* of a device: all else is there */
     struct pd_file *file;
     struct pd_queue *queue;
     struct span *spans;
@@ -104,16 +107,22 @@ static pd_status make_file(struct pd_spill *s, uint64_t bytes, struct pd_error *
     return st == PD_UNSUPPORTED ? PD_OK : st;
 }
 
-pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill, struct pd_error *err)
+static pd_status build(struct pd_spill *s, struct pd_error *err)
 {
     uint64_t bytes = 0;
+    if (s->options.device) return pd_spill_far_new(&s->options, &s->far, err);
+    PD_CHECK(s->options.block_bytes && s->options.block_bytes % PD_DOOR_ALIGN == 0);
+    PD_TRY(take_tables(s, &bytes, err));
+    PD_TRY(make_file(s, bytes, err));
+    return pd_queue_open(s->options.door, NULL, 0, &s->queue, err);
+}
+
+pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill, struct pd_error *err)
+{
     struct pd_spill *s = calloc(1, sizeof *s);
-    if (!s) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", options->path);
-    PD_CHECK(options->block_bytes && options->block_bytes % PD_DOOR_ALIGN == 0);
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for scratch");
     s->options = *options;
-    pd_status st = take_tables(s, &bytes, err);
-    if (!st) st = make_file(s, bytes, err);
-    if (!st) st = pd_queue_open(options->door, NULL, 0, &s->queue, err);
+    pd_status st = build(s, err);
     s->salt = pd_digest64(&s, sizeof s, (uint64_t)(uintptr_t)s->spans);
     s->options.span_bytes = NULL;
     s->options.path = "offload scratch";
@@ -128,6 +137,7 @@ pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill *
 void pd_spill_free(struct pd_spill *s)
 {
     if (!s) return;
+    pd_spill_far_free(s->far);
     if (s->queue) pd_spill_settle(s);
     if (s->queue) pd_queue_close(s->queue);
     pd_file_close_readonly(s->file);
@@ -244,6 +254,7 @@ void pd_spill_rewrite(struct pd_spill *s, uint32_t span)
 
 pd_status pd_spill_write(struct pd_spill *s, uint32_t span, void *data, struct pd_error *err)
 {
+    if (s->far) return pd_spill_far_write(s->far, span, data, err);
     struct hashing h = {.spill = s, .span = span, .data = data};
     pd_spill_rewrite(s, span);
     pd_parallel(s->options.pool, block_count(s, span), hash_one, &h);
@@ -252,6 +263,7 @@ pd_status pd_spill_write(struct pd_spill *s, uint32_t span, void *data, struct p
 
 pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd_error *err)
 {
+    if (s->far) return pd_spill_far_read(s->far, span, data, err);
     PD_CHECK(s->spans[span].writes);
     return start(s, span, data, false, err);
 }
@@ -269,6 +281,7 @@ static pd_status read_again(struct pd_spill *s, uint32_t index, struct pd_error 
 
 pd_status pd_spill_wait(struct pd_spill *s, uint32_t index, struct pd_error *err)
 {
+    if (s->far) return pd_spill_far_wait(s->far, index, err);
     struct span *span = &s->spans[index];
     const bool was_read = span->state == SPAN_READING;
     while (span->in_flight)
@@ -288,6 +301,10 @@ pd_status pd_spill_wait(struct pd_spill *s, uint32_t index, struct pd_error *err
 
 void pd_spill_settle(struct pd_spill *s)
 {
+    if (s->far) {
+        pd_spill_far_settle(s->far);
+        return;
+    }
     for (uint32_t i = 0; i < s->options.span_count; i++) {
         struct span *span = &s->spans[i];
         while (span->in_flight)

@@ -7,6 +7,9 @@
  *   invariants  1. a span is read only after it was written; at most one operation of a span is in flight
  *               2. memory of a span belongs to the spill from write or read until wait
  *   memory      8 bytes a block, 96 a MiB: pd_spill_bytes; nothing later
+ * Spans of a device leave it by way of the host: into a file through staging, or into memory of the host that takes the
+ * file's place and is neither hashed nor written anywhere. A wait then orders the device's `compute`, and not the host.
+ *
  *   errors      PD_NO_SPACE at once, since all of the file is preallocated; PD_CORRUPT: a block mismatched twice
  *   threads     one caller
  */
@@ -15,8 +18,18 @@
 
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/door.h"
+#include "offload/device.h"
 
 struct pd_spill;
+
+/* Of spans that are a device's memory. All is borrowed. */
+struct pd_spill_device {
+    struct pd_dev *dev;
+    struct pd_stream *compute, *copies_in, *copies_out;
+    void *memory;  /* (pd_spill_memory_bytes) of the host, in place of a file; NULL: there is one */
+    void *staging; /* (pd_spill_staging_bytes) of the host, page-locked, at a page: on the way to a file */
+};
+#define PD_SPILL_STAGING_SLOTS 6u
 
 struct pd_spill_options {
     struct pd_door *door;
@@ -24,7 +37,8 @@ struct pd_spill_options {
     uint64_t block_bytes;       /* of one checksum: a multiple of PD_DOOR_ALIGN */
     const uint64_t *span_bytes; /* (span_count), read by new alone; 0: a span that is never used */
     uint32_t span_count;
-    struct pd_thread_pool *pool; /* that hashes; NULL: the caller alone */
+    struct pd_thread_pool *pool;          /* that hashes; NULL: the caller alone */
+    const struct pd_spill_device *device; /* NULL: spans are memory of the host. Read by new alone */
 };
 
 PD_MUST_USE pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill,
@@ -34,8 +48,11 @@ void pd_spill_free(struct pd_spill *spill);
 /* Of memory and of disk that a spill takes. */
 uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
 uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes);
+uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count);
+uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count);
 
-/* `data`: aligned to PD_DOOR_ALIGN, with room (zeros or anything) to the next multiple of it. Starts and returns. */
+/* `data`: aligned to PD_DOOR_ALIGN, with room (zeros or anything) to the next multiple of it; a device's has neither to be.
+ * Starts and returns. */
 PD_MUST_USE pd_status pd_spill_write(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
 /* Nothing of the span is in flight any more; what was read is verified. Fine where nothing was. */

@@ -1,0 +1,273 @@
+/* A span in a file has a slot of the staging from write or read until the slot is taken again:
+ *
+ *   FREE ──write──▶ COMES_OUT ──copied──▶ TO_FILE ──written──▶ FREE
+ *   FREE ──read───▶ FROM_FILE ──read, waited for──▶ GOES_IN ──copied──▶ FREE
+ *
+ * A span in the host's memory has none. */
+#include "offload/spill_far.h"
+
+#include <stdlib.h>
+
+#define SLOTS PD_SPILL_STAGING_SLOTS
+#define BEHIND 2u /* operations after which a copy that goes to a file is waited for: a place has two spans */
+
+enum slot_state { FREE, COMES_OUT, TO_FILE, FROM_FILE, GOES_IN };
+
+struct slot {
+    enum slot_state state;
+    uint32_t span;
+    uint64_t turn; /* of the operation that took it */
+    char *staging;
+    void *data;              /* the device's, of what is read */
+    struct pd_event *room;   /* there is, in data */
+    struct pd_event *copied; /* out or in */
+};
+
+struct span {
+    uint64_t bytes, offset;  /* offset: in the host's memory */
+    struct pd_event *copied; /* of spans in memory: the copy that was started last */
+    bool moves;
+};
+
+struct pd_spill_far {
+    struct pd_spill_device device;
+    struct pd_spill *file; /* NULL: in memory */
+    char *memory;
+    struct span *spans; /* (span_count) */
+    uint32_t span_count;
+    struct slot slots[SLOTS];
+    uint64_t turn;
+    struct pd_event *computed, *arrived;
+};
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < span_count; i++)
+        bytes += page_up(span_bytes[i]);
+    return bytes;
+}
+
+uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < span_count; i++)
+        if (page_up(span_bytes[i]) > most) most = page_up(span_bytes[i]);
+    return SLOTS * most;
+}
+
+/* ---- life ---- */
+
+static pd_status build_file(struct pd_spill_far *f, const struct pd_spill_options *o, struct pd_error *err)
+{
+    struct pd_spill_options near = *o;
+    const uint64_t slot_bytes = pd_spill_staging_bytes(o->span_bytes, o->span_count) / SLOTS;
+    near.device = NULL;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        f->slots[i].staging = (char *)f->device.staging + i * slot_bytes;
+        PD_TRY(pd_dev_event_new(f->device.dev, &f->slots[i].room, err));
+        PD_TRY(pd_dev_event_new(f->device.dev, &f->slots[i].copied, err));
+    }
+    return pd_spill_new(&near, &f->file, err);
+}
+
+static pd_status build(struct pd_spill_far *f, const struct pd_spill_options *o, struct pd_error *err)
+{
+    uint64_t offset = 0;
+    f->spans = calloc(o->span_count + 1ull, sizeof *f->spans);
+    if (!f->spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u spans", o->span_count);
+    f->span_count = o->span_count;
+    PD_TRY(pd_dev_event_new(f->device.dev, &f->computed, err));
+    PD_TRY(pd_dev_event_new(f->device.dev, &f->arrived, err));
+    for (uint32_t i = 0; i < o->span_count; i++) {
+        f->spans[i] = (struct span){.bytes = o->span_bytes[i], .offset = offset};
+        offset += page_up(o->span_bytes[i]);
+        if (f->memory && o->span_bytes[i]) PD_TRY(pd_dev_event_new(f->device.dev, &f->spans[i].copied, err));
+    }
+    return f->memory ? PD_OK : build_file(f, o, err);
+}
+
+pd_status pd_spill_far_new(const struct pd_spill_options *options, struct pd_spill_far **ret_far, struct pd_error *err)
+{
+    struct pd_spill_far *f = calloc(1, sizeof *f);
+    if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory for spans of a device");
+    f->device = *options->device;
+    f->memory = options->device->memory;
+    pd_status st = build(f, options, err);
+    if (st) {
+        pd_spill_far_free(f);
+        return st;
+    }
+    *ret_far = f;
+    return PD_OK;
+}
+
+static void free_event(struct pd_spill_far *f, struct pd_event *event)
+{
+    if (event) pd_dev_event_free(f->device.dev, event);
+}
+
+void pd_spill_far_free(struct pd_spill_far *f)
+{
+    if (!f) return;
+    pd_spill_far_settle(f);
+    pd_spill_free(f->file);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        free_event(f, f->slots[i].room);
+        free_event(f, f->slots[i].copied);
+    }
+    for (uint32_t i = 0; f->spans && i < f->span_count; i++)
+        free_event(f, f->spans[i].copied);
+    free_event(f, f->computed);
+    free_event(f, f->arrived);
+    free(f->spans);
+    free(f);
+}
+
+/* ---- copies ---- */
+
+/* A stream goes on once another has done what it was given until now. */
+static pd_status follow(struct pd_spill_far *f, struct pd_stream *stream, struct pd_stream *other, struct pd_event *event,
+                        struct pd_error *err)
+{
+    PD_TRY(pd_dev_event_record(f->device.dev, event, other, err));
+    return pd_dev_event_wait(f->device.dev, stream, event, err);
+}
+
+static pd_status copy(struct pd_spill_far *f, struct pd_stream *stream, void *dst, void *src, bool to_host, uint64_t bytes,
+                      struct pd_event *copied, struct pd_error *err)
+{
+    const struct pd_span to = {dst, bytes, to_host}, from = {src, bytes, !to_host};
+    PD_TRY(pd_dev_copy(f->device.dev, stream, to, 0, from, 0, bytes, err));
+    return pd_dev_event_record(f->device.dev, copied, stream, err);
+}
+
+/* What the device computed, and what came in to it. */
+static pd_status copy_out(struct pd_spill_far *f, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+                          struct pd_error *err)
+{
+    const struct pd_spill_device *d = &f->device;
+    PD_TRY(follow(f, d->copies_out, d->compute, f->computed, err));
+    PD_TRY(follow(f, d->copies_out, d->copies_in, f->arrived, err));
+    return copy(f, d->copies_out, dst, src, true, bytes, copied, err);
+}
+
+/* ---- slots ---- */
+
+static pd_status to_file(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+{
+    PD_TRY(pd_dev_event_sync(f->device.dev, slot->copied, err));
+    slot->state = TO_FILE;
+    return pd_spill_write(f->file, slot->span, slot->staging, err);
+}
+
+static pd_status go_in(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+{
+    PD_TRY(pd_spill_wait(f->file, slot->span, err));
+    slot->state = GOES_IN;
+    PD_TRY(pd_dev_event_wait(f->device.dev, f->device.copies_in, slot->room, err));
+    return copy(f, f->device.copies_in, slot->data, slot->staging, false, f->spans[slot->span].bytes, slot->copied, err);
+}
+
+/* Nothing of it is left to do, but for somebody to wait for what was read. */
+static pd_status finish(struct pd_spill_far *f, struct slot *slot, struct pd_error *err)
+{
+    if (slot->state == COMES_OUT) PD_TRY(to_file(f, slot, err));
+    if (slot->state == TO_FILE) PD_TRY(pd_spill_wait(f->file, slot->span, err));
+    if (slot->state == FROM_FILE) PD_TRY(go_in(f, slot, err));
+    if (slot->state == GOES_IN) PD_TRY(pd_dev_event_sync(f->device.dev, slot->copied, err));
+    slot->state = FREE;
+    return PD_OK;
+}
+
+static struct slot *find(struct pd_spill_far *f, uint32_t span)
+{
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (f->slots[i].state != FREE && f->slots[i].span == span) return &f->slots[i];
+    return NULL;
+}
+
+/* Copies of operations long past have ended: their spans set out for the file. */
+static pd_status take_slot(struct pd_spill_far *f, uint32_t span, struct slot **ret_slot, struct pd_error *err)
+{
+    struct slot *oldest = &f->slots[0];
+    f->turn++;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        struct slot *slot = &f->slots[i];
+        if (slot->state == COMES_OUT && slot->turn + BEHIND < f->turn) PD_TRY(to_file(f, slot, err));
+        if (oldest->state != FREE && (slot->state == FREE || slot->turn < oldest->turn)) oldest = slot;
+    }
+    PD_TRY(finish(f, oldest, err));
+    oldest->span = span;
+    oldest->turn = f->turn;
+    *ret_slot = oldest;
+    return PD_OK;
+}
+
+/* ---- spans ---- */
+
+pd_status pd_spill_far_write(struct pd_spill_far *f, uint32_t index, void *data, struct pd_error *err)
+{
+    struct span *span = &f->spans[index];
+    struct slot *slot = f->file ? find(f, index) : NULL;
+    if (f->memory) {
+        span->moves = true;
+        return copy_out(f, f->memory + span->offset, data, span->bytes, span->copied, err);
+    }
+    if (slot) PD_TRY(finish(f, slot, err));
+    PD_TRY(take_slot(f, index, &slot, err));
+    PD_TRY(copy_out(f, slot->staging, data, span->bytes, slot->copied, err));
+    slot->state = COMES_OUT;
+    return PD_OK;
+}
+
+static pd_status read_memory(struct pd_spill_far *f, struct span *span, void *data, struct pd_error *err)
+{
+    const struct pd_spill_device *d = &f->device;
+    PD_TRY(pd_dev_event_wait(d->dev, d->copies_in, span->copied, err)); /* it was written */
+    PD_TRY(follow(f, d->copies_in, d->compute, f->computed, err));      /* there is room */
+    span->moves = true;
+    return copy(f, d->copies_in, data, f->memory + span->offset, false, span->bytes, span->copied, err);
+}
+
+pd_status pd_spill_far_read(struct pd_spill_far *f, uint32_t index, void *data, struct pd_error *err)
+{
+    struct slot *slot = f->file ? find(f, index) : NULL;
+    if (f->memory) return read_memory(f, &f->spans[index], data, err);
+    if (slot) PD_TRY(finish(f, slot, err));
+    PD_TRY(take_slot(f, index, &slot, err));
+    slot->data = data;
+    PD_TRY(pd_dev_event_record(f->device.dev, slot->room, f->device.compute, err));
+    PD_TRY(pd_spill_read(f->file, index, slot->staging, err));
+    slot->state = FROM_FILE;
+    return PD_OK;
+}
+
+pd_status pd_spill_far_wait(struct pd_spill_far *f, uint32_t index, struct pd_error *err)
+{
+    struct span *span = &f->spans[index];
+    struct slot *slot = f->file ? find(f, index) : NULL;
+    if (f->memory) {
+        const bool moves = span->moves;
+        span->moves = false;
+        return moves ? pd_dev_event_wait(f->device.dev, f->device.compute, span->copied, err) : PD_OK;
+    }
+    if (!slot) return PD_OK;
+    if (slot->state == FROM_FILE) PD_TRY(go_in(f, slot, err));
+    return pd_dev_event_wait(f->device.dev, f->device.compute, slot->copied, err);
+}
+
+void pd_spill_far_settle(struct pd_spill_far *f)
+{
+    struct pd_error ignored;
+    if (pd_dev_stream_sync(f->device.dev, f->device.copies_out, &ignored)) return;
+    if (f->file) pd_spill_settle(f->file);
+    if (pd_dev_stream_sync(f->device.dev, f->device.copies_in, &ignored)) return;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        f->slots[i].state = FREE;
+}
