@@ -252,6 +252,39 @@ Test(load, chunks_cost_what_they_store)
     state_deinit(&s);
 }
 
+/* A chunk at the edge between two readers is read by both, and each opens the shards that it reads: a small share pays for
+ * that by more than a large one. By what the disk counts, in all. */
+Test(load, small_shares_pay_for_their_edges)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct limited_disk disk;
+    state_init(&s, 2);
+    state_enlarge(&s);
+    struct pd_layout stored = state_layout(&s, 4);
+    stored = state_unstriped(&stored);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    limited_disk_begin(&disk, s.door, 0);
+    for (uint32_t readers = 1; readers <= 8; readers *= 2) {
+        struct pd_layout wanted;
+        pd_layout_init_dp(&wanted, readers);
+        struct loading l = {
+            .state = &s, .commit = &commit, .tensors = &s.table, .wanted = &wanted, .kinds = 7, .buffer_bytes = 16 << 20};
+        atomic_store(&disk.bytes_read, 0);
+        OK(pd_group_run_local(readers, 1, load_rank, &l, err));
+        uint64_t bytes = 0, read = atomic_load(&disk.bytes_read);
+        for (uint32_t r = 0; r < readers; r++)
+            bytes += l.reports[r].bytes_stored;
+        cr_log_info("%u readers of %lu bytes each: %.3f of what is stored is read", readers, bytes / readers,
+                    (double)read / (double)bytes);
+        cr_assert_leq((double)read, 1.05 * (double)bytes + (readers - 1.0) * PD_SHARD_CHUNK_MAX / 4);
+    }
+    limited_disk_end(&disk);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
 static void flip(struct state *s, uint64_t at)
 {
     struct pd_file *file;
