@@ -9,15 +9,14 @@
 
 struct kept {
     struct pd_math_key key;
-    cudaGraphExec_t run; /* NULL: an empty slot */
+    cudaGraphExec_t run; /* NULL: it has come once */
 };
 
 struct pd_cuda_graphs {
     cudaStream_t stream;
-    bool is_recording;
-    struct pd_math_key key; /* of what is recorded */
-    uint32_t count;
-    struct kept **slots; /* (SLOTS), open addressing */
+    struct kept *recorded; /* NULL: nothing is */
+    uint32_t known, count; /* runs that have come, and those of them that have a graph */
+    struct kept **slots;   /* (SLOTS), open addressing; NULL: empty */
 };
 
 static pd_status fail(cudaError_t code, const char *what, struct pd_error *err)
@@ -64,53 +63,64 @@ void pd_cuda_graphs_free(struct pd_cuda_graphs *g)
 {
     if (!g) return;
     for (uint32_t i = 0; i < SLOTS; i++) {
-        if (g->slots[i]) cudaGraphExecDestroy(g->slots[i]->run);
+        if (g->slots[i] && g->slots[i]->run) cudaGraphExecDestroy(g->slots[i]->run);
         free(g->slots[i]);
     }
     free(g->slots);
     free(g);
 }
 
+/* What a first call does once (kernels are loaded, algorithms looked up, workspaces made) may not happen while a stream is
+ * recorded, so a run comes once as without graphs. */
+static pd_status note(struct pd_cuda_graphs *g, struct kept **slot, const struct pd_math_key *key, struct pd_error *err)
+{
+    if (g->known == PD_CUDA_GRAPHS_MAX) return PD_OK;
+    *slot = static_cast<struct kept *>(calloc(1, sizeof **slot));
+    if (!*slot) return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "GPU: no memory for a graph");
+    (*slot)->key = *key;
+    g->known++;
+    return PD_OK;
+}
+
+static pd_status launch(struct pd_cuda_graphs *g, const struct kept *kept, struct pd_error *err)
+{
+    const cudaError_t code = cudaGraphLaunch(kept->run, g->stream);
+    return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
+}
+
 pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
-    const struct kept *kept = *slot_of(g, key);
-    *ret_done = kept != NULL;
-    if (kept) {
-        const cudaError_t code = cudaGraphLaunch(kept->run, g->stream);
-        return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
-    }
-    if (g->count == PD_CUDA_GRAPHS_MAX) return PD_OK;
-    g->key = *key;
-    g->is_recording = cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
-    if (!g->is_recording) cudaGetLastError(); /* as without graphs */
+    struct kept **slot = slot_of(g, key);
+    *ret_done = *slot && (*slot)->run;
+    if (*ret_done) return launch(g, *slot, err);
+    if (!*slot) return note(g, slot, key, err);
+    if (cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess)
+        g->recorded = *slot;
+    else
+        cudaGetLastError(); /* as without graphs */
     return PD_OK;
 }
 
 /* Keeps the graph and queues it; it is gone when this returns, and its executable form stays. */
-static pd_status keep(struct pd_cuda_graphs *g, cudaGraph_t graph, struct pd_error *err)
+static pd_status keep(struct pd_cuda_graphs *g, struct kept *kept, cudaGraph_t graph, struct pd_error *err)
 {
-    struct kept *kept = static_cast<struct kept *>(calloc(1, sizeof *kept));
-    if (!kept) return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "GPU: no memory for a graph");
-    kept->key = g->key;
-    cudaError_t code = cudaGraphInstantiate(&kept->run, graph, 0);
-    if (code != cudaSuccess) {
-        free(kept);
-        return fail(code, "making a graph of a block", err);
-    }
-    *slot_of(g, &g->key) = kept;
+    cudaGraphExec_t run;
+    const cudaError_t code = cudaGraphInstantiate(&run, graph, 0);
+    if (code != cudaSuccess) return fail(code, "making a graph of a block", err);
+    kept->run = run;
     g->count++;
-    code = cudaGraphLaunch(kept->run, g->stream);
-    return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
+    return launch(g, kept, err);
 }
 
 pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, struct pd_error *err)
 {
+    struct kept *const kept = g->recorded;
     cudaGraph_t graph = NULL;
-    if (!g->is_recording) return PD_OK;
-    g->is_recording = false;
+    if (!kept) return PD_OK;
+    g->recorded = NULL;
     const cudaError_t code = cudaStreamEndCapture(g->stream, &graph);
     if (code != cudaSuccess) return is_whole ? fail(code, "recording a block", err) : PD_OK;
-    const pd_status st = is_whole ? keep(g, graph, err) : PD_OK;
+    const pd_status st = is_whole ? keep(g, kept, graph, err) : PD_OK;
     cudaGraphDestroy(graph);
     return st;
 }

@@ -1,8 +1,9 @@
 /* Runs of operations that come again, kept as CUDA graphs: one launch for all of them.
  *
  * A run is known by its key: every address that its operations were given. What was kept under a key is queued again by
- * begin; under a new key the operations that follow are recorded, and end keeps them and queues them. A stream that a graph
- * cannot be recorded on, or more than PD_CUDA_GRAPHS_MAX runs: they are queued as they come, as without graphs.
+ * begin. Under a new key operations are queued as they come; under one that has come once they are recorded, and end keeps
+ * them and queues them. A stream that a graph cannot be recorded on, or more than PD_CUDA_GRAPHS_MAX runs: as without
+ * graphs.
  *
  *   errors   PD_DEVICE_LOST
  *   threads  one caller; nobody waits for the stream between begin and end */
@@ -27,7 +28,7 @@ PD_MUST_USE pd_status pd_cuda_graphs_new(void *stream, struct pd_cuda_graphs **r
 void pd_cuda_graphs_free(struct pd_cuda_graphs *graphs); /* NULL is fine; the stream has passed them */
 PD_MUST_USE pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *graphs, const struct pd_math_key *key, bool *ret_done,
                                            struct pd_error *err);
-/* After a begin that was not done. is_whole false: an operation failed, and nothing is kept or queued. */
+/* After a begin that was not done. is_whole false: an operation failed, and nothing that was recorded is kept or queued. */
 PD_MUST_USE pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *graphs, bool is_whole, struct pd_error *err);
 uint32_t pd_cuda_graphs_count(const struct pd_cuda_graphs *graphs);
 

@@ -109,7 +109,7 @@ template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm
     put_dx<D, N>(n, r, mean, rstd, -mean_g, -__fdiv_rn(sum_x, count));
 }
 
-template <enum pd_dtype D> static __global__ void weights(struct pd_norm n)
+template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LINES) weights(struct pd_norm n)
 {
     PD_SHARED(float, sums, [2][LINES][COLUMNS]);
     const unsigned line = threadIdx.y, lane = threadIdx.x;

@@ -10,7 +10,8 @@
 #define TERMS_PER_THREAD 4u
 
 template <enum pd_dtype D>
-static __global__ void column_sums(uint64_t rows, uint64_t n, uint64_t ld, const void *x, float *out)
+static __global__ void __launch_bounds__(COLUMNS *LINES)
+    column_sums(uint64_t rows, uint64_t n, uint64_t ld, const void *x, float *out)
 {
     PD_SHARED(float, sums, [LINES][COLUMNS]);
     const unsigned line = threadIdx.y, lane = threadIdx.x;
