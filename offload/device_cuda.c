@@ -38,6 +38,8 @@ static pd_status status_of(cudaError_t code)
         }                                                                                                                 \
     } while (0)
 
+/* In every slot: a thread that never said so is on GPU 0, and its first call there, with a stream or an event of another GPU
+ * even, makes a context on it, some hundred MiB of its memory a process. */
 static pd_status select_device(struct pd_dev *dev, struct pd_error *err)
 {
     CUDA_TRY(err, cudaSetDevice((int)dev->index), "GPU %u", dev->index);
@@ -94,13 +96,14 @@ static pd_status cuda_stream_new(struct pd_dev *dev, struct pd_stream **ret_stre
 
 static void cuda_stream_free(struct pd_dev *dev, struct pd_stream *stream)
 {
-    (void)dev;
+    cudaSetDevice((int)dev->index);
     cudaStreamDestroy(stream->stream);
     free(stream);
 }
 
 static pd_status cuda_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaStreamSynchronize(stream->stream), "GPU %u", dev->index);
     return PD_OK;
 }
@@ -124,6 +127,7 @@ static pd_status cuda_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream
 
 static pd_status cuda_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaFreeAsync(span->data, stream->stream), "GPU %u", dev->index);
     return PD_OK;
 }
@@ -147,6 +151,7 @@ static void cuda_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
 static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
                            struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaMemcpyAsync(dst.data, src.data, src.bytes, cudaMemcpyDefault, stream->stream), "GPU %u", dev->index);
     return PD_OK;
 }
@@ -154,6 +159,7 @@ static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct 
 static pd_status cuda_fill(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, uint8_t value,
                            struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaMemsetAsync(dst.data, value, dst.bytes, stream->stream), "GPU %u", dev->index);
     return PD_OK;
 }
@@ -175,7 +181,7 @@ static pd_status cuda_event_new(struct pd_dev *dev, struct pd_event **ret_event,
 
 static void cuda_event_free(struct pd_dev *dev, struct pd_event *event)
 {
-    (void)dev;
+    cudaSetDevice((int)dev->index);
     cudaEventDestroy(event->event);
     free(event);
 }
@@ -183,18 +189,21 @@ static void cuda_event_free(struct pd_dev *dev, struct pd_event *event)
 static pd_status cuda_event_record(struct pd_dev *dev, struct pd_event *event, struct pd_stream *stream,
                                    struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaEventRecord(event->event, stream->stream), "GPU %u", dev->index);
     return PD_OK;
 }
 
 static pd_status cuda_event_wait(struct pd_dev *dev, struct pd_stream *stream, struct pd_event *event, struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaStreamWaitEvent(stream->stream, event->event, 0), "GPU %u", dev->index);
     return PD_OK;
 }
 
 static pd_status cuda_event_sync(struct pd_dev *dev, struct pd_event *event, struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaEventSynchronize(event->event), "GPU %u", dev->index);
     return PD_OK;
 }
@@ -276,6 +285,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     if (properties.major < CAPABILITY_MIN)
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; train on CPUs here",
                 index, properties.name, properties.major, properties.minor, CAPABILITY_MIN);
+    CUDA_TRY(err, cudaSetDevice((int)index), "GPU %u", index);
     PD_TRY(keep_freed_memory(index, err));
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);

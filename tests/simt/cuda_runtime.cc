@@ -1,5 +1,6 @@
 /* The rest of the runtime: what the machine has, and its memory. Streams and events are in streams.cc. */
 #include "tests/simt/machine.h"
+#include "tests/simt/simt_order.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,6 +98,11 @@ simt_counts &simt_counted(void)
     static const int registered = getenv("PERDURE_SIMT_REPORT") ? atexit(report) : 0;
     (void)registered;
     return counts;
+}
+
+uint32_t simt_contexts(void)
+{
+    return simt_counted().contexts;
 }
 
 cudaError_t cudaGetLastError(void)

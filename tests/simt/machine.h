@@ -42,6 +42,7 @@ struct simt_counts {
     uint64_t kernels, copies, fills, waits; /* waits: of the host, for a stream or an event */
     uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
+    uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */
 };
 simt_counts &simt_counted(void);
 

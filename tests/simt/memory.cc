@@ -170,8 +170,11 @@ void count(simt_kind kind, size_t bytes, bool comes)
 
 simt_turn::simt_turn()
 {
+    int device = 0;
     all().lock.lock();
     all().turns++;
+    (void)cudaGetDevice(&device);
+    simt_counted().contexts |= 1u << device;
 }
 
 simt_turn::~simt_turn()

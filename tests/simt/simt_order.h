@@ -1,4 +1,4 @@
-/* In which order the fibers of a kernel run; for C as well. */
+/* What tests in C ask of the machine: in which order the fibers of a kernel run, and what it counted. */
 #ifndef PD_TESTS_SIMT_SIMT_ORDER_H
 #define PD_TESTS_SIMT_SIMT_ORDER_H
 
@@ -11,6 +11,8 @@ extern "C" {
 /* Which thread, and which block, runs first: 0 ascending, 1 descending, else the seed of permutations. Without a call it is
  * PERDURE_SIMT_ORDER, or 0. */
 void simt_set_order(uint64_t order);
+/* GPUs on which this process would have made a context, a bit each (machine.h). */
+uint32_t simt_contexts(void);
 
 #ifdef __cplusplus
 }

@@ -4,8 +4,11 @@
 #include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/kernels.h"
 
+#include "tests/simt/simt_order.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +340,30 @@ Test(machine, a_thread_launches_on_the_gpu_that_it_entered)
     OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
     cr_assert_neq(pd_dev_event_record(second.dev, g.event, second.stream, &err), PD_OK);
     cr_assert_eq(pd_dev_open_cuda(2, &g.dev, &err), PD_UNSUPPORTED);
+}
+
+static void *use(void *gpu)
+{
+    struct gpu *g = gpu;
+    OK(pd_dev_copy(g->dev, g->stream, g->device, 0, g->host, 0, BYTES, &err_));
+    OK(pd_dev_event_record(g->dev, g->event, g->stream, &err_));
+    OK(pd_dev_event_wait(g->dev, g->other, g->event, &err_));
+    OK(pd_dev_fill(g->dev, g->other, g->more, 0, &err_));
+    OK(pd_dev_event_sync(g->dev, g->event, &err_));
+    finish(g);
+    return NULL;
+}
+
+/* Contexts of eight ranks on the first GPU would take gigabytes of it. */
+Test(machine, threads_that_entered_no_gpu_leave_the_first_alone)
+{
+    struct gpu g;
+    pthread_t thread;
+    setenv("PERDURE_SIMT_GPUS", "2", 1);
+    start(&g, NULL, 1);
+    cr_assert_eq(pthread_create(&thread, NULL, use, &g), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(simt_contexts(), 1u << 1, "%u", simt_contexts());
 }
 
 /* ---- limits and failures ---- */
