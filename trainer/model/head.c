@@ -46,7 +46,7 @@ static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_
                         .trans_b = true,
                         .a = rows_of(t, t->head_norm, first_row),
                         .b = {matrix, t->options.dtype, hidden},
-                        .c = {logits, PD_F32, vocab}};
+                        .c = {logits, PD_F32, t->ld_logits}};
     return vocab ? pd_gemm(t->math, &g, err) : PD_OK;
 }
 
@@ -58,7 +58,7 @@ static pd_status loss(struct pd_transformer *t, const struct head *h, uint64_t r
     const uint64_t vocab = t->share.vocab_columns;
     struct pd_cross_entropy l = {.rows = rows,
                                  .vocab = vocab,
-                                 .ld = vocab,
+                                 .ld = t->ld_logits,
                                  .first_column = t->share.vocab.begin,
                                  .chunk = (t->model->config.vocab + p->virtual_tp - 1) / p->virtual_tp,
                                  .chunks = t->tp.chunks,
@@ -106,7 +106,7 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
     const uint64_t vocab = t->share.vocab_columns, hidden = t->model->config.hidden;
     const uint64_t begin = t->sp.row[place], end = t->sp.row[place + 1];
     /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
-    const uint64_t ld = vocab * sizeof(float) / t->element_bytes;
+    const uint64_t ld = t->ld_logits * sizeof(float) / t->element_bytes;
     for (uint64_t row = begin; row < end; row += t->logits_rows) {
         uint64_t rows = end - row < t->logits_rows ? end - row : t->logits_rows;
         PD_TRY(logits_of(t, row, rows, h->matrix, t->logits, err));

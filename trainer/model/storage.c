@@ -2,6 +2,7 @@
 #include "trainer/model/transformer_internal.h"
 
 #define LOGITS_BYTES_MAX (128ull << 20)
+#define LOGITS_BYTES_MAX_FAR (2ull << 30)
 #define WINDOW_BYTES (4ull << 20)
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
@@ -120,19 +121,34 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
-/* Rows of logits that exist at once: they do not change a bit, since gradient chains go on from one run of rows to the
- * next. The same on all tp ranks. */
-static void take_head(struct pd_transformer *t, struct pd_arena *arena)
+/* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
+ * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
+ * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long. */
+static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
     const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
+    const uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
+    const uint64_t fit =
+        t->options.is_far ? LOGITS_BYTES_MAX_FAR / (vocab * sizeof(float)) : LOGITS_BYTES_MAX / (widest * sizeof(float));
+    return least(t->sp.largest, most(fit / 16 * 16, 16));
+}
+
+/* A GPU's products want rows on 16 bytes, those of the 16-bit gradients too that overlay logits. */
+static uint64_t width_of_logits(const struct pd_transformer *t)
+{
+    const uint64_t columns = t->share.vocab_columns;
+    return t->options.is_far ? (columns + 7) / 8 * 8 : columns;
+}
+
+static void take_head(struct pd_transformer *t, struct pd_arena *arena)
+{
     if (!t->has_head) return;
-    uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
-    uint64_t fit = most(LOGITS_BYTES_MAX / (widest * sizeof(float)) / 16 * 16, 16);
-    t->logits_rows = least(t->sp.largest, fit);
+    t->logits_rows = rows_of_logits(t);
+    t->ld_logits = width_of_logits(t);
     t->head_mean = take_norm_mean(t, arena);
     t->head_rstd = take(arena, t->rows, sizeof(float));
     t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->logits = take(arena, t->logits_rows * t->share.vocab_columns, sizeof(float));
+    t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
     t->host_losses = t->options.is_far ? take_host(arena, t->rows, sizeof(float)) : t->losses;
     if (t->partition.tp == 1) return;

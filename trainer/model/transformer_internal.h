@@ -128,7 +128,7 @@ struct pd_transformer {
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
     bool is_llama, has_head, has_blocks;
-    uint64_t rows, element_bytes, logits_rows;
+    uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
     struct pd_leaf_input *inputs;        /* (input_count) the host's */
@@ -140,7 +140,7 @@ struct pd_transformer {
     struct pd_block_activations work;
     float *head_mean, *head_rstd;
     void *head_norm;    /* (R,C) */
-    float *logits;      /* (logits_rows, V) */
+    float *logits;      /* (logits_rows, V), rows ld_logits apart */
     float *losses;      /* (R) */
     float *host_losses; /* the same memory unless far */
     /* backward */
