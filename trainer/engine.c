@@ -166,6 +166,7 @@ static struct pd_attention largest_attention(const struct pd_engine *e)
                                  .kv_heads = (uint32_t)(kv.end - kv.begin),
                                  .head_size = c->model.head_size,
                                  .group = c->model.heads / c->model.kv_heads,
+                                 .head_chunk = (c->model.heads + p->virtual_tp - 1) / p->virtual_tp,
                                  .dtype = c->numerics.precision,
                                  .key_length = p->virtual_sp > 1 ? c->batch.context : 0};
 }
