@@ -12,10 +12,10 @@
 /* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
-    uint32_t align_a, align_b, align_c, align_residual;
+    uint32_t align_a, align_b, align_c, align_residual, align_bias, unused;
     uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
-_Static_assert(sizeof(struct key) == 80, "no bytes that nobody sets");
+_Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
 
 struct plan {
     struct key key;
@@ -98,11 +98,16 @@ static cudaDataType_t operand_type(enum pd_dtype dtype, enum pd_fp8 format)
     return format == PD_FP8_E4M3 ? CUDA_R_8F_E4M3 : format == PD_FP8_E5M2 ? CUDA_R_8F_E5M2 : type_of(dtype);
 }
 
-/* Largest power of two up to 16 that divides address and row: what vector loads depend on. */
+/* Largest power of two up to 16 that divides an address and what lies behind it: what vector loads depend on. */
+static uint32_t alignment_at(const void *data, uint64_t row_bytes)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)data | row_bytes | 16;
+    return (uint32_t)(all & -all);
+}
+
 static uint32_t alignment_of(const struct pd_matrix *matrix, uint64_t element_bytes)
 {
-    const uint64_t all = (uint64_t)(uintptr_t)matrix->data | matrix->ld * element_bytes | 16;
-    return (uint32_t)(all & -all);
+    return alignment_at(matrix->data, matrix->ld * element_bytes);
 }
 
 static uint32_t operand_alignment(const struct pd_matrix *matrix, enum pd_fp8 format)
@@ -115,6 +120,8 @@ static bool takes_codes(const struct pd_gemm *g)
 {
     if (g->k == 0 || g->k % 16 || g->n % 16 || (g->bias && g->c.dtype == PD_F32)) return false;
     if (operand_alignment(&g->a, g->a_format) < 16 || operand_alignment(&g->b, g->b_format) < 16) return false;
+    if (alignment_of(&g->c, pd_dtype_bytes(g->c.dtype)) < 16) return false;
+    if (g->residual.data && alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) < 16) return false;
     if (g->bias && g->bias_dtype != g->c.dtype) return false;
     return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
 }
@@ -145,6 +152,7 @@ static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm 
     key.align_b = operand_alignment(&g->b, g->b_format);
     key.align_c = alignment_of(&g->c, pd_dtype_bytes(g->c.dtype));
     key.align_residual = g->residual.data ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : 16;
+    key.align_bias = alignment_at(g->bias, 0);
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;
     key.ld_b = g->trans_b ? g->k : key.n;
@@ -190,6 +198,16 @@ static pd_status describe(struct description *d, const struct key *key, struct p
     return PD_OK;
 }
 
+/* What is neither operand nor result; the heuristic looks at it too. */
+static pd_status point(struct description *d, const struct pd_gemm *g, struct pd_error *err)
+{
+    if (g->a_format) {
+        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale, sizeof g->b_scale, err));
+        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale, sizeof g->a_scale, err));
+    }
+    return g->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias, err) : PD_OK;
+}
+
 /* ---- its algorithm ---- */
 
 static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct pd_cuda_products *p,
@@ -230,13 +248,14 @@ static bool splits_k(const cublasLtMatmulAlgo_t *algorithm)
 }
 
 /* The first that the heuristic names and that this mode admits. */
-static pd_status choose(const struct pd_cuda_products *p, struct plan *plan, struct pd_error *err)
+static pd_status choose(const struct pd_cuda_products *p, const struct pd_gemm *g, struct plan *plan, struct pd_error *err)
 {
     struct description d;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     int count = 0;
     PD_TRY(describe(&d, &plan->key, err));
+    PD_TRY(point(&d, g, err));
     PD_TRY(prefer(&preference, p, &plan->key, err));
     cublasStatus_t code = cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d, &preference,
                                                          CANDIDATES, results, &count);
@@ -263,7 +282,8 @@ static uint64_t hash_of(const struct key *key)
 }
 
 /* When all places near are taken the last one is chosen for anew: the heuristic gives the same answer again. */
-static pd_status find(struct pd_cuda_products *p, const struct key *key, struct plan **ret_plan, struct pd_error *err)
+static pd_status find(struct pd_cuda_products *p, const struct key *key, const struct pd_gemm *g, struct plan **ret_plan,
+                      struct pd_error *err)
 {
     const uint64_t start = hash_of(key);
     struct plan *plan = NULL;
@@ -277,7 +297,7 @@ static pd_status find(struct pd_cuda_products *p, const struct key *key, struct 
     }
     plan->is_used = false;
     plan->key = *key;
-    PD_TRY(choose(p, plan, err));
+    PD_TRY(choose(p, g, plan, err));
     *ret_plan = plan;
     return PD_OK;
 }
@@ -291,11 +311,7 @@ static pd_status describe_product(struct description *d, const struct key *chose
     struct key key = *chosen;
     set_shape(&key, g);
     PD_TRY(describe(d, &key, err));
-    if (g->a_format) {
-        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale, sizeof g->b_scale, err));
-        PD_TRY(set(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale, sizeof g->a_scale, err));
-    }
-    return g->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias, err) : PD_OK;
+    return point(d, g, err);
 }
 
 /* Of a shape the algorithm was not chosen for: whether it takes it, in the workspace there is. */
@@ -328,7 +344,7 @@ pd_status pd_cuda_products_run(struct pd_cuda_products *p, void *stream, const s
     if (g->m == 0 || g->n == 0) return PD_OK;
     if (!is_for_cublaslt(g)) return pd_cuda_gemm_plain(stream, g, err);
     const struct key key = key_of(p, g);
-    PD_TRY(find(p, &key, &plan, err));
+    PD_TRY(find(p, &key, g, &plan, err));
     if (plan->is_plain) return pd_cuda_gemm_plain(stream, g, err);
     PD_TRY(describe_product(&d, &key, g, err));
     return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : pd_cuda_gemm_plain(stream, g, err);
