@@ -253,28 +253,6 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     return take_files(e, arena, err);
 }
 
-static pd_status transfers_ready(void *device, struct pd_error *err)
-{
-    return pd_rank_device_settle(device, err);
-}
-
-static pd_status transfers_copy(void *device, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
-{
-    const struct pd_rank_device *d = device;
-    const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
-    PD_TRY(pd_dev_enter(d->dev, err));
-    PD_TRY(pd_dev_copy(d->dev, d->transfers, to, 0, from, 0, bytes, err));
-    return pd_dev_stream_sync(d->dev, d->transfers, err);
-}
-
-/* Communicators of the grid move what lies on the device; the world's is one of them where there is one stage. */
-static pd_status init_grid(struct pd_engine *e, struct pd_error *err)
-{
-    const struct pd_comm_memory memory = {transfers_ready, transfers_copy, e->options.device};
-    if (e->comm && e->options.device) pd_comm_use_memory(e->comm, &memory);
-    return pd_grid_init(&e->laid_out.layout, e->options.rank, e->comm, &e->grid, err);
-}
-
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_engine_options *o = &e->options;
@@ -286,7 +264,7 @@ static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
     if (dp > e->leaves)
         PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.leaf", dp,
                 pd_counted(e->leaves, "leaf").text, e->leaves);
-    return init_grid(e, err);
+    return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
 }
 
 pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm, const struct pd_data *data,

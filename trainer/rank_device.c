@@ -90,3 +90,22 @@ pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
 {
     return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;
 }
+
+static pd_status ready(void *device, struct pd_error *err)
+{
+    return pd_rank_device_settle(device, err);
+}
+
+static pd_status copy(void *device, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_rank_device *d = device;
+    const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
+    PD_TRY(pd_dev_enter(d->dev, err));
+    PD_TRY(pd_dev_copy(d->dev, d->transfers, to, 0, from, 0, bytes, err));
+    return pd_dev_stream_sync(d->dev, d->transfers, err);
+}
+
+struct pd_comm_memory pd_rank_device_memory(struct pd_rank_device *d)
+{
+    return (struct pd_comm_memory){ready, copy, d};
+}

@@ -36,6 +36,9 @@ struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
 /* Returns once all streams have passed what they were given, or failed: before memory that they use is freed, whatever the
  * reason. */
 void pd_rank_device_quiet(struct pd_rank_device *device);
+/* How a communicator that knows no device memory reaches it. Borrows the device. */
+struct pd_comm_memory pd_rank_device_memory(struct pd_rank_device *device);
+
 /* Returns once everything on compute has happened. */
 PD_MUST_USE pd_status pd_rank_device_settle(struct pd_rank_device *device, struct pd_error *err);
 

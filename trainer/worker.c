@@ -13,6 +13,7 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
+#include "trainer/comm/nccl.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
@@ -39,6 +40,7 @@
 struct worker {
     const struct pd_config *config;
     struct pd_comm *comm;
+    struct pd_comm *nccl;                     /* over comm, for what engines move between GPUs; NULL: comm moves it */
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
     struct pd_comm *copy_comm;                /* of second copies, on other hosts */
     struct pd_group group, tier_groups[PD_TIERS_MAX], copy_group;
@@ -234,7 +236,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
     const struct pd_arena_source source = pd_rank_device_source(&w->device);
     PD_TRY(is_gpu ? pd_arena_new_on(&plan, &source, &w->arena, err) : pd_arena_new(&plan, &w->arena, err));
-    PD_TRY(pd_engine_new(&options, w->comm, w->data, w->pool, w->arena, &w->engine, err));
+    PD_TRY(pd_engine_new(&options, w->nccl ? w->nccl : w->comm, w->data, w->pool, w->arena, &w->engine, err));
     w->engine->should_leave = leave_requested;
     return PD_OK;
 }
@@ -355,6 +357,23 @@ static uint64_t memory_to_come(const struct worker *w)
     return w->planned_bytes > held ? w->planned_bytes - held : 0;
 }
 
+/* Between GPUs by NCCL; where there is none, or ranks share a GPU, through the memory of the host. */
+static pd_status open_transfers(struct worker *w, struct pd_error *err)
+{
+    struct pd_error why;
+    if (!w->device.dev || w->comm->size == 1) return PD_OK;
+    const pd_status st = pd_comm_new_nccl(w->comm, w->device.dev, w->device.compute, &w->nccl, &why);
+    if (st != PD_UNSUPPORTED) {
+        if (st && err) *err = why;
+        return st;
+    }
+    const struct pd_comm_memory memory = pd_rank_device_memory(&w->device);
+    pd_comm_use_memory(w->comm, &memory);
+    if (w->comm->rank == 0)
+        pd_log(PD_LOG_INFO, MODULE, "what ranks exchange goes through the memory of the host: %s", why.message);
+    return PD_OK;
+}
+
 static void let_saves_go(void *saver)
 {
     pd_saver_let_go(saver);
@@ -417,6 +436,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
     pd_comm_group(w->comm, &w->group);
     PD_TRY(open_device(w, err));
+    PD_TRY(open_transfers(w, err));
     say_device(w);
     PD_TRY(settle_stripes(w, err));
     PD_TRY(pd_group_agree(&w->group, set_up_local(w, err), err));
@@ -458,6 +478,7 @@ static void tear_down(struct worker *w)
     pd_run_state_deinit(&w->state);
     pd_rank_device_quiet(&w->device);
     pd_engine_free(w->engine);
+    pd_comm_free(w->nccl);
     pd_arena_free(w->arena);
     pd_rank_device_close(&w->device);
     pd_thread_pool_free(w->pool);
@@ -669,6 +690,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     if (st && st != PD_PEER_LOST && w.saver && !w.is_aborting) pd_saver_wait(w.saver);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
     if (st) pd_comm_abort(comm);
+    if (st && w.nccl) pd_comm_abort(w.nccl);
     if (st && w.engine) pd_engine_abort(w.engine);
     /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
     if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
