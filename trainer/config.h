@@ -25,6 +25,7 @@
 
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
+enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
 
@@ -71,6 +72,7 @@ struct pd_config {
         enum pd_dtype precision;     /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
         enum pd_linears linears;     /* operands of the linears of blocks: as precision, or fp8 */
         enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
+        enum pd_rounding gradient_rounding; /* of those to bf16 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */

@@ -208,9 +208,18 @@ static pd_status check_loss_scale(const struct pd_config *c, struct pd_error *er
     return PD_OK;
 }
 
+static pd_status check_rounding(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->numerics.gradient_rounding == PD_ROUNDING_NEAREST || c->numerics.gradient_type != PD_F32) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or set "
+            "numerics.gradient_type=bf16");
+}
+
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
+    PD_TRY(check_rounding(c, err));
     PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
     PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
     if (pieces > c->batch.context) {

@@ -16,6 +16,7 @@ static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
+static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
 static const char *const order_words[] = {"auto", "leaves", "layers", NULL};
@@ -123,6 +124,8 @@ const struct pd_key pd_keys[] = {
          "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
     WORD("numerics.gradient_type", numerics.gradient_type, "fp32", gradient_words, LINEAGE,
          "of leaf gradients as exchanged"),
+    WORD("numerics.gradient_rounding", numerics.gradient_rounding, "nearest", rounding_words, LINEAGE,
+         "of leaf gradients to bf16; stochastic: up or down at random, right on average"),
     NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 256, LINEAGE,
            "chunks of tensor-parallel sums; tp divides it", PLAIN),
     NUMBER(PD_KEY_U32, "numerics.virtual_sp", numerics.virtual_sp, "1", 1, 256, LINEAGE,

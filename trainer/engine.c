@@ -33,6 +33,8 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
     return (struct pd_zero_options){.leaves = e->leaves,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
+                                    .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
+                                    .seed = c->run.seed,
                                     .state_on_host = pd_host_state_is_wanted(&e->options),
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = c->offload.parameters == PD_PLACE_NVME,

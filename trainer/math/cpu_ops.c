@@ -29,6 +29,7 @@ const struct pd_math_ops PD_CPU(ops) = {
     .add = PD_CPU(add),
     .cast = PD_CPU(cast),
     .quantize = PD_CPU(quantize),
+    .round = PD_CPU(round),
     .row_squares = PD_CPU(row_squares),
     .adam = pd_cpu_adam_slot,
     .copy = pd_cpu_copy_slot,

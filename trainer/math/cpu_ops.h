@@ -36,6 +36,7 @@ pd_status PD_CPU(add)(struct pd_math *, uint64_t n, float *sum, enum pd_dtype, c
 pd_status PD_CPU(cast)(struct pd_math *, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                        const void *src, struct pd_error *);
 pd_status PD_CPU(quantize)(struct pd_math *, const struct pd_quantize *, struct pd_error *);
+pd_status PD_CPU(round)(struct pd_math *, const struct pd_round *, struct pd_error *);
 pd_status PD_CPU(row_squares)(struct pd_math *, uint64_t rows, uint64_t columns, const float *x, double *sums,
                               struct pd_error *);
 

@@ -327,6 +327,13 @@ pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct 
     return math->ops->quantize(math, q, err);
 }
 
+pd_status pd_round(struct pd_math *math, const struct pd_round *r, struct pd_error *err)
+{
+    if (r->n == 0) return PD_OK;
+    PD_CHECK(r->x && r->out && r->columns > 0 && r->stride >= r->columns);
+    return math->ops->round(math, r, err);
+}
+
 pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                          struct pd_error *err)
 {

@@ -69,6 +69,7 @@ struct pd_math_ops {
     pd_status (*cast)(struct pd_math *, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                       const void *src, struct pd_error *);
     pd_status (*quantize)(struct pd_math *, const struct pd_quantize *, struct pd_error *);
+    pd_status (*round)(struct pd_math *, const struct pd_round *, struct pd_error *);
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */
     pd_status (*row_squares)(struct pd_math *, uint64_t rows, uint64_t columns, const float *x, double *sums,
                              struct pd_error *);
@@ -140,6 +141,7 @@ PD_MUST_USE pd_status pd_add(struct pd_math *math, uint64_t n, float *sum, enum 
 PD_MUST_USE pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                               const void *src, struct pd_error *err);
 PD_MUST_USE pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *quantize, struct pd_error *err);
+PD_MUST_USE pd_status pd_round(struct pd_math *math, const struct pd_round *round, struct pd_error *err);
 PD_MUST_USE pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,

@@ -63,6 +63,7 @@ FORWARDING_SLOT(logits_sum, struct pd_cross_entropy)
 FORWARDING_SLOT(logits_join, struct pd_logits_join)
 FORWARDING_SLOT(cross_entropy, struct pd_cross_entropy)
 FORWARDING_SLOT(quantize, struct pd_quantize)
+FORWARDING_SLOT(round, struct pd_round)
 
 /* ---- the others ---- */
 
@@ -210,6 +211,7 @@ static const struct pd_math_ops cuda_ops = {
     .add = add_slot,
     .cast = cast_slot,
     .quantize = quantize_slot,
+    .round = round_slot,
     .row_squares = row_squares_slot,
     .adam = adam_slot,
     .copy = copy_slot,

@@ -43,6 +43,8 @@ struct pd_zero_options {
     uint32_t leaves;             /* V: leaves a step */
     enum pd_dtype compute;       /* of gathered parameters */
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
+    bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, leaf and element */
+    uint64_t seed;
     bool state_on_host;          /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
     bool state_in_files;         /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
     bool parameters_in_files;    /* compute copies of blocks are in files; needs state_in_files */
@@ -125,6 +127,8 @@ PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struc
  * prefetched or acquired. */
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
 
+/* Before the first gradient of a step: a number no other step has. */
+void pd_zero_begin_step(struct pd_zero *zero, uint64_t step);
 /* Where backward of `set` in slot `slot` writes the leaf's gradients (fp32), in set order. */
 PD_MUST_USE pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                              struct pd_error *err);

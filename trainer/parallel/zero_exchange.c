@@ -4,6 +4,7 @@
  * bounded by the largest block, whatever the size of the embedding. The first round travels while the next block computes.
  */
 #include "ckpt/base/trace.h"
+#include "trainer/math/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
 
 static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
@@ -163,8 +164,104 @@ static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin
     return PD_OK;
 }
 
-/* Parts of one leaf from the sp ranks become one: a tree, then one rounding. */
-static pd_status join_parts(struct pd_zero *zero, float *parts, uint64_t length, void **ret_piece, struct pd_error *err)
+/* ---- one rounding of a leaf's gradient ---- */
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+void pd_zero_begin_step(struct pd_zero *zero, uint64_t step)
+{
+    zero->step = step;
+}
+
+/* Elements of a leaf as they lie in memory, rounded where they are needed. */
+struct rounding {
+    uint32_t set;
+    uint64_t leaf;
+    const float *x;
+    uint16_t *out;
+};
+
+static uint64_t key_of(const struct pd_zero *zero, const struct rounding *r, uint32_t tensor)
+{
+    const uint64_t parts[] = {zero->step, r->leaf, r->set, tensor};
+    uint64_t key = zero->options.seed;
+    for (int i = 0; i < 4; i++)
+        key = pd_random_key(key, parts[i]);
+    return key;
+}
+
+/* Elements [from, to) of a slab of the set's tensor number e; x and out lie at `from`. */
+static pd_status round_slab(struct pd_zero *zero, const struct rounding *r, uint32_t e, const struct pd_zero_slab *slab,
+                            uint64_t from, uint64_t to, struct pd_error *err)
+{
+    const uint32_t number = zero->sets[r->set].tensors[e];
+    const struct pd_tensor *tensor = &zero->model->tensors.tensors[number];
+    for (uint32_t chunk = slab->chunk_begin; chunk < slab->chunk_end && from < to; chunk++) {
+        uint64_t column, column_end;
+        pd_layout_chunk_columns(&zero->grid->layout, tensor, chunk, &column, &column_end);
+        if (column == column_end) break;
+        const uint64_t at = pd_zero_slab_offset(zero, number, slab, chunk, slab->row_begin);
+        const uint64_t end = at + (slab->row_end - slab->row_begin) * (column_end - column);
+        const uint64_t begin = larger(from, at), stop = smaller(to, end);
+        if (begin >= stop) continue;
+        const struct pd_round one = {.n = stop - begin,
+                                     .x = r->x + (begin - from),
+                                     .out = r->out + (begin - from),
+                                     .key = key_of(zero, r, number),
+                                     .first = begin - at,
+                                     .columns = column_end - column,
+                                     .origin = slab->row_begin * tensor->shape[1] + column,
+                                     .stride = tensor->shape[1]};
+        PD_TRY(pd_round(zero->math, &one, err));
+    }
+    return PD_OK;
+}
+
+/* A whole leaf as this rank computed it. */
+static pd_status round_computed(struct pd_zero *zero, uint32_t set, uint64_t leaf, const float *x, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    if (!zero->options.rounds_at_random)
+        return pd_cast(zero->math, s->computed[s->count], zero->sent, zero->rounded, PD_F32, x, err);
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
+        const struct rounding r = {set, leaf, x + s->computed[e], (uint16_t *)zero->rounded + s->computed[e]};
+        PD_TRY(round_slab(zero, &r, e, &place.computed, 0, s->computed[e + 1] - s->computed[e], err));
+    }
+    return PD_OK;
+}
+
+/* Elements [begin, begin + length) of what this rank owns of the set. */
+static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t leaf, uint64_t begin, uint64_t length,
+                             const float *x, struct pd_error *err)
+{
+    const struct pd_zero_set *s = &zero->sets[set];
+    uint64_t before = 0;
+    if (!zero->options.rounds_at_random)
+        return pd_cast(zero->math, length, zero->options.gradient_type, zero->rounded, PD_F32, x, err);
+    for (uint32_t e = 0; e < s->count; e++) {
+        const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
+        const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q);
+        const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
+        const uint64_t from = larger(before, begin), to = smaller(before + elements, begin + length);
+        const struct rounding r = {set, leaf, x + (from - begin), (uint16_t *)zero->rounded + (from - begin)};
+        if (from < to) PD_TRY(round_slab(zero, &r, e, &owned, from - before, to - before, err));
+        before += elements;
+    }
+    return PD_OK;
+}
+
+/* Parts of one leaf from the sp ranks become one: a tree, then one rounding. `begin` elements of the set lie before. */
+static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t leaf, float *parts, uint64_t begin, uint64_t length,
+                            void **ret_piece, struct pd_error *err)
 {
     const uint32_t sp = zero->grid->layout.sp;
     for (uint32_t width = 1; width < sp; width *= 2)
@@ -174,12 +271,7 @@ static pd_status join_parts(struct pd_zero *zero, float *parts, uint64_t length,
     *ret_piece = parts;
     if (zero->options.gradient_type == PD_F32) return PD_OK;
     *ret_piece = zero->rounded;
-    return pd_cast(zero->math, length, zero->options.gradient_type, zero->rounded, PD_F32, parts, err);
-}
-
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
+    return round_owned(zero, set, leaf, begin, length, parts, err);
 }
 
 /* Pieces of this round, in leaf order: dp rank r of the slot has leaf slot*dp + r. */
@@ -192,7 +284,8 @@ static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *
     const uint64_t length = smaller(owned - begin, zero->window_elements);
     for (uint32_t r = 0; r < layout->dp && !is_ghost(zero, x->slot, r); r++) {
         void *piece = (char *)zero->window + r * layout->sp * zero->window_elements * pd_dtype_bytes(zero->sent);
-        if (layout->sp > 1) PD_TRY(join_parts(zero, piece, length, &piece, err));
+        const uint64_t leaf = (uint64_t)x->slot * layout->dp + r;
+        if (layout->sp > 1) PD_TRY(join_parts(zero, x->set, leaf, piece, begin, length, &piece, err));
         PD_TRY(add_to_boxes(zero, x->set, begin, length, piece, x->slot == 0 && r == 0, err));
     }
     return PD_OK;
@@ -217,13 +310,14 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
 }
 
 /* The leaf's gradients as they are sent: one exchange is in flight at a time, so one rounded copy serves all sets. */
-static pd_status round_leaf(struct pd_zero *zero, uint32_t set, float *leaf, void **ret_data, struct pd_error *err)
+static pd_status round_leaf(struct pd_zero *zero, uint32_t set, uint32_t slot, float *leaf, void **ret_data,
+                            struct pd_error *err)
 {
-    const struct pd_zero_set *s = &zero->sets[set];
+    const struct pd_grid *g = zero->grid;
     *ret_data = leaf;
     if (zero->sent == PD_F32) return PD_OK;
     *ret_data = zero->rounded;
-    return pd_cast(zero->math, s->computed[s->count], zero->sent, zero->rounded, PD_F32, leaf, err);
+    return round_computed(zero, set, (uint64_t)slot * g->layout.dp + g->place.dp, leaf, err);
 }
 
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
@@ -238,7 +332,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     x->data = leaf;
     const bool ghost = is_ghost(zero, slot, zero->grid->place.dp);
     if (ghost && zero->alone) return PD_OK;
-    if (!ghost) PD_TRY(round_leaf(zero, set, leaf, &x->data, err));
+    if (!ghost) PD_TRY(round_leaf(zero, set, slot, leaf, &x->data, err));
     if (zero->alone) {
         PD_TRY(
             pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0, err));

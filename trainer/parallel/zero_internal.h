@@ -92,6 +92,7 @@ struct pd_zero {
     float *leaf_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
     float *leaf_pointers[PD_ZERO_SET_TENSORS_MAX];
     struct pd_zero_exchange exchange;
+    uint64_t step; /* what rounding at random depends on */
     void *rounded; /* a set's leaf gradients, or a round's sum over token pieces, as gradient_type */
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;

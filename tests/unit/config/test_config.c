@@ -310,6 +310,18 @@ Test(config, layouts_that_nothing_admits)
     pd_config_deinit(&c);
 }
 
+Test(config, eight_bits_and_rounding_at_random)
+{
+    refused(MINIMAL, "numerics.gradient_rounding=stochastic",
+            "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or set "
+            "numerics.gradient_type=bf16");
+    struct pd_config c =
+        parse(MINIMAL "numerics: {linears: fp8, gradient_type: bf16, gradient_rounding: stochastic}\n", NULL);
+    cr_expect_eq(c.numerics.linears, PD_LINEARS_FP8);
+    cr_expect_eq(c.numerics.gradient_rounding, PD_ROUNDING_STOCHASTIC);
+    pd_config_deinit(&c);
+}
+
 Test(config, loss_scale_is_of_fp16_and_a_power_of_two)
 {
     refused(MINIMAL, "numerics.loss_scale=2048",
@@ -485,6 +497,7 @@ Test(resume, table)
         {"batch.leaf=2", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.precision=fp32", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.mode=fast", PD_RESUME_NEW_LINEAGE, 1},
+        {"numerics.linears=fp8", PD_RESUME_NEW_LINEAGE, 1},
         {"run.seed=2", PD_RESUME_NEW_LINEAGE, 1},
         {"data.separate_documents=true", PD_RESUME_NEW_LINEAGE, 1},
         {"model.norm_epsilon=1e-6", PD_RESUME_NEW_LINEAGE, 1},
@@ -497,6 +510,8 @@ Test(resume, table)
     cr_expect_eq(effect_of(MINIMAL "model: {preset: gpt2-124m}\nbatch: {context: 64}\n", "model.context=512", 1),
                  PD_RESUME_REFUSED);
     cr_expect_eq(effect_of(MINIMAL "batch: {context: 64}\n", "model.context=512", 1), PD_RESUME_FREE);
+    cr_expect_eq(effect_of(MINIMAL "numerics: {gradient_type: bf16}\n", "numerics.gradient_rounding=stochastic", 1),
+                 PD_RESUME_NEW_LINEAGE);
 }
 
 Test(config, unknown_preset_is_named_with_its_place)

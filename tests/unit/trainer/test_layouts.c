@@ -160,3 +160,10 @@ Test(layouts, fp8_gpt2)
 {
     check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1});
 }
+
+/* Which way a gradient is rounded depends on the element and the leaf, wherever they are. */
+Test(layouts, stochastic_gradients)
+{
+    check_numerics(&(struct numerics){"llama bf16 tp sp, stochastic", LLAMA ", qkv_bias: true", "bf16", "bf16", 2, 2,
+                                      "numerics.gradient_rounding=stochastic", 0});
+}

@@ -69,6 +69,7 @@ PD_MUST_USE pd_status pd_cuda_add(void *stream, uint64_t n, float *sum, enum pd_
 PD_MUST_USE pd_status pd_cuda_cast(void *stream, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                                    const void *src, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_quantize(void *stream, const struct pd_quantize *quantize, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_round(void *stream, const struct pd_round *round, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_row_squares(void *stream, uint64_t rows, uint64_t columns, const float *x, double *sums,
                                           struct pd_error *err);
 

@@ -1,0 +1,55 @@
+/* Linears in fp8, and gradients rounded at random, learn as others do: other bits, nearly the same losses and norms. */
+#include "tests/unit/trainer/engine_run.h"
+
+#include <math.h>
+
+enum { STEPS = 6 };
+
+static void run(struct job *job, const char *override)
+{
+    char yaml[900];
+    struct pd_config c;
+    struct pd_error err;
+    const char *overrides[] = {override};
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: %d, seed: 5}\n"
+             "model: {family: llama, heads: 4, kv_heads: 2, head_size: 16, vocab: 257, context: 32, layers: 3, hidden: 64, "
+             "ffn: 160, tie_embeddings: false}\n"
+             "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
+             "batch: {sequences: 16, leaf: 4, context: 32}\n"
+             "optimizer: {lr: 0.01, warmup_steps: 1}\n"
+             "numerics: {precision: bf16, gradient_type: bf16}\n",
+             STEPS, data_path());
+    cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, &c, &err), PD_OK, "%s", err.message);
+    job->steps = STEPS;
+    cr_assert_eq(try_run(job, &c, 1, 1, &err), PD_OK, "%s: %s", override, err.message);
+    pd_config_deinit(&c);
+}
+
+static void check_near(const char *override, double tolerance)
+{
+    static struct job usual, other;
+    run(&usual, "run.log_every=1");
+    run(&other, override);
+    cr_assert_lt(other.loss[STEPS - 1], other.loss[0] - 0.5, "%s: the loss goes from %g to %g", override, other.loss[0],
+                 other.loss[STEPS - 1]);
+    cr_assert_neq(memcmp(usual.norm, other.norm, sizeof usual.norm), 0, "%s changes nothing", override);
+    for (int s = 0; s < STEPS; s++) {
+        cr_assert_lt(fabs(other.loss[s] - usual.loss[s]), tolerance * usual.loss[s], "%s: step %d: loss %g and %g", override,
+                     s, other.loss[s], usual.loss[s]);
+        cr_assert_lt(fabs(other.norm[s] - usual.norm[s]), 10 * tolerance * usual.norm[s], "%s: step %d: norm %g and %g",
+                     override, s, other.norm[s], usual.norm[s]);
+    }
+}
+
+TestSuite(eight_bits, .fini = remove_data);
+
+Test(eight_bits, linears_learn)
+{
+    check_near("numerics.linears=fp8", 0.02);
+}
+
+Test(eight_bits, gradients_rounded_at_random_learn)
+{
+    check_near("numerics.gradient_rounding=stochastic", 0.005);
+}

@@ -1,0 +1,53 @@
+/* Random bits that are a function of a key and an index alone, and rounding by them: the same on every rank, thread,
+ * instruction set and device.
+ *
+ * A key is made of the numbers that name what is rounded, on the host; an element costs two finalisers of 32 bits.
+ *   sources  Appleby, MurmurHash3 (the finaliser); Steele et al. 2014, "Fast splittable pseudorandom number generators" */
+#ifndef PD_TRAINER_MATH_RANDOM_BITS_H
+#define PD_TRAINER_MATH_RANDOM_BITS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+#define PD_RANDOM_INLINE static __device__ __forceinline__
+#else
+#define PD_RANDOM_INLINE static inline __attribute__((unused))
+#endif
+
+PD_RANDOM_INLINE uint32_t pd_mix_32(uint32_t x)
+{
+    x ^= x >> 16;
+    x *= 0x85ebca6bu;
+    x ^= x >> 13;
+    x *= 0xc2b2ae35u;
+    return x ^ x >> 16;
+}
+
+PD_RANDOM_INLINE uint32_t pd_random_bits(uint64_t key, uint64_t index)
+{
+    const uint32_t low = pd_mix_32((uint32_t)index ^ (uint32_t)key);
+    return pd_mix_32(low + (uint32_t)(index >> 32) * 0x9e3779b9u + (uint32_t)(key >> 32));
+}
+
+/* One of the two bf16 numbers around x, the nearer one the likelier: on average x. What is not finite is kept. */
+PD_RANDOM_INLINE uint16_t pd_bf16_at_random(float x, uint32_t random)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return (uint16_t)(bits >> 16);
+    return (uint16_t)((bits + (random & 0xffffu)) >> 16);
+}
+
+#if !defined(__CUDACC__)
+PD_RANDOM_INLINE uint64_t pd_random_key(uint64_t key, uint64_t part)
+{
+    uint64_t x = key + UINT64_C(0x9e3779b97f4a7c15) * (part + 1);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+#endif
+
+#endif
