@@ -5,7 +5,7 @@
 
 enum { STEPS = 6 };
 
-static void run(struct job *job, const char *override)
+static void run(struct job *job, const char *override, uint32_t threads)
 {
     char yaml[900];
     struct pd_config c;
@@ -22,15 +22,17 @@ static void run(struct job *job, const char *override)
              STEPS, data_path());
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, &c, &err), PD_OK, "%s", err.message);
     job->steps = STEPS;
-    cr_assert_eq(try_run(job, &c, 1, 1, &err), PD_OK, "%s: %s", override, err.message);
+    cr_assert_eq(try_run(job, &c, 1, threads, &err), PD_OK, "%s: %s", override, err.message);
     pd_config_deinit(&c);
 }
 
 static void check_near(const char *override, double tolerance)
 {
-    static struct job usual, other;
-    run(&usual, "run.log_every=1");
-    run(&other, override);
+    static struct job usual, other, again;
+    run(&usual, "run.log_every=1", 1);
+    run(&other, override, 1);
+    run(&again, override, 2);
+    expect_same(&other, &again, override);
     cr_assert_lt(other.loss[STEPS - 1], other.loss[0] - 0.5, "%s: the loss goes from %g to %g", override, other.loss[0],
                  other.loss[STEPS - 1]);
     cr_assert_neq(memcmp(usual.norm, other.norm, sizeof usual.norm), 0, "%s changes nothing", override);
