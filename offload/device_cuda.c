@@ -28,10 +28,13 @@ static pd_status status_of(cudaError_t code)
     }
 }
 
+/* The thread forgets the error: whoever goes on without what failed would meet it at the next kernel's launch. One that is
+ * the device's stays. */
 #define CUDA_TRY(err, call, ...)                                                                                          \
     do {                                                                                                                  \
         cudaError_t cuda_code_ = (call);                                                                                  \
         if (cuda_code_ != cudaSuccess) {                                                                                  \
+            (void)cudaGetLastError();                                                                                     \
             pd_status cuda_st_ =                                                                                          \
                 pd_error_set((err), status_of(cuda_code_), PD_WHERE, 0, "%s: %s", #call, cudaGetErrorString(cuda_code_)); \
             return pd_error_context((err), cuda_st_, __VA_ARGS__);                                                        \
@@ -210,9 +213,11 @@ static pd_status cuda_event_sync(struct pd_dev *dev, struct pd_event *event, str
 
 static pd_status cuda_event_passed(struct pd_dev *dev, struct pd_event *event, bool *ret_passed, struct pd_error *err)
 {
+    PD_TRY(select_device(dev, err));
     const cudaError_t code = cudaEventQuery(event->event);
     *ret_passed = code == cudaSuccess;
     if (code != cudaErrorNotReady) CUDA_TRY(err, code, "GPU %u", dev->index);
+    (void)cudaGetLastError(); /* "not ready" is noted as one */
     return PD_OK;
 }
 
