@@ -108,8 +108,10 @@ static pd_status open_device(struct attention_bench *b, struct pd_error *err)
     return on_gpu(b) ? PD_OK : pd_thread_pool_new(cores > 0 ? (unsigned)cores : 1, &b->pool, err);
 }
 
+/* After a failure the stream may still have what it was given. */
 static void release(struct attention_bench *b)
 {
+    if (b->stream) (void)!pd_dev_stream_sync(b->dev, b->stream, NULL);
     pd_math_free(b->math);
     pd_arena_free(b->arena);
     pd_thread_pool_free(b->pool);
