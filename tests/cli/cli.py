@@ -262,6 +262,9 @@ REFUSED = {
                    "numerics.loss_scale 1000 is no power of two; the nearest are 512 and 1024"),
     "loss-scale-bf16": (["numerics.loss_scale=2048"], "numerics.loss_scale is 2048, but only fp16 scales the loss; leave it "
                                                       "out, or set numerics.precision=fp16"),
+    "rounding-fp32": (["numerics.gradient_rounding=stochastic"],
+                      "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or "
+                      "set numerics.gradient_type=bf16"),
 }
 for name, (overrides, sentence) in REFUSED.items():
     for command in ("plan", "train"):
