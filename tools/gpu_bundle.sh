@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Makes a directory that runs perdure's GPU tests and benchmarks where nothing can be installed:
+# tools/gpu_bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]
+# --nvidia: needed (default) brings cuBLASLt and NCCL, all cuDNN too, none relies on what the machine has; --simulated takes the tool
+# on simulated GPUs (tests/simt) in place of perdure, to try the bundle itself; --tar packs OUT into OUT.tar.zst.
+# The C library and the driver are the machine's. There: OUT/run.sh
+set -euo pipefail
+usage="usage: tools/gpu_bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]"
+top=$(cd "$(dirname "$0")/.." && pwd)
+nvidia=needed simulated=no tar=no places=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --nvidia) nvidia=${2:?$usage}; shift ;;
+    --simulated) simulated=yes ;;
+    --tar) tar=yes ;;
+    -*) echo "$usage" >&2; exit 64 ;;
+    *) places+=("$1") ;;
+  esac
+  shift
+done
+case "$nvidia" in needed | all | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
+[ ${#places[@]} = 2 ] || { echo "$usage" >&2; exit 64; }
+build=$(cd "${places[0]}" && pwd)
+out=${places[1]}
+[ ! -e "$out" ] || { echo "gpu_bundle: $out is there already; remove it, or name another" >&2; exit 64; }
+
+perdure=$build/perdure operations=$build/bin/gpu_operations
+if [ $simulated = yes ]; then
+  perdure=$build/bin/perdure_simt operations=$build/bin/gpu_operations_simt
+fi
+for program in "$perdure" "$operations"; do
+  [ -x "$program" ] || { echo "gpu_bundle: $program is not built: ninja -C $build $(basename "$program")" >&2; exit 66; }
+done
+
+mkdir -p "$out/bin" "$out/lib" "$out/share" "$out/tests/e2e"
+cp "$perdure" "$out/bin/perdure"
+cp "$operations" "$out/bin/gpu_operations"
+strip --strip-debug "$out/bin/perdure" "$out/bin/gpu_operations"
+cp "$top/tests/e2e/gpu.py" "$top/tests/e2e/harness.py" "$out/tests/e2e/"
+cp "$top/tools/gpu_bundle_run.sh" "$out/run.sh"
+chmod +x "$out/run.sh"
+
+# What the programs load, but for the C library, which the machine's driver was made for too.
+list_of() { ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }'; }
+for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
+  grep -Ev '/(libc|libm|libdl|libpthread|librt|libresolv|libutil|libnss_[a-z]+|ld-linux[^/]*)\.so' | while read -r library; do
+  cp -L "$library" "$out/lib/"
+done
+
+# Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
+bring() {
+  for folder in "${CUDA_HOME:-/usr/local/cuda}/lib64" $(ldconfig -p | awk -v n="$1" '$1 ~ "^" n { sub("/[^/]*$", "", $NF); print $NF }'); do
+    if compgen -G "$folder/$1*" >/dev/null; then
+      cp -L "$folder/$1"* "$out/lib/"
+      return
+    fi
+  done
+  echo "gpu_bundle: no $1 here; the bundle relies on the machine's" >&2
+}
+if [ "$nvidia" != none ] && [ $simulated = no ]; then
+  bring libcublasLt.so.1
+  bring libnccl.so.2
+  if [ "$nvidia" = all ]; then
+    for part in libcudnn.so.9 libcudnn_graph.so.9 libcudnn_ops.so.9 libcudnn_heuristic.so.9 libcudnn_engines_precompiled.so.9 \
+      libcudnn_engines_runtime_compiled.so.9 libnvrtc.so.1; do bring "$part"; done
+  fi
+fi
+
+# A text to train on: the sources themselves.
+(cd "$top" && find ckpt offload resharder trainer tools \( -name '*.c' -o -name '*.h' -o -name '*.md' \) -print0 | sort -z |
+  xargs -0 cat) >"$out/share/text.txt"
+
+{
+  echo "perdure $("$perdure" --version | awk '{ print $2 }'), $(cd "$top" && git rev-parse --short HEAD 2>/dev/null || echo no commit), made for glibc $(ldd --version | sed -n '1s/.* //p') or later"
+  echo "bytes:"
+  (cd "$out" && find . -type f ! -name MANIFEST -printf '%12s %P\n' | sort -rn)
+} >"$out/MANIFEST"
+du -sh "$out"
+if [ $tar = yes ]; then
+  tar -C "$(dirname "$out")" -cf - "$(basename "$out")" | zstd -q -19 -T0 -f -o "$out.tar.zst"
+  du -h "$out.tar.zst"
+fi

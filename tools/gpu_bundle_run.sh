@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Runs every GPU test and benchmark of the bundle that this file lies in: run.sh [--quick] [--only NAME]... [--out DIRECTORY]
+# Prints a table, writes results.json and a log a step into the directory (default: results-HOST-TIME beside this file). Nothing stops
+# at a failure. Exit code: 0 all well, 1 a step failed, 77 no GPU, 64 usage. --quick leaves out what takes minutes.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+quick=no only=() out=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --quick) quick=yes ;;
+    --only) only+=("${2:?--only wants the name of a step}"); shift ;;
+    --out) out=${2:?--out wants a directory}; shift ;;
+    *) sed -n 's/^# //p' "$0" | head -4 >&2; exit 64 ;;
+  esac
+  shift
+done
+out=${out:-$here/results-$(hostname)-$(date +%Y%m%d-%H%M%S)}
+mkdir -p "$out" || exit 74
+out=$(cd "$out" && pwd)
+export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PERDURE_PROGRESS=off
+export TMPDIR=${TMPDIR:-/tmp} PYTHONDONTWRITEBYTECODE=1
+perdure=$here/bin/perdure
+work=$(mktemp -d "$TMPDIR/perdure-bundle-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+names=() states=() codes=() times=() skips=()
+note() { names+=("$1") states+=("$2") codes+=("$3") times+=("$4") skips+=("$5"); }
+wanted() {
+  [ ${#only[@]} -gt 0 ] || return 0
+  local name
+  for name in "${only[@]}"; do [ "$name" != "$1" ] || return 0; done
+  return 1
+}
+# step NAME SECONDS COMMAND...: stdout goes to NAME.json or, where it is none, stays a log.
+step() {
+  local name=$1 limit=$2 code begin state reason=
+  shift 2
+  wanted "$name" || return 0
+  printf '%-24s ' "$name"
+  begin=$(date +%s)
+  (cd "$work" && timeout -k 10 "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log")
+  code=$?
+  case $code in
+    0) state=ok ;;
+    77) state=skipped reason=$(grep -h '^skipped' "$out/$name.out" "$out/$name.log" | head -1) ;;
+    124 | 137) state=failed reason="longer than $limit s" ;;
+    *) state=failed reason=$(tail -1 "$out/$name.log") ;;
+  esac
+  [ "$(head -c 1 "$out/$name.out")" != "{" ] || mv "$out/$name.out" "$out/$name.json"
+  note "$name" $state $code $(($(date +%s) - begin)) "$reason"
+  printf '%-8s %5s s  %s\n' "$state" "${times[-1]}" "${reason:0:90}"
+}
+skip() {
+  wanted "$1" || return 0
+  note "$1" skipped 77 0 "$2"
+  printf '%-24s %-8s %5s s  %s\n' "$1" skipped 0 "$2"
+}
+train_config() {
+  cat >"$work/run.yaml" <<YAML
+run: {dir: $work/run, steps: 20, device: gpu}
+data: {train: [{path: $here/share/text.txt}]}
+YAML
+}
+
+"$perdure" --version >"$out/version.out" 2>&1 || {
+  echo "run.sh: bin/perdure does not start here: $(head -1 "$out/version.out"); see MANIFEST for the C library it needs" >&2
+  exit 69
+}
+cat "$out/version.out"
+step doctor 120 "$perdure" doctor --json
+device=$(sed -n 's/.*"here": "opens as \([^";]*\).*/\1/p' "$out/doctor.json" 2>/dev/null | head -1)
+has_gpu=yes
+[ -n "$device" ] || has_gpu=no
+[ $has_gpu = yes ] && echo "on $device" || echo "no GPU: $(sed -n '/"what": "gpu/,/}/s/.*"here": "\(.*\)",*$/\1/p' "$out/doctor.json" 2>/dev/null | tail -1)"
+simulated=no
+case "$device" in *simulated*) simulated=yes ;; esac
+
+# ---- tests ----
+step operations 900 "$here/bin/gpu_operations"
+for part in alone local mpi; do
+  if [ $has_gpu = no ]; then skip "training_$part" "no GPU"
+  elif ! command -v python3 >/dev/null; then skip "training_$part" "no python3 on PATH"
+  elif [ $part = mpi ] && ! command -v mpirun >/dev/null; then skip "training_$part" "no mpirun on PATH"
+  elif [ $simulated = yes ] && [ $quick = yes ]; then skip "training_$part" "quick"
+  else step "training_$part" 3600 python3 "$here/tests/e2e/gpu.py" "$perdure" "$part"; fi
+done
+if [ $has_gpu = yes ]; then
+  train_config
+  step train 600 "$perdure" train "$work/run.yaml" layout.transport=local
+else skip train "no GPU"; fi
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+for tool in memcheck racecheck synccheck; do
+  if [ $has_gpu = no ]; then skip "sanitizer_$tool" "no GPU"
+  elif [ -z "$sanitizer" ]; then skip "sanitizer_$tool" "no compute-sanitizer on PATH"
+  elif [ $simulated = yes ] || { [ $quick = yes ] && [ $tool != memcheck ]; }; then skip "sanitizer_$tool" "quick"
+  else step "sanitizer_$tool" 3600 "$sanitizer" --tool "$tool" --error-exitcode 1 "$here/bin/gpu_operations"; fi
+done
+
+# ---- benchmarks ----
+if [ $has_gpu = no ]; then
+  for name in attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step; do skip $name "no GPU"; done
+elif [ $simulated = yes ]; then
+  step attention_64 600 "$perdure" bench attention --device=cuda --tokens=64 --length=32 --calls=1 --json
+  step step_byte-1m 600 "$perdure" bench step --device=gpu --preset=byte-1m --sequences=2 --context=16 --steps=1 --set=model.layers=1 --json
+else
+  step attention_64 900 "$perdure" bench attention --device=cuda --head-size=64 --json
+  step attention_128 900 "$perdure" bench attention --device=cuda --head-size=128 --json
+  sizes="0.5B 1.5B 3B 7B"
+  [ $quick = no ] || sizes=0.5B
+  for size in $sizes; do step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; done
+  if [ $quick = no ]; then
+    step step_14B 2400 "$perdure" bench step --device=gpu --preset=14B --set=offload.optimizer=cpu --json
+    step saves_every_step 1800 "$perdure" bench ckpt --every=1 --device=gpu --bytes=18G --dir="$work" --json
+  fi
+  step adam 600 "$perdure" bench adam --json
+fi
+
+# ---- results ----
+text_of() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
+failed=0
+{
+  printf '{\n  "version": "%s",\n  "device": "%s",\n  "host": "%s",\n  "quick": %s,\n  "steps": [' "$(text_of "$(cat "$out/version.out")")" \
+    "$(text_of "$device")" "$(text_of "$(hostname)")" "$([ $quick = yes ] && echo true || echo false)"
+  for i in "${!names[@]}"; do
+    [ "$i" = 0 ] || printf ','
+    printf '\n    {"name": "%s", "state": "%s", "exit_code": %s, "seconds": %s, "reason": "%s", "result": ' "${names[$i]}" \
+      "${states[$i]}" "${codes[$i]}" "${times[$i]}" "$(text_of "${skips[$i]}")"
+    if [ -s "$out/${names[$i]}.json" ] && [ "${states[$i]}" = ok ]; then cat "$out/${names[$i]}.json"; else printf 'null'; fi
+    printf '}'
+  done
+  printf '\n  ]\n}\n'
+} >"$out/results.json"
+for state in "${states[@]}"; do [ "$state" != failed ] || failed=$((failed + 1)); done
+
+value() { sed -n "s/^ *\"$2\": *\([-0-9.e+]*\),*\$/\1/p" "$out/$1.json" 2>/dev/null | head -1; }
+echo
+for i in "${!names[@]}"; do
+  case "${names[$i]}" in
+    step_*) [ "${states[$i]}" != ok ] || printf '%-24s %10.0f tokens/s  matmul_share %s  fast %s tokens/s\n' "${names[$i]}" \
+      "$(value "${names[$i]}" tokens_per_second)" "$(value "${names[$i]}" matmul_share)" "$(value "${names[$i]}" tokens_per_second_fast)" ;;
+    saves*) [ "${states[$i]}" != ok ] || printf '%-24s stall_p50 %s  stall_p99 %s\n' "${names[$i]}" "$(value "${names[$i]}" stall_p50)" \
+      "$(value "${names[$i]}" stall_p99)" ;;
+    attention*) [ "${states[$i]}" != ok ] || printf '%-24s forward %s  backward %s TFLOP/s, cuDNN %s and %s\n' "${names[$i]}" \
+      "$(value "${names[$i]}" forward_tflops)" "$(value "${names[$i]}" backward_tflops)" \
+      "$(value "${names[$i]}" cudnn_forward_tflops)" "$(value "${names[$i]}" cudnn_backward_tflops)" ;;
+  esac
+done
+echo "${#names[@]} steps, $failed failed; $out/results.json"
+[ $failed = 0 ] || exit 1
+[ $has_gpu = yes ] || exit 77
