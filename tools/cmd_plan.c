@@ -227,6 +227,7 @@ static pd_status plan_offload(const struct pd_config *config, const struct pd_mo
 {
     struct pd_engine_options options = {
         .config = config, .model = model, .world = w->ranks, .threads = w->threads, .laid_out = &w->laid_out};
+    options.is_gpu = config->run.device == PD_DEVICE_GPU;
     w->process_bytes = pd_process_bytes(model, w->threads);
     if (!pd_config_uses_nvme(config)) return PD_OK;
     w->offload = calloc(w->memory.group_count, sizeof *w->offload);
@@ -402,11 +403,11 @@ static bool counts_gpus(void)
     return can;
 }
 
-/* A GPU's memory is counted apart from the host's. State on drives is counted for CPU ranks. */
+/* A GPU's memory is counted apart from the host's. */
 static void plan_for_device(const struct options *o, struct pd_config *config)
 {
     const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
-    config->run.device = is_gpu && !pd_config_uses_nvme(config) && counts_gpus() ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+    config->run.device = is_gpu && counts_gpus() ? PD_DEVICE_GPU : PD_DEVICE_CPU;
 }
 
 static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)

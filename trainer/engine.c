@@ -27,6 +27,16 @@ static uint64_t io_bytes_of(const struct pd_model *model, const struct pd_layout
     return bytes;
 }
 
+bool pd_leaves_device(const struct pd_engine_options *o, enum pd_place place)
+{
+    return place == PD_PLACE_NVME || (o->is_gpu && place == PD_PLACE_CPU);
+}
+
+bool pd_blocks_leave_device(const struct pd_engine_options *o)
+{
+    return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
+}
+
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
@@ -37,8 +47,8 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .seed = c->run.seed,
                                     .state_on_host = pd_host_state_is_wanted(&e->options),
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
-                                    .parameters_in_files = c->offload.parameters == PD_PLACE_NVME,
-                                    .gradients_in_files = c->offload.gradients == PD_PLACE_NVME,
+                                    .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
+                                    .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
                                     .parameters_budget = c->offload.parameters_budget,
                                     .gradients_budget = c->offload.gradients_budget};
 }
@@ -91,9 +101,9 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .recompute = e->laid_out.recompute,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
-                                           .activations_in_files = c->offload.activations == PD_PLACE_NVME,
-                                           .partition = e->grid.partition,
+                                           .activations_in_files = pd_leaves_device(&e->options, c->offload.activations),
                                            .activations_budget = c->offload.activations_budget,
+                                           .partition = e->grid.partition,
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
                                            .is_far = e->options.is_gpu,
@@ -148,6 +158,7 @@ static pd_status take_files(struct pd_engine *e, struct pd_arena *arena, struct 
 {
     uint64_t state_bytes, scratch_bytes, scratch_file_bytes;
     PD_TRY(pd_state_files_take(e, arena, err));
+    PD_TRY(pd_scratch_take(e, arena, err));
     PD_TRY(pd_state_files_plan(e, &state_bytes, err));
     PD_TRY(pd_scratch_plan(e, &scratch_bytes, &scratch_file_bytes, err));
     pd_arena_note(arena, PD_MEMORY_OPTIMIZER, state_bytes);
@@ -214,17 +225,13 @@ static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struc
                                 err);
 }
 
-/* What a GPU cannot do yet is refused before anything is made. */
-static pd_status check_device(const struct pd_config *c, struct pd_error *err)
+/* Sums that leave a GPU for the host, of which the configuration alone does not tell. */
+static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
 {
-    const enum pd_place places[] = {c->offload.gradients, c->offload.parameters, c->offload.activations};
-    static const char *const names[] = {"gradients", "parameters", "activations"};
-    for (int i = 0; i < 3; i++)
-        if (places[i] != PD_PLACE_DEVICE)
-            PD_FAIL(err, PD_UNSUPPORTED,
-                    "offload.%s is %s, and only offload.optimizer leaves a GPU; set offload.%s=device, or run.device=cpu",
-                    names[i], places[i] == PD_PLACE_CPU ? "cpu" : "nvme", names[i]);
-    return PD_OK;
+    if (!pd_leaves_device(&e->options, e->options.config->offload.gradients) || e->by_layers) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "offload.gradients is cpu on a GPU and leaves follow each other, so that sums would travel once a leaf; use "
+            "layout.order=layers (and layout.pp=1) or offload.gradients=device");
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -235,7 +242,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     PD_TRY(build_model(e, arena, err));
     PD_TRY(build_mirror(e, arena, err));
-    if (c->offload.gradients == PD_PLACE_NVME)
+    if (pd_leaves_device(&e->options, c->offload.gradients))
         e->block_squares = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *e->block_squares);
     e->row_sums = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
     e->device_row_sums = e->row_sums;
@@ -282,10 +289,10 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->pool = pool;
     e->leaves = c->batch.sequences / c->batch.leaf;
     e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
-    pd_status st = options->is_gpu ? check_device(c, err) : PD_OK;
-    if (!st) st = lay_out(e, err);
+    pd_status st = lay_out(e, err);
     e->options.laid_out = NULL;
     if (!st) st = describe_chunks(e, err);
+    if (!st) st = check_order(e, err);
     if (!st) st = build(e, arena, err);
     if (st) {
         pd_engine_free(e);

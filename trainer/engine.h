@@ -61,9 +61,10 @@ struct pd_engine {
     uint64_t io_bytes;
     void *kept_state; /* (kept_bytes) of state in files: what its budget keeps in memory too; NULL: none */
     uint64_t kept_bytes;
-    float *far_passage; /* on a GPU, state in files: a set of it on its way between files and device; the host's */
-    void *far_buffers;  /* likewise: what crosses in an update */
-    struct pd_state_files *files;     /* optimizer state in files (trainer/state_files.h); NULL: in memory */
+    float *far_passage;           /* on a GPU, state in files: a set of it on its way between files and device; the host's */
+    void *far_buffers;            /* likewise: what crosses in an update */
+    void *scratch_far[3];         /* on a GPU, of trainer/scratch.c */
+    struct pd_state_files *files; /* optimizer state in files (trainer/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */
     /* Asked between leaves (with pipeline stages: before the first): true to leave the step unfinished (state is that of the
@@ -91,6 +92,11 @@ PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, str
                                     const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,
                                     struct pd_engine **ret_engine, struct pd_error *err);
 void pd_engine_free(struct pd_engine *engine);
+
+/* Whether what is placed there leaves the device's memory. On a CPU its memory and the host's are the same. */
+bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place place);
+/* Whether copies or sums of blocks do: then an update asks zero for every box of theirs. */
+bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
 /* Whether a step under this layout goes by layers. */
 bool pd_goes_by_layers(const struct pd_config *config, const struct pd_layout *layout);

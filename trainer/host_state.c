@@ -3,8 +3,9 @@
 #include <stdlib.h>
 
 struct pd_host_state {
+    struct pd_engine *engine;
     struct pd_host_adam *adam;
-    struct pd_adam_range *ranges; /* (count) of the boxes that are held; addresses never change */
+    struct pd_adam_range *ranges; /* (count) of the boxes that are held */
     uint32_t count;
 };
 
@@ -48,6 +49,7 @@ pd_status pd_host_state_new(struct pd_engine *e, struct pd_arena *arena, struct 
 {
     struct pd_host_state *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state on the host");
+    s->engine = e;
     s->count = pd_zero_box_count(e->zero);
     s->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, s->count * sizeof *s->ranges);
     const pd_status st = pd_arena_is_dry(arena) ? PD_OK : build(s, e, err);
@@ -66,7 +68,22 @@ void pd_host_state_free(struct pd_host_state *s)
     free(s);
 }
 
+static pd_status update_set(struct pd_host_state *s, uint32_t set, const struct pd_adam_step *adam, struct pd_error *err)
+{
+    struct pd_zero *zero = s->engine->zero;
+    uint32_t first, end;
+    pd_zero_set_boxes(zero, set, &first, &end);
+    for (uint32_t i = first; i < end; i++)
+        PD_TRY(pd_zero_update_box(zero, i, &s->ranges[i].grad, &s->ranges[i].copy, err));
+    return pd_host_adam_update(s->adam, adam, s->ranges + first, end - first, err);
+}
+
 pd_status pd_host_state_update(struct pd_host_state *s, const struct pd_adam_step *adam, struct pd_error *err)
 {
-    return pd_host_adam_update(s->adam, adam, s->ranges, s->count, err);
+    struct pd_zero *zero = s->engine->zero;
+    if (!pd_blocks_leave_device(&s->engine->options)) return pd_host_adam_update(s->adam, adam, s->ranges, s->count, err);
+    PD_TRY(pd_zero_update_begin(zero, err));
+    for (uint32_t set = 0; set < pd_zero_set_count(zero); set++)
+        PD_TRY(update_set(s, set, adam, err));
+    return pd_zero_update_end(zero, err);
 }

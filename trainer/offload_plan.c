@@ -107,9 +107,10 @@ static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *
     uint64_t heap;
     if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
     if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(plan_parameters(e, p, err));
-    PD_TRY(plan_gradients(e, p, err));
+    if (c->offload.gradients == PD_PLACE_NVME) PD_TRY(plan_gradients(e, p, err));
     PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
-    p->activation_traffic = 2 * pd_transformer_away_bytes(e->transformer, e->slots);
+    if (c->offload.activations == PD_PLACE_NVME)
+        p->activation_traffic = 2 * pd_transformer_away_bytes(e->transformer, e->slots);
     p->nvme_bytes = p->generations * p->generation_bytes + p->scratch_bytes;
     p->step_bytes = p->state_traffic + p->parameter_traffic + p->gradient_traffic + p->activation_traffic;
     return PD_OK;

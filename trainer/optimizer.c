@@ -125,6 +125,30 @@ void pd_optimizer_update_leave(struct pd_engine *e)
     if (e->files) pd_state_files_update_abandon(e);
 }
 
+/* Master and moments lie where AdamW is done. */
+static pd_status update_boxes(struct pd_engine *e, const struct pd_adam_step *step, struct pd_error *err)
+{
+    const enum pd_dtype precision = e->options.config->numerics.precision;
+    const bool asks = pd_blocks_leave_device(&e->options);
+    char *copy = pd_zero_compute_copy(e->zero);
+    if (asks) PD_TRY(pd_zero_update_begin(e->zero, err));
+    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
+        struct pd_adam_range range = {.n = b->elements,
+                                      .decay = e->options.model->tensors.tensors[b->tensor].decay,
+                                      .param = pd_zero_state(e->zero, PD_PARAM) + b->offset,
+                                      .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
+                                      .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
+                                      .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
+                                      .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
+                                      .copy_dtype = precision};
+        if (asks) PD_TRY(pd_zero_update_box(e->zero, i, &range.grad, &range.copy, err));
+        if (!copy) range.copy = NULL; /* the master serves */
+        PD_TRY(pd_adam(e->math, step, &range, err));
+    }
+    return asks ? pd_zero_update_end(e->zero, err) : PD_OK;
+}
+
 pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
@@ -136,7 +160,6 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
                                         .step = updates + 1,
                                         .scale = scale_of(e, tokens, norm)};
     const struct pd_adam_step step = pd_adam_step_make(&adam);
-    char *copy = pd_zero_compute_copy(e->zero);
     if (!tokens)
         PD_FAIL(err, PD_INVALID,
                 "a batch has no token to learn from: every target of it is masked; look at data.document_token");
@@ -149,17 +172,6 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
         PD_TRY(pd_host_state_update(e->host_state, &step, err));
         return pd_zero_updated(e->zero, err);
     }
-    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
-        const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
-        const struct pd_adam_range range = {.n = b->elements,
-                                            .decay = e->options.model->tensors.tensors[b->tensor].decay,
-                                            .param = pd_zero_state(e->zero, PD_PARAM) + b->offset,
-                                            .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
-                                            .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
-                                            .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
-                                            .copy = copy ? copy + b->offset * pd_dtype_bytes(c->numerics.precision) : NULL,
-                                            .copy_dtype = c->numerics.precision};
-        PD_TRY(pd_adam(e->math, &step, &range, err));
-    }
+    PD_TRY(update_boxes(e, &step, err));
     return pd_zero_updated(e->zero, err);
 }

@@ -24,10 +24,21 @@ struct spans {
     uint64_t block_bytes;
 };
 
-static bool is_wanted(const struct pd_config *c, int part)
+static enum pd_place place_of(const struct pd_engine *e, int part)
 {
+    const struct pd_config *c = e->options.config;
     const enum pd_place places[] = {c->offload.parameters, c->offload.gradients, c->offload.activations};
-    return places[part] == PD_PLACE_NVME;
+    return places[part];
+}
+
+static bool is_in_files(const struct pd_engine *e, int part)
+{
+    return place_of(e, part) == PD_PLACE_NVME;
+}
+
+static bool is_wanted(const struct pd_engine *e, int part)
+{
+    return is_in_files(e, part) || (e->options.is_gpu && place_of(e, part) == PD_PLACE_CPU);
 }
 
 static uint32_t count_spans(const struct pd_engine *e, int part)
@@ -52,22 +63,55 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
     return PD_OK;
 }
 
+/* On a GPU; all zero on a CPU. */
+static struct pd_spill_device device_of(const struct pd_engine *e, int part)
+{
+    const struct pd_rank_device *d = e->options.device;
+    void *far = e->scratch_far[part];
+    if (!e->options.is_gpu) return (struct pd_spill_device){0};
+    return (struct pd_spill_device){.dev = d->dev,
+                                    .compute = d->compute,
+                                    .copies_in = d->copies_in,
+                                    .copies_out = d->copies_out,
+                                    .memory = is_in_files(e, part) ? NULL : far,
+                                    .staging = is_in_files(e, part) ? far : NULL};
+}
+
 static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part, struct pd_error *err)
 {
     struct spans spans;
-    char path[4096];
+    char path[4096] = "";
+    const bool has_file = is_in_files(s->engine, part);
+    const struct pd_spill_device device = device_of(s->engine, part);
     PD_TRY(spans_of(s->engine, part, &spans, err));
-    pd_status st = pd_store_generation_take(s->pool, &s->parts[part].slot, path, err);
+    pd_status st = has_file ? pd_store_generation_take(s->pool, &s->parts[part].slot, path, err) : PD_OK;
     const struct pd_spill_options options = {.door = door,
                                              .path = path,
                                              .block_bytes = spans.block_bytes,
                                              .span_bytes = spans.bytes,
                                              .span_count = spans.count,
-                                             .pool = s->engine->pool};
-    if (!st && (st = pd_spill_new(&options, &s->parts[part].spill, err)))
+                                             .pool = s->engine->pool,
+                                             .device = device.dev ? &device : NULL};
+    if (!st && (st = pd_spill_new(&options, &s->parts[part].spill, err)) && has_file)
         pd_store_generation_release(s->pool, s->parts[part].slot, true);
     free(spans.bytes);
     return st;
+}
+
+pd_status pd_scratch_take(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    static const enum pd_memory_category categories[] = {PD_MEMORY_PARAMETERS, PD_MEMORY_GRADIENTS, PD_MEMORY_ACTIVATIONS};
+    for (int part = 0; e->options.is_gpu && part < SCRATCHES; part++) {
+        struct spans spans;
+        if (!is_wanted(e, part)) continue;
+        PD_TRY(spans_of(e, part, &spans, err));
+        e->scratch_far[part] =
+            is_in_files(e, part)
+                ? pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pd_spill_staging_bytes(spans.bytes, spans.count))
+                : pd_arena_take_host(arena, categories[part], pd_spill_memory_bytes(spans.bytes, spans.count));
+        free(spans.bytes);
+    }
+    return PD_OK;
 }
 
 static void attach(struct pd_scratch *s)
@@ -84,7 +128,7 @@ pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *door, struct
     s->engine = engine;
     s->pool = store;
     for (int part = 0; part < SCRATCHES; part++) {
-        pd_status st = is_wanted(engine->options.config, part) ? open_part(s, door, part, err) : PD_OK;
+        pd_status st = is_wanted(engine, part) ? open_part(s, door, part, err) : PD_OK;
         if (!st) continue;
         pd_scratch_close(s);
         return st;
@@ -101,7 +145,7 @@ void pd_scratch_close(struct pd_scratch *s)
         if (!s->parts[part].spill) continue;
         pd_spill_free(s->parts[part].spill);
         s->parts[part].spill = NULL;
-        pd_store_generation_release(s->pool, s->parts[part].slot, false);
+        if (is_in_files(s->engine, part)) pd_store_generation_release(s->pool, s->parts[part].slot, false);
     }
     attach(s);
     free(s);
@@ -113,11 +157,11 @@ pd_status pd_scratch_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, u
     *ret_heap_bytes = *ret_file_bytes = 0;
     for (int part = 0; part < SCRATCHES; part++) {
         struct spans spans;
-        if (!is_wanted(e->options.config, part)) continue;
+        if (!is_wanted(e, part)) continue;
         PD_TRY(spans_of(e, part, &spans, err));
         const uint64_t heap = pd_spill_bytes(spans.bytes, spans.count, spans.block_bytes);
         *ret_heap_bytes += (heap + PD_ARENA_ALIGN - 1) / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
-        *ret_file_bytes += pd_spill_file_bytes(spans.bytes, spans.count, spans.block_bytes);
+        if (is_in_files(e, part)) *ret_file_bytes += pd_spill_file_bytes(spans.bytes, spans.count, spans.block_bytes);
         free(spans.bytes);
     }
     return PD_OK;

@@ -396,8 +396,7 @@ pd_status pd_state_files_update_begin(struct pd_engine *e, struct pd_error *err)
     const struct pd_optimizer_store_step step = {.identity = e->next_identity,
                                                  .copy_dtype = c->numerics.precision,
                                                  .context = e,
-                                                 .by_unit = c->offload.parameters == PD_PLACE_NVME ||
-                                                            c->offload.gradients == PD_PLACE_NVME,
+                                                 .by_unit = pd_blocks_leave_device(&e->options),
                                                  .meet = e->options.is_gpu ? meet_far : meet,
                                                  .expect = e->options.is_gpu ? expect_far : NULL,
                                                  .left = e->options.is_gpu ? leave_far : NULL};

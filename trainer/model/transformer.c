@@ -126,19 +126,10 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     return fp8_init(t, err);
 }
 
-/* These still touch what they write away. */
-static pd_status check_far(const struct pd_transformer_options *o, struct pd_error *err)
-{
-    if (o->activations_in_files)
-        PD_FAIL(err, PD_UNSUPPORTED, "model: activations leave the memory of CPUs alone; say offload.activations=device");
-    return PD_OK;
-}
-
 pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                              const struct pd_transformer_options *options, struct pd_arena *arena,
                              struct pd_transformer **ret_transformer, struct pd_error *err)
 {
-    if (options->is_far) PD_TRY(check_far(options, err));
     struct pd_transformer *t = calloc(1, sizeof *t);
     if (!t) PD_FAIL(err, PD_NO_MEMORY, "model: no memory");
     t->model = model;

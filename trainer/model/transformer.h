@@ -55,8 +55,7 @@ struct pd_leaf_input {
 struct pd_transformer;
 
 /* Takes all memory from the arena. On a dry arena nothing is touched and the object serves only to be freed. `math` may be
- * NULL there. Model and math are borrowed. Far: tp and sp know the memory (pd_comm_use_memory).
- *   errors  PD_UNSUPPORTED: far, and activations in files */
+ * NULL there. Model and math are borrowed. Far: tp and sp know the memory (pd_comm_use_memory). */
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);

@@ -222,8 +222,9 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
     const uint64_t compute = pd_dtype_bytes(zero->options.compute);
     for (int kind = 0; kind < PD_KIND_COUNT && !zero->options.state_in_files; kind++)
         zero->state[kind] = (zero->options.state_on_host ? pd_arena_take_host : pd_arena_take)(arena, PD_MEMORY_OPTIMIZER,
-                                                                                             zero->held * sizeof(float));
-    if (zero->options.compute != PD_F32 || zero->options.state_in_files || zero->options.state_on_host)
+                                                                                               zero->held * sizeof(float));
+    if (zero->options.compute != PD_F32 || zero->options.state_in_files || zero->options.state_on_host ||
+        zero->options.parameters_in_files)
         zero->compute = pd_arena_take(arena, PD_MEMORY_PARAMETERS, zero->copy_elements * compute);
     zero->gradient = pd_arena_take(arena, PD_MEMORY_GRADIENTS, zero->gradient_elements * sizeof(float));
     if (!zero->is_mirrored) return;
@@ -448,24 +449,23 @@ pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err)
     return pd_zero_mirror_parameters(zero, err);
 }
 
-/* The master passes through the memory of the gradients, of which there are none yet. */
-static pd_status cast_from_host(struct pd_zero *zero, struct pd_error *err)
+/* Box by box; a master on the host passes through the memory of the gradients, of which there are none yet. */
+static pd_status put_boxes(struct pd_zero *zero, struct pd_error *err)
 {
-    const uint64_t bytes = pd_dtype_bytes(zero->options.compute);
     for (uint32_t i = 0; i < zero->box_count; i++) {
         const struct pd_zero_box *b = &zero->boxes[i];
-        float *passage = zero->gradient + b->gradient_offset;
-        char *copy = (char *)zero->compute + b->copy_offset * bytes;
-        PD_TRY(pd_math_copy(zero->math, passage, zero->state[PD_PARAM] + b->offset, b->elements * sizeof(float), err));
-        PD_TRY(pd_cast(zero->math, b->elements, zero->options.compute, copy, PD_F32, passage, err));
+        float *master = zero->state[PD_PARAM] + b->offset, *passage = zero->gradient + b->gradient_offset;
+        if (zero->options.state_on_host)
+            PD_TRY(pd_math_copy(zero->math, passage, master, b->elements * sizeof *master, err));
+        PD_TRY(pd_zero_put_parameters(zero, i, zero->options.state_on_host ? passage : master, err));
     }
     return pd_math_sync(zero->math, err);
 }
 
 pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
 {
-    if (zero->options.state_on_host)
-        PD_TRY(cast_from_host(zero, err));
+    if (!zero->options.state_in_files && (zero->options.state_on_host || zero->options.parameters_in_files))
+        PD_TRY(put_boxes(zero, err));
     else if (zero->compute && !zero->options.state_in_files)
         PD_TRY(pd_cast(zero->math, zero->held, zero->options.compute, zero->compute, PD_F32, zero->state[PD_PARAM], err));
     return pd_zero_updated(zero, err);

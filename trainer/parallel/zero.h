@@ -45,10 +45,10 @@ struct pd_zero_options {
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
     bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, leaf and element */
     uint64_t seed;
-    bool state_on_host;          /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
-    bool state_in_files;         /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
-    bool parameters_in_files;    /* compute copies of blocks are in files; needs state_in_files */
-    bool gradients_in_files;     /* sums of blocks are in files; needs state_in_files, and a schedule that goes by layers */
+    bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
+    bool state_in_files;      /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
+    bool parameters_in_files; /* compute copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
+    bool gradients_in_files;  /* sums of blocks are; likewise, and needs a schedule that goes by layers */
     uint64_t parameters_budget, gradients_budget; /* bytes of them that stay in memory: of the first blocks that fit */
 };
 

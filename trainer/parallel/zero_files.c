@@ -7,8 +7,6 @@
  * (copies) or `sums_away` (sums) are not in files at all. */
 #include "trainer/parallel/zero_internal.h"
 
-#include <string.h>
-
 static uint64_t element_bytes(const struct pd_zero *zero)
 {
     return pd_dtype_bytes(zero->options.compute);
@@ -216,7 +214,7 @@ pd_status pd_zero_bring(struct pd_zero *zero, uint32_t set, struct pd_error *err
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         const struct pd_zero_box *box = &zero->boxes[b];
         const char *from = is_span(zero, b) ? landing_of(zero, b) : (char *)zero->compute + box->copy_offset * bytes;
-        memcpy(zero->image + (box->offset - first) * bytes, from, box->elements * bytes);
+        PD_TRY(pd_math_copy(zero->math, zero->image + (box->offset - first) * bytes, from, box->elements * bytes, err));
     }
     zero->image_set = set;
     return PD_OK;

@@ -186,19 +186,3 @@ Test(far, chunks_of_one_rank)
 {
     check(PD_FAMILY_LLAMA, 2, PD_RECOMPUTE_SELECTIVE);
 }
-
-Test(far, what_cannot_be_far_is_refused)
-{
-    const struct pd_model_config config = tiny(PD_FAMILY_LLAMA);
-    struct pd_transformer_options options = {
-        .sequences = 1, .length = LENGTH, .dtype = PD_F32, .is_far = true, .partition = pd_partition_whole()};
-    struct pd_model *model;
-    struct pd_transformer *t;
-    struct pd_arena *dry;
-    struct pd_error err;
-    cr_assert_eq(pd_model_new(&config, &model, &err), PD_OK);
-    cr_assert_eq(pd_arena_new_dry(&dry, &err), PD_OK);
-    options.activations_in_files = true;
-    cr_assert_eq(pd_transformer_new(model, NULL, &options, dry, &t, &err), PD_UNSUPPORTED);
-    cr_assert_not_null(strstr(err.message, "offload.activations"));
-}
