@@ -1,0 +1,71 @@
+/* What is known by a GPU's name, and how a record says what computed it. */
+#include "trainer/computed_on.h"
+#include "trainer/gpus.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+Test(gpus, names_tell_rates_and_machines)
+{
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA H100 80GB HBM3"), 989e12);
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA H100 PCIe"), 756e12);
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA H200"), 989e12);
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA A100-SXM4-40GB"), 312e12);
+    cr_assert_eq(pd_gpu_matmul_flops("simulated GPU"), 0);
+    cr_assert_str_eq(pd_gpu_machine_name("NVIDIA H100 80GB HBM3"), "h100-80g");
+    cr_assert_str_eq(pd_gpu_machine_name("NVIDIA H200"), "h200-141g");
+    cr_assert_str_eq(pd_gpu_machine_name("NVIDIA A100-SXM4-40GB"), "a100-40g");
+    cr_assert_str_eq(pd_gpu_machine_name("NVIDIA A100 80GB PCIe"), "a100-80g");
+    cr_assert_null(pd_gpu_machine_name("NVIDIA L40S"));
+}
+
+Test(gpus, none_is_said_with_its_reason)
+{
+    struct pd_gpus gpus;
+    pd_gpus_find(&gpus);
+    cr_assert_eq(gpus.count == 0, gpus.why_none[0] != '\0');
+}
+
+Test(gpus, a_cpu_is_nothing)
+{
+    const struct pd_rank_device none = {.dev = NULL};
+    char *text = NULL;
+    cr_assert_eq(pd_computed_on(NULL, &text, NULL), PD_OK);
+    cr_assert_str_eq(text, "");
+    free(text);
+    cr_assert_eq(pd_computed_on(&none, &text, NULL), PD_OK);
+    cr_assert_str_eq(text, "");
+    free(text);
+}
+
+Test(gpus, a_device_is_named)
+{
+    struct pd_dev dev = {.description = "NVIDIA \"H100\""};
+    const struct pd_rank_device device = {.dev = &dev};
+    char *text = NULL, said[64];
+    cr_assert_eq(pd_computed_on(&device, &text, NULL), PD_OK);
+    cr_assert_eq(strncmp(text, "{\"device\":\"NVIDIA \\\"H100\\\"\"", 27), 0, "%s", text);
+    pd_computed_on_say(text, said, sizeof said);
+    cr_assert_eq(strncmp(said, "NVIDIA \"H100\"", 13), 0, "%s", said);
+    free(text);
+}
+
+Test(gpus, what_records_hold_is_said)
+{
+    static const struct {
+        const char *text, *said;
+    } cases[] = {{"", "a CPU"},
+                 {NULL, "a CPU"},
+                 {"{\"device\":\"NVIDIA H100\",\"cublaslt\":\"13.1.0\"}", "NVIDIA H100, cublaslt 13.1.0"},
+                 {"{\"device\":7}", "another machine"},
+                 {"{}", "another machine"},
+                 {"no JSON", "another machine"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char said[64], few[8];
+        pd_computed_on_say(cases[i].text, said, sizeof said);
+        cr_assert_str_eq(said, cases[i].said);
+        pd_computed_on_say(cases[i].text, few, sizeof few);
+        cr_assert_eq(strncmp(few, said, sizeof few - 1), 0);
+    }
+}
