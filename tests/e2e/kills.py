@@ -5,8 +5,8 @@ Everything of the launch dies at once (launcher and ranks, one process group), a
 takes and half as much again, counted from its launch or, mostly, from its first step; one that ends before is no kill. The same command then goes on. Every restart must load the last
 committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
 campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
-of state, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and then as by a reboot, a second
-one with or without a cap, a third that compresses by one level, by what pays, or not. 10, 8 and 10 kills by default (6, 5 and 6 of
+of state and what memory keeps of it, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and
+then as by a reboot, a second one with or without a cap, a third that compresses by one level, by what pays, or not. 10, 8 and 10 kills by default (6, 5 and 6 of
 ranks that are processes); 200, 120 and 500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such
 as `local offloaded 50`, runs that many kills of that one: rounds of a large campaign, each under a seed of its own. Copies on other
 hosts: peers.py.
@@ -113,6 +113,10 @@ def three_tiers(directory, layout, chooser):
         words.append("cap")
     words.append(chooser.choice(["none", "zstd:1", "auto"]))
     out.append(f"checkpoint.tiers[2].compression={words[-1]}")
+    kept = [what for what in ("optimizer", "parameters", "gradients", "activations") if f"offload.{what}=nvme" in layout[1]]
+    if kept and chooser.random() < 0.3:
+        out += [f"offload.{what}_budget={chooser.choice(['200K', '1M'])}" for what in kept]
+        words.append("budgets")
     if "offload.optimizer=nvme" in layout[1]:
         words.append("files")
         if chooser.random() < 0.4:
