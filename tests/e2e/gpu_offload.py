@@ -74,7 +74,7 @@ def body(workspace, _arguments):
                 check(workspace, config, expected, what, CASES[what], {"PERDURE_SIMT_STREAMS": streams})
         check(workspace, config, expected, "all in files, killed", CASES["all in files, some of it kept"], killed(workspace))
         ranks = ["layout.ranks=2", "layout.dp=2"]
-        for what, stage in itertools.product(("all on the host", "all in files") if is_long else ("all in files",), (1, 3)):
+        for what, stage in itertools.product(("all on the host", "all in files"), (1, 3)) if is_long else ():
             check(workspace, config, expected, f"two ranks, stage {stage}: {what}", CASES[what] + ranks + [f"layout.zero_stage={stage}"])
 
 
