@@ -78,7 +78,8 @@ static struct pd_door_counted count_steps(struct run *r, bool has_saves)
             run_step(r);
     }
     const struct pd_door_counted after = pd_door_counts_now(r->counts);
-    return (struct pd_door_counted){after.bytes_written - before.bytes_written, after.flushes - before.flushes};
+    return (struct pd_door_counted){.bytes_written = after.bytes_written - before.bytes_written,
+                                    .flushes = after.flushes - before.flushes};
 }
 
 static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
