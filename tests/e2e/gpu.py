@@ -175,7 +175,7 @@ def layouts_of(world):
 
 
 def sharing(bench, transport, is_long):
-    some = {"local": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (1, 2, 2, 1)], "mpi": [(2, 1, 1, 1), (1, 1, 2, 1)]}
+    some = {"local": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)], "mpi": [(2, 1, 1, 1), (1, 1, 2, 1)]}
     every = [case for world in (2, 4, 8) for case in layouts_of(world)]
     for family, precision in itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16")) if is_long else [("llama", "fp32")]:
         for dp, tp, pp, sp in every if is_long else some[transport]:
