@@ -150,21 +150,36 @@ struct streams {
     double leaf, update;
 };
 
+/* What a budget leaves on drives, of so many bytes. */
+static double away(double bytes, uint64_t budget)
+{
+    return bytes > (double)budget ? bytes - (double)budget : 0;
+}
+
 static struct streams streams_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_config *c = s->config;
-    const double blocks = g->block_elements / s->parts, held = g->elements / s->parts;
+    const double blocks = g->block_elements / s->parts;
     struct streams x = {0};
-    if (c->offload.optimizer == PD_PLACE_NVME) x.update += held * 2 * PD_KIND_COUNT * sizeof(float);
+    if (c->offload.optimizer == PD_PLACE_NVME) {
+        const double state = g->elements / s->parts * PD_KIND_COUNT * sizeof(float);
+        x.update += state + away(state, c->offload.optimizer_budget);
+    }
     if (c->offload.parameters == PD_PLACE_NVME) {
-        x.leaf += 2 * blocks * s->act / s->slots_once;
-        x.update += blocks * s->act;
+        const double copies = away(blocks * s->act, c->offload.parameters_budget);
+        x.leaf += 2 * copies / s->slots_once;
+        x.update += copies;
     }
     if (c->offload.gradients == PD_PLACE_NVME) {
-        x.leaf += blocks * sizeof(float) / s->slots;
-        x.update += blocks * sizeof(float);
+        const double sums = away(blocks * sizeof(float), c->offload.gradients_budget);
+        x.leaf += sums / s->slots;
+        x.update += sums;
     }
-    if (c->offload.activations == PD_PLACE_NVME) x.leaf += 2 * g->blocks * s->rows * kept_bytes(s);
+    if (c->offload.activations == PD_PLACE_NVME) {
+        /* leaves that are kept at once */
+        const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp;
+        x.leaf += 2 * away(alive * g->blocks * s->rows * kept_bytes(s), c->offload.activations_budget) / alive;
+    }
     return x;
 }
 

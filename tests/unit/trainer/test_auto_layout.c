@@ -157,6 +157,32 @@ Test(cost, layers_and_drives)
     cr_expect_geq(all.step_seconds, all.nvme_seconds);
 }
 
+static double cost_of_budgets(const char *places, const char *const *keys, int count)
+{
+    char text[700];
+    int at = snprintf(text, sizeof text, SMALL "%.*s", (int)strlen(places) - 2, places);
+    for (int i = 0; i < count; i++)
+        at += snprintf(text + at, sizeof text - (size_t)at, ", %s_budget: 900G", keys[i]);
+    snprintf(text + at, sizeof text - (size_t)at, "}\n");
+    return cost_of(text, 1).nvme_seconds;
+}
+
+/* What budgets keep in memory no drive is waited for; of state, only its reading is saved. */
+Test(cost, budgets_take_from_drives)
+{
+    const double n = 124439808, rate = 3e9, written = 12 * n;
+    const char *all = "offload: {optimizer: nvme, parameters: nvme, gradients: nvme, activations: nvme}\n";
+    const char *keys[] = {"optimizer", "parameters", "gradients", "activations"};
+    struct pd_step_cost cost = cost_of(SMALL "offload: {optimizer: nvme, optimizer_budget: 300M}\n", 1);
+    cr_expect_float_eq(cost.nvme_seconds, (2 * written - 300 * 1048576.0) / rate, 1e-3);
+    cost = cost_of(SMALL "offload: {optimizer: nvme, optimizer_budget: 900G}\n", 1);
+    cr_expect_float_eq(cost.nvme_seconds, written / rate, 1e-3);
+    const double none = cost_of_budgets(all, keys, 0), every = cost_of_budgets(all, keys, 4);
+    cr_expect_float_eq(every, written / rate, 1e-3);
+    for (int i = 0; i < 4; i++)
+        cr_expect_lt(cost_of_budgets(all, keys + i, 1), none, "%s_budget", keys[i]);
+}
+
 static struct pd_layout_choice choose(const char *text, uint32_t world, double device_bytes, pd_status expected)
 {
     struct pd_config c = parse(text);
