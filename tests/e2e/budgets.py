@@ -19,6 +19,7 @@ optimizer: {{lr: 0.01, warmup_steps: 1, decay_steps: {steps}}}
 checkpoint: {{every: 3, keep_last: 2}}
 layout: {{ranks: 1, threads: 1, transport: local}}
 """
+NARROW = {"128, heads: 4, kv_heads: 4, head_size: 32, ffn: 512": "72, heads: 6, kv_heads: 6, head_size: 12, ffn: 240"}
 PLACES = ("optimizer", "parameters", "gradients", "activations")
 BUDGETS = {"none": {}, "some": dict(zip(PLACES, ("5M", "1M", "1500k", "300k"))), "all": dict.fromkeys(PLACES, "1G")}
 
@@ -85,9 +86,25 @@ def killed_run(workspace, config, directory, name, step):
     harness.wait_until_gone(directory)
 
 
+def over_ranks(workspace, text):
+    """Three matrices of a block are large enough for files, so one of four ranks has none of them there, whatever the budget."""
+    for wide, narrow in NARROW.items():
+        text = text.replace(wide, narrow)
+    config, alone = workspace.file("narrow.yaml", text), workspace.directory("alone")
+    overrides = ["run.steps=3", "checkpoint.every=3"]
+    workspace.train(config, alone, overrides)
+    expected = harness.losses(alone), workspace.state_digest(alone)
+    for name in BUDGETS:
+        directory = workspace.directory(name)
+        workspace.train(config, directory, [*overrides, *overrides_of(name), "layout.ranks=4", "layout.dp=4"])
+        if (harness.losses(directory), workspace.state_digest(directory)) != expected:
+            raise harness.Failure(f"budgets {name}, four ranks: other bits")
+
+
 def body(workspace, _arguments):
     data = workspace.file("text.txt", harness.text_of(40000))
-    config = workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=data))
+    text = CONFIG.format(steps=STEPS, data=data)
+    config = workspace.file("run.yaml", text)
     plain = workspace.directory("plain")
     workspace.train(config, plain)
     expected, read = (harness.losses(plain), workspace.state_digest(plain)), {}
@@ -105,7 +122,8 @@ def body(workspace, _arguments):
     whole_run(workspace, config, mixed, "some")
     if (harness.losses(mixed), workspace.state_digest(mixed)) != expected:
         raise harness.Failure("killed and resumed under other budgets: other bits")
-    print("the same bits under every budget, and killed and resumed under others each time")
+    over_ranks(workspace, text)
+    print("the same bits under every budget and over four ranks, and killed and resumed under others each time")
 
 
 harness.main(body)

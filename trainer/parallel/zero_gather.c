@@ -110,13 +110,15 @@ static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_erro
     return PD_OK;
 }
 
-/* What is in files is read ahead, and gathered once it is there. */
+/* What is in files is read ahead, and gathered once it is there; so is a block that a budget keeps here, since it may be in
+ * the files of another rank, and all gather at the same time. */
 pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     PD_CHECK(set < zero->set_count && zero->sets[set].count);
     if (!zero->in_place && resident(zero, set)) return PD_OK;
     if (pd_zero_is_filed(zero, set)) return pd_zero_fetch(zero, set, err);
-    return zero->in_place ? PD_OK : start_gather(zero, set, err);
+    const bool is_filed_elsewhere = zero->options.parameters_in_files && !pd_zero_is_end(zero, set);
+    return zero->in_place || is_filed_elsewhere ? PD_OK : start_gather(zero, set, err);
 }
 
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err)
