@@ -27,13 +27,15 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
 {
     struct pd_config config;
     struct pd_run_tiers all;
-    char path[4200];
+    char path[4200], usual[4200];
     *ret_tiers = (struct pd_run_tiers){0};
     snprintf(path, sizeof path, "%s/config.yaml", run_dir);
     if (pd_config_load(path, NULL, 0, &config, NULL)) return;
     pd_run_tiers_of_config(&config, &all);
-    for (uint32_t i = 0; config.checkpoint.tiers_count && i < all.count; i++) {
+    snprintf(usual, sizeof usual, "%.4000s/checkpoints", run_dir);
+    for (uint32_t i = 0; i < all.count; i++) {
         find_now(&config, run_dir, all.tiers[i].dir);
+        if (!config.checkpoint.tiers_count && strcmp(all.tiers[i].dir, usual) == 0) break;
         ret_tiers->tiers[ret_tiers->count++] = all.tiers[i];
     }
     pd_config_deinit(&config);

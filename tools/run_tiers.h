@@ -21,7 +21,8 @@ struct pd_run_tiers {
 };
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);
-/* Those that config.yaml of a run directory names; none where it names none, or is no run. */
+/* Those that config.yaml of a run directory names, a checkpoint.dir elsewhere among them; none where checkpoints lie in
+ * <run.dir>/checkpoints alone, or where it is no run. */
 void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
 /* Fills in what lies there, of all. errors  of the first that cannot be looked at */
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);

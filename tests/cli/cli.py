@@ -401,6 +401,10 @@ if text:
     report("ckpt-verify-empty-json-content", [] if (found["ok"], found["checkpoints"]) == (False, []) else ["ok"], (65, text, ""))
 expect("ckpt-ls", ["ckpt", "ls", "run"], 0,
        re.compile(r"^CHECKPOINT .*\nstep-000000000006-\d+ .*\nstep-000000000004-\d+ .*\nstep-000000000002-\d+ .*\n$"))
+os.makedirs("away", exist_ok=True)
+write("away/config.yaml", "run: {dir: away}\ndata: {train: [{path: text.txt}]}\ncheckpoint: {dir: run/checkpoints}\n")
+expect("ckpt-ls-elsewhere", ["ckpt", "ls", "away"], 0, re.compile(r"^CHECKPOINT .*SIZE\n(step-00000000000[642]-.*\n){3}$"))
+expect("ckpt-show-elsewhere", ["ckpt", "show", "away"], 0, re.compile(r"\nstep        6, lineage 1, "))
 rows = []
 text = expect("ckpt-ls-json", ["ckpt", "ls", "run/checkpoints", "--json"], 0, ANY)
 if text:
