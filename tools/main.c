@@ -14,7 +14,7 @@ const struct pd_command pd_commands[] = {
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
     {"ckpt", "ls|show|verify|diff|stats|reshard|prune PATH", "look at, check, rewrite and delete checkpoints", pd_cmd_ckpt},
     {"data", "pack|inspect", "make token files, and look into them", pd_cmd_data},
-    {"bench", "io|ckpt|offload|reshard|step|adam", "speed against what the machine can do, as ratios", pd_cmd_bench},
+    {"bench", "io|ckpt|offload|reshard|step|attention|adam", "speed against what the machine can do, as ratios", pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {0},

@@ -96,7 +96,7 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
         else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode)))
             PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
         if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
-            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; choose another run.dir", partial, path);
+            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial, path);
         if (!slash) return PD_OK;
         *slash = '/';
     }

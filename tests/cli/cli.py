@@ -503,7 +503,7 @@ expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layou
        err=said("text.txt is no directory; name one to put the new checkpoint in"))
 expect("ckpt-reshard-no-destination", ["ckpt", "reshard", "run", "", "--layout=dp=1"], 64, err=re.compile("one of the arguments is empty"))
 expect("train-onto-file", ["train", MINIMAL, "run.dir=text.txt/run"], 78,
-       err=re.compile("perdure: text.txt is no directory, and text.txt/run is to be one; choose another run.dir\n$"))
+       err=re.compile("perdure: text.txt is no directory, and text.txt/run is to be one; give another directory for it\n$"))
 expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is no directory; name a run or its directory of checkpoints"))
 expect("sample-count", ["sample", "run", "--count=x"], 64,
        err=said("--count=x: expected a whole number; see perdure sample --help"))
