@@ -284,14 +284,14 @@ static inline pd_status room_new(struct room *room, uint32_t ranks, uint32_t hos
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 
-/* Every drive is a file system of its own. */
+/* Every drive is a file system of its own. What is lacking is lacking on all, but for a root that needs links to drives. */
 static inline pd_status room_new_striped(struct room *room, uint32_t ranks, uint32_t hosts, bool shared, uint32_t drives,
                                          unsigned lacks, struct pd_error *err)
 {
     static const char *const paths[] = {"/", "/drive-1", "/drive-2"};
     struct pd_disk_options options = {.seed = 1, .host_count = hosts};
     for (uint32_t i = 0; i <= drives; i++)
-        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .shared = shared, .lacks = lacks};
+        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .shared = shared, .lacks = i || !drives ? lacks : 0};
     *room = (struct room){.ranks = ranks, .hosts = hosts, .shared = shared, .drives = drives};
     return pd_simulated_disk_new(&options, &room->disk, err);
 }

@@ -5,6 +5,7 @@
 #ifndef PD_TESTS_TIER_SWEEP_H
 #define PD_TESTS_TIER_SWEEP_H
 
+#include "tests/helpers/scale.h"
 #include "tests/helpers/tier_room.h"
 
 #include <criterion/criterion.h>
@@ -87,7 +88,7 @@ static inline void tier_sweep(struct room *room, const char *name, int aftermath
     const uint64_t seed = tier_number_of("PERDURE_CAMPAIGN_SEED");
     struct pd_error err = {0};
     uint64_t tried = 0;
-    if (tier_number_of("PERDURE_TEST_SCALE") >= 10) stride = 1;
+    stride = test_stride(stride);
     for (uint32_t k = 0; k < sizeof tier_kinds / sizeof *tier_kinds; k++) {
         struct misfortune m = {.kind = k, .aftermath = aftermath};
         const bool is_rare = kind_of(&m) >= PD_DISK_FAULT_TORN && kind_of(&m) <= PD_DISK_FAULT_LOST_SYNC;

@@ -11,8 +11,8 @@ static void base_of(const struct world *world, struct room *room)
 {
     struct pd_error err = {0};
     cr_assert_eq(pd_log_configure("error", &err), PD_OK);
-    cr_assert_eq(room_new_striped(room, world->ranks, world->hosts, world->shared, world->drives, 0, &err), PD_OK, "%s",
-                 err.message);
+    cr_assert_eq(room_new_striped(room, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err), PD_OK,
+                 "%s", err.message);
     cr_assert_eq(room_launch(room, campaign_base, NULL, &err), PD_OK, "%s", err.message);
 }
 
@@ -24,11 +24,9 @@ static uint64_t stride_of(const struct world *world, uint64_t of_many)
 
 static void save_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "save", .try = campaign_try_save, .stride = stride_of(world, 36), .crashes = 2};
-    if (test_scale() >= 10) {
-        campaign.stride = 1;
-        campaign.crashes = world->ranks > 1 ? 2 : 6;
-    }
+    struct campaign campaign = {
+        .name = "save", .try = campaign_try_save, .stride = test_stride(stride_of(world, 36)), .crashes = 2};
+    if (test_scale() >= 10 && world->ranks == 1) campaign.crashes = 6;
     struct room room;
     base_of(world, &room);
     sweep(&campaign, world, &room);
@@ -38,7 +36,8 @@ static void save_campaign(const struct world *world)
 
 static void open_campaign(const struct world *world)
 {
-    struct campaign campaign = {.name = "open", .try = campaign_try_open, .stride = 5 * stride_of(world, 14), .crashes = 1};
+    struct campaign campaign = {
+        .name = "open", .try = campaign_try_open, .stride = test_stride(5 * stride_of(world, 14)), .crashes = 1};
     struct room room, wounded;
     struct pd_error err = {0};
     base_of(world, &room);
@@ -60,50 +59,65 @@ static void open_campaign(const struct world *world)
 
 Test(store_faults, save_one_rank)
 {
-    save_campaign(&worlds[0]);
+    save_campaign(&worlds[ONE_RANK]);
 }
 
 Test(store_faults, save_local_disks)
 {
-    save_campaign(&worlds[1]);
+    save_campaign(&worlds[LOCAL_DISKS]);
 }
 
 Test(store_faults, save_shared_disk)
 {
-    save_campaign(&worlds[2]);
+    save_campaign(&worlds[SHARED_DISK]);
 }
 
 Test(store_faults, open_one_rank)
 {
-    open_campaign(&worlds[0]);
+    open_campaign(&worlds[ONE_RANK]);
 }
 
 Test(store_faults, open_local_disks)
 {
-    open_campaign(&worlds[1]);
+    open_campaign(&worlds[LOCAL_DISKS]);
 }
 
 Test(store_faults, open_shared_disk)
 {
-    open_campaign(&worlds[2]);
+    open_campaign(&worlds[SHARED_DISK]);
 }
 
 Test(store_faults, save_three_drives)
 {
-    save_campaign(&worlds[3]);
+    save_campaign(&worlds[THREE_DRIVES]);
 }
 
 Test(store_faults, save_local_drives)
 {
-    save_campaign(&worlds[4]);
+    save_campaign(&worlds[LOCAL_DRIVES]);
 }
 
 Test(store_faults, open_three_drives)
 {
-    open_campaign(&worlds[3]);
+    open_campaign(&worlds[THREE_DRIVES]);
 }
 
 Test(store_faults, open_local_drives)
 {
-    open_campaign(&worlds[4]);
+    open_campaign(&worlds[LOCAL_DRIVES]);
+}
+
+Test(store_faults, save_shared_drives)
+{
+    save_campaign(&worlds[SHARED_DRIVES]);
+}
+
+Test(store_faults, open_shared_drives)
+{
+    open_campaign(&worlds[SHARED_DRIVES]);
+}
+
+Test(store_faults, save_without_links)
+{
+    save_campaign(&worlds[SHARED_NO_LINKS]);
 }

@@ -233,15 +233,14 @@ static pd_status try_generation(const struct room *base, const struct misfortune
     return st;
 }
 
-static void campaign_on(const struct world *world, unsigned lacks, uint64_t stride)
+static void campaign_on(const struct world *world, uint64_t stride)
 {
-    struct campaign campaign = {.name = "generations", .try = try_generation, .stride = stride, .crashes = 2};
+    struct campaign campaign = {.name = "generations", .try = try_generation, .stride = test_stride(stride), .crashes = 2};
     struct pd_store_options options = generation_options();
     struct room room;
     struct pd_error err = {0};
-    if (test_scale() >= 10) campaign.stride = 1;
-    cr_assert_eq(room_new_striped(&room, world->ranks, world->hosts, world->shared, world->drives, lacks, &err), PD_OK, "%s",
-                 err.message);
+    cr_assert_eq(room_new_striped(&room, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err),
+                 PD_OK, "%s", err.message);
     cr_assert_eq(room_launch_with(&room, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
     sweep(&campaign, world, &room);
     room_free(&room);
@@ -250,30 +249,50 @@ static void campaign_on(const struct world *world, unsigned lacks, uint64_t stri
 
 Test(store_generations, one_rank)
 {
-    campaign_on(&worlds[0], 0, 5);
+    campaign_on(&worlds[ONE_RANK], 5);
 }
 
 Test(store_generations, one_rank_without_links)
 {
-    campaign_on(&worlds[0], PD_DISK_NO_LINKS, 16);
+    campaign_on(&worlds[ONE_RANK_NO_LINKS], 16);
 }
 
 Test(store_generations, local_disks)
 {
-    campaign_on(&worlds[1], 0, 110);
+    campaign_on(&worlds[LOCAL_DISKS], 110);
 }
 
 Test(store_generations, shared_disk)
 {
-    campaign_on(&worlds[2], 0, 110);
+    campaign_on(&worlds[SHARED_DISK], 110);
 }
 
 Test(store_generations, three_drives)
 {
-    campaign_on(&worlds[3], 0, 19);
+    campaign_on(&worlds[THREE_DRIVES], 19);
 }
 
 Test(store_generations, local_drives)
 {
-    campaign_on(&worlds[4], 0, 210);
+    campaign_on(&worlds[LOCAL_DRIVES], 210);
+}
+
+Test(store_generations, shared_drives)
+{
+    campaign_on(&worlds[SHARED_DRIVES], 260);
+}
+
+Test(store_generations, local_disks_without_links)
+{
+    campaign_on(&worlds[LOCAL_NO_LINKS], 230);
+}
+
+Test(store_generations, shared_disk_without_links)
+{
+    campaign_on(&worlds[SHARED_NO_LINKS], 230);
+}
+
+Test(store_generations, local_drives_without_links)
+{
+    campaign_on(&worlds[DRIVES_NO_LINKS], 310);
 }
