@@ -1,6 +1,7 @@
 /* Generations, and others who are there too: workers that outlive their launch and write on into files they have open,
  * writes that the kernel finishes after a worker's death, a second launcher, a host that is away. Whatever they do, the
- * newest sealed step loads, whole, and the launch that owns the store goes on. */
+ * newest sealed step loads, whole, and the launch that owns the store goes on. On one drive and on two, with links and
+ * without. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/generation_room.h"
 
@@ -19,11 +20,21 @@ static void set_up(void)
 
 TestSuite(store_zombies, .init = set_up);
 
-static struct room room_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
+/* Where state may lie; every test goes over all. */
+static const struct place {
+    unsigned lacks;
+    uint32_t drives;
+} places[] = {{0, 0}, {0, 1}, {PD_DISK_NO_LINKS, 0}, {PD_DISK_NO_LINKS, 1}};
+#define PLACE_COUNT (sizeof places / sizeof *places)
+
+static struct room room_at(const struct place *place, uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
 {
+    static const char *const paths[] = {"/", "/drive-1", "/drive-2"};
     struct pd_disk_options options = {.seed = 1, .host_count = hosts + 1}; /* nobody's death reaches the last one */
-    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = lacks, .shared = shared};
-    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared};
+    for (uint32_t i = 0; i <= place->drives; i++)
+        options.mounts[i] = (struct pd_disk_mount){.path = paths[i], .lacks = place->lacks | lacks, .shared = shared};
+    if (place->drives) options.mounts[0].lacks = lacks; /* it needs links to drives */
+    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared, .drives = place->drives};
     struct pd_error err = {0};
     expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
     return room;
@@ -54,6 +65,12 @@ static void scribble(struct haunt *haunt, struct pd_file *file)
     (void)!pd_file_sync(file, NULL);
 }
 
+static void scribble_streams(struct haunt *haunt, const struct generation *g)
+{
+    for (uint32_t k = 0; k < ROOM_SHARDS_MAX; k++)
+        if (g->stream[k]) scribble(haunt, pd_shard_stream_file(g->stream[k]));
+}
+
 /* Zombies write into what they hold, release it, take the next and write that too. */
 static void haunt_once(struct haunt *haunt)
 {
@@ -62,30 +79,39 @@ static void haunt_once(struct haunt *haunt)
     haunt->step++;
     for (uint32_t i = 0; i < haunt->zombie_count; i++) {
         struct generation *g = haunt->zombies[i];
-        if (g->stream[0]) scribble(haunt, pd_shard_stream_file(g->stream[0]));
+        scribble_streams(haunt, g);
         (void)!generation_write(g, haunt->step, NULL);
-        if (g->stream[0]) scribble(haunt, pd_shard_stream_file(g->stream[0]));
+        scribble_streams(haunt, g);
     }
+}
+
+static void keep_open_in(struct haunt *haunt, const char *root)
+{
+    struct pd_listing listing = {0};
+    struct pd_error err = {0};
+    char pool[64];
+    snprintf(pool, sizeof pool, "%.40s/pool-1", root);
+    expect(pd_door_list(haunt->door, pool, &listing, &err), PD_OK, &err);
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char path[256];
+        if (strncmp(listing.names[i], "generation-", 11) != 0) continue;
+        snprintf(path, sizeof path, "%s/%.150s", pool, listing.names[i]);
+        cr_assert_lt(haunt->file_count, HAUNTS_MAX);
+        expect(pd_file_open(haunt->door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->file_count++], &err),
+               PD_OK, &err);
+    }
+    pd_listing_deinit(&listing);
 }
 
 /* The files that workers hold, open for writing by somebody whom their death does not reach. */
 static void keep_open(struct haunt *haunt, struct room *room)
 {
-    struct pd_listing listing = {0};
+    static const char *const drives[] = ROOM_DRIVES;
     struct pd_error err = {0};
-    struct pd_door *door;
-    expect(pd_simulated_disk_door(room->disk, room->hosts, &door, &err), PD_OK, &err);
-    haunt->door = door;
-    expect(pd_door_list(door, ROOM_ROOT "/pool-1", &listing, &err), PD_OK, &err);
-    for (uint32_t i = 0; i < listing.count; i++) {
-        char path[256];
-        if (strncmp(listing.names[i], "generation-", 11) != 0) continue;
-        snprintf(path, sizeof path, ROOM_ROOT "/pool-1/%s", listing.names[i]);
-        cr_assert_lt(haunt->file_count, HAUNTS_MAX);
-        expect(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->file_count++], &err), PD_OK,
-               &err);
-    }
-    pd_listing_deinit(&listing);
+    expect(pd_simulated_disk_door(room->disk, room->hosts, &haunt->door, &err), PD_OK, &err);
+    keep_open_in(haunt, ROOM_ROOT);
+    for (uint32_t d = 0; d < room->drives; d++)
+        keep_open_in(haunt, drives[d]);
 }
 
 static void lay_to_rest(struct haunt *haunt)
@@ -200,12 +226,13 @@ static pd_status die_with_writes_in_flight(struct generation *g, struct haunt *h
 
 Test(store_zombies, writes_that_land_after_the_death_of_their_worker)
 {
-    for (unsigned world = 0; world < 3; world++) {
-        struct room room = room_that_lacks(world ? 4 : 1, world == 2 ? 2 : 1, true, 0);
+    for (unsigned i = 0; i < 3 * PLACE_COUNT; i++) {
+        const unsigned world = i % 3;
+        struct room room = room_at(&places[i / 3], world ? 4 : 1, world == 2 ? 2 : 1, true, 0);
         struct haunt haunt = {0};
         struct pd_error err = {0};
         run_first(&room, &haunt, die_with_writes_in_flight);
-        cr_assert_eq(haunt.file_count, room.ranks);
+        cr_assert_eq(haunt.file_count, room.ranks * (1 + room.drives));
         expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
         cr_assert_gt(haunt.written, 0u, "nobody wrote");
         lay_to_rest(&haunt);
@@ -233,14 +260,16 @@ static pd_status outlive_rank_zero(struct generation *g, struct haunt *haunt, st
 /* Host 0 is dead, the workers on host 1 live, hold their locks and write on into the shared directory. */
 Test(store_zombies, workers_on_another_host_live_on)
 {
-    struct room room = room_that_lacks(4, 2, true, 0);
-    struct haunt haunt = {0};
-    struct pd_error err = {0};
-    run_first(&room, &haunt, outlive_rank_zero);
-    cr_assert_gt(haunt.written, 100u, "the zombies could not write");
-    haunt.zombie_count = 0;
-    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
-    room_free(&room);
+    for (size_t i = 0; i < PLACE_COUNT; i++) {
+        struct room room = room_at(&places[i], 4, 2, true, 0);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, outlive_rank_zero);
+        cr_assert_gt(haunt.written, 100u, "the zombies could not write");
+        haunt.zombie_count = 0;
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        room_free(&room);
+    }
 }
 
 /* Where locks do not work a second launch comes in beside the first, which may do nothing any more but does not know yet. */
@@ -264,8 +293,9 @@ static pd_status be_overtaken(struct generation *g, struct haunt *haunt, struct 
 
 Test(store_zombies, a_launch_that_was_overtaken)
 {
-    for (unsigned world = 0; world < 3; world++) {
-        struct room room = room_that_lacks(world ? 4 : 1, world ? 2 : 1, world == 2, PD_DISK_NO_LOCKS);
+    for (unsigned i = 0; i < 3 * PLACE_COUNT; i++) {
+        const unsigned world = i % 3;
+        struct room room = room_at(&places[i / 3], world ? 4 : 1, world ? 2 : 1, world == 2, PD_DISK_NO_LOCKS);
         struct haunt haunt = {0};
         struct pd_error err = {0};
         run_first(&room, &haunt, be_overtaken);
@@ -296,11 +326,13 @@ static pd_status overtaken_while_saving(struct generation *g, struct haunt *haun
 
 Test(store_zombies, a_launch_that_was_overtaken_between_link_and_seal)
 {
-    struct room room = room_that_lacks(1, 1, false, PD_DISK_NO_LOCKS);
-    struct haunt haunt = {0};
-    run_first(&room, &haunt, overtaken_while_saving);
-    cr_assert_eq(haunt.newest, 33u);
-    room_free(&room);
+    for (size_t i = 0; i < PLACE_COUNT; i++) {
+        struct room room = room_at(&places[i], 1, 1, false, PD_DISK_NO_LOCKS);
+        struct haunt haunt = {0};
+        run_first(&room, &haunt, overtaken_while_saving);
+        cr_assert_eq(haunt.newest, 33u);
+        room_free(&room);
+    }
 }
 
 /* ---- a second launcher ---- */
@@ -325,8 +357,8 @@ static pd_status meet_a_second_launcher(struct generation *g, struct haunt *haun
 
 Test(store_zombies, a_second_launcher_is_refused_and_harms_nothing)
 {
-    for (unsigned shared = 0; shared < 2; shared++) {
-        struct room room = room_that_lacks(4, 2, shared, 0);
+    for (unsigned i = 0; i < 2 * PLACE_COUNT; i++) {
+        struct room room = room_at(&places[i / 2], 4, 2, i % 2, 0);
         struct haunt haunt = {0};
         struct pd_error err = {0};
         run_first(&room, &haunt, meet_a_second_launcher);
@@ -362,8 +394,8 @@ static pd_status make_do(struct room_rank *rank, struct pd_error *err)
 
 Test(store_zombies, a_host_with_its_disk_is_away)
 {
-    for (uint64_t seed = 0; seed < 8; seed++) {
-        struct room room = room_that_lacks(4, 2, false, 0), alone;
+    for (uint64_t seed = 0; seed < 4 * PLACE_COUNT; seed++) {
+        struct room room = room_at(&places[seed / 4], 4, 2, false, 0), alone;
         struct pd_store_options options = generation_options();
         struct haunt haunt = {0};
         struct pd_error err = {0};
@@ -381,12 +413,14 @@ Test(store_zombies, a_host_with_its_disk_is_away)
 /* On a shared disk the other host takes its ranks over. */
 Test(store_zombies, a_host_is_gone_for_good)
 {
-    struct room room = room_that_lacks(4, 2, true, 0);
-    struct haunt haunt = {0};
-    struct pd_error err = {0};
-    run_first(&room, &haunt, die);
-    room.hosts = 1;
-    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
-    expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
-    room_free(&room);
+    for (size_t i = 0; i < PLACE_COUNT; i++) {
+        struct room room = room_at(&places[i], 4, 2, true, 0);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        run_first(&room, &haunt, die);
+        room.hosts = 1;
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        expect(launch_haunted(&room, &haunt, &err), PD_OK, &err);
+        room_free(&room);
+    }
 }
