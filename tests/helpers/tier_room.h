@@ -1,10 +1,11 @@
 /* Launches over several tiers in the machine room of store_room.h: "/shm" is memory and "/disk" a disk of each host, "/net"
- * one for all. On the real disk they lie in <root>/host-<n> and <root>/all. */
+ * one for all. On the real disk they lie in <root>/host-<n> and <root>/all. Where options have generations, state lies in
+ * files of the first tier; on the simulated disk also on the room's further drives. */
 #ifndef PD_TESTS_TIER_ROOM_H
 #define PD_TESTS_TIER_ROOM_H
 
 #include "ckpt/tiers.h"
-#include "tests/helpers/store_room.h"
+#include "tests/helpers/generation_room.h"
 #include "trainer/comm/comm.h"
 
 struct tier_rank {
@@ -13,6 +14,8 @@ struct tier_rank {
     struct pd_comm *comms[PD_TIERS_MAX];
     struct pd_comm *copy_comm;
     struct pd_group world, groups[PD_TIERS_MAX], copy_group;
+    struct generation *state; /* NULL: in memory */
+    bool distrusts;           /* the disk may have lied about what the state was: it is not read */
     void *context;
 };
 
@@ -39,10 +42,24 @@ static inline pd_status tier_room_new(struct room *room, uint32_t ranks, uint32_
     return pd_simulated_disk_new(&options, &room->disk, err);
 }
 
+/* The same with one more drive of each host, or none. Where links are refused a "/disk" that needs them for it has them. */
+static inline pd_status tier_room_new_striped(struct room *room, uint32_t ranks, uint32_t hosts, uint32_t drives,
+                                              unsigned lacks, struct pd_error *err)
+{
+    struct pd_disk_options options = {.seed = 1, .host_count = 2 * hosts};
+    options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = drives ? lacks & ~PD_DISK_NO_LINKS : lacks};
+    options.mounts[1] = (struct pd_disk_mount){.path = "/shm", .in_memory = true};
+    options.mounts[2] = (struct pd_disk_mount){.path = "/net", .shared = true, .lacks = lacks};
+    if (drives) options.mounts[3] = (struct pd_disk_mount){.path = "/drive-1", .lacks = lacks};
+    *room = (struct room){.ranks = ranks, .hosts = hosts, .drives = drives};
+    return pd_simulated_disk_new(&options, &room->disk, err);
+}
+
 /* ---- saving ---- */
 
 struct tier_saving {
     struct room_rank *rank;
+    const struct generation *linked; /* NULL: written from memory */
     struct pd_run_state state;
 };
 
@@ -53,11 +70,19 @@ static inline pd_status tier_prepare(void *context, struct pd_store *store, uint
     struct room_rank *rank = saving->rank;
     const struct pd_identity *identity = &saving->state.identity;
     char path[4096];
-    (void)tier;
+    if (saving->linked && tier == 0) {
+        memcpy(ret_summary, saving->linked->summary, room_shards(rank) * sizeof *ret_summary);
+        *ret_written = PD_OK;
+        return pd_store_begin_generation(store, identity, saving->linked->slot, rank->buffers, ROOM_BUFFER_BYTES, err);
+    }
     PD_TRY(pd_store_begin(store, identity, path, err));
-    room_fill(rank->values, identity->lineage, identity->step, rank->group->rank);
     const void *data[2] = {rank->values, rank->values + ROOM_ROWS * 3};
-    *ret_written = pd_shard_write(rank->writer, path, identity, rank->group->rank, data, ret_summary, err);
+    *ret_written = PD_OK;
+    for (uint32_t k = 0; !*ret_written && k < room_shards(rank); k++) {
+        if (k) pd_store_begin_shard(store, k, path);
+        room_fill(rank->values, identity->lineage, identity->step, room_shard(rank, k));
+        *ret_written = pd_shard_write(rank->writer, path, identity, rank->group->rank, data, &ret_summary[k], err);
+    }
     return PD_OK;
 }
 
@@ -71,14 +96,37 @@ static inline struct pd_tiers_save tier_saving_init(struct tier_saving *saving, 
                                                     bool everywhere)
 {
     saving->rank = &rank->room;
-    room_state(&rank->room, &saving->state, 1, step);
+    saving->linked = rank->state;
+    room_state(&rank->room, &saving->state, rank->state ? 0 : 1, step);
     return (struct pd_tiers_save){&saving->state, everywhere, tier_prepare, tier_hold, saving};
+}
+
+/* State that lies in files goes on to that step, and is finished, before it is saved. */
+static inline pd_status tier_advance(struct tier_rank *rank, uint64_t step, struct pd_error *err)
+{
+    struct generation *g = rank->state;
+    pd_status st = PD_OK;
+    if (!g) return PD_OK;
+    rank->room.store = pd_tiers_store(rank->tiers, 0);
+    if (g->is_there && !rank->distrusts) st = generation_read(g, err);
+    if (!st && (!g->is_there || g->step != step)) st = generation_write(g, step, err);
+    if (!st) st = generation_finish(g, err);
+    return pd_group_agree(&rank->world, st, err);
+}
+
+/* Some ranks get further than others. */
+static inline void tier_run_ahead(struct tier_rank *rank, uint64_t step)
+{
+    rank->room.store = pd_tiers_store(rank->tiers, 0);
+    for (uint32_t i = 0; rank->state && i < rank->world.rank % 3; i++)
+        if (generation_write(rank->state, step + i, NULL)) return;
 }
 
 static inline pd_status tier_save(struct tier_rank *rank, uint64_t step, uint32_t *ret_tier, struct pd_error *err)
 {
     struct tier_saving saving;
     uint32_t tier;
+    PD_TRY(tier_advance(rank, step, err));
     const struct pd_tiers_save save = tier_saving_init(&saving, rank, step, false);
     PD_TRY(pd_tiers_save(rank->tiers, &save, &tier, err));
     if (ret_tier) *ret_tier = tier;
@@ -88,6 +136,7 @@ static inline pd_status tier_save(struct tier_rank *rank, uint64_t step, uint32_
 static inline pd_status tier_finish(struct tier_rank *rank, uint64_t step, double leave_seconds, struct pd_error *err)
 {
     struct tier_saving saving;
+    PD_TRY(tier_advance(rank, step, err));
     const struct pd_tiers_save save = tier_saving_init(&saving, rank, step, true);
     return pd_tiers_finish(rank->tiers, &save, leave_seconds, err);
 }
@@ -151,6 +200,13 @@ static inline pd_status tier_make_directories(struct pd_door *door, struct pd_ti
     return PD_OK;
 }
 
+static inline pd_status tier_make_state(struct tier_rank *rank, struct pd_error *err)
+{
+    rank->state = calloc(1, sizeof *rank->state);
+    if (!rank->state) PD_FAIL(err, PD_NO_MEMORY, "no state");
+    return generation_init(rank->state, &rank->room, err);
+}
+
 static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *comm, const struct tier_launch *launch,
                                       struct pd_error *err)
 {
@@ -169,7 +225,14 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
     PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->copy_comm, err));
     pd_comm_group(rank->copy_comm, &rank->copy_group);
     options.copy_group = &rank->copy_group;
+    static const char *const drives[] = ROOM_DRIVES;
+    if (rank->room.room->drives) {
+        options.shards = room_shards(&rank->room);
+        options.stripes = drives;
+    }
+    options.needs_first = options.generations;
     PD_TRY(pd_tiers_open(rank->room.door, &options, &rank->tiers, err));
+    if (options.generations) PD_TRY(tier_make_state(rank, err));
     return launch->script(rank, err);
 }
 
@@ -184,6 +247,8 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
     pd_status st = tier_rank_run(rank, comm, launch, err);
     if (st) pd_comm_abort(comm);
     pd_tiers_close(rank->tiers);
+    if (rank->state) generation_deinit(rank->state);
+    free(rank->state);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(rank->comms[i]);
     pd_comm_free(rank->copy_comm);

@@ -1,13 +1,14 @@
 /* Every operation of a save and of the copies that follow it goes wrong once, or from then on; afterwards power goes, on all
  * hosts, on one or on none, or a host is replaced by an empty one: a fresh launch finds a step that is whole, and what it
- * was promised. */
+ * was promised. Saves come from memory into memory, or from files that hold the state: on one drive or two, of each host or
+ * of all, with links or without, and then ranks stop at different generations. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/tier_sweep.h"
 
 #define HOSTS 2u
 #define BEFORE 4u /* steps that are in every tier before the misfortune */
 
-enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, ONE_IS_REPLACED, AFTERMATHS };
+enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, ONE_IS_REPLACED, AFTERMATHS, ANY = AFTERMATHS };
 
 static bool lies(const struct misfortune *m)
 {
@@ -16,13 +17,33 @@ static bool lies(const struct misfortune *m)
            kind == PD_DISK_FAULT_LOST_SYNC;
 }
 
-static struct pd_tiers_options tiers_of(bool has_net)
+/* Of its tiers the first that a reboot, and the loss of a host, leaves. */
+struct shape {
+    const char *name, *dirs[3];
+    bool has_files;
+    uint32_t drives;
+    unsigned lacks;
+    uint32_t reboot_tier, host_tier;
+};
+static const struct shape shapes[] = {
+    {"state in memory", {"/shm/c", "/disk", "/net/c"}, false, 0, 0, 1, 2},
+    {"state in files", {"/disk", "/net/c"}, true, 0, 0, 0, 1},
+    {"state in files on two drives", {"/disk", "/net/c"}, true, 1, 0, 0, 1},
+    {"state in files of all hosts", {"/net/a", "/net/b"}, true, 0, 0, 0, 0},
+    {"state in files, no links", {"/disk", "/net/c"}, true, 0, PD_DISK_NO_LINKS, 0, 1},
+    {"state in files on two drives, no links on the second", {"/disk", "/net/c"}, true, 1, PD_DISK_NO_LINKS, 0, 1},
+};
+enum { IN_MEMORY, IN_FILES, ON_TWO_DRIVES, ON_A_SHARED_DISK, WITHOUT_LINKS, ON_TWO_DRIVES_WITHOUT_LINKS };
+
+static const struct shape *shape; /* of the campaign that runs */
+
+static struct pd_tiers_options tiers_of(enum aftermath aftermath)
 {
-    return (struct pd_tiers_options){.tiers = {{.dir = "/shm/c", .every = 1, .keep_last = 2},
-                                               {.dir = "/disk", .every = 1, .keep_last = 2},
-                                               {.dir = "/net/c", .every = 1, .keep_last = 2}},
-                                     .count = has_net ? 3 : 2,
-                                     .quarantine_bytes_max = 1 << 20};
+    struct pd_tiers_options options = {.quarantine_bytes_max = 1 << 20, .generations = shape->has_files};
+    for (uint32_t i = 0; i < 3 && shape->dirs[i]; i++)
+        options.tiers[options.count++] = (struct pd_tier_options){.dir = shape->dirs[i], .every = 1, .keep_last = 2};
+    if (shape == &shapes[IN_MEMORY] && aftermath != ONE_IS_REPLACED) options.count--;
+    return options;
 }
 
 /* ---- the run that meets it ---- */
@@ -50,9 +71,12 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save_to(rank, BEFORE, BEFORE, err));
     PD_TRY(tier_arm(rank, m, err));
+    rank->distrusts = lies(m) || kind_of(m) == PD_DISK_FAULT_FLIP;
     pd_status saved = tier_save(rank, BEFORE + 1, &tier, &why), finished = PD_IO;
     if (!saved) finished = tier_finish(rank, BEFORE + 1, -1, &why);
     if (rank->world.rank == 0) run->saved = saved, run->finished = finished, run->tier = tier;
+    tier_run_ahead(rank, BEFORE + 2);
+    if (saved == PD_BUG || finished == PD_BUG) return pd_error_context(err, PD_BUG, "%s", why.message);
     PD_TRY(tier_disarm(rank, &run->fired, &run->after, err));
     if (kind_of(m) == PD_DISK_FAULT_POWER) return PD_OK;
     /* The run goes on, and everything works again. */
@@ -86,8 +110,8 @@ static pd_status look_after(const struct room *room, struct run *run, const stru
     const struct misfortune *m = run->misfortune;
     struct room later = *room;
     struct check check = {BEFORE, BEFORE + 1};
-    const bool survives_reboot = run->finished == PD_OK || (run->saved == PD_OK && run->tier > 0);
-    const bool survives_host = run->finished == PD_OK || (run->saved == PD_OK && run->tier > 1);
+    const bool survives_reboot = run->finished == PD_OK || (run->saved == PD_OK && run->tier >= shape->reboot_tier);
+    const bool survives_host = run->finished == PD_OK || (run->saved == PD_OK && run->tier >= shape->host_tier);
     bool is_promised = run->saved == PD_OK;
     if (m->aftermath == ALL_CRASH || m->aftermath == ONE_CRASHES) is_promised = survives_reboot;
     if (m->aftermath == ONE_IS_REPLACED) is_promised = survives_host;
@@ -105,9 +129,12 @@ static pd_status look_after(const struct room *room, struct run *run, const stru
     return st;
 }
 
-static pd_status try_one(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err)
+static pd_status try_one(const struct room *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
 {
-    const struct pd_tiers_options options = tiers_of(m->aftermath == ONE_IS_REPLACED);
+    struct misfortune own = *drawn;
+    const struct misfortune *m = &own;
+    if (own.aftermath == ANY) own.aftermath = (int)(own.seed / HOSTS % AFTERMATHS);
+    const struct pd_tiers_options options = tiers_of((enum aftermath)m->aftermath);
     struct room room = *base;
     struct run run = {.misfortune = m};
     PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
@@ -124,33 +151,67 @@ static void quiet(void *context, const char *line, size_t bytes)
     (void)context, (void)line, (void)bytes;
 }
 
-static void campaign(enum aftermath aftermath, uint64_t stride)
+static void campaign_on(int number, enum aftermath aftermath, uint64_t stride)
 {
-    const struct pd_tiers_options options = tiers_of(aftermath == ONE_IS_REPLACED);
+    shape = &shapes[number];
+    const struct pd_tiers_options options = tiers_of(aftermath);
     struct pd_error err = {0};
     struct room room;
     pd_log_set_sink(quiet, NULL);
-    cr_assert_eq(tier_room_new(&room, 4, HOSTS, 0, 0, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_room_new_striped(&room, 4, HOSTS, shape->drives, shape->lacks, &err), PD_OK, "%s", err.message);
     cr_assert_eq(tier_run(&room, &options, save_before, NULL, &err), PD_OK, "%s", err.message);
-    tier_sweep(&room, "tiers", (int)aftermath, stride, false, try_one);
+    tier_sweep(&room, shape->name, (int)aftermath, stride, false, try_one);
 }
 
 Test(tier_faults, processes_die)
 {
-    campaign(NOBODY_CRASHES, 90);
+    campaign_on(IN_MEMORY, NOBODY_CRASHES, 90);
 }
 
 Test(tier_faults, all_hosts_lose_power)
 {
-    campaign(ALL_CRASH, 60);
+    campaign_on(IN_MEMORY, ALL_CRASH, 60);
 }
 
 Test(tier_faults, one_host_loses_power)
 {
-    campaign(ONE_CRASHES, 90);
+    campaign_on(IN_MEMORY, ONE_CRASHES, 90);
 }
 
 Test(tier_faults, a_host_and_its_tiers_are_gone)
 {
-    campaign(ONE_IS_REPLACED, 90);
+    campaign_on(IN_MEMORY, ONE_IS_REPLACED, 90);
+}
+
+/* A short run draws what becomes of the hosts. */
+static void campaigns_on(int number, uint64_t stride)
+{
+    if (test_scale() < 10) campaign_on(number, ANY, stride);
+    for (int aftermath = 0; test_scale() >= 10 && aftermath < AFTERMATHS; aftermath++)
+        campaign_on(number, (enum aftermath)aftermath, stride);
+}
+
+Test(tier_faults, files)
+{
+    campaigns_on(IN_FILES, 150);
+}
+
+Test(tier_faults, files_on_two_drives)
+{
+    campaigns_on(ON_TWO_DRIVES, 250);
+}
+
+Test(tier_faults, files_on_a_shared_disk)
+{
+    campaigns_on(ON_A_SHARED_DISK, 150);
+}
+
+Test(tier_faults, files_without_links)
+{
+    campaigns_on(WITHOUT_LINKS, 150);
+}
+
+Test(tier_faults, files_on_two_drives_without_links)
+{
+    campaigns_on(ON_TWO_DRIVES_WITHOUT_LINKS, 250);
 }
