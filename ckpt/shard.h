@@ -6,6 +6,7 @@
 #ifndef PD_CKPT_SHARD_H
 #define PD_CKPT_SHARD_H
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/door.h"
 #include "ckpt/tensor.h"
@@ -51,9 +52,10 @@ PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
 struct pd_shard_codec {
     enum pd_codec codec;
-    int level;                   /* PD_SHARD_LEVEL_MIN to _MAX */
-    bool is_auto;                /* only what can be compressed while the disk is busy with what went before */
-    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller */
+    int level;                    /* PD_SHARD_LEVEL_MIN to _MAX */
+    bool is_auto;                 /* only what can be compressed while the disk is busy with what went before */
+    struct pd_thread_pool *pool;  /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller */
+    const struct pd_clock *clock; /* by which is_auto measures; borrowed as well; NULL: the system's */
 };
 /* "none", "zstd:3" (the level), "auto". ret_codec: the pool is NULL.  PD_INVALID: it is none of these */
 PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err);
@@ -65,7 +67,7 @@ PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_door *door, const
                                                      uint64_t buffer_bytes, const struct pd_shard_codec *codec,
                                                      struct pd_shard_writer **ret_writer, struct pd_error *err);
 void pd_shard_writer_free(struct pd_shard_writer *writer);
-uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer);      /* heap it holds */
+uint64_t pd_shard_writer_bytes(const struct pd_shard_writer *writer); /* heap it holds */
 /* Of a writer that does not compress and one stream, before there is one: never less, and a sum over boxes. */
 uint64_t pd_shard_writer_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                     uint32_t box_count);

@@ -14,7 +14,6 @@
  *
  *   invariants  1. whatever happens, nothing is in flight when pd_shard_write_chunks returns
  *               2. at a fixed level the bytes of the file do not depend on threads, batches or time */
-#include "ckpt/base/clock.h"
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/shard_squeeze.h"
 #include "ckpt/shard_writer.h"
@@ -68,7 +67,7 @@ struct packing {
 /* Completions tell how fast the disk is while it has something to do. */
 static void note_write(struct packing *p, uint64_t bytes)
 {
-    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    const uint64_t now = pd_clock_monotonic_ns(p->codec->clock);
     pd_shard_rates_moved(p->rates, bytes, now - p->busy_since_ns, p->in_flight > 0);
     p->busy_since_ns = now;
 }
@@ -113,7 +112,7 @@ static pd_status send(struct packing *p, struct slot *slot, const void *data, ui
                                           .is_write = true,
                                           .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
-    if (p->in_flight == 0) p->busy_since_ns = pd_clock_monotonic_ns(NULL);
+    if (p->in_flight == 0) p->busy_since_ns = pd_clock_monotonic_ns(p->codec->clock);
     PD_TRY(pd_queue_submit(p->w->queue, &transfer, 1, p->err));
     slot->in_flight = true;
     p->in_flight++;
@@ -235,10 +234,10 @@ static pd_status run_batch(struct packing *p)
         bytes += p->jobs[j].bytes;
     if (p->source) PD_TRY(p->source->pace(p->source->context, bytes, p->err));
     p->is_compressing = may_compress(p, bytes);
-    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    const uint64_t begin = pd_clock_monotonic_ns(p->codec->clock);
     /* Hashing alone is faster than any disk, and nobody has to be waited for. */
     pd_parallel(p->is_compressing ? p->codec->pool : NULL, p->job_count, run_job, p);
-    const uint64_t took = pd_clock_monotonic_ns(NULL) - begin;
+    const uint64_t took = pd_clock_monotonic_ns(p->codec->clock) - begin;
     if (p->is_compressing) pd_shard_rates_compressed(p->rates, bytes, took);
     if (p->is_compressing && p->codec->is_auto) PD_TRY(learn(p));
     for (uint32_t j = 0; j < p->job_count; j++) {

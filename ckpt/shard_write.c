@@ -21,6 +21,7 @@
 #define SLOT_BYTES_MAX PD_SHARD_BUFFERS_MIN
 #define SLOT_BYTES_MIN (1u << 20)
 #define LENT_BYTES_MIN (1u << 20)                 /* smaller boxes are staged even when aligned: fewer, larger writes */
+#define LENT_BYTES_MAX (8u << 20)                 /* of one transfer */
 #define AT_ONCE_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits a cache */
 
 struct slot {
@@ -154,8 +155,8 @@ static pd_status lend_box(struct saving *s, uint32_t box, uint64_t seed, uint64_
     const struct pd_shard_place *place = &s->w->places[box];
     const uint64_t whole = place->bytes / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     PD_TRY(flush_current(s));
-    for (uint64_t at = 0; at < whole; at += s->slot_bytes) {
-        uint64_t bytes = whole - at < s->slot_bytes ? whole - at : s->slot_bytes;
+    for (uint64_t at = 0; at < whole; at += LENT_BYTES_MAX) {
+        uint64_t bytes = whole - at < LENT_BYTES_MAX ? whole - at : LENT_BYTES_MAX;
         struct slot *slot = NULL;
         PD_TRY(take_slot(s, &slot));
         PD_TRY(send(s, slot, (const char *)s->data[box] + at, place->offset + at, bytes));

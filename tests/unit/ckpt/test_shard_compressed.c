@@ -2,12 +2,13 @@
 #include "ckpt/codec_zstd.h"
 #include "ckpt/io/simulated_disk.h"
 #include "ckpt/shard_table.h"
+#include "ckpt/shard_writer.h"
 #include "tests/helpers/limited_disk.h"
 #include "tests/unit/ckpt/shard_fixture.h"
 
 #include <errno.h>
 
-static const struct pd_shard_codec ZSTD_3 = {PD_CODEC_ZSTD, 3, false, NULL};
+static const struct pd_shard_codec ZSTD_3 = {.codec = PD_CODEC_ZSTD, .level = 3};
 
 /* Values of a normal size, noise that no compressor makes smaller, and zeros. */
 static void fill_box(struct fixture *f, uint32_t b, uint64_t seed)
@@ -209,7 +210,7 @@ Test(shard_compressed, bytes_depend_on_the_level_alone)
             free(now);
             pd_thread_pool_free(codec.pool);
         }
-    struct pd_shard_codec nine = {PD_CODEC_ZSTD, 9, false, NULL};
+    struct pd_shard_codec nine = {.codec = PD_CODEC_ZSTD, .level = 9};
     save(&f, "s.h5", &nine, FIXTURE_BUFFER_BYTES, &again);
     cr_assert_neq(again.digest, first.digest);
     check_contents(&f, "s.h5", &again);
@@ -448,7 +449,7 @@ Test(shard_compressed, auto_may_do_as_it_likes)
     struct fixture f;
     struct pd_shard_summary summary;
     struct pd_shard_writer *writer = NULL;
-    struct pd_shard_codec codec = {PD_CODEC_ZSTD, 1, true, NULL};
+    struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = true};
     char path[256];
     add_odd_shapes(&f);
     fixture_path(&f, "s.h5", path, sizeof path);
@@ -465,39 +466,64 @@ Test(shard_compressed, auto_may_do_as_it_likes)
     fixture_deinit(&f);
 }
 
-/* Bytes of the file after three saves on a disk of that speed, which comes back whole. */
-static uint64_t save_auto(struct fixture *f, struct pd_door *door, double bytes_per_second)
+/* Goes on by a millisecond when it is looked at, and while somebody sleeps. */
+struct looked_at {
+    struct pd_clock clock;
+    uint64_t now_ns;
+};
+
+static uint64_t look(void *context)
 {
-    struct limited_disk disk;
+    return ((struct looked_at *)context)->now_ns += 1000000;
+}
+
+static void sleep_on(void *context, uint64_t ns)
+{
+    ((struct looked_at *)context)->now_ns += ns;
+}
+
+/* Bytes of the file after three saves, in one thread and by a clock of their own, on a disk in memory of that speed. */
+static uint64_t save_auto(struct fixture *f, double bytes_per_second, const struct pd_shard_rates *known)
+{
+    const struct pd_disk_options options = {.seed = 1};
+    struct looked_at looked_at = {.clock = {.monotonic_ns = look, .sleep_ns = sleep_on}};
+    const struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = true, .clock = &looked_at.clock};
+    struct limited_disk limited;
     struct pd_shard_summary summary;
     struct pd_shard_writer *writer = NULL;
-    struct pd_shard_codec codec = {PD_CODEC_ZSTD, 1, true, NULL};
-    struct pd_door *own = f->door;
-    char path[256];
-    fixture_path(f, "s.h5", path, sizeof path);
+    struct pd_simulated_disk *disk = NULL;
+    struct pd_door *door = NULL, *own = f->door;
+    looked_at.clock.context = &looked_at;
+    OK(pd_simulated_disk_new(&options, &disk, err));
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
     OK(pd_shard_writer_new_compressed(door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
                                       &writer, err));
-    limited_disk_begin(&disk, door, bytes_per_second);
+    *pd_shard_chunks_rates(writer->chunks) = *known;
+    limited_disk_begin(&limited, door, bytes_per_second);
+    limited.clock = &looked_at.clock;
     for (int i = 0; i < 3; i++)
-        OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, &summary, err));
+        OK(pd_shard_write(writer, "/s.h5", &f->identity, 3, (const void *const *)f->data, &summary, err));
     pd_shard_writer_free(writer); /* its queue is the door's */
-    limited_disk_end(&disk);
+    limited_disk_end(&limited);
+    char directory[sizeof f->directory];
+    memcpy(directory, f->directory, sizeof directory);
+    f->directory[0] = '\0';
     f->door = door;
     check_contents(f, "s.h5", &summary);
     f->door = own;
+    memcpy(f->directory, directory, sizeof directory);
+    pd_door_free(door);
+    pd_simulated_disk_free(disk);
     return summary.file_bytes;
 }
 
-/* While a slow disk is busy nearly everything is compressed; a fast one gets nearly everything as it is. */
-Test(shard_compressed, auto_goes_by_the_disk, .timeout = 300)
+/* While a slow disk is busy nearly everything is compressed, which shows as it goes; a fast one gets everything as it is. */
+Test(shard_compressed, auto_goes_by_the_disk)
 {
     struct fixture f;
     struct pd_shard_summary plain, packed;
-    struct pd_door *door = NULL, *fast_door = NULL;
-    struct pd_simulated_disk *memory = NULL;
-    char directory[sizeof f.directory];
-    const struct pd_disk_options options = {.seed = 1};
-    const struct pd_shard_codec one = {PD_CODEC_ZSTD, 1, false, NULL};
+    const struct pd_shard_codec one = {.codec = PD_CODEC_ZSTD, .level = 1};
+    const struct pd_shard_rates nothing = {0}, slow_compressor = {.compress = 100e6};
     const uint64_t shape[2] = {1000, 1024};
     fixture_init(&f, 4, 4);
     f.tensors.count = 0;
@@ -505,24 +531,15 @@ Test(shard_compressed, auto_goes_by_the_disk, .timeout = 300)
         add_box(&f, 2, shape, NULL, 0);
         fixture_fill((float *)(void *)f.data[t], shape[0] * shape[1], (uint64_t)t + 1);
     }
-    OK(pd_door_new_threads(16, 4, &door, err));
     save(&f, "s.h5", NULL, FIXTURE_BUFFER_BYTES, &plain);
     save(&f, "s.h5", &one, FIXTURE_BUFFER_BYTES, &packed);
     cr_assert_lt(packed.file_bytes, plain.file_bytes * 95 / 100);
-    const uint64_t slow = save_auto(&f, door, 10e6), saved = plain.file_bytes - packed.file_bytes;
+    const uint64_t slow = save_auto(&f, 10e6, &nothing), saved = plain.file_bytes - packed.file_bytes;
     cr_assert_lt(slow, plain.file_bytes - saved / 2, "%lu: %lu plain, %lu compressed", slow, plain.file_bytes,
                  packed.file_bytes);
-    OK(pd_simulated_disk_new(&options, &memory, err));
-    OK(pd_simulated_disk_door(memory, 0, &fast_door, err));
-    memcpy(directory, f.directory, sizeof directory);
-    f.directory[0] = '\0'; /* the root of a disk in memory */
-    const uint64_t fast = save_auto(&f, fast_door, 0);
-    memcpy(f.directory, directory, sizeof directory);
+    const uint64_t fast = save_auto(&f, 10e9, &slow_compressor);
     cr_assert_gt(fast, plain.file_bytes - saved / 4, "%lu: %lu plain, %lu compressed", fast, plain.file_bytes,
                  packed.file_bytes);
-    pd_door_free(fast_door);
-    pd_simulated_disk_free(memory);
-    pd_door_free(door);
     fixture_deinit(&f);
 }
 
@@ -534,7 +551,7 @@ Test(shard_compressed, levels_that_do_not_exist_are_refused)
     struct pd_shard_summary summary;
     add_small_model(&f);
     for (int level = -1; level < 30; level += 30 - 9) {
-        struct pd_shard_codec codec = {PD_CODEC_ZSTD, level, false, NULL};
+        struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = level};
         cr_assert_eq(pd_shard_writer_new_compressed(f.door, &f.tensors, f.boxes, f.box_count, f.buffers,
                                                     FIXTURE_BUFFER_BYTES, &codec, &writer, &error),
                      PD_INVALID);
