@@ -56,18 +56,18 @@ static pd_status build(struct files_bench *b, uint64_t leaves, bool saves, struc
                                                  .has_files = true,
                                                  .device = b->options.device};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
-    PD_TRY(pd_state_files_open(b->run.engine, b->room.door, pd_tiers_store(b->saves.tiers, 0), err));
-    PD_TRY(pd_state_files_init(b->run.engine, &b->saves.state.identity, err));
+    PD_TRY(pd_state_files_open(b->run.whole.engine, b->room.door, pd_tiers_store(b->saves.tiers, 0), err));
+    PD_TRY(pd_state_files_init(b->run.whole.engine, &b->saves.state.identity, err));
     if (saves) PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
-    b->run.engine->before_update = on_update;
-    b->run.engine->update_context = b;
+    b->run.whole.engine->before_update = on_update;
+    b->run.whole.engine->update_context = b;
     return PD_OK;
 }
 
 static void release(struct files_bench *b)
 {
     pd_bench_saves_detach(&b->saves);
-    pd_state_files_close(b->run.engine);
+    pd_state_files_close(b->run.whole.engine);
     pd_bench_run_close(&b->run);
 }
 

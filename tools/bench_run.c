@@ -59,40 +59,15 @@ pd_status pd_bench_run_open(const struct pd_bench_run_options *o, struct pd_benc
 {
     *run = (struct pd_bench_run){0};
     PD_TRY(pd_rank_device_open(o->device, 0, &run->device, err));
-    const bool is_gpu = run->device.dev != NULL;
-    PD_TRY(configure(o, is_gpu, &run->config, err));
-    const struct pd_config *c = &run->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    struct pd_memory_plan plan;
-    PD_TRY(pd_model_new(&c->model, &run->model, err));
-    PD_TRY(pd_data_open(&data, &run->data, err));
-    PD_TRY(pd_thread_pool_new(o->threads, &run->pool, err));
-    const struct pd_engine_options options = {.config = c,
-                                              .model = run->model,
-                                              .world = 1,
-                                              .threads = o->threads,
-                                              .is_gpu = is_gpu,
-                                              .device = is_gpu ? &run->device : NULL};
-    const struct pd_arena_source source = pd_rank_device_source(&run->device);
-    PD_TRY(pd_engine_plan_of(&options, &plan, err));
-    PD_TRY(is_gpu ? pd_arena_new_on(&plan, &source, &run->arena, err) : pd_arena_new(&plan, &run->arena, err));
-    PD_TRY(pd_engine_new(&options, NULL, run->data, run->pool, run->arena, &run->engine, err));
-    return o->has_files ? PD_OK : pd_engine_init_state(run->engine, err);
+    PD_TRY(configure(o, run->device.dev != NULL, &run->config, err));
+    PD_TRY(pd_whole_engine_open(&run->config, NULL, &run->device, o->threads, &run->whole, err));
+    return o->has_files ? PD_OK : pd_engine_init_state(run->whole.engine, err);
 }
 
 void pd_bench_run_close(struct pd_bench_run *run)
 {
-    pd_engine_free(run->engine);
-    pd_arena_free(run->arena);
+    pd_whole_engine_close(&run->whole);
     pd_rank_device_close(&run->device);
-    pd_thread_pool_free(run->pool);
-    pd_data_close(run->data);
-    pd_model_free(run->model);
     pd_config_deinit(&run->config);
     *run = (struct pd_bench_run){0};
 }
@@ -104,7 +79,7 @@ pd_status pd_bench_run_settle(struct pd_bench_run *run, struct pd_error *err)
 
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run)
 {
-    return run->model->parameter_count * PD_BENCH_RUN_STATE_BYTES;
+    return run->whole.model->parameter_count * PD_BENCH_RUN_STATE_BYTES;
 }
 
 static int ascending(const void *a, const void *b)

@@ -2,7 +2,7 @@
 #ifndef PD_TOOLS_BENCH_RUN_H
 #define PD_TOOLS_BENCH_RUN_H
 
-#include "trainer/engine.h"
+#include "trainer/whole_engine.h"
 
 #define PD_BENCH_RUN_STATE_BYTES 12u /* a parameter: fp32 master and two moments */
 
@@ -18,11 +18,7 @@ struct pd_bench_run_options {
 struct pd_bench_run {
     struct pd_config config;
     struct pd_rank_device device;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
+    struct pd_whole_engine whole;
 };
 
 PD_MUST_USE pd_status pd_bench_run_write_text(const char *path, struct pd_error *err);

@@ -35,12 +35,12 @@ static void let_saves_go(void *saver)
 pd_status pd_bench_saves_attach(struct pd_bench_saves *s, const struct pd_bench_room *room, struct pd_bench_run *run,
                                 struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(room->door, s->tiers, &s->group, run->engine, 1, &s->saver, err));
-    run->engine->before_update = let_saves_go;
-    run->engine->update_context = s->saver;
-    s->state.layout = run->engine->grid.layout;
-    s->state.tensor_count = run->model->tensors.count;
-    s->state.parameter_count = run->model->parameter_count;
+    PD_TRY(pd_saver_new(room->door, s->tiers, &s->group, run->whole.engine, 1, &s->saver, err));
+    run->whole.engine->before_update = let_saves_go;
+    run->whole.engine->update_context = s->saver;
+    s->state.layout = run->whole.engine->grid.layout;
+    s->state.tensor_count = run->whole.model->tensors.count;
+    s->state.parameter_count = run->whole.model->parameter_count;
     return PD_OK;
 }
 
@@ -53,9 +53,9 @@ void pd_bench_saves_detach(struct pd_bench_saves *s)
 pd_status pd_bench_saves_step(struct pd_bench_saves *s, struct pd_bench_run *run, struct pd_error *err)
 {
     struct pd_step_result result;
-    run->engine->next_identity = s->state.identity;
-    run->engine->next_identity.step++;
-    PD_TRY(pd_engine_step(run->engine, s->state.samples, s->state.updates, &result, err));
+    run->whole.engine->next_identity = s->state.identity;
+    run->whole.engine->next_identity.step++;
+    PD_TRY(pd_engine_step(run->whole.engine, s->state.samples, s->state.updates, &result, err));
     s->state.samples += run->config.batch.sequences;
     s->state.updates++;
     s->state.identity.step++;

@@ -16,8 +16,8 @@
 #include "ckpt/base/parse.h"
 #include "offload/device.h"
 #include "tools/output.h"
-#include "trainer/engine.h"
 #include "trainer/math/gemm_bench.h"
+#include "trainer/whole_engine.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -168,22 +168,14 @@ static const struct argp step_argp = {
 
 struct bench_run {
     struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
+    struct pd_whole_engine whole;
     struct pd_gemm_bench *gemm;
 };
 
 static void release(struct bench_run *r)
 {
     pd_gemm_bench_free(r->gemm);
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
+    pd_whole_engine_close(&r->whole);
     pd_config_deinit(&r->config);
 }
 
@@ -220,24 +212,8 @@ static pd_status configure(struct bench_run *r, const struct step_bench *b, cons
 
 static pd_status build_engine(struct bench_run *r, const struct step_bench *b, struct pd_error *err)
 {
-    struct pd_memory_plan plan;
-    const struct pd_config *c = &r->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    const struct pd_engine_options options = {.config = c, .world = 1, .threads = (uint32_t)b->threads};
-    struct pd_engine_options engine_options = options;
-    PD_TRY(pd_model_new(&c->model, &r->model, err));
-    engine_options.model = r->model;
-    PD_TRY(pd_data_open(&data, &r->data, err));
-    PD_TRY(pd_thread_pool_new((unsigned)b->threads, &r->pool, err));
-    PD_TRY(pd_engine_plan(c, r->model, 1, 0, (uint32_t)b->threads, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &r->arena, err));
-    PD_TRY(pd_engine_new(&engine_options, NULL, r->data, r->pool, r->arena, &r->engine, err));
-    return pd_engine_init_state(r->engine, err);
+    PD_TRY(pd_whole_engine_open(&r->config, NULL, NULL, (uint32_t)b->threads, &r->whole, err));
+    return pd_engine_init_state(r->whole.engine, err);
 }
 
 /* Every linear layer of a block, L times, and the head: y, dx and dW of each. */
@@ -252,7 +228,7 @@ static pd_status build_gemms(struct bench_run *r, const struct step_bench *b, st
     pd_gemm_cases_of_linear(b->tokens, m->hidden, up, PD_F32, m->layers, cases + 6);
     pd_gemm_cases_of_linear(b->tokens, m->ffn, m->hidden, PD_F32, m->layers, cases + 9);
     pd_gemm_cases_of_linear(b->tokens, m->hidden, m->vocab, PD_F32, 1, cases + 12);
-    return pd_gemm_bench_new(cases, 15, r->pool, r->engine->math->isa, &r->gemm, err);
+    return pd_gemm_bench_new(cases, 15, r->whole.pool, r->whole.engine->math->isa, &r->gemm, err);
 }
 
 static pd_status measure(struct bench_run *r, const struct step_bench *b, struct pd_pairs *pairs, struct pd_error *err)
@@ -261,7 +237,7 @@ static pd_status measure(struct bench_run *r, const struct step_bench *b, struct
     double gemms;
     for (uint64_t i = 0; i <= b->pairs; i++) { /* the first pair warms up */
         uint64_t start = pd_clock_monotonic_ns(NULL);
-        PD_TRY(pd_engine_step(r->engine, i, i, &result, err));
+        PD_TRY(pd_engine_step(r->whole.engine, i, i, &result, err));
         double step = pd_clock_seconds_since(NULL, start);
         PD_TRY(pd_gemm_bench_run_onednn(r->gemm, &gemms, err));
         if (i) pd_pairs_add(pairs, step, gemms);
@@ -290,7 +266,7 @@ static pd_status timed_step(struct bench_run *r, uint64_t i, double *ret_seconds
 {
     struct pd_step_result result;
     uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_engine_step(r->engine, i, i * r->config.batch.sequences, &result, err));
+    PD_TRY(pd_engine_step(r->whole.engine, i, i * r->config.batch.sequences, &result, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }
@@ -323,7 +299,7 @@ static pd_status measure_costs(const struct step_bench *b, const char *precision
 static pd_status bench_cost(const struct step_bench *b, const char *precision, const char *tokens_path,
                             struct pd_pairs_summary ret_summaries[COSTS], struct pd_error *err)
 {
-    struct bench_run runs[RUNS] = {{.model = NULL}};
+    struct bench_run runs[RUNS] = {{.gemm = NULL}};
     struct pd_pairs pairs[COSTS] = {{.count = 0}};
     pd_status st = PD_OK;
     for (int i = 0; i < RUNS && !st; i++) {

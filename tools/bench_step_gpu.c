@@ -3,8 +3,8 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
 #include "tools/output.h"
-#include "trainer/engine.h"
 #include "trainer/gpus.h"
+#include "trainer/whole_engine.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -44,21 +44,12 @@ struct gpu_bench {
 struct run {
     struct pd_rank_device device;
     struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
-    struct pd_memory_plan plan;
+    struct pd_whole_engine whole;
 };
 
 static void release(struct run *r)
 {
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
+    pd_whole_engine_close(&r->whole);
     pd_config_deinit(&r->config);
     pd_rank_device_close(&r->device);
 }
@@ -93,12 +84,6 @@ static pd_status configure(struct run *r, const struct gpu_bench *b, const char 
     return pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err);
 }
 
-static struct pd_engine_options options_of(struct run *r)
-{
-    return (struct pd_engine_options){
-        .config = &r->config, .model = r->model, .world = 1, .threads = 1, .is_gpu = true, .device = &r->device};
-}
-
 static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
 {
     return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
@@ -106,27 +91,30 @@ static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
 
 /* The recipe's bytes of one choice. */
 static pd_status plan_one(struct run *r, const struct gpu_bench *b, uint64_t leaf, const char *recompute,
-                          struct pd_error *err)
+                          struct pd_memory_plan *ret_plan, struct pd_error *err)
 {
+    struct pd_model *model;
     PD_TRY(configure(r, b, modes[0], leaf, recompute, err));
-    pd_model_free(r->model);
-    r->model = NULL;
-    PD_TRY(pd_model_new(&r->config.model, &r->model, err));
-    struct pd_engine_options options = options_of(r);
-    options.device = NULL;
-    return pd_engine_plan_of(&options, &r->plan, err);
+    PD_TRY(pd_model_new(&r->config.model, &model, err));
+    const struct pd_engine_options options = {
+        .config = &r->config, .model = model, .world = 1, .threads = 1, .is_gpu = true};
+    const pd_status st = pd_engine_plan_of(&options, ret_plan, err);
+    pd_model_free(model);
+    return st;
 }
 
-/* The largest leaf that fits with it, 0 when none does. */
+/* The largest leaf that fits with it, 0 when none does; needed: by the last that was looked at. */
 static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
-                              uint64_t *ret_leaf, struct pd_error *err)
+                              uint64_t *ret_leaf, uint64_t *ret_needed, struct pd_error *err)
 {
     *ret_leaf = 0;
     for (uint64_t leaf = b->asked->leaf ? b->asked->leaf : LEAF_MAX; leaf && !*ret_leaf;
          leaf = b->asked->leaf ? 0 : leaf / 2) {
         if (b->asked->sequences % leaf) continue;
-        PD_TRY(plan_one(r, b, leaf, recompute, err));
-        if (device_bytes_of(&r->plan) <= room) *ret_leaf = leaf;
+        struct pd_memory_plan plan;
+        PD_TRY(plan_one(r, b, leaf, recompute, &plan, err));
+        *ret_needed = device_bytes_of(&plan);
+        if (*ret_needed <= room) *ret_leaf = leaf;
     }
     return PD_OK;
 }
@@ -134,12 +122,13 @@ static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const ch
 static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err)
 {
     struct pd_dev_memory memory;
+    uint64_t needed = 0;
     PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
     const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
     for (int i = 0; i < RECOMPUTES; i++) {
         uint64_t leaf;
         if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
-        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, err));
+        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, &needed, err));
         if (leaf > b->leaf) {
             b->leaf = leaf;
             b->recompute = recomputes[i];
@@ -149,7 +138,7 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
     if (!b->leaf)
         PD_FAIL(err, PD_NO_MEMORY,
                 "bench step: %s needs %s of device memory at least and %s is free; offload.* (--set) takes less",
-                b->model_name, pd_text_bytes(device_bytes_of(&r->plan)).text, pd_text_bytes(memory.free_bytes).text);
+                b->model_name, pd_text_bytes(needed).text, pd_text_bytes(memory.free_bytes).text);
     return PD_OK;
 }
 
@@ -157,31 +146,19 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
 
 static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
 {
-    const struct pd_data_options data = {.train = r->config.data.train,
-                                         .train_count = r->config.data.train_count,
-                                         .context = r->config.batch.context,
-                                         .vocab = r->config.model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    struct pd_engine_options options = options_of(r);
-    PD_TRY(pd_data_open(&data, &r->data, err));
-    PD_TRY(pd_thread_pool_new(1, &r->pool, err));
-    PD_TRY(pd_engine_plan_of(&options, &r->plan, err));
-    const struct pd_arena_source source = pd_rank_device_source(&r->device);
-    PD_TRY(pd_arena_new_on(&r->plan, &source, &r->arena, err));
-    PD_TRY(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
-    b->device_bytes = device_bytes_of(&r->plan);
-    b->host_bytes = pd_memory_plan_host(&r->plan);
-    b->parameters = r->model->parameter_count;
-    b->flops_per_token = pd_model_flops_per_token(r->model, r->config.batch.context);
-    return pd_engine_init_state(r->engine, err);
+    PD_TRY(pd_whole_engine_open(&r->config, NULL, &r->device, 1, &r->whole, err));
+    b->device_bytes = device_bytes_of(&r->whole.plan);
+    b->host_bytes = pd_memory_plan_host(&r->whole.plan);
+    b->parameters = r->whole.model->parameter_count;
+    b->flops_per_token = pd_model_flops_per_token(r->whole.model, r->config.batch.context);
+    return pd_engine_init_state(r->whole.engine, err);
 }
 
 static pd_status timed_step(struct run *r, uint64_t i, double *ret_seconds, double *ret_loss, struct pd_error *err)
 {
     struct pd_step_result result;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_engine_step(r->engine, i * r->config.batch.sequences, i, &result, err));
+    PD_TRY(pd_engine_step(r->whole.engine, i * r->config.batch.sequences, i, &result, err));
     PD_TRY(pd_rank_device_settle(&r->device, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     *ret_loss = result.loss;
@@ -240,12 +217,11 @@ static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
 /* Steps that nobody watches, then the same engine anew with an event before and behind every operation. */
 static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct pd_error *err)
 {
-    struct run r = {.model = NULL};
+    struct run r = {.device = {.dev = NULL}};
     pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
     if (!st && !b->leaf) st = choose(b, &r, err);
-    if (!st) st = plan_one(&r, b, b->leaf, b->recompute, err);
     if (!st) st = configure(&r, b, modes[mode], b->leaf, b->recompute, err);
     if (!st) st = build(&r, b, err);
     if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);

@@ -245,3 +245,17 @@ pd_status pd_config_load(const char *path, const char *const *overrides, uint32_
     free(text);
     return status;
 }
+
+struct pd_data_options pd_config_data(const struct pd_config *c)
+{
+    return (struct pd_data_options){.train = c->data.train,
+                                    .validation = c->data.validation,
+                                    .train_count = c->data.train_count,
+                                    .validation_count = c->data.validation_count,
+                                    .validation_fraction = c->data.validation_fraction,
+                                    .context = c->batch.context,
+                                    .vocab = c->model.vocab,
+                                    .separate_documents = c->data.separate_documents,
+                                    .document_token = c->data.document_token,
+                                    .seed = c->run.seed};
+}

@@ -69,9 +69,9 @@ struct pd_config {
     } optimizer;
     struct {
         enum pd_numerics_mode mode;
-        enum pd_dtype precision;     /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
-        enum pd_linears linears;     /* operands of the linears of blocks: as precision, or fp8 */
-        enum pd_dtype gradient_type; /* leaf gradients as exchanged: PD_F32, PD_BF16 */
+        enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
+        enum pd_dtype gradient_type;        /* leaf gradients as exchanged: PD_F32, PD_BF16 */
         enum pd_rounding gradient_rounding; /* of those to bf16 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
@@ -137,6 +137,9 @@ PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret
 
 /* The tiers of a run, resolved; borrowed from the configuration. Returns their count, at least one. */
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX]);
+
+/* What a run reads; borrowed from the configuration. */
+struct pd_data_options pd_config_data(const struct pd_config *config);
 
 enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
 struct pd_resume_difference {

@@ -338,6 +338,15 @@ pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *
     return pd_engine_plan_of(&options, ret_plan, err);
 }
 
+pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
+                          struct pd_arena **ret_arena, struct pd_error *err)
+{
+    PD_TRY(pd_engine_plan_of(options, ret_plan, err));
+    if (!options->device) return pd_arena_new(ret_plan, ret_arena, err);
+    const struct pd_arena_source source = pd_rank_device_source(options->device);
+    return pd_arena_new_on(ret_plan, &source, ret_arena, err);
+}
+
 /* As the host reads and writes it. */
 static float *state_of(struct pd_engine *e, enum pd_kind kind)
 {

@@ -108,6 +108,10 @@ PD_MUST_USE pd_status pd_engine_plan(const struct pd_config *config, const struc
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
                                         struct pd_error *err);
 
+/* An empty arena of that plan, in the memory of options' device. */
+PD_MUST_USE pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
+                                      struct pd_arena **ret_arena, struct pd_error *err);
+
 /* Parameters from (seed, name, index), moments zero. */
 PD_MUST_USE pd_status pd_engine_init_state(struct pd_engine *engine, struct pd_error *err);
 

@@ -190,16 +190,7 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
 static pd_status open_data(struct worker *w, struct pd_error *err)
 {
     const struct pd_config *c = w->config;
-    const struct pd_data_options options = {.train = c->data.train,
-                                            .validation = c->data.validation,
-                                            .train_count = c->data.train_count,
-                                            .validation_count = c->data.validation_count,
-                                            .validation_fraction = c->data.validation_fraction,
-                                            .context = c->batch.context,
-                                            .vocab = c->model.vocab,
-                                            .separate_documents = c->data.separate_documents,
-                                            .document_token = c->data.document_token,
-                                            .seed = c->run.seed};
+    const struct pd_data_options options = pd_config_data(c);
     PD_TRY(pd_data_open(&options, &w->data, err));
     if (c->validation.every && !pd_data_sample_count(w->data, PD_SPLIT_VALIDATION))
         PD_FAIL(err, PD_INVALID,
@@ -231,11 +222,9 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
                                               .laid_out = &laid_out,
                                               .is_gpu = is_gpu,
                                               .device = is_gpu ? &w->device : NULL};
-    PD_TRY(pd_engine_plan_of(&options, &plan, err));
+    PD_TRY(pd_engine_arena(&options, &plan, &w->arena, err));
     w->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
-    const struct pd_arena_source source = pd_rank_device_source(&w->device);
-    PD_TRY(is_gpu ? pd_arena_new_on(&plan, &source, &w->arena, err) : pd_arena_new(&plan, &w->arena, err));
     PD_TRY(pd_engine_new(&options, w->nccl ? w->nccl : w->comm, w->data, w->pool, w->arena, &w->engine, err));
     w->engine->should_leave = leave_requested;
     return PD_OK;

@@ -10,6 +10,7 @@
 #include "ckpt/base/parse.h"
 #include "trainer/resume.h"
 #include "trainer/save.h"
+#include "trainer/whole_engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,39 +47,20 @@ struct run {
     struct pd_group group;
     struct pd_door *door;
     struct pd_tiers *tiers;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
+    struct pd_whole_engine whole;
     struct pd_saver *saver;
     struct pd_run_state state;
 };
 
 static pd_status run_open(struct run *r, struct pd_comm *comm, struct pd_error *err)
 {
-    const struct pd_config *c = &r->job->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = c->run.seed};
     const struct pd_tiers_options tiers = {.tiers = {{.dir = r->job->root, .keep_last = 1}},
                                            .count = 1,
                                            .groups = {&r->group},
                                            .quarantine_bytes_max = 1,
                                            .read_only = !r->job->save};
-    struct pd_memory_plan plan;
     pd_comm_group(comm, &r->group);
-    PD_TRY(pd_model_new(&c->model, &r->model, err));
-    PD_TRY(pd_data_open(&data, &r->data, err));
-    PD_TRY(pd_thread_pool_new(1, &r->pool, err));
-    const struct pd_engine_options options = {
-        .config = c, .model = r->model, .world = comm->size, .rank = comm->rank, .threads = 1};
-    PD_TRY(pd_engine_plan(c, r->model, comm->size, comm->rank, 1, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &r->arena, err));
-    PD_TRY(pd_engine_new(&options, comm, r->data, r->pool, r->arena, &r->engine, err));
+    PD_TRY(pd_whole_engine_open(&r->job->config, comm, NULL, 1, &r->whole, err));
     PD_TRY(pd_door_new_auto(&r->door, err));
     return pd_tiers_open(r->door, &tiers, &r->tiers, err);
 }
@@ -89,11 +71,7 @@ static void run_close(struct run *r)
     pd_tiers_close(r->tiers);
     pd_door_free(r->door);
     pd_run_state_deinit(&r->state);
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
+    pd_whole_engine_close(&r->whole);
 }
 
 static pd_status reference_init(struct reference *reference, const struct pd_model *model, struct pd_error *err)
@@ -116,11 +94,11 @@ static pd_status reference_init(struct reference *reference, const struct pd_mod
 /* Walks the boxes this rank holds, row by row: copies them into the reference, or compares. */
 static pd_status walk_state(struct run *r, bool fill, struct pd_error *err)
 {
-    struct pd_zero *zero = r->engine->zero;
+    struct pd_zero *zero = r->whole.engine->zero;
     struct reference *reference = r->job->reference;
     for (uint32_t i = 0; i < pd_zero_box_count(zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(zero)[i];
-        const struct pd_tensor *tensor = &r->model->tensors.tensors[b->tensor];
+        const struct pd_tensor *tensor = &r->whole.model->tensors.tensors[b->tensor];
         const bool is_matrix = tensor->ndim > 1;
         const uint64_t width = is_matrix ? tensor->shape[1] : 1, columns = is_matrix ? b->box.count[1] : 1;
         const uint64_t start = b->box.start[0] * width + (is_matrix ? b->box.start[1] : 0);
@@ -143,7 +121,7 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 {
     struct pd_step_result result;
     const uint64_t step = r->state.identity.step;
-    PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
+    PD_TRY(pd_engine_step(r->whole.engine, r->state.samples, r->state.updates, &result, err));
     r->state.identity.step++;
     r->state.updates++;
     r->state.samples += r->job->config.batch.sequences;
@@ -159,7 +137,7 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 
 static pd_status save(struct run *r, struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(r->door, r->tiers, &r->group, r->engine, 1, &r->saver, err));
+    PD_TRY(pd_saver_new(r->door, r->tiers, &r->group, r->whole.engine, 1, &r->saver, err));
     PD_TRY(pd_tiers_start(r->tiers, err));
     return pd_saver_save(r->saver, &r->state, err);
 }
@@ -167,12 +145,12 @@ static pd_status save(struct run *r, struct pd_error *err)
 static pd_status go(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
-    PD_TRY(pd_resume(r->door, r->tiers, &r->group, r->engine, &r->state, &report, err));
+    PD_TRY(pd_resume(r->door, r->tiers, &r->group, r->whole.engine, &r->state, &report, err));
     if (report.resumed == r->job->save) PD_FAIL(err, PD_BUG, "resumed is %d", report.resumed);
     while (r->state.identity.step < SAVED)
         PD_TRY(take_step(r, err));
     if (r->job->fill) {
-        PD_TRY(reference_init(r->job->reference, r->model, err));
+        PD_TRY(reference_init(r->job->reference, r->whole.model, err));
         PD_TRY(walk_state(r, true, err));
     }
     PD_TRY(walk_state(r, false, err));
@@ -189,7 +167,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     pd_status st = run_open(&r, comm, err);
     if (!st) st = go(&r, err);
     if (st) pd_comm_abort(comm);
-    if (st && r.engine) pd_zero_settle(r.engine->zero);
+    if (st && r.whole.engine) pd_zero_settle(r.whole.engine->zero);
     run_close(&r);
     return st;
 }

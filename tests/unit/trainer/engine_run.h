@@ -2,8 +2,8 @@
 #ifndef PD_TESTS_UNIT_TRAINER_ENGINE_RUN_H
 #define PD_TESTS_UNIT_TRAINER_ENGINE_RUN_H
 
-#include "trainer/engine.h"
 #include "trainer/loss_scale.h"
+#include "trainer/whole_engine.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -86,44 +86,21 @@ static pd_status run_steps(struct job *job, struct pd_comm *comm, struct pd_engi
 static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     struct job *job = context;
-    const struct pd_config *c = job->config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
-    struct pd_memory_plan plan, used;
-    const struct pd_data_options options = {.train = c->data.train,
-                                            .train_count = c->data.train_count,
-                                            .validation_fraction = c->data.validation_fraction,
-                                            .context = c->batch.context,
-                                            .vocab = c->model.vocab,
-                                            .separate_documents = c->data.separate_documents,
-                                            .document_token = c->data.document_token,
-                                            .seed = c->run.seed};
-    PD_TRY(pd_model_new(&c->model, &model, err));
-    PD_TRY(pd_data_open(&options, &data, err));
-    PD_TRY(pd_thread_pool_new(job->threads, &pool, err));
-    PD_TRY(pd_engine_plan(c, model, comm->size, comm->rank, job->threads, &plan, err));
-    PD_TRY(pd_arena_new(&plan, &arena, err));
-    const struct pd_engine_options engine_options = {
-        .config = c, .model = model, .world = comm->size, .rank = comm->rank, .threads = job->threads};
-    PD_TRY(pd_engine_new(&engine_options, comm, data, pool, arena, &engine, err));
-    pd_arena_usage(arena, &used);
-    pd_arena_freeze(arena);
+    struct pd_whole_engine w;
+    struct pd_memory_plan used;
+    PD_TRY(pd_whole_engine_open(job->config, comm, NULL, job->threads, &w, err));
+    struct pd_engine *const engine = w.engine;
+    pd_arena_usage(w.arena, &used);
+    pd_arena_freeze(w.arena);
     pd_status st = PD_OK;
-    if (memcmp(&plan, &used, sizeof plan)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "the plan is not what was taken");
+    if (memcmp(&w.plan, &used, sizeof used)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "the plan is not what was taken");
     if (!st) st = pd_engine_init_state(engine, err);
     if (!st) st = run_steps(job, comm, engine, err);
     if (st)
         pd_engine_abort(engine);
     else
         add_digests(job, engine);
-    pd_engine_free(engine);
-    pd_arena_free(arena);
-    pd_thread_pool_free(pool);
-    pd_data_close(data);
-    pd_model_free(model);
+    pd_whole_engine_close(&w);
     return st;
 }
 

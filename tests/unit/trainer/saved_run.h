@@ -5,6 +5,7 @@
 #include "ckpt/io/door_counts.h"
 #include "trainer/save.h"
 #include "trainer/state_files.h"
+#include "trainer/whole_engine.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -23,11 +24,7 @@ struct run {
     char folder[64], text[96], root[96];
     struct pd_group group;
     struct pd_config config;
-    struct pd_model *model;
-    struct pd_data *data;
-    struct pd_thread_pool *pool;
-    struct pd_arena *arena;
-    struct pd_engine *engine;
+    struct pd_whole_engine whole;
     struct pd_door *door;
     struct pd_door_counts *counts; /* NULL: nothing is counted */
     struct pd_tiers *tiers;
@@ -49,27 +46,13 @@ static inline void run_write_text(const char *path)
 static inline void run_build_engine(struct run *r, const char *keys)
 {
     char yaml[1200];
-    struct pd_memory_plan plan;
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 100, seed: 5}\n"
              "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
              "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n%s",
              r->text, keys);
     OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
-    const struct pd_config *c = &r->config;
-    const struct pd_data_options data = {.train = c->data.train,
-                                         .train_count = c->data.train_count,
-                                         .context = c->batch.context,
-                                         .vocab = c->model.vocab,
-                                         .document_token = -1,
-                                         .seed = 1};
-    OK(pd_model_new(&c->model, &r->model, err));
-    OK(pd_data_open(&data, &r->data, err));
-    OK(pd_thread_pool_new(1, &r->pool, err));
-    const struct pd_engine_options options = {.config = c, .model = r->model, .world = 1, .threads = 1};
-    OK(pd_engine_plan_of(&options, &plan, err));
-    OK(pd_arena_new(&plan, &r->arena, err));
-    OK(pd_engine_new(&options, NULL, r->data, r->pool, r->arena, &r->engine, err));
+    OK(pd_whole_engine_open(&r->config, NULL, NULL, 1, &r->whole, err));
 }
 
 /* A folder of its own under `where`, the engine, a door and a group of one; no state yet. */
@@ -95,9 +78,9 @@ static inline void run_open_tiers(struct run *r, struct pd_tiers_options *option
     r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
                                      .fence = pd_tiers_fence(r->tiers),
                                      .loss_scale = 1.0,
-                                     .layout = r->engine->grid.layout,
-                                     .tensor_count = r->model->tensors.count,
-                                     .parameter_count = r->model->parameter_count,
+                                     .layout = r->whole.engine->grid.layout,
+                                     .tensor_count = r->whole.model->tensors.count,
+                                     .parameter_count = r->whole.model->parameter_count,
                                      .config = config_text};
 }
 
@@ -115,24 +98,20 @@ static inline void run_let_go(void *saver)
 
 static inline void run_open_saver(struct run *r, uint32_t in_flight)
 {
-    OK(pd_saver_new(r->door, r->tiers, &r->group, r->engine, in_flight, &r->saver, err));
-    r->engine->before_update = run_let_go;
-    r->engine->update_context = r->saver;
+    OK(pd_saver_new(r->door, r->tiers, &r->group, r->whole.engine, in_flight, &r->saver, err));
+    r->whole.engine->before_update = run_let_go;
+    r->whole.engine->update_context = r->saver;
 }
 
 static inline void run_close(struct run *r)
 {
     char command[160];
     pd_saver_free(r->saver);
-    pd_state_files_close(r->engine);
+    pd_state_files_close(r->whole.engine);
     pd_tiers_close(r->tiers);
     pd_door_counts_end(r->counts);
     pd_door_free(r->door);
-    pd_engine_free(r->engine);
-    pd_arena_free(r->arena);
-    pd_thread_pool_free(r->pool);
-    pd_data_close(r->data);
-    pd_model_free(r->model);
+    pd_whole_engine_close(&r->whole);
     pd_config_deinit(&r->config);
     snprintf(command, sizeof command, "rm -rf %s", r->folder);
     cr_assert_eq(system(command), 0);
@@ -141,10 +120,10 @@ static inline void run_close(struct run *r)
 static inline struct pd_step_result run_step(struct run *r)
 {
     struct pd_step_result result;
-    r->engine->loss_scale = r->state.loss_scale;
-    r->engine->next_identity = r->state.identity;
-    r->engine->next_identity.step++;
-    OK(pd_engine_step(r->engine, r->state.samples, r->state.updates, &result, err));
+    r->whole.engine->loss_scale = r->state.loss_scale;
+    r->whole.engine->next_identity = r->state.identity;
+    r->whole.engine->next_identity.step++;
+    OK(pd_engine_step(r->whole.engine, r->state.samples, r->state.updates, &result, err));
     r->state.identity.step++;
     r->state.updates += !result.skipped;
     r->state.samples += 2;

@@ -34,10 +34,10 @@ static uint64_t moved(const struct run *r)
 
 static void check_memory(struct run *r, struct outcome *ret)
 {
-    const struct pd_engine_options options = {.config = &r->config, .model = r->model, .world = 1, .threads = 1};
+    const struct pd_engine_options options = {.config = &r->config, .model = r->whole.model, .world = 1, .threads = 1};
     struct pd_memory_plan plan, used;
     OK(pd_engine_plan_of(&options, &plan, err));
-    pd_arena_usage(r->arena, &used);
+    pd_arena_usage(r->whole.arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0, "the plan is not what was taken");
     ret->memory_bytes = pd_memory_plan_total(&plan);
     OK(pd_offload_plan_of(&options, &ret->plan, err));
@@ -55,9 +55,9 @@ static struct outcome run_with(const char *away)
     check_memory(&r, &out);
     OK(pd_door_counts_begin(r.door, &r.counts, err));
     run_open_tier(&r, 1);
-    OK(pd_scratch_open(r.engine, r.door, pd_tiers_store(r.tiers, 0), &scratch, err));
-    OK(pd_state_files_open(r.engine, r.door, pd_tiers_store(r.tiers, 0), err));
-    OK(pd_state_files_init(r.engine, &r.state.identity, err));
+    OK(pd_scratch_open(r.whole.engine, r.door, pd_tiers_store(r.tiers, 0), &scratch, err));
+    OK(pd_state_files_open(r.whole.engine, r.door, pd_tiers_store(r.tiers, 0), err));
+    OK(pd_state_files_init(r.whole.engine, &r.state.identity, err));
     for (int step = 0; step < STEPS; step++) {
         const uint64_t before = moved(&r);
         const struct pd_step_result result = run_step(&r);
@@ -68,7 +68,8 @@ static struct outcome run_with(const char *away)
             cr_expect_eq(out.step_bytes, out.plan.step_bytes, "%s: step %d moved %lu bytes, %lu were planned", away, step,
                          out.step_bytes, out.plan.step_bytes);
     }
-    OK(pd_optimizer_store_read(pd_state_files_store(r.engine), (1u << PD_KIND_COUNT) - 1, &out.digest, add_digest, err));
+    OK(pd_optimizer_store_read(pd_state_files_store(r.whole.engine), (1u << PD_KIND_COUNT) - 1, &out.digest, add_digest,
+                               err));
     pd_scratch_close(scratch);
     run_close(&r);
     return out;

@@ -54,8 +54,8 @@ static void run_init(struct run *r, const char *precision, bool is_counted)
     if (is_counted) OK(pd_door_counts_begin(r->door, &r->counts, err));
     if (!is_counted) watch(r->door);
     run_open_tier(r, 2);
-    OK(pd_state_files_open(r->engine, r->door, pd_tiers_store(r->tiers, 0), err));
-    OK(pd_state_files_init(r->engine, &r->state.identity, err));
+    OK(pd_state_files_open(r->whole.engine, r->door, pd_tiers_store(r->tiers, 0), err));
+    OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
     run_open_saver(r, 1);
 }
 
@@ -93,7 +93,7 @@ static pd_status add_digest(void *context, uint32_t box, uint64_t first, const f
 static uint64_t state_digest(struct run *r)
 {
     uint64_t digest = 0;
-    OK(pd_optimizer_store_read(pd_state_files_store(r->engine), (1u << PD_KIND_COUNT) - 1, &digest, add_digest, err));
+    OK(pd_optimizer_store_read(pd_state_files_store(r->whole.engine), (1u << PD_KIND_COUNT) - 1, &digest, add_digest, err));
     return digest;
 }
 
@@ -106,7 +106,7 @@ Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
     for (int i = 0; i < WARM; i++) /* the index is written, retention has something to remove */
         saved_step(&r);
     const struct pd_door_counted without = count_steps(&r, false), with = count_steps(&r, true);
-    const uint64_t state_bytes = 12 * r.model->parameter_count;
+    const uint64_t state_bytes = 12 * r.whole.model->parameter_count;
     cr_assert_geq(without.bytes_written, STEPS * state_bytes * 99 / 100, "a step writes its state: it is counted");
     cr_assert_eq(without.flushes, 0, "a step that is not saved needs no flush");
     cr_assert_gt(with.bytes_written, without.bytes_written);
