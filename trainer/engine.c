@@ -136,7 +136,9 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     if (!pd_arena_is_dry(arena)) PD_TRY(pd_schedule_new(&schedule, &e->schedule, err));
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
-    PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), e->math, arena, &e->pipeline, err));
+    const struct pd_rank_device *device = e->options.device;
+    PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), e->math, device ? device->dev : NULL,
+                           device ? device->compute : NULL, arena, &e->pipeline, err));
     if (e->by_layers) e->dstreams = calloc(e->slots, sizeof *e->dstreams);
     if (e->by_layers && !e->dstreams) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u leaves", e->slots);
     for (uint32_t slot = 0; e->by_layers && slot < e->slots; slot++)

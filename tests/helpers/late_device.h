@@ -3,6 +3,7 @@
 #ifndef PD_TESTS_LATE_DEVICE_H
 #define PD_TESTS_LATE_DEVICE_H
 
+#include "ckpt/base/clock.h"
 #include "offload/device.h"
 #include "tests/helpers/fake_nccl.h"
 
@@ -30,7 +31,7 @@ struct pd_stream {
 struct pd_event {
     pthread_mutex_t lock;
     pthread_cond_t change;
-    uint64_t recorded, passed;
+    uint64_t recorded, passed, passed_ns;
 };
 
 static inline void *late_main(void *argument)
@@ -171,6 +172,7 @@ static inline void late_pass(void *argument)
     struct late_work *w = argument;
     pthread_mutex_lock(&w->event->lock);
     if (w->event->passed < w->number) w->event->passed = w->number;
+    w->event->passed_ns = pd_clock_monotonic_ns(NULL);
     pthread_cond_broadcast(&w->event->change);
     pthread_mutex_unlock(&w->event->lock);
     free(w);
@@ -231,6 +233,15 @@ static inline pd_status late_event_passed(struct pd_dev *dev, struct pd_event *e
     return PD_OK;
 }
 
+static inline pd_status late_event_seconds(struct pd_dev *dev, struct pd_event *begin, struct pd_event *end,
+                                           double *ret_seconds, struct pd_error *err)
+{
+    PD_TRY(late_event_sync(dev, begin, err));
+    PD_TRY(late_event_sync(dev, end, err));
+    *ret_seconds = ((double)end->passed_ns - (double)begin->passed_ns) * 1e-9;
+    return PD_OK;
+}
+
 static const struct pd_dev_ops late_ops = {
     .name = "late",
     .stream_new = late_stream_new,
@@ -245,6 +256,7 @@ static const struct pd_dev_ops late_ops = {
     .event_wait = late_event_wait,
     .event_sync = late_event_sync,
     .event_passed = late_event_passed,
+    .event_seconds = late_event_seconds,
 };
 
 #endif

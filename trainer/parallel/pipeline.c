@@ -1,6 +1,6 @@
 #include "trainer/parallel/pipeline.h"
 
-#include "ckpt/base/clock.h"
+#include "trainer/parallel/stalls.h"
 
 #include <stdlib.h>
 
@@ -25,7 +25,8 @@ struct ring {
 struct pd_pipeline {
     const struct pd_grid *grid;
     struct pd_math *math;
-    uint64_t bytes, clock, wait_ns;
+    uint64_t bytes, clock;
+    struct pd_stalls *stalls;
     struct ring streams_in, streams_out, gradients;
 };
 
@@ -37,14 +38,20 @@ static void take_ring(struct ring *ring, uint32_t count, uint64_t bytes, struct 
         ring->buffers[i].data = pd_arena_take(arena, category, bytes);
 }
 
-pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_math *math, struct pd_arena *arena,
-                          struct pd_pipeline **ret_pipeline, struct pd_error *err)
+pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_math *math, struct pd_dev *dev,
+                          struct pd_stream *compute, struct pd_arena *arena, struct pd_pipeline **ret_pipeline,
+                          struct pd_error *err)
 {
     const struct pd_layout *layout = &grid->layout;
     const bool wraps = layout->pp > 1 && layout->interleave > 1;
     const bool has_before = grid->place.pp > 0 || wraps, has_after = grid->place.pp + 1 < layout->pp || wraps;
     struct pd_pipeline *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "pipeline: no memory");
+    const pd_status st = pd_stalls_new(dev, compute, &p->stalls, err);
+    if (st) {
+        pd_pipeline_free(p);
+        return st;
+    }
     p->grid = grid;
     p->math = math;
     p->bytes = stream_bytes;
@@ -57,6 +64,8 @@ pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, str
 
 void pd_pipeline_free(struct pd_pipeline *pipeline)
 {
+    if (!pipeline) return;
+    pd_stalls_free(pipeline->stalls);
     free(pipeline);
 }
 
@@ -83,11 +92,13 @@ static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error
 {
     if (!b->comm) return PD_OK;
     struct pd_comm *comm = b->comm;
-    uint64_t begin = pd_clock_monotonic_ns(NULL);
+    struct pd_error second; /* of what was not timed: the wait is due all the same */
+    pd_status timed = pd_stalls_begin(p->stalls, &second);
     b->comm = NULL;
-    pd_status st = pd_comm_wait(comm, &b->op, err);
-    p->wait_ns += pd_clock_monotonic_ns(NULL) - begin;
-    return st;
+    PD_TRY(pd_comm_wait(comm, &b->op, err));
+    if (!timed) timed = pd_stalls_end(p->stalls, &second);
+    if (timed && err) *err = second;
+    return timed;
 }
 
 /* ---- rings ---- */
@@ -148,7 +159,7 @@ static pd_status send_current(struct pd_pipeline *p, struct ring *ring, struct p
 
 pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gradients, struct pd_error *err)
 {
-    p->wait_ns = 0;
+    pd_stalls_forget(p->stalls);
     p->streams_in.current = p->streams_out.current = p->gradients.current = NULL;
     PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
     p->streams_in.left = streams;
@@ -199,8 +210,7 @@ pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct p
     for (int r = 0; r < 3; r++)
         for (uint32_t i = 0; i < rings[r]->count; i++)
             PD_TRY(finish(p, &rings[r]->buffers[i], err));
-    *ret_wait_ns = p->wait_ns;
-    return PD_OK;
+    return pd_stalls_take(p->stalls, ret_wait_ns, err);
 }
 
 void pd_pipeline_settle(struct pd_pipeline *p)

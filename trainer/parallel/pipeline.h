@@ -16,16 +16,18 @@
 #define PD_TRAINER_PARALLEL_PIPELINE_H
 
 #include "ckpt/base/arena.h"
+#include "offload/device.h"
 #include "trainer/math/math.h"
 #include "trainer/parallel/grid.h"
 
 struct pd_pipeline;
 
 /* Memory from the arena: gradients with activations, streams with buffers. Grid and math are borrowed; math may be NULL on a
- * dry arena. */
+ * dry arena. dev, compute: what math computes on; NULL: the CPU. */
 PD_MUST_USE pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, struct pd_math *math,
-                                      struct pd_arena *arena, struct pd_pipeline **ret_pipeline, struct pd_error *err);
-void pd_pipeline_free(struct pd_pipeline *pipeline);
+                                      struct pd_dev *dev, struct pd_stream *compute, struct pd_arena *arena,
+                                      struct pd_pipeline **ret_pipeline, struct pd_error *err);
+void pd_pipeline_free(struct pd_pipeline *pipeline); /* NULL is fine */
 
 /* How many streams and gradients will be received until end: the first of each are started. */
 PD_MUST_USE pd_status pd_pipeline_begin(struct pd_pipeline *pipeline, uint64_t streams, uint64_t gradients,
@@ -40,7 +42,8 @@ PD_MUST_USE pd_status pd_pipeline_take_gradient(struct pd_pipeline *pipeline, vo
 PD_MUST_USE pd_status pd_pipeline_next_gradient(struct pd_pipeline *pipeline, void **ret_gradient, struct pd_error *err);
 /* Sends the gradient that was taken last to the stage before. */
 PD_MUST_USE pd_status pd_pipeline_send_gradient(struct pd_pipeline *pipeline, struct pd_error *err);
-/* Waits for what was sent. ret_wait_ns: time spent waiting since begin, for receives and for buffers. */
+/* Waits for what was sent. ret_wait_ns: how long this rank stood still since begin, for receives and for buffers: the host,
+ * or on a device its stream (stalls.h). */
 PD_MUST_USE pd_status pd_pipeline_end(struct pd_pipeline *pipeline, uint64_t *ret_wait_ns, struct pd_error *err);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators were
  * aborted. */

@@ -116,12 +116,12 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     far_math_init(&math, near, r.far);
     PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &r.grid, err));
     PD_TRY(pd_arena_new_dry(&dry, err));
-    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), NULL, dry, &r.pipeline, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), NULL, NULL, NULL, dry, &r.pipeline, err));
     pd_arena_usage(dry, &plan);
     pd_arena_free(dry);
     pd_pipeline_free(r.pipeline);
     PD_TRY(pd_arena_new_on(&plan, &source, &arena, err));
-    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), &math.base, arena, &r.pipeline, err));
+    PD_TRY(pd_pipeline_new(&r.grid, WORDS * sizeof(uint64_t), &math.base, NULL, NULL, arena, &r.pipeline, err));
     pd_arena_usage(arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
     PD_TRY(pd_schedule_new(&options, &schedule, err));
