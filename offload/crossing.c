@@ -90,11 +90,20 @@ void pd_crossing_free(struct pd_crossing *c)
     free(c);
 }
 
-static pd_status copy(struct pd_crossing *c, struct pd_stream *stream, void *dst, bool to_host, const void *src,
-                      uint64_t bytes, struct pd_error *err)
+static pd_status copy_out(struct pd_crossing *c, void *dst, const float *gradient, uint64_t n, struct pd_error *err)
 {
-    const struct pd_span to = {dst, bytes, to_host}, from = {(void *)(uintptr_t)src, bytes, !to_host};
-    return pd_dev_copy(c->options.dev, stream, to, 0, from, 0, bytes, err);
+    const struct pd_crossing_options *o = &c->options;
+    const uint64_t bytes = n * sizeof *gradient;
+    const struct pd_span to = {dst, bytes, true}, from = {(void *)(uintptr_t)gradient, bytes, false};
+    return pd_device_spans_copy(o->spans, o->dev, o->copies_out, PD_LANE_COPIES_OUT, "gradients", to, from, err);
+}
+
+static pd_status copy_in(struct pd_crossing *c, const struct part *part, const void *src, struct pd_error *err)
+{
+    const struct pd_crossing_options *o = &c->options;
+    const uint64_t bytes = part->n * o->copy_bytes;
+    const struct pd_span to = {part->copy, bytes, false}, from = {(void *)(uintptr_t)src, bytes, true};
+    return pd_device_spans_copy(o->spans, o->dev, o->copies_in, PD_LANE_COPIES_IN, "updated parameters", to, from, err);
 }
 
 static pd_status wait_in(struct pd_crossing *c, struct slot *slot, struct pd_error *err)
@@ -143,7 +152,7 @@ pd_status pd_crossing_expect(struct pd_crossing *c, const float *gradient, void 
     const uint64_t at = slot->elements;
     slot->parts[slot->count++] = (struct part){gradient, to, n, at};
     slot->elements += (n + PAGE_ELEMENTS - 1) / PAGE_ELEMENTS * PAGE_ELEMENTS;
-    PD_TRY(copy(c, c->options.copies_out, slot->base + at * sizeof(float), true, gradient, n * sizeof(float), err));
+    PD_TRY(copy_out(c, slot->base + at * sizeof(float), gradient, n, err));
     return pd_dev_event_record(c->options.dev, slot->is_out, c->options.copies_out, err);
 }
 
@@ -152,7 +161,7 @@ static pd_status meet_alone(struct pd_crossing *c, const float *gradient, void *
 {
     PD_CHECK(!c->alone.gradient && n <= PD_CROSSING_ALONE_MAX);
     PD_TRY(follow_compute(c, err));
-    PD_TRY(copy(c, c->options.copies_out, c->alone_base, true, gradient, n * sizeof(float), err));
+    PD_TRY(copy_out(c, c->alone_base, gradient, n, err));
     PD_TRY(pd_dev_stream_sync(c->options.dev, c->options.copies_out, err));
     c->alone = (struct part){gradient, to, n, 0};
     *ret_gradient = (const float *)(const void *)c->alone_base;
@@ -183,7 +192,7 @@ static pd_status leave_alone(struct pd_crossing *c, struct pd_error *err)
     const struct part part = c->alone;
     const char *from = copy_place(c, c->alone_base, PD_CROSSING_ALONE_MAX, 0);
     c->alone.gradient = NULL;
-    PD_TRY(copy(c, c->options.copies_in, part.copy, false, from, part.n * c->options.copy_bytes, err));
+    PD_TRY(copy_in(c, &part, from, err));
     return pd_dev_stream_sync(c->options.dev, c->options.copies_in, err);
 }
 
@@ -196,7 +205,7 @@ pd_status pd_crossing_leave(struct pd_crossing *c, struct pd_error *err)
     for (uint32_t i = 0; i < slot->count; i++) {
         const struct part *part = &slot->parts[i];
         const char *from = copy_place(c, slot->base, c->options.extent_elements, part->at);
-        PD_TRY(copy(c, c->options.copies_in, part->copy, false, from, part->n * c->options.copy_bytes, err));
+        PD_TRY(copy_in(c, part, from, err));
     }
     slot->goes_in = true;
     return pd_dev_event_record(c->options.dev, slot->is_in, c->options.copies_in, err);

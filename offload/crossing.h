@@ -15,7 +15,7 @@
 #ifndef PD_OFFLOAD_CROSSING_H
 #define PD_OFFLOAD_CROSSING_H
 
-#include "offload/device.h"
+#include "offload/device_spans.h"
 
 #define PD_CROSSING_PARTS_MAX 96u
 #define PD_CROSSING_ALONE_MAX 16384u /* elements of a part that was not expected */
@@ -25,9 +25,10 @@ struct pd_crossing;
 struct pd_crossing_options {
     struct pd_dev *dev;
     struct pd_stream *compute, *copies_in, *copies_out;
-    uint64_t extent_elements; /* of an extent at most, each part rounded up to pages of gradients: a multiple of 1024 */
-    uint64_t copy_bytes;      /* of an element of the copy: 2 or 4 */
-    void *buffers;            /* (pd_crossing_bytes) host memory, page-locked where that matters */
+    uint64_t extent_elements;      /* of an extent at most, each part rounded up to pages of gradients: a multiple of 1024 */
+    uint64_t copy_bytes;           /* of an element of the copy: 2 or 4 */
+    void *buffers;                 /* (pd_crossing_bytes) host memory, page-locked where that matters */
+    struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
 };
 
 uint64_t pd_crossing_bytes(uint64_t extent_elements, uint64_t copy_bytes);

@@ -1,3 +1,4 @@
+/* A span is taken from a stack of places, and its place goes back when it was collected. */
 #include "offload/device_spans.h"
 
 #include "ckpt/base/trace.h"
@@ -7,54 +8,93 @@
 #include <string.h>
 
 #define NO_SPAN UINT32_MAX
+#define AT_WORK_MAX 64u /* at a time: lanes, and what the host notes */
+
+enum state { UNUSED, OPEN, ENDED, NOTED, LOST };
 
 struct span {
     struct pd_event *begin, *end; /* made once, used again */
     const char *lane, *name;
-    uint64_t value;
-    bool is_ended;
+    uint64_t value, begin_ns, end_ns; /* ns: NOTED */
+    enum state state;
+    bool is_compute;
+};
+
+/* What was collected, in seconds since the base. */
+struct interval {
+    uint32_t share;
+    bool is_compute;
+};
+
+struct edge {
+    double at;
+    uint32_t interval;
+    bool is_end;
 };
 
 struct pd_device_spans {
     struct pd_dev *dev;
-    struct pd_stream *stream;
+    struct pd_stream *compute;
     struct pd_event *base; /* at base_ns of the host's clock */
     uint64_t base_ns;
     uint32_t capacity;
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
     uint32_t share_count;
+    double collecting;
+    struct interval *intervals; /* (capacity) */
+    struct edge *edges;         /* (2,capacity) */
+    uint32_t interval_count;
 
-    pthread_mutex_t lock; /* guards what follows */
-    struct span *spans;   /* (capacity) */
-    uint32_t count;
+    pthread_mutex_t giving;      /* held while a copy and its events are given to a stream */
+    pthread_mutex_t lock;        /* guards what follows */
+    struct span *spans;          /* (capacity) */
+    uint32_t *unused;            /* (capacity) numbers of places, the next one last */
+    uint32_t unused_count, high; /* high: places from there on were never taken */
     uint64_t lost;
 };
 
 /* The host's clock and the device's meet in an event that nothing is in front of. */
 static pd_status set_base(struct pd_device_spans *s, struct pd_error *err)
 {
-    PD_TRY(pd_dev_stream_sync(s->dev, s->stream, err));
-    PD_TRY(pd_dev_event_record(s->dev, s->base, s->stream, err));
+    PD_TRY(pd_dev_stream_sync(s->dev, s->compute, err));
+    PD_TRY(pd_dev_event_record(s->dev, s->base, s->compute, err));
     PD_TRY(pd_dev_event_sync(s->dev, s->base, err));
     s->base_ns = pd_trace_now();
     return PD_OK;
 }
 
-pd_status pd_device_spans_new(struct pd_dev *dev, struct pd_stream *stream, uint32_t capacity,
+static void all_unused(struct pd_device_spans *s)
+{
+    for (uint32_t i = 0; i < s->capacity; i++)
+        s->unused[i] = s->capacity - 1 - i;
+    s->unused_count = s->capacity;
+    s->high = 0;
+}
+
+static pd_status build(struct pd_device_spans *s, struct pd_error *err)
+{
+    s->spans = calloc(s->capacity, sizeof *s->spans);
+    s->unused = calloc(s->capacity, sizeof *s->unused);
+    s->intervals = calloc(s->capacity, sizeof *s->intervals);
+    s->edges = calloc(2ull * s->capacity, sizeof *s->edges);
+    if (!s->spans || !s->unused || !s->intervals || !s->edges)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u spans of a device", s->capacity);
+    all_unused(s);
+    PD_TRY(pd_dev_event_new(s->dev, &s->base, err));
+    return set_base(s, err);
+}
+
+pd_status pd_device_spans_new(struct pd_dev *dev, struct pd_stream *compute, uint32_t capacity,
                               struct pd_device_spans **ret_spans, struct pd_error *err)
 {
     struct pd_device_spans *s = calloc(1, sizeof *s);
-    if (s) s->spans = calloc(capacity, sizeof *s->spans);
-    if (!s || !s->spans) {
-        free(s);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u spans of a device", capacity);
-    }
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for spans of a device");
     s->dev = dev;
-    s->stream = stream;
+    s->compute = compute;
     s->capacity = capacity;
+    pthread_mutex_init(&s->giving, NULL);
     pthread_mutex_init(&s->lock, NULL);
-    pd_status st = pd_dev_event_new(dev, &s->base, err);
-    if (!st) st = set_base(s, err);
+    const pd_status st = build(s, err);
     if (st) {
         pd_device_spans_free(s);
         return st;
@@ -66,23 +106,45 @@ pd_status pd_device_spans_new(struct pd_dev *dev, struct pd_stream *stream, uint
 void pd_device_spans_free(struct pd_device_spans *s)
 {
     if (!s) return;
-    for (uint32_t i = 0; i < s->capacity; i++) {
+    for (uint32_t i = 0; s->spans && i < s->capacity; i++) {
         pd_dev_event_free(s->dev, s->spans[i].begin);
         pd_dev_event_free(s->dev, s->spans[i].end);
     }
     pd_dev_event_free(s->dev, s->base);
+    pthread_mutex_destroy(&s->giving);
     pthread_mutex_destroy(&s->lock);
     free(s->spans);
+    free(s->unused);
+    free(s->intervals);
+    free(s->edges);
     free(s);
 }
 
-static uint32_t take(struct pd_device_spans *s)
+/* ---- spans ---- */
+
+static struct span *take(struct pd_device_spans *s, const struct span *what, uint32_t *ret_number)
+{
+    struct span *span = NULL;
+    pthread_mutex_lock(&s->lock);
+    if (s->unused_count) {
+        const uint32_t number = *ret_number = s->unused[--s->unused_count];
+        span = &s->spans[number];
+        const struct span events = *span;
+        *span = *what;
+        span->begin = events.begin;
+        span->end = events.end;
+        if (number >= s->high) s->high = number + 1;
+    }
+    s->lost += !span;
+    pthread_mutex_unlock(&s->lock);
+    return span;
+}
+
+static void set_state(struct pd_device_spans *s, struct span *span, enum state state)
 {
     pthread_mutex_lock(&s->lock);
-    const uint32_t number = s->count < s->capacity ? s->count++ : NO_SPAN;
-    s->lost += number == NO_SPAN;
+    span->state = state;
     pthread_mutex_unlock(&s->lock);
-    return number;
 }
 
 static bool is_recorded(struct pd_device_spans *s, struct pd_event **event, struct pd_stream *stream)
@@ -94,52 +156,171 @@ static bool is_recorded(struct pd_device_spans *s, struct pd_event **event, stru
 uint32_t pd_device_spans_begin(struct pd_device_spans *s, struct pd_stream *stream, const char *lane, const char *name,
                                uint64_t value)
 {
-    const uint32_t number = s ? take(s) : NO_SPAN;
-    if (number == NO_SPAN) return NO_SPAN;
-    struct span *span = &s->spans[number];
-    span->lane = lane;
-    span->name = name;
-    span->value = value;
-    span->is_ended = false;
-    return is_recorded(s, &span->begin, stream) ? number : NO_SPAN;
+    uint32_t number = NO_SPAN;
+    if (!s) return NO_SPAN;
+    const struct span what = {.lane = lane, .name = name, .value = value, .state = OPEN, .is_compute = stream == s->compute};
+    struct span *span = take(s, &what, &number);
+    if (!span) return NO_SPAN;
+    if (is_recorded(s, &span->begin, stream)) return number;
+    set_state(s, span, LOST);
+    return NO_SPAN;
 }
 
 void pd_device_spans_end(struct pd_device_spans *s, uint32_t number, struct pd_stream *stream)
 {
     if (number == NO_SPAN) return;
     struct span *span = &s->spans[number];
-    span->is_ended = is_recorded(s, &span->end, stream);
+    set_state(s, span, is_recorded(s, &span->end, stream) ? ENDED : LOST);
 }
 
-static void add(struct pd_device_spans *s, const char *name, double seconds)
+pd_status pd_device_spans_copy(struct pd_device_spans *s, struct pd_dev *dev, struct pd_stream *stream, const char *lane,
+                               const char *name, struct pd_span dst, struct pd_span src, struct pd_error *err)
+{
+    if (!s) return pd_dev_copy(dev, stream, dst, 0, src, 0, src.bytes, err);
+    pthread_mutex_lock(&s->giving);
+    const uint32_t span = pd_device_spans_begin(s, stream, lane, name, src.bytes);
+    const pd_status st = pd_dev_copy(dev, stream, dst, 0, src, 0, src.bytes, err);
+    pd_device_spans_end(s, span, stream);
+    pthread_mutex_unlock(&s->giving);
+    return st;
+}
+
+void pd_device_spans_note(struct pd_device_spans *s, const char *lane, const char *name, uint64_t begin_ns)
+{
+    uint32_t number;
+    if (!s) return;
+    const struct span what = {.lane = lane, .name = name, .state = NOTED, .begin_ns = begin_ns, .end_ns = pd_trace_now()};
+    (void)take(s, &what, &number);
+}
+
+/* ---- shares ---- */
+
+/* What comes after too many others is the last one's. */
+static uint32_t share_of(struct pd_device_spans *s, const struct span *span)
 {
     uint32_t i = 0;
-    while (i < s->share_count && strcmp(s->shares[i].name, name) != 0)
+    while (i < s->share_count && (strcmp(s->shares[i].name, span->name) != 0 || strcmp(s->shares[i].lane, span->lane) != 0))
         i++;
-    if (i == PD_DEVICE_SHARES_MAX) return;
-    if (i == s->share_count) s->shares[s->share_count++] = (struct pd_device_share){.name = name};
-    s->shares[i].seconds += seconds;
-    s->shares[i].count++;
+    if (i == PD_DEVICE_SHARES_MAX) return PD_DEVICE_SHARES_MAX - 1;
+    if (i == s->share_count) s->shares[s->share_count++] = (struct pd_device_share){.lane = span->lane, .name = span->name};
+    return i;
 }
 
+static int by_time(const void *a, const void *b)
+{
+    const struct edge *x = a, *y = b;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    if (x->is_end != y->is_end) return x->is_end ? -1 : 1; /* what ends makes room first */
+    return (x->interval > y->interval) - (x->interval < y->interval);
+}
+
+/* at_work: in the order in which they began. */
+static const struct interval *answering(const struct pd_device_spans *s, const uint32_t *at_work, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (s->intervals[at_work[i]].is_compute) return &s->intervals[at_work[i]];
+    return &s->intervals[at_work[0]];
+}
+
+static uint32_t without(uint32_t *at_work, uint32_t count, uint32_t interval)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (at_work[i] != interval) at_work[left++] = at_work[i];
+    return left;
+}
+
+static void share_out(struct pd_device_spans *s)
+{
+    uint32_t at_work[AT_WORK_MAX], count = 0;
+    qsort(s->edges, 2ull * s->interval_count, sizeof *s->edges, by_time);
+    for (uint32_t i = 0; i < 2 * s->interval_count; i++) {
+        const struct edge *e = &s->edges[i];
+        if (count) s->shares[answering(s, at_work, count)->share].answered += e->at - e[-1].at;
+        if (e->is_end)
+            count = without(at_work, count, e->interval);
+        else if (count < AT_WORK_MAX)
+            at_work[count++] = e->interval;
+    }
+}
+
+static void add(struct pd_device_spans *s, const struct span *span, double begin, double end, double seconds)
+{
+    const uint32_t share = share_of(s, span), number = s->interval_count++;
+    s->shares[share].seconds += seconds;
+    s->shares[share].count++;
+    s->intervals[number] = (struct interval){share, span->is_compute};
+    s->edges[2 * number] = (struct edge){begin, number, false};
+    s->edges[2 * number + 1] = (struct edge){end, number, true};
+}
+
+/* ---- collecting ---- */
+
+static void add_note(struct pd_device_spans *s, const struct span *span)
+{
+    const double begin = ((double)span->begin_ns - (double)s->base_ns) * 1e-9,
+                 end = ((double)span->end_ns - (double)s->base_ns) * 1e-9;
+    add(s, span, begin, end, end - begin);
+}
+
+/* Begin and end both from the base: rounded, they still come in the order in which the stream passed them. */
 static pd_status collect_one(struct pd_device_spans *s, const struct span *span, struct pd_error *err)
 {
-    double begin, seconds;
+    double begin, end, seconds;
     PD_TRY(pd_dev_event_seconds(s->dev, s->base, span->begin, &begin, err));
+    PD_TRY(pd_dev_event_seconds(s->dev, s->base, span->end, &end, err));
     PD_TRY(pd_dev_event_seconds(s->dev, span->begin, span->end, &seconds, err));
-    add(s, span->name, seconds);
-    const uint64_t begin_ns = s->base_ns + (uint64_t)(begin * 1e9);
-    pd_trace_record_lane(span->lane, begin_ns, begin_ns + (uint64_t)(seconds * 1e9), "gpu", span->name, span->value);
+    add(s, span, begin, end, seconds);
+    pd_trace_record_lane(span->lane, s->base_ns + (uint64_t)(int64_t)(begin * 1e9),
+                         s->base_ns + (uint64_t)(int64_t)(end * 1e9), "gpu", span->name, span->value);
     return PD_OK;
 }
 
-/* A new base each time: differences of events lose digits as they grow. */
+/* A place is not taken again before it goes back, so a span that has ended stays what it is without the lock. */
+static pd_status collect_ended(struct pd_device_spans *s, uint32_t high, bool *ret_any_open, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < high; i++) {
+        struct span *span = &s->spans[i];
+        pthread_mutex_lock(&s->lock);
+        const enum state state = span->state;
+        pthread_mutex_unlock(&s->lock);
+        if (state == OPEN) *ret_any_open = true;
+        if (state == OPEN || state == UNUSED) continue;
+        if (state == NOTED) add_note(s, span);
+        if (state == ENDED) PD_TRY(collect_one(s, span, err));
+        pthread_mutex_lock(&s->lock);
+        span->state = UNUSED;
+        s->unused[s->unused_count++] = i;
+        pthread_mutex_unlock(&s->lock);
+    }
+    return PD_OK;
+}
+
+static pd_status collect(struct pd_device_spans *s, struct pd_error *err)
+{
+    bool any_open = false;
+    s->interval_count = 0;
+    pthread_mutex_lock(&s->lock);
+    const uint32_t high = s->high;
+    pthread_mutex_unlock(&s->lock);
+    PD_TRY(collect_ended(s, high, &any_open, err));
+    share_out(s);
+    if (any_open) return PD_OK;
+    pthread_mutex_lock(&s->lock);
+    const bool is_empty = s->unused_count == s->capacity;
+    if (is_empty) all_unused(s);
+    pthread_mutex_unlock(&s->lock);
+    return is_empty ? set_base(s, err) : PD_OK; /* a new base: differences of events lose digits as they grow */
+}
+
 pd_status pd_device_spans_collect(struct pd_device_spans *s, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->spans[i].is_ended) PD_TRY(collect_one(s, &s->spans[i], err));
-    s->count = 0;
-    return set_base(s, err);
+    if (!s) return PD_OK;
+    PD_TRY(pd_dev_stream_sync(s->dev, s->compute, err));
+    const uint64_t begin = pd_trace_now();
+    const pd_status st = collect(s, err);
+    s->collecting += (double)(pd_trace_now() - begin) * 1e-9;
+    return st;
 }
 
 uint32_t pd_device_spans_shares(const struct pd_device_spans *s, struct pd_device_share ret[PD_DEVICE_SHARES_MAX])
@@ -153,8 +334,14 @@ uint64_t pd_device_spans_lost(const struct pd_device_spans *s)
     return s->lost;
 }
 
+double pd_device_spans_collecting(const struct pd_device_spans *s)
+{
+    return s->collecting;
+}
+
 void pd_device_spans_clear(struct pd_device_spans *s)
 {
     s->share_count = 0;
     s->lost = 0;
+    s->collecting = 0;
 }

@@ -1,5 +1,6 @@
 #include "offload/host_adam.h"
 
+#include "ckpt/base/trace.h"
 #include "offload/crossing.h"
 
 #include <stdlib.h>
@@ -23,7 +24,8 @@ pd_status pd_host_adam_new(const struct pd_host_adam_options *o, struct pd_host_
                                                  .copies_out = o->copies_out,
                                                  .extent_elements = a->extent_elements,
                                                  .copy_bytes = a->copy_bytes,
-                                                 .buffers = o->buffers};
+                                                 .buffers = o->buffers,
+                                                 .spans = o->spans};
     pd_status st = pd_crossing_new(&crossing, &a->crossing, err);
     if (st) {
         pd_host_adam_free(a);
@@ -78,7 +80,9 @@ static pd_status work(struct pd_host_adam *a, const struct pd_adam_step *step, s
                       struct pd_error *err)
 {
     PD_TRY(pd_crossing_meet(a->crossing, range.grad, range.copy, range.n, &range.grad, &range.copy, err));
+    const uint64_t begin = pd_trace_begin();
     pd_cpu_adam(a->options.pool, a->options.isa, step, &range);
+    pd_trace_end(begin, "compute", "AdamW", range.n);
     return pd_crossing_leave(a->crossing, err);
 }
 

@@ -16,7 +16,7 @@
 #define PD_OFFLOAD_HOST_ADAM_H
 
 #include "offload/cpu_adam.h"
-#include "offload/device.h"
+#include "offload/device_spans.h"
 
 struct pd_host_adam;
 
@@ -28,6 +28,7 @@ struct pd_host_adam_options {
     enum pd_dtype copy_dtype;
     void *buffers; /* (buffer_bytes) host memory, page-locked where that matters; used while an update runs */
     uint64_t buffer_bytes;
+    struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
 };
 
 /* Everything is borrowed for its life. */

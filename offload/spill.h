@@ -18,7 +18,7 @@
 
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/door.h"
-#include "offload/device.h"
+#include "offload/device_spans.h"
 
 struct pd_spill;
 
@@ -26,8 +26,10 @@ struct pd_spill;
 struct pd_spill_device {
     struct pd_dev *dev;
     struct pd_stream *compute, *copies_in, *copies_out;
-    void *memory;  /* (pd_spill_memory_bytes) of the host, in place of a file; NULL: there is one */
-    void *staging; /* (pd_spill_staging_bytes) of the host, page-locked, at a page: on the way to a file */
+    void *memory;                  /* (pd_spill_memory_bytes) of the host, in place of a file; NULL: there is one */
+    void *staging;                 /* (pd_spill_staging_bytes) of the host, page-locked, at a page: on the way to a file */
+    struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
+    const char *name;              /* of what lies in spans of memory, for spans of time */
 };
 #define PD_SPILL_STAGING_SLOTS 6u
 

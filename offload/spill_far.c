@@ -139,12 +139,15 @@ static pd_status follow(struct pd_spill_far *f, struct pd_stream *stream, struct
     return pd_dev_event_wait(f->device.dev, stream, event, err);
 }
 
-static pd_status copy(struct pd_spill_far *f, struct pd_stream *stream, void *dst, void *src, bool to_host, uint64_t bytes,
-                      struct pd_event *copied, struct pd_error *err)
+static pd_status copy(struct pd_spill_far *f, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+                      struct pd_error *err)
 {
+    const struct pd_spill_device *d = &f->device;
+    struct pd_stream *stream = to_host ? d->copies_out : d->copies_in;
     const struct pd_span to = {dst, bytes, to_host}, from = {src, bytes, !to_host};
-    PD_TRY(pd_dev_copy(f->device.dev, stream, to, 0, from, 0, bytes, err));
-    return pd_dev_event_record(f->device.dev, copied, stream, err);
+    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, to_host ? PD_LANE_COPIES_OUT : PD_LANE_COPIES_IN, d->name, to,
+                                from, err));
+    return pd_dev_event_record(d->dev, copied, stream, err);
 }
 
 /* What the device computed, and what came in to it. */
@@ -154,7 +157,7 @@ static pd_status copy_out(struct pd_spill_far *f, void *dst, void *src, uint64_t
     const struct pd_spill_device *d = &f->device;
     PD_TRY(follow(f, d->copies_out, d->compute, f->computed, err));
     PD_TRY(follow(f, d->copies_out, d->copies_in, f->arrived, err));
-    return copy(f, d->copies_out, dst, src, true, bytes, copied, err);
+    return copy(f, true, dst, src, bytes, copied, err);
 }
 
 /* ---- slots ---- */
@@ -171,7 +174,7 @@ static pd_status go_in(struct pd_spill_far *f, struct slot *slot, struct pd_erro
     PD_TRY(pd_spill_wait(f->file, slot->span, err));
     slot->state = GOES_IN;
     PD_TRY(pd_dev_event_wait(f->device.dev, f->device.copies_in, slot->room, err));
-    return copy(f, f->device.copies_in, slot->data, slot->staging, false, f->spans[slot->span].bytes, slot->copied, err);
+    return copy(f, false, slot->data, slot->staging, f->spans[slot->span].bytes, slot->copied, err);
 }
 
 /* Nothing of it is left to do, but for somebody to wait for what was read. */
@@ -232,7 +235,7 @@ static pd_status read_memory(struct pd_spill_far *f, struct span *span, void *da
     PD_TRY(pd_dev_event_wait(d->dev, d->copies_in, span->copied, err)); /* it was written */
     PD_TRY(follow(f, d->copies_in, d->compute, f->computed, err));      /* there is room */
     span->moves = true;
-    return copy(f, d->copies_in, data, f->memory + span->offset, false, span->bytes, span->copied, err);
+    return copy(f, false, data, f->memory + span->offset, span->bytes, span->copied, err);
 }
 
 pd_status pd_spill_far_read(struct pd_spill_far *f, uint32_t index, void *data, struct pd_error *err)

@@ -37,7 +37,8 @@ static pd_status build(struct pd_host_state *s, struct pd_engine *e, struct pd_e
                                            .pool = e->pool,
                                            .copy_dtype = e->options.config->numerics.precision,
                                            .buffers = e->io_buffers,
-                                           .buffer_bytes = e->io_bytes};
+                                           .buffer_bytes = e->io_bytes,
+                                           .spans = device->spans};
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &options.isa, err));
     for (uint32_t i = 0; i < s->count; i++)
         s->ranges[i] = range_of(e, &pd_zero_boxes(e->zero)[i]);

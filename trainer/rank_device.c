@@ -38,6 +38,8 @@ pd_status pd_rank_device_watch(struct pd_rank_device *d, struct pd_error *err)
 
 void pd_rank_device_close(struct pd_rank_device *d)
 {
+    struct pd_error ignored;
+    if (d->spans) (void)!pd_device_spans_collect(d->spans, &ignored); /* of a save after the last step */
     pd_device_spans_free(d->spans);
     struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
@@ -101,7 +103,7 @@ static pd_status copy(void *device, void *dst, const void *src, uint64_t bytes, 
     const struct pd_rank_device *d = device;
     const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
     PD_TRY(pd_dev_enter(d->dev, err));
-    PD_TRY(pd_dev_copy(d->dev, d->transfers, to, 0, from, 0, bytes, err));
+    PD_TRY(pd_device_spans_copy(d->spans, d->dev, d->transfers, PD_LANE_EXCHANGE, "exchange", to, from, err));
     return pd_dev_stream_sync(d->dev, d->transfers, err);
 }
 

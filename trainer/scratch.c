@@ -66,6 +66,7 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
 /* On a GPU; all zero on a CPU. */
 static struct pd_spill_device device_of(const struct pd_engine *e, int part)
 {
+    static const char *const names[] = {"parameters", "gradients", "activations"};
     const struct pd_rank_device *d = e->options.device;
     void *far = e->scratch_far[part];
     if (!e->options.is_gpu) return (struct pd_spill_device){0};
@@ -74,7 +75,9 @@ static struct pd_spill_device device_of(const struct pd_engine *e, int part)
                                     .copies_in = d->copies_in,
                                     .copies_out = d->copies_out,
                                     .memory = is_in_files(e, part) ? NULL : far,
-                                    .staging = is_in_files(e, part) ? far : NULL};
+                                    .staging = is_in_files(e, part) ? far : NULL,
+                                    .spans = d->spans,
+                                    .name = names[part]};
 }
 
 static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part, struct pd_error *err)

@@ -92,7 +92,8 @@ static pd_status open_crossing(struct pd_engine *e, struct pd_error *err)
                                                 .copies_out = device->copies_out,
                                                 .extent_elements = pd_optimizer_store_extent_elements(e->io_bytes),
                                                 .copy_bytes = copy_bytes(e),
-                                                .buffers = e->far_buffers};
+                                                .buffers = e->far_buffers,
+                                                .spans = device->spans};
     return pd_crossing_new(&options, &e->files->crossing, err);
 }
 

@@ -29,10 +29,12 @@ static struct pd_span span_of(void *data, uint64_t bytes, bool is_host)
 
 pd_status pd_state_mirror_in(struct pd_state_mirror *m, struct pd_error *err)
 {
+    const struct pd_rank_device *d = m->device;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        PD_TRY(pd_dev_copy(m->device->dev, m->device->compute, span_of(m->device_state[kind], m->bytes, false), 0,
-                           span_of(m->state[kind], m->bytes, true), 0, m->bytes, err));
-    return pd_dev_stream_sync(m->device->dev, m->device->compute, err);
+        PD_TRY(pd_device_spans_copy(d->spans, d->dev, d->compute, PD_LANE_COMPUTE, "copy of the state",
+                                    span_of(m->device_state[kind], m->bytes, false), span_of(m->state[kind], m->bytes, true),
+                                    err));
+    return pd_dev_stream_sync(d->dev, d->compute, err);
 }
 
 pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *err)
@@ -41,11 +43,10 @@ pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *
     struct pd_stream *out = m->device->copies_out;
     PD_TRY(pd_dev_event_record(dev, m->settled, m->device->compute, err));
     PD_TRY(pd_dev_event_wait(dev, out, m->settled, err));
-    const uint32_t span = pd_device_spans_begin(m->device->spans, out, "GPU copies out", "state to the host", 3 * m->bytes);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        PD_TRY(pd_dev_copy(dev, out, span_of(m->state[kind], m->bytes, true), 0,
-                           span_of(m->device_state[kind], m->bytes, false), 0, m->bytes, err));
-    pd_device_spans_end(m->device->spans, span, out);
+        PD_TRY(pd_device_spans_copy(m->device->spans, dev, out, PD_LANE_COPIES_OUT, "state for a save",
+                                    span_of(m->state[kind], m->bytes, true), span_of(m->device_state[kind], m->bytes, false),
+                                    err));
     PD_TRY(pd_dev_event_record(dev, m->copied, out, err));
     m->is_copied = true;
     return PD_OK;

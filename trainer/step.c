@@ -382,9 +382,11 @@ static pd_status update(struct step *s, uint64_t updates, struct pd_step_result 
     PD_TRY(check_finite(s, result, err));
     result->skipped = !isfinite(result->gradient_norm);
     if (result->skipped) return PD_OK;
-    const uint64_t begun = pd_trace_begin();
+    const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
     pd_trace_end(begun, "step", "update", updates);
+    if (s->e->options.device && !s->e->mirror.device)
+        pd_device_spans_note(s->e->options.device->spans, PD_LANE_HOST, "optimizer", start_ns);
     return PD_OK;
 }
 
@@ -412,7 +414,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     pd_status updated = update(&s, updates, &result, err);
     pd_optimizer_update_leave(e);
     PD_TRY(updated);
-    if (e->options.device && e->options.device->spans) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
+    if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
     pd_trace_end(start, "step", "step", updates);
     if (pp > 1) {
         const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;

@@ -351,7 +351,7 @@ static pd_status open_transfers(struct worker *w, struct pd_error *err)
 {
     struct pd_error why;
     if (!w->device.dev || w->comm->size == 1) return PD_OK;
-    const pd_status st = pd_comm_new_nccl(w->comm, w->device.dev, w->device.compute, &w->nccl, &why);
+    const pd_status st = pd_comm_new_nccl(w->comm, w->device.dev, w->device.compute, w->device.spans, &w->nccl, &why);
     if (st != PD_UNSUPPORTED) {
         if (st && err) *err = why;
         return st;

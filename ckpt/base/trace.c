@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct event {
@@ -124,7 +125,7 @@ static int lane_of(const char *name, int rank)
 {
     enum { FIRST = 1 << 23 };
     uint32_t i = 0;
-    while (i < lane_count && (lanes[i].name != name || lanes[i].rank != rank))
+    while (i < lane_count && (lanes[i].rank != rank || strcmp(lanes[i].name, name) != 0))
         i++;
     if (i == PD_TRACE_LANES) return 0;
     if (i == lane_count) {

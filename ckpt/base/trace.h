@@ -41,7 +41,7 @@ void pd_trace_record(uint64_t begin, const char *category, const char *name, uin
 
 /* A span of something that is no thread, a device's stream: it lies in a lane of the rank under this name. At most
  * PD_TRACE_LANES of all ranks; the name lives as long as the program. */
-#define PD_TRACE_LANES 64u
+#define PD_TRACE_LANES 256u
 void pd_trace_record_lane(const char *lane, uint64_t begin, uint64_t end, const char *category, const char *name,
                           uint64_t value);
 

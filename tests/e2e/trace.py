@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`perdure train --trace FILE`: valid JSON, spans of a thread that nest, transfers with two ends, every kind of work, names of
-threads and ranks; a file for each process and each restart; nothing without the option."""
+threads and ranks; a file for each process and each restart; nothing without the option. With `gpu`: lanes of streams."""
 import json
 import os
 import sys
@@ -59,7 +59,70 @@ def read(path):
     return events, {(e["cat"], e["name"]) for e in events if e["ph"] == "X"}
 
 
+# ---- on GPUs: a lane each stream ----
+
+LANES = {"GPU compute": {"gemm", "adam"}, "GPU copies in": {"parameters", "gradients", "activations", "updated parameters"},
+         "GPU copies out": {"parameters", "gradients", "activations"}, "GPU exchange": {"exchange"}}
+IN_FILES = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=4M"]
+
+
+def lanes_of(events):
+    """Names of spans by rank and lane; those of a lane follow each other."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    lanes = {}
+    for e in events:
+        if e["ph"] == "X" and e["cat"] == "gpu":
+            lanes.setdefault((e["pid"], e["tid"]), []).append(e)
+    for key, spans in lanes.items():
+        spans.sort(key=lambda e: e["ts"])
+        for before, after in zip(spans, spans[1:]):
+            check(before["ts"] + before["dur"] <= after["ts"] + SLACK, f"{names[key]}: {before} goes on in {after}")
+    return {(key[0], names[key]): {e["name"] for e in spans} for key, spans in lanes.items()}
+
+
+def traced(workspace, config, overrides):
+    """Lanes of a run, one for each stream of its GPUs that was given work, and no other."""
+    trace, report = os.path.join(workspace.path, "gpu.json"), workspace.directory("report")
+    workspace.train(config, workspace.directory(), ["run.device=gpu", f"--trace={trace}", *overrides],
+                    {"PERDURE_SIMT_REPORT": report})
+    events, _ = read(trace)
+    lanes, streams = lanes_of(events), json.loads(harness.read(report).splitlines()[-1])["streams"]
+    check(len(lanes) == streams, f"{overrides}: {streams} streams were given work, and there are lanes {sorted(lanes)}")
+    for key, names in lanes.items():
+        check(key[1] in LANES, f"{overrides}: nobody expects a lane {key}")
+    return lanes
+
+
+def expect(lanes, rank, lane, names):
+    found = lanes.get((rank, lane), set())
+    check(names <= found, f"lane {lane} of rank {rank}: no {sorted(names - found)} among {sorted(found)}")
+
+
+def on_gpus(workspace):
+    config = workspace.file("gpu.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
+    lanes = traced(workspace, config, ["layout.ranks=1"])
+    expect(lanes, 0, "GPU compute", LANES["GPU compute"] | {"copy"})
+    expect(lanes, 0, "GPU copies out", {"state for a save"})
+    check(len(lanes) == 2, f"state on the device: lanes {sorted(lanes)}")
+
+    lanes = traced(workspace, config, ["layout.ranks=1", "model.layers=4", *IN_FILES])
+    for lane in ("GPU copies in", "GPU copies out"):
+        expect(lanes, 0, lane, LANES[lane])
+
+    lanes = traced(workspace, config, ["layout.ranks=1", "offload.optimizer=cpu"])
+    expect(lanes, 0, "GPU copies out", {"gradients"})
+    expect(lanes, 0, "GPU copies in", {"updated parameters"})
+
+    lanes = traced(workspace, config, ["layout.ranks=2", "layout.transport=local", "layout.zero_stage=3"])
+    for rank in (0, 1):
+        expect(lanes, rank, "GPU exchange", LANES["GPU exchange"])
+    print("lanes of GPUs: one a stream, spans follow each other")
+
+
 def body(workspace, arguments):
+    if "gpu" in arguments:
+        on_gpus(workspace)
+        return
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
     trace = os.path.join(workspace.path, "trace.json")
     workspace.train(config, workspace.directory(), ["layout.ranks=1"])

@@ -37,6 +37,8 @@ simt_settings read_settings()
     if (gpus > SIMT_GPUS_MAX) bad_setting("PERDURE_SIMT_GPUS", getenv("PERDURE_SIMT_GPUS"), "0 to 8");
     s.gpus = static_cast<unsigned>(gpus);
     s.memory_bytes = number_of("PERDURE_SIMT_MEMORY", uint64_t{4} << 30, "KMG");
+    s.locked_bytes = number_of("PERDURE_SIMT_LOCKED", SIZE_MAX, "KMG");
+    s.name = getenv("PERDURE_SIMT_NAME") ? getenv("PERDURE_SIMT_NAME") : "simulated GPU";
     s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
     const char *streams = getenv("PERDURE_SIMT_STREAMS");
     if (!streams || !*streams || strcmp(streams, "late") == 0) return s;
@@ -56,11 +58,27 @@ void report()
     FILE *file = fopen(getenv("PERDURE_SIMT_REPORT"), "a");
     if (!file) return;
     fprintf(file,
-            "{\"kernels\":%llu,\"copies\":%llu,\"pageable_copies\":%llu,\"fills\":%llu,\"waits\":%llu,"
+            "{\"kernels\":%llu,\"copies\":%llu,\"pageable_copies\":%llu,\"fills\":%llu,\"waits\":%llu,\"streams\":%llu,"
             "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu}\n",
-            plain(c.kernels), plain(c.copies), plain(c.pageable_copies), plain(c.fills), plain(c.waits),
+            plain(c.kernels), plain(c.copies), plain(c.pageable_copies), plain(c.fills), plain(c.waits), plain(c.streams),
             plain(c.device_bytes), plain(c.device_bytes_max), plain(c.locked_bytes), plain(c.locked_bytes_max));
     fclose(file);
+}
+
+void tell_watcher()
+{
+    const char *path = getenv("PERDURE_SIMT_WATCH");
+    FILE *file = path ? fopen(path, "a") : nullptr;
+    if (!file) return;
+    fprintf(file, "{\"device_bytes\":%llu,\"locked_bytes\":%llu}\n", plain(simt_counted().device_bytes),
+            plain(simt_counted().locked_bytes));
+    fclose(file);
+}
+
+bool may_lock(size_t bytes)
+{
+    const size_t locked = simt_counted().locked_bytes, most = simt_machine().locked_bytes;
+    return locked <= most && bytes <= most - locked;
 }
 
 unsigned here()
@@ -81,6 +99,7 @@ cudaError_t take(simt_kind kind, size_t bytes, void **data)
 {
     simt_turn turn;
     const cudaError_t code = ready();
+    if (code == cudaSuccess && kind == SIMT_LOCKED && !may_lock(bytes)) return cudaErrorMemoryAllocation;
     return code == cudaSuccess ? simt_memory_take(kind, here(), bytes, data) : code;
 }
 
@@ -114,7 +133,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 {
     if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
     *properties = {};
-    snprintf(properties->name, sizeof properties->name, "simulated GPU");
+    snprintf(properties->name, sizeof properties->name, "%s", simt_machine().name);
     properties->totalGlobalMem = simt_machine().memory_bytes;
     properties->sharedMemPerBlockOptin = 232448;
     properties->multiProcessorCount = 2;
@@ -172,6 +191,7 @@ cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned flags)
     simt_turn turn;
     const cudaError_t code = ready();
     if (code != cudaSuccess) return code;
+    if (!may_lock(bytes)) return cudaErrorMemoryAllocation;
     return flags & ~cudaHostRegisterPortable ? cudaErrorInvalidValue : simt_memory_register(data, bytes);
 }
 
@@ -185,6 +205,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
     simt_turn turn;
     const cudaError_t code = ready();
     if (code != cudaSuccess) return code;
+    tell_watcher();
     *free_bytes = simt_memory_free_bytes(here());
     *total_bytes = simt_machine().memory_bytes;
     return cudaSuccess;

@@ -2,19 +2,25 @@
  * must.
  *
  *   memory    pages without any access but while operations of that GPU are carried out; a host that touches them dies with
- * a line that says which allocation, and so does a kernel that touches what is freed or another GPU's. New memory is full of
- * NaNs. Page-locked memory is known by its range streams   a queue each. An operation is carried out by the thread that
- * waits for it, or for an event behind it, after everything that it has to come after and nothing else failure   a kernel
- * that broke a rule is what the GPU is lost by: nothing on it is carried out from then on, and every call says which kernel
- * and which rule
+ *             a line that says which allocation, and so does a kernel that touches what is freed or another GPU's. New
+ *             memory is full of NaNs. Page-locked memory is known by its range
+ *   streams   a queue each. An operation is carried out by the thread that waits for it, or for an event behind it, after
+ *             everything that it has to come after and nothing else
+ *   failure   a kernel that broke a rule is what the GPU is lost by: nothing on it is carried out from then on, and every
+ *             call says which kernel and which rule
  *
  *   PERDURE_SIMT_GPUS      how many there are; unset: 1
  *   PERDURE_SIMT_MEMORY    bytes of each, with K, M or G behind; unset: 4G
  *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
- * it is given something PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
+ *                          it is given something
+ *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
+ *   PERDURE_SIMT_LOCKED    bytes that may be page-locked at a time; unset: any
+ *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
+ *   PERDURE_SIMT_REPORT    a file that a process appends a line of counts to when it ends
+ *   PERDURE_SIMT_WATCH     a file that a process appends a line to whenever it asks how much memory is free
  *
  *   threads   any; one carries out at a time, under one lock. What another thread does to device memory meanwhile is not
- * seen */
+ *             seen */
 #ifndef PD_TESTS_SIMT_MACHINE_H
 #define PD_TESTS_SIMT_MACHINE_H
 
@@ -31,7 +37,8 @@
 
 struct simt_settings {
     unsigned gpus;
-    size_t memory_bytes;
+    size_t memory_bytes, locked_bytes;
+    const char *name;
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
 };
@@ -40,6 +47,7 @@ const simt_settings &simt_machine(void);
 /* Of the process so far, all GPUs together; for the holder of a turn. */
 struct simt_counts {
     uint64_t kernels, copies, fills, waits; /* waits: of the host, for a stream or an event */
+    uint64_t streams;                       /* that were given work */
     uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */

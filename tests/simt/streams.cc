@@ -41,6 +41,7 @@ struct queue {
     unsigned gpu;
     uint64_t asked, done;
     std::deque<operation> waiting;
+    bool is_used; /* it was given work */
 };
 
 struct loss {
@@ -198,12 +199,14 @@ cudaError_t place(const void *data, size_t bytes, unsigned *touches, bool *ret_k
 cudaError_t append(cudaStream_t stream, operation op)
 {
     if (!stream) {
-        queue alone = {here(), 0, 0, {}}; /* also on a machine without a GPU: launches of simt.h alone */
+        queue alone = {here(), 0, 0, {}, true}; /* also on a machine without a GPU: launches of simt.h alone */
         carry_out_one(alone, op);
         return state_of(alone.gpu);
     }
     KNOWN(streams, stream);
     READY(stream->q->gpu);
+    simt_counted().streams += !stream->q->is_used;
+    stream->q->is_used = true;
     if (stream->recording)
         stream->recording->operations.push_back(std::move(op));
     else
@@ -236,7 +239,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     simt_turn turn;
     READY(here());
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; /* the others wait for the default stream */
-    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}}), nullptr};
+    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}, false}), nullptr};
     all().streams.insert(*stream);
     return cudaSuccess;
 }

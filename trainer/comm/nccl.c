@@ -40,6 +40,7 @@ struct nccl_comm {
     bool owns_control, is_launching;
     void *handle; /* NULL: one rank, or ended */
     struct pd_stream *stream;
+    const char *lane;       /* of spans */
     struct pd_event *given; /* what the compute stream had before an operation */
     struct flight flights[FLIGHTS];
     uint64_t operations;
@@ -50,8 +51,10 @@ struct family {
     const struct pd_nccl_library *nccl;
     struct pd_dev *dev;
     struct pd_stream *compute;
-    struct pd_comm *control; /* of the outermost */
-    pthread_mutex_t lock;    /* guards what follows, and handles */
+    struct pd_device_spans *spans; /* NULL: nobody asks */
+    uint32_t named;                /* members that were given a lane */
+    struct pd_comm *control;       /* of the outermost */
+    pthread_mutex_t lock;          /* guards what follows, and handles */
     pthread_cond_t wake;
     struct nccl_comm *members;
     bool is_closing, is_watched;
@@ -311,15 +314,25 @@ static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct
     return settle(c, code, "a group of sends and receives", err);
 }
 
+static uint64_t received_bytes(const struct pd_comm_op *op)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < op->recv_count; i++)
+        bytes += op->recvs[i].bytes;
+    return bytes;
+}
+
 static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
 {
     struct family *f = c->family;
     PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
     PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
-    PD_TRY(pd_dev_event_record(f->dev, flight->begun, c->stream, err));
-    PD_TRY(copy_to_self(c, op, err));
-    if (c->handle) PD_TRY(launch(c, op, flight, err));
-    return pd_dev_event_record(f->dev, flight->ended, c->stream, err);
+    const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane, "exchange", received_bytes(op));
+    pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
+    if (!st) st = copy_to_self(c, op, err);
+    if (!st && c->handle) st = launch(c, op, flight, err);
+    pd_device_spans_end(f->spans, span, c->stream);
+    return st ? st : pd_dev_event_record(f->dev, flight->ended, c->stream, err);
 }
 
 /* The host is never more than FLIGHTS operations ahead. Whoever waits for a flight that was waited for has what its peers
@@ -535,9 +548,20 @@ static pd_status never_copied(void *context, void *dst, const void *src, uint64_
     PD_FAIL(err, PD_BUG, "pieces of NCCL are not copied by the host");
 }
 
+/* A rank of a grid is in nine at most (trainer/parallel/grid.c). */
+static const char lane_of_rest[] = "NCCL others";
+
+static const char *next_lane(struct family *f)
+{
+    static const char *const lanes[] = {"NCCL 1", "NCCL 2", "NCCL 3", "NCCL 4", "NCCL 5",
+                                        "NCCL 6", "NCCL 7", "NCCL 8", "NCCL 9", "NCCL 10"};
+    return f->named < sizeof lanes / sizeof *lanes ? lanes[f->named++] : lane_of_rest;
+}
+
 static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
 {
     struct pd_dev *dev = c->family->dev;
+    c->lane = c->comm.size > 1 ? next_lane(c->family) : lane_of_rest;
     PD_TRY(pd_dev_stream_new(dev, &c->stream, err));
     PD_TRY(pd_dev_event_new(dev, &c->given, err));
     for (uint32_t i = 0; i < FLIGHTS; i++) {
@@ -687,8 +711,8 @@ static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct 
     return PD_OK;
 }
 
-pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute, struct pd_comm **ret_comm,
-                           struct pd_error *err)
+pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
+                           struct pd_device_spans *spans, struct pd_comm **ret_comm, struct pd_error *err)
 {
     struct report mine = {.host = control->host};
     const struct pd_nccl_library *nccl = NULL;
@@ -699,6 +723,7 @@ pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct p
     name_device(dev, mine.device);
     PD_TRY(agree(control, &mine, err));
     PD_TRY(family_new(control, dev, compute, nccl, &f, err));
+    f->spans = spans;
     pd_status st = watcher_start(f, err);
     if (!st) st = comm_new(f, control, ret_comm, err);
     if (!st) return PD_OK;

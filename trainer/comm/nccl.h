@@ -13,14 +13,15 @@
 #ifndef PD_TRAINER_COMM_NCCL_H
 #define PD_TRAINER_COMM_NCCL_H
 
-#include "offload/device.h"
+#include "offload/device_spans.h"
 #include "trainer/comm/comm.h"
 
 /* Collective over `control`, which is borrowed, as device and stream are; it keeps serving on its own. Splits come with
- * communicators of NCCL and of control of their own. pd_comm_use_memory is not for it: it knows the memory.
+ * communicators of NCCL and of control of their own. pd_comm_use_memory is not for it: it knows the memory. spans (NULL:
+ * nobody asks): of each operation, in a lane of its communicator.
  *   errors   PD_UNSUPPORTED on all ranks alike, with what is missing: no library, two ranks on one device. Pieces then go
  *            over control with pd_comm_use_memory */
 PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
-                                       struct pd_comm **ret_comm, struct pd_error *err);
+                                       struct pd_device_spans *spans, struct pd_comm **ret_comm, struct pd_error *err);
 
 #endif

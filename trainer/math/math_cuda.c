@@ -34,7 +34,7 @@ static void *stream_of(struct pd_math *math)
 #define SPANNED(math, name, call)                                                                          \
     do {                                                                                                   \
         struct pd_math_cuda *cuda_ = cuda_of(math);                                                        \
-        const uint32_t span_ = pd_device_spans_begin(cuda_->spans, cuda_->lane, "GPU compute", (name), 0); \
+        const uint32_t span_ = pd_device_spans_begin(cuda_->spans, cuda_->lane, PD_LANE_COMPUTE, (name), 0); \
         const pd_status st_ = (call);                                                                      \
         pd_device_spans_end(cuda_->spans, span_, cuda_->lane);                                             \
         return st_;                                                                                        \

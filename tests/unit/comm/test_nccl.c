@@ -29,6 +29,7 @@ static void fake(const char *name, void *ret_function)
 struct rank {
     struct pd_dev dev;
     struct pd_stream *compute;
+    struct pd_device_spans *spans;
     struct pd_comm *comm;
 };
 
@@ -36,7 +37,7 @@ static pd_status rank_open(struct pd_comm *control, struct rank *r, struct pd_er
 {
     r->dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
     PD_TRY(pd_dev_stream_new(&r->dev, &r->compute, err));
-    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, &r->comm, err);
+    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, r->spans, &r->comm, err);
     if (st) pd_dev_stream_free(&r->dev, r->compute);
     return st;
 }
@@ -160,6 +161,38 @@ Test(nccl, pieces_arrive_in_the_order_of_streams)
     cr_assert_eq(aborts(), 0);
 }
 
+/* ---- spans ---- */
+
+static pd_status watched_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r = {.comm = NULL};
+    struct pd_comm *part;
+    struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
+    (void)context;
+    r.dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
+    PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
+    PD_TRY(pd_device_spans_new(&r.dev, r.compute, 1000, &r.spans, err));
+    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, r.spans, &r.comm, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
+    PD_TRY(traffic(&r, r.comm, 3, 20, err));
+    PD_TRY(traffic(&r, part, 5, 10, err));
+    PD_TRY(pd_device_spans_collect(r.spans, err));
+    struct pd_comm *comm = r.comm;
+    EXERCISE_EXPECT(pd_device_spans_shares(r.spans, shares) == 2 && pd_device_spans_lost(r.spans) == 0);
+    EXERCISE_EXPECT(strcmp(shares[0].lane, "NCCL 1") == 0 && shares[0].count == 20);
+    EXERCISE_EXPECT(strcmp(shares[1].lane, "NCCL 2") == 0 && shares[1].count == 10);
+    pd_comm_free(part);
+    rank_close(&r);
+    pd_device_spans_free(r.spans);
+    return PD_OK;
+}
+
+Test(nccl, each_communicator_has_a_lane)
+{
+    struct pd_error err;
+    cr_assert_eq(run(3, watched_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
+}
+
 /* ---- who cannot ---- */
 
 static pd_status refused_main(struct pd_comm *control, void *context, struct pd_error *err)
@@ -175,7 +208,7 @@ static pd_status shared_main(struct pd_comm *control, void *context, struct pd_e
 {
     struct rank r = {.dev = {.ops = &late_ops, .index = control->rank / 2}};
     (void)context;
-    return pd_comm_new_nccl(control, &r.dev, r.compute, &r.comm, err);
+    return pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, err);
 }
 
 Test(nccl, what_is_missing_is_said_on_all_ranks)
