@@ -1,0 +1,338 @@
+/* Tiers and second copies, and others who are there too: writes of copies that land after the death of their worker, a
+ * launch that was overtaken while its copies are on their way, a second launcher. Whatever they do, the newest sealed step
+ * loads, and every file of every tier is whole. State lies in memory or in files, on one drive or two, shared, without
+ * links. */
+#include "ckpt/base/log.h"
+#include "ckpt/tiers_internal.h"
+#include "tests/helpers/tier_room.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+
+#define RANKS 4u
+#define HOSTS 2u
+#define IN_FLIGHT 4u /* the step whose copies are on their way */
+
+static const struct place {
+    const char *first;
+    bool has_files;
+    uint32_t drives;
+    unsigned lacks;
+    uint32_t copies;
+} places[] = {
+    {"/disk", false, 0, 0, 1}, {"/disk", true, 0, 0, 1},
+    {"/disk", true, 1, 0, 0},  {"/disk", true, 0, PD_DISK_NO_LINKS, 1},
+    {"/net/a", true, 0, 0, 0}, {"/disk", true, 1, PD_DISK_NO_LINKS, 0},
+};
+#define PLACE_COUNT (sizeof places / sizeof *places)
+
+static void expect(size_t place, pd_status found, pd_status expected, const struct pd_error *err)
+{
+    cr_assert_eq(found, expected, "place %zu: %s (expected %s): %s", place, pd_status_name(found), pd_status_name(expected),
+                 err->message);
+}
+
+static void quiet(void *context, const char *line, size_t bytes)
+{
+    (void)context, (void)line, (void)bytes;
+}
+
+static void set_up(void)
+{
+    pd_log_set_sink(quiet, NULL);
+}
+
+TestSuite(tiers_and_others, .init = set_up);
+
+static struct pd_tiers_options options_at(const struct place *place)
+{
+    return (struct pd_tiers_options){
+        .tiers = {{.dir = place->first, .every = 1, .keep_last = 2, .copies = place->copies},
+                  {.dir = "/net/c", .every = 1, .keep_last = 2}},
+        .count = 2,
+        .quarantine_bytes_max = 1 << 20,
+        .generations = place->has_files,
+    };
+}
+
+static struct room room_at(size_t place, unsigned lacks)
+{
+    struct room room;
+    struct pd_error err = {0};
+    pd_status st = tier_room_new_striped(&room, RANKS, HOSTS, places[place].drives, places[place].lacks | lacks, &err);
+    expect(place, st, PD_OK, &err);
+    return room;
+}
+
+/* ---- what is found ---- */
+
+/* Also the copies of other hosts' shards. */
+static pd_status load_what_is_here(struct room_rank *rank, const struct pd_store_entry *entry, struct pd_error *err)
+{
+    struct pd_commit commit = {0};
+    PD_TRY(pd_store_read_commit(rank->store, entry, &commit, err));
+    pd_status st = PD_OK;
+    for (uint32_t s = 0; st == PD_OK && s < commit.shard_count; s++) {
+        st = room_load_shard(rank, entry, &commit, s, err);
+        const bool is_mine = s / room_shards(rank) == rank->group->rank;
+        if (st == PD_NOT_FOUND && !is_mine) st = PD_OK;
+    }
+    pd_commit_deinit(&commit);
+    return pd_group_agree(rank->group, st, err);
+}
+
+/* Everything in all tiers is whole, and the newest is `*context`. */
+static pd_status look(struct tier_rank *rank, struct pd_error *err)
+{
+    const uint64_t *expected = rank->context;
+    struct pd_store_entry newest;
+    uint32_t tier;
+    if (!pd_tiers_newest(rank->tiers, &tier, &newest) || newest.step != *expected)
+        PD_FAIL(err, PD_BUG, "the newest step is not %llu", (unsigned long long)*expected);
+    for (uint32_t t = 0; t < pd_tiers_count(rank->tiers); t++) {
+        struct pd_store *store = rank->room.store = pd_tiers_store(rank->tiers, t);
+        for (uint32_t i = 0; i < pd_store_count(store); i++)
+            PD_TRY(load_what_is_here(&rank->room, pd_store_entry_at(store, i), err));
+    }
+    const struct pd_store_entry *first = pd_store_entry_at(pd_tiers_store(rank->tiers, 0), 0);
+    if (rank->tiers->copier && first->hosts != 2)
+        PD_FAIL(err, PD_BUG, "step %llu has no copies", (unsigned long long)first->step);
+    return PD_OK;
+}
+
+static void expect_whole(size_t place, struct room *room, uint64_t newest)
+{
+    const struct pd_tiers_options options = options_at(&places[place]);
+    struct pd_error err = {0};
+    expect(place, tier_run(room, &options, look, &newest, &err), PD_OK, &err);
+}
+
+/* ---- copies on their way ---- */
+
+static bool is_there(struct tier_rank *rank, const char *path)
+{
+    struct pd_stat stat;
+    return pd_door_stat(rank->room.door, path, &stat, NULL) == PD_OK;
+}
+
+/* This rank's copies into the later tier, and those of others that come here, have their files. */
+static bool copies_are_on_their_way(struct tier_rank *rank)
+{
+    const struct pd_store_ring *ring = pd_store_ring(pd_tiers_store(rank->tiers, 0));
+    char path[128];
+    snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, room_shard(&rank->room, 0));
+    bool all = is_there(rank, path);
+    for (uint32_t i = 0; ring && i < ring->source_count; i++) {
+        snprintf(path, sizeof path, "/disk/pool-1/generation-%05u-0.h5", ring->sources[i]);
+        all = all && is_there(rank, path);
+    }
+    return all;
+}
+
+/* Steps before it are everywhere; its copies would take for ever. */
+static pd_status begin_copies(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step < IN_FLIGHT; step++) {
+        PD_TRY(tier_save(rank, step, NULL, err));
+        PD_TRY(tier_finish(rank, step, -1, err));
+    }
+    rank->tiers->tiers[1].bytes_per_second = 1;
+    if (rank->tiers->copier) rank->tiers->copier->bytes_per_second = 1;
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    PD_TRY(tier_save(rank, IN_FLIGHT, NULL, err));
+    while (!copies_are_on_their_way(rank))
+        sched_yield();
+    /* What is written when the end comes is no checkpoint's. */
+    if (rank->state) PD_TRY(generation_write(rank->state, IN_FLIGHT + 1, err));
+    tier_run_ahead(rank, IN_FLIGHT + 2);
+    return pd_group_barrier(&rank->world, err);
+}
+
+static pd_status die_with_copies_in_flight(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(begin_copies(rank, err));
+    return generation_kill_all(&rank->room, err);
+}
+
+/* ---- writes that land late ---- */
+
+#define FILES_MAX 64u
+
+struct haunt {
+    struct pd_door *doors[HOSTS];
+    struct pd_file *files[FILES_MAX];
+    uint32_t count;
+    uint64_t written;
+};
+
+static void open_files_of(struct haunt *haunt, struct pd_door *door, const char *dir, const char *prefix)
+{
+    struct pd_listing listing = {0};
+    if (pd_door_list(door, dir, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char path[256];
+        if (strncmp(listing.names[i], prefix, strlen(prefix)) != 0) continue;
+        snprintf(path, sizeof path, "%s/%.150s", dir, listing.names[i]);
+        cr_assert_lt(haunt->count, FILES_MAX);
+        cr_assert_eq(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->count++], NULL), PD_OK);
+    }
+    pd_listing_deinit(&listing);
+}
+
+/* What the dead were writing: state, copies of other hosts' shards, shards of the later tier. */
+static void open_files(struct haunt *haunt, struct room *room, const struct place *place)
+{
+    static const char *const drives[] = ROOM_DRIVES;
+    char pool[64], saved[64];
+    snprintf(pool, sizeof pool, "%s/pool-1", place->first);
+    snprintf(saved, sizeof saved, "/net/c/step-%012u-1.tmp", IN_FLIGHT);
+    for (uint32_t host = 0; host < HOSTS; host++) {
+        cr_assert_eq(pd_simulated_disk_door(room->disk, host, &haunt->doors[host], NULL), PD_OK);
+        if (host == 0 || strncmp(pool, "/net", 4) != 0) open_files_of(haunt, haunt->doors[host], pool, "generation-");
+        if (host == 0) open_files_of(haunt, haunt->doors[host], saved, "shard-");
+        for (uint32_t d = 0; d < room->drives; d++) {
+            snprintf(pool, sizeof pool, "%.40s/pool-1", drives[d]);
+            open_files_of(haunt, haunt->doors[host], pool, "generation-");
+            snprintf(pool, sizeof pool, "%s/pool-1", place->first);
+        }
+    }
+    const uint32_t held = RANKS * (1 + room->drives);
+    cr_assert_geq(haunt->count, (place->has_files ? held : 0) + place->copies * RANKS + RANKS, "%u files", haunt->count);
+}
+
+static void scribble(struct haunt *haunt)
+{
+    static _Alignas(PD_DOOR_ALIGN) char garbage[8 * PD_DOOR_ALIGN];
+    memset(garbage, 0xee, sizeof garbage);
+    for (uint32_t i = 0; i < haunt->count; i++) {
+        haunt->written += pd_file_write(haunt->files[i], 0, garbage, sizeof garbage, NULL) == PD_OK;
+        (void)!pd_file_sync(haunt->files[i], NULL);
+    }
+}
+
+static void lay_to_rest(struct haunt *haunt)
+{
+    for (uint32_t i = 0; i < haunt->count; i++)
+        (void)!pd_file_close(haunt->files[i], NULL);
+    for (uint32_t host = 0; host < HOSTS; host++)
+        pd_door_free(haunt->doors[host]);
+}
+
+static pd_status haunted_barrier(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    if (rank->world.rank == 0) scribble(rank->context);
+    return pd_group_barrier(&rank->world, err);
+}
+
+static pd_status be_haunted(struct tier_rank *rank, struct pd_error *err)
+{
+    uint32_t tier;
+    uint64_t newest;
+    PD_TRY(tier_load_newest(rank, &tier, &newest, err));
+    if (newest != IN_FLIGHT) PD_FAIL(err, PD_BUG, "step %llu is the newest", (unsigned long long)newest);
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 10; step < 16; step++) {
+        PD_TRY(haunted_barrier(rank, err));
+        PD_TRY(tier_save(rank, step, NULL, err));
+        PD_TRY(haunted_barrier(rank, err));
+        if (step % 2) PD_TRY(tier_finish(rank, step, -1, err));
+    }
+    return haunted_barrier(rank, err);
+}
+
+Test(tiers_and_others, writes_of_copies_that_land_after_the_death_of_their_worker)
+{
+    for (size_t place = 0; place < PLACE_COUNT; place++) {
+        const struct pd_tiers_options options = options_at(&places[place]);
+        struct room room = room_at(place, 0);
+        struct haunt haunt = {0};
+        struct pd_error err = {0};
+        expect(place, tier_run(&room, &options, die_with_copies_in_flight, NULL, &err), PD_OK, &err);
+        open_files(&haunt, &room, &places[place]);
+        expect(place, tier_run(&room, &options, be_haunted, &haunt, &err), PD_OK, &err);
+        cr_assert_gt(haunt.written, 0u, "nobody wrote");
+        expect_whole(place, &room, 15);
+        lay_to_rest(&haunt);
+        room_free(&room);
+    }
+}
+
+/* ---- another launch ---- */
+
+struct second {
+    struct room *room;
+    const struct pd_tiers_options *options;
+    pd_status status;
+    struct pd_error error;
+};
+
+static pd_status save_more(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 20; step < 25; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    return tier_finish(rank, 24, -1, err);
+}
+
+/* On the same hosts. */
+static pd_status start_second(struct tier_rank *rank, struct pd_error *err)
+{
+    struct second *second = rank->context;
+    if (rank->world.rank == 0) second->status = tier_run(second->room, second->options, save_more, NULL, &second->error);
+    return pd_group_barrier(&rank->world, err);
+}
+
+/* Nothing that it saves counts any more, nor what it had on its way. */
+static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    PD_TRY(begin_copies(rank, err));
+    PD_TRY(start_second(rank, err));
+    for (uint64_t step = 30; step < 33; step++) {
+        const pd_status st = tier_save(rank, step, NULL, &why);
+        if (st == PD_OK) PD_FAIL(err, PD_BUG, "a zombie saves step %llu", (unsigned long long)step);
+        if (st == PD_BUSY) break;
+    }
+    return PD_OK;
+}
+
+Test(tiers_and_others, a_launch_that_was_overtaken_with_copies_on_their_way)
+{
+    for (size_t place = 0; place < PLACE_COUNT; place++) {
+        const struct pd_tiers_options options = options_at(&places[place]);
+        struct room room = room_at(place, PD_DISK_NO_LOCKS), beside = room;
+        struct second second = {&beside, &options, PD_OK, {0}};
+        struct pd_error err = {0};
+        expect(place, tier_run(&room, &options, be_overtaken, &second, &err), PD_OK, &err);
+        expect(place, second.status, PD_OK, &second.error);
+        expect_whole(place, &room, 24);
+        room_free(&room);
+    }
+}
+
+static pd_status meet_a_second(struct tier_rank *rank, struct pd_error *err)
+{
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    for (uint64_t step = 1; step < 5; step++) {
+        PD_TRY(tier_save(rank, step, NULL, err));
+        PD_TRY(start_second(rank, err));
+        const struct second *second = rank->context;
+        if (second->status != PD_BUSY) PD_FAIL(err, PD_BUG, "a second launch gets %s", pd_status_name(second->status));
+    }
+    return tier_finish(rank, 4, -1, err);
+}
+
+Test(tiers_and_others, a_second_launcher_is_refused_and_harms_nothing)
+{
+    for (size_t place = 0; place < PLACE_COUNT; place++) {
+        const struct pd_tiers_options options = options_at(&places[place]);
+        struct room room = room_at(place, 0), beside = room;
+        struct second second = {&beside, &options, PD_OK, {0}};
+        struct pd_error err = {0};
+        expect(place, tier_run(&room, &options, meet_a_second, &second, &err), PD_OK, &err);
+        expect_whole(place, &room, 4);
+        room_free(&room);
+    }
+}
