@@ -69,7 +69,7 @@ pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error
     }
     if (err) *err = own;
     if (group->size == 1) return own.status;
-    return pd_error_context(err, own.status, "rank %u", failing);
+    return pd_error_context_rank(err, own.status, failing);
 }
 
 /* ---- one rank ---- */

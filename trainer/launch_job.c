@@ -328,18 +328,12 @@ static void say_lost(const struct job *job, uint32_t first, const char *end, str
                  others);
 }
 
-static bool begins_with_rank(const char *message)
-{
-    size_t digits = strncmp(message, "rank ", 5) ? 0 : strspn(message + 5, "0123456789");
-    return digits > 0 && message[5 + digits] == ':';
-}
-
 /* Ranks that agreed upon a failure, and threads of one process, have put the rank in front themselves. */
 static void say_note(const struct job *job, uint32_t rank, const struct pd_note_ended *note,
                      struct pd_launch_verdict *verdict)
 {
     char who[24] = "";
-    if (job->start->transport == PD_TRANSPORT_MPI && !begins_with_rank(note->message))
+    if (job->start->transport == PD_TRANSPORT_MPI && !pd_error_names_rank(note->message))
         snprintf(who, sizeof who, "rank %u: ", rank);
     snprintf(verdict->message, sizeof verdict->message, "%s%.900s", who, note->message);
 }

@@ -106,6 +106,21 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
     return status;
 }
 
+bool pd_error_names_rank(const char *message)
+{
+    for (const char *at = message; at; at = strstr(at, ": ") ? strstr(at, ": ") + 2 : NULL) {
+        const size_t digits = strncmp(at, "rank ", 5) ? 0 : strspn(at + 5, "0123456789");
+        if (digits && at[5 + digits] == ':') return true;
+    }
+    return false;
+}
+
+pd_status pd_error_context_rank(struct pd_error *err, pd_status status, uint32_t rank)
+{
+    if (!err || pd_error_names_rank(err->message)) return status;
+    return pd_error_context(err, status, "rank %u", rank);
+}
+
 _Noreturn void pd_check_failed(const char *where, const char *condition)
 {
     fprintf(stderr, "perdure: internal error at %s: %s does not hold; please report this\n", where, condition);

@@ -8,7 +8,9 @@
 #ifndef PD_BASE_STATUS_H
 #define PD_BASE_STATUS_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define PD_MUST_USE __attribute__((warn_unused_result))
 #define PD_PRINTF(format_index, first_index) __attribute__((format(printf, format_index, first_index)))
@@ -50,6 +52,10 @@ pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where
 
 /* Prepends "<formatted>: " to the message of an error that is already set and returns `status` unchanged. */
 pd_status pd_error_context(struct pd_error *err, pd_status status, const char *format, ...) PD_PRINTF(3, 4);
+
+/* pd_error_context "rank N", unless a context says already whose error it is. */
+pd_status pd_error_context_rank(struct pd_error *err, pd_status status, uint32_t rank);
+bool pd_error_names_rank(const char *message);
 
 #define PD_STRINGIFY_(x) #x
 #define PD_STRINGIFY(x) PD_STRINGIFY_(x)

@@ -126,7 +126,7 @@ static pd_status ranks_run(struct local_rank *ranks, uint32_t size, struct pd_er
     }
     if (!worst) return PD_OK;
     if (err) *err = worst->error;
-    return pd_error_context(err, worst->status, "rank %u", (uint32_t)(worst - ranks));
+    return pd_error_context_rank(err, worst->status, (uint32_t)(worst - ranks));
 }
 
 static pd_status ranks_make_and_run(struct local_rank *ranks, struct pd_member_info *members, uint32_t size,

@@ -125,6 +125,26 @@ Test(group, agreement_is_the_lowest_failing_ranks)
         cr_assert_eq(pd_group_run_local(4, 2, one_fails, &failing, NULL), PD_OK);
 }
 
+/* What one rank has failed by is agreed upon again by those who were told. */
+static pd_status agree_twice(struct pd_group *group, void *context, struct pd_error *err)
+{
+    (void)context;
+    pd_status mine = group->rank == 2 ? pd_error_set(err, PD_IO, PD_WHERE, 0, "lock: gone") : PD_OK;
+    pd_status st = pd_error_context(err, pd_group_agree(group, mine, err), "directory /x");
+    st = pd_group_agree(group, st, err);
+    cr_assert_eq(st, PD_IO);
+    cr_assert_str_eq(err->message, "directory /x: rank 2: lock: gone");
+    return PD_OK;
+}
+
+Test(group, a_rank_is_named_once)
+{
+    cr_assert_eq(pd_group_run_local(4, 2, agree_twice, NULL, NULL), PD_OK);
+    cr_assert(pd_error_names_rank("rank 12: x") && pd_error_names_rank("a: rank 1: x"));
+    cr_assert(!pd_error_names_rank("") && !pd_error_names_rank("of rank 1: x") && !pd_error_names_rank("rank : x"));
+    cr_assert(!pd_error_names_rank("a: rank 1 and: x") && !pd_error_names_rank("a: ranks 1: x"));
+}
+
 static pd_status agree_without_text(struct pd_group *group, void *context, struct pd_error *err)
 {
     (void)context;

@@ -216,7 +216,7 @@ Test(nccl, what_is_missing_is_said_on_all_ranks)
     struct pd_error err;
     setenv("PERDURE_NCCL", "off", 1);
     cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
-    cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: rank 0: PERDURE_NCCL=off");
+    cr_assert_str_eq(err.message, "NCCL cannot serve: rank 0: PERDURE_NCCL=off");
     setenv("PERDURE_NCCL", "/nowhere/libnccl.so.2", 1);
     cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "/nowhere/libnccl.so.2: cannot open"), "%s", err.message);
