@@ -182,11 +182,37 @@ static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint6
     return true;
 }
 
+/* What no member could hold is refused by the key's range: it is a number all the same. NAN: it is none. */
+static double too_far(const char *text, enum pd_key_suffix suffix)
+{
+    static const char letters[] = "kmg";
+    const char *digits = text + (*text == '-');
+    const size_t length = strspn(digits, "0123456789");
+    const char last = digits[length], *letter = last && suffix ? strchr(letters, last | 0x20) : NULL;
+    if (!length || (last && (!letter || digits[length + 1]))) return NAN;
+    return strtod(text, NULL) * (letter ? pow(1000, (double)(letter - letters + 1)) : 1);
+}
+
+static pd_status refuse_whole(const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    const double value = too_far(text, key->suffix);
+    if (!isnan(value)) PD_TRY(check_range(key, value, text, err));
+    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
+}
+
+static pd_status refuse_real(const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    char *end;
+    const double value = strtod(text, &end);
+    const bool is_digits = strspn(text, "+-0123456789.eE") == strlen(text);
+    if (is_digits && end != text && !*end) PD_TRY(check_range(key, value, text, err));
+    PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+}
+
 static pd_status set_unsigned(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     uint64_t value;
-    if (!parse_with_suffix(text, key->suffix, &value))
-        PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
+    if (!parse_with_suffix(text, key->suffix, &value)) return refuse_whole(key, text, err);
     PD_TRY(check_range(key, (double)value, text, err));
     if (key->type == PD_KEY_U32)
         *(uint32_t *)member_of(base, key->offset) = (uint32_t)value;
@@ -198,7 +224,7 @@ static pd_status set_unsigned(void *base, const struct pd_key *key, const char *
 static pd_status set_real(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     double value;
-    if (!pd_parse_double(text, &value)) PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+    if (!pd_parse_double(text, &value)) return refuse_real(key, text, err);
     PD_TRY(check_range(key, value, text, err));
     if (key->type == PD_KEY_FLOAT)
         *(float *)member_of(base, key->offset) = (float)value;
@@ -210,7 +236,7 @@ static pd_status set_real(void *base, const struct pd_key *key, const char *text
 static pd_status set_signed(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
     int64_t value;
-    if (!pd_parse_i64(text, &value)) PD_FAIL(err, PD_INVALID, "expected a whole number, found \"%s\"", text);
+    if (!pd_parse_i64(text, &value)) return refuse_whole(key, text, err);
     PD_TRY(check_range(key, (double)value, text, err));
     *(int64_t *)member_of(base, key->offset) = value;
     return PD_OK;
@@ -310,7 +336,7 @@ static pd_status set_source(struct pd_config *config, const struct pd_key *key, 
         return PD_OK;
     }
     double weight;
-    if (!pd_parse_double(text, &weight)) PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+    if (!pd_parse_double(text, &weight)) return refuse_real(&weight_range, text, err);
     PD_TRY(check_range(&weight_range, weight, text, err));
     source->weight = weight;
     return PD_OK;
