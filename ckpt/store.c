@@ -154,7 +154,7 @@ void store_items_remove(struct store_items *items, const char *name)
 
 /* ---- opening ---- */
 
-static pd_status set_root(struct pd_store *store, const char *root, struct pd_error *err)
+pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct pd_error *err)
 {
     char here[STORE_PATH_MAX] = "";
     if (root[0] != '/' && !getcwd(here, sizeof here)) PD_FAIL(err, PD_IO, "the current directory cannot be found");
@@ -164,7 +164,7 @@ static pd_status set_root(struct pd_store *store, const char *root, struct pd_er
     if (length == 0 || strlen(here) + length >= STORE_ROOT_MAX)
         PD_FAIL(err, PD_INVALID, "the path of the checkpoint directory has %zu bytes: 1 to %u are possible", length,
                 STORE_ROOT_MAX - 1);
-    snprintf(store->root, sizeof store->root, "%s%s%.*s", here, here[0] ? "/" : "", (int)length, root);
+    snprintf(ret_path, STORE_PATH_MAX, "%s%s%.*s", here, here[0] ? "/" : "", (int)length, root);
     return PD_OK;
 }
 
@@ -256,7 +256,7 @@ static pd_status open_writable(struct pd_store *store, struct pd_error *err)
 
 static pd_status open_steps(struct pd_store *store, const char *root, struct pd_error *err)
 {
-    PD_TRY(pd_group_agree(store->group, set_root(store, root, err), err));
+    PD_TRY(pd_group_agree(store->group, store_absolute(root, store->root, err), err));
     PD_TRY(meet_hosts(store, err));
     if (store->options.writable) PD_TRY(open_writable(store, err));
     PD_TRY(store_stripes_open(store, err));
@@ -300,10 +300,10 @@ pd_status store_open_drive(const struct pd_store *store, const char *root, const
 {
     PD_TRY(new_store(store->door, options, store->group, ret_drive, err));
     struct pd_store *drive = *ret_drive;
-    pd_status st = pd_group_agree(store->group, set_root(drive, root, err), err);
+    pd_status st = pd_group_agree(store->group, store_absolute(root, drive->root, err), err);
     if (st == PD_OK) st = meet_hosts(drive, err);
     if (st == PD_OK) st = open_writable(drive, err);
-    return st == PD_OK ? PD_OK : pd_error_context(err, st, "stripe directory %s", root);
+    return st == PD_OK ? PD_OK : pd_error_context(err, st, "checkpoint.stripes, %s", root);
 }
 
 pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,

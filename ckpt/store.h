@@ -24,6 +24,7 @@ struct pd_store;
 
 struct pd_store_options {
     bool writable;                 /* takes a fence; false: look only, changes nothing on disk */
+    bool quiet;                    /* what is not good is not logged: somebody else does */
     uint32_t keep_last;            /* newest k sealed checkpoints stay; at least 1 */
     uint64_t keep_every;           /* and every step divisible by n; 0: none */
     uint64_t quarantine_bytes_max; /* beyond it all but the newest go; 0: all, at once */
@@ -45,6 +46,12 @@ void pd_store_close(struct pd_store *store);
  * stripe's directory, which lives as long as the store. */
 struct pd_store *pd_store_stripe(struct pd_store *store, uint32_t stripe);
 uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
+
+/* Which of `count` directories for stripes (pd_store_options) are not to be taken, by bit: a checkpoint of `root` goes by a
+ * link to that directory, and the drive it means is neither there nor in another of them. What is there, if anything, is a
+ * mount point without its drive, and what is saved into it would be hidden by the drive. Looks only; of one host. */
+PD_MUST_USE pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes,
+                                              uint32_t count, uint64_t *ret_bits, struct pd_error *err);
 
 /* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
 struct pd_store_entry {
@@ -76,7 +83,8 @@ struct pd_store_unusable {
     char name[64];
     uint64_t step;
     enum pd_store_flaw flaw;
-    char cause[256]; /* names the file; in full on rank 0 */
+    bool is_drive_absent; /* incomplete, since a drive of checkpoint.stripes is not there: the cause names its directory */
+    char cause[384];      /* names the file; in full on rank 0 */
 };
 uint32_t pd_store_unusable_count(const struct pd_store *store);
 const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index); /* by step, ascending */

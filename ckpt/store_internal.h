@@ -83,6 +83,8 @@ struct pd_store {
 /* ---- store.c: paths and small collectives ---- */
 
 /* "<root>/<formatted>" */
+/* From the root of the file system, without slashes at its end. */
+PD_MUST_USE pd_status store_absolute(const char *path, char ret_path[STORE_PATH_MAX], struct pd_error *err);
 void store_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
 void store_pool_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *name);
 /* Every rank gives `bytes`; all (size * bytes, rank order) on every rank. */
@@ -115,6 +117,8 @@ PD_MUST_USE pd_status store_stripes_begin(struct pd_store *store, struct pd_erro
 /* Leaders of domains: finds the links of the root; clears what no checkpoint goes by and what dead launches left. */
 void store_stripes_find(struct pd_store *store);
 void store_stripes_clear(struct pd_store *store);
+/* Where the shard of a checkpoint lies on a drive that is not there, as its links say. */
+bool store_stripes_absent_drive(struct pd_store *store, const char *name, uint32_t shard, char ret_dir[STORE_PATH_MAX]);
 PD_MUST_USE pd_status store_stripes_remove(struct pd_store *store, const char *name, struct pd_error *err);
 PD_MUST_USE pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err);
 PD_MUST_USE pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err); /* leaders of hosts */
@@ -138,11 +142,12 @@ struct store_verdict { /* one (step, fence), the same on every rank */
     uint64_t step, fence, lineage, bytes;
     uint32_t shard_count, record_rank;
     uint32_t kind;
-    uint32_t needs_repair; /* somewhere the record or the final name is missing */
-    uint32_t has_tmp;      /* somewhere it still has its temporary name */
-    uint32_t is_emptied;   /* no shard lies under its final name */
-    uint32_t hosts;        /* directories that have a shard, the fewest of any */
-    char cause[160];       /* what is wrong with its shards, or empty */
+    uint32_t needs_repair;    /* somewhere the record or the final name is missing */
+    uint32_t has_tmp;         /* somewhere it still has its temporary name */
+    uint32_t is_emptied;      /* no shard lies under its final name */
+    uint32_t hosts;           /* directories that have a shard, the fewest of any */
+    uint32_t is_drive_absent; /* shards lie on a drive that is not there, as rank 0 sees it; `cause` names its directory */
+    char cause[320];          /* what is wrong with its shards, or empty */
 };
 
 enum store_record_state { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };

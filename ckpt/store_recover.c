@@ -33,7 +33,7 @@ static const struct pd_store_unusable *note_unusable(struct pd_store *store, con
                                             "commit.h5 cannot be read"};
     struct pd_store_unusable *row = &store->unusable[store->unusable_count++];
     const struct store_sighting *final = find_sighting(survey, verdict, false);
-    *row = (struct pd_store_unusable){.step = verdict->step, .flaw = flaw};
+    *row = (struct pd_store_unusable){.step = verdict->step, .flaw = flaw, .is_drive_absent = verdict->is_drive_absent};
     verdict_name(verdict, false, row->name);
     bool has_local = flaw != PD_STORE_UNRECORDED && final && final->cause[0];
     snprintf(row->cause, sizeof row->cause, "%s",
@@ -45,7 +45,8 @@ static const struct pd_store_unusable *note_unusable(struct pd_store *store, con
 
 static void warn(const struct pd_store *store, const struct pd_store_unusable *row, const char *what)
 {
-    if (store->group->rank == 0) pd_log_warn("ckpt", "%s/%s %s: %s", store->root, row->name, what, row->cause);
+    if (store->group->rank == 0 && !store->options.quiet)
+        pd_log_warn("ckpt", "%s/%s %s: %s", store->root, row->name, what, row->cause);
 }
 
 /* ---- roll forward ---- */
@@ -213,7 +214,8 @@ static pd_status act(struct pd_store *store, const struct store_survey *survey, 
         return take_sealed(store, survey, verdict, err);
     case STORE_PARTIAL:
         warn(store, note_unusable(store, survey, verdict, PD_STORE_INCOMPLETE),
-             "is sealed but not whole, passed over (is a host absent?)");
+             verdict->is_drive_absent ? "is sealed but not whole, passed over"
+                                      : "is sealed but not whole, passed over (is a host absent?)");
         return keep_item(store, verdict, &store->partial, err);
     case STORE_UNSEALED:
         treat_unsealed(store, survey, verdict);

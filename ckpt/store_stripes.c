@@ -13,7 +13,8 @@
  * a drive that was mounted elsewhere changes what an older checkpoint means: stripe-<id> alone is renewed
  *               3. a directory of checkpoints on a drive that no checkpoint of the root goes by is cleared at open, and only
  *                  where the token says that the drive is this store's
- *               4. a drive that is not there makes its checkpoints partial, as an absent host does */
+ *               4. a drive that is not there makes its checkpoints partial, as an absent host does; its directory is not
+ * made anew while one goes by it (pd_store_absent_stripes) */
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
@@ -55,18 +56,34 @@ static pd_status write_mark(struct pd_store *store, const char *name, const char
 }
 
 /* Absent, or never finished: an empty text. */
-static pd_status read_mark(struct pd_store *store, const char *name, char ret_text[MARK_BYTES + 1], struct pd_error *err)
+static pd_status read_mark_at(struct pd_door *door, const char *dir, const char *name, char ret_text[MARK_BYTES + 1],
+                              struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
     void *data = NULL;
     uint64_t bytes = 0;
     memset(ret_text, 0, MARK_BYTES + 1);
-    store_path(store, path, "%s", name);
-    pd_status st = store_read_file(store->door, path, MARK_BYTES, &data, &bytes, err);
+    snprintf(path, sizeof path, "%.3500s/%.255s", dir, name);
+    pd_status st = store_read_file(door, path, MARK_BYTES, &data, &bytes, err);
     if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
     PD_TRY(st);
     if (bytes == MARK_BYTES) memcpy(ret_text, data, bytes);
     free(data);
+    return PD_OK;
+}
+
+static pd_status read_mark(struct pd_store *store, const char *name, char ret_text[MARK_BYTES + 1], struct pd_error *err)
+{
+    return read_mark_at(store->door, store->root, name, ret_text, err);
+}
+
+/* The id of the directory `dir`; 0: it has none, or is absent. */
+static pd_status read_id_at(struct pd_door *door, const char *dir, uint64_t *ret_id, struct pd_error *err)
+{
+    char text[MARK_BYTES + 1], token[33];
+    *ret_id = 0;
+    PD_TRY(read_mark_at(door, dir, "stripe", text, err));
+    if (sscanf(text, TOKEN_FORMAT " %" SCNu64, token, ret_id) != 2) *ret_id = 0;
     return PD_OK;
 }
 
@@ -158,7 +175,7 @@ pd_status store_stripes_open(struct pd_store *store, struct pd_error *err)
         drive->stripe = s;
         drive->shards = store->shards;
         pd_status st = join(store, drive, err);
-        if (st != PD_OK) return pd_error_context(err, st, "stripe directory %s", store->options.stripes[s - 1]);
+        if (st != PD_OK) return pd_error_context(err, st, "checkpoint.stripes, %s", store->options.stripes[s - 1]);
     }
     return PD_OK;
 }
@@ -294,4 +311,99 @@ void store_stripes_find(struct pd_store *store)
     for (uint32_t i = 0; i < listing.count && store->drive_count < STORE_DRIVES_MAX; i++)
         if (pd_numbered_name_parse(listing.names[i], "stripe-", &id)) store->drives[store->drive_count++] = id;
     pd_listing_deinit(&listing);
+}
+
+/* ---- drives that are not there ---- */
+
+/* Of a link to a shard: false where it is none of ours. */
+static bool id_of_shard(struct pd_door *door, const char *path, uint64_t *ret_id)
+{
+    static const char up[] = "../";
+    char target[STORE_PATH_MAX], link[PD_STORE_NAME_MAX];
+    if (pd_door_readlink(door, path, target, NULL) != PD_OK || strncmp(target, up, sizeof up - 1) != 0) return false;
+    snprintf(link, sizeof link, "%.*s", (int)strcspn(target + sizeof up - 1, "/"), target + sizeof up - 1);
+    return pd_numbered_name_parse(link, "stripe-", ret_id);
+}
+
+bool store_stripes_absent_drive(struct pd_store *store, const char *name, uint32_t shard, char ret_dir[STORE_PATH_MAX])
+{
+    char shard_name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    uint64_t id, there;
+    pd_shard_name_format(shard, shard_name);
+    store_path(store, path, "%s/%s", name, shard_name);
+    if (!id_of_shard(store->door, path, &id)) return false;
+    store_path(store, path, "stripe-%" PRIu64, id);
+    if (read_id_at(store->door, path, &there, NULL) != PD_OK || there == id) return false;
+    return pd_door_readlink(store->door, path, ret_dir, NULL) == PD_OK;
+}
+
+static bool step_goes_by(struct pd_door *door, const char *step, uint64_t id)
+{
+    struct pd_listing listing = {0};
+    bool found = false;
+    if (pd_door_list(door, step, &listing, NULL) != PD_OK) return false;
+    for (uint32_t i = 0; !found && i < listing.count; i++) {
+        char path[STORE_PATH_MAX];
+        uint32_t shard;
+        uint64_t other;
+        snprintf(path, sizeof path, "%.3700s/%.255s", step, listing.names[i]);
+        found = pd_shard_name_parse(listing.names[i], &shard) && id_of_shard(door, path, &other) && other == id;
+    }
+    pd_listing_deinit(&listing);
+    return found;
+}
+
+static bool any_goes_by(struct pd_door *door, const char *root, const struct pd_listing *listing, uint64_t id)
+{
+    for (uint32_t i = 0; i < listing->count; i++) {
+        struct pd_step_name name;
+        char path[STORE_PATH_MAX];
+        snprintf(path, sizeof path, "%.3500s/%.255s", root, listing->names[i]);
+        if (pd_step_name_parse(listing->names[i], &name) && !name.is_tmp && step_goes_by(door, path, id)) return true;
+    }
+    return false;
+}
+
+/* The directories of a launch, and what is there of them. */
+struct offered {
+    const char *const *dirs;
+    uint32_t count;
+    uint64_t ids[PD_LAYOUT_STRIPES_MAX];
+};
+
+/* The directory that link `name` of the root means: not there, though a checkpoint needs it. */
+static pd_status look_at_link(struct pd_door *door, const char *root, const struct pd_listing *listing, const char *name,
+                              const struct offered *offered, uint64_t *bits, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX], target[STORE_PATH_MAX], dir[STORE_PATH_MAX];
+    uint64_t id, there;
+    snprintf(path, sizeof path, "%.3500s/%.255s", root, name);
+    if (!pd_numbered_name_parse(name, "stripe-", &id) || pd_door_readlink(door, path, target, NULL) != PD_OK) return PD_OK;
+    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return PD_OK; /* opening says what is wrong */
+    for (uint32_t i = 0; i < offered->count; i++)
+        if (offered->ids[i] == id) return PD_OK;
+    for (uint32_t i = 0; i < offered->count; i++) {
+        PD_TRY(store_absolute(offered->dirs[i], dir, err));
+        if (!offered->ids[i] && strcmp(dir, target) == 0 && any_goes_by(door, root, listing, id)) *bits |= UINT64_C(1) << i;
+    }
+    return PD_OK;
+}
+
+pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes, uint32_t count,
+                                  uint64_t *ret_bits, struct pd_error *err)
+{
+    struct offered offered = {.dirs = stripes, .count = count};
+    struct pd_listing listing = {0};
+    uint64_t bits = 0;
+    PD_CHECK(count < PD_LAYOUT_STRIPES_MAX);
+    pd_status st = pd_door_list(door, root, &listing, err);
+    if (st != PD_OK && st != PD_NOT_FOUND) return st;
+    st = PD_OK;
+    for (uint32_t i = 0; i < count; i++) /* what cannot be read is something */
+        if (read_id_at(door, stripes[i], &offered.ids[i], NULL) != PD_OK) offered.ids[i] = UINT64_MAX;
+    for (uint32_t i = 0; st == PD_OK && i < listing.count; i++)
+        st = look_at_link(door, root, &listing, listing.names[i], &offered, &bits, err);
+    pd_listing_deinit(&listing);
+    if (st == PD_OK) *ret_bits = bits;
+    return st;
 }

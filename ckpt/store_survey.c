@@ -157,6 +157,7 @@ static pd_status look_at(struct pd_store *store, const char *name, struct store_
     store_path(store, path, "%s/commit.h5", name);
     if (st == PD_OK) return look_at_record(store, sighting, path, unreadable);
     if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = own;
+    snprintf(sighting->cause, sizeof sighting->cause, "%.191s", own.message);
     sighting->record = STORE_RECORD_UNREADABLE;
     return st == PD_NO_MEMORY ? st : PD_OK;
 }
@@ -343,10 +344,25 @@ static void count_hosts(const struct remote_sighting *group, uint64_t count, con
         if (hosts[s] < verdict->hosts) verdict->hosts = (uint32_t)hosts[s];
 }
 
-static pd_status look_for_shards(const struct remote_sighting *group, uint64_t count, const struct remote_sighting *record,
-                                 struct shards_seen *ret_seen, struct store_verdict *verdict, struct pd_error *err)
+/* Said in full where this host has the links. */
+static void explain_drive(struct pd_store *store, uint64_t shard, uint64_t others, struct store_verdict *verdict)
 {
-    uint64_t shards = record->header[W_SHARDS], worst = 0;
+    const struct pd_step_name step = {.step = verdict->step, .fence = verdict->fence};
+    char name[PD_STORE_NAME_MAX], shard_name[PD_STORE_NAME_MAX], dir[STORE_PATH_MAX], more[48] = "";
+    pd_step_name_format(&step, name);
+    if (!store_stripes_absent_drive(store, name, (uint32_t)shard, dir)) return;
+    verdict->is_drive_absent = 1;
+    pd_shard_name_format((uint32_t)shard, shard_name);
+    if (others) snprintf(more, sizeof more, " (and %" PRIu64 " more)", others);
+    snprintf(verdict->cause, sizeof verdict->cause,
+             "%.32s%s lies in %.180s, a directory of checkpoint.stripes whose drive is not there", shard_name, more, dir);
+}
+
+static pd_status look_for_shards(struct pd_store *store, const struct remote_sighting *group, uint64_t count,
+                                 const struct remote_sighting *record, struct shards_seen *ret_seen,
+                                 struct store_verdict *verdict, struct pd_error *err)
+{
+    uint64_t shards = record->header[W_SHARDS], worst = 0, worst_absent = 0;
     uint64_t *sizes = malloc((shards + 1) * sizeof *sizes);
     if (!sizes) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " shards", shards);
     for (uint64_t i = 0; i < shards; i++)
@@ -362,9 +378,11 @@ static pd_status look_for_shards(const struct remote_sighting *group, uint64_t c
         if (sizes[i] == record->expected[i]) continue;
         *(sizes[i] == SIZE_ABSENT ? &seen.absent : &seen.wrong) += 1;
         worst = i;
+        if (sizes[i] == SIZE_ABSENT) worst_absent = i;
     }
     if (seen.absent + seen.wrong)
         explain_shard(worst, sizes[worst], record->expected[worst], seen.absent + seen.wrong - 1, verdict);
+    if (seen.absent) explain_drive(store, worst_absent, seen.absent - 1, verdict);
     count_hosts(group, count, record, sizes, verdict);
     free(sizes);
     *ret_seen = seen;
@@ -393,7 +411,7 @@ static enum store_verdict_kind judge_unrecorded(const struct remote_sighting *gr
 }
 
 /* All sightings of one (step, fence). */
-static pd_status judge(const struct pd_store *store, const struct remote_sighting *group, uint64_t count,
+static pd_status judge(struct pd_store *store, const struct remote_sighting *group, uint64_t count,
                        struct store_verdict *verdict, struct pd_error *err)
 {
     const struct remote_sighting *record = NULL;
@@ -412,7 +430,7 @@ static pd_status judge(const struct pd_store *store, const struct remote_sightin
         verdict->kind = judge_unrecorded(group, count);
         return PD_OK;
     }
-    PD_TRY(look_for_shards(group, count, record, &seen, verdict, err));
+    PD_TRY(look_for_shards(store, group, count, record, &seen, verdict, err));
     if (!agrees) snprintf(verdict->cause, sizeof verdict->cause, "commit.h5 is not the same on every host");
     verdict->kind = judge_recorded(store, verdict, &seen, agrees);
     verdict->record_rank = record->rank;
@@ -423,8 +441,7 @@ static pd_status judge(const struct pd_store *store, const struct remote_sightin
     return PD_OK;
 }
 
-static pd_status judge_all(const struct pd_store *store, struct views *views, struct store_survey *survey,
-                           struct pd_error *err)
+static pd_status judge_all(struct pd_store *store, struct views *views, struct store_survey *survey, struct pd_error *err)
 {
     survey->verdicts = calloc(views->count + 1, sizeof *survey->verdicts);
     if (!survey->verdicts) PD_FAIL(err, PD_NO_MEMORY, "no memory for %" PRIu64 " checkpoints", views->count);

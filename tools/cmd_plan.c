@@ -4,6 +4,7 @@
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/plan_report.h"
+#include "trainer/directories.h"
 #include "trainer/math/math_cuda.h"
 
 #include <math.h>
@@ -421,6 +422,7 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
     plan_for_device(o, &config);
+    if (!status && !o->print_config) status = pd_directories_check(&config, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);
     pd_model_free(model);
     pd_config_deinit(&config);

@@ -9,6 +9,7 @@
 #include "tools/output.h"
 #include "tools/run_tiers.h"
 #include "trainer/comm/comm.h"
+#include "trainer/directories.h"
 #include "trainer/launch_layout.h"
 #include "trainer/worker.h"
 
@@ -86,6 +87,7 @@ static bool newest_step(void *context, uint64_t *ret_step)
     const struct pd_launch_chooser *chooser = context;
     struct pd_run_tiers tiers;
     pd_run_tiers_of_config(chooser->config, &tiers);
+    tiers.is_quiet = true;
     (void)!pd_run_tiers_look(&tiers, NULL); /* the ranks say what cannot be read */
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     if (newest) *ret_step = newest->step;
@@ -149,7 +151,7 @@ static pd_status launch(const struct pd_config *config, struct pd_launch_chooser
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
     self[length] = '\0';
-    PD_TRY(pd_worker_make_directories(config->run.dir, err));
+    PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     private_config_path(config, path);
     PD_TRY(pd_worker_write_config(config, path, err));
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
@@ -167,6 +169,7 @@ static pd_status print_result(const struct pd_config *config, struct pd_error *e
     struct pd_run_tiers tiers;
     struct pd_json_writer w;
     pd_run_tiers_of_config(config, &tiers);
+    tiers.is_quiet = true;
     (void)!pd_run_tiers_look(&tiers, NULL);
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     pd_json_writer_init(&w, 0);
@@ -198,7 +201,8 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         if (!st) fputs(yaml, stdout);
         free(yaml);
     } else {
-        if (t.fresh) st = check_fresh(&config, err);
+        st = pd_directories_check(&config, err);
+        if (!st && t.fresh) st = check_fresh(&config, err);
         if (!st) st = hand_on_trace(t.trace, err);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);

@@ -56,9 +56,9 @@ static void take_contents(struct pd_run_tier *tier, const struct pd_store *store
     snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
-static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, struct pd_error *err)
+static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, bool is_quiet, struct pd_error *err)
 {
-    const struct pd_store_options options = {.keep_last = 1};
+    const struct pd_store_options options = {.keep_last = 1, .quiet = is_quiet};
     struct pd_group group;
     struct pd_store *store;
     struct pd_error own = {0};
@@ -84,7 +84,7 @@ pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
     PD_TRY(pd_door_new_threads(4, 1, &door, err));
     pd_status result = PD_OK;
     for (uint32_t i = 0; i < tiers->count; i++) {
-        pd_status st = look_at(door, &tiers->tiers[i], result ? NULL : err);
+        pd_status st = look_at(door, &tiers->tiers[i], tiers->is_quiet, result ? NULL : err);
         if (!result) result = st;
     }
     pd_door_free(door);

@@ -12,12 +12,13 @@ struct pd_run_tier {
     pd_status status; /* why it cannot be looked at */
     char cause[512];
     uint64_t unusable_step; /* of the newest that lies there and is not whole; its name is empty where there is none */
-    char unusable[64], flaw[256];
+    char unusable[64], flaw[384];
 };
 
 struct pd_run_tiers {
     struct pd_run_tier tiers[PD_TIERS_MAX];
     uint32_t count;
+    bool is_quiet; /* ranks that are about to start will log what is wrong with checkpoints */
 };
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);

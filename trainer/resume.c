@@ -92,11 +92,11 @@ static void say_other_device(const struct pd_engine *e, const struct pd_run_stat
     if (strcmp(before, now) != 0) {
         pd_computed_on_say(before, before_said, sizeof before_said);
         pd_computed_on_say(now, now_said, sizeof now_said);
-        pd_log(PD_LOG_WARN, MODULE,
-               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
-               "a run that stayed",
-               (unsigned long long)saved->identity.step, before_said, now_said,
-               (unsigned long long)saved->identity.step + 1);
+        pd_log(
+            PD_LOG_WARN, MODULE,
+            "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
+            "a run that stayed",
+            (unsigned long long)saved->identity.step, before_said, now_said, (unsigned long long)saved->identity.step + 1);
     }
     free(now);
 }
@@ -199,6 +199,15 @@ static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, stru
     return true;
 }
 
+static pd_status refuse_absent_drive(const char *root, const struct pd_store_unusable *newest, struct pd_error *err)
+{
+    PD_FAIL(
+        err, PD_CORRUPT,
+        "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes to "
+        "where it is now; to start from step 1 take another run.dir, or move %.200s away",
+        (unsigned long long)newest->step, root, newest->cause, root);
+}
+
 /* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
 static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
                                 struct pd_error *err)
@@ -213,6 +222,7 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
         snprintf(what, sizeof what, ". The last: %.600s", damage->message);
     } else if (unusable) {
         const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
+        if (newest->is_drive_absent) return refuse_absent_drive(root, newest, err);
         snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
     }
     PD_FAIL(err, PD_CORRUPT,

@@ -43,8 +43,6 @@ void pd_stripes_apply(const struct pd_config *config, struct pd_layout *layout)
         layout->stripe_weight[s] = 1;
 }
 
-/* ---- what was measured before ---- */
-
 static const char *first_dir(const struct pd_config *config)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
@@ -56,6 +54,50 @@ static const char *dir_of(const struct pd_config *config, uint32_t stripe)
 {
     return stripe ? config->checkpoint.stripes[stripe - 1] : first_dir(config);
 }
+
+/* ---- drives that are not there ---- */
+
+pd_status pd_stripes_find_absent(struct pd_door *door, const struct pd_config *config, uint64_t *ret_bits,
+                                 struct pd_error *err)
+{
+    return pd_store_absent_stripes(door, first_dir(config), (const char *const *)config->checkpoint.stripes,
+                                   config->checkpoint.stripes_count, ret_bits, err);
+}
+
+void pd_stripes_say_absent(const struct pd_config *config, uint64_t absent)
+{
+    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++)
+        if (absent >> i & 1)
+            pd_log(PD_LOG_ERROR, MODULE,
+                   "checkpoint.stripes[%u], %s: checkpoints lie there, and their drive is not there (is it not mounted?); "
+                   "nothing is made in its place, this launch does without it",
+                   i, config->checkpoint.stripes[i]);
+}
+
+void pd_stripes_leave_out(const struct pd_config *config, uint64_t absent, struct pd_stripes_left *ret_left,
+                          struct pd_config *ret_config)
+{
+    const uint32_t count = config->checkpoint.stripes_count;
+    uint16_t weights[PD_LAYOUT_STRIPES_MAX];
+    const bool has_weights = pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights);
+    uint32_t left = 0;
+    size_t used = 0;
+    *ret_left = (struct pd_stripes_left){.weights = ""};
+    for (uint32_t s = 0; s <= count; s++) {
+        if (s && absent >> (s - 1) & 1) continue;
+        if (s) ret_left->dirs[left++] = config->checkpoint.stripes[s - 1];
+        if (has_weights)
+            used +=
+                (size_t)snprintf(ret_left->weights + used, sizeof ret_left->weights - used, s ? ",%u" : "%u", weights[s]);
+    }
+    if (!left) ret_left->weights[0] = '\0';
+    *ret_config = *config;
+    ret_config->checkpoint.stripes = ret_left->dirs;
+    ret_config->checkpoint.stripes_count = left;
+    ret_config->checkpoint.stripe_weights = ret_left->weights;
+}
+
+/* ---- what was measured before ---- */
 
 /* A weight and a directory a line. */
 static void describe(const struct pd_config *config, const uint16_t *weights, char text[TEXT_MAX])

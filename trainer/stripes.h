@@ -16,6 +16,17 @@
 uint32_t pd_stripes_count(const struct pd_config *config);
 /* The configuration's weights, or equal ones: what plans go by before anything was measured. */
 void pd_stripes_apply(const struct pd_config *config, struct pd_layout *layout);
+/* Directories of checkpoint.stripes that are not to be taken, by bit: pd_store_absent_stripes. Of this host. */
+PD_MUST_USE pd_status pd_stripes_find_absent(struct pd_door *door, const struct pd_config *config, uint64_t *ret_bits,
+                                             struct pd_error *err);
+void pd_stripes_say_absent(const struct pd_config *config, uint64_t absent);
+struct pd_stripes_left {
+    char *dirs[PD_LAYOUT_STRIPES_MAX]; /* borrowed from the configuration */
+    char weights[PD_LAYOUT_STRIPES_MAX * 6 + 1];
+};
+/* `config` without those: a shallow copy, good while `config` and `ret_left` are. */
+void pd_stripes_leave_out(const struct pd_config *config, uint64_t absent, struct pd_stripes_left *ret_left,
+                          struct pd_config *ret_config);
 /* Settles the weights of a launch, on every rank alike; the directories are there. Collective. */
 PD_MUST_USE pd_status pd_stripes_settle(struct pd_door *door, struct pd_group *group, const struct pd_config *config,
                                         struct pd_layout *layout, struct pd_error *err);

@@ -1,8 +1,7 @@
 #include "trainer/tier_places.h"
 
 #include "ckpt/base/log.h"
-#include "trainer/config.h"
-#include "trainer/worker.h"
+#include "trainer/directories.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +14,7 @@
 
 static void list_path(const struct pd_tier_places *places, char ret_path[4096])
 {
-    snprintf(ret_path, 4096, "%.4000s/used-tiers", places->run_dir);
+    snprintf(ret_path, 4096, "%.4000s/used-tiers", places->config->run.dir);
 }
 
 static uint64_t bits_of(const struct pd_tiers_options *options, const char *dir)
@@ -33,7 +32,7 @@ static uint64_t used_by_config(const struct pd_tier_places *places, const struct
     struct pd_config config;
     char path[4096];
     uint64_t used = 0;
-    snprintf(path, sizeof path, "%.4000s/config.yaml", places->run_dir);
+    snprintf(path, sizeof path, "%.4000s/config.yaml", places->config->run.dir);
     if (access(path, F_OK) != 0) return 0;
     if (pd_config_load(path, NULL, 0, &config, NULL)) return UINT64_MAX;
     const uint32_t count = pd_config_tiers(&config, before);
@@ -59,12 +58,12 @@ static uint64_t find_used(const struct pd_tier_places *places, const struct pd_t
     return used;
 }
 
-pd_status pd_tier_places_find(struct pd_tier_places *places, const char *run_dir, struct pd_group *group,
+pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_config *config, struct pd_group *group,
                               const struct pd_tiers_options *options, struct pd_error *err)
 {
     struct stat st;
     uint64_t words[2] = {0};
-    *places = (struct pd_tier_places){.run_dir = run_dir, .rank = group->rank};
+    *places = (struct pd_tier_places){.config = config, .rank = group->rank};
     if (group->rank == 0) words[0] = find_used(places, options);
     for (uint32_t i = 0; i < options->count; i++)
         if (stat(options->tiers[i].dir, &st) && errno == ENOENT) words[1] |= UINT64_C(1) << i;
@@ -94,7 +93,9 @@ static pd_status make_tier(struct pd_tier_places *places, struct pd_door *door, 
     struct pd_tier_options *o = &options->tiers[tier];
     const bool was_used = places->used >> tier & 1, was_absent = places->absent >> tier & 1;
     struct pd_error why = {0};
-    pd_status st = pd_worker_make_directories(o->dir, &why);
+    char key[PD_DIRECTORY_KEY_MAX];
+    pd_directories_tier_key(places->config, tier, key);
+    pd_status st = pd_directories_make(key, o->dir, &why);
     if (st && options->count > 1 && st != PD_INVALID) {
         o->missing_in_memory = is_in_memory(door, o->dir);
         o->missing = o->missing_in_memory || !was_used ? PD_NOT_FOUND : PD_IO;

@@ -6,18 +6,19 @@
 #ifndef PD_TRAINER_TIER_PLACES_H
 #define PD_TRAINER_TIER_PLACES_H
 
-#include "ckpt/tiers.h"
+#include "trainer/config.h"
 
 struct pd_tier_places {
-    const char *run_dir; /* borrowed */
+    const struct pd_config *config; /* borrowed */
     uint32_t rank;
     uint64_t used, absent; /* bits of tiers: had a checkpoint; rank 0 did not find it when the launch began */
     char causes[PD_TIERS_MAX][700];
 };
 
 /* Rank 0 looks, before any rank makes anything. */
-PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const char *run_dir, struct pd_group *group,
-                                          const struct pd_tiers_options *options, struct pd_error *err);
+PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_config *config,
+                                          struct pd_group *group, const struct pd_tiers_options *options,
+                                          struct pd_error *err);
 /* Makes those that are absent; where there are several and one cannot be made, fills in `missing` of that tier.
  *   errors  where there is one; PD_INVALID: something else lies there */
 PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_door *door,

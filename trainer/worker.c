@@ -14,6 +14,7 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "trainer/comm/nccl.h"
+#include "trainer/directories.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
@@ -38,7 +39,10 @@
 #define SAVE_FAILURES_MAX 3u /* in a row, each retried after the next step */
 
 struct worker {
-    const struct pd_config *config;
+    const struct pd_config *config; /* of this launch: `own` where stripes are left out */
+    const struct pd_config *given;
+    struct pd_config own;
+    struct pd_stripes_left left;
     struct pd_comm *comm;
     struct pd_comm *nccl;                     /* over comm, for what engines move between GPUs; NULL: comm moves it */
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
@@ -96,7 +100,8 @@ pd_status pd_worker_make_directories(const char *path, struct pd_error *err)
         else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode)))
             PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
         if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
-            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial, path);
+            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial,
+                    path);
         if (!slash) return PD_OK;
         *slash = '/';
     }
@@ -123,13 +128,13 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.yaml", w->config->run.dir);
-    pd_status st = w->comm->rank == 0 ? pd_worker_write_config(w->config, path, err) : PD_OK;
+    pd_status st = w->comm->rank == 0 ? pd_worker_write_config(w->given, path, err) : PD_OK;
     return pd_group_agree(&w->group, st, err);
 }
 
 static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
 {
-    PD_TRY(pd_worker_make_directories(w->config->run.dir, err));
+    PD_TRY(pd_directories_make("run.dir", w->config->run.dir, err));
     if (!w->door) PD_TRY(pd_door_new_auto(&w->door, err));
     return pd_tier_places_make(&w->places, w->door, options, err);
 }
@@ -143,8 +148,25 @@ static bool keeps_files(const struct pd_config *c)
 static pd_status make_stripes(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
 {
     PD_TRY(make_all_directories(w, options, err));
-    for (uint32_t i = 0; i < w->config->checkpoint.stripes_count; i++)
-        PD_TRY(pd_worker_make_directories(w->config->checkpoint.stripes[i], err));
+    for (uint32_t i = 0; i < w->config->checkpoint.stripes_count; i++) {
+        char key[PD_DIRECTORY_KEY_MAX];
+        pd_directories_stripe_key(i, key);
+        PD_TRY(pd_directories_make(key, w->config->checkpoint.stripes[i], err));
+    }
+    return PD_OK;
+}
+
+/* Drives that are not there on some host are none of this launch's: what lies on them stays as it is, and what is whole
+ * without them is gone on from. */
+static pd_status leave_out_stripes(struct worker *w, struct pd_error *err)
+{
+    uint64_t absent = 0;
+    PD_TRY(pd_group_agree(&w->group, pd_stripes_find_absent(w->door, w->config, &absent, err), err));
+    PD_TRY(pd_comm_all_reduce(w->comm, &absent, 1, PD_REDUCE_OR_U64, err));
+    if (!absent) return PD_OK;
+    if (w->comm->rank == 0) pd_stripes_say_absent(w->config, absent);
+    pd_stripes_leave_out(w->config, absent, &w->left, &w->own);
+    w->config = &w->own;
     return PD_OK;
 }
 
@@ -153,8 +175,10 @@ static pd_status settle_stripes(struct worker *w, struct pd_error *err)
 {
     struct pd_tiers_options options = {.count = 0};
     if (!w->config->checkpoint.stripes_count) return PD_OK;
+    if (!w->door) PD_TRY(pd_group_agree(&w->group, pd_door_new_auto(&w->door, err), err));
+    PD_TRY(leave_out_stripes(w, err));
     options.count = pd_config_tiers(w->config, options.tiers);
-    PD_TRY(pd_tier_places_find(&w->places, w->config->run.dir, &w->group, &options, err));
+    PD_TRY(pd_tier_places_find(&w->places, w->config, &w->group, &options, err));
     PD_TRY(pd_group_agree(&w->group, make_stripes(w, &options, err), err));
     return pd_stripes_settle(w->door, &w->group, w->config, &w->stripes, err);
 }
@@ -170,7 +194,7 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
                                        .shards = pd_stripes_count(w->config)};
     if (options.shards > 1) options.stripes = (const char *const *)w->config->checkpoint.stripes;
     options.count = pd_config_tiers(w->config, options.tiers);
-    PD_TRY(pd_tier_places_find(&w->places, w->config->run.dir, &w->group, &options, err));
+    PD_TRY(pd_tier_places_find(&w->places, w->config, &w->group, &options, err));
     PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->tier_comms[i], err));
@@ -668,6 +692,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
                         struct pd_error *err)
 {
     struct worker w = {.config = config,
+                       .given = config,
                        .comm = comm,
                        .is_thread = !launched,
                        .threads = pd_launched_threads(config->layout.threads, ranks_of_a_host(comm))};

@@ -304,6 +304,15 @@ static int run_symlink(struct replay *replay, char **words)
     return result;
 }
 
+static int run_readlink(struct replay *replay, char **words)
+{
+    char *path = real_path(replay, words[0]), target[PD_DOOR_PATH_MAX];
+    if (!path) return ENOMEM;
+    print_result(replay, replay->door->ops->readlink(replay->door, path, target));
+    free(path);
+    return 0;
+}
+
 static int run_one_path(struct replay *replay, char **words, int (*slot)(struct pd_door *, const char *))
 {
     char *path = real_path(replay, words[0]);
@@ -367,7 +376,8 @@ static const struct {
     {"stat", 1, run_stat},       {"space", 1, run_space},       {"list", 1, run_list},
     {"rename", 2, run_rename},   {"link", 2, run_link},         {"unlink", 1, run_unlink},
     {"mkdir", 1, run_mkdir},     {"rmdir", 1, run_rmdir},       {"sync_dir", 1, run_sync_dir},
-    {"symlink", 2, run_symlink}, {"lock", 2, run_lock},         {"unlock", 1, run_unlock},
+    {"symlink", 2, run_symlink}, {"readlink", 1, run_readlink}, {"lock", 2, run_lock},
+    {"unlock", 1, run_unlock},
 };
 
 /* ---- lines ---- */

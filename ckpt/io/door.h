@@ -108,6 +108,8 @@ PD_MUST_USE pd_status pd_door_link(struct pd_door *door, const char *from, const
 /* A symbolic link: reading, writing and stat of `path` go to `target`, which need not be there; unlink and rename do not.
  * PD_UNSUPPORTED where the file system has none. */
 PD_MUST_USE pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *path, struct pd_error *err);
+/* What the link at `path` says; ret_target has room for 4096 bytes. PD_UNSUPPORTED where `path` is no link. */
+PD_MUST_USE pd_status pd_door_readlink(struct pd_door *door, const char *path, char *ret_target, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_door_mkdir(struct pd_door *door, const char *path, struct pd_error *err); /* under the umask */
 PD_MUST_USE pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err);

@@ -77,6 +77,7 @@ struct pd_door_ops {
     int (*rename)(struct pd_door *door, const char *from, const char *to);
     int (*link)(struct pd_door *door, const char *from, const char *to);
     int (*symlink)(struct pd_door *door, const char *target, const char *path);
+    int (*readlink)(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX]);
     int (*unlink)(struct pd_door *door, const char *path);
     int (*mkdir)(struct pd_door *door, const char *path);
     int (*rmdir)(struct pd_door *door, const char *path);

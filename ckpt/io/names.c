@@ -30,6 +30,15 @@ pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *
     return PD_OK;
 }
 
+pd_status pd_door_readlink(struct pd_door *door, const char *path, char *ret_target, struct pd_error *err)
+{
+    char target[PD_DOOR_PATH_MAX];
+    int result = door->ops->readlink(door, path, target);
+    if (result) PD_FAIL_ERRNO(err, result, "read the link %s", path);
+    memcpy(ret_target, target, sizeof target);
+    return PD_OK;
+}
+
 pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err)
 {
     int result = door->ops->unlink(door, path);

@@ -163,6 +163,16 @@ int pd_posix_symlink(struct pd_door *door, const char *target, const char *path)
     return symlink(target, path) == 0 ? 0 : errno;
 }
 
+int pd_posix_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX])
+{
+    (void)door;
+    const ssize_t length = readlink(path, ret_target, PD_DOOR_PATH_MAX);
+    if (length < 0) return errno;
+    if (length == PD_DOOR_PATH_MAX) return ENAMETOOLONG;
+    memset(ret_target + length, 0, PD_DOOR_PATH_MAX - (size_t)length);
+    return 0;
+}
+
 int pd_posix_unlink(struct pd_door *door, const char *path)
 {
     (void)door;

@@ -18,6 +18,7 @@ void pd_posix_unmap(struct pd_mapping *mapping);
 int pd_posix_rename(struct pd_door *door, const char *from, const char *to);
 int pd_posix_link(struct pd_door *door, const char *from, const char *to);
 int pd_posix_symlink(struct pd_door *door, const char *target, const char *path);
+int pd_posix_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX]);
 int pd_posix_unlink(struct pd_door *door, const char *path);
 int pd_posix_mkdir(struct pd_door *door, const char *path);
 int pd_posix_rmdir(struct pd_door *door, const char *path);

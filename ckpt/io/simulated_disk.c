@@ -38,6 +38,7 @@ static const char *const operation_names[PD_DISK_OPERATION_COUNT] = {
     [PD_DISK_RENAME] = "rename",
     [PD_DISK_LINK] = "link",
     [PD_DISK_SYMLINK] = "symlink",
+    [PD_DISK_READLINK] = "readlink",
     [PD_DISK_UNLINK] = "unlink",
     [PD_DISK_MKDIR] = "mkdir",
     [PD_DISK_RMDIR] = "rmdir",

@@ -94,6 +94,7 @@ enum pd_disk_operation {
     PD_DISK_RENAME,
     PD_DISK_LINK,
     PD_DISK_SYMLINK,
+    PD_DISK_READLINK,
     PD_DISK_UNLINK,
     PD_DISK_MKDIR,
     PD_DISK_RMDIR,

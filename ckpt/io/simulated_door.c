@@ -439,6 +439,24 @@ static int sim_symlink(struct pd_door *door, const char *target, const char *pat
     return pd_sim_end(door, &strike, result);
 }
 
+static int sim_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX])
+{
+    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_sim_strike strike;
+    struct pd_sim_node *node = NULL;
+    const char *rest;
+    int result = pd_sim_begin(door, PD_DISK_READLINK, &strike);
+    struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
+    if (!result) result = pd_sim_find(volume, rest, &node);
+    if (!result && !node->target) result = EINVAL;
+    if (!result) snprintf(ret_target, PD_DOOR_PATH_MAX, "%s", node->target);
+    result = struck(&strike, result);
+    pd_sim_trace(disk, "readlink");
+    pd_sim_trace_path(disk, path);
+    pd_sim_trace(disk, " = %s\n", result_name(result));
+    return pd_sim_end(door, &strike, result);
+}
+
 static int one_path_slot(struct pd_door *door, enum pd_disk_operation operation, const char *path,
                          int (*body)(struct pd_sim_volume *, const char *))
 {
@@ -737,6 +755,7 @@ const struct pd_door_ops pd_sim_door_ops = {
     .rename = sim_rename,
     .link = sim_link,
     .symlink = sim_symlink,
+    .readlink = sim_readlink,
     .unlink = sim_unlink,
     .mkdir = sim_mkdir,
     .rmdir = sim_rmdir,

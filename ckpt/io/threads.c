@@ -205,6 +205,7 @@ static const struct pd_door_ops door_ops = {
     .rename = pd_posix_rename,
     .link = pd_posix_link,
     .symlink = pd_posix_symlink,
+    .readlink = pd_posix_readlink,
     .unlink = pd_posix_unlink,
     .mkdir = pd_posix_mkdir,
     .rmdir = pd_posix_rmdir,

@@ -181,6 +181,55 @@ def full(workspace, config, expected):
     print("a full disk: every step is saved in the next tier, and the end tells")
 
 
+def absent_drive(workspace, config):
+    """A drive of stripes that is not mounted: nothing is made in its place; an older step is gone on from, or one error tells what to do."""
+    directory, drive = workspace.directory("striped"), workspace.directory("drive")
+    files, striped = ["offload.optimizer=nvme", "offload.buffer_bytes=8M"], [f"checkpoint.stripes=[{drive}]", "checkpoint.stripe_weights=1,1"]
+    root = os.path.join(directory, "checkpoints")
+    workspace.train(config, directory, [*files, *striped, "run.steps=2"])
+    os.rename(drive, drive + "-away")
+    for is_mount_point in (False, True):
+        if is_mount_point:
+            os.mkdir(drive)
+        for overrides in (striped, []):
+            text = workspace.train(config, directory, [*files, *overrides, "run.steps=4"], expect=65).stderr
+            last = text.strip().splitlines()[-1]
+            expect(all(words in last for words in (drive, "checkpoint.stripes", "step 2 ", "mount that drive again")), "the error is unclear", text)
+            expect(text.count("step-000000000002-1 is sealed but not whole") == 1 and "rank 0: rank 0" not in text, "said twice", text)
+            expect(os.path.isdir(drive) == is_mount_point and not (is_mount_point and os.listdir(drive)), "something was made there", text)
+    listed = workspace.command(["ckpt", "ls", directory])
+    expect(f"lies in {drive}, a directory of checkpoint.stripes" in listed.stderr, "ckpt ls does not name it", listed.stderr)
+    moved = [f"checkpoint.stripes=[{drive}-away]", "checkpoint.stripe_weights=1,1"]
+    workspace.train(config, directory, [*files, *moved, "run.steps=4"])
+    workspace.train(config, directory, [*files, "run.steps=6", "checkpoint.keep_last=4"])
+    workspace.train(config, directory, [*files, *moved, "run.steps=8", "checkpoint.keep_last=4"])
+    os.rename(drive + "-away", drive + "-gone")
+    text = workspace.train(config, directory, [*files, *moved, "run.steps=10", "checkpoint.every=1", "checkpoint.keep_last=2"]).stderr
+    expect("resumed at step 6" in text and "checkpoint.stripes[0], " + drive + "-away: checkpoints lie there" in text, "not gone on from", text)
+    expect(not os.path.exists(drive + "-away") and newest(root) == 10, "it was made anew", text)
+    text = workspace.train(config, directory, [*files, *moved]).stderr
+    expect(newest(drive + "-away") == 12 and "error" not in text, "a new drive is taken once nothing goes by the old one", text)
+    print("an absent drive of stripes: not made anew; the step before it is gone on from, and without one it is named")
+
+
+def in_each_other(workspace, config):
+    directory = workspace.directory("nested")
+    os.makedirs(directory)
+    os.symlink("near", os.path.join(directory, "link"))
+    near, link = os.path.join(directory, "near"), os.path.join(directory, "link")
+    for far, words in ((os.path.join(near, "far"), "lies inside"), (near + "/.", "is the same directory as"),
+                       (os.path.join(link, "far"), "lies inside")):
+        os.makedirs(near, exist_ok=True)
+        text = workspace.train(config, directory, overrides_of([(near, 1), (far, 4)]), expect=78).stderr
+        expect(f"checkpoint.tiers[1].dir, {far}, {words} checkpoint.tiers[0].dir, {near}" in text, "unclear", text)
+    expect(os.listdir(near) == [], "something was made", "")
+    for key in ("run.dir", "checkpoint.dir", "checkpoint.tiers[0].dir"):
+        text = workspace.command(["train", config, *([] if key == "run.dir" else [f"run.dir={directory}"]), f"{key}=/proc/xx"]).stderr
+        last = text.strip().splitlines()[-1]
+        expect(f"{key}: /proc/xx" in last and f"name another directory with {key}=DIR" in last, "unclear", text)
+    print("directories in each other, or that cannot be made: refused by their keys")
+
+
 def spoil(path):
     with open(path, "r+b") as f:
         f.seek(os.path.getsize(path) // 2)
@@ -246,6 +295,8 @@ def body(workspace, arguments):
     absent(workspace, config)
     absent_memory(workspace, config)
     full(workspace, config, expected)
+    absent_drive(workspace, config)
+    in_each_other(workspace, config)
     damaged(workspace, config, expected)
     quarantined(workspace, config)
 

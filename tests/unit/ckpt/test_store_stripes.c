@@ -127,6 +127,82 @@ Test(store_stripes, a_drive_that_is_gone)
     room_free(&room);
 }
 
+static uint64_t absent(struct room *room, const char *const *stripes)
+{
+    struct pd_door *door = door_of(room);
+    struct pd_error err = {0};
+    uint64_t bits = 77;
+    expect(pd_store_absent_stripes(door, ROOM_ROOT, stripes, 2, &bits, &err), PD_OK, &err);
+    pd_door_free(door);
+    return bits;
+}
+
+static void make(struct room *room, const char *dir)
+{
+    struct pd_door *door = door_of(room);
+    struct pd_error err = {0};
+    expect(pd_door_mkdir(door, dir, &err), PD_OK, &err);
+    pd_door_free(door);
+}
+
+/* A mount point without its drive is not taken for an empty drive, as long as a checkpoint needs what was there. */
+Test(store_stripes, absent_drives_are_told_from_new_ones)
+{
+    const char *const stripes[] = {DRIVE_1, DRIVE_2}, *const moved[] = {"/drive-1/away", DRIVE_2},
+                      *const swapped[] = {DRIVE_2, "/drive-1/away"}, *const others[] = {"/new-1", "/new-2"},
+                      *const slashes[] = {"/new-1", DRIVE_1 "//"};
+    struct room room = new_room(2);
+    cr_assert_eq(absent(&room, stripes), 0u, "nothing was ever saved");
+    launch(&room, save_four, &(uint64_t){1});
+    cr_assert_eq(absent(&room, stripes), 0u);
+    move(&room, DRIVE_1, "/drive-1/away");
+    cr_assert_eq(absent(&room, stripes), 1u);
+    cr_assert_eq(absent(&room, slashes), 2u);
+    cr_assert_eq(absent(&room, moved), 0u, "mounted elsewhere");
+    cr_assert_eq(absent(&room, swapped), 0u);
+    cr_assert_eq(absent(&room, others), 0u, "none of them is a directory that a checkpoint goes by");
+    make(&room, DRIVE_1);
+    cr_assert_eq(absent(&room, stripes), 1u, "an empty mount point");
+    room.drives = 0;
+    launch(&room, save_four, &(uint64_t){5});
+    cr_assert_eq(absent(&room, stripes), 0u, "retention has taken what went by it");
+    room_free(&room);
+}
+
+static pd_status see_cause(struct room_rank *rank, struct pd_error *err)
+{
+    const struct pd_store_unusable *u = pd_store_unusable_at(rank->store, 1);
+    const bool *is_absent = rank->context;
+    if (u->is_drive_absent != *is_absent ||
+        (strstr(u->cause, DRIVE_1 ", a directory of checkpoint.stripes") != NULL) != *is_absent ||
+        !strstr(u->cause, "shard-00001.h5") || strstr(u->cause, "(and 1 more)") == NULL)
+        PD_FAIL(err, PD_BUG, "%s", u->cause);
+    return PD_OK;
+}
+
+Test(store_stripes, the_directory_of_an_absent_drive_is_named)
+{
+    struct room room = new_room(2);
+    struct pd_error err = {0};
+    bool is_absent = true;
+    launch(&room, save_four, &(uint64_t){1});
+    move(&room, DRIVE_1, "/drive-1/away");
+    room.drives = 0;
+    launch(&room, see_cause, &is_absent);
+    move(&room, "/drive-1/away", DRIVE_1); /* there, and the shards are not */
+    struct pd_door *door = door_of(&room);
+    for (uint32_t step = 3; step <= 4; step++)
+        for (uint32_t shard = 1; shard <= 4; shard += 3) {
+            char path[128];
+            snprintf(path, sizeof path, DRIVE_1 "/step-00000000000%u-1/shard-%05u.h5", step, shard);
+            expect(pd_door_unlink(door, path, &err), PD_OK, &err);
+        }
+    pd_door_free(door);
+    is_absent = false;
+    launch(&room, see_cause, &is_absent);
+    room_free(&room);
+}
+
 Test(store_stripes, drives_in_another_order)
 {
     struct room room = new_room(2);

@@ -35,7 +35,7 @@ static void expect_text(struct pd_door *door, const char *path, const char *text
 /* root/here and root/there are directories, the second one maybe of another file system. */
 static void script(struct pd_door *door, const char *root)
 {
-    char there[256], path[256], other[256];
+    char there[256], path[256], other[256], target[4096];
     struct pd_stat st;
     struct pd_listing listing;
 
@@ -52,6 +52,13 @@ static void script(struct pd_door *door, const char *root)
     cr_assert_eq(listing.count, 1u);
     pd_listing_deinit(&listing);
     OK(pd_door_sync_dir(door, AT(path, "here/stripe-1/step"), NULL));
+    OK(pd_door_readlink(door, AT(path, "here/step/file"), target, NULL));
+    cr_assert_str_eq(target, "../stripe-1/step/file");
+    OK(pd_door_readlink(door, AT(path, "here/stripe-1"), target, NULL));
+    cr_assert_str_eq(target, there);
+    cr_assert_eq(pd_door_readlink(door, AT(path, "there/step/file"), target, NULL), PD_UNSUPPORTED);
+    cr_assert_eq(pd_door_readlink(door, AT(path, "here/absent"), target, NULL), PD_NOT_FOUND);
+    cr_assert_str_eq(target, there, "untouched by a failure");
 
     OK(pd_door_rename(door, AT(path, "here/step"), AT(other, "here/later"), NULL));
     expect_text(door, AT(path, "here/later/file"), "far");
