@@ -60,6 +60,11 @@ static void update(struct kept_scene *k, uint64_t step, uint64_t expected_read)
     OK(rig_compare(&k->rig, err));
 }
 
+static uint64_t left_to_read(const struct kept_scene *k)
+{
+    return k->streamed - k->rig.kept_bytes;
+}
+
 Test(optimizer_kept, what_fits_is_read_once_whatever_the_budget)
 {
     static const uint64_t budgets[] = {0,  PAGE, UINT64_C(200000), UINT64_C(400000), UINT64_C(3000000), UINT64_C(9000000),
@@ -72,80 +77,101 @@ Test(optimizer_kept, what_fits_is_read_once_whatever_the_budget)
         before = k.rig.kept_bytes;
         update(&k, 2, k.streamed);
         for (uint64_t step = 3; step < 6; step++)
-            update(&k, step, k.streamed - k.rig.kept_bytes);
+            update(&k, step, left_to_read(&k));
         if (budgets[i] == ALL) cr_expect_eq(k.rig.kept_bytes, k.streamed);
         deinit(&k);
     }
 }
 
-/* The same state under another identity, as a skipped step makes it. */
-Test(optimizer_kept, a_skipped_step_writes_what_is_kept)
+/* ---- what may happen between two updates ---- */
+
+/* The same state under another identity: what is kept is written too. */
+static void skip_a_step(struct kept_scene *k)
 {
-    struct kept_scene k;
     struct pd_ring_report report;
-    init(&k, 3000000);
-    cr_assert_gt(k.rig.kept_bytes, 0);
-    update(&k, 2, k.streamed);
-    OK(rig_update(&k.rig, 3, 0, &report, err));
-    cr_expect_eq(report.bytes_read, k.streamed - k.rig.kept_bytes);
-    OK(rig_compare(&k.rig, err));
-    update(&k, 4, k.streamed - k.rig.kept_bytes);
-    deinit(&k);
+    OK(rig_update(&k->rig, 3, 0, &report, err));
+    cr_expect_eq(report.bytes_read, left_to_read(k));
 }
 
 /* Memory was worked on in place: what is right lies in the files of the generation before. */
-Test(optimizer_kept, after_a_failure_it_comes_from_the_files)
+static void fail_to_write(struct kept_scene *k)
 {
-    struct kept_scene k;
     struct pd_error error;
-    init(&k, 3000000);
-    update(&k, 2, k.streamed);
     const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .operations = PD_DISK_MASK(PD_DISK_WRITE), .nth = 5};
-    pd_simulated_disk_set_fault(k.disk, &fault);
-    cr_assert_neq(rig_update(&k.rig, 3, 2, NULL, &error), PD_OK);
-    pd_simulated_disk_set_fault(k.disk, NULL);
-    OK(rig_compare(&k.rig, err));
-    update(&k, 4, k.streamed);
-    update(&k, 5, k.streamed - k.rig.kept_bytes);
-    deinit(&k);
+    pd_simulated_disk_set_fault(k->disk, &fault);
+    cr_assert_neq(rig_update(&k->rig, 3, 2, NULL, &error), PD_OK);
+    pd_simulated_disk_set_fault(k->disk, NULL);
 }
 
-Test(optimizer_kept, an_abandoned_update_changes_nothing)
+static void abandon_an_update(struct kept_scene *k)
 {
-    struct kept_scene k;
-    init(&k, 3000000);
-    update(&k, 2, k.streamed);
-    const struct pd_optimizer_store_step how = rig_step(&k.rig, 3);
-    OK(pd_optimizer_store_update_begin(k.rig.store, &how, err));
-    pd_optimizer_store_update_abandon(k.rig.store);
-    update(&k, 4, k.streamed - k.rig.kept_bytes);
-    deinit(&k);
+    const struct pd_optimizer_store_step how = rig_step(&k->rig, 3);
+    OK(pd_optimizer_store_update_begin(k->rig.store, &how, err));
+    pd_optimizer_store_update_abandon(k->rig.store);
 }
 
 /* A state that replaces all is not what memory keeps. */
-Test(optimizer_kept, a_state_put_anew_is_read_once_more)
+static void put_another_state(struct kept_scene *k)
 {
-    struct kept_scene k;
-    init(&k, 3000000);
-    update(&k, 2, k.streamed);
-    for (uint32_t b = 0; b < k.state.box_count; b++)
-        k.state.data[b][0] = 0.5f;
-    OK(rig_fill(&k.rig, 3, err));
-    update(&k, 4, k.streamed);
-    update(&k, 5, k.streamed - k.rig.kept_bytes);
-    deinit(&k);
+    for (uint32_t b = 0; b < k->state.box_count; b++)
+        k->state.data[b][0] = 0.5f;
+    OK(rig_fill(&k->rig, 3, err));
 }
 
 /* A checkpoint of a generation whose state is kept is a whole shard. */
-Test(optimizer_kept, a_checkpoint_is_whole)
+static void finish_a_checkpoint(struct kept_scene *k)
 {
-    struct kept_scene k;
     struct pd_shard_summary summary;
     uint32_t slot;
-    init(&k, ALL);
+    OK(pd_optimizer_store_finish(k->rig.store, &summary, &slot, err));
+}
+
+static const struct {
+    const char *what;
+    void (*happens)(struct kept_scene *);
+    bool is_read_again; /* what is kept comes from the files once more */
+} between[] = {
+    {"a skipped step", skip_a_step, false},
+    {"a write that fails", fail_to_write, true},
+    {"an abandoned update", abandon_an_update, false},
+    {"another state", put_another_state, true},
+    {"a checkpoint", finish_a_checkpoint, false},
+};
+
+static void check_between(size_t i, uint64_t budget)
+{
+    struct kept_scene k;
+    init(&k, budget);
+    cr_assert_gt(k.rig.kept_bytes, 0);
     update(&k, 2, k.streamed);
-    update(&k, 3, 0);
-    OK(pd_optimizer_store_finish(k.rig.store, &summary, &slot, err));
-    update(&k, 4, 0);
+    between[i].happens(&k);
+    OK(rig_compare(&k.rig, err));
+    update(&k, 4, between[i].is_read_again ? k.streamed : left_to_read(&k));
+    update(&k, 5, left_to_read(&k));
+    deinit(&k);
+}
+
+Test(optimizer_kept, what_memory_holds_is_what_the_files_hold)
+{
+    for (size_t i = 0; i < sizeof between / sizeof *between; i++) {
+        cr_log_info("%s", between[i].what);
+        check_between(i, 3000000);
+        check_between(i, ALL);
+    }
+}
+
+/* Damage would stay in memory for good. */
+Test(optimizer_kept, what_is_read_to_stay_is_verified)
+{
+    const struct pd_disk_fault flips = {.kind = PD_DISK_FAULT_FLIP, .nth = 1, .persistent = true};
+    struct kept_scene k;
+    struct pd_error error = {0};
+    init(&k, ALL);
+    cr_assert_eq(left_to_read(&k), 0);
+    pd_simulated_disk_set_fault(k.disk, &flips);
+    cr_expect_eq(rig_update(&k.rig, 2, 1, NULL, &error), PD_CORRUPT, "%s", error.message);
+    pd_simulated_disk_set_fault(k.disk, NULL);
+    OK(rig_compare(&k.rig, err));
+    update(&k, 3, k.streamed);
     deinit(&k);
 }
