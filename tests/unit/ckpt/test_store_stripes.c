@@ -150,7 +150,7 @@ Test(store_stripes, absent_drives_are_told_from_new_ones)
 {
     const char *const stripes[] = {DRIVE_1, DRIVE_2}, *const moved[] = {"/drive-1/away", DRIVE_2},
                       *const swapped[] = {DRIVE_2, "/drive-1/away"}, *const others[] = {"/new-1", "/new-2"},
-                      *const slashes[] = {"/new-1", DRIVE_1 "//"};
+                      *const both[] = {DRIVE_1, "/drive-1/away"}, *const slashes[] = {"/new-1", DRIVE_1 "//"};
     struct room room = new_room(2);
     cr_assert_eq(absent(&room, stripes), 0u, "nothing was ever saved");
     launch(&room, save_four, &(uint64_t){1});
@@ -160,6 +160,7 @@ Test(store_stripes, absent_drives_are_told_from_new_ones)
     cr_assert_eq(absent(&room, slashes), 2u);
     cr_assert_eq(absent(&room, moved), 0u, "mounted elsewhere");
     cr_assert_eq(absent(&room, swapped), 0u);
+    cr_assert_eq(absent(&room, both), 0u, "a new one in its place, and it is elsewhere");
     cr_assert_eq(absent(&room, others), 0u, "none of them is a directory that a checkpoint goes by");
     make(&room, DRIVE_1);
     cr_assert_eq(absent(&room, stripes), 1u, "an empty mount point");

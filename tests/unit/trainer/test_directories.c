@@ -59,6 +59,7 @@ static const struct {
     {{TIER(0, "a"), TIER(1, "./other/../a/")},
      {"checkpoint.tiers[1].dir, ./other/../a/, is the same directory as", "[0].dir, a"}},
     {{TIER(0, "a/new"), TIER(1, "other/../a//new/.")}, {"is the same directory as"}},
+    {{TIER(0, "a"), TIER(1, "new/../a")}, {"is the same directory as"}},
     {{TIER(0, "a"), TIER(1, "other/link")},
      {"is the same directory as", "/a, and /", "name another directory with checkpoint.tiers[1].dir="}},
     {{TIER(0, "a"), TIER(1, "other/link/b/new")},
