@@ -503,7 +503,13 @@ expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layou
        err=said("text.txt is no directory; name one to put the new checkpoint in"))
 expect("ckpt-reshard-no-destination", ["ckpt", "reshard", "run", "", "--layout=dp=1"], 64, err=re.compile("one of the arguments is empty"))
 expect("train-onto-file", ["train", MINIMAL, "run.dir=text.txt/run"], 78,
-       err=re.compile("perdure: text.txt is no directory, and text.txt/run is to be one; give another directory for it\n$"))
+       err=re.compile("perdure: run.dir: text.txt is no directory, and text.txt/run is to be one; give another directory for it\n$"))
+expect("train-nowhere", ["train", MINIMAL, "run.dir=/proc/xx"], 78,
+       err=said("run.dir: /proc/xx: making the directory: No such file or directory; see to it that it can be made, or name another "
+                "directory with run.dir=DIR"))
+expect("plan-nested", ["plan", MINIMAL, "--world=1", "checkpoint.tiers[0].dir=/x/a", "checkpoint.tiers[1].dir=/x/a/b"], 78,
+       err=said("checkpoint.tiers[1].dir, /x/a/b, lies inside checkpoint.tiers[0].dir, /x/a: each holds checkpoints of its own; name "
+                "another directory with checkpoint.tiers[1].dir=DIR"))
 expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is no directory; name a run or its directory of checkpoints"))
 expect("sample-count", ["sample", "run", "--count=x"], 64,
        err=said("--count=x: expected a whole number; see perdure sample --help"))
