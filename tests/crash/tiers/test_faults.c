@@ -75,7 +75,7 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
     pd_status saved = tier_save(rank, BEFORE + 1, &tier, &why), finished = PD_IO;
     if (!saved) finished = tier_finish(rank, BEFORE + 1, -1, &why);
     if (rank->world.rank == 0) run->saved = saved, run->finished = finished, run->tier = tier;
-    tier_run_ahead(rank, BEFORE + 2);
+    tier_run_ahead(rank, BEFORE + 10);
     if (saved == PD_BUG || finished == PD_BUG) return pd_error_context(err, PD_BUG, "%s", why.message);
     PD_TRY(tier_disarm(rank, &run->fired, &run->after, err));
     if (kind_of(m) == PD_DISK_FAULT_POWER) return PD_OK;

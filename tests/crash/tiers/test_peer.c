@@ -523,7 +523,7 @@ Test(peer, what_lies_there_makes_room_for_what_comes)
 
 /* ---- misfortunes ---- */
 
-enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, FIRST_IS_REPLACED, LAST_IS_REPLACED, AFTERMATHS };
+enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, FIRST_IS_REPLACED, LAST_IS_REPLACED, AFTERMATHS, ANY = AFTERMATHS };
 
 /* A shard of the room is one write, so that one which is lost or goes elsewhere is seen when the file is verified. */
 static bool lies(const struct misfortune *m)
@@ -560,6 +560,8 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_arm(rank, m, err));
     pd_status finished = tier_finish(rank, BEFORE + 1, -1, &why);
     if (rank->world.rank == 0) run->finished = finished;
+    rank->distrusts = kind_of(m) >= PD_DISK_FAULT_TORN; /* of what it writes now */
+    tier_run_ahead(rank, BEFORE + 10);
     PD_TRY(tier_disarm(rank, &run->fired, &run->after, err));
     if (kind_of(m) == PD_DISK_FAULT_POWER) return PD_OK;
     /* The run goes on, and everything works again. */
@@ -614,11 +616,22 @@ static pd_status look_at(const struct room *room, struct run *run, const struct 
     return st;
 }
 
-static pd_status try_one(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err)
+static bool has_files; /* that hold the state, in the campaign that runs */
+
+static struct pd_tiers_options campaign_options(void)
 {
-    const struct pd_tiers_options options = local_only();
+    struct pd_tiers_options options = local_only();
+    options.generations = has_files;
+    return options;
+}
+
+static pd_status try_one(const struct room *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
+{
+    const struct pd_tiers_options options = campaign_options();
     struct room room = *base;
-    struct run run = {.misfortune = m};
+    struct misfortune m = *drawn;
+    struct run run = {.misfortune = &m};
+    if (m.aftermath == ANY) m.aftermath = (int)(m.seed / HOSTS % AFTERMATHS);
     PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
     pd_status st = tier_run(&room, &options, meet, &run, err);
     *ret_fired = run.fired > 0;
@@ -630,11 +643,25 @@ static pd_status try_one(const struct room *base, const struct misfortune *m, bo
 
 static void campaign(enum aftermath aftermath, uint64_t stride)
 {
-    const struct pd_tiers_options options = local_only();
+    const struct pd_tiers_options options = campaign_options();
     struct room room;
     make_room(&room);
     RUN(&room, &options, save_before, NULL);
     tier_sweep(&room, "copies on other hosts", (int)aftermath, stride, true, try_one);
+}
+
+/* State in files; a short run draws what becomes of the hosts. */
+static void campaigns_of_files(unsigned lacks, uint64_t stride)
+{
+    has_files = true;
+    const struct pd_tiers_options options = campaign_options();
+    for (int i = 0; i < (test_scale() < 10 ? 1 : AFTERMATHS); i++) {
+        struct room room;
+        struct pd_error err = {0};
+        cr_assert_eq(tier_room_new_striped(&room, RANKS, HOSTS, 0, lacks, &err), PD_OK, "%s", err.message);
+        RUN(&room, &options, save_before, NULL);
+        tier_sweep(&room, "copies of state in files", test_scale() < 10 ? ANY : i, stride, true, try_one);
+    }
 }
 
 Test(peer_faults, processes_die)
@@ -660,4 +687,14 @@ Test(peer_faults, the_first_host_is_gone)
 Test(peer_faults, the_last_host_is_gone)
 {
     campaign(LAST_IS_REPLACED, 13);
+}
+
+Test(peer_faults, files)
+{
+    campaigns_of_files(0, 40);
+}
+
+Test(peer_faults, files_without_links)
+{
+    campaigns_of_files(PD_DISK_NO_LINKS, 40);
 }
