@@ -294,6 +294,7 @@ static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
         const pd_status st = tier_save(rank, step, NULL, &why);
         if (st == PD_OK) PD_FAIL(err, PD_BUG, "a zombie saves step %llu", (unsigned long long)step);
         if (st == PD_BUSY) break;
+        if (!rank->state) PD_FAIL(err, PD_BUG, "a zombie that saves gets %s", pd_status_name(st));
     }
     return PD_OK;
 }
