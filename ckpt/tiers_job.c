@@ -181,7 +181,9 @@ void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const st
         snprintf(tier->report.cause, sizeof tier->report.cause, "%.255s", err->message);
     }
     pthread_mutex_unlock(&tier->mutex);
-    if (st != PD_OK && st != PD_STOPPED && !tiers_is_fatal(st) && tier->group->rank == 0)
+    /* Alone it is the save that has failed, which its caller says. */
+    const bool is_said = st != PD_OK && st != PD_STOPPED && !tiers_is_fatal(st) && tier->tiers->count > 1;
+    if (is_said && tier->group->rank == 0)
         pd_log_error(TIERS_MODULE, "%s did not get step %" PRIu64 "; it is passed over and tried again when it is due: %s",
                      tier->dir, step, err->message);
 }

@@ -46,6 +46,15 @@ static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct
     return PD_OK;
 }
 
+/* A relative checkpoint.dir is where the run was started. */
+static pd_status refuse_absent(const struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+{
+    const char *dir = place->tiers.tiers[0].dir;
+    PD_FAIL(err, PD_NOT_FOUND, "%.600s/config.yaml names %.600s for its checkpoints (checkpoint.dir), which is not there%s",
+            path, dir,
+            dir[0] == '/' ? "; bring it back, or name where they are now" : " from here; name the directory itself");
+}
+
 /* A run with several tiers: where its newest checkpoint lies, else the first. */
 static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
 {
@@ -57,6 +66,8 @@ static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct
         return status ? status
                       : pd_error_set(err, PD_NOT_FOUND, PD_WHERE, 0,
                                      "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    if (place->tiers.count == 1 && place->tiers.tiers[0].is_absent && !exists(path, "checkpoints"))
+        return refuse_absent(place, path, err);
     const struct pd_run_tier *chosen = pd_run_tiers_newest(&place->tiers);
     for (uint32_t i = 0; !chosen && i < place->tiers.count; i++)
         if (pd_run_tier_is_there(&place->tiers.tiers[i])) chosen = &place->tiers.tiers[i];

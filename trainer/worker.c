@@ -501,6 +501,14 @@ static void tear_down(struct worker *w)
 
 /* ---- steps ---- */
 
+static pd_status say_last_save(const struct worker *w, pd_status st, struct pd_error *err)
+{
+    if (!w->saved_step) return pd_error_context(err, st, "no save has worked; mend this, and run the same command again");
+    return pd_error_context(err, st,
+                            "no save since step %llu has worked; mend this, and the same command goes on from there",
+                            (unsigned long long)w->saved_step);
+}
+
 /* A save that failed is said and tried again after the next step; a run that cannot save ends. */
 static pd_status take_outcome(struct worker *w, struct pd_saver_outcome *o, struct pd_error *err)
 {
@@ -515,7 +523,8 @@ static pd_status take_outcome(struct worker *w, struct pd_saver_outcome *o, stru
     const pd_status st = o->status;
     if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++w->save_failures == SAVE_FAILURES_MAX) {
         if (err) *err = o->error;
-        return pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
+        pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
+        return w->save_failures == SAVE_FAILURES_MAX ? say_last_save(w, st, err) : st;
     }
     if (w->comm->rank == 0)
         pd_log(PD_LOG_ERROR, MODULE,

@@ -57,8 +57,11 @@ def failing(workspace, config, expected):
     limited = subprocess.run([workspace.perdure, *arguments_of(config, directory, local)], capture_output=True, text=True, check=False,
                              env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=no_large_files, timeout=600)
     said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4", limited.stderr)
-    if limited.returncode != 74 or said != ["5", "6"] or "saving step 7" not in limited.stderr:
+    last = "no save since step 4 has worked; mend this, and the same command goes on from there: saving step 7"
+    if limited.returncode != 74 or said != ["5", "6"] or last not in limited.stderr:
         raise harness.Failure(f"saves that fail: exit {limited.returncode}, said of {said}\n{limited.stderr}")
+    if "did not get step" in limited.stderr:
+        raise harness.Failure(f"a save of the only tier that fails is said twice\n{limited.stderr}")
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     if rows[-1]["last_checkpoint"] != 4 or workspace.state_digest(directory) != before:

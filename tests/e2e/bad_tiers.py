@@ -212,6 +212,21 @@ def absent_drive(workspace, config):
     print("an absent drive of stripes: not made anew; the step before it is gone on from, and without one it is named")
 
 
+def elsewhere(workspace, config):
+    """A relative checkpoint.dir, looked for from another directory."""
+    directory = workspace.directory("elsewhere")
+    os.makedirs(directory)
+    started = subprocess.run([workspace.perdure, "train", config, f"run.dir={directory}/run", "checkpoint.dir=kept", "run.steps=1"],
+                             cwd=directory, capture_output=True, text=True, check=False)
+    expect(started.returncode == 0, "train", started.stderr)
+    listed = workspace.command(["ckpt", "ls", os.path.join(directory, "run")])
+    expect(listed.returncode == 78 and f"{directory}/run/config.yaml names kept for its checkpoints (checkpoint.dir), which is not there "
+           "from here; name the directory itself" in listed.stderr, f"ckpt ls: exit {listed.returncode}", listed.stdout + listed.stderr)
+    listed = workspace.command(["ckpt", "ls", os.path.join(directory, "kept")])
+    expect(listed.returncode == 0 and "step-000000000001-1" in listed.stdout, "ckpt ls of the directory itself", listed.stderr)
+    print("checkpoints elsewhere: the tools say where")
+
+
 def in_each_other(workspace, config):
     directory = workspace.directory("nested")
     os.makedirs(directory)
@@ -297,6 +312,7 @@ def body(workspace, arguments):
     full(workspace, config, expected)
     absent_drive(workspace, config)
     in_each_other(workspace, config)
+    elsewhere(workspace, config)
     damaged(workspace, config, expected)
     quarantined(workspace, config)
 
