@@ -196,16 +196,12 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const uint64_t tiles = (a->length + QUERIES - 1) / QUERIES, items = tiles * a->sequences * a->heads;
-    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-                      (!a->last_part || pd_is_wide(a->out, D));
+    const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
     return PD_LAUNCH(err, (attention_forward_tiles<T, D>), static_cast<unsigned>(items), PD_ATTENTION_THREADS,
                      sizeof(forward_tiles<D>), stream, *a, wide);
 }
 
 pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
-    if (a->dtype == PD_BF16 && a->head_size == 64) return forward_launch<PD_BF16, 64>(stream, a, err);
-    if (a->dtype == PD_BF16) return forward_launch<PD_BF16, 128>(stream, a, err);
-    if (a->head_size == 64) return forward_launch<PD_F16, 64>(stream, a, err);
-    return forward_launch<PD_F16, 128>(stream, a, err);
+    return PD_OF_TILES(a, forward_launch, stream, a, err);
 }

@@ -176,8 +176,7 @@ static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda
 {
     const uint64_t blocks = pd_attention_keys_blocks(a, PD_PAIR, term_bytes(a), workspace.bytes);
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
-    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-                      pd_is_wide(a->dout, D) &&
+    const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
     return PD_LAUNCH(err, (attention_keys_tiles<T, D>), static_cast<unsigned>(blocks), PD_ATTENTION_THREADS,
                      sizeof(keys_tiles<D>), stream, *a, static_cast<float *>(workspace.data), levels, wide);
@@ -186,8 +185,5 @@ static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda
 pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
                                   struct pd_error *err)
 {
-    if (a->dtype == PD_BF16 && a->head_size == 64) return keys_launch<PD_BF16, 64>(stream, a, workspace, err);
-    if (a->dtype == PD_BF16) return keys_launch<PD_BF16, 128>(stream, a, workspace, err);
-    if (a->head_size == 64) return keys_launch<PD_F16, 64>(stream, a, workspace, err);
-    return keys_launch<PD_F16, 128>(stream, a, workspace, err);
+    return PD_OF_TILES(a, keys_launch, stream, a, workspace, err);
 }

@@ -214,4 +214,16 @@ static inline bool pd_is_wide(const void *data, uint64_t ld)
     return (uintptr_t)data % 16 == 0 && ld % 8 == 0;
 }
 
+/* What every pass reads; dout: NULL in forward. */
+static inline bool pd_operands_are_wide(const struct pd_attention *a, const void *dout)
+{
+    return pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
+           pd_is_wide(dout, (uint64_t)a->heads * a->head_size);
+}
+
+/* launch<T, D>(arguments) of the dtype and the head size of a. */
+#define PD_OF_TILES(a, launch, ...)                                                                                      \
+    ((a)->head_size == 64 ? ((a)->dtype == PD_BF16 ? launch<PD_BF16, 64>(__VA_ARGS__) : launch<PD_F16, 64>(__VA_ARGS__)) \
+                          : ((a)->dtype == PD_BF16 ? launch<PD_BF16, 128>(__VA_ARGS__) : launch<PD_F16, 128>(__VA_ARGS__)))
+
 #endif

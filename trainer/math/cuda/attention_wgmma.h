@@ -86,6 +86,18 @@ PD_DEVICE void pd_wide_apply(float (&o)[D / 8][4], const uint32_t (&p)[K][4], co
         pd_product<T, true, true>(o, p[k], pd_down(y, k));
 }
 
+/* The same, begun and waited for. */
+template <enum pd_dtype T, int D, int K, uint32_t ROWS>
+PD_DEVICE void pd_wide_apply_now(float (&o)[D / 8][4], const uint32_t (&p)[K][4], const pd_wide_tile<D, ROWS> &y)
+{
+    pd_product_settle(o);
+    pd_product_begin();
+    pd_wide_apply<T>(o, p, y);
+    pd_product_commit();
+    pd_product_wait<0>();
+    pd_product_settle(o);
+}
+
 /* Scores as an operand, rounded. */
 template <enum pd_dtype T, int N> PD_DEVICE void pd_wide_pack(uint32_t (&p)[N / 2][4], const float (&x)[N][4])
 {
@@ -170,13 +182,6 @@ PD_DEVICE void pd_barriers_init(uint64_t *barriers, uint32_t count, uint32_t arr
 {
     for (uint32_t i = 0; i < count; i++)
         pd_barrier_init(barriers + i, arrivals);
-}
-
-/* Whether this call goes to these kernels is attention_launch.cu's; here only what they are given. */
-static inline pd_status pd_wide_map(pd_tensor_map *map, bool wide, const void *data, uint64_t heads, uint64_t head_size,
-                                    uint64_t ld, uint64_t rows, uint64_t sequences, struct pd_error *err)
-{
-    return wide ? pd_tensor_map_make(map, data, heads * head_size, ld, rows, sequences, err) : PD_OK;
 }
 
 #endif

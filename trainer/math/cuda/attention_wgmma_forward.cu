@@ -4,54 +4,32 @@
  *   S(0); softmax; then for each step i: S(i), O += P(i-1) V(i-1) begun; softmax of S(i) while O is made; O rescaled
  *
  * Sums over a row are four partial ones, one a lane, until the end, as in attention_forward.cu. */
-#include "trainer/math/cuda/attention_wgmma.h"
+#include "trainer/math/cuda/attention_wgmma_block.h"
 #include "trainer/math/cuda/functions.h"
 
 #define KEYS 128u
 #define PIECES (KEYS / 8)
 #define STAGES 2u
-#define CONSUMERS 2u
-#define QUERIES (CONSUMERS * 64u)
-#define THREADS ((CONSUMERS + 1) * PD_WARPGROUP)
 #define LOWEST (-1e30f) /* times c it is still finite */
 
 template <int D> struct forward_tiles {
-    pd_wide_tile<D, 64> q[CONSUMERS];
+    pd_wide_tile<D, 64> q[PD_CONSUMERS];
     pd_wide_tile<D, KEYS> k[STAGES], v[STAGES];
     uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 };
 
-struct forward_maps {
-    pd_tensor_map q, k, v;
-};
-
-struct forward_place {
-    uint32_t sequence, head, kv, row, count; /* queries of the block, from `row` of the sequence; `count` are there */
-    pd_attention_span seen;                  /* steps of keys */
-};
-
-PD_DEVICE forward_place forward_place_of(const pd_attention &a)
-{
-    const uint32_t tiles = (a.length + QUERIES - 1) / QUERIES;
-    const pd_attention_item item = pd_attention_item_of(blockIdx.x, a.sequences, a.heads, tiles, true);
-    const uint32_t row = item.tile * QUERIES, count = pd_attention_count(a.length, item.tile, QUERIES);
-    return {item.sequence, item.head, (item.head + a.group_offset) / a.group,
-            row,           count,     pd_attention_keys_seen(a, item.sequence, row, count, KEYS)};
-}
-
 /* ---- the warp that brings tiles ---- */
 
 template <int D>
-PD_DEVICE void forward_produce(const pd_attention &a, const forward_maps &maps, const forward_place &p, forward_tiles<D> &t,
+PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p, forward_tiles<D> &t,
                                bool wide)
 {
-    const pd_wide_source q = {&maps.q, (const uint16_t *)a.q, a.ld_qkv, a.length, p.sequence, p.head * D};
-    const pd_wide_source k = {&maps.k, (const uint16_t *)a.k, a.ld_kv, a.key_length, p.sequence, p.kv * D};
-    const pd_wide_source v = {&maps.v, (const uint16_t *)a.v, a.ld_kv, a.key_length, p.sequence, p.kv * D};
+    const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
+    const pd_wide_source v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
     pd_ring ring = {0, 0};
-    for (uint32_t i = 0; i < CONSUMERS; i++)
+    for (uint32_t i = 0; i < PD_CONSUMERS; i++)
         pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
-    pd_wide_filled(&t.q_full, QUERIES * D * 2, wide);
+    pd_wide_filled(&t.q_full, PD_STAY * D * 2, wide);
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.k_empty[ring.stage], ring.parity ^ 1);
         pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.k_full[ring.stage], wide);
@@ -65,20 +43,16 @@ PD_DEVICE void forward_produce(const pd_attention &a, const forward_maps &maps, 
 
 /* ---- the warps that multiply ---- */
 
-/* [half] is row 8 half + lane/4 of this warp's 16, which begin at `row` of the sequence; `count` of them are there. */
+/* [half] is row 8 half + lane/4 of this warp's 16. */
 template <int D> struct forward_state {
     float o[D / 8][4], max[2], sum[2];
-    uint32_t row, count;
-    uint64_t q_row; /* of the arrays */
+    pd_wide_own own;
 };
 
-template <int D> PD_DEVICE void forward_start(const pd_attention &a, const forward_place &p, forward_state<D> &s)
+template <int D> PD_DEVICE void forward_start(const pd_attention &a, const pd_wide_place &p, forward_state<D> &s)
 {
-    const uint32_t own = (threadIdx.x / 32 - 4) * 16;
     const uint64_t ld = (uint64_t)a.heads * D;
-    s.row = p.row + own;
-    s.count = p.count > own ? p.count - own : 0;
-    s.q_row = (uint64_t)p.sequence * a.length + s.row;
+    s.own = pd_wide_own_of(a, p);
 #pragma unroll
     for (uint32_t n = 0; n < D / 8; n++)
 #pragma unroll
@@ -87,12 +61,12 @@ template <int D> PD_DEVICE void forward_start(const pd_attention &a, const forwa
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = (s.q_row + r) * a.heads + p.head;
-        const bool carried = !a.first_part && r < s.count;
+        const uint64_t at = (s.own.q_row + r) * a.heads + p.head;
+        const bool carried = !a.first_part && r < s.own.count;
         s.max[half] = carried ? a.max[at] : LOWEST;
         s.sum[half] = carried && (threadIdx.x & 3u) == 0 ? a.sum[at] : 0.0f;
     }
-    if (!a.first_part) pd_fragments_get<D>(s.o, a.acc + s.q_row * ld + p.head * D, ld, 0, s.count);
+    if (!a.first_part) pd_fragments_get<D>(s.o, a.acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
 }
 
 PD_DEVICE void forward_mask(const pd_attention &a, uint32_t sequence, uint32_t row, uint32_t first_key,
@@ -147,14 +121,14 @@ template <int D> PD_DEVICE void forward_rescale(float (&o)[D / 8][4], const floa
 
 /* Step kb: its scores, and P V of the step before, of stages `now` and `before`; p is this step's afterwards. */
 template <enum pd_dtype T, int D, bool FIRST>
-PD_DEVICE void forward_step(const pd_attention &a, const forward_place &p, uint32_t kb, const pd_ring &now,
+PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint32_t kb, const pd_ring &now,
                             const pd_ring &before, forward_tiles<D> &t, forward_state<D> &s, uint32_t (&pv)[KEYS / 16][4])
 {
     float x[PIECES][4], rescale[2];
     pd_barrier_wait(&t.k_full[now.stage], now.parity);
     pd_product_settle(x);
     pd_product_begin();
-    pd_wide_scores<T>(x, t.q[threadIdx.x / PD_WARPGROUP - 1], t.k[now.stage]);
+    pd_wide_scores<T>(x, t.q[pd_consumer()], t.k[now.stage]);
     pd_product_commit();
     if (FIRST) {
         pd_product_wait<0>();
@@ -169,7 +143,7 @@ PD_DEVICE void forward_step(const pd_attention &a, const forward_place &p, uint3
     pd_product_settle(x);
     pd_wide_emptied(&t.k_empty[now.stage]);
     if (pd_attention_cut(a, p.sequence, p.row, p.count, kb * KEYS, KEYS))
-        forward_mask(a, p.sequence, s.row, a.key_start + kb * KEYS, x);
+        forward_mask(a, p.sequence, s.own.row, a.key_start + kb * KEYS, x);
     forward_softmax<D>(s, a.scale * PD_LOG2_E, x, rescale);
     if (!FIRST) {
         pd_product_wait<0>();
@@ -180,25 +154,25 @@ PD_DEVICE void forward_step(const pd_attention &a, const forward_place &p, uint3
     pd_wide_pack<T>(pv, x);
 }
 
-template <int D> PD_DEVICE void forward_carry(const pd_attention &a, const forward_place &p, const forward_state<D> &s)
+template <int D> PD_DEVICE void forward_carry(const pd_attention &a, const pd_wide_place &p, const forward_state<D> &s)
 {
     const uint64_t ld = (uint64_t)a.heads * D;
-    pd_fragments_put<D>(s.o, a.acc + s.q_row * ld + p.head * D, ld, 0, s.count);
+    pd_fragments_put<D>(s.o, a.acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = (s.q_row + r) * a.heads + p.head;
-        if (r >= s.count || (threadIdx.x & 3u) != 0) continue;
+        const uint64_t at = (s.own.q_row + r) * a.heads + p.head;
+        if (r >= s.own.count || (threadIdx.x & 3u) != 0) continue;
         a.max[at] = s.max[half];
         a.sum[at] = s.sum[half];
     }
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void forward_finish(const pd_attention &a, const forward_place &p, forward_state<D> &s, uint16_t *scratch,
+PD_DEVICE void forward_finish(const pd_attention &a, const pd_wide_place &p, forward_state<D> &s, uint16_t *scratch,
                               bool wide)
 {
-    const uint64_t ld = (uint64_t)a.heads * D, lse = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.row;
+    const uint64_t ld = (uint64_t)a.heads * D, lse = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.own.row;
     float scale[2];
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
@@ -206,82 +180,59 @@ PD_DEVICE void forward_finish(const pd_attention &a, const forward_place &p, for
         s.sum[half] += __shfl_xor_sync(PD_WARP_ALL, s.sum[half], 1);
         s.sum[half] += __shfl_xor_sync(PD_WARP_ALL, s.sum[half], 2);
         scale[half] = 1.0f / s.sum[half];
-        if (!a.last_part || r >= s.count || (threadIdx.x & 3u) != 0) continue;
+        if (!a.last_part || r >= s.own.count || (threadIdx.x & 3u) != 0) continue;
         a.lse[lse + r] = __fmaf_rn(s.max[half], a.scale, pd_log(s.sum[half]));
     }
     if (a.last_part)
-        pd_fragments_store<T, D>(s.o, scale, scratch, 0, (uint16_t *)a.out + s.q_row * ld + p.head * D, ld, s.count, wide);
+        pd_fragments_store<T, D>(s.o, scale, scratch, 0, (uint16_t *)a.out + s.own.q_row * ld + p.head * D, ld, s.own.count,
+                                 wide);
     else
         forward_carry<D>(a, p, s);
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void forward_consume(const pd_attention &a, const forward_place &p, forward_tiles<D> &t, bool wide)
+PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, forward_tiles<D> &t, bool wide)
 {
-    const uint32_t group = threadIdx.x / PD_WARPGROUP - 1;
+    const uint32_t group = pd_consumer();
     forward_state<D> s;
     uint32_t pv[KEYS / 16][4];
-    pd_ring now = {0, 0}, before = {0, 0};
     forward_start<D>(a, p, s);
     pd_barrier_wait(&t.q_full, 0);
-    if (p.seen.begin < p.seen.end) {
-        forward_step<T, D, true>(a, p, p.seen.begin, now, before, t, s, pv);
-        for (uint32_t kb = p.seen.begin + 1; kb < p.seen.end; kb++) {
-            pd_ring_next<STAGES>(now);
-            forward_step<T, D, false>(a, p, kb, now, before, t, s, pv);
-            before = now;
-        }
-        pd_barrier_wait(&t.v_full[before.stage], before.parity);
-        pd_product_settle(s.o);
-        pd_product_begin();
-        pd_wide_apply<T>(s.o, pv, t.v[before.stage]);
-        pd_product_commit();
-        pd_product_wait<0>();
-        pd_product_settle(s.o);
-    }
+    pd_wide_walk<STAGES>(
+        p.seen,
+        [&](auto first, uint32_t kb, const pd_ring &now, const pd_ring &before) {
+            forward_step<T, D, decltype(first)::value>(a, p, kb, now, before, t, s, pv);
+        },
+        [&](const pd_ring &last) {
+            pd_barrier_wait(&t.v_full[last.stage], last.parity);
+            pd_wide_apply_now<T>(s.o, pv, t.v[last.stage]);
+        });
     pd_group_sync(1 + group, PD_WARPGROUP);
     forward_finish<T, D>(a, p, s, pd_wide_scratch(t.q[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
-static __global__ void __launch_bounds__(THREADS, 1)
-    attention_forward_wgmma(const pd_attention a, const __grid_constant__ forward_maps maps, const bool wide)
+static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
+    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
-    const forward_place p = forward_place_of(a);
-    if (threadIdx.x == 0) {
-        pd_barriers_init(&t.q_full, 1 + 2 * STAGES, 1);
-        pd_barriers_init(t.k_empty, 2 * STAGES, CONSUMERS * 4);
-        pd_barrier_init_done();
-    }
-    __syncthreads();
-    if (threadIdx.x < PD_WARPGROUP) {
-        pd_registers_give<PD_PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32) forward_produce<D>(a, maps, p, t, wide);
-    } else {
-        pd_registers_take<PD_CONSUMER_REGISTERS>();
-        forward_consume<T, D>(a, p, t, wide);
-    }
+    const pd_wide_place p = pd_wide_place_of<KEYS>(a);
+    pd_wide_block(
+        &t.q_full, 1 + 2 * STAGES, t.k_empty, 2 * STAGES, [&] { forward_produce<D>(a, maps, p, t, wide); },
+        [&] { forward_consume<T, D>(a, p, t, wide); });
 }
 
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
-    const uint64_t tiles = (a->length + QUERIES - 1) / QUERIES, items = tiles * a->sequences * a->heads;
-    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-                      (!a->last_part || pd_is_wide(a->out, D));
-    forward_maps maps = {};
-    PD_TRY(pd_wide_map(&maps.q, wide, a->q, a->heads, D, a->ld_qkv, a->length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.k, wide, a->k, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.v, wide, a->v, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    return PD_LAUNCH(err, (attention_forward_wgmma<T, D>), static_cast<unsigned>(items), THREADS,
+    const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
+    pd_wide_maps maps = {};
+    PD_TRY(pd_wide_maps_make(a, NULL, wide, &maps, err));
+    return PD_LAUNCH(err, (attention_forward_wgmma<T, D>), static_cast<unsigned>(pd_wide_items(a)), PD_WIDE_THREADS,
                      sizeof(forward_tiles<D>) + 1024, stream, *a, maps, wide);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
-    if (a->dtype == PD_BF16 && a->head_size == 64) return forward_launch<PD_BF16, 64>(stream, a, err);
-    if (a->dtype == PD_BF16) return forward_launch<PD_BF16, 128>(stream, a, err);
-    if (a->head_size == 64) return forward_launch<PD_F16, 64>(stream, a, err);
-    return forward_launch<PD_F16, 128>(stream, a, err);
+    return PD_OF_TILES(a, forward_launch, stream, a, err);
 }

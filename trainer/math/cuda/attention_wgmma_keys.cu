@@ -5,15 +5,13 @@
  *   S^T = K Q^T, dP^T = V dO^T; P from S while dP is made; dV += P dO on its way while dS is made; dK += dS Q */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_sums.h"
-#include "trainer/math/cuda/attention_wgmma.h"
+#include "trainer/math/cuda/attention_wgmma_block.h"
 
 #define QUERIES PD_PAIR
 #define PIECES (QUERIES / 8)
 #define STAGES 2u
-#define CONSUMERS 2u
-#define CONSUMER_THREADS (CONSUMERS * PD_WARPGROUP)
-#define KEYS (CONSUMERS * 64u)
-#define THREADS (CONSUMER_THREADS + PD_WARPGROUP)
+#define CONSUMER_THREADS (PD_CONSUMERS * PD_WARPGROUP)
+#define KEYS PD_STAY
 #define BLOCKS_MAX 132u /* multiprocessors of an H100, one block each */
 
 struct keys_rows {
@@ -22,14 +20,10 @@ struct keys_rows {
 };
 
 template <int D> struct keys_tiles {
-    pd_wide_tile<D, 64> k[CONSUMERS], v[CONSUMERS];
+    pd_wide_tile<D, 64> k[PD_CONSUMERS], v[PD_CONSUMERS];
     pd_wide_tile<D, QUERIES> q[STAGES], dout[STAGES];
     keys_rows rows[STAGES];
     uint64_t stays_full, full[STAGES], stays_empty, empty[STAGES];
-};
-
-struct keys_maps {
-    pd_tensor_map q, dout, k, v;
 };
 
 PD_DEVICE keys_place keys_place_of(const pd_attention &a, uint64_t i, uint32_t own)
@@ -61,25 +55,22 @@ PD_DEVICE void keys_rows_put(const pd_attention &a, uint32_t sequence, uint32_t 
     }
 }
 
-template <int D> PD_DEVICE void keys_produce(const pd_attention &a, const keys_maps &maps, keys_tiles<D> &t, bool wide)
+template <int D> PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, keys_tiles<D> &t, bool wide)
 {
     pd_ring ring = {0, 0};
     uint32_t round = 0;
     for (uint64_t i = blockIdx.x; i < keys_items(a); i += gridDim.x, round ^= 1) {
         const keys_place p = keys_place_of(a, i, 0);
         const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
-        const pd_wide_source k = {&maps.k, (const uint16_t *)a.k, a.ld_kv, a.key_length, p.sequence, p.kv * D};
-        const pd_wide_source v = {&maps.v, (const uint16_t *)a.v, a.ld_kv, a.key_length, p.sequence, p.kv * D};
+        const pd_wide_source k = pd_wide_k<D>(a, maps, p.sequence, p.kv), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
         pd_barrier_wait(&t.stays_empty, round ^ 1);
-        for (uint32_t group = 0; group < CONSUMERS; group++) {
+        for (uint32_t group = 0; group < PD_CONSUMERS; group++) {
             pd_wide_load(t.k[group], k, p.tile * KEYS + 64 * group, &t.stays_full, wide);
             pd_wide_load(t.v[group], v, p.tile * KEYS + 64 * group, &t.stays_full, wide);
         }
         pd_wide_filled(&t.stays_full, 2 * KEYS * D * 2, wide);
         for (uint32_t head = pd_attention_heads_begin(a, p.kv); head < pd_attention_heads_end(a, p.kv); head++) {
-            const uint64_t ld = (uint64_t)a.heads * D;
-            const pd_wide_source q = {&maps.q, (const uint16_t *)a.q, a.ld_qkv, a.length, p.sequence, head * D};
-            const pd_wide_source o = {&maps.dout, (const uint16_t *)a.dout, ld, a.length, p.sequence, head * D};
+            const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, head), o = pd_wide_dout<D>(a, maps, p.sequence, head);
             for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
                 uint64_t *full = &t.full[ring.stage];
                 pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
@@ -114,7 +105,7 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
                          keys_sums<D> &sums)
 {
     const uint32_t r = tile * QUERIES, count = pd_attention_count(a.length, tile, QUERIES), stage = ring.stage;
-    const uint32_t group = threadIdx.x / PD_WARPGROUP - 1;
+    const uint32_t group = pd_consumer();
     const uint32_t key = a.key_start + p.tile * KEYS + p.own + pd_fragment_row(0);
     const keys_rows &rows = t.rows[stage];
     float x[PIECES][4], dp[PIECES][4];
@@ -161,7 +152,7 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, uint32_t ro
                          const keys_waiting &waiting, bool wide)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
-    const uint32_t end = pd_attention_heads_end(a, p.kv), group = threadIdx.x / PD_WARPGROUP - 1;
+    const uint32_t end = pd_attention_heads_end(a, p.kv), group = pd_consumer();
     pd_attention_tree tree;
     keys_sums<D> sums;
     tree.depth = 0;
@@ -187,23 +178,13 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, uint32_t ro
 
 /* waiting: `levels` terms a block of threads. */
 template <enum pd_dtype T, int D>
-static __global__ void __launch_bounds__(THREADS, 1)
-    attention_keys_wgmma(const pd_attention a, const __grid_constant__ keys_maps maps, float *waiting, const uint32_t levels,
-                         const bool wide)
+static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
+    attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, float *waiting,
+                         const uint32_t levels, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
-    if (threadIdx.x == 0) {
-        pd_barriers_init(&t.stays_full, 1 + STAGES, 1);
-        pd_barriers_init(&t.stays_empty, 1 + STAGES, CONSUMERS * 4);
-        pd_barrier_init_done();
-    }
-    __syncthreads();
-    if (threadIdx.x < PD_WARPGROUP) {
-        pd_registers_give<PD_PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32) keys_produce<D>(a, maps, t, wide);
-    } else {
-        pd_registers_take<PD_CONSUMER_REGISTERS>();
+    const auto consume = [&] {
         const uint32_t thread = threadIdx.x - PD_WARPGROUP;
         float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
         const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
@@ -211,7 +192,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         uint32_t round = 0;
         for (uint64_t i = blockIdx.x; i < keys_items(a); i += gridDim.x, round ^= 1)
             keys_item<T, D>(a, keys_place_of(a, i, thread / 32 * 16), round, ring, t, places, wide);
-    }
+    };
+    pd_wide_block(
+        &t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, [&] { keys_produce<D>(a, maps, t, wide); }, consume);
 }
 
 static uint64_t term_bytes(const struct pd_attention *a)
@@ -229,23 +212,16 @@ static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda
 {
     const uint64_t blocks = pd_attention_keys_blocks(a, KEYS, term_bytes(a), workspace.bytes);
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
-    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-                      pd_is_wide(a->dout, D) &&
+    const bool wide = pd_operands_are_wide(a, a->dout) &&
                       (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    keys_maps maps = {};
-    PD_TRY(pd_wide_map(&maps.q, wide, a->q, a->heads, D, a->ld_qkv, a->length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.dout, wide, a->dout, a->heads, D, (uint64_t)a->heads * D, a->length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.k, wide, a->k, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.v, wide, a->v, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    return PD_LAUNCH(err, (attention_keys_wgmma<T, D>), static_cast<unsigned>(blocks), THREADS, sizeof(keys_tiles<D>) + 1024,
-                     stream, *a, maps, static_cast<float *>(workspace.data), levels, wide);
+    pd_wide_maps maps = {};
+    PD_TRY(pd_wide_maps_make(a, a->dout, wide, &maps, err));
+    return PD_LAUNCH(err, (attention_keys_wgmma<T, D>), static_cast<unsigned>(blocks), PD_WIDE_THREADS,
+                     sizeof(keys_tiles<D>) + 1024, stream, *a, maps, static_cast<float *>(workspace.data), levels, wide);
 }
 
 pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
                                   struct pd_error *err)
 {
-    if (a->dtype == PD_BF16 && a->head_size == 64) return keys_launch<PD_BF16, 64>(stream, a, workspace, err);
-    if (a->dtype == PD_BF16) return keys_launch<PD_BF16, 128>(stream, a, workspace, err);
-    if (a->head_size == 64) return keys_launch<PD_F16, 64>(stream, a, workspace, err);
-    return keys_launch<PD_F16, 128>(stream, a, workspace, err);
+    return PD_OF_TILES(a, keys_launch, stream, a, workspace, err);
 }

@@ -2,56 +2,33 @@
  * warpgroup has 64 queries; their rows of Q are in registers, so that a product reads shared memory for K or V alone.
  * dQ of a step is made while P and dS of the next are. */
 #include "trainer/math/cuda/attention_pair.h"
-#include "trainer/math/cuda/attention_wgmma.h"
+#include "trainer/math/cuda/attention_wgmma_block.h"
 
 #define KEYS PD_PAIR
 #define PIECES (KEYS / 8)
 #define STAGES 3u
-#define CONSUMERS 2u
-#define QUERIES (CONSUMERS * 64u)
-#define THREADS ((CONSUMERS + 1) * PD_WARPGROUP)
 
 /* Rows of dO in registers too: with heads of 128 there is no room. */
 template <int D> constexpr bool queries_hold_dout = D == 64;
 
 template <int D> struct queries_tiles {
-    pd_wide_tile<D, 64> q[CONSUMERS], dout[CONSUMERS];
+    pd_wide_tile<D, 64> q[PD_CONSUMERS], dout[PD_CONSUMERS];
     pd_wide_tile<D, KEYS> k[STAGES], v[STAGES];
     uint64_t q_full, full[STAGES], empty[STAGES];
 };
 
-struct queries_maps {
-    pd_tensor_map q, dout, k, v;
-};
-
-struct queries_place {
-    uint32_t sequence, head, kv, row, count; /* queries of the block, from `row` of the sequence; `count` are there */
-    pd_attention_span seen;                  /* steps of keys */
-};
-
-PD_DEVICE queries_place queries_place_of(const pd_attention &a)
-{
-    const uint32_t tiles = (a.length + QUERIES - 1) / QUERIES;
-    const pd_attention_item item = pd_attention_item_of(blockIdx.x, a.sequences, a.heads, tiles, true);
-    const uint32_t row = item.tile * QUERIES, count = pd_attention_count(a.length, item.tile, QUERIES);
-    return {item.sequence, item.head, (item.head + a.group_offset) / a.group,
-            row,           count,     pd_attention_keys_seen(a, item.sequence, row, count, KEYS)};
-}
-
 template <int D>
-PD_DEVICE void queries_produce(const pd_attention &a, const queries_maps &maps, const queries_place &p, queries_tiles<D> &t,
+PD_DEVICE void queries_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p, queries_tiles<D> &t,
                                bool wide)
 {
-    const pd_wide_source q = {&maps.q, (const uint16_t *)a.q, a.ld_qkv, a.length, p.sequence, p.head * D};
-    const pd_wide_source o = {&maps.dout, (const uint16_t *)a.dout, (uint64_t)a.heads * D, a.length, p.sequence, p.head * D};
-    const pd_wide_source k = {&maps.k, (const uint16_t *)a.k, a.ld_kv, a.key_length, p.sequence, p.kv * D};
-    const pd_wide_source v = {&maps.v, (const uint16_t *)a.v, a.ld_kv, a.key_length, p.sequence, p.kv * D};
+    const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
+    const pd_wide_source o = pd_wide_dout<D>(a, maps, p.sequence, p.head), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
     pd_ring ring = {0, 0};
-    for (uint32_t i = 0; i < CONSUMERS; i++) {
+    for (uint32_t i = 0; i < PD_CONSUMERS; i++) {
         pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
         pd_wide_load(t.dout[i], o, p.row + 64 * i, &t.q_full, wide);
     }
-    pd_wide_filled(&t.q_full, 2 * QUERIES * D * 2, wide);
+    pd_wide_filled(&t.q_full, 2 * PD_STAY * D * 2, wide);
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
         pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.full[ring.stage], wide);
@@ -61,33 +38,29 @@ PD_DEVICE void queries_produce(const pd_attention &a, const queries_maps &maps, 
     }
 }
 
-/* [half] is row 8 half + lane/4 of this warp's 16, which begin at `row` of the sequence; `count` of them are there. */
+/* [half] is row 8 half + lane/4 of this warp's 16. */
 template <int D> struct queries_state {
     uint32_t q[D / 16][4], dout[D / 16][4];
     float dq[D / 8][4], lse2[2], delta[2];
-    uint32_t row, count;
-    uint64_t q_row; /* of the arrays */
+    pd_wide_own own;
 };
 
-template <int D> PD_DEVICE void queries_start(const pd_attention &a, const queries_place &p, queries_state<D> &s)
+template <int D> PD_DEVICE void queries_start(const pd_attention &a, const pd_wide_place &p, queries_state<D> &s)
 {
-    const uint32_t own = (threadIdx.x / 32 - 4) * 16;
     const uint64_t ld = (uint64_t)a.heads * D;
-    s.row = p.row + own;
-    s.count = p.count > own ? p.count - own : 0;
-    s.q_row = (uint64_t)p.sequence * a.length + s.row;
+    s.own = pd_wide_own_of(a, p);
 #pragma unroll
     for (uint32_t n = 0; n < D / 8; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             s.dq[n][i] = 0.0f;
-    if (!a.first_part) pd_fragments_get<D>(s.dq, a.dq_acc + s.q_row * ld + p.head * D, ld, 0, s.count);
+    if (!a.first_part) pd_fragments_get<D>(s.dq, a.dq_acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t r = pd_fragment_row(half);
-        const uint64_t at = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.row + r;
-        s.lse2[half] = r < s.count ? a.lse[at] * PD_LOG2_E : INFINITY;
-        s.delta[half] = r < s.count ? a.delta[at] : 0.0f;
+        const uint64_t at = ((uint64_t)p.sequence * a.heads + p.head) * a.length + s.own.row + r;
+        s.lse2[half] = r < s.own.count ? a.lse[at] * PD_LOG2_E : INFINITY;
+        s.delta[half] = r < s.own.count ? a.delta[at] : 0.0f;
     }
 }
 
@@ -100,7 +73,7 @@ PD_DEVICE void queries_weights(const pd_attention &a, uint32_t sequence, const q
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         pd_attention_seen seen = {0, 0};
-        if (CUT) seen = pd_attention_seen_by(a, sequence, s.row + pd_fragment_row(half));
+        if (CUT) seen = pd_attention_seen_by(a, sequence, s.own.row + pd_fragment_row(half));
 #pragma unroll
         for (uint32_t n = 0; n < PIECES; n++)
 #pragma unroll
@@ -114,7 +87,7 @@ PD_DEVICE void queries_weights(const pd_attention &a, uint32_t sequence, const q
 
 /* Step kb, and dQ of the step before, of stages `now` and `before`; ds is this step's afterwards. */
 template <enum pd_dtype T, int D, bool FIRST>
-PD_DEVICE void queries_step(const pd_attention &a, const queries_place &p, uint32_t kb, const pd_ring &now, uint32_t before,
+PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint32_t kb, const pd_ring &now, uint32_t before,
                             queries_tiles<D> &t, queries_state<D> &s, uint32_t (&ds)[KEYS / 16][4])
 {
     float x[PIECES][4], dp[PIECES][4];
@@ -128,7 +101,7 @@ PD_DEVICE void queries_step(const pd_attention &a, const queries_place &p, uint3
     if constexpr (queries_hold_dout<D>)
         pd_wide_scores<T, D>(dp, s.dout, t.v[now.stage]);
     else
-        pd_wide_scores<T, D>(dp, t.dout[threadIdx.x / PD_WARPGROUP - 1], t.v[now.stage]);
+        pd_wide_scores<T, D>(dp, t.dout[pd_consumer()], t.v[now.stage]);
     pd_product_commit();
     if (!FIRST) {
         pd_wide_apply<T>(s.dq, ds, t.k[before]);
@@ -156,88 +129,60 @@ PD_DEVICE void queries_step(const pd_attention &a, const queries_place &p, uint3
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void queries_finish(const pd_attention &a, const queries_place &p, const queries_state<D> &s, uint16_t *scratch,
+PD_DEVICE void queries_finish(const pd_attention &a, const pd_wide_place &p, const queries_state<D> &s, uint16_t *scratch,
                               bool wide)
 {
     const uint64_t ld = (uint64_t)a.heads * D;
     const float scale[2] = {a.scale, a.scale};
     if (a.last_part)
-        pd_fragments_store<T, D>(s.dq, scale, scratch, 0, (uint16_t *)a.dq + s.q_row * a.ld_dq + p.head * D, a.ld_dq,
-                                 s.count, wide);
+        pd_fragments_store<T, D>(s.dq, scale, scratch, 0, (uint16_t *)a.dq + s.own.q_row * a.ld_dq + p.head * D, a.ld_dq,
+                                 s.own.count, wide);
     else
-        pd_fragments_put<D>(s.dq, a.dq_acc + s.q_row * ld + p.head * D, ld, 0, s.count);
+        pd_fragments_put<D>(s.dq, a.dq_acc + s.own.q_row * ld + p.head * D, ld, 0, s.own.count);
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void queries_consume(const pd_attention &a, const queries_place &p, queries_tiles<D> &t, bool wide)
+PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, queries_tiles<D> &t, bool wide)
 {
-    const uint32_t group = threadIdx.x / PD_WARPGROUP - 1;
+    const uint32_t group = pd_consumer();
     queries_state<D> s;
     uint32_t ds[KEYS / 16][4];
-    pd_ring now = {0, 0};
-    uint32_t before = 0;
     queries_start<D>(a, p, s);
     pd_barrier_wait(&t.q_full, 0);
     pd_wide_rows<D>(s.q, t.q[group]);
     if (queries_hold_dout<D>) pd_wide_rows<D>(s.dout, t.dout[group]);
-    if (p.seen.begin < p.seen.end) {
-        queries_step<T, D, true>(a, p, p.seen.begin, now, before, t, s, ds);
-        for (uint32_t kb = p.seen.begin + 1; kb < p.seen.end; kb++) {
-            before = now.stage;
-            pd_ring_next<STAGES>(now);
-            queries_step<T, D, false>(a, p, kb, now, before, t, s, ds);
-        }
-        pd_product_settle(s.dq);
-        pd_product_begin();
-        pd_wide_apply<T>(s.dq, ds, t.k[now.stage]);
-        pd_product_commit();
-        pd_product_wait<0>();
-        pd_product_settle(s.dq);
-    }
+    pd_wide_walk<STAGES>(
+        p.seen,
+        [&](auto first, uint32_t kb, const pd_ring &now, const pd_ring &before) {
+            queries_step<T, D, decltype(first)::value>(a, p, kb, now, before.stage, t, s, ds);
+        },
+        [&](const pd_ring &last) { pd_wide_apply_now<T>(s.dq, ds, t.k[last.stage]); });
     pd_group_sync(1 + group, PD_WARPGROUP);
     queries_finish<T, D>(a, p, s, pd_wide_scratch(t.q[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
-static __global__ void __launch_bounds__(THREADS, 1)
-    attention_queries_wgmma(const pd_attention a, const __grid_constant__ queries_maps maps, const bool wide)
+static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
+    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     queries_tiles<D> &t = pd_wide_tiles<queries_tiles<D>>(shared);
-    const queries_place p = queries_place_of(a);
-    if (threadIdx.x == 0) {
-        pd_barriers_init(&t.q_full, 1 + STAGES, 1);
-        pd_barriers_init(t.empty, STAGES, CONSUMERS * 4);
-        pd_barrier_init_done();
-    }
-    __syncthreads();
-    if (threadIdx.x < PD_WARPGROUP) {
-        pd_registers_give<PD_PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32) queries_produce<D>(a, maps, p, t, wide);
-    } else {
-        pd_registers_take<PD_CONSUMER_REGISTERS>();
-        queries_consume<T, D>(a, p, t, wide);
-    }
+    const pd_wide_place p = pd_wide_place_of<KEYS>(a);
+    pd_wide_block(
+        &t.q_full, 1 + STAGES, t.empty, STAGES, [&] { queries_produce<D>(a, maps, p, t, wide); },
+        [&] { queries_consume<T, D>(a, p, t, wide); });
 }
 
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
 {
-    const uint64_t tiles = (a->length + QUERIES - 1) / QUERIES, items = tiles * a->sequences * a->heads;
-    const bool wide = pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-                      pd_is_wide(a->dout, D) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
-    queries_maps maps = {};
-    PD_TRY(pd_wide_map(&maps.q, wide, a->q, a->heads, D, a->ld_qkv, a->length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.dout, wide, a->dout, a->heads, D, (uint64_t)a->heads * D, a->length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.k, wide, a->k, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    PD_TRY(pd_wide_map(&maps.v, wide, a->v, a->kv_heads, D, a->ld_kv, a->key_length, a->sequences, err));
-    return PD_LAUNCH(err, (attention_queries_wgmma<T, D>), static_cast<unsigned>(items), THREADS,
+    const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
+    pd_wide_maps maps = {};
+    PD_TRY(pd_wide_maps_make(a, a->dout, wide, &maps, err));
+    return PD_LAUNCH(err, (attention_queries_wgmma<T, D>), static_cast<unsigned>(pd_wide_items(a)), PD_WIDE_THREADS,
                      sizeof(queries_tiles<D>) + 1024, stream, *a, maps, wide);
 }
 
 pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
-    if (a->dtype == PD_BF16 && a->head_size == 64) return queries_launch<PD_BF16, 64>(stream, a, err);
-    if (a->dtype == PD_BF16) return queries_launch<PD_BF16, 128>(stream, a, err);
-    if (a->head_size == 64) return queries_launch<PD_F16, 64>(stream, a, err);
-    return queries_launch<PD_F16, 128>(stream, a, err);
+    return PD_OF_TILES(a, queries_launch, stream, a, err);
 }
