@@ -246,8 +246,9 @@ static void check_values(const struct problem *p, const struct result *r)
 }
 
 static const struct shape plain_shapes[] = {
-    {1, 1, 1, 1, 1, false},   {2, 15, 2, 1, 2, false}, {1, 33, 4, 2, 17, true},   {1, 65, 6, 2, 24, true},
-    {1, 90, 8, 1, 32, false}, {1, 70, 2, 2, 96, true}, {1, 40, 1, 1, 256, false}, {1, 130, 2, 1, 64, true},
+    {1, 1, 1, 1, 1, false},    {2, 15, 2, 1, 2, false},  {1, 33, 4, 2, 17, true},
+    {1, 65, 6, 2, 24, true},   {1, 90, 8, 1, 32, false}, {1, 70, 2, 2, 96, true},
+    {1, 40, 1, 1, 256, false}, {1, 130, 2, 1, 64, true}, {1, 50, 4, 2, 168, true},
 };
 
 Test(attention, without_tensor_cores_has_the_bits_of_the_cpu)

@@ -16,6 +16,7 @@
 template <int D> struct forward_tiles {
     uint16_t q[QUERIES * D], k[KEYS * D], v[KEYS * D];
 };
+static_assert(sizeof(forward_tiles<128>) <= PD_SHARED_EVERYWHERE, "some GPUs have less");
 
 /* The rows of a warp: [m][half] is row 16 m + 8 half + lane/4 of its 32. */
 template <int D> struct forward_state {

@@ -12,6 +12,7 @@ template <int D> struct keys_tiles {
     pd_pair_tiles<D> pair;
     keys_rows rows[2]; /* [stage] */
 };
+static_assert(sizeof(keys_tiles<128>) <= PD_SHARED_EVERYWHERE, "some GPUs have less");
 
 /* One query's row on its way to shared memory, in threads 0 .. 63. */
 struct keys_row {

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HEAD_SIZE_MAX 256u
-
 enum kernels { PLAIN, MMA, WGMMA };
 
 static bool has_tiles(const struct pd_attention *a)
@@ -79,10 +77,10 @@ static pd_status choose(const struct pd_attention *resolved, enum kernels *ret_k
 
 static pd_status check(const struct pd_attention *resolved, struct pd_error *err)
 {
-    if (resolved->head_size > HEAD_SIZE_MAX)
+    if (resolved->head_size > PD_ATTENTION_HEAD_MAX)
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                             "attention on CUDA: heads of %u; kernels exist up to %u: take more heads, or device: cpu",
-                            resolved->head_size, HEAD_SIZE_MAX);
+                            resolved->head_size, PD_ATTENTION_HEAD_MAX);
     if (resolved->group > PD_ATTENTION_GROUP_MAX)
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                             "attention on CUDA: %u query heads a key-value head; kernels exist up to %u: take more "

@@ -18,6 +18,8 @@ template <int D> struct pd_pair_tiles {
     uint16_t passes[2][2][PD_PAIR * D]; /* [stage][operand] */
 };
 
+static_assert(sizeof(pd_pair_tiles<128>) <= PD_SHARED_EVERYWHERE, "some GPUs have less");
+
 using pd_pair_scores = float[1][PD_PAIR_PIECES][4];
 
 /* One tile of two arrays with rows ld[i] apart. */

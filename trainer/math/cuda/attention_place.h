@@ -9,6 +9,7 @@
 #include "trainer/math/cuda/grid.h"
 #include "trainer/math/cuda/kernels.h"
 
+#define PD_ATTENTION_HEAD_MAX 256u
 /* Keys a step of the running maximum: part of the forward bits. */
 #define PD_ATTENTION_STEP 64u
 

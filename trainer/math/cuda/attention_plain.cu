@@ -3,17 +3,15 @@
  * the bits are its bits; forward goes by the same steps of 64 keys. It is what fp32 runs on, and what the tensor core
  * kernels are held against.
  *
- * A block of threads has ROWS positions of one head in shared memory as fp32, all operands (rows, D + 1); elements of what
+ * A block of threads has ROWS queries of one head in shared memory as fp32, all operands (rows, D + 1); elements of what
  * it makes are dealt out to threads, each a chain of its own. */
 #include "trainer/math/cuda/attention_plain.h"
 
 #include <float.h>
 
-#define ROWS 16u /* queries of a block of threads */
-
 /* ---- forward ---- */
 
-struct forward_space {
+template <uint32_t ROWS> struct forward_space {
     float *q, *kv, *o; /* (ROWS, D + 1), (PD_ATTENTION_STEP, D + 1), (ROWS, D + 1) */
     float *p;          /* (ROWS, PD_ATTENTION_STEP + 1) */
     float *max, *sum, *rescale;
@@ -21,9 +19,9 @@ struct forward_space {
 
 #define P_ROW (PD_ATTENTION_STEP + 1)
 
-PD_DEVICE forward_space forward_space_of(float *shared, uint32_t d)
+template <uint32_t ROWS> PD_DEVICE forward_space<ROWS> forward_space_of(float *shared, uint32_t d)
 {
-    forward_space s;
+    forward_space<ROWS> s;
     s.q = shared;
     s.kv = s.q + ROWS * pd_plain_row(d);
     s.o = s.kv + PD_ATTENTION_STEP * pd_plain_row(d);
@@ -34,13 +32,18 @@ PD_DEVICE forward_space forward_space_of(float *shared, uint32_t d)
     return s;
 }
 
-static size_t forward_bytes(uint32_t d)
+static constexpr size_t forward_bytes(uint32_t d, uint32_t rows)
 {
-    return ((2 * ROWS + PD_ATTENTION_STEP) * (d + 1) + ROWS * (P_ROW + 3)) * sizeof(float);
+    return ((2 * rows + PD_ATTENTION_STEP) * (d + 1) + rows * (P_ROW + 3)) * sizeof(float);
 }
 
-template <enum pd_dtype T>
-PD_DEVICE void forward_start(const pd_attention &a, const pd_plain_place &p, const forward_space &s)
+#define ROWS_OF(d) ((d) > PD_PLAIN_LONG ? 8u : 16u)
+static_assert(forward_bytes(PD_PLAIN_LONG, ROWS_OF(PD_PLAIN_LONG)) <= PD_SHARED_EVERYWHERE &&
+                  forward_bytes(PD_ATTENTION_HEAD_MAX, ROWS_OF(PD_ATTENTION_HEAD_MAX)) <= PD_SHARED_EVERYWHERE,
+              "some GPUs have less");
+
+template <enum pd_dtype T, uint32_t ROWS>
+PD_DEVICE void forward_start(const pd_attention &a, const pd_plain_place &p, const forward_space<ROWS> &s)
 {
     const uint32_t d = a.head_size;
     const uint64_t ld = (uint64_t)a.heads * d;
@@ -54,7 +57,8 @@ PD_DEVICE void forward_start(const pd_attention &a, const pd_plain_place &p, con
     }
 }
 
-PD_DEVICE void forward_scores(const pd_attention &a, const pd_plain_place &p, const forward_space &s, uint32_t k)
+template <uint32_t ROWS>
+PD_DEVICE void forward_scores(const pd_attention &a, const pd_plain_place &p, const forward_space<ROWS> &s, uint32_t k)
 {
     const uint32_t row = pd_plain_row(a.head_size);
     for (uint32_t i = threadIdx.x; i < ROWS * PD_ATTENTION_STEP; i += PD_PLAIN_THREADS) {
@@ -65,7 +69,7 @@ PD_DEVICE void forward_scores(const pd_attention &a, const pd_plain_place &p, co
 }
 
 /* A thread a query: the maximum and the factor; then all threads P; then a thread a query its sum, ascending. */
-PD_DEVICE void forward_softmax(const forward_space &s)
+template <uint32_t ROWS> PD_DEVICE void forward_softmax(const forward_space<ROWS> &s)
 {
     const uint32_t r = threadIdx.x;
     if (r < ROWS) {
@@ -89,7 +93,7 @@ PD_DEVICE void forward_softmax(const forward_space &s)
     }
 }
 
-PD_DEVICE void forward_apply(const forward_space &s, uint32_t d)
+template <uint32_t ROWS> PD_DEVICE void forward_apply(const forward_space<ROWS> &s, uint32_t d)
 {
     for (uint32_t i = threadIdx.x; i < ROWS * d; i += PD_PLAIN_THREADS) {
         const uint32_t r = i / d, column = i % d;
@@ -100,8 +104,8 @@ PD_DEVICE void forward_apply(const forward_space &s, uint32_t d)
     }
 }
 
-template <enum pd_dtype T>
-PD_DEVICE void forward_finish(const pd_attention &a, const pd_plain_place &p, const forward_space &s)
+template <enum pd_dtype T, uint32_t ROWS>
+PD_DEVICE void forward_finish(const pd_attention &a, const pd_plain_place &p, const forward_space<ROWS> &s)
 {
     const uint32_t d = a.head_size, r = threadIdx.x;
     const uint64_t ld = (uint64_t)a.heads * d, at = p.row * ld + p.head * d, state = (p.row + r) * a.heads + p.head;
@@ -118,12 +122,12 @@ PD_DEVICE void forward_finish(const pd_attention &a, const pd_plain_place &p, co
     pd_plain_store<T>(s.o, a.out, at, ld, p.count, d, s.rescale, 1.0f);
 }
 
-template <enum pd_dtype T>
+template <enum pd_dtype T, uint32_t ROWS>
 static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_forward_plain(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     const uint32_t d = a.head_size;
-    const forward_space s = forward_space_of(reinterpret_cast<float *>(shared), d);
+    const forward_space<ROWS> s = forward_space_of<ROWS>(reinterpret_cast<float *>(shared), d);
     const pd_plain_place p = pd_plain_place_of(a, blockIdx.x, ROWS);
     const pd_attention_span seen = pd_attention_keys_seen(a, p.sequence, p.r, p.count, PD_ATTENTION_STEP);
     forward_start<T>(a, p, s);
@@ -144,12 +148,18 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_forward_pla
     forward_finish<T>(a, p, s);
 }
 
-pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+template <uint32_t ROWS> static pd_status forward_launch(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
     const uint64_t items = (uint64_t)((a->length + ROWS - 1) / ROWS) * a->sequences * a->heads;
     PD_WITH_DTYPE(a->dtype, T,
-                  return PD_LAUNCH(err, attention_forward_plain<T>, static_cast<unsigned>(items), PD_PLAIN_THREADS,
-                                   forward_bytes(a->head_size), stream, *a));
+                  return PD_LAUNCH(err, (attention_forward_plain<T, ROWS>), static_cast<unsigned>(items), PD_PLAIN_THREADS,
+                                   forward_bytes(a->head_size, ROWS), stream, *a));
+}
+
+pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    return a->head_size > PD_PLAIN_LONG ? forward_launch<ROWS_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, err)
+                                        : forward_launch<ROWS_OF(PD_PLAIN_LONG)>(stream, a, err);
 }
 
 /* ---- delta ---- */

@@ -7,6 +7,8 @@
 #include "trainer/math/cuda/functions.h"
 
 #define PD_PLAIN_THREADS 256u
+/* Longer heads have half as many rows in shared memory beside them; which rows are there together does not show in bits. */
+#define PD_PLAIN_LONG 160u
 
 PD_DEVICE uint32_t pd_plain_row(uint32_t d)
 {

@@ -3,20 +3,19 @@
 #include "trainer/math/cuda/attention_plain.h"
 
 #define STAYING 16u /* positions */
-#define PASSING 32u
 
 /* Operands as fp32: what stays and what passes, P and dS (STAYING, PASSING + 1), sums. */
-struct space {
+template <uint32_t PASSING> struct space {
     float *stays[2], *passes[2], *p, *ds, *sums[2];
     float *lse, *delta; /* of the queries */
 };
 
 #define P_ROW (PASSING + 1)
 
-PD_DEVICE space space_of(float *shared, uint32_t d)
+template <uint32_t PASSING> PD_DEVICE space<PASSING> space_of(float *shared, uint32_t d)
 {
     const uint32_t row = pd_plain_row(d);
-    space s;
+    space<PASSING> s;
     s.stays[0] = shared;
     s.stays[1] = s.stays[0] + STAYING * row;
     s.passes[0] = s.stays[1] + STAYING * row;
@@ -30,13 +29,19 @@ PD_DEVICE space space_of(float *shared, uint32_t d)
     return s;
 }
 
-static size_t space_bytes(uint32_t d)
+static constexpr size_t space_bytes(uint32_t d, uint32_t passing)
 {
-    return ((4 * STAYING + 2 * PASSING) * (d + 1) + 2 * STAYING * P_ROW + 2 * PASSING) * sizeof(float);
+    return ((4 * STAYING + 2 * passing) * (d + 1) + 2 * STAYING * (passing + 1) + 2 * passing) * sizeof(float);
 }
 
+#define PASSING_OF(d) ((d) > PD_PLAIN_LONG ? 16u : 32u)
+static_assert(space_bytes(PD_PLAIN_LONG, PASSING_OF(PD_PLAIN_LONG)) <= PD_SHARED_EVERYWHERE &&
+                  space_bytes(PD_ATTENTION_HEAD_MAX, PASSING_OF(PD_ATTENTION_HEAD_MAX)) <= PD_SHARED_EVERYWHERE,
+              "some GPUs have less");
+
 /* lse and delta of queries from r on. */
-PD_DEVICE void states_load(const pd_attention &a, const space &s, uint32_t sequence, uint32_t head, uint32_t r)
+template <uint32_t PASSING>
+PD_DEVICE void states_load(const pd_attention &a, const space<PASSING> &s, uint32_t sequence, uint32_t head, uint32_t r)
 {
     if (threadIdx.x >= PASSING) return;
     const uint64_t at = ((uint64_t)sequence * a.heads + head) * a.length + r + threadIdx.x;
@@ -46,8 +51,9 @@ PD_DEVICE void states_load(const pd_attention &a, const space &s, uint32_t seque
 }
 
 /* P and dS for query r and key k, `stay` and `pass` being rows of what stays and passes. */
-PD_DEVICE void pair(const pd_attention &a, const space &s, uint32_t sequence, uint32_t stay, uint32_t pass, uint32_t r,
-                    uint32_t k, uint32_t query)
+template <uint32_t PASSING>
+PD_DEVICE void pair(const pd_attention &a, const space<PASSING> &s, uint32_t sequence, uint32_t stay, uint32_t pass,
+                    uint32_t r, uint32_t k, uint32_t query)
 {
     const uint32_t row = pd_plain_row(a.head_size);
     const float score = pd_plain_dot(s.stays[0] + stay * row, s.passes[0] + pass * row, a.head_size);
@@ -59,7 +65,7 @@ PD_DEVICE void pair(const pd_attention &a, const space &s, uint32_t sequence, ui
 }
 
 /* sums (STAYING, D) += weights (STAYING, PASSING) times rows that pass, ascending. */
-PD_DEVICE void apply(float *sums, const float *weights, const float *rows, uint32_t d)
+template <uint32_t PASSING> PD_DEVICE void apply(float *sums, const float *weights, const float *rows, uint32_t d)
 {
     const uint32_t row = pd_plain_row(d);
     for (uint32_t i = threadIdx.x; i < STAYING * d; i += PD_PLAIN_THREADS) {
@@ -73,12 +79,12 @@ PD_DEVICE void apply(float *sums, const float *weights, const float *rows, uint3
 
 /* ---- dQ ---- */
 
-template <enum pd_dtype T>
+template <enum pd_dtype T, uint32_t PASSING>
 static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_plain(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     const uint32_t d = a.head_size;
-    const space s = space_of(reinterpret_cast<float *>(shared), d);
+    const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), d);
     const pd_plain_place p = pd_plain_place_of(a, blockIdx.x, STAYING);
     const pd_attention_span seen = pd_attention_keys_seen(a, p.sequence, p.r, p.count, PASSING);
     const uint64_t ld = (uint64_t)a.heads * d, at = p.row * ld + p.head * d;
@@ -96,7 +102,7 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_pla
         for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
             pair(a, s, p.sequence, i / PASSING, i % PASSING, p.r + i / PASSING, k + i % PASSING, i / PASSING);
         __syncthreads();
-        apply(s.sums[0], s.ds, s.passes[0], d);
+        apply<PASSING>(s.sums[0], s.ds, s.passes[0], d);
     }
     __syncthreads();
     if (a.last_part)
@@ -105,12 +111,18 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_queries_pla
         pd_plain_store<PD_F32>(s.sums[0], a.dq_acc, at, ld, p.count, d, nullptr, 1.0f);
 }
 
-pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+template <uint32_t PASSING> static pd_status queries_launch(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
     const uint64_t items = (uint64_t)((a->length + STAYING - 1) / STAYING) * a->sequences * a->heads;
     PD_WITH_DTYPE(a->dtype, T,
-                  return PD_LAUNCH(err, attention_queries_plain<T>, static_cast<unsigned>(items), PD_PLAIN_THREADS,
-                                   space_bytes(a->head_size), stream, *a));
+                  return PD_LAUNCH(err, (attention_queries_plain<T, PASSING>), static_cast<unsigned>(items),
+                                   PD_PLAIN_THREADS, space_bytes(a->head_size, PASSING), stream, *a));
+}
+
+pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a, struct pd_error *err)
+{
+    return a->head_size > PD_PLAIN_LONG ? queries_launch<PASSING_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, err)
+                                        : queries_launch<PASSING_OF(PD_PLAIN_LONG)>(stream, a, err);
 }
 
 /* ---- dK, dV ---- */
@@ -151,8 +163,8 @@ PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint
     tree.keys[tree.depth++] = key;
 }
 
-template <enum pd_dtype T>
-PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const space &s, uint32_t head,
+template <enum pd_dtype T, uint32_t PASSING>
+PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const space<PASSING> &s, uint32_t head,
                             const pd_attention_span &seeing)
 {
     const uint32_t d = a.head_size, carried = a.first_part ? 0 : p.count;
@@ -170,8 +182,8 @@ PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const sp
         for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
             pair(a, s, p.sequence, i / PASSING, i % PASSING, r + i % PASSING, p.k + i / PASSING, i % PASSING);
         __syncthreads();
-        apply(s.sums[0], s.ds, s.passes[0], d);
-        apply(s.sums[1], s.p, s.passes[1], d);
+        apply<PASSING>(s.sums[0], s.ds, s.passes[0], d);
+        apply<PASSING>(s.sums[1], s.p, s.passes[1], d);
     }
     if (a.last_part) return;
     __syncthreads();
@@ -179,7 +191,8 @@ PD_DEVICE void keys_of_head(const pd_attention &a, const keys_place &p, const sp
     pd_plain_store<PD_F32>(s.sums[1], a.dv_acc, acc, ld, p.count, d, nullptr, 1.0f);
 }
 
-template <enum pd_dtype T> PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const space &s)
+template <enum pd_dtype T, uint32_t PASSING>
+PD_DEVICE void keys_finish(const pd_attention &a, const keys_place &p, const space<PASSING> &s)
 {
     const uint32_t d = a.head_size;
     const uint64_t at = p.row * a.ld_dkv + p.kv * d;
@@ -193,8 +206,8 @@ template <enum pd_dtype T> PD_DEVICE void keys_finish(const pd_attention &a, con
     }
 }
 
-template <enum pd_dtype T>
-PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space &s, float *waiting)
+template <enum pd_dtype T, uint32_t PASSING>
+PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space<PASSING> &s, float *waiting)
 {
     const uint32_t d = a.head_size, end = pd_attention_heads_end(a, p.kv);
     const uint64_t at = p.row * a.ld_kv + p.kv * d;
@@ -212,12 +225,12 @@ PD_DEVICE void keys_item(const pd_attention &a, const keys_place &p, const space
 }
 
 /* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T>
+template <enum pd_dtype T, uint32_t PASSING>
 static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
     attention_keys_plain(const pd_attention a, float *waiting, const uint32_t levels)
 {
     PD_SHARED_DYNAMIC(shared);
-    const space s = space_of(reinterpret_cast<float *>(shared), a.head_size);
+    const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), a.head_size);
     const uint32_t tiles = (a.key_length + STAYING - 1) / STAYING;
     const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
     waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
@@ -240,12 +253,21 @@ uint64_t pd_attention_plain_workspace(const struct pd_attention *a)
     return pd_attention_keys_workspace(a, STAYING, term_bytes(a), PD_ATTENTION_BLOCKS_MAX);
 }
 
-pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err)
+template <uint32_t PASSING>
+static pd_status keys_launch(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                             struct pd_error *err)
 {
     const uint64_t blocks = pd_attention_keys_blocks(a, STAYING, term_bytes(a), workspace.bytes);
     const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     PD_WITH_DTYPE(a->dtype, T,
-                  return PD_LAUNCH(err, attention_keys_plain<T>, static_cast<unsigned>(blocks), PD_PLAIN_THREADS,
-                                   space_bytes(a->head_size), stream, *a, static_cast<float *>(workspace.data), levels));
+                  return PD_LAUNCH(err, (attention_keys_plain<T, PASSING>), static_cast<unsigned>(blocks), PD_PLAIN_THREADS,
+                                   space_bytes(a->head_size, PASSING), stream, *a, static_cast<float *>(workspace.data),
+                                   levels));
+}
+
+pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
+                                  struct pd_error *err)
+{
+    return a->head_size > PD_PLAIN_LONG ? keys_launch<PASSING_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, workspace, err)
+                                        : keys_launch<PASSING_OF(PD_PLAIN_LONG)>(stream, a, workspace, err);
 }

@@ -21,6 +21,9 @@
 
 #include "trainer/math/cuda/kernels.h"
 
+/* Of shared memory, what a block can ask for on every device of compute capability 8.0 and later: 8.6, 8.9 and 12.0 have no
+ * more (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"). */
+#define PD_SHARED_EVERYWHERE 101376u
 #define PD_WARP 32u
 #define PD_WARP_ALL 0xffffffffu
 
