@@ -153,12 +153,13 @@ static pd_status launch(const struct pd_config *config, struct pd_launch_chooser
     self[length] = '\0';
     PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
     private_config_path(config, path);
-    PD_TRY(pd_worker_write_config(config, path, err));
+    pd_status st = pd_worker_write_config(config, path, err);
+    if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
     struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose};
     pd_launch_configure(&l, config);
-    pd_status st = pd_launch_run(&l, err);
+    st = pd_launch_run(&l, err);
     unlink(path);
     return st;
 }

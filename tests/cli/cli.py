@@ -507,6 +507,8 @@ expect("train-onto-file", ["train", MINIMAL, "run.dir=text.txt/run"], 78,
 expect("train-nowhere", ["train", MINIMAL, "run.dir=/proc/xx"], 78,
        err=said("run.dir: /proc/xx: making the directory: No such file or directory; see to it that it can be made, or name another "
                 "directory with run.dir=DIR"))
+expect("train-not-written", ["train", MINIMAL, "run.dir=/proc"], 78,
+       err=re.compile(r"perdure: run.dir cannot be written; make it so, or name another with run.dir=DIR: /proc/\.config-.*: writing it: "))
 expect("plan-nested", ["plan", MINIMAL, "--world=1", "checkpoint.tiers[0].dir=/x/a", "checkpoint.tiers[1].dir=/x/a/b"], 78,
        err=said("checkpoint.tiers[1].dir, /x/a/b, lies inside checkpoint.tiers[0].dir, /x/a: each holds checkpoints of its own; name "
                 "another directory with checkpoint.tiers[1].dir=DIR"))
