@@ -733,7 +733,9 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     enum pd_transport transport = launched->is_launched ? launched->transport : config->layout.transport;
     if (transport != PD_TRANSPORT_MPI) {
         pd_launched_ready(launched);
-        return pd_comm_run_local(ranks, 1, run_local_rank, (void *)config, err);
+        pd_status st = pd_comm_run_local(ranks, 1, run_local_rank, (void *)config, err);
+        pd_fault_point("worker.ended");
+        return st;
     }
     struct pd_comm *comm;
     PD_TRY(pd_comm_open_mpi(&comm, err));
@@ -741,5 +743,6 @@ pd_status pd_worker_main(const struct pd_config *config, const struct pd_launche
     pd_launched_ready(launched);
     pd_status st = pd_worker_run(config, comm, launched, err);
     pd_comm_free(comm);
+    pd_fault_point("worker.ended");
     return st;
 }

@@ -16,8 +16,8 @@
 #define EXIT_USAGE 64
 #define EXIT_INTERNAL 70
 
-enum action { ACTION_KILL, ACTION_EXIT, ACTION_ERROR, ACTION_ERROR_ON, ACTION_COUNT };
-static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "error", "error+"};
+enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_ERROR, ACTION_ERROR_ON, ACTION_COUNT };
+static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop", "error", "error+"};
 
 struct fault {
     char name[NAME_MAX_BYTES];
@@ -77,8 +77,8 @@ static pd_status parse_spec(const char *spec, struct pd_error *err)
         }
         if (!fits)
             PD_FAIL(err, PD_USAGE,
-                    "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|error|error+]", (int)length,
-                    spec);
+                    "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop|error|error+]",
+                    (int)length, spec);
         fault_count++;
         spec += length + (spec[length] == ',');
     }
@@ -126,11 +126,14 @@ static pd_status fire(const struct fault *fault, bool can_fail, struct pd_error 
             pause();
     case ACTION_EXIT:
         _exit(EXIT_INTERNAL);
+    case ACTION_STOP:
+        kill(getpid(), SIGSTOP);
+        return PD_OK;
     default:
         break;
     }
     if (!can_fail) {
-        fprintf(stderr, "perdure: PERDURE_FAULT: %s cannot fail, only kill and exit act there\n", fault->name);
+        fprintf(stderr, "perdure: PERDURE_FAULT: %s cannot fail, only kill, exit and stop act there\n", fault->name);
         _exit(EXIT_USAGE);
     }
     return pd_error_set(err, PD_IO, PD_WHERE, EIO, "fault injected at %s", fault->name);

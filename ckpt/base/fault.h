@@ -1,8 +1,9 @@
 /* Named places where a test makes the program fail or die.
  *
  *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     nth: the n-th passage of that place in this process, from 1
- *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed), error (the place returns PD_IO,
- *            from the n-th passage on where written "error+")
+ *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed), stop (SIGSTOP: somebody looks
+ * at this process, kills it or lets it go on), error (the place returns PD_IO, from the n-th passage on where written
+ *            "error+")
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that a restarted launch is spared.
  *
  * Places are named <library>.<operation>.<moment>: "store.seal.renamed". Off, a place costs one load.
@@ -23,7 +24,7 @@ PD_MUST_USE pd_status pd_fault_configure_env(struct pd_error *err);
 extern atomic_bool pd_fault_armed;
 PD_MUST_USE pd_status pd_fault_pass(const char *name, bool can_fail, struct pd_error *err);
 
-/* A place that may die. The action "error" there is a mistake of the test and ends the process with 64. */
+/* A place that may stop or die. The action "error" there is a mistake of the test and ends the process with 64. */
 static inline void pd_fault_point(const char *name)
 {
     if (atomic_load_explicit(&pd_fault_armed, memory_order_relaxed)) (void)!pd_fault_pass(name, false, NULL);

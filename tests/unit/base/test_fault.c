@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void configure(const char *spec)
@@ -56,6 +57,23 @@ Test(fault, exit_leaves_with_70, .exit_code = 70)
 {
     configure("a:1:exit");
     pd_fault_point("a");
+}
+
+Test(fault, who_stops_goes_on_when_told_to)
+{
+    int status;
+    configure("a:2:stop");
+    pid_t process = fork();
+    if (process == 0) {
+        pd_fault_point("a");
+        pd_fault_point("a");
+        _exit(pd_fault_point_status("a", NULL) == PD_OK ? 7 : 8);
+    }
+    cr_assert_eq(waitpid(process, &status, WUNTRACED), process);
+    cr_assert(WIFSTOPPED(status));
+    kill(process, SIGCONT);
+    cr_assert_eq(waitpid(process, &status, 0), process);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
 Test(fault, a_place_that_cannot_fail_says_so, .exit_code = 64)
