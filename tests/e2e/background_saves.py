@@ -15,7 +15,6 @@ import re
 import resource
 import signal
 import subprocess
-import time
 
 import harness
 
@@ -55,7 +54,7 @@ def failing(workspace, config, expected):
     workspace.train(config, directory, [*local, "run.steps=4"])
     before = workspace.state_digest(directory)
     limited = subprocess.run([workspace.perdure, *arguments_of(config, directory, local)], capture_output=True, text=True, check=False,
-                             env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=no_large_files, timeout=600)
+                             env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=no_large_files, timeout=harness.PATIENCE)
     said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4", limited.stderr)
     last = "no save since step 4 has worked; mend this, and the same command goes on from there: saving step 7"
     if limited.returncode != 74 or said != ["5", "6"] or last not in limited.stderr:
@@ -80,32 +79,40 @@ def dying(workspace, config, expected):
         expect_same(workspace, directory, expected, f"a rank died at {moment}")
 
 
-def steps_of(directory):
+def rows_of(directory):
+    """Whole lines of a file that grows."""
     path = os.path.join(directory, "metrics.jsonl")
-    return len(harness.losses(directory)) if os.path.exists(path) and os.path.getsize(path) else 0
+    lines = harness.read(path).split("\n")[:-1] if os.path.exists(path) else []
+    return [json.loads(line) for line in lines]
 
 
-def signalled(workspace, config, transport, number, overrides):
-    """Runs until some steps are done, sends the signal to the launcher; its exit code and what it said."""
+def has_saved_and_gone_on(directory):
+    saved = [row["last_checkpoint"] > 0 for row in rows_of(directory)]
+    return sum(saved) >= 3
+
+
+def signalled(workspace, config, transport, overrides, is_saved_before):
+    """A run without an end: when some steps are done it is told to leave, perhaps to save and to go on before that."""
     directory = workspace.directory("signalled")
-    with subprocess.Popen([workspace.perdure, *arguments_of(config, directory, [*overrides, f"layout.transport={transport}"])],
-                          env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while steps_of(directory) < 3 and process.poll() is None:
-            if time.monotonic() > deadline:
-                process.kill()
-                raise harness.Failure("no step in two minutes")
-            time.sleep(0.01)
-        process.send_signal(number)
-        log = process.communicate(timeout=300)[1]
+    command = arguments_of(config, directory, ["run.steps=100000", *overrides, f"layout.transport={transport}"])
+    with subprocess.Popen([workspace.perdure, *command], env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE,
+                          text=True) as process:
+        try:
+            harness.wait_for(lambda: len(rows_of(directory)) >= 3 or process.poll() is not None, "three steps")
+            if is_saved_before:
+                process.send_signal(signal.SIGUSR2)
+                harness.wait_for(lambda: has_saved_and_gone_on(directory) or process.poll() is not None, "a save on demand")
+            process.send_signal(signal.SIGTERM)
+            log = process.communicate(timeout=harness.PATIENCE)[1]
+        finally:
+            process.kill()
     return directory, process.returncode, log
 
 
 def leaving(workspace, config, transport):
     for every in (0, 1):
-        many = ["run.steps=100000", f"checkpoint.every={every}"]
-        directory, code, log = signalled(workspace, config, transport, signal.SIGTERM, many)
-        done = steps_of(directory)
+        directory, code, log = signalled(workspace, config, transport, [f"checkpoint.every={every}"], False)
+        done = len(harness.losses(directory))
         shown = json.loads(workspace.command(["ckpt", "ls", directory, "--json"]).stdout)
         newest = max(entry["step"] for entry in shown)
         if code != 75 or newest != done:
@@ -113,10 +120,9 @@ def leaving(workspace, config, transport):
 
 
 def saving_on_demand(workspace, config, transport):
-    directory, code, log = signalled(workspace, config, transport, signal.SIGUSR2, ["run.steps=400", "checkpoint.every=0"])
-    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as f:
-        saved = sorted({json.loads(line)["last_checkpoint"] for line in f} - {0})
-    if code != 0 or len(saved) != 1:
+    directory, code, log = signalled(workspace, config, transport, ["checkpoint.every=0"], True)
+    saved = sorted({row["last_checkpoint"] for row in rows_of(directory)} - {0})
+    if code != 75 or len(saved) != 1:
         raise harness.Failure(f"USR2: exit {code}, checkpoints of steps {saved} were seen on the way\n{log}")
 
 

@@ -29,56 +29,31 @@ def overrides_of(name):
         f"offload.{place}_budget={size}" for place, size in BUDGETS[name].items()]
 
 
-def start(workspace, config, directory, name):
-    environment = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_IO="threads")
+def start(workspace, config, directory, name, **more):
+    environment = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_IO="threads", **more)
     with open(directory + ".log", "a", encoding="utf-8") as log:
         return subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides_of(name)], stdout=log,
                                 stderr=log, env=environment, start_new_session=True)
 
 
-def bytes_read(pids):
-    most = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/io", encoding="utf-8") as f:
-                most = max(most, int(dict(line.split(": ") for line in f.read().splitlines())["rchar"]))
-        except (OSError, KeyError, ValueError):
-            continue
-    return most
-
-
-def children_of(parent):
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", encoding="utf-8") as f:
-                if int(f.read().rsplit(")", 1)[1].split()[1]) == parent:
-                    found.append(int(name))
-        except (OSError, ValueError, IndexError):
-            continue
-    return found
-
-
 def whole_run(workspace, config, directory, name):
-    process, most = start(workspace, config, directory, name), 0
-    while process.poll() is None:
-        most = max(most, bytes_read([process.pid, *children_of(process.pid)]))
-        time.sleep(0.02)
+    """Bytes that the worker had read when it was about to end."""
+    read = []
+
+    def look(pid):
+        rows = harness.read(f"/proc/{pid}/io").splitlines()
+        read.append(int(dict(row.split(": ") for row in rows)["rchar"]))
+
+    process = start(workspace, config, directory, name, PERDURE_FAULT="worker.ended:1:stop")
+    harness.look_at_stops(process, look)
     if process.returncode != 0:
         raise harness.Failure(f"budgets {name}: exit {process.returncode}\n{harness.read(directory + '.log')}")
-    return most
-
-
-def steps_done(directory):
-    try:
-        return len(harness.losses(directory))
-    except (OSError, ValueError):
-        return 0
+    return read[0]
 
 
 def killed_run(workspace, config, directory, name, step):
     process = start(workspace, config, directory, name)
-    while process.poll() is None and steps_done(directory) < step:
+    while process.poll() is None and harness.steps_done(directory) < step:
         time.sleep(0.01)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import harness
 
@@ -65,30 +64,21 @@ def files_of_state(path):
 
 
 def start(workspace, config, directory, disk):
-    env = dict(os.environ, PERDURE_PROGRESS="off")
+    env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:2:stop")
     with open(directory + ".log", "w", encoding="utf-8") as log:
         return subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", f"checkpoint.tiers[0].dir={disk.path}"],
                                 env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def fills_up(workspace, config, disk, groups):
-    """Stopped at its first line of metrics, everything is there; the disk is filled to the brim, and it goes on."""
+    """Stopped after its first steps, everything is there; the disk is filled to the brim, and it goes on."""
     directory = workspace.directory("filled")
     process = start(workspace, config, directory, disk)
-    metrics = os.path.join(directory, "metrics.jsonl")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if os.path.exists(metrics) and os.path.getsize(metrics):
-            break
-        time.sleep(0.001)
-    if process.poll() is not None:
-        with open(directory + ".log", encoding="utf-8") as f:
-            raise harness.Failure(f"ended with {process.returncode}\n{f.read()}")
-    os.killpg(process.pid, signal.SIGSTOP)
+    worker = harness.wait_stopped(process)
     files = files_of_state(disk.path)
     disk.fill()
-    os.killpg(process.pid, signal.SIGCONT)
-    code = process.wait(timeout=300)
+    os.kill(worker, signal.SIGCONT)
+    code = process.wait(timeout=harness.PATIENCE)
     with open(directory + ".log", encoding="utf-8") as f:
         log = f.read()
     if code != 0:

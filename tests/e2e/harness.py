@@ -2,10 +2,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+
+# Nothing here takes a hundredth of it: who waits so long waits for something that does not come. Slow machines are no failure.
+PATIENCE = 600
 
 
 class Failure(Exception):
@@ -37,12 +41,12 @@ class Workspace:
             f.write(text)
         return path
 
-    def command(self, arguments, environment=None, timeout=600):
+    def command(self, arguments, environment=None, timeout=PATIENCE):
         env = dict(os.environ, PERDURE_PROGRESS="off")
         env.update(environment or {})
         return subprocess.run([self.perdure, *arguments], env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
-    def train(self, config, directory, overrides=(), environment=None, expect=0, timeout=600):
+    def train(self, config, directory, overrides=(), environment=None, expect=0, timeout=PATIENCE):
         result = self.command(["train", config, f"run.dir={directory}", *overrides], environment, timeout)
         if result.returncode != expect:
             raise Failure(f"perdure train {' '.join(overrides)} with {environment}: exit {result.returncode}, expected {expect}\n"
@@ -57,19 +61,84 @@ class Workspace:
         return json.loads(result.stdout)["state_digest"]
 
 
+def wait_for(condition, what, interval=0.02):
+    """What the condition returns, once it is true."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise Failure(f"{what}: not within {PATIENCE} s")
+        time.sleep(interval)
+
+
 def wait_until_gone(directory):
     """Processes that name the directory, or what lies in it, on their command lines."""
-    for _ in range(2000):
-        found = subprocess.run(["pgrep", "-f", f"{directory}(/| |$)"], capture_output=True, text=True, check=False).stdout
-        if not found.strip():
-            return
-        time.sleep(0.02)
-    raise Failure(f"processes of {directory} outlive their killed launcher: {found.split()}")
+
+    def is_gone():
+        return not subprocess.run(["pgrep", "-f", f"{directory}(/| |$)"], capture_output=True, text=True, check=False).stdout.strip()
+
+    wait_for(is_gone, f"processes of {directory} end after their killed launcher")
+
+
+def processes():
+    """The state and the parent of every process."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = read(f"/proc/{name}/stat").rsplit(")", 1)[1].split()[:2]
+        except (OSError, ValueError):
+            continue  # it left while we looked
+        found[int(name)] = state, int(parent)
+    return found
+
+
+def stopped(launcher):
+    """Workers of a launcher that are stopped, as by PERDURE_FAULT=place:n:stop: they can be looked at in peace, and be killed
+    before they end, however slow this machine is."""
+    seen = processes()
+
+    def is_below(pid):
+        while pid in seen:
+            pid = seen[pid][1]
+            if pid == launcher.pid:
+                return True
+        return False
+
+    return [pid for pid, (state, _) in seen.items() if state == "T" and is_below(pid)]
+
+
+def wait_stopped(launcher):
+    """One of them."""
+
+    def look():
+        found = stopped(launcher)
+        if not found and launcher.poll() is not None:
+            raise Failure(f"the launch ended with {launcher.returncode} before a worker stopped")
+        return found
+
+    return wait_for(look, "a worker stops")[0]
+
+
+def look_at_stops(launcher, look):
+    """Calls look(pid) for every stop of every worker, and lets it go on, until the launcher has ended."""
+    while launcher.poll() is None:
+        for pid in stopped(launcher):
+            look(pid)
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
 
 
 def read(path):
     with open(path, encoding="utf-8") as f:
         return f.read()
+
+
+def steps_done(directory):
+    """Lines of metrics, of a run that may be writing the next one."""
+    path = os.path.join(directory, "metrics.jsonl")
+    return read(path).count("\n") if os.path.exists(path) else 0
 
 
 def losses(directory):

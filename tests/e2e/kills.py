@@ -6,7 +6,7 @@ takes and half as much again, counted from its launch or, mostly, from its first
 committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
 campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
 of state and what memory keeps of it, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and
-then as by a reboot, a second one with or without a cap, a third that compresses by one level, by what pays, or not. 10, 8 and 10 kills by default (6, 5 and 6 of
+then as by a reboot, a second one with or without a cap, a third that compresses by one level, by what pays, or not. 6, 6 and 8 kills by default (4, 4 and 6 of
 ranks that are processes); 200, 120 and 500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such
 as `local offloaded 50`, runs that many kills of that one: rounds of a large campaign, each under a seed of its own. Copies on other
 hosts: peers.py.
@@ -198,7 +198,7 @@ def body(workspace, arguments):
     half = workspace.file("fp16-cut", harness.read(cut).replace("numerics: {", "numerics: {precision: fp16, "))
     seed = int(os.environ.get("PERDURE_TEST_SEED", str(random.SystemRandom().randrange(2**31))))
     print(f"seed {seed} (PERDURE_TEST_SEED replays it)", flush=True)
-    counts = (200, 120, 500) if harness.scale() >= 10 else (10, 8, 10) if transport == "local" else (6, 5, 6)
+    counts = (200, 120, 500) if harness.scale() >= 10 else (6, 6, 8) if transport == "local" else (4, 4, 6)
     campaigns = {"same": ([config], SAME, counts[0], one_tier), "moving": ([cut], MOVING, counts[1], one_tier),
                  "offloaded": ([cut, half], OFFLOADED, counts[2], three_tiers)}
     only = arguments[1] if len(arguments) > 1 else None

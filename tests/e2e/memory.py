@@ -10,7 +10,6 @@ saves by default, 1,000 with PERDURE_TEST_SCALE of 10 or more.
 import json
 import os
 import subprocess
-import time
 
 import harness
 
@@ -33,68 +32,34 @@ checkpoint: {{every: 1, keep_last: 1}}
 """
 
 
-def children_of(pid):
-    """Every living descendant."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", encoding="utf-8") as f:
-                parents.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(name))
-        except OSError:
-            continue  # it left while we looked
-    found, queue = [], [pid]
-    while queue:
-        queue.extend(parents.get(queue[0], []))
-        found.append(queue.pop(0))
-    return found[1:]
-
-
-def is_worker(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            words = f.read().split(b"\0")
-    except OSError:
-        return False
-    return len(words) > 1 and os.path.basename(words[0]) == b"perdure" and words[1] == b"worker"
-
-
 def status_bytes(pid, key):
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8") as f:
-            for line in f:
-                if line.startswith(key + ":"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+    for line in harness.read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise harness.Failure(f"/proc/{pid}/status has no {key}")
 
 
-def watch(workspace, config, directory, overrides, look):
-    """Runs a training and calls look(workers) until it ends."""
+def watch(workspace, config, directory, overrides, places, look):
+    """Runs a training and calls look(worker) at each of the places."""
     log_path = directory + ".log"
-    env = dict(os.environ, PERDURE_PROGRESS="off")
+    env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT=",".join(f"{place}:stop" for place in places))
     with open(log_path, "w", encoding="utf-8") as log:
         process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides], env=env, stdout=log,
                                    stderr=log)
-        while process.poll() is None:
-            look([pid for pid in children_of(process.pid) if is_worker(pid)])
-            time.sleep(0.01)
+        harness.look_at_stops(process, look)
     if process.returncode != 0:
         with open(log_path, encoding="utf-8") as f:
             raise harness.Failure(f"perdure train {' '.join(overrides)}: exit {process.returncode}\n{f.read()}")
 
 
 def peak(workspace, config, overrides):
-    """Sum over the workers of their highest resident memory."""
+    """Sum over the workers of their highest resident memory, as each has it when it is about to end."""
     highest = {}
 
-    def look(workers):
-        for pid in workers:
-            highest[pid] = max(highest.get(pid, 0), status_bytes(pid, "VmHWM"))
+    def look(pid):
+        highest[pid] = status_bytes(pid, "VmHWM")
 
-    watch(workspace, config, workspace.directory("memory"), overrides, look)
+    watch(workspace, config, workspace.directory("memory"), overrides, ["worker.ended:1"], look)
     if not highest:
         raise harness.Failure(f"no worker was seen with {overrides}")
     return sum(highest.values())
@@ -128,15 +93,6 @@ def check_peak(workspace, tiny, large, transport, ranks):
     print(line)
 
 
-def last_step(directory):
-    path = os.path.join(directory, "metrics.jsonl")
-    if not os.path.exists(path):
-        return 0
-    with open(path, "rb") as f:
-        rows = f.read().split(b"\n")
-    return len(rows) - 1
-
-
 def own_bytes(pid):
     """Resident memory without what is shared: the MPI runtime touches the pages of its shared memory one after the other, over
     hundreds of messages, up to a size that is fixed."""
@@ -144,35 +100,26 @@ def own_bytes(pid):
 
 
 def check_flat(workspace, config, transport, ranks, saves):
-    """Memory and descriptors of each worker after ten saves and at the last look before the end."""
+    """Memory and descriptors of each worker after ten saves and after nearly all."""
     directory = workspace.directory("saves")
-    first, last = {}, {}
+    steps = [10, saves - 2]
+    rank = "@0" if transport == "local" else ""  # threads of one process
+    found = {}
 
-    def look(workers):
-        step = last_step(directory)
-        for pid in workers:
-            try:
-                seen = step, own_bytes(pid), len(os.listdir(f"/proc/{pid}/fd"))
-            except OSError:
-                continue
-            if step >= 10 and seen[1]:
-                first.setdefault(pid, seen)
-            if first.get(pid) and step < saves - 2:  # not while it cleans up
-                last[pid] = seen
+    def look(pid):
+        found.setdefault(pid, []).append((own_bytes(pid), len(os.listdir(f"/proc/{pid}/fd"))))
 
-    watch(workspace, config, directory, [f"layout.ranks={ranks}", f"layout.transport={transport}", "layout.threads=1"], look)
-    for pid, (step, memory, descriptors) in first.items():
-        end_step, end_memory, end_descriptors = last[pid]
-        line = (f"{ranks} {transport} ranks: {memory / MIB:.1f} MiB and {descriptors} descriptors after {step} saves, "
-                f"{end_memory / MIB:.1f} MiB and {end_descriptors} after {end_step}")
-        if end_step < saves // 2:
-            raise harness.Failure(f"{line}: too early to tell, the looks missed the end of the run")
+    watch(workspace, config, directory, [f"layout.ranks={ranks}", f"layout.transport={transport}", "layout.threads=1"],
+          [f"worker.stepped{rank}:{step}" for step in steps], look)
+    for (memory, descriptors), (end_memory, end_descriptors) in found.values():
+        line = (f"{ranks} {transport} ranks: {memory / MIB:.1f} MiB and {descriptors} descriptors after {steps[0]} saves, "
+                f"{end_memory / MIB:.1f} MiB and {end_descriptors} after {steps[1]}")
         # a save opens and closes files while we look: a few descriptors come and go
         if end_memory > memory + MIB or end_descriptors > descriptors + 6:
             raise harness.Failure(line)
         print(line)
-    if len(first) < (ranks if transport == "mpi" else 1):
-        raise harness.Failure(f"only {len(first)} workers were seen after ten saves")
+    if len(found) < (ranks if transport == "mpi" else 1):
+        raise harness.Failure(f"only {len(found)} workers were seen after ten saves")
 
 
 def body(workspace, arguments):

@@ -100,21 +100,12 @@ class Group:
 
 
 class Seen:
-    """Of the worker: highest resident memory, bytes read from and written to drives."""
+    """Of the worker when it is about to end: highest resident memory, bytes read from and written to drives."""
 
     def __init__(self):
         self.resident = self.moved = 0
 
-    def look(self, parent):
-        for name in os.listdir("/proc"):
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8") as f:
-                    if int(f.read().rsplit(")", 1)[1].split()[1]) == parent:
-                        self.look_at(name)
-            except (OSError, ValueError, IndexError):
-                continue
-
-    def look_at(self, pid):
+    def look(self, pid):
         with open(f"/proc/{pid}/status", encoding="utf-8") as f:
             for line in f:
                 if line.startswith("VmHWM:"):
@@ -128,10 +119,9 @@ def train(workspace, config, directory, overrides, group=None):
     log, seen = directory + ".log", Seen()
     with open(log, "a", encoding="utf-8") as f:
         process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides], stdout=f, stderr=f,
-                                   env=dict(os.environ, PERDURE_PROGRESS="off"), preexec_fn=group.join if group else None)
-        while process.poll() is None:
-            seen.look(process.pid)
-            time.sleep(0.01)
+                                   preexec_fn=group.join if group else None,
+                                   env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.ended:1:stop"))
+        harness.look_at_stops(process, seen.look)
     if process.returncode != 0:
         with open(log, encoding="utf-8") as f:
             raise harness.Failure(f"perdure train {' '.join(overrides)}: exit {process.returncode}\n{f.read()}")

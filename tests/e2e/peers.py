@@ -82,9 +82,9 @@ class Cluster:
         shutil.rmtree(self.host(number))
         os.makedirs(self.host(number))
 
-    def start(self, config, hosts, log, copies=1):
+    def start(self, config, hosts, log, copies=1, **more):
         env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_MPIRUN=self.starter, PEERS_ROOT=self.root,
-                   PEERS_HOSTS=",".join(map(str, hosts)))
+                   PEERS_HOSTS=",".join(map(str, hosts)), **more)
         tier = os.path.join(self.root, "local", "tier")
         command = [self.workspace.perdure, "train", config, f"run.dir={self.run}", f"layout.ranks={len(hosts)}",
                    f"checkpoint.tiers[0].dir={tier}", "checkpoint.tiers[0].every=1", "checkpoint.tiers[0].keep_last=2",
@@ -124,7 +124,7 @@ def resumed_at(text):
 
 def finish(cluster, config, hosts, log):
     process = cluster.start(config, hosts, log)
-    if process.wait(timeout=300) != 0:
+    if process.wait(timeout=harness.PATIENCE) != 0:
         raise harness.Failure(f"exit {process.returncode}\n{harness.read(log)}")
 
 
@@ -139,15 +139,14 @@ def without_copies(workspace, config):
     """The same loss costs the run then: nothing whole is left, and it says so."""
     cluster = Cluster(workspace, "without")
     log = os.path.join(cluster.root, "log")
-    process = cluster.start(config, [0, 1], log, copies=0)
-    while process.poll() is None and not os.path.isdir(cluster.host(0) + "/tier/step-000000000005-1"):
-        time.sleep(0.02)
+    process = cluster.start(config, [0, 1], log, copies=0, PERDURE_FAULT="worker.stepped@0:8:stop")
+    harness.wait_stopped(process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     harness.wait_until_gone(cluster.root)
     cluster.lose(0)
     process = cluster.start(config, [0, 1], log, copies=0)
-    if process.wait(timeout=120) != 65:
+    if process.wait(timeout=harness.PATIENCE) != 65:
         raise harness.Failure(f"without copies: exit {process.returncode}, expected 65\n{harness.read(log)}")
 
 

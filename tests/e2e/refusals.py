@@ -32,7 +32,7 @@ def train(workspace, config, place, what):
     tiers = [f"checkpoint.tiers[{i}].{key}={value}" for i, tier in enumerate([("near", 1), ("far", 3)])
              for key, value in (("dir", os.path.join(directory, tier[0])), ("every", tier[1]), ("keep_last", 2))]
     command = [workspace.perdure, "train", config, f"run.dir={directory}", f"offload.optimizer={place}", *tiers]
-    result = subprocess.run(command, env=dict(os.environ, PERDURE_PROGRESS="off"), capture_output=True, text=True, timeout=120, check=False,
+    result = subprocess.run(command, env=dict(os.environ, PERDURE_PROGRESS="off"), capture_output=True, text=True, timeout=harness.PATIENCE, check=False,
                             preexec_fn=refuse.refusing(what) if what else None)
     if result.returncode != 0:
         raise harness.Failure(f"{what} refused, state on {place}: exit {result.returncode}\n{result.stderr}")

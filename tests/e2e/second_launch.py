@@ -4,31 +4,17 @@ afterwards, its restart goes on with the first launch's configuration."""
 import os
 import signal
 import subprocess
-import time
 
 import harness
 
 CONFIG = """
-run: {{seed: 3, steps: 200}}
+run: {{seed: 3, steps: 30}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
 batch: {{sequences: 8, leaf: 2, context: 64}}
 checkpoint: {{every: 4}}
 layout: {{ranks: 2, transport: mpi, threads: 1}}
 """
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            raise harness.Failure(f"nothing seen of {what} for a minute")
-        time.sleep(0.02)
-
-
-def steps_done(directory):
-    path = os.path.join(directory, "metrics.jsonl")
-    return len(harness.losses(directory)) if os.path.exists(path) and os.path.getsize(path) else 0
 
 
 def workers_of(workspace, directory):
@@ -41,10 +27,11 @@ def body(workspace, _):
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
     undisturbed, directory = workspace.directory("undisturbed"), workspace.directory("first")
     workspace.train(config, undisturbed)
-    environment = dict(os.environ, PERDURE_PROGRESS="off")
+    environment = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@1:6:stop",
+                       PERDURE_FAULT_ONCE=os.path.join(workspace.path, "stopped"))
     with subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"], env=environment,
                           stderr=subprocess.PIPE, text=True) as first:
-        wait_for(lambda: steps_done(directory) >= 3, "the first launch")
+        harness.wait_stopped(first)
         ranks = workers_of(workspace, directory)
         for rank in ranks:  # they stay where they are, with their locks, until the second launch has given up waiting
             os.kill(rank, signal.SIGSTOP)
@@ -52,7 +39,7 @@ def body(workspace, _):
         os.kill(ranks[-1], signal.SIGKILL)
         for rank in ranks[:-1]:
             os.kill(rank, signal.SIGCONT)
-        log = first.communicate(timeout=120)[1]
+        log = first.communicate(timeout=harness.PATIENCE)[1]
     if second.returncode != 74 or "another launch" not in second.stderr:
         raise harness.Failure(f"the second launch ended with {second.returncode}:\n{second.stderr}")
     if first.returncode != 0 or "restart 1" not in log:

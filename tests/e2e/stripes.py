@@ -63,6 +63,7 @@ def body(workspace, arguments):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 kills += 1
+                harness.wait_until_gone(directory)
         if process.returncode not in (0, -signal.SIGKILL):
             with open(directory + ".log", encoding="utf-8") as log:
                 raise harness.Failure(f"{overrides}: ended by itself with {process.returncode}\n{log.read()}")

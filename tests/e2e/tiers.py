@@ -137,11 +137,9 @@ def leave(workspace, memory, config):
     overrides = [*tier_overrides([(tiers[0], 1, 2), (tiers[1], 0, 2)]), "run.steps=100000"]
     log = directory + ".log"
     process = start(workspace, config, directory, overrides, log)
-    deadline = time.monotonic() + 60
-    while steps_in(tiers[0])[0] < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    harness.wait_for(lambda: steps_in(tiers[0])[0] >= 5 or process.poll() is not None, "five steps in memory")
     process.send_signal(signal.SIGTERM)
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=harness.PATIENCE)
     steps = [steps_in(tier)[0] for tier in tiers[:2]]
     if code != 75 or steps[0] != steps[1] or steps[0] < 5:
         raise harness.Failure(f"TERM: exit {code}, newest steps {steps}\n{harness.read(log)}")
@@ -194,7 +192,8 @@ def tight_group(workspace, memory, config):
                    *tier_overrides([(tiers[0], 1, 60), (tiers[1], 3, 2)])]
         env = dict(os.environ, PERDURE_PROGRESS="off")
         script = f"echo $$ > {group}/cgroup.procs && exec \"$@\""
-        result = subprocess.run(["sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=120, check=False)
+        result = subprocess.run(["sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=harness.PATIENCE,
+                                check=False)
         if result.returncode != 0 or "left out of saves" not in result.stderr or "memory cgroup" not in result.stderr:
             raise harness.Failure(f"tight memory cgroup: exit {result.returncode}\n{result.stderr}")
         if newest(tiers[1]) != 6:
