@@ -73,12 +73,63 @@ static int serve(void)
     }
 }
 
+/* The process that is a rank of this start; 0: it has not begun. */
+static int process_of(uint32_t rank)
+{
+    char path[4096], line[256];
+    int found = 0;
+    snprintf(path, sizeof path, "%s/log-%u", dir, rank);
+    FILE *log = fopen(path, "r");
+    while (log && fgets(line, sizeof line, log)) {
+        unsigned restart, ranks;
+        int process;
+        if (sscanf(line, "start restart=%u ranks=%u pid=%d", &restart, &ranks, &process) == 3 && restart == launched.restart)
+            found = process;
+    }
+    if (log) fclose(log);
+    return found;
+}
+
+/* Dead, and waited for by its starter or about to be. */
+static bool is_dead(int process)
+{
+    char path[64], state = 'Z';
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    FILE *stat = fopen(path, "r");
+    if (!stat) return true;
+    if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) state = 'Z';
+    fclose(stat);
+    return state == 'Z' || state == 'X';
+}
+
+/* It dies when all have begun, and the others end when it is dead: a rank that is slow to begin changes nothing. */
 static int kill_rank(uint32_t rank)
 {
-    usleep(150000);
+    const bool is_alone = launched.transport == PD_TRANSPORT_LOCAL;
+    for (uint32_t r = 0; !is_alone && r < launched.ranks; r++)
+        while (!process_of(r))
+            usleep(1000);
     if (launched.rank == rank) raise(SIGKILL);
-    usleep(300000);
+    while (!is_dead(process_of(rank)))
+        usleep(1000);
     return end_with(PD_PEER_LOST, "a peer is gone");
+}
+
+/* Until it has said so: 0 is how it ends in a start in which the rank does not exist. */
+static void wait_for_word(uint32_t rank, const char *word)
+{
+    char path[4096], line[256], said[64];
+    unsigned restart;
+    snprintf(path, sizeof path, "%s/log-%u", dir, rank);
+    for (;; usleep(1000)) {
+        FILE *log = fopen(path, "r");
+        bool is_said = false;
+        while (log && fgets(line, sizeof line, log))
+            is_said |=
+                sscanf(line, "%63s restart=%u", said, &restart) == 2 && restart == launched.restart && !strcmp(said, word);
+        if (log) fclose(log);
+        if (is_said) return;
+    }
 }
 
 static int follow(const char *word)
@@ -100,8 +151,12 @@ static int follow(const char *word)
         return end_together((pd_status)number, "rank 0: as planned");
     if (sscanf(word, "one:%15[0-9]:", first) == 1 && pd_parse_u64(first, &rank) &&
         pd_parse_u64(word + 5 + strlen(first), &number)) {
-        if (launched.rank == rank) return end_with((pd_status)number, "as planned");
-        usleep(200000);
+        if (launched.rank == rank) {
+            int code = end_with((pd_status)number, "as planned");
+            say("failed");
+            return code;
+        }
+        wait_for_word((uint32_t)rank, "failed");
         return end_with(PD_PEER_LOST, "a peer is gone");
     }
     return 64;
