@@ -15,6 +15,8 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+#define SOON_SECONDS 120.0 /* on any machine; the time limit is 600 */
+
 static uint64_t scale(void)
 {
     uint64_t value;
@@ -91,7 +93,7 @@ static pd_status case_kill(struct pd_comm *comm, void *context, struct pd_error 
     struct pd_error lost;
     pd_status st = pd_comm_barrier(comm, &lost);
     if (st != PD_PEER_LOST || !strstr(lost.message, says)) PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
-    if (seconds_now() - began > 5) PD_FAIL(err, PD_BUG, "noticed after %g s", seconds_now() - began);
+    if (seconds_now() - began > SOON_SECONDS) PD_FAIL(err, PD_BUG, "noticed after %g s", seconds_now() - began);
     printf("rank %u noticed: %s\n", comm->rank, lost.message);
     fflush(stdout);
     PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
@@ -123,7 +125,7 @@ static pd_status case_alone(struct pd_comm *comm, void *context, struct pd_error
     double began = seconds_now();
     struct pd_error lost;
     pd_status st = pd_comm_barrier(comm, &lost);
-    if (st != PD_PEER_LOST || seconds_now() - began > 5) PD_FAIL(err, PD_BUG, "not noticed");
+    if (st != PD_PEER_LOST || seconds_now() - began > SOON_SECONDS) PD_FAIL(err, PD_BUG, "not noticed");
     printf("rank %u noticed: %s\n", comm->rank, lost.message);
     fflush(stdout);
     PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
@@ -133,9 +135,9 @@ static pd_status case_silent(struct pd_comm *comm, void *context, struct pd_erro
 {
     (void)context;
     PD_TRY(pd_comm_barrier(comm, err));
-    comm->time_limit_seconds = 0.5;
+    comm->time_limit_seconds = 1;
     if (comm->rank == 1) {
-        usleep(2000000);
+        usleep(4000000);
         return PD_OK;
     }
     struct pd_error lost;

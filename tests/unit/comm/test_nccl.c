@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define SOON_SECONDS 20.0 /* on a busy machine */
+#define SOON_SECONDS 300.0 /* on any machine; the time limit is 600 */
 
 static double seconds_now(void)
 {
@@ -319,9 +319,9 @@ static pd_status quiet_main(struct pd_comm *control, void *context, struct pd_er
 Test(nccl, a_silent_peer_is_noticed_by_the_clock)
 {
     struct pd_error err;
-    double limit = 0.3;
+    double limit = 2;
     cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST);
-    cr_assert(strstr(err.message, "operation 1 of rank 0 of 2 with rank 1 did not end within 0.3 s"), "%s", err.message);
+    cr_assert(strstr(err.message, "operation 1 of rank 0 of 2 with rank 1 did not end within 2 s"), "%s", err.message);
 }
 
 Test(nccl, what_nccl_says_of_itself_is_noticed)

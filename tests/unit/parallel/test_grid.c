@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#define SOON_SECONDS 10.0 /* on a busy machine; the time limit is 600 */
+#define SOON_SECONDS 300.0 /* on any machine; the time limit is 600 */
 
 static double seconds_now(void)
 {
