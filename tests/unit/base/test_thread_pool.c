@@ -72,7 +72,7 @@ static void meet(void *context, uint64_t index)
         usleep(50);
 }
 
-Test(thread_pool, all_threads_take_part, .timeout = 20)
+Test(thread_pool, all_threads_take_part, .timeout = 600)
 {
     struct pd_thread_pool *pool = pool_of(5);
     for (int round = 0; round < 20; round++) {

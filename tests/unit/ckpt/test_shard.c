@@ -352,7 +352,7 @@ Test(shard, bad_requests_are_refused)
 }
 
 /* The n-th operation of a save fails: the error comes back, nothing hangs; the next save on a fresh file is whole. */
-Test(shard, every_failing_operation_is_reported, .timeout = 120)
+Test(shard, every_failing_operation_is_reported, .timeout = 600)
 {
     struct fixture f;
     struct pd_simulated_disk *disk = NULL;

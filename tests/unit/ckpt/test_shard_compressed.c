@@ -362,7 +362,7 @@ Test(shard_compressed, damage_names_file_tensor_and_chunk)
 }
 
 /* The n-th operation of a save fails: the error comes back, nothing hangs; the next save on a fresh file is whole. */
-Test(shard_compressed, every_failing_operation_is_reported, .timeout = 120)
+Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
 {
     struct fixture f;
     struct pd_simulated_disk *disk = NULL;

@@ -55,7 +55,7 @@ static bool same_files(struct fixture *f, const char *left, const char *right)
 }
 
 /* It is the file that its rank would have written. */
-Test(shard_repack, as_if_written_like_that, .timeout = 60)
+Test(shard_repack, as_if_written_like_that, .timeout = 600)
 {
     struct fixture f;
     struct pd_shard_summary plain, direct, made;

@@ -453,7 +453,7 @@ Test(store_claim, waits_for_a_dying_launch)
     struct pd_error err = {0};
     struct pd_store_options options = room_options();
     pthread_t thread;
-    options.busy_wait_ms = 10000;
+    options.busy_wait_ms = 600000;
     expect(lone_open(&room, 0, &first, &err), PD_OK, &err);
     cr_assert_eq(pthread_create(&thread, NULL, let_go, &first), 0);
     expect(room_launch_with(&room, &options, outlive, NULL, &err), PD_OK, &err);

@@ -224,7 +224,7 @@ Test(load_copies, where_every_host_has_every_shard)
     find_other_copies(2, false);
 }
 
-Test(load_copies, a_damaged_compressed_shard, .timeout = 120)
+Test(load_copies, a_damaged_compressed_shard, .timeout = 600)
 {
     find_other_copies(3, true);
 }
