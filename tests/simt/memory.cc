@@ -16,6 +16,15 @@
 #include <map>
 #include <mutex>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define MARGIN_BYTES 64u /* after an allocation: nobody's */
+#else
+#define MARGIN_BYTES 0u
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
 #define PAGE_BYTES 4096u
 #define COUNTED_BYTES 512u /* the driver's grain */
 #define GRAVES 256u        /* addresses that were freed and are still known */
@@ -60,12 +69,22 @@ bool is_device(simt_kind kind)
     return kind == SIMT_DEVICE || kind == SIMT_ORDERED;
 }
 
+/* Allocations that lie side by side, as most do, in one call: every turn opens and closes all of them. */
 void protect(unsigned gpu, int protection)
 {
-    for (const auto &entry : all().regions)
-        if (entry.second.gpu == gpu && is_device(entry.second.kind) && !entry.second.freed &&
-            mprotect(reinterpret_cast<void *>(entry.first), entry.second.mapped_bytes, protection))
-            abort();
+    uintptr_t begin = 0, end = 0;
+    const auto apply = [&] {
+        if (end > begin && mprotect(reinterpret_cast<void *>(begin), end - begin, protection)) abort();
+    };
+    for (const auto &entry : all().regions) {
+        if (entry.second.gpu != gpu || !is_device(entry.second.kind) || entry.second.freed) continue;
+        if (entry.first != end) {
+            apply();
+            begin = entry.first;
+        }
+        end = entry.first + entry.second.mapped_bytes;
+    }
+    apply();
 }
 
 /* ---- who touched it ---- */
@@ -131,6 +150,7 @@ void bury(uintptr_t base, simt_region &region)
 {
     region.freed = true;
     void *at = reinterpret_cast<void *>(base);
+    ASAN_UNPOISON_MEMORY_REGION(at, region.mapped_bytes);
     if (mmap(at, region.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != at)
         abort();
     all().graves.push_back(base);
@@ -219,10 +239,11 @@ cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **
 {
     if (bytes == 0 || bytes > SIZE_MAX / 2) return bytes ? cudaErrorMemoryAllocation : cudaErrorInvalidValue;
     if (!account_for(kind, gpu, bytes)) return cudaErrorMemoryAllocation;
-    const size_t mapped = rounded(bytes, PAGE_BYTES);
+    const size_t mapped = rounded(bytes + MARGIN_BYTES, PAGE_BYTES);
     void *at = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return cudaErrorMemoryAllocation;
     memset(at, 0xff, mapped);
+    ASAN_POISON_MEMORY_REGION(static_cast<char *>(at) + bytes, mapped - bytes);
     all().regions[address(at)] = {bytes, mapped, kind, gpu, false};
     count(kind, bytes, true);
     if (is_device(kind)) {
