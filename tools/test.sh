@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests. tools/test.sh [--all | --races | --sanitize] [--build DIR]
 # --races builds with the thread sanitizer instead (default directory build-races) and trains under it: tests/e2e/races.py.
-# --sanitize builds with the address and undefined behaviour sanitizers (default directory build-sanitize) and runs kernels on
-# the host under them: tests/simt.
+# --sanitize runs all tests of kernels on the host under the address and undefined behaviour sanitizers (default directory
+# build-sanitize), of which every run has some: tests/simt.
 # --all adds the long campaigns: every configuration of the same-bits matrix, hundreds of kills, exhaustive crash states.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,9 +29,9 @@ if [ $races = yes ]; then
 fi
 if [ $sanitize = yes ]; then
   build=${build:-$top/build-sanitize}
-  "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_SANITIZE=address,undefined -DPERDURE_CUDA=OFF
+  "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON -DPERDURE_SIMT_CHECKED=ALL -DPERDURE_CUDA=OFF
   cd "$build"
-  exec ctest --output-on-failure --no-tests=error -L simt -LE e2e
+  exec ctest --output-on-failure --no-tests=error -j "$(nproc)" -R '^checked\.'
 fi
 build=${build:-$top/build}
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON
@@ -42,4 +42,5 @@ if [ $all = yes ]; then
   labels=()
 fi
 cd "$build"
-ctest --output-on-failure --no-tests=error -j "$(nproc)" "${labels[@]}"
+# One more than there are processors: much of what ranks, launchers and drives do is waiting.
+ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 1))" "${labels[@]}"

@@ -4,6 +4,7 @@
 
 #include "ckpt/shard_expand.h"
 #include "tests/helpers/limited_disk.h"
+#include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
 
 struct loading {
@@ -125,7 +126,8 @@ static void check_bytes(const struct loading *l)
 
 Test(load, any_layout_to_any_layout)
 {
-    for (uint64_t seed = 1; seed <= 25; seed++) {
+    const uint64_t seeds = test_scale() >= 10 ? 25 : 12;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         struct state s;
         struct pd_commit commit;
         bool tensor_wanted[STATE_TENSORS];
@@ -195,9 +197,10 @@ static void check_chunk_bytes(const struct loading *l, const struct limited_disk
     if (disk) cr_assert_eq(atomic_load(&disk->bytes_read) - opened, read);
 }
 
-Test(load, chunks_are_read_ahead_and_once, .timeout = 300)
+Test(load, chunks_are_read_ahead_and_once, .timeout = 1200)
 {
-    for (uint64_t seed = 1; seed <= 8; seed++) {
+    const uint64_t seeds = test_scale() >= 10 ? 8 : 4;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         struct state s;
         struct pd_commit commit;
         state_init(&s, seed);

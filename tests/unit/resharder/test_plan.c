@@ -2,6 +2,8 @@
  * for random models, layouts, readers and hosts. */
 #include "resharder/plan.h"
 
+#include "tests/helpers/scale.h"
+
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -271,7 +273,8 @@ static void random_hosts(struct pd_plan_input *input, uint32_t *reader_host, uin
 
 Test(plan, delivers_everything_once)
 {
-    for (int round = 0; round < 60; round++) {
+    const int rounds = test_scale() >= 10 ? 60 : 30;
+    for (int round = 0; round < rounds; round++) {
         struct pd_tensor tensors[TENSORS];
         random_tensors(tensors);
         struct pd_tensor_table table = {tensors, TENSORS};

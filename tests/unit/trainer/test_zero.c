@@ -384,16 +384,18 @@ static void try(struct pd_layout layout, uint32_t turn)
     pd_model_free(model);
 }
 
-/* Every stage; groups of zero_shard ranks in turn, or with PERDURE_TEST_SCALE all of them. */
+/* Stages 0 and 2, or 1 and 3, and groups of zero_shard ranks in turn; with PERDURE_TEST_SCALE all of them. */
 static void try_all(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp)
 {
-    static uint32_t turn;
+    static uint32_t turn, parity;
     struct pd_layout layout = {.dp = dp, .tp = tp, .pp = pp, .sp = sp};
     const bool is_thorough = test_scale() >= 10;
     uint32_t shards[WORLD_MAX], count = 0;
     for (uint32_t shard = 1; shard <= dp * sp; shard++)
         if (dp * sp % shard == 0) shards[count++] = shard;
-    for (layout.zero_stage = 0; layout.zero_stage < 4; layout.zero_stage++, turn++)
+    parity = !parity;
+    for (layout.zero_stage = is_thorough ? 0 : parity; layout.zero_stage < 4;
+         layout.zero_stage += is_thorough ? 1 : 2, turn++)
         for (uint32_t i = 0; i < count; i++) {
             layout.zero_shard = shards[i];
             if (i == (turn + turn / 4) % count || is_thorough) try(layout, turn + i);
