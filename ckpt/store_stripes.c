@@ -353,13 +353,23 @@ static bool step_goes_by(struct pd_door *door, const char *step, uint64_t id)
     return found;
 }
 
+/* One that is being prepared will be a checkpoint if its record was begun. */
+static bool may_be_sealed(struct pd_door *door, const char *step)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    snprintf(path, sizeof path, "%.3700s/commit.h5", step);
+    return pd_door_stat(door, path, &stat, NULL) != PD_NOT_FOUND;
+}
+
 static bool any_goes_by(struct pd_door *door, const char *root, const struct pd_listing *listing, uint64_t id)
 {
     for (uint32_t i = 0; i < listing->count; i++) {
         struct pd_step_name name;
         char path[STORE_PATH_MAX];
         snprintf(path, sizeof path, "%.3500s/%.255s", root, listing->names[i]);
-        if (pd_step_name_parse(listing->names[i], &name) && !name.is_tmp && step_goes_by(door, path, id)) return true;
+        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_sealed(door, path))) continue;
+        if (step_goes_by(door, path, id)) return true;
     }
     return false;
 }

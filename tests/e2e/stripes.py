@@ -2,11 +2,12 @@
 """State in files on several drives, killed at random, going on under other stripes.
 
 A run with its optimizer state in files saves at every step. SIGKILL hits it at random moments, and every restart names other drives
-or weights, or none. At the end loss bits and state are those of the undisturbed run; drives hold nothing that no checkpoint goes by.
-10 kills by default, 150 with PERDURE_TEST_SCALE of 10 or more. Argument: local or mpi.
+or weights, or none; now and then a drive is away meanwhile. At the end loss bits and state are those of the undisturbed run; drives hold nothing that no checkpoint goes by.
+14 launches by default, 150 with PERDURE_TEST_SCALE of 10 or more. Argument: local or mpi.
 """
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -38,6 +39,27 @@ def steps_in(root):
     return {name for name in os.listdir(root) if name.startswith("step-")} if os.path.isdir(root) else set()
 
 
+class Away:
+    """A drive that is not mounted for a while. In its place nothing is made, unless no checkpoint goes by it any more."""
+
+    def __init__(self, directory, name):
+        self.drive = os.path.join(directory, f"drive-{name}")
+        self.is_away = name is not None and os.path.isdir(self.drive)
+        self.holds = steps_in(self.drive)
+        if self.is_away:
+            os.rename(self.drive, self.drive + "-away")
+
+    def back(self, kept_before):
+        if not self.is_away:
+            return
+        if not os.path.exists(self.drive):
+            os.rename(self.drive + "-away", self.drive)
+            return
+        if self.holds & kept_before:
+            raise harness.Failure(f"{self.drive} was made anew, though {self.holds & kept_before} lie there")
+        shutil.rmtree(self.drive + "-away")
+
+
 def body(workspace, arguments):
     transport = arguments[0] if arguments else "local"
     data = workspace.file("text.txt", harness.text_of(40000))
@@ -52,8 +74,9 @@ def body(workspace, arguments):
     directory = workspace.directory("killed")
     os.makedirs(directory)
     kills = 0
-    for _ in range(150 if harness.scale() >= 10 else 10):
+    for _ in range(150 if harness.scale() >= 10 else 14):
         overrides = overrides_of(chooser, directory, transport)
+        away, kept = Away(directory, chooser.choice([None, None, "a", "b"])), steps_in(os.path.join(directory, "checkpoints"))
         with open(directory + ".log", "w", encoding="utf-8") as log:
             process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *overrides], stdout=log, stderr=log,
                                        env=dict(os.environ, PERDURE_PROGRESS="off"), start_new_session=True)
@@ -64,7 +87,8 @@ def body(workspace, arguments):
                 process.wait()
                 kills += 1
                 harness.wait_until_gone(directory)
-        if process.returncode not in (0, -signal.SIGKILL):
+        away.back(kept)
+        if process.returncode not in (0, -signal.SIGKILL) and not (away.is_away and process.returncode == 65):
             with open(directory + ".log", encoding="utf-8") as log:
                 raise harness.Failure(f"{overrides}: ended by itself with {process.returncode}\n{log.read()}")
     drives = ["drive-a", "drive-b"]
