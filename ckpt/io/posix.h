@@ -29,4 +29,13 @@ int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret
 int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock);
 void pd_posix_unlock(struct pd_lock *lock);
 
+/* What a door of system calls has in its table: all but who closes files, its queues and its end. */
+#define PD_POSIX_SLOTS                                                                                              \
+    .open = pd_posix_open, .read = pd_posix_read, .write = pd_posix_write, .preallocate = pd_posix_preallocate,     \
+    .truncate = pd_posix_truncate, .sync = pd_posix_sync, .file_stat = pd_posix_file_stat,                          \
+    .set_buffered = pd_posix_set_buffered, .map = pd_posix_map, .unmap = pd_posix_unmap, .rename = pd_posix_rename, \
+    .link = pd_posix_link, .symlink = pd_posix_symlink, .readlink = pd_posix_readlink, .unlink = pd_posix_unlink,   \
+    .mkdir = pd_posix_mkdir, .rmdir = pd_posix_rmdir, .sync_dir = pd_posix_sync_dir, .stat = pd_posix_stat,         \
+    .space = pd_posix_space, .list = pd_posix_list, .lock = pd_posix_lock, .unlock = pd_posix_unlock
+
 #endif
