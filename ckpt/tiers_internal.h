@@ -9,7 +9,6 @@
 
 #define TIERS_MODULE "tiers"
 #define TIERS_PATH_MAX 4096u
-#define TIERS_PASSES_MAX 63u
 
 enum tier_task { TIER_IDLE, TIER_SAVE, TIER_COPY, TIER_PEER };
 

@@ -15,13 +15,6 @@ static inline bool pd_checked_add_u64(uint64_t a, uint64_t b, uint64_t *ret)
     return true;
 }
 
-static inline bool pd_checked_sub_u64(uint64_t a, uint64_t b, uint64_t *ret)
-{
-    if (b > a) return false;
-    *ret = a - b;
-    return true;
-}
-
 static inline bool pd_checked_mul_u64(uint64_t a, uint64_t b, uint64_t *ret)
 {
     uint64_t result;
@@ -53,13 +46,6 @@ static inline bool pd_checked_align_u64(uint64_t value, uint64_t align, uint64_t
     if (!pd_checked_add_u64(value, align - 1, &raised)) return false;
     *ret = raised & ~(align - 1);
     return true;
-}
-
-/* a * b * c; the shape of most sizes. */
-static inline bool pd_checked_mul3_u64(uint64_t a, uint64_t b, uint64_t c, uint64_t *ret)
-{
-    uint64_t ab;
-    return pd_checked_mul_u64(a, b, &ab) && pd_checked_mul_u64(ab, c, ret);
 }
 
 /* [start, start + count) lies in [0, size): for offsets out of files. */

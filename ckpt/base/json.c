@@ -237,18 +237,6 @@ void pd_json_measured(struct pd_json_writer *writer, const char *key, double val
         pd_json_null(writer, key);
 }
 
-void pd_json_float(struct pd_json_writer *writer, const char *key, float value)
-{
-    before_value(writer, key);
-    if (append_not_finite(writer, (double)value)) return;
-    char text[40];
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value && (float)strtod(text, NULL) == value) break;
-    }
-    append_number(writer, text);
-}
-
 void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value)
 {
     before_value(writer, key);
@@ -440,15 +428,6 @@ pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret,
     return PD_OK;
 }
 
-pd_status pd_json_as_hex64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err)
-{
-    const char *text = json_string_value(as_jansson(value));
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
-        return expected(value, "16 hexadecimal digits", err);
-    *ret = strtoull(text, NULL, 16);
-    return PD_OK;
-}
-
 pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
                       struct pd_error *err)
 {
@@ -457,13 +436,6 @@ pd_status pd_json_get(const struct pd_json_value *object, const char *key, const
     if (!value) PD_FAIL(err, PD_CORRUPT, "the key \"%s\" is missing", key);
     *ret = value;
     return PD_OK;
-}
-
-pd_status pd_json_get_u64(const struct pd_json_value *object, const char *key, uint64_t *ret, struct pd_error *err)
-{
-    const struct pd_json_value *value = NULL;
-    PD_TRY(pd_json_get(object, key, &value, err));
-    return pd_error_context(err, pd_json_as_u64(value, ret, err), "key \"%s\"", key);
 }
 
 pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret, struct pd_error *err)

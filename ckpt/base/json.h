@@ -17,8 +17,8 @@ struct pd_json_writer {
     char *text; /* owned */
     size_t bytes, capacity;
     unsigned depth, indent;
-    bool failed;      /* out of memory: reported by finish */
-    bool first;        /* nothing written yet in the innermost array or object, or at the top */
+    bool failed; /* out of memory: reported by finish */
+    bool first;  /* nothing written yet in the innermost array or object, or at the top */
     char closers[PD_JSON_DEPTH_MAX];
 };
 
@@ -36,7 +36,6 @@ void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value);
 void pd_json_double(struct pd_json_writer *writer, const char *key, double value);
 /* For people and plots, whose programs know numbers or nothing: null where it is infinite or NaN. */
 void pd_json_measured(struct pd_json_writer *writer, const char *key, double value);
-void pd_json_float(struct pd_json_writer *writer, const char *key, float value); /* shortest for fp32 */
 void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value);
 void pd_json_null(struct pd_json_writer *writer, const char *key);
 void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t value); /* "0123456789abcdef": digests */
@@ -70,13 +69,10 @@ PD_MUST_USE pd_status pd_json_as_i64(const struct pd_json_value *value, int64_t 
 PD_MUST_USE pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_json_as_bool(const struct pd_json_value *value, bool *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret, struct pd_error *err);
-PD_MUST_USE pd_status pd_json_as_hex64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err);
 
 /* A member that must be there; errors name the key. */
 PD_MUST_USE pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
                                   struct pd_error *err);
-PD_MUST_USE pd_status pd_json_get_u64(const struct pd_json_value *object, const char *key, uint64_t *ret,
-                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret,
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_json_get_string(const struct pd_json_value *object, const char *key, const char **ret,

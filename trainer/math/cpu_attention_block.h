@@ -16,7 +16,6 @@
 #include <math.h>
 
 #define BLOCK 64u
-#define BLOCK_VECTORS (BLOCK / 16u)
 #define D_MAX PD_CPU_HEAD_SIZE_MAX
 
 /* Rows of one sequence in an array: positions [start, start + length) lie in rows `row` and after. */

@@ -43,8 +43,6 @@ struct pd_gemm_kernel {
     void (*convert)(enum pd_dtype dtype, const void *from, uint64_t index, uint64_t count, float *to);
 };
 
-#define PD_GEMM_PANEL_WIDTH_MAX 32u
-
 extern const struct pd_gemm_kernel pd_gemm_kernel_portable;
 #if defined(__x86_64__)
 extern const struct pd_gemm_kernel pd_gemm_kernel_avx2;

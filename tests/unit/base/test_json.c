@@ -117,12 +117,10 @@ Test(json, floats_are_as_short_as_they_can_be)
     struct pd_json_writer w;
     pd_json_writer_init(&w, 0);
     pd_json_array_begin(&w, NULL);
-    pd_json_float(&w, NULL, 0.1f);
-    pd_json_float(&w, NULL, 5.5452f);
     pd_json_double(&w, NULL, 0.1);
     pd_json_double(&w, NULL, -0.0);
     pd_json_array_end(&w);
-    cr_assert_str_eq(finish(&w), "[0.1,5.5452,0.1,-0.0]\n");
+    cr_assert_str_eq(finish(&w), "[0.1,-0.0]\n");
     pd_json_writer_deinit(&w);
 }
 
@@ -141,16 +139,15 @@ Test(json, measurements_are_numbers_or_null)
 
 Test(json, reading_members_in_order)
 {
-    const char *text =
-        "{\"z\": 1, \"a\": {\"k\": [1, 2.5, \"x\"]}, \"m\": \"18446744073709551615\", \"h\": \"00000000000000ab\"}";
+    const char *text = "{\"z\": 1, \"a\": {\"k\": [1, 2.5, \"x\"]}, \"m\": \"18446744073709551615\"}";
     struct pd_json_document *document = NULL;
     struct pd_error err;
     cr_assert_eq(pd_json_parse("t", text, strlen(text), &document, &err), PD_OK, "%s", err.message);
     const struct pd_json_value *root = pd_json_root(document), *value = NULL;
-    cr_assert_eq(pd_json_size(root), 4);
-    const char *key = NULL, *order[] = {"z", "a", "m", "h"};
+    cr_assert_eq(pd_json_size(root), 3);
+    const char *key = NULL, *order[] = {"z", "a", "m"};
     void *cursor = NULL;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         cr_assert(pd_json_next(root, &cursor, &key, &value));
         cr_assert_str_eq(key, order[i]);
     }
@@ -161,13 +158,11 @@ Test(json, reading_members_in_order)
     cr_assert_eq(pd_json_as_double(pd_json_at(list, 1), &number, NULL), PD_OK);
     cr_assert_eq(number, 2.5);
     uint64_t whole;
-    cr_assert_eq(pd_json_get_u64(root, "m", &whole, NULL), PD_OK);
+    cr_assert_eq(pd_json_as_u64(pd_json_find(root, "m"), &whole, NULL), PD_OK);
     cr_assert_eq(whole, UINT64_MAX);
-    cr_assert_eq(pd_json_as_hex64(pd_json_find(root, "h"), &whole, NULL), PD_OK);
-    cr_assert_eq(whole, 0xab);
-    cr_assert_eq(pd_json_get_u64(root, "nope", &whole, &err), PD_CORRUPT);
+    cr_assert_eq(pd_json_get_double(root, "nope", &number, &err), PD_CORRUPT);
     cr_assert_not_null(strstr(err.message, "nope"));
-    cr_assert_eq(pd_json_get_u64(root, "a", &whole, &err), PD_CORRUPT);
+    cr_assert_eq(pd_json_get_double(root, "a", &number, &err), PD_CORRUPT);
     cr_assert_not_null(strstr(err.message, "key \"a\""), "%s", err.message);
     cr_assert_eq(pd_json_as_u64(pd_json_at(list, 1), &whole, &err), PD_CORRUPT);
     cr_assert_eq(pd_json_as_u64(pd_json_at(list, 2), &whole, &err), PD_CORRUPT);

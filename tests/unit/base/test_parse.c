@@ -57,12 +57,10 @@ Test(checked, results_that_do_not_fit_are_refused)
     uint64_t r = 1;
     cr_assert_not(pd_checked_add_u64(UINT64_MAX, 1, &r));
     cr_assert_not(pd_checked_mul_u64(1ull << 32, 1ull << 32, &r));
-    cr_assert_not(pd_checked_sub_u64(1, 2, &r));
-    cr_assert_not(pd_checked_mul3_u64(1ull << 30, 1ull << 30, 1ull << 30, &r));
     cr_assert_not(pd_checked_align_u64(UINT64_MAX - 2, 4096, &r));
     cr_assert_eq(r, 1);
     cr_assert(pd_checked_align_u64(4097, 4096, &r) && r == 8192);
-    cr_assert(pd_checked_mul3_u64(3, 5, 7, &r) && r == 105);
+    cr_assert(pd_checked_mul_u64(15, 7, &r) && r == 105);
     cr_assert(pd_checked_range(3, 5, 8));
     cr_assert_not(pd_checked_range(3, 6, 8));
     cr_assert_not(pd_checked_range(9, 0, 8));
