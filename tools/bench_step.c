@@ -11,6 +11,7 @@
 #include "tools/bench.h"
 #include "tools/bench_step_gpu.h"
 #include "tools/command.h"
+#include "trainer/launched.h"
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
@@ -71,7 +72,7 @@ enum {
 static const struct argp_option step_options[] = {
     {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements (7); 0: leave them out", 0},
     {"tokens", OPTION_TOKENS, "N", 0, "tokens of the leaf (512)", 0},
-    {"threads", OPTION_THREADS, "N", 0, "threads of both sides (2)", 0},
+    {"threads", OPTION_THREADS, "N", 0, "threads of both sides (2; beside a GPU: all cores)", 0},
     {"preset", OPTION_PRESET, "NAME", 0, "model (gpt2-124m)", 0},
     {"precision", OPTION_PRECISION, "NAME", 0, "bf16 or fp32 alone (both)", 0},
     {"cost-pairs", OPTION_COST_PAIRS, "N", 0, "alternated pairs of invariant and fast steps (9); 0: leave them out", 0},
@@ -388,7 +389,9 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     if (b->pairs && is_wanted(b, 0)) {
         pd_bench_json_ratio(&w, "gemm_ratio", &b->result[0]);
         pd_json_double(&w, "tokens_per_second", (double)b->tokens / b->result[0].candidate_s);
+        pd_json_double(&w, "matmul_share", 1 / b->result[0].ratio);
     }
+    pd_json_string(&w, "device", "cpu");
     if (b->pairs && is_wanted(b, 1)) pd_bench_json_ratio(&w, "gemm_ratio_fp32", &b->result[1]);
     json_costs(&w, b);
     pd_json_u64(&w, "pairs", b->pairs);
@@ -403,6 +406,7 @@ static pd_status on_gpu(struct step_bench *b, struct pd_error *err)
     if (b->bad) PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help", b->bad);
     b->gpu.preset = b->preset ? b->preset : "0.5B";
     b->gpu.precision = b->precision;
+    b->gpu.threads = b->threads ? (uint32_t)b->threads : pd_launched_threads(0, 1);
     b->gpu.json = b->json;
     return pd_bench_step_gpu(&b->gpu, err);
 }
@@ -411,7 +415,6 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
     struct step_bench b = {.pairs = 7,
                            .tokens = 512,
-                           .threads = 2,
                            .cost_pairs = 9,
                            .cost_sequences = 4,
                            .cost_layers = 1,
@@ -428,6 +431,7 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
         PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or gpu", b.device);
     if (!strcmp(b.device, "gpu") || (is_auto && pd_dev_cuda_count())) return on_gpu(&b, err);
     if (!b.preset) b.preset = "gpt2-124m";
+    if (!b.threads) b.threads = 2;
     if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.cost_pairs >= PD_BENCH_PAIRS_MAX || b.cost_sequences > 1024 ||
         b.threads > 1024)
         PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",

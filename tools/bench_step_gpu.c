@@ -7,6 +7,7 @@
 #include "trainer/whole_engine.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,13 @@ enum { LEAF_ENOUGH = 4, LEAF_MAX = 64, STEPS_MAX = 99, MODES = 2 };
 static const char *const modes[MODES] = {"invariant", "fast"};
 static const char *const recomputes[] = {"none", "selective", "full"};
 enum { RECOMPUTES = sizeof recomputes / sizeof *recomputes };
+/* What a model that does not fit otherwise leaves to the host; --set=offload... decides it instead. */
+static const struct placement {
+    const char *said, *yaml;
+} placements[] = {{"all state on the device", ""},
+                  {"offload.optimizer=cpu", "offload: {optimizer: cpu}\n"},
+                  {"offload.optimizer=cpu offload.parameters=cpu", "offload: {optimizer: cpu, parameters: cpu}\n"}};
+enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 enum stage { PRODUCTS, ATTENTION, POINTWISE, LOSS, OPTIMIZER, COPIES, STAGES };
 
@@ -33,6 +41,7 @@ struct measured {
 struct gpu_bench {
     const struct pd_bench_step_gpu *asked;
     const char *model_name, *recompute;
+    uint32_t placement, threads;
     uint64_t leaf, device_bytes, host_bytes, parameters;
     double flops_per_token, peak;
     char device[96], tokens_path[4096];
@@ -77,9 +86,11 @@ static pd_status configure(struct run *r, const struct gpu_bench *b, const char 
              "run: {dir: unused, steps: 1000, device: gpu}\nmodel: {preset: %s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
              "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
-             "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\nlayout: {ranks: 1, recompute: %s}\n",
+             "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
+             "layout: {ranks: 1, recompute: %s, threads: %u}\n%s",
              b->model_name, b->tokens_path, (unsigned long long)a->sequences, (unsigned long long)leaf,
-             (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode, recompute);
+             (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode, recompute, b->threads,
+             placements[b->placement].yaml);
     pd_config_deinit(&r->config);
     return pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err);
 }
@@ -97,7 +108,7 @@ static pd_status plan_one(struct run *r, const struct gpu_bench *b, uint64_t lea
     PD_TRY(configure(r, b, modes[0], leaf, recompute, err));
     PD_TRY(pd_model_new(&r->config.model, &model, err));
     const struct pd_engine_options options = {
-        .config = &r->config, .model = model, .world = 1, .threads = 1, .is_gpu = true};
+        .config = &r->config, .model = model, .world = 1, .threads = b->threads, .is_gpu = true};
     const pd_status st = pd_engine_plan_of(&options, ret_plan, err);
     pd_model_free(model);
     return st;
@@ -119,21 +130,37 @@ static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const ch
     return PD_OK;
 }
 
+static pd_status choose_leaf(struct gpu_bench *b, struct run *r, uint64_t room, uint64_t *ret_needed, struct pd_error *err)
+{
+    for (int i = 0; i < RECOMPUTES; i++) {
+        uint64_t leaf;
+        if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
+        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, ret_needed, err));
+        if (leaf > b->leaf) {
+            b->leaf = leaf;
+            b->recompute = recomputes[i];
+        }
+        if (b->leaf >= LEAF_ENOUGH || (b->leaf && b->asked->leaf)) break;
+    }
+    return PD_OK;
+}
+
+static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
+{
+    for (uint32_t i = 0; i < asked->key_count; i++)
+        if (!strncmp(asked->keys[i], "offload.", strlen("offload."))) return true;
+    return false;
+}
+
 static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err)
 {
     struct pd_dev_memory memory;
     uint64_t needed = 0;
     PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
     const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
-    for (int i = 0; i < RECOMPUTES; i++) {
-        uint64_t leaf;
-        if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
-        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, &needed, err));
-        if (leaf > b->leaf) {
-            b->leaf = leaf;
-            b->recompute = recomputes[i];
-        }
-        if (b->leaf >= LEAF_ENOUGH || (b->leaf && b->asked->leaf)) break;
+    for (b->placement = 0;; b->placement++) {
+        PD_TRY(choose_leaf(b, r, room, &needed, err));
+        if (b->leaf || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
     }
     if (!b->leaf)
         PD_FAIL(err, PD_NO_MEMORY,
@@ -146,7 +173,7 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
 
 static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
 {
-    PD_TRY(pd_whole_engine_open(&r->config, NULL, &r->device, 1, &r->whole, err));
+    PD_TRY(pd_whole_engine_open(&r->config, NULL, &r->device, b->threads, &r->whole, err));
     b->device_bytes = device_bytes_of(&r->whole.plan);
     b->host_bytes = pd_memory_plan_host(&r->whole.plan);
     b->parameters = r->whole.model->parameter_count;
@@ -229,11 +256,16 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     return st;
 }
 
+static const char *said_placement(const struct gpu_bench *b)
+{
+    return is_placement_asked(b->asked) ? "placements as asked for" : placements[b->placement].said;
+}
+
 static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 {
     PD_TRY(run_mode(b, mode, false, err));
-    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s\n", b->model_name, modes[mode],
-            b->measured[mode].seconds, (unsigned long long)b->leaf, b->recompute);
+    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s, %s\n", b->model_name, modes[mode],
+            b->measured[mode].seconds, (unsigned long long)b->leaf, b->recompute, said_placement(b));
     PD_TRY(run_mode(b, mode, true, err));
     b->is_done[mode] = true;
     return PD_OK;
@@ -241,12 +273,17 @@ static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 
 /* ---- tokens ---- */
 
+/* Words in numbers as text has them: the n-th commonest with a share of 1 / n. */
 static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
 {
     const uint64_t count = b->asked->sequences * b->asked->context * 2 + 1;
     const char *directory = getenv("TMPDIR");
     snprintf(b->tokens_path, sizeof b->tokens_path, "%.4000s/perdure-bench-XXXXXX",
              directory && *directory ? directory : "/tmp");
+    struct run r = {.device = {.dev = NULL}};
+    PD_TRY(configure(&r, b, modes[0], 1, recomputes[0], err));
+    const double words = r.config.model.vocab < UINT16_MAX ? r.config.model.vocab : UINT16_MAX;
+    pd_config_deinit(&r.config);
     const int file = mkstemp(b->tokens_path);
     FILE *f = file < 0 ? NULL : fdopen(file, "w");
     if (!f) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", b->tokens_path);
@@ -254,7 +291,7 @@ static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
     bool failed = false;
     for (uint64_t i = 0; i < count; i++) {
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        const uint16_t token = (uint16_t)((state >> 33) % 256);
+        const uint16_t token = (uint16_t)(exp((double)(state >> 11) / (double)(1ull << 53) * log(words)) - 0.5);
         failed |= fwrite(&token, sizeof token, 1, f) != 1;
     }
     if (fclose(f) || failed) PD_FAIL_ERRNO(err, errno, "%s: writing it", b->tokens_path);
@@ -283,9 +320,9 @@ static double other_seconds(const struct measured *m)
 
 static void print_text(const struct gpu_bench *b)
 {
-    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s; %s of device memory, %s page-locked\n", b->model_name,
-           b->device, (unsigned long long)b->leaf, (unsigned long long)b->asked->context,
-           (unsigned long long)b->asked->sequences, b->recompute, pd_text_bytes(b->device_bytes).text,
+    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s, %s; %s of device memory, %s page-locked\n",
+           b->model_name, b->device, (unsigned long long)b->leaf, (unsigned long long)b->asked->context,
+           (unsigned long long)b->asked->sequences, b->recompute, said_placement(b), pd_text_bytes(b->device_bytes).text,
            pd_text_bytes(b->host_bytes).text);
     for (int i = 0; i < MODES; i++) {
         const struct measured *m = &b->measured[i];
@@ -311,7 +348,10 @@ static void mode_json(struct pd_json_writer *w, const struct gpu_bench *b, int m
     if (!b->is_done[mode]) return;
 #define KEY(NAME) (snprintf(key, sizeof key, "%s%s", NAME, suffix), key)
     pd_json_double(w, KEY("tokens_per_second"), tokens_per_second(b, m));
-    if (b->peak > 0) pd_json_double(w, KEY("matmul_share"), share(b, m));
+    if (b->peak > 0)
+        pd_json_double(w, KEY("matmul_share"), share(b, m));
+    else
+        pd_json_null(w, KEY("matmul_share"));
     pd_json_double(w, KEY("step_seconds"), m->seconds);
     pd_json_double(w, KEY("step_seconds_low"), m->low);
     pd_json_double(w, KEY("step_seconds_high"), m->high);
@@ -342,6 +382,8 @@ static pd_status print_json(const struct gpu_bench *b, struct pd_error *err)
     pd_json_u64(&w, "context", b->asked->context);
     pd_json_u64(&w, "leaf", b->leaf);
     pd_json_string(&w, "recompute", b->recompute);
+    pd_json_string(&w, "placement", said_placement(b));
+    pd_json_u64(&w, "threads", b->threads);
     pd_json_u64(&w, "device_bytes", b->device_bytes);
     pd_json_u64(&w, "pinned_bytes", b->host_bytes);
     pd_json_u64(&w, "steps", b->asked->steps);
@@ -368,7 +410,7 @@ static pd_status check(const struct pd_bench_step_gpu *a, struct pd_error *err)
 
 pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_error *err)
 {
-    struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset)};
+    struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset), .threads = asked->threads};
     PD_TRY(check(asked, err));
     pd_status st = write_tokens(&b, err);
     for (int i = 0; i < MODES && !st; i++)

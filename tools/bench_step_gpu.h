@@ -2,7 +2,8 @@
  * the card's data sheet says of dense bf16 products; each stage's share by events, in a step of its own.
  *
  * The leaf and what is recomputed are what the planner's recipe finds to fit: of none, selective and full recomputation the
- * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then. */
+ * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then. A model that fits with none leaves its
+ * optimizer's state to the host, then its parameters too, where no key says what is offloaded. */
 #ifndef PD_TOOLS_BENCH_STEP_GPU_H
 #define PD_TOOLS_BENCH_STEP_GPU_H
 
@@ -17,6 +18,7 @@ struct pd_bench_step_gpu {
     const char *precision;                    /* NULL: bf16 */
     const char *mode;                         /* invariant or fast; NULL: one after the other */
     uint64_t context, sequences, leaf, steps; /* leaf 0: the planner's */
+    uint32_t threads;                         /* of the host: they update state that is there */
     const char *recompute;                    /* NULL: the planner's */
     const char *keys[PD_BENCH_KEYS_MAX];      /* section.key=value, last */
     uint32_t key_count;

@@ -5,6 +5,7 @@
 #include "tools/command.h"
 #include "tools/plan_report.h"
 #include "trainer/directories.h"
+#include "trainer/gpus.h"
 #include "trainer/math/math_cuda.h"
 
 #include <math.h>
@@ -152,9 +153,20 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     }
 }
 
-static pd_status resolve_machine(struct options *o, struct pd_error *err)
+/* With run.device gpu and no --device: the card of this machine, else a usual one. */
+static const char *device_of(const struct options *o, const struct pd_config *config)
 {
-    PD_TRY(pd_machine_preset(o->device, &o->machine, err));
+    struct pd_gpus gpus;
+    if (o->device) return o->device;
+    if (config->run.device != PD_DEVICE_GPU) return "cpu";
+    pd_gpus_find(&gpus);
+    const char *name = gpus.count ? pd_gpu_machine_name(gpus.gpus[0].name) : NULL;
+    return name ? name : "h100-80g";
+}
+
+static pd_status resolve_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
+{
+    PD_TRY(pd_machine_preset(device_of(o, config), &o->machine, err));
     if (o->device_bytes) o->machine.device_bytes = (double)o->device_bytes;
     if (o->flops > 0) o->machine.flops = o->flops;
     if (o->link > 0) o->machine.link = o->link;
@@ -408,7 +420,10 @@ static bool counts_gpus(void)
 static void plan_for_device(const struct options *o, struct pd_config *config)
 {
     const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
-    config->run.device = is_gpu && counts_gpus() ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+    const bool is_counted = is_gpu && counts_gpus();
+    if (is_gpu && !is_counted)
+        fprintf(stderr, "perdure: plan: this build has no CUDA and counts what a rank takes on a CPU; a GPU's takes more\n");
+    config->run.device = is_counted ? PD_DEVICE_GPU : PD_DEVICE_CPU;
 }
 
 static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)
@@ -416,12 +431,12 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     struct pd_config config;
     struct pd_model *model = NULL;
     if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
-    PD_TRY(resolve_machine(o, err));
     if (o->world_count && !o->print_config)
         o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
-    pd_status status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
-    plan_for_device(o, &config);
+    pd_status status = resolve_machine(o, &config, err);
+    if (!status) status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
+    if (!status && !o->print_config) plan_for_device(o, &config);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);
     pd_model_free(model);
@@ -443,7 +458,8 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
         {.name = "device",
          .key = OPTION_DEVICE,
          .arg = "NAME",
-         .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank"},
+         .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
+                "default this machine's, or h100-80g"},
         {.name = "device-memory", .key = OPTION_MEMORY, .arg = "SIZE", .doc = "of a rank, such as 40G; cpu: no limit"},
         {.name = "flops", .key = OPTION_FLOPS, .arg = "RATE", .doc = "that training reaches on a rank, such as 150T"},
         {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
@@ -469,8 +485,7 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
         .doc =
             "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
             "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts."};
-    struct options o = {
-        .err = err, .device = "cpu", .alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
+    struct options o = {.err = err, .alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
     bool json = false, done = false;
     if (!o.overrides) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
     pd_status status = pd_command_parse(&argp, argc, argv, &o, &json, &done, err);

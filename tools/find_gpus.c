@@ -51,7 +51,7 @@ static void find_use(struct pd_findings *findings, const struct pd_gpus *gpus)
         return;
     }
     struct pd_finding *f = pd_findings_add(findings, "gpu use", PD_FINDING_LIMITED, "%.190s", err.message);
-    pd_finding_advise(f, "until this is mended training runs on the CPU (run.device=auto) or not at all (gpu)");
+    pd_finding_advise(f, "until this is mended training does not start, but with run.device=cpu");
 }
 
 static const struct wanted {

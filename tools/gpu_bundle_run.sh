@@ -109,7 +109,7 @@ else
   [ $quick = no ] || sizes=0.5B
   for size in $sizes; do step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; done
   if [ $quick = no ]; then
-    step step_14B 2400 "$perdure" bench step --device=gpu --preset=14B --set=offload.optimizer=cpu --json
+    step step_14B 2400 "$perdure" bench step --device=gpu --preset=14B --json
     step saves_every_step 1800 "$perdure" bench ckpt --every=1 --device=gpu --bytes=18G --dir="$work" --json
   fi
   step adam 600 "$perdure" bench adam --json

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const keys[PD_GPU_LIBRARY_COUNT] = {
-    [PD_GPU_CUBLASLT] = "cublaslt", [PD_GPU_NCCL] = "nccl", [PD_GPU_CUDNN] = "cudnn"};
+/* Those that compute; NCCL only carries bytes. */
+static const char *const keys[PD_GPU_LIBRARY_COUNT] = {[PD_GPU_CUBLASLT] = "cublaslt", [PD_GPU_CUDNN] = "cudnn"};
 
 pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, struct pd_error *err)
 {
@@ -21,7 +21,8 @@ pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, s
         pd_json_string(&w, "device", device->dev->description);
         for (int i = 0; i < PD_GPU_LIBRARY_COUNT; i++) {
             struct pd_gpu_library_version version;
-            if (pd_gpu_library_find((enum pd_gpu_library)i, false, &version)) pd_json_string(&w, keys[i], version.version);
+            if (keys[i] && pd_gpu_library_find((enum pd_gpu_library)i, false, &version))
+                pd_json_string(&w, keys[i], version.version);
         }
         pd_json_object_end(&w);
         st = pd_json_writer_finish(&w, &text, &bytes, err);

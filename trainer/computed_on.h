@@ -1,8 +1,8 @@
 /* What a run was computed on, as its checkpoints say (commit.h, environment): bits of a GPU are those of its kind and of the
  * libraries that multiply for it, where the CPU's are always the same.
  *
- * "" is the CPU; else one JSON object: {"device":"NVIDIA H100 80GB HBM3","cublaslt":"13.0.2","nccl":"2.28.9"}, libraries as
- * far as this process has them open. */
+ * "" is the CPU; else one JSON object: {"device":"NVIDIA H100 80GB HBM3","cublaslt":"13.0.2"}, libraries that
+ * compute, as far as this process has them open. */
 #ifndef PD_TRAINER_COMPUTED_ON_H
 #define PD_TRAINER_COMPUTED_ON_H
 

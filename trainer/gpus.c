@@ -1,5 +1,6 @@
 #include "trainer/gpus.h"
 
+#include <ctype.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
@@ -83,7 +84,7 @@ void pd_gpus_find(struct pd_gpus *ret)
 
 /* ---- by name ---- */
 
-/* The first whose word occurs in the name. */
+/* The first whose word occurs in the name, whole: an A1000 is no A100. */
 static const struct known {
     const char *word;
     double matmul_flops;
@@ -103,10 +104,20 @@ static const struct known {
     {"B200", 2250e12, NULL},
 };
 
+static bool has_word(const char *name, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = strstr(name, word); at; at = strstr(at + 1, word)) {
+        const unsigned char after = (unsigned char)at[length];
+        if ((at == name || !isalnum((unsigned char)at[-1])) && !isalnum(after)) return true;
+    }
+    return false;
+}
+
 static const struct known *known_of(const char *name)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strstr(name, known[i].word)) return &known[i];
+        if (has_word(name, known[i].word)) return &known[i];
     return NULL;
 }
 

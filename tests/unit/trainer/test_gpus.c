@@ -12,7 +12,10 @@ Test(gpus, names_tell_rates_and_machines)
     cr_assert_eq(pd_gpu_matmul_flops("NVIDIA H100 PCIe"), 756e12);
     cr_assert_eq(pd_gpu_matmul_flops("NVIDIA H200"), 989e12);
     cr_assert_eq(pd_gpu_matmul_flops("NVIDIA A100-SXM4-40GB"), 312e12);
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA GH200 480GB"), 989e12);
+    cr_assert_eq(pd_gpu_matmul_flops("NVIDIA RTX A1000"), 0);
     cr_assert_eq(pd_gpu_matmul_flops("simulated GPU"), 0);
+    cr_assert_str_eq(pd_gpu_machine_name("NVIDIA GH200 480GB"), "h100-80g");
     cr_assert_str_eq(pd_gpu_machine_name("NVIDIA H100 80GB HBM3"), "h100-80g");
     cr_assert_str_eq(pd_gpu_machine_name("NVIDIA H200"), "h200-141g");
     cr_assert_str_eq(pd_gpu_machine_name("NVIDIA A100-SXM4-40GB"), "a100-40g");

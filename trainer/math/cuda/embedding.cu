@@ -1,8 +1,9 @@
 /* Looking tokens up, and adding their gradients back, with the bits of cpu_embedding.c.
  *
  * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the leaf's rows that hold
- * one of them, in ascending order and sorted by token, and writes each row of the table once. A block whose list would be
- * too long looks through all rows instead, which is slow and correct. */
+ * one of them, in ascending order and sorted by token, and writes each row of the table once. Where the list would be too
+ * long, as for the commonest words of a large leaf, the leaf is taken in runs of rows that fit, and each token's chain goes
+ * on from run to run; with pieces of sequences the block then looks through all rows instead, which is slow and correct. */
 #include "trainer/math/cuda/each.h"
 
 #define WIDE 8
@@ -63,14 +64,15 @@ struct lists {
     uint32_t of_warp[WARPS];
 };
 
-/* Lists rows with an index in [begin, begin + count); returns how many there are, of which only LISTED_MAX are listed. */
-PD_DEVICE uint32_t find_rows(const scatter &s, int64_t begin, uint32_t count, lists &l)
+/* Lists those of rows [from, to) with an index in [begin, begin + count); returns how many there are, of which only
+ * LISTED_MAX are listed. */
+PD_DEVICE uint32_t find_rows(const scatter &s, uint64_t from, uint64_t to, int64_t begin, uint32_t count, lists &l)
 {
     const unsigned warp = threadIdx.x / PD_WARP, lane = threadIdx.x % PD_WARP;
     uint32_t total = 0;
-    for (uint64_t first = 0; first < s.rows; first += PD_THREADS) {
+    for (uint64_t first = from; first < to; first += PD_THREADS) {
         const uint64_t row = first + threadIdx.x;
-        const int64_t token = row < s.rows ? s.indices[row] - begin : -1;
+        const int64_t token = row < to ? s.indices[row] - begin : -1;
         const bool is = token >= 0 && token < count;
         const unsigned votes = __ballot_sync(PD_WARP_ALL, is);
         if (lane == 0) l.of_warp[warp] = static_cast<uint32_t>(__popc(votes));
@@ -150,11 +152,10 @@ PD_DEVICE float sum_rows(const scatter &s, uint64_t column, int64_t index, const
     return tree.sum[top];
 }
 
-/* One piece: a chain, four rows of which are fetched at once. */
+/* One piece: a chain that goes on, four rows of which are fetched at once. */
 template <enum pd_dtype D>
-PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *list, uint32_t count)
+PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *list, uint32_t count, float chain)
 {
-    float chain = 0.0f;
     uint32_t i = 0;
     for (; i + 4 <= count; i += 4) {
         float x[4];
@@ -168,6 +169,22 @@ PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *li
     return chain;
 }
 
+/* Runs of as many rows as can be listed. All threads of the block are in it, those beyond the columns too. */
+template <enum pd_dtype D>
+PD_DEVICE void scatter_in_runs(const scatter &s, uint64_t first_row, uint32_t tokens, uint64_t column, lists &l)
+{
+    float chains[TOKENS] = {};
+    for (uint64_t from = 0; from < s.rows; from += LISTED_MAX) {
+        const uint64_t to = s.rows - from < LISTED_MAX ? s.rows : from + LISTED_MAX;
+        sort_rows(find_rows(s, from, to, s.first + static_cast<int64_t>(first_row), tokens, l), l);
+        for (uint32_t t = 0; t < tokens && column < s.columns; t++)
+            chains[t] = sum_listed<D>(s, column, l.sorted + l.ends[t], l.ends[t + 1] - l.ends[t], chains[t]);
+        __syncthreads();
+    }
+    for (uint32_t t = 0; t < tokens && column < s.columns; t++)
+        s.table[(first_row + t) * s.columns + column] = chains[t];
+}
+
 template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
 {
     PD_SHARED(lists, l, );
@@ -175,8 +192,9 @@ template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
     const uint64_t column = static_cast<uint64_t>(blockIdx.y) * PD_THREADS + threadIdx.x;
     const uint32_t tokens = left < s.tokens ? static_cast<uint32_t>(left) : s.tokens;
     const int64_t begin = s.first + static_cast<int64_t>(first_row);
-    const uint32_t found = find_rows(s, begin, tokens, l);
+    const uint32_t found = find_rows(s, 0, s.rows, begin, tokens, l);
     const bool listed = found <= LISTED_MAX;
+    if (!listed && s.pieces == 1) return scatter_in_runs<D>(s, first_row, tokens, column, l);
     if (listed) sort_rows(found, l);
     if (column >= s.columns) return;
     for (uint32_t t = 0; t < tokens; t++) {
@@ -184,7 +202,7 @@ template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
         const uint32_t count = listed ? l.ends[t + 1] - l.ends[t] : 0;
         float sum;
         if (listed && s.pieces == 1)
-            sum = sum_listed<D>(s, column, list, count);
+            sum = sum_listed<D>(s, column, list, count, 0.0f);
         else
             sum = sum_rows<D>(s, column, begin + t, list, listed ? count : s.rows);
         s.table[(first_row + t) * s.columns + column] = sum;
