@@ -99,7 +99,7 @@ static pd_status make_math(struct attention_bench *b, const struct pd_attention 
 static pd_status open_device(struct attention_bench *b, struct pd_error *err)
 {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const bool wants_gpu = strcmp(b->device, "cuda") == 0 || (strcmp(b->device, "auto") == 0 && pd_dev_cuda_count() > 0);
+    const bool wants_gpu = strcmp(b->device, "gpu") == 0 || (strcmp(b->device, "auto") == 0 && pd_dev_cuda_count() > 0);
     PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->dev, err) : pd_dev_open_cpu(&b->dev, err));
     PD_TRY(pd_dev_enter(b->dev, err));
     PD_TRY(pd_dev_stream_new(b->dev, &b->stream, err));
@@ -317,7 +317,7 @@ static void print_timing(const struct timing *t)
     for (int peer = 0; peer < PEERS; peer++) {
         const struct result *r = &t->peers[peer];
         if (r->forward_tflops > 0)
-            printf("%s: forward %.3f TFLOP/s (off by %.1e), backward %.3f TFLOP/s (%.1e)", names[peer], r->forward_tflops,
+            printf("%s: forward %.3g TFLOP/s (off by %.1e), backward %.3g TFLOP/s (%.1e)", names[peer], r->forward_tflops,
                    r->errors.forward, r->backward_tflops, r->errors.backward);
     }
     putchar('\n');
@@ -428,7 +428,7 @@ static const struct argp_option rows[] = {
     {"kv-heads", OPTION_KV_HEADS, "N", 0, "key-value heads (4)", 0},
     {"head-size", OPTION_HEAD_SIZE, "N", 0, "(128)", 0},
     {"calls", OPTION_CALLS, "N", 0, "measured calls, 1 to 99 (9)", 0},
-    {"device", OPTION_DEVICE, "NAME", 0, "auto, cpu or cuda (auto)", 0},
+    {"device", OPTION_DEVICE, "NAME", 0, "auto, cpu or gpu (auto)", 0},
     {"precision", OPTION_PRECISION, "NAME", 0, "bf16, fp16 or fp32 (bf16)", 0},
     {0},
 };
@@ -451,8 +451,8 @@ static pd_status check(struct attention_bench *b, struct pd_error *err)
     while (dtype < 3 && strcmp(names[dtype], b->precision) != 0)
         dtype++;
     if (dtype == 3) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16, fp16 or fp32", b->precision);
-    if (strcmp(b->device, "auto") != 0 && strcmp(b->device, "cpu") != 0 && strcmp(b->device, "cuda") != 0)
-        PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or cuda", b->device);
+    if (strcmp(b->device, "auto") != 0 && strcmp(b->device, "cpu") != 0 && strcmp(b->device, "gpu") != 0)
+        PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or gpu", b->device);
     if (b->heads % b->kv_heads != 0)
         PD_FAIL(err, PD_USAGE, "--heads=%llu does not divide by --kv-heads=%llu: give a multiple of it",
                 (unsigned long long)b->heads, (unsigned long long)b->kv_heads);

@@ -100,11 +100,11 @@ done
 if [ $has_gpu = no ]; then
   for name in attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step; do skip $name "no GPU"; done
 elif [ $simulated = yes ]; then
-  step attention_64 600 "$perdure" bench attention --device=cuda --tokens=64 --length=32 --calls=1 --json
+  step attention_64 600 "$perdure" bench attention --device=gpu --tokens=64 --length=32 --calls=1 --json
   step step_byte-1m 600 "$perdure" bench step --device=gpu --preset=byte-1m --sequences=2 --context=16 --steps=1 --set=model.layers=1 --json
 else
-  step attention_64 900 "$perdure" bench attention --device=cuda --head-size=64 --json
-  step attention_128 900 "$perdure" bench attention --device=cuda --head-size=128 --json
+  step attention_64 900 "$perdure" bench attention --device=gpu --head-size=64 --json
+  step attention_128 900 "$perdure" bench attention --device=gpu --head-size=128 --json
   sizes="0.5B 1.5B 3B 7B"
   [ $quick = no ] || sizes=0.5B
   for size in $sizes; do step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; done

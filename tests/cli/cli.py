@@ -633,7 +633,7 @@ expect("bench-step-device", ["bench", "step", "--device=tpu"], 64, err=said("--d
 expect("bench-step-mode", ["bench", "step", "--device=gpu", "--mode=slow"], 64, err=said("--mode=slow: expected invariant or fast"))
 expect("bench-step-leaf", ["bench", "step", "--device=gpu", "--leaf=3", "--sequences=4"], 64,
        err=said("--leaf=3: --sequences 4 is no multiple of it"))
-expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or cuda"))
+expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
        err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))
 result = perdure("bench", "attention", "--device=cpu", "--tokens=64", "--length=32", "--calls=1", "--json")
