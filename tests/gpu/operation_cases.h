@@ -5,14 +5,15 @@
 
 #include "trainer/math/math.h"
 
-#define OPERANDS_MAX 9
+#define OPERANDS_MAX 10
 
 /* Rows R = sequences * length; columns C, vocabulary V, heads H of D, key-value heads K, F columns of an MLP. */
 struct sizes {
     uint64_t sequences, length, columns, vocab, heads, kv_heads, head_size, ffn;
 };
 
-enum kind { NO_OPERAND, ACT, F32, TOKENS, TARGETS, POSITIONS, FIRST };
+/* E4M3, E5M2: codes, worth what they stand for without a scale. */
+enum kind { NO_OPERAND, ACT, F32, F64, BF16, E4M3, E5M2, TOKENS, TARGETS, POSITIONS, FIRST };
 enum role { IN, OUT, BOTH };
 
 struct operand {
@@ -23,7 +24,7 @@ struct operand {
 };
 
 struct value {
-    double *exact;    /* of ACT and F32 */
+    double *exact;    /* of all but the numbers */
     int32_t *numbers; /* of the others, the host's */
 };
 
@@ -32,9 +33,24 @@ struct operation {
     struct operand operands[OPERANDS_MAX]; /* NO_OPERAND ends them */
     pd_status (*run)(struct pd_math *, const struct sizes *, enum pd_dtype act, void *const *, struct pd_error *);
     void (*exact)(const struct sizes *, const struct value *);
-    double slack; /* times the tolerance of the dtype; 0: 1 */
+    double slack;        /* times the tolerance of the dtype */
+    double tolerance;    /* not 0: instead, whatever the dtype */
+    uint32_t capability; /* compute capability that it needs; 0: any */
 };
 
-extern const struct operation operations[]; /* ends with a NULL name */
+/* Each ends with a NULL name: what every step is made of; what parts of sequences, cut vocabularies, numbers of eight bits,
+ * rounding at random and replayed runs add. */
+extern const struct operation operations[], more_operations[];
+
+#define COUNT(NAME, EXPRESSION)                 \
+    static uint64_t NAME(const struct sizes *s) \
+    {                                           \
+        return EXPRESSION;                      \
+    }
+#define RUN(NAME)                                                                                               \
+    static pd_status run_##NAME(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p, \
+                                struct pd_error *err)
+#define EXACT(NAME) static void exact_##NAME(const struct sizes *s, const struct value *v)
+#define SCALE 0.25
 
 #endif
