@@ -4,6 +4,7 @@
 # --nvidia: needed (default) brings cuBLASLt and NCCL, all cuDNN too, none relies on what the machine has; --simulated takes the tool
 # on simulated GPUs (tests/simt) in place of perdure, to try the bundle itself; --tar packs OUT into OUT.tar.zst.
 # The C library and the driver are the machine's. There: OUT/run.sh
+# Exit code: 0, 64 usage, 66 something is not built, 78 the build has no CUDA.
 set -euo pipefail
 usage="usage: tools/gpu_bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]"
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,6 +14,7 @@ while [ $# -gt 0 ]; do
     --nvidia) nvidia=${2:?$usage}; shift ;;
     --simulated) simulated=yes ;;
     --tar) tar=yes ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
     -*) echo "$usage" >&2; exit 64 ;;
     *) places+=("$1") ;;
   esac
@@ -31,12 +33,18 @@ fi
 for program in "$perdure" "$operations"; do
   [ -x "$program" ] || { echo "gpu_bundle: $program is not built: ninja -C $build $(basename "$program")" >&2; exit 66; }
 done
+# What offload/device_cuda_absent.c says; a program without a GPU to try cannot be asked.
+if grep -q "this build has no CUDA" "$perdure"; then
+  echo "gpu_bundle: $perdure is built without CUDA, and a bundle of it would test nothing: with nvcc on PATH" \
+    "cmake -B $build -DPERDURE_CUDA=ON && ninja -C $build; or --simulated to try the bundle itself" >&2
+  exit 78
+fi
 
 mkdir -p "$out/bin" "$out/lib" "$out/share" "$out/tests/e2e"
 cp "$perdure" "$out/bin/perdure"
 cp "$operations" "$out/bin/gpu_operations"
 strip --strip-debug "$out/bin/perdure" "$out/bin/gpu_operations"
-cp "$top/tests/e2e/gpu.py" "$top/tests/e2e/harness.py" "$out/tests/e2e/"
+cp "$top/tests/e2e/gpu.py" "$top/tests/e2e/gpu_offload.py" "$top/tests/e2e/harness.py" "$out/tests/e2e/"
 cp "$top/tools/gpu_bundle_run.sh" "$out/run.sh"
 chmod +x "$out/run.sh"
 

@@ -2,15 +2,30 @@
 # Runs every GPU test and benchmark of the bundle that this file lies in: run.sh [--quick] [--only NAME]... [--out DIRECTORY]
 # Prints a table, writes results.json and a log a step into the directory (default: results-HOST-TIME beside this file). Nothing stops
 # at a failure. Exit code: 0 all well, 1 a step failed, 77 no GPU, 64 usage. --quick leaves out what takes minutes.
+# Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+tests=(operations training_alone training_local training_mpi placements train
+  sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
+benchmarks=(attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step)
+known() { [[ " doctor ${tests[*]} ${benchmarks[*]} step_byte-1m " == *" $1 "* ]]; } # the last on simulated GPUs
 quick=no only=() out=
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=yes ;;
-    --only) only+=("${2:?--only wants the name of a step}"); shift ;;
+    --only)
+      if ! known "${2:-}"; then
+        echo "run.sh: --only ${2:-}: no such step; there are doctor ${tests[*]} ${benchmarks[*]}" >&2
+        exit 64
+      fi
+      only+=("$2")
+      shift ;;
     --out) out=${2:?--out wants a directory}; shift ;;
-    *) sed -n 's/^# //p' "$0" | head -4 >&2; exit 64 ;;
+    -h | --help)
+      sed -n '2,/^[^#]/s/^# //p' "$0"
+      echo "Steps: doctor ${tests[*]} ${benchmarks[*]}"
+      exit 0 ;;
+    *) sed -n '2,/^[^#]/s/^# //p' "$0" >&2; exit 64 ;;
   esac
   shift
 done
@@ -35,6 +50,7 @@ wanted() {
 step() {
   local name=$1 limit=$2 code begin state reason=
   shift 2
+  known "$name" || { echo "run.sh: step $name is in no list" >&2; exit 70; }
   wanted "$name" || return 0
   printf '%-24s ' "$name"
   begin=$(date +%s)
@@ -55,11 +71,11 @@ skip() {
   note "$1" skipped 77 0 "$2"
   printf '%-24s %-8s %5s s  %s\n' "$1" skipped 0 "$2"
 }
+# train_config NAME [LINE]...: NAME.yaml of a run in a directory of its own.
 train_config() {
-  cat >"$work/run.yaml" <<YAML
-run: {dir: $work/run, steps: 20, device: gpu}
-data: {train: [{path: $here/share/text.txt}]}
-YAML
+  local name=$1 line
+  shift
+  printf '%s\n' "run: {dir: $work/$name, steps: 20, device: gpu}" "data: {train: [{path: $here/share/text.txt}]}" "$@" >"$work/$name.yaml"
 }
 
 "$perdure" --version >"$out/version.out" 2>&1 || {
@@ -67,50 +83,82 @@ YAML
   exit 69
 }
 cat "$out/version.out"
-step doctor 120 "$perdure" doctor --json
-device=$(sed -n 's/.*"here": "opens as \([^";]*\).*/\1/p' "$out/doctor.json" 2>/dev/null | head -1)
+# Asked whatever the steps are: they need to know.
+found=$work/doctor.json
+if wanted doctor; then
+  step doctor 120 "$perdure" doctor --json
+  found=$out/doctor.json
+else
+  (cd "$work" && timeout -k 10 120 "$perdure" doctor --json >"$found" 2>"$work/doctor.log")
+fi
+device=$(sed -n 's/.*"here": "opens as \([^";]*\).*/\1/p' "$found" 2>/dev/null | head -1)
 has_gpu=yes
 [ -n "$device" ] || has_gpu=no
-[ $has_gpu = yes ] && echo "on $device" || echo "no GPU: $(sed -n '/"what": "gpu/,/}/s/.*"here": "\(.*\)",*$/\1/p' "$out/doctor.json" 2>/dev/null | tail -1)"
+[ $has_gpu = yes ] && echo "on $device" || echo "no GPU: $(sed -n '/"what": "gpu/,/}/s/.*"here": "\(.*\)",*$/\1/p' "$found" 2>/dev/null | tail -1)"
 simulated=no
 case "$device" in *simulated*) simulated=yes ;; esac
 
 # ---- tests ----
 step operations 900 "$here/bin/gpu_operations"
-for part in alone local mpi; do
-  if [ $has_gpu = no ]; then skip "training_$part" "no GPU"
-  elif ! command -v python3 >/dev/null; then skip "training_$part" "no python3 on PATH"
-  elif [ $part = mpi ] && ! command -v mpirun >/dev/null; then skip "training_$part" "no mpirun on PATH"
-  elif [ $simulated = yes ] && [ $quick = yes ]; then skip "training_$part" "quick"
-  else step "training_$part" 3600 python3 "$here/tests/e2e/gpu.py" "$perdure" "$part"; fi
-done
+# training STEP WITHOUT SCRIPT [ARGUMENT]...: a script of tests/e2e; WITHOUT: what the machine lacks for it
+scale=4
+[ $quick = no ] || scale=1
+training() {
+  local name=$1 without=$2 script=$3
+  shift 3
+  if [ $has_gpu = no ]; then skip "$name" "no GPU"
+  elif [ -n "$without" ]; then skip "$name" "$without"
+  elif [ $simulated = yes ] && [ $quick = yes ]; then skip "$name" "quick"
+  else step "$name" 3600 env PERDURE_TEST_SCALE="${PERDURE_TEST_SCALE:-$scale}" python3 "$here/tests/e2e/$script" "$perdure" "$@"; fi
+}
+without=
+command -v python3 >/dev/null || without="no python3 on PATH"
+training training_alone "$without" gpu.py alone
+training training_local "$without" gpu.py local
+training placements "$without" gpu_offload.py
+command -v mpirun >/dev/null || without=${without:-no mpirun on PATH}
+training training_mpi "$without" gpu.py mpi
 if [ $has_gpu = yes ]; then
-  train_config
-  step train 600 "$perdure" train "$work/run.yaml" layout.transport=local
+  train_config train
+  step train 600 "$perdure" train "$work/train.yaml" layout.transport=local
 else skip train "no GPU"; fi
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-for tool in memcheck racecheck synccheck; do
-  if [ $has_gpu = no ]; then skip "sanitizer_$tool" "no GPU"
-  elif [ -z "$sanitizer" ]; then skip "sanitizer_$tool" "no compute-sanitizer on PATH"
-  elif [ $simulated = yes ] || { [ $quick = yes ] && [ $tool != memcheck ]; }; then skip "sanitizer_$tool" "quick"
-  else step "sanitizer_$tool" 3600 "$sanitizer" --tool "$tool" --error-exitcode 1 "$here/bin/gpu_operations"; fi
-done
+
+checker=$(command -v compute-sanitizer)
+[ $simulated = yes ] || checker=${checker:-$(ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
+# sanitizer STEP TOOL COMMAND...
+sanitizer() {
+  local name=$1 tool=$2
+  shift 2
+  if [ $has_gpu = no ]; then skip "$name" "no GPU"
+  elif [ -z "$checker" ]; then skip "$name" "no compute-sanitizer on PATH"
+  elif [ $quick = yes ] && [ "$tool" != memcheck ]; then skip "$name" "quick"
+  else step "$name" 3600 "$checker" --tool "$tool" --target-processes all --error-exitcode 1 "$@"; fi
+}
+for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool "$here/bin/gpu_operations"; done
+# Two steps with a save each: every kernel of a step in its order, with the streams of saves beside. No restart hides a failure.
+train_config sanitized "model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}" \
+  "batch: {sequences: 2, leaf: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}"
+sanitizer sanitizer_training memcheck "$perdure" train "$work/sanitized.yaml" run.steps=2 layout.transport=local
 
 # ---- benchmarks ----
 if [ $has_gpu = no ]; then
-  for name in attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step; do skip $name "no GPU"; done
+  for name in "${benchmarks[@]}"; do skip "$name" "no GPU"; done
 elif [ $simulated = yes ]; then
   step attention_64 600 "$perdure" bench attention --device=gpu --tokens=64 --length=32 --calls=1 --json
   step step_byte-1m 600 "$perdure" bench step --device=gpu --preset=byte-1m --sequences=2 --context=16 --steps=1 --set=model.layers=1 --json
 else
   step attention_64 900 "$perdure" bench attention --device=gpu --head-size=64 --json
   step attention_128 900 "$perdure" bench attention --device=gpu --head-size=128 --json
-  sizes="0.5B 1.5B 3B 7B"
-  [ $quick = no ] || sizes=0.5B
-  for size in $sizes; do step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; done
+  step step_0.5B 1800 "$perdure" bench step --device=gpu --preset=0.5B --json
+  for size in 1.5B 3B 7B; do
+    if [ $quick = yes ]; then skip "step_$size" "quick"
+    else step "step_$size" 1800 "$perdure" bench step --device=gpu --preset="$size" --json; fi
+  done
   if [ $quick = no ]; then
     step step_14B 2400 "$perdure" bench step --device=gpu --preset=14B --json
     step saves_every_step 1800 "$perdure" bench ckpt --every=1 --device=gpu --bytes=18G --dir="$work" --json
+  else
+    for name in step_14B saves_every_step; do skip $name "quick"; done
   fi
   step adam 600 "$perdure" bench adam --json
 fi

@@ -13,6 +13,7 @@ while [ $# -gt 0 ]; do
     --build) build=${2:?--build wants a directory}; shift ;;
     --runs) runs=${2:?--runs wants a directory}; shift ;;
     --steps) steps=${2:?--steps wants a number}; shift ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
     *) echo "usage: tools/quickstart.sh [--build DIR] [--runs DIR] [--steps N]" >&2; exit 64 ;;
   esac
   shift

@@ -16,6 +16,7 @@ while [ $# -gt 0 ]; do
     --races) races=yes ;;
     --sanitize) sanitize=yes ;;
     --build) build=${2:?--build wants a directory}; shift ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
     *) echo "usage: tools/test.sh [--all | --races | --sanitize] [--build DIR]" >&2; exit 64 ;;
   esac
   shift

@@ -1,24 +1,35 @@
 #!/usr/bin/env python3
-"""The bundle for machines where nothing can be installed, with simulated GPUs in it: bundle.py SOURCE BUILD.
+"""The bundle for machines where nothing can be installed, with simulated GPUs in it: bundle.py SOURCE BUILD HAS_CUDA.
 
-Its run.sh goes through to the end, whatever fails; results.json holds every step; the exit code tells no GPU from a failure."""
+Its run.sh goes through to the end, whatever fails; results.json holds every step; the exit code tells no GPU from a failure.
+A build without CUDA is not packed."""
 import json
 import os
 import subprocess
 import sys
 import tempfile
 
-SOURCE, BUILD = sys.argv[1:3]
+SOURCE, BUILD, HAS_CUDA = sys.argv[1:4]
 
 
-def run(bundle, out, only, environment=None):  # what run.sh says, its results, its steps by name
+def call(*arguments, **environment):
+    env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "PERDURE_TEST_SCALE")}
+    env.update(environment)
+    return subprocess.run(arguments, env=env, capture_output=True, text=True, check=False)
+
+
+def run(bundle, out, only, quick=True, **environment):  # what run.sh says, its results, its steps by name
     arguments = [word for name in only for word in ("--only", name)]
-    env = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    env.update(environment or {})
-    done = subprocess.run([f"{bundle}/run.sh", "--quick", "--out", out, *arguments], env=env, capture_output=True, text=True, check=False)
+    done = call(f"{bundle}/run.sh", *(["--quick"] if quick else []), "--out", out, *arguments, **environment)
     with open(f"{out}/results.json", encoding="utf-8") as f:
         results = json.load(f)
     return done, results, {step["name"]: step for step in results["steps"]}
+
+
+def program(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+    os.chmod(path, 0o755)
 
 
 def expect(good, what, done):
@@ -26,23 +37,85 @@ def expect(good, what, done):
         sys.exit(f"FAILED: {what}: exit {done.returncode}\n{done.stdout}{done.stderr}")
 
 
-with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room:
+def made(room):
     bundle = f"{room}/bundle"
-    done = subprocess.run([f"{SOURCE}/tools/gpu_bundle.sh", BUILD, bundle, "--simulated"], capture_output=True, text=True, check=False)
+    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, bundle, "--simulated")
     expect(done.returncode == 0 and os.path.getsize(f"{bundle}/share/text.txt") > 1 << 20, "making it", done)
+    for script in (f"{SOURCE}/tools/gpu_bundle.sh", f"{SOURCE}/tools/test.sh", f"{SOURCE}/tools/quickstart.sh", f"{bundle}/run.sh"):
+        done = call(script, "--help")
+        expect(done.returncode == 0 and len(done.stdout.splitlines()) > 2 and not done.stderr, f"{script} --help", done)
+    return bundle
 
-    done, results, steps = run(bundle, f"{room}/one", ["doctor", "step_byte-1m", "attention_64", "training_alone"])
+
+def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
+    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/real", "--nvidia", "none")
+    if HAS_CUDA == "ON":
+        expect(done.returncode == 0 and os.path.exists(f"{room}/real/run.sh"), "a build with CUDA", done)
+    else:
+        expect(done.returncode == 78 and "-DPERDURE_CUDA=ON" in done.stderr and not os.path.exists(f"{room}/real"), "none without", done)
+
+
+def with_a_gpu(room, bundle):
+    done, results, steps = run(bundle, f"{room}/one", ["doctor", "attention_64", "training_alone"])
     expect(done.returncode == 0 and results["device"] == "simulated GPU", "a run", done)
-    expect(steps["step_byte-1m"]["result"]["tokens_per_second"] > 0 and steps["attention_64"]["result"]["forward_tflops"] > 0, "figures", done)
-    expect(steps["training_alone"]["state"] == "skipped" and "step_byte-1m" in done.stdout, "what is left out", done)
+    expect(steps["attention_64"]["result"]["forward_tflops"] > 0 and "attention_64" in done.stdout, "figures", done)
+    expect(steps["training_alone"]["state"] == "skipped" and steps["training_alone"]["reason"] == "quick", "what is left out", done)
 
-    done, results, steps = run(bundle, f"{room}/none", ["doctor", "operations", "train", "step_0.5B"], {"PERDURE_SIMT_GPUS": "0"})
+    done, results, steps = run(bundle, f"{room}/alone", ["step_byte-1m"])
+    expect(done.returncode == 0 and results["device"] == "simulated GPU" and list(steps) == ["step_byte-1m"], "a step alone", done)
+    expect(steps["step_byte-1m"]["result"]["tokens_per_second"] > 0, "its figures", done)
+
+    done = call(f"{bundle}/run.sh", "--only", "nosuch")
+    expect(done.returncode == 64 and "nosuch" in done.stderr and "step_0.5B" in done.stderr and "doctor" in done.stderr, "no such step", done)
+
+
+def without_a_gpu(room, bundle):
+    done, results, steps = run(bundle, f"{room}/none", ["doctor", "operations", "train", "step_0.5B"], PERDURE_SIMT_GPUS="0")
     expect(done.returncode == 77 and results["device"] == "" and steps["doctor"]["state"] == "ok", "no GPU", done)
     expect(all(steps[name]["state"] == "skipped" for name in ("operations", "train", "step_0.5B")), "no GPU: nothing is tried", done)
 
-    with open(f"{bundle}/bin/gpu_operations", "w", encoding="utf-8") as f:
-        f.write("#!/bin/sh\necho it broke >&2\nexit 3\n")
-    done, results, steps = run(bundle, f"{room}/broken", ["operations", "attention_64", "doctor"])
+
+def scales(room, bundle):
+    """What trainings are told, by scripts in their place that tell it."""
+    names = {"training_alone": "gpu.py alone", "training_local": "gpu.py local", "placements": "gpu_offload.py"}
+    for script in ("gpu.py", "gpu_offload.py"):
+        program(f"{bundle}/tests/e2e/{script}", "import os, sys\nname = os.path.basename(sys.argv[0])\n"
+                "print(name, *sys.argv[2:], os.environ['PERDURE_TEST_SCALE'])\n")
+    for out, scale, environment in (("scale", "4", {}), ("scale-10", "10", {"PERDURE_TEST_SCALE": "10"})):
+        done, _, steps = run(bundle, f"{room}/{out}", names, False, **environment)
+        for name, said in names.items():
+            with open(f"{room}/{out}/{name}.out", encoding="utf-8") as f:
+                text = f.read()
+            expect(steps[name]["state"] == "ok" and text == f"{said} {scale}\n", f"{name} at its scale said {text}", done)
+    done = call(sys.executable, f"{SOURCE}/tests/gpu/need_gpu.py", f"{bundle}/bin/perdure", "sh", "-c", "exit $PERDURE_TEST_SCALE")
+    expect(done.returncode == 4, "the scale where there is a GPU", done)
+
+
+def sanitized(room, bundle):
+    """A training under a checker in the place of compute-sanitizer."""
+    os.mkdir(f"{room}/path")
+    program(f"{room}/path/compute-sanitizer", f'#!/bin/sh\necho "$@" >>{room}/checked\nshift 6\nexec "$@"\n')
+    path = f"{room}/path:{os.environ['PATH']}"
+    done, _, steps = run(bundle, f"{room}/sanitized", ["sanitizer_training", "sanitizer_racecheck"], PATH=path)
+    expect(steps["sanitizer_training"]["state"] == "ok" and steps["sanitizer_racecheck"]["state"] == "skipped", "a checked training", done)
+    with open(f"{room}/checked", encoding="utf-8") as f:
+        text = f.read()
+    expect(text.startswith("--tool memcheck --target-processes all --error-exitcode 1 ") and "run.steps=2" in text, f"checked: {text}", done)
+
+
+def broken(room, bundle):
+    program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\necho it broke >&2\nexit 3\n")
+    done, _, steps = run(bundle, f"{room}/broken", ["operations", "attention_64", "doctor"])
     expect(done.returncode == 1 and steps["operations"]["state"] == "failed" and steps["operations"]["reason"] == "it broke", "a failure", done)
     expect(steps["attention_64"]["state"] == "ok", "a failure ends nothing", done)
-print("bundle: made, run, run without a GPU, run past a failure")
+
+
+with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
+    bundle_ = made(room_)
+    without_cuda(room_)
+    with_a_gpu(room_, bundle_)
+    without_a_gpu(room_, bundle_)
+    scales(room_, bundle_)
+    sanitized(room_, bundle_)
+    broken(room_, bundle_)
+print("bundle: made, run, run without a GPU, at its scales, under a checker, past a failure")
