@@ -179,7 +179,7 @@ static void check_packing(const struct packing *p)
     OK(pd_door_mkdir(s.door, "/target", err));
     struct pd_store *store = open_store(s.door, &group);
     struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-    request.codec = (struct pd_shard_codec){PD_CODEC_ZSTD, 1, p->is_auto, NULL};
+    request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = p->is_auto};
     if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
     request.buffers = aligned_alloc(PD_DOOR_ALIGN, p->buffer_bytes);
     request.buffer_bytes = p->buffer_bytes;
