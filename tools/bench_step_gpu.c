@@ -26,16 +26,33 @@ static const struct placement {
                   {"offload.optimizer=cpu offload.parameters=cpu", "offload: {optimizer: cpu, parameters: cpu}\n"}};
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
-enum stage { PRODUCTS, ATTENTION, POINTWISE, LOSS, OPTIMIZER, COPIES, STAGES };
+/* Of compute until copies; what is busy beside it, or in its place, comes after those. */
+enum stage {
+    PRODUCTS,
+    ATTENTION,
+    POINTWISE,
+    LOSS,
+    OPTIMIZER,
+    COPIES,
+    EXCHANGE,
+    COPIES_IN,
+    COPIES_OUT,
+    HOST_OPTIMIZER,
+    STAGES
+};
 
-static const char *const stage_names[STAGES] = {"products", "attention", "pointwise", "loss", "optimizer", "copies"};
+static const char *const stage_names[STAGES] = {"products", "attention", "pointwise", "loss",       "optimizer",
+                                                "copies",   "exchange",  "copies_in", "copies_out", "host_optimizer"};
+
+enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are where their stage is */
 
 /* What is measured under one mode. */
 struct measured {
     double seconds, low, high; /* of a step: median, smallest, largest */
     double loss;
-    double stages[STAGES], watched_seconds; /* of a step whose operations were timed */
-    uint64_t operations, lost;              /* lost: operations beyond what is noted; 0 where shares are to be trusted */
+    double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
+    double busy[STAGES]; /* by lane, whatever ran beside it: compute, exchange, copies_in, copies_out, host_optimizer */
+    uint64_t operations, lost; /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
 struct gpu_bench {
@@ -213,16 +230,29 @@ static pd_status measure(struct run *r, uint64_t steps, struct measured *m, stru
 }
 
 /* By the names that operations have in traces; what is no other is pointwise: norms, rotations, activations, sums, casts. */
-static enum stage stage_of(const char *name)
+static enum stage stage_of_compute(const char *name)
 {
     static const struct {
         const char *begin;
         enum stage stage;
     } begins[] = {{"gemm", PRODUCTS},  {"attention", ATTENTION},   {"logits", LOSS}, {"cross_entropy", LOSS},
-                  {"adam", OPTIMIZER}, {"row_squares", OPTIMIZER}, {"copy", COPIES}, {"save", COPIES}};
+                  {"adam", OPTIMIZER}, {"row_squares", OPTIMIZER}, {"copy", COPIES}};
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (!strncmp(name, begins[i].begin, strlen(begins[i].begin))) return begins[i].stage;
     return POINTWISE;
+}
+
+/* In lanes of NCCL, and in that of what goes through the host, there are exchanges. */
+static enum stage stage_of(const struct pd_device_share *share)
+{
+    static const struct {
+        const char *lane;
+        enum stage stage;
+    } lanes[] = {{PD_LANE_COPIES_IN, COPIES_IN}, {PD_LANE_COPIES_OUT, COPIES_OUT}, {PD_LANE_HOST, HOST_OPTIMIZER}};
+    if (!strcmp(share->lane, PD_LANE_COMPUTE)) return stage_of_compute(share->name);
+    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++)
+        if (!strcmp(share->lane, lanes[i].lane)) return lanes[i].stage;
+    return EXCHANGE;
 }
 
 static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
@@ -232,10 +262,13 @@ static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
     PD_TRY(timed_step(r, 0, &m->watched_seconds, &loss, err));
     pd_device_spans_clear(r->device.spans);
     PD_TRY(timed_step(r, 1, &m->watched_seconds, &loss, err));
+    m->watched_seconds -= pd_device_spans_collecting(r->device.spans);
     const uint32_t count = pd_device_spans_shares(r->device.spans, shares);
     for (uint32_t i = 0; i < count; i++) {
-        m->stages[stage_of(shares[i].name)] += shares[i].seconds;
-        m->operations += shares[i].count;
+        const enum stage stage = stage_of(&shares[i]);
+        m->stages[stage] += shares[i].answered;
+        m->busy[stage <= COPIES ? LANE_COMPUTE : stage] += shares[i].seconds;
+        m->operations += stage == HOST_OPTIMIZER ? 0 : shares[i].count;
     }
     m->lost = pd_device_spans_lost(r->device.spans);
     return PD_OK;
@@ -332,7 +365,7 @@ static void print_text(const struct gpu_bench *b)
         if (b->peak > 0) printf(", %.1f%% of %.0f TFLOP/s", 100 * share(b, m), b->peak / 1e12);
         printf("\n  of a step:");
         for (int s = 0; s < STAGES; s++)
-            printf(" %s %.1f%%,", stage_names[s], 100 * m->stages[s] / m->watched_seconds);
+            if (m->stages[s] > 0) printf(" %s %.1f%%,", stage_names[s], 100 * m->stages[s] / m->watched_seconds);
         printf(" between them %.1f%%\n", 100 * other_seconds(m) / m->watched_seconds);
         if (m->lost)
             printf("  %llu of %llu operations were not timed: shares are too small\n", (unsigned long long)m->lost,
@@ -362,6 +395,10 @@ static void mode_json(struct pd_json_writer *w, const struct gpu_bench *b, int m
     for (int s = 0; s < STAGES; s++)
         pd_json_double(w, stage_names[s], m->stages[s] / m->watched_seconds);
     pd_json_double(w, "between", other_seconds(m) / m->watched_seconds);
+    pd_json_object_end(w);
+    pd_json_object_begin(w, KEY("busy_shares"));
+    for (int s = LANE_COMPUTE; s < STAGES; s++)
+        pd_json_double(w, s == LANE_COMPUTE ? "compute" : stage_names[s], m->busy[s] / m->watched_seconds);
     pd_json_object_end(w);
 #undef KEY
 }

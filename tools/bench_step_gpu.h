@@ -1,5 +1,6 @@
 /* perdure bench step on a GPU: whole steps of one rank, AdamW and loss included, in tokens a second and as a share of what
- * the card's data sheet says of dense bf16 products; each stage's share by events, in a step of its own.
+ * the card's data sheet says of dense bf16 products; each stage's share by events, in a step of its own: stages of compute,
+ * what was waited for in its place (exchange, copies, an optimizer on the host), and what stood between them are the step.
  *
  * The leaf and what is recomputed are what the planner's recipe finds to fit: of none, selective and full recomputation the
  * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then. A model that fits with none leaves its

@@ -117,6 +117,25 @@ def on_gpus(workspace):
     for rank in (0, 1):
         expect(lanes, rank, "GPU exchange", LANES["GPU exchange"])
     print("lanes of GPUs: one a stream, spans follow each other")
+    shares(workspace)
+
+
+SMALL = ("layers=1", "hidden=32", "heads=2", "kv_heads=2", "head_size=16", "ffn=64", "vocab=256")
+
+
+def shares(workspace):
+    """Stages of a step, with what was waited for in place of compute and what stood between: the step. Streams may be busy together."""
+    result = workspace.command(["bench", "step", "--device=gpu", "--preset=gpt2-124m", *(f"--set=model.{key}" for key in SMALL),
+                                "--set=offload.optimizer=cpu", "--context=16", "--sequences=2", "--leaf=1", "--steps=1",
+                                "--mode=invariant", "--json"])
+    check(result.returncode == 0, result.stderr)
+    found = json.loads(result.stdout)
+    stages, busy = found["stage_shares"], found["busy_shares"]
+    check(abs(sum(stages.values()) - 1) < 1e-9 and all(0 <= share < 1 for share in stages.values()), f"stages {stages}")
+    check(stages["products"] > 0 and stages["host_optimizer"] > 0 and stages["exchange"] == 0, f"stages {stages}")
+    check(busy["copies_in"] > 0 and busy["copies_out"] > 0 and found["operations_not_timed"] == 0, f"streams are busy for {busy}")
+    check(busy["host_optimizer"] >= stages["host_optimizer"] and busy["compute"] < 1, f"stages {stages}, streams {busy}")
+    print("stages and what stands between them are the step")
 
 
 def body(workspace, arguments):
