@@ -231,6 +231,17 @@ static void print_streams(const struct pd_planned_world *w)
         "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");
 }
 
+static void print_library(const struct pd_planned_world *w)
+{
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++)
+        if (w->memory.groups[g].plan.library_bytes > most) most = w->memory.groups[g].plan.library_bytes;
+    if (most)
+        printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
+               "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
+               pd_text_bytes(most).text);
+}
+
 static void print_where(const struct pd_plan_subject *s, const struct pd_planned_world *w)
 {
     const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
@@ -364,6 +375,7 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     printf("worst rank %s, mean %s, all ranks %s; all of it on the device%s\n", pd_text_bytes(w->memory.worst_bytes).text,
            pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
            pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text, is_apart ? "" : ", nothing on host or NVMe");
+    print_library(w);
     print_where(s, w);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
@@ -472,6 +484,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
         pd_json_u64(w, "ranks", m->groups[g].ranks);
         write_memory(w, &m->groups[g].plan);
         pd_json_u64(w, "device_bytes", total_of(&m->groups[g].plan));
+        pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
         write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
         pd_json_object_end(w);
     }
@@ -552,7 +565,7 @@ static void write_ladder(struct pd_json_writer *w, const struct pd_machine *mach
         pd_json_string(w, "name", rungs[i].name);
         pd_json_u64(w, "world", rungs[i].world);
         write_memory(w, &rungs[i].worst);
-        pd_json_bool(w, "fits", fits(machine, total_of(&rungs[i].worst)));
+        pd_json_bool(w, "fits", fits(machine, total_of(&rungs[i].worst) + rungs[i].worst.library_bytes));
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -255,6 +255,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     e->io_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->io_bytes);
     if (pd_host_state_is_wanted(&e->options)) PD_TRY(pd_host_state_new(e, arena, &e->host_state, err));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_grid_bytes(&e->grid.layout, e->options.rank, are_processes(c)));
+    if (e->options.is_gpu) pd_arena_note_library(arena, pd_grid_nccl_bytes(&e->grid.layout, e->options.rank));
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     /* Tiers filled from others, and other hosts. */
     const uint32_t tiers = c->checkpoint.tiers_count;

@@ -6,6 +6,7 @@
 /* Bytes by category as numbers that can be subtracted. */
 struct bytes {
     int64_t of[PD_MEMORY_CATEGORY_COUNT], host[PD_MEMORY_CATEGORY_COUNT], noted[PD_MEMORY_CATEGORY_COUNT]; /* as its plan */
+    int64_t library;
 };
 
 /* Open addressing by a key that is never 0. */
@@ -205,6 +206,7 @@ static pd_status run_recipe(struct survey *s, uint32_t rank, struct bytes *ret_b
         ret_bytes->host[c] = (int64_t)plan.host_bytes[c];
         ret_bytes->noted[c] = (int64_t)plan.noted_bytes[c];
     }
+    ret_bytes->library = (int64_t)plan.library_bytes;
     s->memory->recipes++;
     return PD_OK;
 }
@@ -216,6 +218,7 @@ static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
         a.host[c] += sign * b.host[c];
         a.noted[c] += sign * b.noted[c];
     }
+    a.library += sign * b.library;
     return a;
 }
 
@@ -254,6 +257,8 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
         key = mix(mix(mix(key, (uint64_t)bytes->of[c]), (uint64_t)bytes->host[c]), (uint64_t)bytes->noted[c]);
         total += (uint64_t)bytes->of[c] - (s->config->run.device == PD_DEVICE_GPU ? (uint64_t)bytes->host[c] : 0);
     }
+    key = mix(key, (uint64_t)bytes->library);
+    total += (uint64_t)bytes->library;
     m->mean_bytes += (double)total / s->world;
     PD_TRY(memo_reserve(&s->groups, err));
     struct entry *e = memo_at(&s->groups, key);
@@ -272,6 +277,7 @@ static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *
         group->plan.host_bytes[c] = (uint64_t)bytes->host[c];
         group->plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
     }
+    group->plan.library_bytes = (uint64_t)bytes->library;
     memo_put(&s->groups, key, *bytes);
     memo_at(&s->groups, key)->index = m->group_count++;
     return PD_OK;
@@ -320,7 +326,8 @@ static pd_status survey_all(struct survey *s, struct pd_error *err)
 
 uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan)
 {
-    return pd_memory_plan_total(plan) - (config->run.device == PD_DEVICE_GPU ? pd_memory_plan_host(plan) : 0);
+    const uint64_t total = pd_memory_plan_total(plan);
+    return config->run.device == PD_DEVICE_GPU ? total - pd_memory_plan_host(plan) + plan->library_bytes : total;
 }
 
 pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,

@@ -24,7 +24,7 @@ struct pd_world_memory {
 };
 
 /* Of a plan's bytes those that must find room in the rank's device: with run.device gpu all but page-locked memory of the
- * host, else all. */
+ * host, and what libraries take beside it; else all. */
 uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan);
 
 PD_MUST_USE pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,

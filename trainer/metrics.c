@@ -144,6 +144,7 @@ static pd_status append_json(struct pd_metrics *m, const struct pd_metrics_step 
     pd_json_double(&w, "tokens_per_second", tokens_per_second(s));
     pd_json_double(&w, "gemm_share", gemm_share(m, s));
     pd_json_u64(&w, "memory_bytes", s->memory_bytes);
+    if (s->device_free_bytes) pd_json_u64(&w, "device_free_bytes", s->device_free_bytes);
     pd_json_u64(&w, "last_checkpoint", s->last_checkpoint);
     add_tiers(&w, s->tiers);
     if (s->save_seconds > 0) {

@@ -183,6 +183,15 @@ static pd_status settle_stripes(struct worker *w, struct pd_error *err)
     return pd_stripes_settle(w->door, &w->group, w->config, &w->stripes, err);
 }
 
+/* For groups alone, whose pieces are in the host's memory whatever the communicator above knows. */
+static pd_status split_for_host(struct worker *w, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    const struct pd_comm_memory host = {.copy = NULL};
+    PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, ret_comm, err));
+    pd_comm_use_memory(*ret_comm, &host);
+    return PD_OK;
+}
+
 /* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
  * lost. One that is lost shows in training. */
 static pd_status open_tiers(struct worker *w, struct pd_error *err)
@@ -197,13 +206,13 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
     PD_TRY(pd_tier_places_find(&w->places, w->config, &w->group, &options, err));
     PD_TRY(pd_group_agree(&w->group, make_all_directories(w, &options, err), err));
     for (uint32_t i = 0; i < options.count; i++) {
-        PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->tier_comms[i], err));
+        PD_TRY(split_for_host(w, &w->tier_comms[i], err));
         if (i) w->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
         pd_comm_group(w->tier_comms[i], &w->tier_groups[i]);
         options.groups[i] = &w->tier_groups[i];
     }
     if (options.tiers[0].copies) {
-        PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, &w->copy_comm, err));
+        PD_TRY(split_for_host(w, &w->copy_comm, err));
         w->copy_comm->time_limit_seconds = COPY_SECONDS_MAX;
         pd_comm_group(w->copy_comm, &w->copy_group);
         options.copy_group = &w->copy_group;
@@ -230,6 +239,17 @@ static bool leave_requested(void *context)
     return pd_signals_pending() >= PD_SIGNAL_SAVE_AND_LEAVE;
 }
 
+/* NCCL takes its buffers when it first needs them, after everything else has its place. */
+static void check_nccl_room(const struct worker *w, const struct pd_memory_plan *plan)
+{
+    struct pd_dev_memory memory;
+    if (!w->nccl || pd_dev_memory(w->device.dev, &memory, NULL) || memory.free_bytes >= plan->library_bytes) return;
+    pd_log(PD_LOG_WARN, MODULE,
+           "GPU %u has %llu MiB of its memory left, and NCCL may take about %llu, by an estimate; if it runs out, set "
+           "NCCL_BUFFSIZE=1048576 or lower batch.leaf",
+           w->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20);
+}
+
 static pd_status build_engine(struct worker *w, struct pd_error *err)
 {
     struct pd_memory_plan plan;
@@ -247,6 +267,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
                                               .is_gpu = is_gpu,
                                               .device = is_gpu ? &w->device : NULL};
     PD_TRY(pd_engine_arena(&options, &plan, &w->arena, err));
+    check_nccl_room(w, &plan);
     w->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
     PD_TRY(pd_engine_new(&options, w->nccl ? w->nccl : w->comm, w->data, w->pool, w->arena, &w->engine, err));
@@ -633,6 +654,7 @@ static pd_status validate(struct worker *w, double *ret_loss, struct pd_error *e
 static void write_metrics(struct worker *w, struct pd_metrics_step *m)
 {
     struct pd_error error;
+    struct pd_dev_memory device;
     m->step = w->state.identity.step;
     m->fence = w->state.fence;
     m->skipped_steps = w->state.skipped_steps;
@@ -641,6 +663,8 @@ static void write_metrics(struct worker *w, struct pd_metrics_step *m)
     m->save_seconds = w->save_seconds;
     m->stall_seconds = w->stall_seconds;
     m->memory_bytes = pd_metrics_resident_bytes();
+    if (w->metrics && w->device.dev && !pd_dev_memory(w->device.dev, &device, NULL))
+        m->device_free_bytes = device.free_bytes;
     w->save_seconds = w->stall_seconds = 0;
     pd_tier_places_note(&w->places, w->tiers);
     if (w->metrics && pd_metrics_write(w->metrics, m, &error))

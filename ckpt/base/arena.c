@@ -24,6 +24,7 @@ struct pd_arena {
     struct region regions[PD_MEMORY_CATEGORY_COUNT];
     struct pd_arena_source source;                 /* map NULL: host memory is not apart */
     struct region hosts[PD_MEMORY_CATEGORY_COUNT]; /* with a source: the host's */
+    uint64_t library_bytes;
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category)
@@ -220,6 +221,11 @@ void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uin
     count_bytes(arena, region, &region->noted_bytes, bytes);
 }
 
+void pd_arena_note_library(struct pd_arena *arena, uint64_t bytes)
+{
+    arena->library_bytes += bytes;
+}
+
 void pd_arena_freeze(struct pd_arena *arena)
 {
     arena->frozen = true;
@@ -234,4 +240,5 @@ void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usa
         ret_usage->host_bytes[c] = region->host_bytes + host_bytes;
         ret_usage->noted_bytes[c] = region->noted_bytes + host->noted_bytes;
     }
+    ret_usage->library_bytes = arena->library_bytes;
 }

@@ -30,6 +30,7 @@ struct pd_memory_plan {
     uint64_t bytes[PD_MEMORY_CATEGORY_COUNT];
     uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT];  /* of these, what stays with the host where the rank is a GPU */
     uint64_t noted_bytes[PD_MEMORY_CATEGORY_COUNT]; /* of those, what was noted and is held elsewhere */
+    uint64_t library_bytes; /* of the device beside all of these, by an estimate: what libraries take for themselves */
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category);
@@ -62,6 +63,8 @@ void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, ui
 void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
 /* Counts memory that a component must get elsewhere (shared windows, driver-pinned pages). */
 void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
+/* Counts what a library takes of the device for itself, by an estimate: the plan's library_bytes. */
+void pd_arena_note_library(struct pd_arena *arena, uint64_t bytes);
 void pd_arena_freeze(struct pd_arena *arena);
 void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage);
 

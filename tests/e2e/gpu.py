@@ -2,7 +2,7 @@
 """The tool on GPUs: simulated ones (tests/simt) or real ones, whatever the tool given has.
 
 alone   one rank: the same bits run after run, whatever the GPU does first; after a kill; after the GPU was lost, again and again. A
-        CPU's checkpoint goes on on the GPU, and back. Losses beside the CPU's. Memory after many steps is what it was after few
+        CPU's checkpoint goes on on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
 local   several ranks as threads, sharing the GPU: under every (dp, tp, pp, sp) the bits of one rank
 mpi     the same with processes; one of them killed
 
@@ -131,20 +131,102 @@ def from_cpu_and_back(bench, config):
     near("steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
 
 
-def memory_stays(bench, config, few, many):
-    """What a process had at most, on the device and page-locked, and copies that the host would have waited for."""
-    counts = []
-    for steps in (few, many):
-        report = bench.workspace.directory("report")
-        bench.workspace.train(config, bench.workspace.directory(), [f"run.steps={steps}", "checkpoint.every=5"],
-                              {"PERDURE_SIMT_REPORT": report})
-        counts.append(json.loads(harness.read(report).splitlines()[-1]))
-    for key in ("device_bytes_max", "locked_bytes_max", "device_bytes", "locked_bytes", "pageable_copies"):
-        if counts[0][key] != counts[1][key]:
-            raise harness.Failure(f"{key}: {counts[0][key]} after {few} steps, {counts[1][key]} after {many}")
-    if counts[1]["device_bytes"] or counts[1]["locked_bytes"]:
-        raise harness.Failure(f"left over at the end: {counts[1]}")
-    print(f"memory after {many} steps is that after {few}: {counts[1]['device_bytes_max']} bytes of the device", flush=True)
+def too_little_to_lock(bench, config):
+    """Memory that cannot be page-locked is missed before the first step: by name, with what to look at."""
+    directory = bench.workspace.directory()
+    result = bench.workspace.command(["train", config, f"run.dir={directory}"], {"PERDURE_SIMT_LOCKED": "64K"})
+    said = result.stderr.strip()
+    if result.returncode == 0 or "page-locked memory" not in said or "perdure plan" not in said:
+        raise harness.Failure(f"64 KiB that may be page-locked: exit {result.returncode}\n{said}")
+    if os.path.exists(os.path.join(directory, "metrics.jsonl")):
+        raise harness.Failure("a step was made without the memory that saves and offload need")
+    print(f"said: {said.splitlines()[-1]}", flush=True)
+
+
+def warning_of(bench, directory, steps, environment, *overrides):
+    """What a resume says of bits."""
+    result = bench.workspace.train(bench.config(), directory, [f"run.steps={steps}", *overrides], environment)
+    return [line for line in result.stderr.splitlines() if "bits may differ" in line]
+
+
+def told_apart(bench):
+    """A GPU of another name, or a CPU after a GPU, computes other bits: said once, with the step from which on. The same GPU is not."""
+    directory = bench.workspace.directory()
+    for steps, name, overrides, expected in ((2, "card A", (), None), (3, "card A", (), None),
+                                             (4, "card B", (), ("card A", "card B", "from step 4 on")),
+                                             (5, "card B", ("run.device=cpu",), ("card B", "a CPU", "from step 5 on")),
+                                             (6, "card B", ("run.device=cpu",), None)):
+        said = warning_of(bench, directory, steps, {"PERDURE_SIMT_NAME": name}, "checkpoint.every=1", *overrides)
+        if (len(said) != 1 or not all(word in said[0] for word in expected)) if expected else said:
+            raise harness.Failure(f"to step {steps} on {name} {overrides}: said {said}, expected {expected}")
+    print("said: from which step on bits may differ", flush=True)
+
+
+def different_tensors(bench, one, other):
+    """Names that `ckpt diff` gives."""
+    result = bench.workspace.command(["ckpt", "diff", os.path.join(one, "checkpoints"), os.path.join(other, "checkpoints")])
+    return {line.split()[0] for line in result.stdout.splitlines() if " different " in line}
+
+
+def eight_bits(bench):
+    """Linears in fp8: after a step the CPU's bits but for weights of norms, whose gradients sum tokens in another order; its own after a
+    kill; from the CPU to the GPU and back."""
+    config, fp8 = bench.config(), ["numerics.linears=fp8"]
+    first = {device: bench.workspace.directory() for device in ("cpu", "gpu")}
+    for device, directory in first.items():
+        bench.workspace.train(config, directory, [*fp8, f"run.device={device}", "run.steps=1"])
+    others = {name for name in different_tensors(bench, *first.values()) if "norm" not in name}
+    if others or harness.losses(first["cpu"]) != harness.losses(first["gpu"]):
+        raise harness.Failure(f"linears in fp8, a step on the GPU and one on the CPU: other losses, or {sorted(others)}")
+    plain = bench.run(config, fp8)
+    if plain == bench.expected(config):
+        raise harness.Failure("linears in fp8 have the bits of those in fp32")
+    fault = bench.workspace.directory("fault")
+    killed = bench.run(config, fp8, {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": fault})
+    if killed != plain:
+        raise harness.Failure(f"linears in fp8, killed after step 3: {killed}, of the plain run {plain}")
+    for steps, device in ((2, "gpu"), (3, "cpu"), (STEPS, "gpu")):
+        bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
+    cpu = bench.workspace.directory()
+    bench.workspace.train(config, cpu, [*fp8, "run.device=cpu"])
+    near("linears in fp8, on the CPU, the GPU, the CPU, the GPU", loss_rows(first["cpu"]), loss_rows(cpu), "fp32")
+    print("same bits: linears in fp8, on the CPU and after a kill", flush=True)
+
+
+def planned(bench, config):
+    """What NCCL takes is part of what must find room, on a line of its own; alone there is none."""
+    def plan(world, *options):
+        result = bench.workspace.command(["plan", config, f"--world={world}", "run.dir=r", "--device=h100-80g", f"layout.ranks={world}",
+                                          f"layout.dp={world}", *options])
+        if result.returncode:
+            raise harness.Failure(f"plan of {world}: {result.stderr}")
+        return result.stdout
+    alone_, four = (json.loads(plan(world, "--json"))["worlds"][0] for world in (1, 4))
+    for world in (alone_, four):
+        most = max(group["device_bytes"] + group["nccl_bytes_estimated"] for group in world["groups"])
+        if world["worst_rank_bytes"] != most or (world is four) != (world["groups"][0]["nccl_bytes_estimated"] > 0):
+            raise harness.Failure(f"plan of {world['world']}: worst {world['worst_rank_bytes']}, groups {world['groups']}")
+    if "NCCL's own buffers" not in plan(4) or "NCCL" in plan(1):
+        raise harness.Failure(f"plan of 4 ranks:\n{plan(4)}")
+    print("planned: what NCCL takes", flush=True)
+
+
+def memory_stays(bench, early, late):
+    """What is live on the device and page-locked at two steps of one run that saves; nothing at its end."""
+    watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
+    small = ["model.layers=1", "batch.sequences=1", "validation.every=0", "checkpoint.every=5"]
+    bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
+                          {"PERDURE_SIMT_WATCH": watch, "PERDURE_SIMT_REPORT": report})
+    live = [json.loads(line) for line in harness.read(watch).splitlines()]  # one a step, after what comes before the first
+    if len(live) < late or live[early - 1 - late] != live[-1] or not live[-1]["device_bytes"] or not live[-1]["locked_bytes"]:
+        raise harness.Failure(f"live at step {early}: {live[early - 1 - late:][:1]}, at step {late}: {live[-1:]}")
+    rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
+    if not 0 < rows[early]["device_free_bytes"] == rows[late]["device_free_bytes"]:
+        raise harness.Failure(f"free at step {early}: {rows[early]['device_free_bytes']}, at step {late}: {rows[late]['device_free_bytes']}")
+    left = json.loads(harness.read(report).splitlines()[-1])
+    if left["device_bytes"] or left["locked_bytes"]:
+        raise harness.Failure(f"left over at the end: {left}")
+    print(f"memory at step {late} is that at step {early}: {live[-1]}", flush=True)
 
 
 def alone(bench, is_long):
@@ -159,7 +241,11 @@ def alone(bench, is_long):
     lost_again_and_again(bench, config)
     too_little_memory(bench, config)
     from_cpu_and_back(bench, config)
-    memory_stays(bench, config, 10 if is_long else 3, 100 if is_long else 9)
+    too_little_to_lock(bench, config)
+    planned(bench, config)
+    told_apart(bench)
+    eight_bits(bench)
+    memory_stays(bench, 10, 100)
     if is_long:
         for case in itertools.product(("llama", "gpt2"), ("bf16", "fp16"), (16, 64)):
             after_a_kill(bench, bench.config(*case))

@@ -8,6 +8,7 @@
 #include "trainer/comm/nccl.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
 #include "trainer/comm/nccl_library.h"
 
 #include <pthread.h>
@@ -83,6 +84,21 @@ static double limit_of(const struct nccl_comm *c)
 static bool is_late(const struct nccl_comm *c, uint64_t since_ns)
 {
     return (double)(now_ns() - since_ns) > limit_of(c) * 1e9;
+}
+
+/* ---- what it takes ---- */
+
+uint64_t pd_comm_nccl_bytes(uint32_t size)
+{
+    enum { CHANNELS_OF_A_PEER = 2, CHANNELS_MIN = 16 };
+    const uint64_t short_messages = UINT64_C(6) << 20;
+    const char *set = getenv("NCCL_BUFFSIZE");
+    uint64_t buffer;
+    if (size < 2) return 0;
+    if (!set || !pd_parse_u64(set, &buffer) || buffer > UINT64_C(1) << 32) buffer = UINT64_C(4) << 20;
+    uint64_t channels = (uint64_t)CHANNELS_OF_A_PEER * (size - 1);
+    if (channels < CHANNELS_MIN) channels = CHANNELS_MIN;
+    return PD_COMM_NCCL_IDLE_BYTES + channels * (buffer + short_messages);
 }
 
 /* ---- failure ---- */

@@ -24,4 +24,11 @@
 PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
                                        struct pd_device_spans *spans, struct pd_comm **ret_comm, struct pd_error *err);
 
+/* What NCCL takes of a device for a communicator of `size` ranks that is used, and for one that never is: an estimate, not
+ * measured on a GPU. NCCL keeps a ring of NCCL_BUFFSIZE (4 MiB unless set) and two smaller ones for short messages for each
+ * channel of each peer that was ever sent to or received from; how many channels, it decides by the links it finds.
+ *   source   NVIDIA/nccl: NCCL_BUFFSIZE in the user's guide, issues 391, 864, 986, 1424 */
+uint64_t pd_comm_nccl_bytes(uint32_t size);
+#define PD_COMM_NCCL_IDLE_BYTES (UINT64_C(16) << 20)
+
 #endif

@@ -1,5 +1,7 @@
 #include "trainer/parallel/grid.h"
 
+#include "trainer/comm/nccl.h"
+
 /* One communicator of the grid: whom this rank meets there. Ranks of equal colour meet; a rank that meets nobody has a
  * colour of its own. */
 struct meeting {
@@ -175,6 +177,19 @@ uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_pr
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting m = meeting_of(layout, rank, which);
         if (m.is_on) bytes += pd_comm_bytes(m.size, is_processes);
+    }
+    return bytes;
+}
+
+/* With several stages nothing goes over the world's. */
+uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
+{
+    const uint32_t world = pd_layout_world(layout);
+    if (world == 1) return 0;
+    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world) : PD_COMM_NCCL_IDLE_BYTES;
+    for (uint32_t which = 0; which < MEETING_COUNT; which++) {
+        const struct meeting m = meeting_of(layout, rank, which);
+        if (m.is_on) bytes += pd_comm_nccl_bytes(m.size);
     }
     return bytes;
 }

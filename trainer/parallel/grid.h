@@ -38,6 +38,9 @@ void pd_grid_abort(struct pd_grid *grid);
 /* Bytes that the communicators of this place take (staging included), as pd_grid_init will request them. */
 uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_processes);
 
+/* Of a device: what NCCL takes for them, by the estimate of trainer/comm/nccl.h; 0 for one rank. */
+uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank);
+
 /* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,
                               uint32_t chunk);
