@@ -5,12 +5,16 @@ alone   one rank: the same bits run after run, whatever the GPU does first; afte
         CPU's checkpoint goes on on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
 local   several ranks as threads, sharing the GPU: under every (dp, tp, pp, sp) the bits of one rank
 mpi     the same with processes; one of them killed
+deaf    of `alone`, what simulated GPUs are told to do, with GPUs that cannot be told: as on real ones, where it is skipped with its
+        reason, or measured by other means
 
-By default a few of each; with PERDURE_TEST_SCALE of 10 or more, all.
+By default a few of each; with PERDURE_TEST_SCALE of 4, every layout of 2, 3 and 4 ranks; of 10 or more, all.
 """
+import functools
 import itertools
 import json
 import os
+import re
 
 import harness
 
@@ -35,6 +39,11 @@ class Bench:
         self.workspace = workspace
         self.data = workspace.file("text.txt", harness.text_of(40000))
         self.known = {}
+        self.is_simulated = "gpu use" not in self.findings({"PERDURE_SIMT_GPUS": "0"})  # a real GPU is there all the same
+
+    def findings(self, environment=None):
+        found = json.loads(self.workspace.command(["doctor", "--json"], environment).stdout)["findings"]
+        return {row["what"]: row["here"] for row in found}
 
     def config(self, family="llama", precision="fp32", head=16, virtual=1):
         heads = 1 if head == 64 else 4 // (head // 8)
@@ -65,12 +74,27 @@ def loss_rows(directory):
     return {row["step"]: row["loss"] for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
 
 
-def near(what, got, want, precision):
+def near(bench, what, got, want, precision):
+    """Simulated GPUs add in the CPU's order almost everywhere, cuBLASLt in its own."""
+    tolerance = NEAR[precision] * (1 if bench.is_simulated else 10 if precision == "fp32" else 2)
     for step, loss in want.items():
         error = abs(got[step] - loss) / abs(loss)
-        if not error <= NEAR[precision]:
+        if not error <= tolerance:
             raise harness.Failure(f"{what}: loss of step {step} is {got[step]}, on the CPU {loss}")
     print(f"near the CPU: {what}", flush=True)
+
+
+def simulated_only(reason):
+    """A case that a real GPU skips."""
+    def wrap(case):
+        @functools.wraps(case)
+        def run(bench, *arguments):
+            if bench.is_simulated:
+                case(bench, *arguments)
+            else:
+                print(f"skipped: {case.__name__}: {reason}", flush=True)
+        return run
+    return wrap
 
 
 # ---- one rank ----
@@ -80,7 +104,7 @@ def beside_the_cpu(bench, family, precision, head):
     cpu, gpu = bench.workspace.directory(), bench.workspace.directory()
     bench.workspace.train(config, cpu, ["run.device=cpu"])
     bench.known[config] = bench.run(config, directory=gpu)
-    near(f"{family} in {precision}, heads of {head}", loss_rows(gpu), loss_rows(cpu), precision)
+    near(bench, f"{family} in {precision}, heads of {head}", loss_rows(gpu), loss_rows(cpu), precision)
 
 
 def whatever_comes_first(bench, config, seeds):
@@ -99,6 +123,7 @@ def saved_at_every_step(bench, config):
     bench.same("saved in the background after every step", config, ["checkpoint.every=1"])
 
 
+@simulated_only("a real GPU cannot be told to fail; a kill stands for it")
 def lost_again_and_again(bench, config):
     """Every process loses its GPU at the same operation, some steps after it began."""
     directory, report = bench.workspace.directory(), bench.workspace.directory("report")
@@ -114,10 +139,18 @@ def lost_again_and_again(bench, config):
     print("same bits: GPUs lost on the way", flush=True)
 
 
-def too_little_memory(bench, config):
-    result = bench.workspace.command(["train", config, f"run.dir={bench.workspace.directory()}"], {"PERDURE_SIMT_MEMORY": "2M"})
+# Activations of more than 900 GB under a small model.
+HUGE = ["batch.sequences=65536", "batch.leaf=65536", "model.layers=600", "validation.every=0"]
+
+
+def too_little_memory(bench, config, overrides, environment):
+    """What does not fit is said, by number and with what to change, before a step is made."""
+    directory = bench.workspace.directory()
+    result = bench.workspace.command(["train", config, f"run.dir={directory}", *overrides], environment)
     if result.returncode == 0 or "device memory" not in result.stderr:
-        raise harness.Failure(f"a GPU of 2 MiB: exit {result.returncode}\n{result.stderr}")
+        raise harness.Failure(f"a GPU too small: exit {result.returncode}\n{result.stderr}")
+    if os.path.exists(os.path.join(directory, "metrics.jsonl")):
+        raise harness.Failure("a step was made without the memory for it")
     print(f"said: {result.stderr.strip().splitlines()[-1]}", flush=True)
 
 
@@ -128,9 +161,10 @@ def from_cpu_and_back(bench, config):
     bench.workspace.train(config, plain, [*schedule, "run.steps=6", "run.device=cpu"])
     for steps, device in ((2, "cpu"), (4, "gpu"), (6, "cpu")):
         bench.workspace.train(config, there_and_back, [*schedule, f"run.steps={steps}", f"run.device={device}"])
-    near("steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
+    near(bench, "steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
 
 
+@simulated_only("how much a driver page-locks is the machine's to say")
 def too_little_to_lock(bench, config):
     """Memory that cannot be page-locked is missed before the first step: by name, with what to look at."""
     directory = bench.workspace.directory()
@@ -151,12 +185,12 @@ def warning_of(bench, directory, steps, environment, *overrides):
 
 def told_apart(bench):
     """A GPU of another name, or a CPU after a GPU, computes other bits: said once, with the step from which on. The same GPU is not."""
-    directory = bench.workspace.directory()
-    for steps, name, overrides, expected in ((2, "card A", (), None), (3, "card A", (), None),
-                                             (4, "card B", (), ("card A", "card B", "from step 4 on")),
-                                             (5, "card B", ("run.device=cpu",), ("card B", "a CPU", "from step 5 on")),
-                                             (6, "card B", ("run.device=cpu",), None)):
-        said = warning_of(bench, directory, steps, {"PERDURE_SIMT_NAME": name}, "checkpoint.every=1", *overrides)
+    directory, gpu = bench.workspace.directory(), bench.findings()["gpu use"].split(";")[0][len("opens as "):]
+    cards = ((2, "card A", (), None), (3, "card A", (), None), (4, "card B", (), ("card A", "card B", "from step 4 on")),
+             (5, "card B", ("run.device=cpu",), ("card B", "a CPU", "from step 5 on")), (6, "card B", ("run.device=cpu",), None))
+    one_card = ((2, "", (), None), (3, "", (), None), (4, "", ("run.device=cpu",), (gpu, "a CPU", "from step 4 on")))
+    for steps, name, overrides, expected in cards if bench.is_simulated else one_card:
+        said = warning_of(bench, directory, steps, {"PERDURE_SIMT_NAME": name} if name else {}, "checkpoint.every=1", *overrides)
         if (len(said) != 1 or not all(word in said[0] for word in expected)) if expected else said:
             raise harness.Failure(f"to step {steps} on {name} {overrides}: said {said}, expected {expected}")
     print("said: from which step on bits may differ", flush=True)
@@ -172,11 +206,15 @@ def eight_bits(bench):
     """Linears in fp8: after a step the CPU's bits but for weights of norms, whose gradients sum tokens in another order; its own after a
     kill; from the CPU to the GPU and back."""
     config, fp8 = bench.config(), ["numerics.linears=fp8"]
+    capability = re.search(r"compute capability (\d+)\.(\d+)", bench.findings()["gpu"])
+    if capability and tuple(map(int, capability.groups())) < (8, 9):
+        print(f"skipped: eight_bits: {bench.findings()['gpu']}, and fp8 needs 8.9", flush=True)
+        return
     first = {device: bench.workspace.directory() for device in ("cpu", "gpu")}
     for device, directory in first.items():
         bench.workspace.train(config, directory, [*fp8, f"run.device={device}", "run.steps=1"])
     others = {name for name in different_tensors(bench, *first.values()) if "norm" not in name}
-    if others or harness.losses(first["cpu"]) != harness.losses(first["gpu"]):
+    if bench.is_simulated and (others or harness.losses(first["cpu"]) != harness.losses(first["gpu"])):
         raise harness.Failure(f"linears in fp8, a step on the GPU and one on the CPU: other losses, or {sorted(others)}")
     plain = bench.run(config, fp8)
     if plain == bench.expected(config):
@@ -189,8 +227,9 @@ def eight_bits(bench):
         bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
     cpu = bench.workspace.directory()
     bench.workspace.train(config, cpu, [*fp8, "run.device=cpu"])
-    near("linears in fp8, on the CPU, the GPU, the CPU, the GPU", loss_rows(first["cpu"]), loss_rows(cpu), "fp32")
-    print("same bits: linears in fp8, on the CPU and after a kill", flush=True)
+    near(bench, "linears in fp8, on the CPU, the GPU, the CPU, the GPU", loss_rows(first["cpu"]), loss_rows(cpu),
+         "fp32" if bench.is_simulated else "bf16")
+    print(f"same bits: linears in fp8, {'on the CPU and ' if bench.is_simulated else ''}after a kill", flush=True)
 
 
 def planned(bench, config):
@@ -212,21 +251,46 @@ def planned(bench, config):
 
 
 def memory_stays(bench, early, late):
-    """What is live on the device and page-locked at two steps of one run that saves; nothing at its end."""
+    """What is free on the device at two steps of one run that saves. Simulated: what is live there, and page-locked; nothing at the end."""
     watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
     small = ["model.layers=1", "batch.sequences=1", "validation.every=0", "checkpoint.every=5"]
     bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
                           {"PERDURE_SIMT_WATCH": watch, "PERDURE_SIMT_REPORT": report})
+    rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
+    free = [rows[step].get("device_free_bytes", 0) for step in (early, late)]
+    if not 0 < free[0] == free[1]:
+        raise harness.Failure(f"free at step {early}: {free[0]}, at step {late}: {free[1]}")
+    print(f"memory free at step {late} is that at step {early}: {free[1]}", flush=True)
+    if not bench.is_simulated:
+        return
     live = [json.loads(line) for line in harness.read(watch).splitlines()]  # one a step, after what comes before the first
     if len(live) < late or live[early - 1 - late] != live[-1] or not live[-1]["device_bytes"] or not live[-1]["locked_bytes"]:
         raise harness.Failure(f"live at step {early}: {live[early - 1 - late:][:1]}, at step {late}: {live[-1:]}")
-    rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
-    if not 0 < rows[early]["device_free_bytes"] == rows[late]["device_free_bytes"]:
-        raise harness.Failure(f"free at step {early}: {rows[early]['device_free_bytes']}, at step {late}: {rows[late]['device_free_bytes']}")
     left = json.loads(harness.read(report).splitlines()[-1])
     if left["device_bytes"] or left["locked_bytes"]:
         raise harness.Failure(f"left over at the end: {left}")
-    print(f"memory at step {late} is that at step {early}: {live[-1]}", flush=True)
+    print(f"so is what is live: {live[-1]}", flush=True)
+
+
+def limits(bench):
+    config = bench.config()
+    lost_again_and_again(bench, config)
+    if bench.is_simulated:
+        too_little_memory(bench, config, [], {"PERDURE_SIMT_MEMORY": "2M"})
+    else:
+        too_little_memory(bench, config, HUGE, {})
+    too_little_to_lock(bench, config)
+    told_apart(bench)
+    eight_bits(bench)
+    memory_stays(bench, 10, 100)
+
+
+def deaf(workspace):
+    """The tool on simulated GPUs that cannot be told anything, which is how real ones are."""
+    path = workspace.file("deaf", "#!/bin/sh\nunset $(env | sed -n 's/^\\(PERDURE_SIMT_[A-Z]*\\)=.*/\\1/p')\n"
+                          f"exec '{workspace.perdure}' \"$@\"\n")
+    os.chmod(path, 0o755)
+    return path
 
 
 def alone(bench, is_long):
@@ -238,14 +302,9 @@ def alone(bench, is_long):
     whatever_comes_first(bench, config, [("7", "1"), ("now", "0"), ("late", "77")] if is_long else [("7", "1")])
     after_a_kill(bench, config)
     saved_at_every_step(bench, config)
-    lost_again_and_again(bench, config)
-    too_little_memory(bench, config)
     from_cpu_and_back(bench, config)
-    too_little_to_lock(bench, config)
     planned(bench, config)
-    told_apart(bench)
-    eight_bits(bench)
-    memory_stays(bench, 10, 100)
+    limits(bench)
     if is_long:
         for case in itertools.product(("llama", "gpt2"), ("bf16", "fp16"), (16, 64)):
             after_a_kill(bench, bench.config(*case))
@@ -261,10 +320,13 @@ def layouts_of(world):
 
 
 def sharing(bench, transport, is_long):
+    """Of a few layouts, of those that 2, 3 and 4 ranks have, or of all, with every precision."""
     some = {"local": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)], "mpi": [(2, 1, 1, 1), (1, 1, 2, 1)]}
-    every = [case for world in (2, 4, 8) for case in layouts_of(world)]
-    for family, precision in itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16")) if is_long else [("llama", "fp32")]:
-        for dp, tp, pp, sp in every if is_long else some[transport]:
+    every = [case for world in ((2, 3, 4, 8) if is_long else (2, 3, 4)) for case in layouts_of(world)]
+    is_few = harness.scale() < 4
+    models = [("llama", "fp32")] if is_few else [("llama", "fp32"), ("gpt2", "bf16")]
+    for family, precision in itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16")) if is_long else models:
+        for dp, tp, pp, sp in some[transport] if is_few else every:
             for stage in (0, 1, 2, 3) if dp > 1 and is_long else (1,):
                 degrees = {"dp": dp, "tp": tp, "pp": pp, "sp": sp, "ranks": dp * tp * pp * sp, "zero_stage": stage}
                 config = bench.config(family, precision, 8, 4)
@@ -280,10 +342,16 @@ def killed_beside_others(bench):
 
 
 def body(workspace, arguments):
-    what, bench = arguments[0] if arguments else "alone", Bench(workspace)
-    is_long = harness.scale() >= 10
+    what = arguments[0] if arguments else "alone"
+    if what == "deaf":
+        workspace.perdure = deaf(workspace)
+    bench, is_long = Bench(workspace), harness.scale() >= 10
     if what == "alone":
         alone(bench, is_long)
+    elif what == "deaf":
+        if bench.is_simulated:
+            raise harness.Failure("a GPU that hears nothing is taken for a simulated one")
+        limits(bench)
     else:
         sharing(bench, what, is_long)
         if what == "mpi":
