@@ -33,8 +33,8 @@ fi
 for program in "$perdure" "$operations"; do
   [ -x "$program" ] || { echo "gpu_bundle: $program is not built: ninja -C $build $(basename "$program")" >&2; exit 66; }
 done
-# What offload/device_cuda_absent.c says; a program without a GPU to try cannot be asked.
-if grep -q "this build has no CUDA" "$perdure"; then
+# By a call of offload/device_cuda.c, whose errors name it: where there is no GPU the program itself cannot be asked.
+if ! grep -q cudaMemGetInfo "$perdure"; then
   echo "gpu_bundle: $perdure is built without CUDA, and a bundle of it would test nothing: with nvcc on PATH" \
     "cmake -B $build -DPERDURE_CUDA=ON && ninja -C $build; or --simulated to try the bundle itself" >&2
   exit 78

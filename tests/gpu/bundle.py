@@ -69,6 +69,13 @@ def with_a_gpu(room, bundle):
     expect(done.returncode == 64 and "nosuch" in done.stderr and "step_0.5B" in done.stderr and "doctor" in done.stderr, "no such step", done)
 
 
+def with_an_older_gpu(bundle):
+    done = call(f"{bundle}/bin/gpu_operations", PERDURE_SIMT_CAPABILITY="86")
+    said = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
+    skips = [line for line in said if line.startswith("skip fp8 products") and line.endswith("needs compute capability 8.9, and this is 8.6")]
+    expect(done.returncode == 0 and len(skips) == 6 == len(said) - 1, "fp8 on a GPU without", done)
+
+
 def without_a_gpu(room, bundle):
     done, results, steps = run(bundle, f"{room}/none", ["doctor", "operations", "train", "step_0.5B"], PERDURE_SIMT_GPUS="0")
     expect(done.returncode == 77 and results["device"] == "" and steps["doctor"]["state"] == "ok", "no GPU", done)
@@ -114,6 +121,7 @@ with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
     bundle_ = made(room_)
     without_cuda(room_)
     with_a_gpu(room_, bundle_)
+    with_an_older_gpu(bundle_)
     without_a_gpu(room_, bundle_)
     scales(room_, bundle_)
     sanitized(room_, bundle_)

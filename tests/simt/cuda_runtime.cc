@@ -39,6 +39,7 @@ simt_settings read_settings()
     s.memory_bytes = number_of("PERDURE_SIMT_MEMORY", uint64_t{4} << 30, "KMG");
     s.locked_bytes = number_of("PERDURE_SIMT_LOCKED", SIZE_MAX, "KMG");
     s.name = getenv("PERDURE_SIMT_NAME") ? getenv("PERDURE_SIMT_NAME") : "simulated GPU";
+    s.capability = static_cast<unsigned>(number_of("PERDURE_SIMT_CAPABILITY", 90, ""));
     s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
     const char *streams = getenv("PERDURE_SIMT_STREAMS");
     if (!streams || !*streams || strcmp(streams, "late") == 0) return s;
@@ -137,7 +138,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->totalGlobalMem = simt_machine().memory_bytes;
     properties->sharedMemPerBlockOptin = 232448;
     properties->multiProcessorCount = 2;
-    properties->major = 9;
+    properties->major = static_cast<int>(simt_machine().capability / 10);
+    properties->minor = static_cast<int>(simt_machine().capability % 10);
     return cudaSuccess;
 }
 

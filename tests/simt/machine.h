@@ -16,6 +16,7 @@
  *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
  *   PERDURE_SIMT_LOCKED    bytes that may be page-locked at a time; unset: any
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
+ *   PERDURE_SIMT_CAPABILITY  compute capability that each says to have, 80 for 8.0; unset: 90
  *   PERDURE_SIMT_REPORT    a file that a process appends a line of counts to when it ends
  *   PERDURE_SIMT_WATCH     a file that a process appends a line to whenever it asks how much memory is free
  *
@@ -36,7 +37,7 @@
 /* ---- settings, read once ---- */
 
 struct simt_settings {
-    unsigned gpus;
+    unsigned gpus, capability;
     size_t memory_bytes, locked_bytes;
     const char *name;
     enum { LATE, NOW, SEEDED } streams;
