@@ -22,6 +22,7 @@
 #define PD_LANE_COMPUTE "GPU compute"
 #define PD_LANE_COPIES_IN "GPU copies in"
 #define PD_LANE_COPIES_OUT "GPU copies out"
+#define PD_LANE_SAVES "GPU saves"
 #define PD_LANE_EXCHANGE "GPU exchange" /* through the memory of the host; NCCL has lanes of its own */
 
 #define PD_LANE_HOST "host" /* of notes */

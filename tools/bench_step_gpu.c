@@ -248,7 +248,10 @@ static enum stage stage_of(const struct pd_device_share *share)
     static const struct {
         const char *lane;
         enum stage stage;
-    } lanes[] = {{PD_LANE_COPIES_IN, COPIES_IN}, {PD_LANE_COPIES_OUT, COPIES_OUT}, {PD_LANE_HOST, HOST_OPTIMIZER}};
+    } lanes[] = {{PD_LANE_COPIES_IN, COPIES_IN},
+                 {PD_LANE_COPIES_OUT, COPIES_OUT},
+                 {PD_LANE_SAVES, COPIES_OUT},
+                 {PD_LANE_HOST, HOST_OPTIMIZER}};
     if (!strcmp(share->lane, PD_LANE_COMPUTE)) return stage_of_compute(share->name);
     for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++)
         if (!strcmp(share->lane, lanes[i].lane)) return lanes[i].stage;

@@ -9,6 +9,7 @@ static pd_status open_streams(struct pd_rank_device *d, struct pd_error *err)
     PD_TRY(pd_dev_stream_new(d->dev, &d->compute, err));
     PD_TRY(pd_dev_stream_new(d->dev, &d->copies_in, err));
     PD_TRY(pd_dev_stream_new(d->dev, &d->copies_out, err));
+    PD_TRY(pd_dev_stream_new(d->dev, &d->saves, err));
     return pd_dev_stream_new(d->dev, &d->transfers, err);
 }
 
@@ -41,7 +42,7 @@ void pd_rank_device_close(struct pd_rank_device *d)
     struct pd_error ignored;
     if (d->spans) (void)!pd_device_spans_collect(d->spans, &ignored); /* of a save after the last step */
     pd_device_spans_free(d->spans);
-    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
+    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->saves, d->transfers};
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
         if (streams[i]) pd_dev_stream_free(d->dev, streams[i]);
     pd_dev_close(d->dev);
@@ -81,7 +82,7 @@ struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
 
 void pd_rank_device_quiet(struct pd_rank_device *d)
 {
-    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->transfers};
+    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->saves, d->transfers};
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
         struct pd_error err;
         if (streams[i]) (void)!pd_dev_stream_sync(d->dev, streams[i], &err);

@@ -2,6 +2,7 @@
  *
  *   compute     every operation of the math table, in the order of calls
  *   copies_in   to the device beside compute, copies_out from it; ordered with compute by events
+ *   saves       the state for a checkpoint, which must not hold up what else comes out
  *   transfers   what a communicator moves that knows no device memory
  *
  *   threads  opened, entered and closed by the rank's thread; a stream belongs to whoever its line names
@@ -16,7 +17,7 @@
 
 struct pd_rank_device {
     struct pd_dev *dev; /* NULL: the CPU; then all else is NULL too */
-    struct pd_stream *compute, *copies_in, *copies_out, *transfers;
+    struct pd_stream *compute, *copies_in, *copies_out, *saves, *transfers;
     struct pd_device_spans *spans; /* where its time goes; NULL: nobody asks */
 };
 

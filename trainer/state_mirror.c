@@ -40,11 +40,11 @@ pd_status pd_state_mirror_in(struct pd_state_mirror *m, struct pd_error *err)
 pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *err)
 {
     struct pd_dev *dev = m->device->dev;
-    struct pd_stream *out = m->device->copies_out;
+    struct pd_stream *out = m->device->saves;
     PD_TRY(pd_dev_event_record(dev, m->settled, m->device->compute, err));
     PD_TRY(pd_dev_event_wait(dev, out, m->settled, err));
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        PD_TRY(pd_device_spans_copy(m->device->spans, dev, out, PD_LANE_COPIES_OUT, "state for a save",
+        PD_TRY(pd_device_spans_copy(m->device->spans, dev, out, PD_LANE_SAVES, "state for a save",
                                     span_of(m->state[kind], m->bytes, true), span_of(m->device_state[kind], m->bytes, false),
                                     err));
     PD_TRY(pd_dev_event_record(dev, m->copied, out, err));

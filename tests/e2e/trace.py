@@ -62,7 +62,7 @@ def read(path):
 # ---- on GPUs: a lane each stream ----
 
 LANES = {"GPU compute": {"gemm", "adam"}, "GPU copies in": {"parameters", "gradients", "activations", "updated parameters"},
-         "GPU copies out": {"parameters", "gradients", "activations"}, "GPU exchange": {"exchange"}}
+         "GPU copies out": {"parameters", "gradients", "activations"}, "GPU saves": {"state for a save"}, "GPU exchange": {"exchange"}}
 IN_FILES = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=4M"]
 
 
@@ -102,7 +102,7 @@ def on_gpus(workspace):
     config = workspace.file("gpu.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
     lanes = traced(workspace, config, ["layout.ranks=1"])
     expect(lanes, 0, "GPU compute", LANES["GPU compute"] | {"copy"})
-    expect(lanes, 0, "GPU copies out", {"state for a save"})
+    expect(lanes, 0, "GPU saves", LANES["GPU saves"])
     check(len(lanes) == 2, f"state on the device: lanes {sorted(lanes)}")
 
     lanes = traced(workspace, config, ["layout.ranks=1", "model.layers=4", *IN_FILES])
