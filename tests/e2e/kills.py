@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """SIGKILL at random moments of a run that checkpoints every step.
 
-Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the time the whole run
-takes and half as much again, counted from its launch or, mostly, from its first step; one that ends before is no kill. The same command then goes on. Every restart must load the last
+Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the launch's own progress, so
+that a busy machine draws the same: some part of the time that starting takes, or, mostly, a part of a step after a number of further
+steps, early ones more often; the last are beyond the end, where copies drain. One that ends before is no kill. The same command then goes on. Every restart must load the last
 committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
 campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
 of state and what memory keeps of it, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and
@@ -87,9 +88,32 @@ def resumed_step(log):
     return int(found[-1]) if found else 0
 
 
-def wait_for_training(process, log):
-    while process.poll() is None and not re.search("resumed at step|fresh start", harness.read(log)):
-        time.sleep(0.005)
+def wait_for_moment(process, directory, chooser, pace):
+    """Returns at the moment to kill at, or when the launch has ended. What starting and a step take is learned on the way."""
+    start, before = time.monotonic(), harness.steps_done(directory)
+    first = None
+    wanted = 1 + int(1.2 * STEPS * chooser.random() ** 2)
+    early, part = chooser.random() < 0.3, chooser.random()
+    if early:
+        wait_for_end(process, 2.0 * part * pace["start"])
+        return
+    while process.poll() is None:
+        done, now = harness.steps_done(directory) - before, time.monotonic()
+        if done and first is None:
+            first, pace["start"] = now, now - start
+        if done > 1:
+            pace["step"] = (now - first) / (done - 1)
+        if done and done >= min(wanted, STEPS - resumed_step(harness.read(directory + ".log"))):
+            break
+        time.sleep(0.003)
+    wait_for_end(process, part * pace["step"] * (2.0 if wanted < STEPS else 10.0))
+
+
+def wait_for_end(process, seconds):
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        pass
 
 
 def overrides_of(layout, transport):
@@ -132,22 +156,21 @@ def lose_memory(directory):
 
 
 def undisturbed(workspace, config, layout, transport):
-    """Seconds, loss bits and state."""
+    """Loss bits and state."""
     directory = workspace.directory("undisturbed")
-    start = time.monotonic()
     workspace.train(config, directory, overrides_of(layout, transport))
-    return time.monotonic() - start, harness.losses(directory), workspace.state_digest(directory)
+    return harness.losses(directory), workspace.state_digest(directory)
 
 
 def campaign(workspace, configs, transport, layouts, kills, chooser, tiers):  # pylint: disable=too-many-locals
     plain = {config: undisturbed(workspace, config, layouts[0], transport) for config in configs}
     done = training = resumed = 0
-    seen = Counter()
+    seen, pace = Counter(), {"start": 0.5, "step": 0.1}
     while done < kills:
         directory = workspace.directory("killed")
         os.makedirs(directory)
         config = configs[workspace.count % len(configs)]
-        whole, *expected = plain[config]
+        expected = plain[config]
         while done < kills:
             if tiers is not one_tier and chooser.random() < 0.15:
                 lose_memory(directory)
@@ -156,11 +179,8 @@ def campaign(workspace, configs, transport, layouts, kills, chooser, tiers):  # 
             layout = chooser.choice(layouts)
             more, words = tiers(directory, layout, chooser)
             process = launch(workspace, config, directory, overrides_of(layout, transport) + more)
-            if chooser.random() < 0.7:
-                wait_for_training(process, directory + ".log")
-            try:
-                process.wait(timeout=chooser.uniform(0.0, 1.5 * whole))
-            except subprocess.TimeoutExpired:
+            wait_for_moment(process, directory, chooser, pace)
+            if process.poll() is None:
                 kill_everything(process)
             harness.wait_until_gone(directory)
             log = harness.read(directory + ".log")
