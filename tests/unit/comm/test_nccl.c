@@ -55,6 +55,22 @@ static pd_status run(uint32_t size, pd_status (*rank_main)(struct pd_comm *, voi
     return pd_comm_run_local(size, 1, rank_main, context, err);
 }
 
+/* What `plan` sets aside, by hand: 16 MiB of its own; then for each channel, two of a peer and 16 at least, a ring of
+ * NCCL_BUFFSIZE and 6 MiB. */
+Test(nccl, takes_memory_by_channels)
+{
+    const uint64_t mib = 1024 * 1024;
+    unsetenv("NCCL_BUFFSIZE");
+    cr_expect_eq(pd_comm_nccl_bytes(1), 0, "alone there is none");
+    cr_expect_eq(pd_comm_nccl_bytes(2), (16 + 16 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(9), (16 + 16 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 10) * mib);
+    setenv("NCCL_BUFFSIZE", "1048576", 1);
+    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 7) * mib);
+    setenv("NCCL_BUFFSIZE", "much", 1);
+    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 10) * mib);
+}
+
 /* ---- traffic ---- */
 
 struct exchange {

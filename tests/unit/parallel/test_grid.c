@@ -1,6 +1,7 @@
 /* Places, stages and communicators of every layout of 1 to 8 ranks, as threads of one process. */
 #include "tests/helpers/comm_exercise.h"
 #include "tests/helpers/grid_exercise.h"
+#include "trainer/comm/nccl.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -142,6 +143,27 @@ Test(grid, memory_of_a_place)
     cr_assert(pd_comm_bytes(8, true) >= 4 * unit && pd_comm_bytes(8, true) < 4 * unit + small);
     cr_assert_lt(pd_comm_bytes(8, false), small);
     cr_assert_lt(pd_comm_bytes(16384, true), 8 * unit);
+}
+
+static uint64_t nccl_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t interleave, uint32_t rank)
+{
+    struct pd_layout layout;
+    pd_layout_init_dp(&layout, dp);
+    layout.tp = layout.virtual_tp = tp, layout.pp = pp, layout.interleave = interleave;
+    return pd_grid_nccl_bytes(&layout, rank);
+}
+
+/* One communicator is used, or takes what one does that nobody uses. */
+Test(grid, what_nccl_takes_of_a_device)
+{
+    unsetenv("NCCL_BUFFSIZE");
+    const uint64_t two = pd_comm_nccl_bytes(2), four = pd_comm_nccl_bytes(4), idle = PD_COMM_NCCL_IDLE_BYTES;
+    cr_expect_eq(nccl_of(1, 1, 1, 1, 0), 0);
+    cr_expect_eq(nccl_of(4, 1, 1, 1, 3), four, "the world's");
+    cr_expect_eq(nccl_of(2, 2, 1, 1, 0), four + two, "the world's and the tensor's");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 0), idle + 3 * two, "a link forward, one back, and the other end of a tied embedding");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 1), idle + 4 * two, "links on both sides");
+    cr_expect_eq(nccl_of(2, 1, 2, 1, 0), idle + 4 * two, "and the stage's");
 }
 
 Test(grid, stages_take_every_unit_once)

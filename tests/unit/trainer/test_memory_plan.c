@@ -143,6 +143,20 @@ Test(memory_plan, offloaded)
     }
 }
 
+/* Libraries' own memory is the device's, beside what the plan adds up; page-locked memory is not. */
+Test(memory_plan, what_a_device_must_hold)
+{
+    struct pd_config c = parse(MODEL_ODD, "layout.dp=1");
+    struct pd_memory_plan plan = {.library_bytes = 7};
+    plan.bytes[PD_MEMORY_BUFFERS] = 1000;
+    plan.host_bytes[PD_MEMORY_BUFFERS] = 300;
+    c.run.device = PD_DEVICE_CPU;
+    cr_expect_eq(pd_memory_of_device(&c, &plan), 1000);
+    c.run.device = PD_DEVICE_GPU;
+    cr_expect_eq(pd_memory_of_device(&c, &plan), 707);
+    pd_config_deinit(&c);
+}
+
 /* What makes plans of large worlds cheap. */
 Test(memory_plan, many_ranks_take_few_recipes)
 {
