@@ -8,13 +8,13 @@
 #include <string.h>
 
 /* Rates that training reaches: about half of what a data sheet of a GPU says for dense bf16, and what our kernels reach on
- * some eight cores. */
+ * some eight cores. Of a host beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
 static const struct pd_machine machines[] = {
-    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9},
-    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9},
-    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9},
-    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9},
-    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9},
+    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0},
+    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9},
+    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9},
+    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9},
+    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9},
 };
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 
@@ -193,6 +193,19 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
+/* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
+ * it is the host's (offload/host_adam.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
+static double adam_seconds(const struct setting *s, double elements)
+{
+    const struct pd_machine *m = s->machine;
+    const double state = 2.0 * PD_KIND_COUNT * sizeof(float), gradient = sizeof(float);
+    if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
+        return elements * (state + gradient) / m->memory_rate;
+    const uint32_t world = pd_layout_world(s->layout), sharing = world < m->host_ranks ? world : m->host_ranks;
+    const double host = (state + 2 * (gradient + s->act)) * sharing / m->host_rate, bus = larger(gradient, s->act) / m->bus;
+    return elements * larger(host, bus);
+}
+
 /* ---- the step ---- */
 
 static void add_stage(const struct setting *s, const struct stage *g, struct pd_step_cost *c, double *slowest)
@@ -225,7 +238,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
     if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
-    const double optimizer = larger(held * 28 / s->machine->memory_rate, streams.update / s->machine->nvme),
+    const double optimizer = larger(adam_seconds(s, held), streams.update / s->machine->nvme),
                  after = (once + sums) / stage_rate;
     c->nvme_seconds = larger(c->nvme_seconds, (streams.leaf * slots + streams.update) / s->machine->nvme);
     c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);

@@ -5,7 +5,8 @@
  *                               and values of sequence parallel ones, which nothing hides; or gathers and gradients, or what
  *                               drives move, which run beside: whichever takes longest
  *   step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once: parameters
- *                               of ZeRO 1 and 2, sums to replicas, the optimizer: by memory or by drives
+ *                               of ZeRO 1 and 2, sums to replicas, the optimizer: by memory, the device's or, where state
+ *                               is away from a GPU, the host's or the bus; or by drives
  *
  * By layers parameters are gathered, and read, twice a step instead of twice a leaf.
  * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
@@ -24,6 +25,8 @@ struct pd_machine {
     double latency;       /* seconds before a transfer begins */
     uint32_t host_ranks;  /* ranks of a host */
     double nvme;          /* bytes a second and rank, to and from drives together */
+    double host_rate;     /* bytes a second of a host's memory, its ranks together; 0: the device is the host */
+    double bus;           /* bytes a second and rank between device and host, each way */
 };
 
 /* NULL-terminated names; cpu is the first. */

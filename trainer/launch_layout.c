@@ -46,6 +46,7 @@ static bool gpu_machine(const struct pd_config *config, uint32_t ranks, struct p
     ret_machine->device_bytes = 0.95 * (double)gpus.gpus[0].bytes / sharing;
     ret_machine->flops /= sharing;
     ret_machine->memory_rate /= sharing;
+    ret_machine->bus /= sharing;
     ret_machine->host_ranks = ranks;
     return true;
 }

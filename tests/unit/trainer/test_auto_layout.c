@@ -80,21 +80,27 @@ Test(balance, no_cut_is_better)
     }
 }
 
-static struct pd_step_cost cost_of(const char *text, uint32_t world)
+static struct pd_step_cost cost_on(const struct pd_machine *machine, const char *text, uint32_t world)
 {
     struct pd_config c = parse(text);
     struct pd_model *model;
     struct pd_laid_out laid_out;
-    struct pd_machine machine;
     struct pd_step_cost cost;
     struct pd_error err;
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
     cr_assert_eq(pd_lay_out(&c, model, world, &laid_out, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
-    pd_step_cost(&c, model, &laid_out, &machine, &cost);
+    pd_step_cost(&c, model, &laid_out, machine, &cost);
     pd_model_free(model);
     pd_config_deinit(&c);
     return cost;
+}
+
+static struct pd_step_cost cost_of(const char *text, uint32_t world)
+{
+    struct pd_machine machine;
+    struct pd_error err;
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    return cost_on(&machine, text, world);
 }
 
 #define SMALL "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {virtual_tp: 4, virtual_sp: 4}\n"
@@ -155,6 +161,40 @@ Test(cost, layers_and_drives)
     cr_expect_gt(all.nvme_seconds, state.nvme_seconds);
     cr_expect_lt(all.step_seconds, state.step_seconds + all.nvme_seconds); /* beside */
     cr_expect_geq(all.step_seconds, all.nvme_seconds);
+}
+
+/* State away from a GPU is updated by its host: by memory that all ranks of a host share, or by the bus. */
+Test(cost, an_optimizer_on_the_host)
+{
+    const double n = 124439808, host = 200e9;
+    const struct pd_step_cost device = cost_of(SMALL, 1);
+    cr_expect_float_eq(device.optimizer_seconds, 28 * n / 1.5e12, 1e-6);
+    struct pd_step_cost c = cost_of(SMALL "offload: {optimizer: cpu}\n", 1);
+    cr_expect_float_eq(c.optimizer_seconds, (24 + 2 * 6) * n / host, 1e-6, "%g", c.optimizer_seconds);
+    cr_expect_float_eq(c.step_seconds - device.step_seconds, c.optimizer_seconds - device.optimizer_seconds, 1e-6);
+    c = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {precision: fp32}\n"
+                "offload: {optimizer: cpu}\n",
+                1);
+    cr_expect_float_eq(c.optimizer_seconds, 40 * n / host, 1e-6, "%g", c.optimizer_seconds);
+    const struct pd_step_cost few = cost_of(SMALL "offload: {optimizer: cpu}\nlayout: {tp: 4}\n", 4),
+                              many = cost_of(SMALL "offload: {optimizer: cpu}\nlayout: {dp: 16, zero_stage: 1}\n", 16),
+                              none = cost_of(SMALL "layout: {dp: 16, zero_stage: 1}\n", 16);
+    cr_expect_float_eq(few.optimizer_seconds, 36 * n / host, 0.02 * c.optimizer_seconds, "four share what one had: %g",
+                       few.optimizer_seconds);
+    cr_expect_float_eq(many.optimizer_seconds - none.optimizer_seconds, n / 16 * (36 * 8 / host - 28 / 1.5e12), 1e-6);
+}
+
+Test(cost, a_slow_bus_to_the_host)
+{
+    const double n = 124439808;
+    struct pd_machine machine;
+    struct pd_error err;
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    machine.bus = 5e9;
+    cr_expect_float_eq(cost_on(&machine, SMALL "offload: {optimizer: cpu}\n", 1).optimizer_seconds, 4 * n / 5e9, 1e-6);
+    cr_expect_float_eq(cost_on(&machine, SMALL, 1).optimizer_seconds, 28 * n / 1.5e12, 1e-6);
+    cr_assert_eq(pd_machine_preset("cpu", &machine, &err), PD_OK);
+    cr_expect_float_eq(cost_on(&machine, SMALL "offload: {optimizer: cpu}\n", 1).optimizer_seconds, 28 * n / 20e9, 1e-6);
 }
 
 static double cost_of_budgets(const char *places, const char *const *keys, int count)
