@@ -1,6 +1,7 @@
 #include "ckpt/inspect_open.h"
 
 #include "ckpt/base/digest.h"
+#include "ckpt/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,10 @@ static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_sha
     pd_inspect_shard_name(shard, name, sizeof name);
     int length = snprintf(path, sizeof path, "%s/%s", in->directory, name);
     if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
-    return pd_shard_open(in->door, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
+    pd_status st = pd_shard_open(in->door, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
+    if (st == PD_NOT_FOUND && pd_store_absent_drive(in->door, in->directory, shard, path))
+        PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name, path);
+    return st;
 }
 
 pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)

@@ -2,7 +2,7 @@
  * For the offline tools; works on any layout, changes nothing, needs memory for one staging buffer and a few rows a box.
  *
  *   threads   one caller per pd_inspect
- *   errors    PD_NOT_FOUND: no commit record, or a shard is absent; PD_CORRUPT; PD_IO
+ *   errors    PD_NOT_FOUND: no commit record, or a shard is absent; PD_CORRUPT; PD_IO, also of a drive that is not there
  */
 #ifndef PD_CKPT_INSPECT_H
 #define PD_CKPT_INSPECT_H
@@ -50,8 +50,9 @@ struct pd_damage {
     enum pd_kind kind;
     uint64_t block;   /* number in the box */
     char text[512];   /* the whole sentence */
-    pd_status status; /* PD_CORRUPT, or what kept the file from being read */
+    pd_status status; /* PD_CORRUPT, PD_NOT_FOUND (absent), or what kept the file from being read: no proof of damage */
 };
+bool pd_damage_is_proven(const struct pd_damage *damage);
 
 struct pd_damage_list {
     struct pd_damage *items; /* (count), owned */

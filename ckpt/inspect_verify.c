@@ -25,6 +25,11 @@ void pd_damage_list_deinit(struct pd_damage_list *list)
     *list = (struct pd_damage_list){0};
 }
 
+bool pd_damage_is_proven(const struct pd_damage *damage)
+{
+    return damage->status == PD_CORRUPT || damage->status == PD_NOT_FOUND;
+}
+
 /* All blocks of a compressed chunk fail with the chunk, in the same words: they are one finding. */
 static bool is_said(const struct verifying *v, const struct pd_damage *damage)
 {

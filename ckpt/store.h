@@ -53,6 +53,10 @@ uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
 PD_MUST_USE pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes,
                                               uint32_t count, uint64_t *ret_bits, struct pd_error *err);
 
+/* Whether a shard of the directory `checkpoint` lies on a drive of stripes that is not there, as its links say: then where
+ * (room for 4096 bytes). */
+bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_t shard, char *ret_dir);
+
 /* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
 struct pd_store_entry {
     char name[64]; /* directory name under root */

@@ -117,8 +117,6 @@ PD_MUST_USE pd_status store_stripes_begin(struct pd_store *store, struct pd_erro
 /* Leaders of domains: finds the links of the root; clears what no checkpoint goes by and what dead launches left. */
 void store_stripes_find(struct pd_store *store);
 void store_stripes_clear(struct pd_store *store);
-/* Where the shard of a checkpoint lies on a drive that is not there, as its links say. */
-bool store_stripes_absent_drive(struct pd_store *store, const char *name, uint32_t shard, char ret_dir[STORE_PATH_MAX]);
 PD_MUST_USE pd_status store_stripes_remove(struct pd_store *store, const char *name, struct pd_error *err);
 PD_MUST_USE pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err);
 PD_MUST_USE pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err); /* leaders of hosts */

@@ -325,16 +325,18 @@ static bool id_of_shard(struct pd_door *door, const char *path, uint64_t *ret_id
     return pd_numbered_name_parse(link, "stripe-", ret_id);
 }
 
-bool store_stripes_absent_drive(struct pd_store *store, const char *name, uint32_t shard, char ret_dir[STORE_PATH_MAX])
+bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_t shard, char *ret_dir)
 {
-    char shard_name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    const char *slash = strrchr(checkpoint, '/');
+    const int root = slash ? (int)(slash - checkpoint) : 0;
     uint64_t id, there;
-    pd_shard_name_format(shard, shard_name);
-    store_path(store, path, "%s/%s", name, shard_name);
-    if (!id_of_shard(store->door, path, &id)) return false;
-    store_path(store, path, "stripe-%" PRIu64, id);
-    if (read_id_at(store->door, path, &there, NULL) != PD_OK || there == id) return false;
-    return pd_door_readlink(store->door, path, ret_dir, NULL) == PD_OK;
+    pd_shard_name_format(shard, name);
+    snprintf(path, sizeof path, "%.3700s/%s", checkpoint, name);
+    if (!slash || !id_of_shard(door, path, &id)) return false;
+    snprintf(path, sizeof path, "%.*s/stripe-%" PRIu64, root < 3700 ? root : 3700, checkpoint, id);
+    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return false;
+    return pd_door_readlink(door, path, ret_dir, NULL) == PD_OK;
 }
 
 static bool step_goes_by(struct pd_door *door, const char *step, uint64_t id)

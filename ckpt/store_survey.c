@@ -348,9 +348,10 @@ static void count_hosts(const struct remote_sighting *group, uint64_t count, con
 static void explain_drive(struct pd_store *store, uint64_t shard, uint64_t others, struct store_verdict *verdict)
 {
     const struct pd_step_name step = {.step = verdict->step, .fence = verdict->fence};
-    char name[PD_STORE_NAME_MAX], shard_name[PD_STORE_NAME_MAX], dir[STORE_PATH_MAX], more[48] = "";
+    char name[PD_STORE_NAME_MAX], shard_name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX], dir[STORE_PATH_MAX], more[48] = "";
     pd_step_name_format(&step, name);
-    if (!store_stripes_absent_drive(store, name, (uint32_t)shard, dir)) return;
+    store_path(store, path, "%s", name);
+    if (!pd_store_absent_drive(store->door, path, (uint32_t)shard, dir)) return;
     verdict->is_drive_absent = 1;
     pd_shard_name_format((uint32_t)shard, shard_name);
     if (others) snprintf(more, sizeof more, " (and %" PRIu64 " more)", others);

@@ -1,5 +1,6 @@
 /* perdure ckpt verify: every byte of one checkpoint, or of all that lie in a directory, and what lies there and is none. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/words.h"
 #include "ckpt/inspect.h"
 #include "tools/ckpt_place.h"
 #include "tools/cmd_ckpt.h"
@@ -24,10 +25,10 @@ struct verify {
     uint64_t newest_whole; /* step of the newest that the store offers */
     bool is_json, names_one;
     struct pd_json_writer w;
-    uint32_t total, damaged, findings, quarantined; /* of all places */
-    struct pd_error verdict;                        /* of the first place with damage */
+    uint32_t total, damaged, findings, unchecked, quarantined; /* of all places */
+    struct pd_error verdict; /* of the first place with damage, else of the first that cannot be checked */
     char first_damaged[64];
-    pd_status status; /* PD_CORRUPT when anything is damaged, else what kept files from being read */
+    struct pd_error first_unchecked;
 };
 
 static int newest_first(const void *a, const void *b)
@@ -98,7 +99,7 @@ static pd_status add_finding(struct pd_damage_list *list, const char *file, pd_s
 static pd_status add_unusable(struct checked *c, struct pd_error *err)
 {
     const struct pd_store_unusable *unusable = c->candidate->unusable;
-    pd_status status = unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT;
+    pd_status status = unusable->flaw == PD_STORE_UNREADABLE || unusable->is_drive_absent ? PD_IO : PD_CORRUPT;
     bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
     if (is_shard && c->list.count) return PD_OK; /* found just now, too */
     char file[64] = "commit.h5", text[512];
@@ -198,18 +199,20 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
 
 /* ---- telling ---- */
 
-static void tell_json(struct pd_json_writer *w, const struct checked *c)
+static uint32_t count_proven(const struct pd_damage_list *list)
 {
-    pd_json_object_begin(w, NULL);
-    pd_json_string(w, "checkpoint", c->path);
-    pd_json_bool(w, "ok", c->list.count == 0);
-    pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
-    pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
-    pd_json_double(w, "seconds", c->seconds);
-    pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
-    pd_json_array_begin(w, "damage");
-    for (uint32_t i = 0; i < c->list.count; i++) {
-        const struct pd_damage *d = &c->list.items[i];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < list->count; i++)
+        count += pd_damage_is_proven(&list->items[i]);
+    return count;
+}
+
+static void tell_findings(struct pd_json_writer *w, const char *key, const struct pd_damage_list *list, bool are_proven)
+{
+    pd_json_array_begin(w, key);
+    for (uint32_t i = 0; i < list->count; i++) {
+        const struct pd_damage *d = &list->items[i];
+        if (pd_damage_is_proven(d) != are_proven) continue;
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "file", d->file);
         pd_json_string(w, "tensor", d->tensor[0] ? d->tensor : NULL);
@@ -219,42 +222,63 @@ static void tell_json(struct pd_json_writer *w, const struct checked *c)
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
+}
+
+static void tell_json(struct pd_json_writer *w, const struct checked *c)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "checkpoint", c->path);
+    pd_json_bool(w, "ok", c->list.count == 0);
+    pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
+    pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
+    pd_json_double(w, "seconds", c->seconds);
+    pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
+    tell_findings(w, "damage", &c->list, true);
+    tell_findings(w, "unchecked", &c->list, false);
     pd_json_object_end(w);
 }
 
 static void tell_text(const struct checked *c)
 {
-    uint32_t count = c->list.count;
-    for (uint32_t i = 0; i < count; i++)
-        printf("%s\n", c->list.items[i].text);
+    const uint32_t count = count_proven(&c->list), unchecked = c->list.count - count;
+    for (uint32_t i = 0; i < c->list.count; i++)
+        printf("%s%s\n", pd_damage_is_proven(&c->list.items[i]) ? "" : "cannot be checked: ", c->list.items[i].text);
     if (c->warning[0]) printf("warning: %s\n", c->warning);
-    if (!c->list.blocks_checked && !count) return;
-    printf("%s: %s: %s, %s blocks checked in %.1f s, %u finding%s\n", count ? "DAMAGED" : "ok", c->candidate->name,
-           pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text, c->seconds, count,
-           count == 1 ? "" : "s");
+    if (!c->list.blocks_checked && !c->list.count) return;
+    printf("%s: %s: %s, %s blocks checked in %.1f s, %s",
+           count       ? "DAMAGED"
+           : unchecked ? "UNCHECKED"
+                       : "ok",
+           c->candidate->name, pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text,
+           c->seconds, pd_counted(count, "finding").text);
+    if (unchecked) printf(", %" PRIu32 " not checked", unchecked);
+    printf("\n");
 }
 
-/* Unreadable is a storage error, not proof of damage. */
+/* What cannot be read is a storage error, not proof of damage. */
 static void count_findings(struct verify *v, const struct checked *c)
 {
-    if (!c->list.count) return;
-    if (!v->damaged++) memcpy(v->first_damaged, c->candidate->name, sizeof v->first_damaged);
-    v->findings += c->list.count;
-    for (uint32_t i = 0; i < c->list.count; i++) {
-        pd_status st = c->list.items[i].status;
-        if (st == PD_NOT_FOUND) st = PD_CORRUPT;
-        if (!v->status || st == PD_CORRUPT) v->status = st;
-    }
+    const uint32_t proven = count_proven(&c->list);
+    if (proven && !v->damaged++) memcpy(v->first_damaged, c->candidate->name, sizeof v->first_damaged);
+    v->findings += proven;
+    if (proven || !c->list.count || v->unchecked++) return;
+    const struct pd_damage *first = &c->list.items[0];
+    pd_error_set(&v->first_unchecked, first->status, PD_WHERE, 0, "%s/%s cannot be checked: %.400s", v->place.root,
+                 c->candidate->name, first->text);
 }
 
 static pd_status verdict(const struct verify *v, struct pd_error *err)
 {
-    if (!v->damaged) return PD_OK;
     if (v->damaged == 1)
-        PD_FAIL(err, v->status, "checkpoint %s/%s: %u finding%s; a run loads the newest checkpoint that is whole",
-                v->place.root, v->first_damaged, v->findings, v->findings == 1 ? "" : "s");
-    PD_FAIL(err, v->status, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
-            v->damaged, v->count, v->place.root, v->first_damaged);
+        PD_FAIL(err, PD_CORRUPT, "checkpoint %s/%s: %s; a run loads the newest checkpoint that is whole", v->place.root,
+                v->first_damaged, pd_counted(v->findings, "finding").text);
+    if (v->damaged)
+        PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
+                v->damaged, v->count, v->place.root, v->first_damaged);
+    if (v->unchecked)
+        PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
+                v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
+    return PD_OK;
 }
 
 static pd_status check_all(struct verify *v, struct pd_error *err)
@@ -285,8 +309,9 @@ static pd_status count_quarantined(struct verify *v, struct pd_error *err)
 static pd_status finish(struct verify *v, struct pd_error *err)
 {
     pd_json_array_end(&v->w);
-    pd_json_bool(&v->w, "ok", v->total && !v->damaged);
+    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->unchecked);
     pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "unchecked", v->unchecked);
     pd_json_u64(&v->w, "findings", v->findings);
     pd_json_u64(&v->w, "quarantined", v->quarantined);
     pd_json_object_end(&v->w);
@@ -308,7 +333,7 @@ static pd_status verify_place(struct verify *v, uint64_t step, struct pd_error *
     if (!status) status = check_all(v, err);
     v->total += v->count;
     if (!status) status = count_quarantined(v, err);
-    if (!status && !v->verdict.status) (void)verdict(v, &v->verdict);
+    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || !v->verdict.status)) (void)verdict(v, &v->verdict);
     free(v->candidates);
     v->candidates = NULL;
     return status;

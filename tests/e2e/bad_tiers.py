@@ -199,6 +199,14 @@ def absent_drive(workspace, config):
             expect(os.path.isdir(drive) == is_mount_point and not (is_mount_point and os.listdir(drive)), "something was made there", text)
     listed = workspace.command(["ckpt", "ls", directory])
     expect(f"lies in {drive}, a directory of checkpoint.stripes" in listed.stderr, "ckpt ls does not name it", listed.stderr)
+    verified = workspace.command(["ckpt", "verify", directory])
+    expect(verified.returncode == 74 and f"cannot be checked: shard-00003.h5 lies in {drive}, " in verified.stdout
+           and re.search("^UNCHECKED: .*, 0 findings, 2 not checked$", verified.stdout, re.M) and "DAMAGED" not in verified.stdout,
+           f"ckpt verify calls it damage: exit {verified.returncode}", verified.stdout + verified.stderr)
+    found = json.loads(workspace.command(["ckpt", "verify", directory, "--json"]).stdout)
+    counts = [found[key] for key in ("ok", "damaged", "findings", "unchecked")]
+    rows = [(row["ok"], row["damage"], len(row["unchecked"])) for row in found["checkpoints"]]
+    expect(counts == [False, 0, 0, 1] and rows == [(False, [], 2)], "ckpt verify --json calls it damage", str(found))
     moved = [f"checkpoint.stripes=[{drive}-away]", "checkpoint.stripe_weights=1,1"]
     workspace.train(config, directory, [*files, *moved, "run.steps=4"])
     workspace.train(config, directory, [*files, "run.steps=6", "checkpoint.keep_last=4"])

@@ -31,6 +31,7 @@ struct room {
     bool shared;      /* one file system for all hosts */
     const char *root; /* NULL: ROOM_ROOT */
     uint32_t drives;  /* beside the root's, each with one more shard of every rank */
+    bool turned;      /* the drives are given in the other order */
 };
 
 struct room_rank {
@@ -241,12 +242,13 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
     if (!rank) PD_FAIL(err, PD_NO_MEMORY, "no rank");
     *rank = (struct room_rank){.room = launch->room, .group = group, .context = launch->context};
     static const char *const drives[] = ROOM_DRIVES;
+    const char *const turned[] = {drives[1], drives[0]}; /* of two */
     const char *root = launch->room->root ? launch->room->root : ROOM_ROOT;
     struct pd_store_options options = *launch->options;
     pd_status st = PD_OK;
     if (launch->room->drives && options.writable) {
         options.shards = 1 + launch->room->drives;
-        options.stripes = drives;
+        options.stripes = launch->room->turned ? turned : drives;
     }
     if (launch->room->disk)
         st = pd_simulated_disk_door(launch->room->disk, group->host, &rank->door, err);

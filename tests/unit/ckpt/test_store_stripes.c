@@ -1,6 +1,7 @@
 /* Shards on drives of their own: what lies where, and what drives that are absent, moved, swapped or somebody else's do. The
  * misfortunes of single operations are in tests/crash/store. */
 #include "ckpt/base/log.h"
+#include "ckpt/inspect.h"
 #include "tests/helpers/store_room.h"
 
 #include <criterion/criterion.h>
@@ -188,6 +189,28 @@ static pd_status see_cause(struct room_rank *rank, struct pd_error *err)
     return PD_OK;
 }
 
+/* Of step 4, shards 1 and 4: of an absent drive nothing is known, on one that is there their absence is damage. */
+static void expect_findings(struct room *room, bool are_proven, const char *words)
+{
+    struct pd_door *door = door_of(room);
+    struct pd_inspect *inspect = NULL;
+    struct pd_damage_list list = {0};
+    struct pd_error err = {0};
+    expect(pd_inspect_open(door, ROOM_ROOT "/step-000000000004-1", &inspect, &err), PD_OK, &err);
+    expect(pd_inspect_verify(inspect, NULL, NULL, &list, &err), PD_OK, &err);
+    cr_assert_eq(list.count, 2u);
+    for (uint32_t i = 0; i < list.count; i++) {
+        cr_assert_str_eq(list.items[i].file, i ? "shard-00004.h5" : "shard-00001.h5");
+        cr_assert(pd_damage_is_proven(&list.items[i]) == are_proven && strstr(list.items[i].text, words), "%s",
+                  list.items[i].text);
+    }
+    cr_assert_gt(list.bytes_checked, 0u);
+    cr_assert_eq(pd_inspect_check_complete(inspect, &err), are_proven ? PD_NOT_FOUND : PD_IO, "%s", err.message);
+    pd_damage_list_deinit(&list);
+    pd_inspect_close(inspect);
+    pd_door_free(door);
+}
+
 Test(store_stripes, the_directory_of_an_absent_drive_is_named)
 {
     struct room room = new_room(2);
@@ -197,6 +220,7 @@ Test(store_stripes, the_directory_of_an_absent_drive_is_named)
     move(&room, DRIVE_1, "/drive-1/away");
     room.drives = 0;
     launch(&room, see_cause, &is_absent);
+    expect_findings(&room, false, DRIVE_1 ", a directory of checkpoint.stripes");
     move(&room, "/drive-1/away", DRIVE_1); /* there, and the shards are not */
     struct pd_door *door = door_of(&room);
     for (uint32_t step = 3; step <= 4; step++)
@@ -208,6 +232,7 @@ Test(store_stripes, the_directory_of_an_absent_drive_is_named)
     pd_door_free(door);
     is_absent = false;
     launch(&room, see_cause, &is_absent);
+    expect_findings(&room, true, "No such file");
     room_free(&room);
 }
 
