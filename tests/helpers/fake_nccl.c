@@ -20,12 +20,13 @@ struct post {
 struct world {
     int size, joined;
     struct post *queue[RANKS][RANKS]; /* from, to: oldest first */
+    bool is_asked[RANKS][RANKS][2];   /* from, to: by whoever sends, by whoever receives */
 };
 
 struct comm {
     struct world *world;
-    int rank, polls; /* polls: how often it still says that it is in progress */
-    bool is_aborted;
+    int rank, polls;                          /* polls: how often it still says that it is in progress */
+    bool is_aborted, is_connecting[RANKS][2]; /* peer: to it, from it */
     int error;
 };
 
@@ -135,12 +136,36 @@ EXPORT int ncclCommInitRankConfig(void **ret_comm, int size, struct pd_nccl_id i
     return PD_NCCL_IN_PROGRESS;
 }
 
+/* As NCCL does at the first transfer of a pair in a direction: the group is not launched before its peer has asked too. */
+static bool is_connecting(struct comm *c)
+{
+    bool waits = false;
+    for (int peer = 0; peer < RANKS; peer++)
+        for (int in = 0; in < 2; in++) {
+            const bool *asked = in ? c->world->is_asked[peer][c->rank] : c->world->is_asked[c->rank][peer];
+            c->is_connecting[peer][in] = c->is_connecting[peer][in] && !(asked[0] && asked[1]);
+            waits = waits || c->is_connecting[peer][in];
+        }
+    return waits;
+}
+
+static void connect_group(struct group *g)
+{
+    struct comm *c = g->comm;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const int peer = g->transfers[i].peer, in = !g->transfers[i].is_send;
+        bool *asked = in ? c->world->is_asked[peer][c->rank] : c->world->is_asked[c->rank][peer];
+        asked[in] = true;
+        c->is_connecting[peer][in] = true;
+    }
+}
+
 EXPORT int ncclCommGetAsyncError(void *comm, int *ret_result)
 {
     struct comm *c = comm;
     pthread_mutex_lock(&lock);
     *ret_result = async_result ? async_result : c->error;
-    if (!*ret_result && (c->world->joined < c->world->size || c->polls > 0)) {
+    if (!*ret_result && (c->world->joined < c->world->size || c->polls > 0 || is_connecting(c))) {
         *ret_result = PD_NCCL_IN_PROGRESS;
         c->polls--;
     }
@@ -265,7 +290,10 @@ EXPORT int ncclGroupEnd(void)
     open_group = NULL;
     pthread_mutex_lock(&lock);
     const bool fails = failing_group > 0 && --failing_group == 0;
-    if (g->comm) g->comm->polls = 2;
+    if (g->comm) {
+        g->comm->polls = 2;
+        connect_group(g);
+    }
     pthread_mutex_unlock(&lock);
     if (fails) return failing_result;
     if (!g->count) {

@@ -143,6 +143,22 @@ static inline void late_copy_now(void *argument)
     free(w);
 }
 
+static inline pd_status late_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
+                                   struct pd_error *err)
+{
+    void *data = malloc(bytes);
+    (void)dev;
+    if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu bytes", (unsigned long long)bytes);
+    *ret_span = (struct pd_span){data, bytes, place == PD_DEV_HOST};
+    return PD_OK;
+}
+
+static inline void late_free(struct pd_dev *dev, struct pd_span *span)
+{
+    (void)dev;
+    free(span->data);
+}
+
 static inline pd_status late_copy(struct pd_dev *dev, struct pd_stream *s, struct pd_span dst, struct pd_span src,
                                   struct pd_error *err)
 {
@@ -244,6 +260,8 @@ static inline pd_status late_event_seconds(struct pd_dev *dev, struct pd_event *
 
 static const struct pd_dev_ops late_ops = {
     .name = "late",
+    .alloc = late_alloc,
+    .free = late_free,
     .stream_new = late_stream_new,
     .stream_free = late_stream_free,
     .stream_sync = late_stream_sync,

@@ -44,6 +44,7 @@ struct nccl_comm {
     const char *lane;       /* of spans */
     struct pd_event *given; /* what the compute stream had before an operation */
     struct flight flights[FLIGHTS];
+    struct pd_span greeting; /* of a pair: a byte to the other, and its byte */
     uint64_t operations;
     struct nccl_comm *next;
 };
@@ -511,6 +512,7 @@ static void comm_release(struct nccl_comm *c)
 {
     struct pd_dev *dev = c->family->dev;
     end_handle(c);
+    pd_dev_free(dev, &c->greeting);
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         pd_dev_event_free(dev, c->flights[i].begun);
         pd_dev_event_free(dev, c->flights[i].ended);
@@ -606,19 +608,40 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     return settle(c, code, "joining", err);
 }
 
-/* Every rank takes part in both agreements, whatever went wrong before. */
-static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
+/* Whether all went well with all, whatever went wrong here. */
+static pd_status join_agreed(struct nccl_comm *c, pd_status st, struct pd_error *err)
 {
     struct pd_error other;
-    pd_status st = take_streams(c, err);
-    const pd_status joined = take_handle(c, st ? &other : err);
-    if (!st) st = joined;
     uint64_t failed = st != PD_OK;
     const pd_status agreed = pd_comm_all_reduce(c->control, &failed, 1, PD_REDUCE_SUM_U64, st ? &other : err);
     if (!st) st = agreed;
     if (!st && failed)
         PD_FAIL(err, PD_DEVICE_LOST, "NCCL: %llu of %u ranks could not join", (unsigned long long)failed, c->comm.size);
     return st;
+}
+
+/* NCCL connects two ranks in a direction at their first transfer in it, and that call ends when both have made it: stages of
+ * a pipeline that each begin by expecting something would wait for one another. Whoever is one of more moves pieces where
+ * all do. Nobody waits for the bytes: what comes later is behind them on the stream. */
+static pd_status connect_pair(struct nccl_comm *c, struct pd_error *err)
+{
+    if (c->comm.size != 2 || c->control == c->family->control) return PD_OK;
+    PD_TRY(pd_dev_alloc(c->family->dev, PD_DEV_DEVICE, 2, &c->greeting, err));
+    unsigned char *bytes = c->greeting.data;
+    struct pd_comm_piece out = {.peer = 1 - c->comm.rank, .data = bytes, .bytes = 1}, in = out;
+    in.data = bytes + 1;
+    const struct pd_comm_op op = {.sends = &out, .send_count = 1, .recvs = &in, .recv_count = 1};
+    return launch(c, &op, &c->flights[0], err);
+}
+
+/* Every rank takes part in all agreements, whatever went wrong before. */
+static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
+{
+    struct pd_error other;
+    pd_status st = take_streams(c, err);
+    const pd_status joined = take_handle(c, st ? &other : err);
+    PD_TRY(join_agreed(c, st ? st : joined, err));
+    return join_agreed(c, connect_pair(c, err), err);
 }
 
 static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_comm **ret_comm, struct pd_error *err)

@@ -177,6 +177,38 @@ Test(nccl, pieces_arrive_in_the_order_of_streams)
     cr_assert_eq(aborts(), 0);
 }
 
+/* As stages of a pipeline: each expects a gradient or a stream before it sends what the other expects. */
+static pd_status expecting_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    struct pd_comm *streams, *gradients, *const comm = control;
+    uint64_t in[2] = {0, 0}, out[2] = {11 + control->rank, 0};
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &streams, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &gradients, err));
+    struct pd_comm *const from = control->rank ? streams : gradients, *const to = control->rank ? gradients : streams;
+    struct pd_comm_piece expected = {.peer = 1 - from->rank, .data = in, .bytes = 8};
+    struct pd_comm_piece sent = {.peer = 1 - to->rank, .data = out, .bytes = 8};
+    struct pd_comm_op arrives = {.recvs = &expected, .recv_count = 1}, leaves = {.sends = &sent, .send_count = 1};
+    PD_TRY(pd_comm_start(from, &arrives, err));
+    PD_TRY(pd_comm_start(to, &leaves, err));
+    PD_TRY(pd_comm_wait(from, &arrives, err));
+    PD_TRY(pd_comm_wait(to, &leaves, err));
+    PD_TRY(pd_dev_stream_sync(&r.dev, r.compute, err));
+    EXERCISE_EXPECT(in[0] == 12 - comm->rank);
+    pd_comm_free(gradients);
+    pd_comm_free(streams);
+    rank_close(&r);
+    return PD_OK;
+}
+
+Test(nccl, a_pair_is_connected_before_it_expects_anything, .timeout = SOON_SECONDS)
+{
+    struct pd_error err;
+    cr_assert_eq(run(2, expecting_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
+}
+
 /* ---- spans ---- */
 
 static pd_status watched_main(struct pd_comm *control, void *context, struct pd_error *err)
@@ -317,6 +349,7 @@ static pd_status quiet_main(struct pd_comm *control, void *context, struct pd_er
     struct rank r;
     double limit = *(double *)context;
     PD_TRY(rank_open(control, &r, err));
+    PD_TRY(traffic(&r, r.comm, 3, 1, err)); /* they are connected */
     r.comm->time_limit_seconds = limit;
     uint64_t in = 0;
     struct pd_comm_piece recv = {.peer = 1, .data = &in, .bytes = 8};
@@ -337,7 +370,7 @@ Test(nccl, a_silent_peer_is_noticed_by_the_clock)
     struct pd_error err;
     double limit = 2;
     cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST);
-    cr_assert(strstr(err.message, "operation 1 of rank 0 of 2 with rank 1 did not end within 2 s"), "%s", err.message);
+    cr_assert(strstr(err.message, "operation 2 of rank 0 of 2 with rank 1 did not end within 2 s"), "%s", err.message);
 }
 
 Test(nccl, what_nccl_says_of_itself_is_noticed)
