@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-enum { BUFFERS_MAX = 3 };
+enum { BUFFERS_MAX = 3, FIRST_PASSES = 8 };
 
 struct buffer {
     void *data;
@@ -27,6 +27,8 @@ struct pd_pipeline {
     struct pd_math *math;
     uint64_t bytes, clock;
     struct pd_stalls *stalls;
+    uint32_t first_passes; /* that are left */
+    bool has_gradients;    /* this pass */
     struct ring streams_in, streams_out, gradients;
 };
 
@@ -55,6 +57,7 @@ pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t stream_bytes, str
     p->grid = grid;
     p->math = math;
     p->bytes = stream_bytes;
+    p->first_passes = dev ? FIRST_PASSES : 0;
     take_ring(&p->streams_in, has_before ? 1 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
     take_ring(&p->streams_out, has_after ? 2 : 0, stream_bytes, arena, PD_MEMORY_BUFFERS);
     take_ring(&p->gradients, 1u + has_before + has_after, stream_bytes, arena, PD_MEMORY_ACTIVATIONS);
@@ -130,8 +133,17 @@ static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm
     return PD_OK;
 }
 
-static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_error *err)
+/* Not in the first passes on a device: a kernel's code is loaded when it is first launched, and a graph is made, for which
+ * the driver may wait until the device has nothing to do; what was expected comes when this rank has sent what it is made
+ * of. */
+static pd_status expect_ahead(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
+    return p->first_passes ? PD_OK : expect(p, ring, comm, err);
+}
+
+static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
+{
+    if (!ring->expected) PD_TRY(expect(p, ring, comm, err));
     PD_CHECK(ring->expected);
     PD_TRY(finish(p, ring->expected, err));
     ring->expected->last_use = ++p->clock;
@@ -164,17 +176,18 @@ pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gr
     PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
     p->streams_in.left = streams;
     p->gradients.left = gradients;
-    PD_TRY(expect(p, &p->streams_in, p->grid->forward_in, err));
-    return expect(p, &p->gradients, p->grid->backward_in, err);
+    p->has_gradients = false;
+    PD_TRY(expect_ahead(p, &p->streams_in, p->grid->forward_in, err));
+    return expect_ahead(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd_error *err)
 {
     struct ring *ring = &p->streams_in;
-    PD_TRY(receive(p, ring, err));
+    PD_TRY(receive(p, ring, p->grid->forward_in, err));
     PD_TRY(pd_math_copy(p->math, stream, ring->current->data, p->bytes, err));
     ring->current = NULL;
-    return expect(p, ring, p->grid->forward_in, err);
+    return expect_ahead(p, ring, p->grid->forward_in, err);
 }
 
 pd_status pd_pipeline_next_stream(struct pd_pipeline *p, void **ret_stream, struct pd_error *err)
@@ -189,9 +202,10 @@ pd_status pd_pipeline_send_stream(struct pd_pipeline *p, struct pd_error *err)
 
 pd_status pd_pipeline_take_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
 {
-    PD_TRY(receive(p, &p->gradients, err));
+    p->has_gradients = true;
+    PD_TRY(receive(p, &p->gradients, p->grid->backward_in, err));
     *ret_gradient = p->gradients.current->data;
-    return expect(p, &p->gradients, p->grid->backward_in, err);
+    return expect_ahead(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_next_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
@@ -201,6 +215,7 @@ pd_status pd_pipeline_next_gradient(struct pd_pipeline *p, void **ret_gradient, 
 
 pd_status pd_pipeline_send_gradient(struct pd_pipeline *p, struct pd_error *err)
 {
+    p->has_gradients = true;
     return send_current(p, &p->gradients, p->grid->backward_out, err);
 }
 
@@ -210,6 +225,7 @@ pd_status pd_pipeline_end(struct pd_pipeline *p, uint64_t *ret_wait_ns, struct p
     for (int r = 0; r < 3; r++)
         for (uint32_t i = 0; i < rings[r]->count; i++)
             PD_TRY(finish(p, &rings[r]->buffers[i], err));
+    if (p->has_gradients && p->first_passes) p->first_passes--;
     return pd_stalls_take(p->stalls, ret_wait_ns, err);
 }
 

@@ -1,7 +1,8 @@
 /* Residual streams and their gradients between pipeline stages, in flight while the next leaf computes.
  *
  * Both ends of a link take the same leaves in the same order (schedule.h), so messages carry no tags. A receive is started
- * one message ahead of its use and a send is waited for only when its buffer is needed again:
+ * one message ahead of its use, on a device after its first passes, and a send is waited for only when its buffer is needed
+ * again:
  *
  *   streams     one buffer that the next leaf's arrives in, two that are computed into and sent from
  *   gradients   one that is computed in place, one more that the next arrives in, one more that the last is sent from;
@@ -29,7 +30,7 @@ PD_MUST_USE pd_status pd_pipeline_new(const struct pd_grid *grid, uint64_t strea
                                       struct pd_pipeline **ret_pipeline, struct pd_error *err);
 void pd_pipeline_free(struct pd_pipeline *pipeline); /* NULL is fine */
 
-/* How many streams and gradients will be received until end: the first of each are started. */
+/* How many streams and gradients will be received until end: the first of each are started, but in first passes. */
 PD_MUST_USE pd_status pd_pipeline_begin(struct pd_pipeline *pipeline, uint64_t streams, uint64_t gradients,
                                         struct pd_error *err);
 /* The next stream from the stage before, copied to `stream`. */
