@@ -2,6 +2,7 @@
 
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
+#include "trainer/device_room.h"
 #include "trainer/exact_sum.h"
 #include "trainer/host_state.h"
 #include "trainer/math/math_cuda.h"
@@ -345,9 +346,10 @@ pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_mem
                           struct pd_arena **ret_arena, struct pd_error *err)
 {
     PD_TRY(pd_engine_plan_of(options, ret_plan, err));
-    if (!options->device) return pd_arena_new(ret_plan, ret_arena, err);
+    if (!options->device) return pd_device_room_taken(options, pd_arena_new(ret_plan, ret_arena, err), err);
     const struct pd_arena_source source = pd_rank_device_source(options->device);
-    return pd_arena_new_on(ret_plan, &source, ret_arena, err);
+    PD_TRY(pd_device_room_check(options, ret_plan, err));
+    return pd_device_room_taken(options, pd_arena_new_on(ret_plan, &source, ret_arena, err), err);
 }
 
 /* As the host reads and writes it. */

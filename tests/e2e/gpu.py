@@ -143,15 +143,31 @@ def lost_again_and_again(bench, config):
 HUGE = ["batch.sequences=65536", "batch.leaf=65536", "model.layers=600", "validation.every=0"]
 
 
-def too_little_memory(bench, config, overrides, environment):
-    """What does not fit is said, by number and with what to change, before a step is made."""
+def does_not_fit(bench, config, words, overrides, environment):
+    """The last line of a run that is refused before a step is made, and not tried again."""
     directory = bench.workspace.directory()
     result = bench.workspace.command(["train", config, f"run.dir={directory}", *overrides], environment)
-    if result.returncode == 0 or "device memory" not in result.stderr:
-        raise harness.Failure(f"a GPU too small: exit {result.returncode}\n{result.stderr}")
+    said = result.stderr.strip()
+    if result.returncode != 78 or "restart" in said or not re.search(words, said):
+        raise harness.Failure(f"{overrides} with {environment}: exit {result.returncode}, expected 78 and {words}\n{said}")
     if os.path.exists(os.path.join(directory, "metrics.jsonl")):
         raise harness.Failure("a step was made without the memory for it")
-    print(f"said: {result.stderr.strip().splitlines()[-1]}", flush=True)
+    print(f"said: {said.splitlines()[-1]}", flush=True)
+    return said.splitlines()[-1]
+
+
+TOO_LITTLE = r"needs [\d.]+ MiB of device memory, and [\d.]+ of [\d.]+ are free.*; .*perdure plan"
+
+
+@simulated_only("a real GPU's memory is not for a test to choose")
+def a_little_too_little(bench, config):
+    """What a rank is told to change is enough, and changes no bits. Of two that share a GPU the second does not fit."""
+    need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, [], {"PERDURE_SIMT_MEMORY": "2M"}))[1])
+    memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
+    said = does_not_fit(bench, config, TOO_LITTLE, [], memory)
+    bench.same("on a GPU that is too small for it otherwise", config, re.search(r"with (.*) it takes", said)[1].split(), memory)
+    does_not_fit(bench, config, "does not fit beside what others hold|others hold the rest",
+                 ["layout.ranks=2", "layout.dp=2", "layout.zero_stage=0"], {"PERDURE_SIMT_MEMORY": f"{int(need * 1.2)}M"})
 
 
 def from_cpu_and_back(bench, config):
@@ -167,14 +183,7 @@ def from_cpu_and_back(bench, config):
 @simulated_only("how much a driver page-locks is the machine's to say")
 def too_little_to_lock(bench, config):
     """Memory that cannot be page-locked is missed before the first step: by name, with what to look at."""
-    directory = bench.workspace.directory()
-    result = bench.workspace.command(["train", config, f"run.dir={directory}"], {"PERDURE_SIMT_LOCKED": "64K"})
-    said = result.stderr.strip()
-    if result.returncode == 0 or "page-locked memory" not in said or "perdure plan" not in said:
-        raise harness.Failure(f"64 KiB that may be page-locked: exit {result.returncode}\n{said}")
-    if os.path.exists(os.path.join(directory, "metrics.jsonl")):
-        raise harness.Failure("a step was made without the memory that saves and offload need")
-    print(f"said: {said.splitlines()[-1]}", flush=True)
+    does_not_fit(bench, config, "page-locked memory.*perdure plan", [], {"PERDURE_SIMT_LOCKED": "64K"})
 
 
 def warning_of(bench, directory, steps, environment, *overrides):
@@ -275,10 +284,8 @@ def memory_stays(bench, early, late):
 def limits(bench):
     config = bench.config()
     lost_again_and_again(bench, config)
-    if bench.is_simulated:
-        too_little_memory(bench, config, [], {"PERDURE_SIMT_MEMORY": "2M"})
-    else:
-        too_little_memory(bench, config, HUGE, {})
+    does_not_fit(bench, config, TOO_LITTLE, HUGE, {})
+    a_little_too_little(bench, config)
     too_little_to_lock(bench, config)
     told_apart(bench)
     eight_bits(bench)

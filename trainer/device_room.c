@@ -1,0 +1,159 @@
+#include "trainer/device_room.h"
+
+#include "trainer/config_check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what to change ---- */
+
+static bool recompute_selective(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute == PD_RECOMPUTE_NONE;
+    c->layout.recompute = PD_RECOMPUTE_SELECTIVE;
+    return is_new;
+}
+
+static bool recompute_full(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute != PD_RECOMPUTE_FULL;
+    c->layout.recompute = PD_RECOMPUTE_FULL;
+    return is_new;
+}
+
+static bool zero_3(struct pd_config *c)
+{
+    const bool is_new = c->layout.zero_stage != 3;
+    c->layout.zero_stage = 3;
+    return is_new;
+}
+
+static bool leaves(enum pd_place *place)
+{
+    const bool is_new = *place == PD_PLACE_DEVICE;
+    *place = PD_PLACE_CPU;
+    return is_new;
+}
+
+static bool activations_away(struct pd_config *c)
+{
+    return leaves(&c->offload.activations);
+}
+
+static bool optimizer_away(struct pd_config *c)
+{
+    return leaves(&c->offload.optimizer);
+}
+
+static bool gradients_away(struct pd_config *c)
+{
+    return leaves(&c->offload.gradients);
+}
+
+static bool parameters_away(struct pd_config *c)
+{
+    return leaves(&c->offload.parameters);
+}
+
+/* What costs least time comes first. */
+static const struct change {
+    const char *words;
+    bool (*apply)(struct pd_config *); /* false: it is so already */
+} changes[] = {
+    {"layout.recompute=selective", recompute_selective},
+    {"offload.activations=cpu", activations_away},
+    {"layout.zero_stage=3", zero_3},
+    {"layout.recompute=full", recompute_full},
+    {"offload.optimizer=cpu", optimizer_away},
+    {"offload.gradients=cpu", gradients_away},
+    {"offload.parameters=cpu", parameters_away},
+};
+enum { CHANGES = sizeof changes / sizeof *changes };
+
+static uint64_t device_bytes(const struct pd_memory_plan *plan)
+{
+    return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
+}
+
+static bool plan_with(const struct pd_engine_options *o, const struct pd_config *config, uint64_t *ret_bytes)
+{
+    struct pd_engine_options changed = *o;
+    struct pd_laid_out laid_out;
+    struct pd_memory_plan plan;
+    struct pd_error err;
+    changed.config = config;
+    changed.laid_out = &laid_out;
+    changed.device = NULL;
+    changed.is_gpu = true;
+    if (pd_config_check(config, &err) || pd_lay_out(config, o->model, o->world, &laid_out, &err) ||
+        pd_engine_plan_of(&changed, &plan, &err))
+        return false;
+    *ret_bytes = device_bytes(&plan);
+    return true;
+}
+
+static bool try_changes(const struct pd_engine_options *o, uint32_t which, struct pd_device_remedy *ret)
+{
+    struct pd_config config = *o->config; /* borrows what it points to */
+    struct pd_device_remedy r = {.bytes = 0};
+    for (uint32_t i = 0; i < CHANGES; i++) {
+        if (!(which >> i & 1)) continue;
+        if (!changes[i].apply(&config)) return false;
+        const size_t at = strlen(r.words);
+        snprintf(r.words + at, sizeof r.words - at, "%s%s", at ? " " : "", changes[i].words);
+    }
+    if (!plan_with(o, &config, &r.bytes)) return false;
+    *ret = r;
+    return true;
+}
+
+bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
+{
+    if (o->config->layout.automatic) return false; /* chosen to fit, if anything does */
+    for (int count = 1; count <= CHANGES; count++) {
+        for (uint32_t which = 1; which < 1u << CHANGES; which++) {
+            struct pd_device_remedy r;
+            if (__builtin_popcount(which) != count || !try_changes(o, which, &r) || r.bytes > bytes) continue;
+            *ret_remedy = r;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- what is said ---- */
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / 1048576;
+}
+
+pd_status pd_device_room_check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
+{
+    struct pd_dev_memory memory;
+    struct pd_device_remedy r;
+    char advice[320];
+    const uint64_t need = device_bytes(plan);
+    PD_TRY(pd_dev_memory(o->device->dev, &memory, err));
+    if (need <= memory.free_bytes) return PD_OK;
+    if (pd_device_room_remedy(o, memory.free_bytes, &r))
+        snprintf(advice, sizeof advice, "with %s it takes %.1f MiB, and the bits stay the same", r.words, mib(r.bytes));
+    else
+        snprintf(advice, sizeof advice,
+                 "take more ranks, or a smaller batch.leaf or a larger numerics.virtual_tp, which start a new lineage");
+    PD_FAIL(err, PD_INVALID,
+            "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
+            "perdure plan CONFIG --world=%u run.device=gpu",
+            o->device->dev->index, mib(need), mib(memory.free_bytes), mib(memory.total_bytes),
+            need <= memory.total_bytes ? ", others hold the rest" : "", advice, o->world);
+}
+
+pd_status pd_device_room_taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
+{
+    if (status != PD_NO_MEMORY) return status;
+    if (err) err->status = PD_INVALID;
+    if (!o->device) return PD_INVALID;
+    return pd_error_context(
+        err, PD_INVALID, "GPU %u: what this rank needs does not fit beside what others hold; of more ranks each needs less",
+        o->device->dev->index);
+}
