@@ -76,6 +76,14 @@ def with_an_older_gpu(bundle):
     expect(done.returncode == 0 and len(skips) == 6 == len(said) - 1, "fp8 on a GPU without", done)
 
 
+def with_a_row_that_breaks(bundle):
+    """The same operation loses the GPU in every process: rows behind each that broke are run."""
+    done = call(f"{bundle}/bin/gpu_operations", PERDURE_SIMT_FAIL="2000")
+    lines = done.stdout.splitlines()
+    breaks = [line for line in lines if line.startswith("FAIL ") and ": exit code 1" in line]
+    expect(done.returncode == 1 and breaks and lines.index(breaks[-1]) < len(lines) - 20, "rows behind one that broke", done)
+
+
 def without_a_gpu(room, bundle):
     done, results, steps = run(bundle, f"{room}/none", ["doctor", "operations", "train", "step_0.5B"], PERDURE_SIMT_GPUS="0")
     expect(done.returncode == 77 and results["device"] == "" and steps["doctor"]["state"] == "ok", "no GPU", done)
@@ -122,6 +130,7 @@ with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
     without_cuda(room_)
     with_a_gpu(room_, bundle_)
     with_an_older_gpu(bundle_)
+    with_a_row_that_breaks(bundle_)
     without_a_gpu(room_, bundle_)
     scales(room_, bundle_)
     sanitized(room_, bundle_)

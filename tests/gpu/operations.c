@@ -2,8 +2,12 @@
  *
  * Operands are random values of the activation type; errors are norms of differences over norms of what is wanted. The GPU's
  * must be within the tolerance of the type, and a second call must have the bits of the first. Where there is no GPU the
- * exit code is 77. The same program runs over simulated GPUs (tests/simt) with smaller sizes. */
+ * exit code is 77. The same program runs over simulated GPUs (tests/simt) with smaller sizes.
+ *
+ * A kernel that breaks takes its process with it, or hangs it: rows run in a process of their own that begins anew behind
+ * the row that broke. `gpu_operations --from N` is that process, and what a checker of memory is to look at. */
 #include "tests/gpu/operation_cases.h"
+#include "tests/gpu/survivor.h"
 
 #include "ckpt/base/half.h"
 #include "offload/device.h"
@@ -16,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SKIPPED = 77, SIZES = 4 };
+enum { SKIPPED = 77, SIZES = 4, LIMIT_SECONDS = 120 };
 
 static const struct sizes small_sizes[] = {{2, 37, 48, 61, 4, 2, 16, 40}, {1, 70, 128, 257, 2, 1, 64, 96}},
                           large_sizes[SIZES] = {{2, 37, 48, 61, 4, 2, 16, 40},
@@ -28,7 +32,9 @@ struct bench {
     struct pd_rank_device device;
     struct pd_thread_pool *pool;
     struct pd_arena *arenas[2];
-    struct pd_math *math[2]; /* of the CPU, of the GPU */
+    struct pd_math *math[2];    /* of the CPU, of the GPU */
+    struct survivor_child rows; /* those behind `from` are run */
+    const char *kernels;        /* of attention; NULL: what the device gets */
     uint32_t failed, tried, skipped;
 };
 
@@ -254,8 +260,10 @@ static void check(struct bench *b, const struct operation *o, const struct sizes
         values[count] = arrays[count].value;
     }
     run_on_cpu(b, o, s, act, arrays, count);
+    survivor_hurry(&b->rows, LIMIT_SECONDS);
     run_on_gpu(b, o, s, act, arrays, count, 1);
     run_on_gpu(b, o, s, act, arrays, count, 2);
+    survivor_hurry(&b->rows, 0);
     o->exact(s, values);
     for (int i = 0; i < count; i++) {
         if (o->operands[i].role == IN) continue;
@@ -266,9 +274,9 @@ static void check(struct bench *b, const struct operation *o, const struct sizes
     }
     const double tolerance = o->tolerance > 0 ? o->tolerance : tolerance_of(act) * o->slack;
     const bool is_good = worst_cpu <= tolerance && worst_gpu <= tolerance && is_same;
-    printf("%s %-20s %-4s R %4llu C %4llu D %3llu  CPU %.2e  GPU %.2e  at most %.1e%s\n", is_good ? "ok  " : "FAIL", o->name,
-           pd_dtype_name(act), (unsigned long long)(s->sequences * s->length), (unsigned long long)s->columns,
-           (unsigned long long)s->head_size, worst_cpu, worst_gpu, tolerance,
+    printf("%s %-20s %-5s %-4s R %4llu C %4llu D %3llu  CPU %.2e  GPU %.2e  at most %.1e%s\n", is_good ? "ok  " : "FAIL",
+           o->name, b->kernels ? b->kernels : "", pd_dtype_name(act), (unsigned long long)(s->sequences * s->length),
+           (unsigned long long)s->columns, (unsigned long long)s->head_size, worst_cpu, worst_gpu, tolerance,
            is_same ? "" : ", a second call has other bits");
     b->tried++;
     b->failed += !is_good;
@@ -280,6 +288,11 @@ static void check_all(struct bench *b, const struct operation *first, const stru
 {
     const uint32_t capability = b->device.dev->capability;
     for (const struct operation *o = first; o->name; o++) {
+        char what[96];
+        if (b->kernels && strncmp(o->name, "attention", 9) != 0) continue;
+        snprintf(what, sizeof what, "%s %s %s of %llu x %llu", o->name, b->kernels ? b->kernels : "", pd_dtype_name(act),
+                 (unsigned long long)s->length, (unsigned long long)s->head_size);
+        if (!survivor_next(&b->rows, what)) continue;
         if (capability >= o->capability) {
             check(b, o, s, act);
             continue;
@@ -290,33 +303,66 @@ static void check_all(struct bench *b, const struct operation *first, const stru
     }
 }
 
-int main(void)
+static void check_sizes(struct bench *b, const char *kernels, const struct sizes *sizes, size_t count)
 {
     static const enum pd_dtype dtypes[] = {PD_F32, PD_BF16, PD_F16};
-    struct bench b = {.failed = 0};
-    if (!pd_dev_cuda_count()) {
-        struct pd_dev *dev;
-        struct pd_error why = {0};
-        if (!pd_dev_open_cuda(0, &dev, &why)) pd_dev_close(dev);
-        printf("skipped: %s\n", why.message);
-        return SKIPPED;
-    }
+    b->kernels = kernels;
+    if (kernels) setenv("PERDURE_ATTENTION", kernels, 1);
+    for (size_t i = 0; i < count; i++)
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            open_tables(b, &sizes[i], dtypes[d]);
+            check_all(b, operations, &sizes[i], dtypes[d]);
+            check_all(b, more_operations, &sizes[i], dtypes[d]);
+            close_tables(b);
+        }
+}
+
+static int skip(void)
+{
+    struct pd_dev *dev;
+    struct pd_error why = {0};
+    if (!pd_dev_open_cuda(0, &dev, &why)) pd_dev_close(dev);
+    printf("skipped: %s\n", why.message);
+    return SKIPPED;
+}
+
+/* Of attention: what other devices get, and what has no tensor cores. */
+static const char *const *other_kernels(bool is_simulated, uint32_t capability)
+{
+    static const char *const simulated[] = {"wgmma", NULL}, *const hopper[] = {"mma", "plain", NULL},
+                             *const others[] = {"plain", NULL}, *const none[] = {NULL};
+    if (getenv("PERDURE_ATTENTION")) return none;
+    return is_simulated ? simulated : capability == 90 ? hopper : others;
+}
+
+static int check_rows(const struct survivor_child *rows)
+{
+    struct bench b = {.rows = *rows};
+    if (!pd_dev_cuda_count()) return skip();
     MUST(pd_rank_device_open(PD_DEVICE_GPU, 0, &b.device, err));
     MUST(pd_thread_pool_new(1, &b.pool, err));
     const bool is_simulated = strstr(b.device.dev->description, "simulated") != NULL;
     const struct sizes *sizes = is_simulated ? small_sizes : large_sizes;
     const size_t count = is_simulated ? sizeof small_sizes / sizeof *small_sizes : SIZES;
     pd_numerics_thread_init();
-    for (size_t i = 0; i < count; i++)
-        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
-            open_tables(&b, &sizes[i], dtypes[d]);
-            check_all(&b, operations, &sizes[i], dtypes[d]);
-            check_all(&b, more_operations, &sizes[i], dtypes[d]);
-            close_tables(&b);
-        }
+    check_sizes(&b, NULL, sizes, count);
+    for (const char *const *other = other_kernels(is_simulated, b.device.dev->capability); *other; other++)
+        check_sizes(&b, *other, sizes, count);
     printf("%s: %u operations, %u beyond their tolerance or with other bits the second time, %u skipped\n",
            b.device.dev->description, b.tried, b.failed, b.skipped);
     pd_thread_pool_free(b.pool);
     pd_rank_device_close(&b.device);
+    survivor_done(&b.rows);
     return b.failed ? 1 : 0;
+}
+
+int main(int count, char **arguments)
+{
+    struct survivor_child rows;
+    if (survivor_is_child(count, arguments, &rows)) return check_rows(&rows);
+    if (count > 1) {
+        fprintf(stderr, "usage: gpu_operations [--from ROW]\n");
+        return 64;
+    }
+    return survivor_run();
 }
