@@ -87,26 +87,47 @@ static pd_status read_id_at(struct pd_door *door, const char *dir, uint64_t *ret
     return PD_OK;
 }
 
-/* The store's token, made when there is none. */
-static pd_status settle_token(struct pd_store *store, char ret_token[33], struct pd_error *err)
+/* Of a drive that is marked: false where it is not. */
+static pd_status read_drive(struct pd_store *drive, char ret_token[33], uint64_t *ret_id, bool *ret_has,
+                            struct pd_error *err)
 {
     char text[MARK_BYTES + 1];
+    PD_TRY(read_mark(drive, "stripe", text, err));
+    *ret_has = sscanf(text, TOKEN_FORMAT " %" SCNu64, ret_token, ret_id) == 2 && strlen(ret_token) == 32;
+    return PD_OK;
+}
+
+/* The root means this drive by that id: it is the store's whatever became of its token. */
+static bool goes_by(struct pd_store *store, const struct pd_store *drive, uint64_t id)
+{
+    char path[STORE_PATH_MAX], target[STORE_PATH_MAX];
+    store_path(store, path, "stripe-%" PRIu64, id);
+    return pd_door_readlink(store->door, path, target, NULL) == PD_OK && strcmp(target, drive->root) == 0;
+}
+
+/* The store's token, made when there is none: a disk that lost it may have kept the links and what goes by them. */
+static pd_status settle_token(struct pd_store *store, struct pd_store *drive, char ret_token[33], struct pd_error *err)
+{
+    char text[MARK_BYTES + 1], there[33];
+    uint64_t id;
+    bool is_marked;
     PD_TRY(read_mark(store, "stripes", text, err));
     if (sscanf(text, TOKEN_FORMAT, ret_token) == 1 && strlen(ret_token) == 32) return PD_OK;
-    memcpy(ret_token, store->token, 33);
+    PD_TRY(read_drive(drive, there, &id, &is_marked, err));
+    memcpy(ret_token, is_marked && goes_by(store, drive, id) ? there : store->token, 33);
     return write_mark(store, "stripes", ret_token, err);
 }
 
 static pd_status settle_drive(struct pd_store *drive, const char token[33], struct pd_error *err)
 {
-    char text[MARK_BYTES + 1], there[33] = "";
-    uint64_t id = 0;
-    PD_TRY(read_mark(drive, "stripe", text, err));
-    if (sscanf(text, TOKEN_FORMAT " %" SCNu64, there, &id) == 2) {
-        if (strcmp(there, token) == 0) return PD_OK;
+    char text[MARK_BYTES + 1], there[33];
+    uint64_t id;
+    bool is_marked;
+    PD_TRY(read_drive(drive, there, &id, &is_marked, err));
+    if (is_marked && strcmp(there, token) == 0) return PD_OK;
+    if (is_marked)
         PD_FAIL(err, PD_INVALID, "it holds stripes of another checkpoint directory than %s: name another one, or empty it",
                 drive->parent->root);
-    }
     /* Of this launch and drive alone; 48 bits, so that it is short. */
     id = pd_digest64(drive->token, strlen(drive->token), drive->stripe) >> 16;
     snprintf(text, sizeof text, "%s %" PRIu64, token, id);
@@ -140,16 +161,17 @@ static pd_status check_hosts(const struct pd_store *store, const struct pd_store
 static pd_status mark_drive(struct pd_store *store, struct pd_store *drive, struct pd_error *err)
 {
     char token[33];
-    PD_TRY(settle_token(store, token, err));
+    PD_TRY(settle_token(store, drive, token, err));
     return settle_drive(drive, token, err);
 }
 
 static pd_status read_id(struct pd_store *drive, struct pd_error *err)
 {
-    char text[MARK_BYTES + 1], token[33];
-    PD_TRY(read_mark(drive, "stripe", text, err));
-    if (sscanf(text, TOKEN_FORMAT " %" SCNu64, token, &drive->stripe_id) == 2) return PD_OK;
-    PD_FAIL(err, PD_IO, "its file \"stripe\" is not to be seen here");
+    char token[33];
+    bool is_marked;
+    PD_TRY(read_drive(drive, token, &drive->stripe_id, &is_marked, err));
+    if (!is_marked) PD_FAIL(err, PD_IO, "its file \"stripe\" is not to be seen here");
+    return PD_OK;
 }
 
 static pd_status join(struct pd_store *store, struct pd_store *drive, struct pd_error *err)

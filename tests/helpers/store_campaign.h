@@ -49,10 +49,11 @@ struct campaign_run {
     struct pd_simulated_disk *after; /* as it lay when the save had ended */
 };
 
+static const char campaign_index[] = "not a real index";
+
 static inline pd_status campaign_base(struct room_rank *rank, struct pd_error *err)
 {
-    static const char index[] = "not a real index";
-    pd_store_set_index(rank->store, index, sizeof index);
+    pd_store_set_index(rank->store, campaign_index, sizeof campaign_index);
     for (uint64_t step = 1; step <= CAMPAIGN_BASE_STEPS; step++) {
         PD_TRY(room_save(rank, step, err));
         PD_TRY(pd_store_prune(rank->store, err));
@@ -143,6 +144,28 @@ static inline pd_status campaign_expect_tidy_drives(struct room_rank *rank, stru
     return st;
 }
 
+/* Steps of the base launch have an index; wherever one lies it is whole. */
+static inline pd_status campaign_expect_indexes(struct room_rank *rank, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(rank->store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(rank->store, i);
+        char path[4096], data[sizeof campaign_index] = "";
+        struct pd_file *file = NULL;
+        struct pd_stat stat = {0};
+        pd_store_entry_path(rank->store, entry, path);
+        snprintf(path + strlen(path), 32, "/index.h5");
+        pd_status st = pd_file_open(rank->door, path, PD_OPEN_READ, &file, err);
+        if (st == PD_NOT_FOUND && entry->step > CAMPAIGN_BASE_STEPS) continue;
+        PD_TRY(st);
+        st = pd_file_stat(file, &stat, err);
+        if (st == PD_OK && stat.bytes == sizeof data) st = pd_file_read(file, 0, data, sizeof data, err);
+        pd_file_close_readonly(file);
+        PD_TRY(st);
+        if (memcmp(data, campaign_index, sizeof data) != 0) PD_FAIL(err, PD_BUG, "%s is not whole", path);
+    }
+    return PD_OK;
+}
+
 /* After an open without misfortune: one fence, one pool, the checkpoints that are offered, nothing else. */
 static inline pd_status campaign_expect_tidy(struct room_rank *rank, struct pd_error *err)
 {
@@ -183,6 +206,7 @@ static inline pd_status campaign_look(struct room_rank *rank, struct pd_error *e
         PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)step,
                 (unsigned long long)check->least, (unsigned long long)check->most);
     if (damaged && !check->may_be_damaged) PD_FAIL(err, PD_BUG, "%u checkpoints were damaged by an honest disk", damaged);
+    if (!check->may_be_damaged) PD_TRY(pd_group_agree(rank->group, campaign_expect_indexes(rank, err), err));
     /* Every older one that is offered loads too, unless a lie may have hit it. */
     for (uint32_t i = 1; i < pd_store_count(rank->store) && !check->may_be_damaged; i++)
         PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
@@ -193,22 +217,28 @@ static inline pd_status campaign_look(struct room_rank *rank, struct pd_error *e
     return pd_store_prune(rank->store, err);
 }
 
-/* Kills what runs, takes the power away where the misfortune says so, and looks. Consumes `disk`. */
+/* Kills what runs, and takes the power away where the misfortune says so. */
+static inline void campaign_strike(const struct room *room, struct pd_simulated_disk *disk, const struct misfortune *m)
+{
+    if (m->crash_host == PD_DISK_ALL_HOSTS) {
+        pd_simulated_disk_crash(disk, PD_DISK_ALL_HOSTS, m->crash_seed);
+        return;
+    }
+    for (uint32_t host = 0; host < room->hosts; host++) {
+        if (host == m->crash_host)
+            pd_simulated_disk_crash(disk, host, m->crash_seed);
+        else
+            pd_simulated_disk_kill(disk, host);
+    }
+}
+
+/* Looks at what is left. Consumes `disk`. */
 static inline pd_status campaign_look_after(const struct room *room, struct pd_simulated_disk *disk,
                                             const struct misfortune *m, struct campaign_check *check, struct pd_error *err)
 {
     struct room later = *room;
     later.disk = disk;
-    if (m->crash_host == PD_DISK_ALL_HOSTS) {
-        pd_simulated_disk_crash(disk, PD_DISK_ALL_HOSTS, m->crash_seed);
-    } else {
-        for (uint32_t host = 0; host < room->hosts; host++) {
-            if (host == m->crash_host)
-                pd_simulated_disk_crash(disk, host, m->crash_seed);
-            else
-                pd_simulated_disk_kill(disk, host);
-        }
-    }
+    campaign_strike(room, disk, m);
     pd_status st = room_launch(&later, campaign_look, check, err);
     room_free(&later);
     return st;
@@ -263,26 +293,80 @@ static inline pd_status campaign_only_open(struct room_rank *rank, struct pd_err
     return PD_OK;
 }
 
-/* One misfortune while a launch opens a wounded store; that launch may fail, the one after it may not. */
+/* One misfortune while a launch opens `base`; whether it may go on with `script` or has failed, *ret_room is what it leaves,
+ * for the caller to free. */
+static inline pd_status campaign_open_under(const struct room *base, const struct misfortune *m, room_script *script,
+                                            struct campaign_run *run, struct room *ret_room, struct pd_error *err)
+{
+    struct room room = *base;
+    struct pd_disk_fault fault = misfortune_fault(m);
+    struct pd_error why;
+    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    pd_simulated_disk_set_fault(room.disk, &fault);
+    run->saved = room_launch(&room, script, run, &why);
+    if (!run->fired) run->fired = pd_simulated_disk_fired(room.disk);
+    pd_simulated_disk_set_fault(room.disk, NULL);
+    if (run->saved == PD_BUG || run->saved == PD_PEER_LOST || run->saved == PD_CORRUPT) {
+        if (err) *err = why;
+        room_free(&room);
+        return run->saved;
+    }
+    *ret_room = room;
+    return PD_OK;
+}
+
+/* Of a wounded store; the launch after it may not fail. */
 static inline pd_status campaign_try_open(const struct room *wounded, const struct misfortune *m, bool *ret_fired,
                                           struct pd_error *err)
 {
-    struct room room = *wounded;
-    struct pd_disk_fault fault = misfortune_fault(m);
+    struct room room;
+    struct campaign_run run = {0};
     struct campaign_check check = {
         .least = CAMPAIGN_BASE_STEPS + 1, .most = CAMPAIGN_BASE_STEPS + 2, .may_be_damaged = misfortune_lies(m)};
-    PD_TRY(pd_simulated_disk_clone(wounded->disk, &room.disk, err));
-    pd_simulated_disk_set_fault(room.disk, &fault);
-    struct pd_error why;
-    pd_status opened = room_launch(&room, campaign_only_open, NULL, &why);
-    *ret_fired = pd_simulated_disk_fired(room.disk) > 0;
-    pd_simulated_disk_set_fault(room.disk, NULL);
-    if (opened == PD_BUG || opened == PD_PEER_LOST || opened == PD_CORRUPT) {
-        if (err) *err = why;
-        room_free(&room);
-        return opened;
-    }
+    PD_TRY(campaign_open_under(wounded, m, campaign_only_open, &run, &room, err));
+    *ret_fired = run.fired > 0;
     return campaign_look_after(&room, room.disk, m, &check, err);
+}
+
+static inline bool campaign_first_saves(const struct misfortune *m)
+{
+    return m->crash_seed % 2 && !misfortune_lies(m);
+}
+
+static inline pd_status campaign_first_script(struct room_rank *rank, struct pd_error *err)
+{
+    struct campaign_run *run = rank->context;
+    PD_TRY(pd_group_barrier(rank->group, err));
+    if (rank->group->rank == 0) {
+        run->fired = pd_simulated_disk_fired(rank->room->disk);
+        pd_simulated_disk_set_fault(rank->room->disk, NULL);
+    }
+    PD_TRY(pd_group_barrier(rank->group, err));
+    return campaign_first_saves(run->misfortune) ? campaign_base(rank, err) : PD_OK;
+}
+
+/* Of a store that is not there yet. What the launch has saved that got through is there for the next one, and what it has
+ * left does not keep that from beginning. */
+static inline pd_status campaign_try_first_open(const struct room *empty, const struct misfortune *m, bool *ret_fired,
+                                                struct pd_error *err)
+{
+    struct room room;
+    struct campaign_run run = {.misfortune = m};
+    struct campaign_check check = {
+        .least = CAMPAIGN_BASE_STEPS, .most = CAMPAIGN_BASE_STEPS, .may_be_damaged = misfortune_lies(m)};
+    PD_TRY(campaign_open_under(empty, m, campaign_first_script, &run, &room, err));
+    *ret_fired = run.fired > 0;
+    campaign_strike(&room, room.disk, m);
+    const bool has_saved = run.saved == PD_OK && campaign_first_saves(m);
+    pd_status st = has_saved ? PD_OK : room_launch(&room, campaign_base, NULL, err);
+    /* Marks of drives that outlived that of the root are somebody's. */
+    const bool is_refused = st == PD_INVALID && misfortune_lies(m);
+    if (is_refused)
+        st = PD_OK;
+    else if (st == PD_OK)
+        st = room_launch(&room, campaign_look, &check, err);
+    room_free(&room);
+    return st;
 }
 
 #endif

@@ -8,12 +8,18 @@
 #include "ckpt/base/log.h"
 #include "tests/helpers/store_sweep.h"
 
-static void base_of(const struct world *world, struct room *room)
+static void empty_room_of(const struct world *world, struct room *room)
 {
     struct pd_error err = {0};
     cr_assert_eq(pd_log_configure("error", &err), PD_OK);
     cr_assert_eq(room_new_striped(room, world->ranks, world->hosts, world->shared, world->drives, world->lacks, &err), PD_OK,
                  "%s", err.message);
+}
+
+static void base_of(const struct world *world, struct room *room)
+{
+    struct pd_error err = {0};
+    empty_room_of(world, room);
     cr_assert_eq(room_launch(room, campaign_base, NULL, &err), PD_OK, "%s", err.message);
 }
 
@@ -59,67 +65,37 @@ static void open_campaign(const struct world *world)
     cr_log_info("open, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 
-Test(store_faults, save_one_rank)
+static void first_open_campaign(const struct world *world)
 {
-    save_campaign(&worlds[ONE_RANK]);
+    struct campaign campaign = {
+        .name = "first open", .try = campaign_try_first_open, .stride = test_stride(2 * stride_of(world, 8)), .crashes = 1};
+    struct room room;
+    empty_room_of(world, &room);
+    sweep(&campaign, world, &room);
+    room_free(&room);
+    cr_log_info("first open, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 
-Test(store_faults, save_local_disks)
-{
-    save_campaign(&worlds[LOCAL_DISKS]);
-}
+#define CAMPAIGN(what, name, world)      \
+    Test(store_faults, what##_##name)    \
+    {                                    \
+        what##_campaign(&worlds[world]); \
+    }
 
-Test(store_faults, save_shared_disk)
-{
-    save_campaign(&worlds[SHARED_DISK]);
-}
-
-Test(store_faults, open_one_rank)
-{
-    open_campaign(&worlds[ONE_RANK]);
-}
-
-Test(store_faults, open_local_disks)
-{
-    open_campaign(&worlds[LOCAL_DISKS]);
-}
-
-Test(store_faults, open_shared_disk)
-{
-    open_campaign(&worlds[SHARED_DISK]);
-}
-
-Test(store_faults, save_three_drives)
-{
-    save_campaign(&worlds[THREE_DRIVES]);
-}
-
-Test(store_faults, save_local_drives)
-{
-    save_campaign(&worlds[LOCAL_DRIVES]);
-}
-
-Test(store_faults, open_three_drives)
-{
-    open_campaign(&worlds[THREE_DRIVES]);
-}
-
-Test(store_faults, open_local_drives)
-{
-    open_campaign(&worlds[LOCAL_DRIVES]);
-}
-
-Test(store_faults, save_shared_drives)
-{
-    save_campaign(&worlds[SHARED_DRIVES]);
-}
-
-Test(store_faults, open_shared_drives)
-{
-    open_campaign(&worlds[SHARED_DRIVES]);
-}
-
-Test(store_faults, save_without_links)
-{
-    save_campaign(&worlds[SHARED_NO_LINKS]);
-}
+CAMPAIGN(save, one_rank, ONE_RANK)
+CAMPAIGN(save, local_disks, LOCAL_DISKS)
+CAMPAIGN(save, shared_disk, SHARED_DISK)
+CAMPAIGN(save, three_drives, THREE_DRIVES)
+CAMPAIGN(save, local_drives, LOCAL_DRIVES)
+CAMPAIGN(save, shared_drives, SHARED_DRIVES)
+CAMPAIGN(save, without_links, SHARED_NO_LINKS)
+CAMPAIGN(open, one_rank, ONE_RANK)
+CAMPAIGN(open, local_disks, LOCAL_DISKS)
+CAMPAIGN(open, shared_disk, SHARED_DISK)
+CAMPAIGN(open, three_drives, THREE_DRIVES)
+CAMPAIGN(open, local_drives, LOCAL_DRIVES)
+CAMPAIGN(open, shared_drives, SHARED_DRIVES)
+CAMPAIGN(first_open, one_rank, ONE_RANK)
+CAMPAIGN(first_open, three_drives, THREE_DRIVES)
+CAMPAIGN(first_open, local_drives, LOCAL_DRIVES)
+CAMPAIGN(first_open, shared_drives, SHARED_DRIVES)

@@ -38,8 +38,7 @@ static pd_status with_generation(struct room_rank *rank, pd_status (*body)(struc
 /* Killed in the middle of a step, so that its pool stays for the next launch. */
 static pd_status base_body(struct generation *g, struct pd_error *err)
 {
-    static const char index[] = "not a real index";
-    pd_store_set_index(g->rank->store, index, sizeof index);
+    pd_store_set_index(g->rank->store, campaign_index, sizeof campaign_index);
     for (uint64_t step = 1; step <= LAST_BASE_STEP; step++)
         PD_TRY(generation_step(g, step, err));
     PD_TRY(pd_group_agree(g->rank->group, generation_write(g, LAST_BASE_STEP + 1, err), err));
@@ -142,6 +141,7 @@ static pd_status look_body(struct generation *g, struct pd_error *err)
         PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)step,
                 (unsigned long long)check->least, (unsigned long long)check->most);
     if (damaged && !check->may_be_damaged) PD_FAIL(err, PD_BUG, "%u checkpoints were damaged by an honest disk", damaged);
+    if (!check->may_be_damaged) PD_TRY(pd_group_agree(rank->group, campaign_expect_indexes(rank, err), err));
     if (!check->may_be_damaged) PD_TRY(load_all(rank, UINT32_MAX, err));
     for (uint64_t next = step + 100; next < step + 102; next++) {
         PD_TRY(generation_step(g, next, err));
@@ -155,20 +155,6 @@ static pd_status look_body(struct generation *g, struct pd_error *err)
 static pd_status look_script(struct room_rank *rank, struct pd_error *err)
 {
     return with_generation(rank, look_body, err);
-}
-
-static void strike_hosts(const struct room *room, const struct misfortune *m)
-{
-    if (m->crash_host == PD_DISK_ALL_HOSTS) {
-        pd_simulated_disk_crash(room->disk, PD_DISK_ALL_HOSTS, m->crash_seed);
-        return;
-    }
-    for (uint32_t host = 0; host < room->hosts; host++) {
-        if (host == m->crash_host)
-            pd_simulated_disk_crash(room->disk, host, m->crash_seed);
-        else
-            pd_simulated_disk_kill(room->disk, host);
-    }
 }
 
 /* Once the power has failed over what the last launch has done. Consumes `disk`. */
@@ -191,7 +177,7 @@ static pd_status look_twice(const struct room *room, struct pd_simulated_disk *d
     struct room later = *room;
     struct pd_store_options options = generation_options();
     later.disk = disk;
-    strike_hosts(&later, m);
+    campaign_strike(&later, disk, m);
     pd_status st = room_launch_with(&later, &options, look_script, check, err);
     if (st != PD_OK) {
         room_free(&later);
@@ -247,52 +233,19 @@ static void campaign_on(const struct world *world, uint64_t stride)
     cr_log_info("generations, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 
-Test(store_generations, one_rank)
-{
-    campaign_on(&worlds[ONE_RANK], 5);
-}
+#define CAMPAIGN(name, world, stride)        \
+    Test(store_generations, name)            \
+    {                                        \
+        campaign_on(&worlds[world], stride); \
+    }
 
-Test(store_generations, one_rank_without_links)
-{
-    campaign_on(&worlds[ONE_RANK_NO_LINKS], 16);
-}
-
-Test(store_generations, local_disks)
-{
-    campaign_on(&worlds[LOCAL_DISKS], 110);
-}
-
-Test(store_generations, shared_disk)
-{
-    campaign_on(&worlds[SHARED_DISK], 110);
-}
-
-Test(store_generations, three_drives)
-{
-    campaign_on(&worlds[THREE_DRIVES], 19);
-}
-
-Test(store_generations, local_drives)
-{
-    campaign_on(&worlds[LOCAL_DRIVES], 210);
-}
-
-Test(store_generations, shared_drives)
-{
-    campaign_on(&worlds[SHARED_DRIVES], 260);
-}
-
-Test(store_generations, local_disks_without_links)
-{
-    campaign_on(&worlds[LOCAL_NO_LINKS], 230);
-}
-
-Test(store_generations, shared_disk_without_links)
-{
-    campaign_on(&worlds[SHARED_NO_LINKS], 230);
-}
-
-Test(store_generations, local_drives_without_links)
-{
-    campaign_on(&worlds[DRIVES_NO_LINKS], 310);
-}
+CAMPAIGN(one_rank, ONE_RANK, 5)
+CAMPAIGN(one_rank_without_links, ONE_RANK_NO_LINKS, 16)
+CAMPAIGN(local_disks, LOCAL_DISKS, 110)
+CAMPAIGN(shared_disk, SHARED_DISK, 110)
+CAMPAIGN(three_drives, THREE_DRIVES, 19)
+CAMPAIGN(local_drives, LOCAL_DRIVES, 210)
+CAMPAIGN(shared_drives, SHARED_DRIVES, 260)
+CAMPAIGN(local_disks_without_links, LOCAL_NO_LINKS, 230)
+CAMPAIGN(shared_disk_without_links, SHARED_NO_LINKS, 230)
+CAMPAIGN(local_drives_without_links, DRIVES_NO_LINKS, 310)

@@ -317,6 +317,24 @@ Test(store_stripes, a_drive_of_another_run_is_refused)
     room_free(&room);
 }
 
+/* Lost to a disk that lied about a sync: the links say whose the drives are. */
+Test(store_stripes, a_token_that_was_lost)
+{
+    struct room room = new_room(1);
+    struct seen seen;
+    struct pd_error err = {0};
+    struct pd_door *door = door_of(&room);
+    launch(&room, save_four, &(uint64_t){1});
+    expect(pd_door_unlink(door, ROOM_ROOT "/stripes", &err), PD_OK, &err);
+    launch(&room, look, &seen);
+    cr_assert(seen.newest == 4 && seen.whole == 2 && seen.unusable == 0);
+    launch(&room, save_four, &(uint64_t){5});
+    launch(&room, look, &seen);
+    cr_assert(seen.newest == 8 && seen.whole == 2 && seen.unusable == 0);
+    pd_door_free(door);
+    room_free(&room);
+}
+
 static pd_status hold_while_another_opens(struct room_rank *rank, struct pd_error *err)
 {
     struct room other = *rank->room;
