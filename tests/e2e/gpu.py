@@ -8,7 +8,8 @@ mpi     the same with processes; one of them killed
 deaf    of `alone`, what simulated GPUs are told to do, with GPUs that cannot be told: as on real ones, where it is skipped with its
         reason, or measured by other means
 
-By default a few of each; with PERDURE_TEST_SCALE of 4, every layout of 2, 3 and 4 ranks; of 10 or more, all.
+By default a few of each; with PERDURE_TEST_SCALE of 4, every layout of 2, 3 and 4 ranks; of 10 or more, those of 8 too, and what
+each was run with (cases_of).
 """
 import functools
 import itertools
@@ -320,25 +321,39 @@ def alone(bench, is_long):
 
 # ---- several ranks on one GPU ----
 
+SOME = {"local": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)], "mpi": [(2, 1, 1, 1), (1, 1, 2, 1)]}
+FAMILIES, PRECISIONS, STAGES = ("llama", "gpt2"), ("fp32", "bf16", "fp16"), (0, 1, 2, 3)
+
+
 def layouts_of(world):
     for tp, pp, sp in itertools.product((1, 2, 4), (1, 2), (1, 2)):
         if world % (tp * pp * sp) == 0 and world // (tp * pp * sp) <= 4:
             yield world // (tp * pp * sp), tp, pp, sp
 
 
-def sharing(bench, transport, is_long):
-    """Of a few layouts, of those that 2, 3 and 4 ranks have, or of all, with every precision."""
-    some = {"local": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)], "mpi": [(2, 1, 1, 1), (1, 1, 2, 1)]}
-    every = [case for world in ((2, 3, 4, 8) if is_long else (2, 3, 4)) for case in layouts_of(world)]
-    is_few = harness.scale() < 4
-    models = [("llama", "fp32")] if is_few else [("llama", "fp32"), ("gpt2", "bf16")]
-    for family, precision in itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16")) if is_long else models:
-        for dp, tp, pp, sp in some[transport] if is_few else every:
-            for stage in (0, 1, 2, 3) if dp > 1 and is_long else (1,):
-                degrees = {"dp": dp, "tp": tp, "pp": pp, "sp": sp, "ranks": dp * tp * pp * sp, "zero_stage": stage}
-                config = bench.config(family, precision, 8, 4)
-                bench.same(f"{transport}, {' '.join(f'{k}={v}' for k, v in degrees.items())}", config,
-                           [f"layout.{k}={v}" for k, v in degrees.items()] + [f"layout.transport={transport}"])
+def cases_of(transport):
+    """(layout, family, precision, stage): of a few layouts, or of those of 2, 3 and 4 ranks with two models. Of 8 ranks too, each
+    with every family, precision and stage, but not with every combination of them, which would take hours to say the same."""
+    if harness.scale() < 4:
+        return [(layout, "llama", "fp32", 1) for layout in SOME[transport]]
+    if harness.scale() < 10:
+        models = (("llama", "fp32"), ("gpt2", "bf16"))
+        return [(layout, *model, 1) for world in (2, 3, 4) for layout in layouts_of(world) for model in models]
+    models = zip(itertools.cycle(FAMILIES), itertools.cycle(PRECISIONS))  # any three in a row: each family, each precision
+    return [(layout, *next(models), stage) for world in (2, 3, 4, 8) for layout in layouts_of(world)
+            for stage in (STAGES if layout[0] > 1 else (1, 1, 1))]
+
+
+def sharing(bench, transport):
+    cases = cases_of(transport)
+    for (dp, tp, pp, sp), family, precision, stage in cases:
+        degrees = {"dp": dp, "tp": tp, "pp": pp, "sp": sp, "ranks": dp * tp * pp * sp, "zero_stage": stage}
+        bench.same(f"{transport}, {' '.join(f'{k}={v}' for k, v in degrees.items())}", bench.config(family, precision, 8, 4),
+                   [f"layout.{k}={v}" for k, v in degrees.items()] + [f"layout.transport={transport}"])
+    layouts, families, precisions, stages = ({case[i] for case in cases} for i in range(4))
+    print(f"covered: {transport}: {len(cases)} runs, {len(layouts)} layouts of up to "
+          f"{max(dp * tp * pp * sp for dp, tp, pp, sp in layouts)} ranks, {', '.join(sorted(families))}, "
+          f"{', '.join(sorted(precisions))}, stages {sorted(stages)}", flush=True)
 
 
 def killed_beside_others(bench):
@@ -360,7 +375,7 @@ def body(workspace, arguments):
             raise harness.Failure("a GPU that hears nothing is taken for a simulated one")
         limits(bench)
     else:
-        sharing(bench, what, is_long)
+        sharing(bench, what)
         if what == "mpi":
             killed_beside_others(bench)
 

@@ -1,7 +1,9 @@
 /* Memory of the machine: a map of what was given out, protections, and what the driver would count.
  *
- *   invariant  outside of a turn no page of device memory can be touched
- *              counted when it is asked for and given back, not when a stream comes by: that is when the driver decides */
+ *   invariant  outside of a turn no page of device memory can be touched; in one a page opens, with its neighbours, when
+ *              an operation that may touch it does
+ *
+ * Counted when it is asked for and given back, not when a stream comes by: that is when the driver decides. */
 #include "tests/simt/machine.h"
 
 #include <execinfo.h>
@@ -12,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -28,6 +31,8 @@
 #define PAGE_BYTES 4096u
 #define COUNTED_BYTES 512u /* the driver's grain */
 #define GRAVES 256u        /* addresses that were freed and are still known */
+#define PART_BYTES (uintptr_t{256} << 10)
+#define PARTS_MAX 256u
 
 namespace
 {
@@ -36,12 +41,18 @@ struct account {
     size_t taken, ordered, pool;
 };
 
+struct part {
+    uintptr_t begin, end;
+};
+
 struct memory {
     std::recursive_mutex lock;
     std::map<uintptr_t, simt_region> regions;
     std::deque<uintptr_t> graves;
     account accounts[SIMT_GPUS_MAX];
-    unsigned turns, open; /* a bit a GPU */
+    unsigned turns, may_open; /* a bit a GPU */
+    part parts[PARTS_MAX];    /* that are open */
+    unsigned part_count;
     bool watched;
     struct sigaction before;
 };
@@ -69,22 +80,34 @@ bool is_device(simt_kind kind)
     return kind == SIMT_DEVICE || kind == SIMT_ORDERED;
 }
 
-/* Allocations that lie side by side, as most do, in one call: every turn opens and closes all of them. */
-void protect(unsigned gpu, int protection)
+void close_parts()
 {
-    uintptr_t begin = 0, end = 0;
-    const auto apply = [&] {
-        if (end > begin && mprotect(reinterpret_cast<void *>(begin), end - begin, protection)) abort();
-    };
-    for (const auto &entry : all().regions) {
-        if (entry.second.gpu != gpu || !is_device(entry.second.kind) || entry.second.freed) continue;
-        if (entry.first != end) {
-            apply();
-            begin = entry.first;
-        }
-        end = entry.first + entry.second.mapped_bytes;
+    for (unsigned i = 0; i < all().part_count; i++) {
+        const part &p = all().parts[i];
+        if (mprotect(reinterpret_cast<void *>(p.begin), p.end - p.begin, PROT_NONE)) abort();
     }
-    apply();
+    all().part_count = 0;
+}
+
+/* In a handler of signals, for what is carried out: it holds the lock, and is not in the map. */
+bool open_part(uintptr_t at)
+{
+    memory &m = all();
+    auto next = m.regions.upper_bound(at);
+    if (!carried_out || next == m.regions.begin()) return false;
+    --next;
+    const simt_region &region = next->second;
+    const uintptr_t end = next->first + region.mapped_bytes, begin_wanted = at / PART_BYTES * PART_BYTES;
+    if (at >= end || !is_device(region.kind) || region.freed || !(m.may_open >> region.gpu & 1u)) return false;
+    const part p = {std::max(begin_wanted, next->first), std::min(begin_wanted + PART_BYTES, end)};
+    const bool is_next = m.part_count && m.parts[m.part_count - 1].end == p.begin;
+    if (m.part_count == PARTS_MAX && !is_next) close_parts();
+    if (mprotect(reinterpret_cast<void *>(p.begin), p.end - p.begin, PROT_READ | PROT_WRITE)) return false;
+    if (is_next)
+        m.parts[m.part_count - 1].end = p.end;
+    else
+        m.parts[m.part_count++] = p;
+    return true;
 }
 
 /* ---- who touched it ---- */
@@ -123,6 +146,7 @@ void tell_touch(const void *at)
 
 void on_fault(int number, siginfo_t *info, void *context)
 {
+    if (open_part(address(info->si_addr))) return;
     tell_touch(info->si_addr);
     struct sigaction &before = all().before;
     if (before.sa_flags & SA_SIGINFO) {
@@ -148,6 +172,7 @@ void watch()
 
 void bury(uintptr_t base, simt_region &region)
 {
+    close_parts();
     region.freed = true;
     void *at = reinterpret_cast<void *>(base);
     ASAN_UNPOISON_MEMORY_REGION(at, region.mapped_bytes);
@@ -188,9 +213,22 @@ void count(simt_kind kind, size_t bytes, bool comes)
 
 } // namespace
 
+/* Threads that leave signals to others block this one too, and would end without a line. */
+static void hear_of_faults()
+{
+    thread_local bool does;
+    if (does) return;
+    does = true;
+    sigset_t faults;
+    sigemptyset(&faults);
+    sigaddset(&faults, SIGSEGV);
+    pthread_sigmask(SIG_UNBLOCK, &faults, nullptr);
+}
+
 simt_turn::simt_turn()
 {
     int device = 0;
+    hear_of_faults();
     all().lock.lock();
     all().turns++;
     (void)cudaGetDevice(&device);
@@ -200,9 +238,8 @@ simt_turn::simt_turn()
 simt_turn::~simt_turn()
 {
     if (--all().turns == 0) {
-        for (unsigned gpu = 0; gpu < SIMT_GPUS_MAX; gpu++)
-            if (all().open >> gpu & 1u) protect(gpu, PROT_NONE);
-        all().open = 0;
+        close_parts();
+        all().may_open = 0;
         carried_out = nullptr;
     }
     all().lock.unlock();
@@ -211,11 +248,8 @@ simt_turn::~simt_turn()
 void simt_open_memory(unsigned gpus, const char *what)
 {
     carried_out = what;
-    for (unsigned g = 0; g < SIMT_GPUS_MAX; g++) {
-        const bool is_open = all().open >> g & 1u, shall = gpus >> g & 1u;
-        if (is_open != shall) protect(g, shall ? PROT_READ | PROT_WRITE : PROT_NONE);
-    }
-    all().open = gpus;
+    if (all().may_open & ~gpus) close_parts();
+    all().may_open = gpus;
 }
 
 bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_region)
@@ -248,7 +282,7 @@ cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **
     count(kind, bytes, true);
     if (is_device(kind)) {
         watch();
-        if (!(all().open >> gpu & 1u) && mprotect(at, mapped, PROT_NONE)) abort();
+        if (mprotect(at, mapped, PROT_NONE)) abort();
     }
     *data = at;
     return cudaSuccess;

@@ -1,6 +1,8 @@
-/* The scheduler: fibers of one block, run in turn until each waits at a barrier, waits for its warp, or has returned.
+/* The scheduler: threads of one block, run in turn until each waits at a barrier, waits for its warp, or has returned.
  *
  *   new -> ready <-> waits at a barrier, for its warp -> returned
+ *
+ * A fiber whose thread has returned goes on with the next new one: threads that never wait take one stack and no switch.
  *
  *   invariant  a fiber runs only while simt_self is its place; whoever arrives last at a warp operation releases the others,
  *              and the scheduler releases a barrier when nobody is ready and all are there; when nobody is ready otherwise,
@@ -25,7 +27,7 @@
 namespace
 {
 
-enum state { READY, AT_BARRIER, IN_WARP, WAITING, RETURNED };
+enum state { NEW, READY, AT_BARRIER, IN_WARP, WAITING, RETURNED };
 
 struct copy {
     void *shared;
@@ -46,7 +48,7 @@ struct thread {
     const simt_lanes *snapshot;
     std::vector<copy> copies; /* cp.async that nobody has waited for */
     unsigned group;           /* of copies, the open one */
-    simt_fiber fiber;
+    simt_fiber *fiber;        /* from its first instruction on */
 };
 
 struct shared_variable {
@@ -68,11 +70,14 @@ struct launch {
     std::vector<shared_variable> shared;
     size_t shared_bytes, static_bytes;
     unsigned char *dynamic;
+    std::vector<unsigned> order;            /* of the threads of a block */
+    unsigned begun, fibers_taken, returned; /* of a block */
     char problem[640];
 };
 
 /* Kept for the next launch, and reachable to the end. */
 std::vector<thread *> &threads = *new std::vector<thread *>();
+std::vector<simt_fiber *> &fibers = *new std::vector<simt_fiber *>();
 std::vector<warp> warps;
 launch *current;
 simt_fiber scheduler;
@@ -109,18 +114,33 @@ std::vector<unsigned> make_order(unsigned count, uint64_t salt)
 void pause_self()
 {
     thread *t = self();
-    simt_fiber_switch(&t->fiber, &scheduler);
+    simt_fiber_switch(t->fiber, &scheduler);
 }
 
-void thread_main(void *argument)
+/* Makes the next new thread of the block the running one. */
+bool begin_next(simt_fiber *fiber)
+{
+    if (current->begun == current->threads) return false;
+    thread *t = threads[current->order[current->begun++]];
+    t->at = READY;
+    t->fiber = fiber;
+    simt_self = &t->place;
+    return true;
+}
+
+void fiber_main(void *argument)
 {
     (void)argument;
-    current->body(current->context);
-    thread *t = self();
-    if (!t->copies.empty()) simt_fail("returns with cp.async under way: wait for its groups first");
-    simt_hopper_return();
-    t->at = RETURNED;
-    simt_fiber_leave(&t->fiber, &scheduler);
+    simt_fiber *fiber = self()->fiber;
+    do {
+        current->body(current->context);
+        thread *t = self();
+        if (!t->copies.empty()) simt_fail("returns with cp.async under way: wait for its groups first");
+        simt_hopper_return();
+        t->at = RETURNED;
+        current->returned++;
+    } while (begin_next(fiber));
+    simt_fiber_leave(fiber, &scheduler);
 }
 
 void describe(char *to, size_t bytes, const thread *t)
@@ -174,8 +194,9 @@ bool release_barrier()
 }
 
 /* Those that can go on as things are; else the first that can when what was late comes. */
-bool release_waiting(const std::vector<unsigned> &order)
+bool release_waiting()
 {
+    const std::vector<unsigned> &order = current->order;
     bool any = false;
     for (unsigned i : order) {
         thread *t = threads[i];
@@ -199,31 +220,42 @@ void start_block(dim3 grid, dim3 block, dim3 at)
         thread *t = threads[i];
         t->place = {dim3(i % block.x, i / block.x % block.y, i / block.x / block.y), at, block, grid};
         t->index = i;
-        t->at = READY;
+        t->at = NEW;
         t->copies.clear();
         t->group = 0;
-        simt_fiber_start(&t->fiber, thread_main);
+    }
+    current->begun = current->fibers_taken = current->returned = 0;
+}
+
+void run_new()
+{
+    while (current->begun < current->threads && !current->problem[0]) {
+        if (current->fibers_taken == fibers.size()) {
+            fibers.push_back(new simt_fiber());
+            simt_fiber_init(fibers.back());
+        }
+        simt_fiber *fiber = fibers[current->fibers_taken++];
+        begin_next(fiber);
+        simt_fiber_start(fiber, fiber_main);
+        simt_fiber_switch(&scheduler, fiber);
     }
 }
 
-void run_block(const std::vector<unsigned> &order)
+void run_block()
 {
-    unsigned returned = 0;
-    while (returned < current->threads) {
+    run_new();
+    while (current->returned < current->threads && !current->problem[0]) {
         bool any = false;
-        for (unsigned i : order) {
+        for (unsigned i : current->order) {
             thread *t = threads[i];
             if (t->at != READY) continue;
             any = true;
             simt_self = &t->place;
-            simt_fiber_switch(&scheduler, &t->fiber);
-            simt_self = nullptr;
+            simt_fiber_switch(&scheduler, t->fiber);
             if (current->problem[0]) return;
-            returned += t->at == RETURNED;
         }
-        if (any || returned == current->threads || release_barrier() || release_waiting(order)) continue;
+        if (any || current->returned == current->threads || release_barrier() || release_waiting()) continue;
         explain_standstill();
-        return;
     }
 }
 
@@ -247,11 +279,8 @@ void *poisoned(size_t bytes)
 
 void prepare(unsigned count)
 {
-    while (threads.size() < count) {
-        thread *t = new thread();
-        simt_fiber_init(&t->fiber);
-        threads.push_back(t);
-    }
+    while (threads.size() < count)
+        threads.push_back(new thread());
     if (warps.size() < (count + 31) / 32) warps.resize((count + 31) / 32);
     if (!order_is_set) {
         const char *asked = getenv("PERDURE_SIMT_ORDER");
@@ -261,7 +290,7 @@ void prepare(unsigned count)
 
 void run_grid(dim3 grid, dim3 block)
 {
-    const std::vector<unsigned> order = make_order(current->threads, 1);
+    current->order = make_order(current->threads, 1);
     const uint64_t blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
     for (uint64_t i = 0; i < blocks && !current->problem[0]; i++) {
         uint64_t b = i;
@@ -271,7 +300,7 @@ void run_grid(dim3 grid, dim3 block)
                     dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                          static_cast<unsigned>(b / grid.x / grid.y)));
         if (current->shared_bytes) current->dynamic = static_cast<unsigned char *>(poisoned(current->shared_bytes));
-        run_block(order);
+        run_block();
         free(current->dynamic);
         current->dynamic = nullptr;
         end_block();
@@ -523,12 +552,12 @@ void simt_cp_async_commit(void)
 void simt_cp_async_wait(unsigned pending)
 {
     thread *t = self();
-    std::vector<copy> left;
+    size_t left = 0;
     for (const copy &c : t->copies) {
         if (c.group + pending >= t->group)
-            left.push_back(c);
+            t->copies[left++] = c;
         else
             memcpy(c.shared, c.bytes, sizeof c.bytes);
     }
-    t->copies.swap(left);
+    t->copies.resize(left);
 }

@@ -9,6 +9,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -278,6 +279,8 @@ static void touch_wrongly(enum touch how)
     struct gpu g, second;
     setenv("PERDURE_SIMT_GPUS", "2", 1);
     start(&g, NULL, 0);
+    copy(&g, g.device.data, g.host.data);
+    passed(&g); /* its memory was open meanwhile */
     if (how == BY_THE_HOST) _exit(((volatile char *)g.device.data)[1000]);
     if (how == AFTER_IT_WAS_FREED) {
         OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
@@ -319,6 +322,48 @@ Test(machine, who_touches_what_is_not_his_dies_of_it)
     dies_saying(BY_THE_HOST, "the host touches byte 1000 of 12000 bytes of device memory", "copy it on a stream");
     dies_saying(AFTER_IT_WAS_FREED, "pd_each", "device memory that was freed");
     dies_saying(FROM_ANOTHER_GPU, "simulated GPU 0", "another GPU's");
+}
+
+/* ---- memory opens a part at a time ---- */
+
+Test(machine, an_operation_reaches_all_of_its_memory)
+{
+    enum { APART = 96 << 10, COPIES = 900 }; /* far more parts than are open at a time */
+    struct gpu g;
+    struct pd_span wide, back;
+    start(&g, NULL, 0);
+    OK(pd_dev_alloc(g.dev, PD_DEV_DEVICE, (uint64_t)COPIES * APART, &wide, &err_));
+    OK(pd_dev_alloc(g.dev, PD_DEV_HOST, sizeof(float[COPIES]), &back, &err_));
+    const float *from = g.host.data;
+    for (uint64_t i = 0, to = 0; i < COPIES; i++, to = (to + 401) % COPIES)
+        OK(pd_cuda_copy(g.handle, (char *)wide.data + to * APART, from + i, sizeof *from, &err_));
+    for (uint64_t i = 0, at = 0; i < COPIES; i++, at = (at + 401) % COPIES)
+        OK(pd_cuda_copy(g.handle, (float *)back.data + i, (char *)wide.data + at * APART, sizeof *from, &err_));
+    passed(&g);
+    cr_assert_eq(memcmp(back.data, from, sizeof(float[COPIES])), 0);
+    pd_dev_free(g.dev, &wide);
+    pd_dev_free(g.dev, &back);
+    finish(&g);
+}
+
+static void *wait_deaf(void *context)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    passed(context);
+    return NULL;
+}
+
+Test(machine, a_thread_that_hears_no_signals_may_wait)
+{
+    struct gpu g;
+    pthread_t thread;
+    start(&g, NULL, 0);
+    copy(&g, g.device.data, g.host.data);
+    cr_assert_eq(pthread_create(&thread, NULL, wait_deaf, &g), 0);
+    pthread_join(thread, NULL);
+    finish(&g);
 }
 
 Test(machine, a_thread_launches_on_the_gpu_that_it_entered)
