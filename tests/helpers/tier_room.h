@@ -4,6 +4,7 @@
 #ifndef PD_TESTS_TIER_ROOM_H
 #define PD_TESTS_TIER_ROOM_H
 
+#include "ckpt/base/log.h"
 #include "ckpt/tiers.h"
 #include "tests/helpers/generation_room.h"
 #include "trainer/comm/comm.h"
@@ -258,6 +259,11 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
     return st;
 }
 
+static inline void tier_swallow(void *context, const char *line, size_t bytes)
+{
+    (void)context, (void)line, (void)bytes;
+}
+
 /* On machines first_host, first_host + 1, ..., and after the last one the first. */
 static inline pd_status tier_run_on(struct room *room, uint32_t first_host, const struct pd_tiers_options *options,
                                     tier_script *script, void *context, struct pd_error *err)
@@ -270,6 +276,31 @@ static inline pd_status tier_run(struct room *room, const struct pd_tiers_option
                                  void *context, struct pd_error *err)
 {
     return tier_run_on(room, 0, options, script, context, err);
+}
+
+/* A launch beside the one that runs, on machines of its own or on the same. */
+struct tier_second {
+    struct room *room;
+    uint32_t first_host;
+    const struct pd_tiers_options *options;
+    tier_script *script;
+    pd_status status;
+    struct pd_error error;
+};
+
+/* Once, with the outcome for rank 0 alone; the others wait. */
+static inline pd_status tier_start_second(struct tier_rank *rank, struct tier_second *second, struct pd_error *err)
+{
+    if (rank->world.rank == 0)
+        second->status =
+            tier_run_on(second->room, second->first_host, second->options, second->script, NULL, &second->error);
+    return pd_group_barrier(&rank->world, err);
+}
+
+/* What is logged is not shown. */
+static inline void tier_be_quiet(void)
+{
+    pd_log_set_sink(tier_swallow, NULL);
 }
 
 #endif

@@ -2,7 +2,6 @@
  * hosts, on one or on none, or a host is replaced by an empty one: a fresh launch finds a step that is whole, and what it
  * was promised. Saves come from memory into memory, or from files that hold the state: on one drive or two, of each host or
  * of all, with links or without, and then ranks stop at different generations. */
-#include "ckpt/base/log.h"
 #include "tests/helpers/tier_sweep.h"
 
 #define HOSTS 2u
@@ -146,18 +145,13 @@ static pd_status try_one(const struct room *base, const struct misfortune *drawn
     return st;
 }
 
-static void quiet(void *context, const char *line, size_t bytes)
-{
-    (void)context, (void)line, (void)bytes;
-}
-
 static void campaign_on(int number, enum aftermath aftermath, uint64_t stride)
 {
     shape = &shapes[number];
     const struct pd_tiers_options options = tiers_of(aftermath);
     struct pd_error err = {0};
     struct room room;
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     cr_assert_eq(tier_room_new_striped(&room, 4, HOSTS, shape->drives, shape->lacks, &err), PD_OK, "%s", err.message);
     cr_assert_eq(tier_run(&room, &options, save_before, NULL, &err), PD_OK, "%s", err.message);
     tier_sweep(&room, shape->name, (int)aftermath, stride, false, try_one);

@@ -28,11 +28,6 @@ static void set_up(void)
     cr_assert_eq(pd_log_configure("error,tiers=error", NULL), PD_OK);
 }
 
-static void quiet(void *context, const char *line, size_t bytes)
-{
-    (void)context, (void)line, (void)bytes;
-}
-
 TestSuite(tiers, .init = set_up);
 
 static void make_room(struct room *room, uint64_t shm_bytes, uint64_t net_bytes)
@@ -138,7 +133,7 @@ Test(tiers, a_full_tier_is_passed_over_and_told)
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 150 << 10);
     RUN(&room, &options, save_past_a_failure, NULL);
     RUN(&room, &options, look, &found);
@@ -179,7 +174,7 @@ Test(tiers, none_works_and_then_they_do_again)
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     RUN(&room, &options, fail_first, NULL);
     RUN(&room, &options, look, &found);
@@ -242,7 +237,7 @@ Test(tiers, one_that_is_read_only_is_read_and_left_out_of_saves_until_it_can_be_
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     fill_tiers(&room);
     pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_READ_ONLY);
     RUN(&room, &options, go_on_without_net, NULL);
@@ -259,7 +254,7 @@ Test(tiers, one_that_cannot_be_read_may_hold_the_newest)
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     fill_tiers(&room);
     pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_NO_PATHS);
     cr_assert_eq(tier_run(&room, &options, look, &found, &err), PD_IO);
@@ -284,7 +279,7 @@ Test(tiers, damage_where_nothing_can_be_moved_is_passed_over)
 {
     struct room room;
     struct pd_tiers_options options = three_tiers();
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     fill_tiers(&room);
     cr_assert(pd_simulated_disk_flip(room.disk, 0, "/net/c/step-000000000012-2/shard-00001.h5", 40, 3));
     pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_READ_ONLY);
@@ -314,7 +309,7 @@ Test(tiers, one_that_never_was_comes_when_it_can_be_made)
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_NO_PATHS);
     options.tiers[2].missing_cause = "mkdir: no";
@@ -369,7 +364,7 @@ Test(tiers, one_that_comes_back_with_another_run_is_left_alone)
 {
     struct room room;
     struct pd_tiers_options options = three_tiers(), other = three_tiers();
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     other.tiers[0] = other.tiers[2];
     other.tiers[0].every = 1;
@@ -417,7 +412,7 @@ Test(tiers, a_step_goes_to_the_next_tier_while_it_is_still_there)
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     RUN(&room, &options, save_past_a_broken_disk, NULL);
     RUN(&room, &options, look, &found);
@@ -458,7 +453,7 @@ Test(tiers, one_that_is_unmounted_meanwhile_is_passed_over_until_it_is_back)
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     RUN(&room, &options, lose_the_disk, NULL);
     options.tiers[0] = options.tiers[2];
@@ -491,7 +486,7 @@ static pd_status lack_in_the_first(struct tier_rank *rank, struct pd_error *err)
 Test(tiers, the_end_of_a_run_tells_of_a_faster_tier_too)
 {
     struct pd_tiers_options options = three_tiers();
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     options.tiers[0] = options.tiers[1];
     options.tiers[1] = options.tiers[2];
     options.tiers[0].every = options.tiers[1].every = 1;
@@ -523,7 +518,7 @@ Test(tiers, the_next_tier_takes_over)
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     options.tiers[0].keep_last = 9;
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 5 * 32 << 10, 0);
     RUN(&room, &options, outgrow_memory, NULL);
     RUN(&room, &options, look, &found);
@@ -556,7 +551,7 @@ Test(tiers, a_slow_tier_skips_to_the_newest)
     options.count = 2;
     options.tiers[1].every = 1;
     options.tiers[1].bandwidth = 1;
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 0, 0);
     RUN(&room, &options, save_past_a_slow_one, NULL);
     pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
@@ -588,7 +583,7 @@ Test(tiers, memory_that_is_too_small_is_left_out)
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     make_room(&room, 9 * SHARD_ROOM, 0); /* two ranks a host: 2 are kept, one is written, two are read: 10 */
     RUN(&room, &options, check_room, NULL);
     RUN(&room, &options, look, &found);
@@ -667,29 +662,13 @@ Test(tiers, intervals_that_do_not_divide)
     room_free(&room);
 }
 
-/* ---- two launches ---- */
-
-struct second {
-    struct room *room;
-    const struct pd_tiers_options *options;
-    pd_status status;
-    struct pd_error error;
-};
-
-/* A launch on other machines, which share nothing but /net with those of the first. */
-static pd_status start_second(struct tier_rank *rank, struct pd_error *err)
-{
-    struct second *second = rank->context;
-    if (rank->world.rank == 0)
-        second->status = tier_run_on(second->room, 2, second->options, save_ten, NULL, &second->error);
-    return pd_group_barrier(&rank->world, err);
-}
+/* ---- two launches, on machines that share nothing but /net ---- */
 
 static pd_status be_disturbed(struct tier_rank *rank, struct pd_error *err)
 {
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 5, NULL, err));
-    PD_TRY(start_second(rank, err));
+    PD_TRY(tier_start_second(rank, rank->context, err));
     PD_TRY(tier_save(rank, 6, NULL, err));
     return tier_finish(rank, 6, -1, err);
 }
@@ -698,7 +677,7 @@ Test(tiers, a_second_launch_is_refused_by_any_tier_they_share)
 {
     struct room room;
     struct pd_tiers_options options = three_tiers();
-    struct second second = {&room, &options, PD_OK, {0}};
+    struct tier_second second = {.room = &room, .first_host = 2, .options = &options, .script = save_ten};
     make_room(&room, 0, 0);
     RUN(&room, &options, be_disturbed, &second);
     cr_assert_eq(second.status, PD_BUSY, "%s", second.error.message);
@@ -712,7 +691,7 @@ static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
     pd_status st = PD_OK;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 1, NULL, err));
-    PD_TRY(start_second(rank, err));
+    PD_TRY(tier_start_second(rank, rank->context, err));
     for (uint64_t step = 2; step <= 10 && !st; step++)
         st = tier_save(rank, step, NULL, &why);
     if (!st) st = tier_finish(rank, 10, -1, &why);
@@ -724,10 +703,10 @@ Test(tiers, a_launch_that_was_overtaken_in_one_tier_stops)
 {
     struct room room;
     struct pd_tiers_options options = three_tiers();
-    struct second second = {&room, &options, PD_OK, {0}};
+    struct tier_second second = {.room = &room, .first_host = 2, .options = &options, .script = save_ten};
     struct pd_error err = {0};
     struct found found = {99, 0};
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
     cr_assert_eq(tier_room_new(&room, 4, 2, 0, 0, PD_DISK_NO_LOCKS, &err), PD_OK, "%s", err.message);
     RUN(&room, &options, be_overtaken, &second);
     cr_assert_eq(second.status, PD_OK, "%s", second.error.message);

@@ -2,7 +2,6 @@
  * launch that was overtaken while its copies are on their way, a second launcher. Whatever they do, the newest sealed step
  * loads, and every file of every tier is whole. State lies in memory or in files, on one drive or two, shared, without
  * links. */
-#include "ckpt/base/log.h"
 #include "ckpt/tiers_internal.h"
 #include "tests/helpers/tier_room.h"
 
@@ -32,14 +31,9 @@ static void expect(size_t place, pd_status found, pd_status expected, const stru
                  err->message);
 }
 
-static void quiet(void *context, const char *line, size_t bytes)
-{
-    (void)context, (void)line, (void)bytes;
-}
-
 static void set_up(void)
 {
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
 }
 
 TestSuite(tiers_and_others, .init = set_up);
@@ -100,11 +94,11 @@ static pd_status look(struct tier_rank *rank, struct pd_error *err)
     return PD_OK;
 }
 
-static void expect_whole(size_t place, struct room *room, uint64_t newest)
+static void expect_whole(size_t place, struct room *room, uint32_t first_host, uint64_t newest)
 {
     const struct pd_tiers_options options = options_at(&places[place]);
     struct pd_error err = {0};
-    expect(place, tier_run(room, &options, look, &newest, &err), PD_OK, &err);
+    expect(place, tier_run_on(room, first_host, &options, look, &newest, &err), PD_OK, &err);
 }
 
 /* ---- copies on their way ---- */
@@ -253,20 +247,13 @@ Test(tiers_and_others, writes_of_copies_that_land_after_the_death_of_their_worke
         open_files(&haunt, &room, &places[place]);
         expect(place, tier_run(&room, &options, be_haunted, &haunt, &err), PD_OK, &err);
         cr_assert_gt(haunt.written, 0u, "nobody wrote");
-        expect_whole(place, &room, 15);
+        expect_whole(place, &room, 0, 15);
         lay_to_rest(&haunt);
         room_free(&room);
     }
 }
 
 /* ---- another launch ---- */
-
-struct second {
-    struct room *room;
-    const struct pd_tiers_options *options;
-    pd_status status;
-    struct pd_error error;
-};
 
 static pd_status save_more(struct tier_rank *rank, struct pd_error *err)
 {
@@ -276,20 +263,12 @@ static pd_status save_more(struct tier_rank *rank, struct pd_error *err)
     return tier_finish(rank, 24, -1, err);
 }
 
-/* On the same hosts. */
-static pd_status start_second(struct tier_rank *rank, struct pd_error *err)
-{
-    struct second *second = rank->context;
-    if (rank->world.rank == 0) second->status = tier_run(second->room, second->options, save_more, NULL, &second->error);
-    return pd_group_barrier(&rank->world, err);
-}
-
 /* Nothing that it saves counts any more, nor what it had on its way. */
 static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_error why = {0};
     PD_TRY(begin_copies(rank, err));
-    PD_TRY(start_second(rank, err));
+    PD_TRY(tier_start_second(rank, rank->context, err));
     for (uint64_t step = 30; step < 33; step++) {
         const pd_status st = tier_save(rank, step, NULL, &why);
         if (st == PD_OK) PD_FAIL(err, PD_BUG, "a zombie saves step %llu", (unsigned long long)step);
@@ -304,36 +283,78 @@ Test(tiers_and_others, a_launch_that_was_overtaken_with_copies_on_their_way)
     for (size_t place = 0; place < PLACE_COUNT; place++) {
         const struct pd_tiers_options options = options_at(&places[place]);
         struct room room = room_at(place, PD_DISK_NO_LOCKS), beside = room;
-        struct second second = {&beside, &options, PD_OK, {0}};
+        struct tier_second second = {.room = &beside, .options = &options, .script = save_more};
         struct pd_error err = {0};
         expect(place, tier_run(&room, &options, be_overtaken, &second, &err), PD_OK, &err);
         expect(place, second.status, PD_OK, &second.error);
-        expect_whole(place, &room, 24);
+        expect_whole(place, &room, 0, 24);
+        room_free(&room);
+    }
+}
+
+/* In the later tier alone, by a launch on other machines: what it has of its own is as it was, also where that is state in
+ * files, and still it must stop. */
+static pd_status be_overtaken_elsewhere(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    pd_status st = PD_OK;
+    PD_TRY(begin_copies(rank, err));
+    PD_TRY(tier_start_second(rank, rank->context, err));
+    rank->tiers->tiers[1].bytes_per_second = 0; /* of the next copy; the one on its way is given up */
+    for (uint64_t step = 30; st == PD_OK && step < 33; step++) {
+        st = tier_save(rank, step, NULL, &why);
+        if (st == PD_OK) st = tier_finish(rank, step, 0, &why);
+    }
+    if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "a zombie gets %s", pd_status_name(st));
+    return PD_OK;
+}
+
+static bool has_machines_of_its_own(const struct place *place)
+{
+    return strncmp(place->first, "/net", 4) != 0;
+}
+
+Test(tiers_and_others, a_launch_that_was_overtaken_in_a_tier_that_others_share)
+{
+    for (size_t place = 0; place < PLACE_COUNT; place++) {
+        const struct pd_tiers_options options = options_at(&places[place]);
+        struct room room = room_at(place, PD_DISK_NO_LOCKS), beside = room;
+        struct tier_second second = {.room = &beside, .first_host = HOSTS, .options = &options, .script = save_more};
+        struct pd_error err = {0};
+        if (has_machines_of_its_own(&places[place])) {
+            expect(place, tier_run(&room, &options, be_overtaken_elsewhere, &second, &err), PD_OK, &err);
+            expect(place, second.status, PD_OK, &second.error);
+            expect_whole(place, &room, HOSTS, 24);
+        }
         room_free(&room);
     }
 }
 
 static pd_status meet_a_second(struct tier_rank *rank, struct pd_error *err)
 {
+    struct tier_second *second = rank->context;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 1; step < 5; step++) {
         PD_TRY(tier_save(rank, step, NULL, err));
-        PD_TRY(start_second(rank, err));
-        const struct second *second = rank->context;
+        PD_TRY(tier_start_second(rank, second, err));
         if (second->status != PD_BUSY) PD_FAIL(err, PD_BUG, "a second launch gets %s", pd_status_name(second->status));
     }
     return tier_finish(rank, 4, -1, err);
 }
 
+/* On the same machines, and on others. */
 Test(tiers_and_others, a_second_launcher_is_refused_and_harms_nothing)
 {
     for (size_t place = 0; place < PLACE_COUNT; place++) {
-        const struct pd_tiers_options options = options_at(&places[place]);
-        struct room room = room_at(place, 0), beside = room;
-        struct second second = {&beside, &options, PD_OK, {0}};
-        struct pd_error err = {0};
-        expect(place, tier_run(&room, &options, meet_a_second, &second, &err), PD_OK, &err);
-        expect_whole(place, &room, 4);
-        room_free(&room);
+        for (uint32_t first_host = 0; first_host <= HOSTS; first_host += HOSTS) {
+            const struct pd_tiers_options options = options_at(&places[place]);
+            struct room room = room_at(place, 0), beside = room;
+            struct tier_second second = {
+                .room = &beside, .first_host = first_host, .options = &options, .script = save_more};
+            struct pd_error err = {0};
+            expect(place, tier_run(&room, &options, meet_a_second, &second, &err), PD_OK, &err);
+            expect_whole(place, &room, 0, 4);
+            room_free(&room);
+        }
     }
 }

@@ -1,7 +1,6 @@
 /* Second copies of shards on other hosts. A host that is gone with all that lay there takes no checkpoint with it: first
  * what goes where, then every operation of a copy goes wrong, once or from then on, and afterwards power goes, or a host is
  * replaced by an empty one. */
-#include "ckpt/base/log.h"
 #include "ckpt/tiers_internal.h"
 #include "tests/helpers/tier_sweep.h"
 
@@ -22,14 +21,9 @@
     } while (0)
 #define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT) RUN_ON(ROOM, 0, OPTIONS, SCRIPT, CONTEXT)
 
-static void quiet(void *context, const char *line, size_t bytes)
-{
-    (void)context, (void)line, (void)bytes;
-}
-
 static void set_up(void)
 {
-    pd_log_set_sink(quiet, NULL);
+    tier_be_quiet();
 }
 
 TestSuite(peer, .init = set_up);
