@@ -2,7 +2,7 @@
 # Makes a directory that runs perdure's GPU tests and benchmarks where nothing can be installed:
 # tools/gpu_bundle.sh BUILD_DIRECTORY OUT [--nvidia needed|all|none] [--simulated] [--tar]
 # --nvidia: needed (default) brings cuBLASLt and NCCL, all cuDNN too, none relies on what the machine has; --simulated takes the tool
-# on simulated GPUs (tests/simt) in place of perdure, to try the bundle itself; --tar packs OUT into OUT.tar.zst.
+# on simulated GPUs (tests/simt) in place of perdure, to try the bundle itself; --tar packs OUT into OUT.tar.gz, which any machine opens.
 # The C library and the driver are the machine's. There: OUT/run.sh
 # Exit code: 0, 64 usage, 66 something is not built, 78 the build has no CUDA.
 set -euo pipefail
@@ -40,10 +40,21 @@ if ! grep -q cudaMemGetInfo "$perdure"; then
   exit 78
 fi
 
-mkdir -p "$out/bin" "$out/lib" "$out/share" "$out/tests/e2e"
-cp "$perdure" "$out/bin/perdure"
-cp "$operations" "$out/bin/gpu_operations"
-strip --strip-debug "$out/bin/perdure" "$out/bin/gpu_operations"
+mkdir -p "$out/bin" "$out/libexec" "$out/lib/cxx" "$out/share" "$out/tests/e2e"
+cp "$perdure" "$out/libexec/perdure"
+cp "$operations" "$out/libexec/gpu_operations"
+strip --strip-debug "$out/libexec/perdure" "$out/libexec/gpu_operations"
+# Our libraries are for our programs alone: python3, mpirun and compute-sanitizer of the machine have their own, newer perhaps.
+for program in perdure gpu_operations; do
+  cat >"$out/bin/$program" <<'EOF'
+#!/bin/sh
+here=$(cd "$(dirname "$0")/.." && pwd)
+LD_LIBRARY_PATH=$here/lib${PERDURE_BUNDLE_LIBRARIES:+:$PERDURE_BUNDLE_LIBRARIES}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+exec "$here/libexec/$(basename "$0")" "$@"
+EOF
+  chmod +x "$out/bin/$program"
+done
 cp "$top/tests/e2e/gpu.py" "$top/tests/e2e/gpu_offload.py" "$top/tests/e2e/harness.py" "$out/tests/e2e/"
 cp "$top/tools/gpu_bundle_run.sh" "$out/run.sh"
 chmod +x "$out/run.sh"
@@ -52,8 +63,14 @@ chmod +x "$out/run.sh"
 list_of() { ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }'; }
 for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
   grep -Ev '/(libc|libm|libdl|libpthread|librt|libresolv|libutil|libnss_[a-z]+|ld-linux[^/]*)\.so' | while read -r library; do
-  cp -L "$library" "$out/lib/"
+  case "$library" in
+    */libstdc++.so* | */libgcc_s.so*) cp -L "$library" "$out/lib/cxx/" ;; # for a machine that has none, or older ones
+    *) cp -L "$library" "$out/lib/" ;;
+  esac
 done
+
+# What is opened by name, whoever brings it: run.sh looks for what is not in lib.
+{ grep -aoE 'lib(cublasLt|nccl|cudnn)\.so\.[0-9]+' "$perdure" || true; } | sort -u >"$out/share/opened"
 
 # Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
 bring() {
@@ -85,6 +102,6 @@ fi
 } >"$out/MANIFEST"
 du -sh "$out"
 if [ $tar = yes ]; then
-  tar -C "$(dirname "$out")" -cf - "$(basename "$out")" | zstd -q -19 -T0 -f -o "$out.tar.zst"
-  du -h "$out.tar.zst"
+  tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
+  du -h "$out.tar.gz"
 fi

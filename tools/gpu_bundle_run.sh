@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Runs every GPU test and benchmark of the bundle that this file lies in: run.sh [--quick] [--only NAME]... [--out DIRECTORY]
-# Prints a table, writes results.json and a log a step into the directory (default: results-HOST-TIME beside this file). Nothing stops
-# at a failure. Exit code: 0 all well, 1 a step failed, 77 no GPU, 64 usage. --quick leaves out what takes minutes.
+# Runs every GPU test and benchmark of the bundle that this file lies in:
+# run.sh [--quick] [--only NAME]... [--budget SECONDS] [--out DIRECTORY]
+# Prints a table, writes results.json after each step and a log a step into the directory (default: results-HOST-TIME beside this file);
+# logs.tar.gz has all of them. Nothing stops at a failure. --budget: the time there is for all; a step gets what is left, and is left out
+# where that is less than half a minute. Machines that are lent for minutes take it in parts:
+#   run.sh --budget 560 --only doctor --only operations --only train --only attention_64 --only attention_128 --only step_0.5B
+# Exit code: 0 all well, 1 a step failed, 77 no GPU, 64 usage. --quick leaves out what takes minutes.
 # Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +13,7 @@ tests=(operations training_alone training_local training_mpi placements train
   sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
 benchmarks=(attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step)
 known() { [[ " doctor ${tests[*]} ${benchmarks[*]} step_byte-1m " == *" $1 "* ]]; } # the last on simulated GPUs
-quick=no only=() out=
+quick=no only=() out= budget=
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=yes ;;
@@ -19,6 +23,10 @@ while [ $# -gt 0 ]; do
         exit 64
       fi
       only+=("$2")
+      shift ;;
+    --budget)
+      case "${2:-}" in '' | *[!0-9]*) echo "run.sh: --budget wants seconds" >&2; exit 64 ;; esac
+      budget=$2
       shift ;;
     --out) out=${2:?--out wants a directory}; shift ;;
     -h | --help)
@@ -32,14 +40,55 @@ done
 out=${out:-$here/results-$(hostname)-$(date +%Y%m%d-%H%M%S)}
 mkdir -p "$out" || exit 74
 out=$(cd "$out" && pwd)
-export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PERDURE_PROGRESS=off
-export TMPDIR=${TMPDIR:-/tmp} PYTHONDONTWRITEBYTECODE=1
+export PERDURE_PROGRESS=off TMPDIR=${TMPDIR:-/tmp} PYTHONDONTWRITEBYTECODE=1
 perdure=$here/bin/perdure
 work=$(mktemp -d "$TMPDIR/perdure-bundle-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-names=() states=() codes=() times=() skips=()
-note() { names+=("$1") states+=("$2") codes+=("$3") times+=("$4") skips+=("$5"); }
+# Where the machine has what the bundle did not bring: the loader's own folders are searched anyway.
+folder_of() {
+  ldconfig -p 2>/dev/null | grep -q "^[[:space:]]*$1 " && return
+  for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib /opt/cuda*/lib64; do
+    [ ! -e "$folder/$1" ] || { echo "$folder"; return; }
+  done
+  python3 -c 'import glob, os, sys
+found = [f for d in sys.path for f in sorted(glob.glob(f"{d}/nvidia/*/lib/{sys.argv[1]}"))]
+print(os.path.dirname(found[0]) if found else "")' "$1" 2>/dev/null
+}
+libraries=()
+while read -r name; do
+  [ -e "$here/lib/$name" ] && continue
+  folder=$(folder_of "$name")
+  [ -z "$folder" ] || [[ ":$(IFS=:; echo "${libraries[*]}"):" == *":$folder:"* ]] || libraries+=("$folder")
+done <"$here/share/opened"
+PERDURE_BUNDLE_LIBRARIES=$(IFS=:; echo "${libraries[*]}")
+export PERDURE_BUNDLE_LIBRARIES
+"$perdure" --version >/dev/null 2>&1 || # no C++ library here, or an older one
+  PERDURE_BUNDLE_LIBRARIES=$here/lib/cxx${PERDURE_BUNDLE_LIBRARIES:+:$PERDURE_BUNDLE_LIBRARIES}
+
+text_of() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
+# Whole after each step: whoever is ended has what there is.
+write_results() {
+  local i
+  {
+    printf '{\n  "version": "%s",\n  "device": "%s",\n  "host": "%s",\n  "quick": %s,\n  "steps": [' "$(text_of "$(cat "$out/version.out")")" \
+      "$(text_of "$device")" "$(text_of "$(hostname)")" "$([ $quick = yes ] && echo true || echo false)"
+    for i in "${!names[@]}"; do
+      [ "$i" = 0 ] || printf ','
+      printf '\n    {"name": "%s", "state": "%s", "exit_code": %s, "seconds": %s, "reason": "%s", "result": ' "${names[$i]}" \
+        "${states[$i]}" "${codes[$i]}" "${times[$i]}" "$(text_of "${skips[$i]}")"
+      if [ -s "$out/${names[$i]}.json" ] && [ "${states[$i]}" = ok ]; then cat "$out/${names[$i]}.json"; else printf 'null'; fi
+      printf '}'
+    done
+    printf '\n  ]\n}\n'
+  } >"$out/results.part" && mv "$out/results.part" "$out/results.json"
+}
+
+names=() states=() codes=() times=() skips=() device=
+note() {
+  names+=("$1") states+=("$2") codes+=("$3") times+=("$4") skips+=("$5")
+  write_results
+}
 wanted() {
   [ ${#only[@]} -gt 0 ] || return 0
   local name
@@ -48,10 +97,15 @@ wanted() {
 }
 # step NAME SECONDS COMMAND...: stdout goes to NAME.json or, where it is none, stays a log.
 step() {
-  local name=$1 limit=$2 code begin state reason=
+  local name=$1 limit=$2 code begin state left reason=
   shift 2
   known "$name" || { echo "run.sh: step $name is in no list" >&2; exit 70; }
   wanted "$name" || return 0
+  if [ -n "$budget" ]; then
+    left=$((budget - SECONDS - 5))
+    if [ $left -lt 30 ]; then skip "$name" "no time left of --budget $budget"; return; fi
+    [ $limit -le $left ] || limit=$left
+  fi
   printf '%-24s ' "$name"
   begin=$(date +%s)
   (cd "$work" && timeout -k 10 "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log")
@@ -99,7 +153,7 @@ simulated=no
 case "$device" in *simulated*) simulated=yes ;; esac
 
 # ---- tests ----
-step operations 900 "$here/bin/gpu_operations"
+step operations 900 "$here/bin/gpu_operations" # first: it names each kernel that is wrong
 # training STEP WITHOUT SCRIPT [ARGUMENT]...: a script of tests/e2e; WITHOUT: what the machine lacks for it
 scale=4
 [ $quick = no ] || scale=1
@@ -134,7 +188,7 @@ sanitizer() {
   elif [ $quick = yes ] && [ "$tool" != memcheck ]; then skip "$name" "quick"
   else step "$name" 3600 "$checker" --tool "$tool" --target-processes all --error-exitcode 1 "$@"; fi
 }
-for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool "$here/bin/gpu_operations"; done
+for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool "$here/bin/gpu_operations" --from 0; done
 # Two steps with a save each: every kernel of a step in its order, with the streams of saves beside. No restart hides a failure.
 train_config sanitized "model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}" \
   "batch: {sequences: 2, leaf: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}"
@@ -164,20 +218,9 @@ else
 fi
 
 # ---- results ----
-text_of() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
+write_results
+(cd "$out" && tar -czf logs.tar.gz $(ls | grep -E '\.(log|out|json)$')) 2>/dev/null
 failed=0
-{
-  printf '{\n  "version": "%s",\n  "device": "%s",\n  "host": "%s",\n  "quick": %s,\n  "steps": [' "$(text_of "$(cat "$out/version.out")")" \
-    "$(text_of "$device")" "$(text_of "$(hostname)")" "$([ $quick = yes ] && echo true || echo false)"
-  for i in "${!names[@]}"; do
-    [ "$i" = 0 ] || printf ','
-    printf '\n    {"name": "%s", "state": "%s", "exit_code": %s, "seconds": %s, "reason": "%s", "result": ' "${names[$i]}" \
-      "${states[$i]}" "${codes[$i]}" "${times[$i]}" "$(text_of "${skips[$i]}")"
-    if [ -s "$out/${names[$i]}.json" ] && [ "${states[$i]}" = ok ]; then cat "$out/${names[$i]}.json"; else printf 'null'; fi
-    printf '}'
-  done
-  printf '\n  ]\n}\n'
-} >"$out/results.json"
 for state in "${states[@]}"; do [ "$state" != failed ] || failed=$((failed + 1)); done
 
 value() { sed -n "s/^ *\"$2\": *\([-0-9.e+]*\),*\$/\1/p" "$out/$1.json" 2>/dev/null | head -1; }

@@ -81,7 +81,7 @@ def with_a_row_that_breaks(bundle):
     done = call(f"{bundle}/bin/gpu_operations", PERDURE_SIMT_FAIL="2000")
     lines = done.stdout.splitlines()
     breaks = [line for line in lines if line.startswith("FAIL ") and ": exit code 1" in line]
-    expect(done.returncode == 1 and breaks and lines.index(breaks[-1]) < len(lines) - 20, "rows behind one that broke", done)
+    expect(done.returncode == 1 and breaks and lines.index(breaks[0]) < len(lines) - 20, "rows behind one that broke", done)
 
 
 def without_a_gpu(room, bundle):
@@ -118,6 +118,28 @@ def sanitized(room, bundle):
     expect(text.startswith("--tool memcheck --target-processes all --error-exitcode 1 ") and "run.steps=2" in text, f"checked: {text}", done)
 
 
+def in_parts(room, bundle):
+    """What does not fit is left out and said, results are whole all the same; libraries are found where Python packages bring them."""
+    done = call(f"{bundle}/run.sh", "--budget", "20", "--out", f"{room}/parts", "--only", "operations", "--only", "attention_64")
+    with open(f"{room}/parts/results.json", encoding="utf-8") as f:
+        steps = {step["name"]: step for step in json.load(f)["steps"]}
+    expect(done.returncode == 0 and all(steps[name]["reason"] == "no time left of --budget 20" for name in ("operations", "attention_64")),
+           "no time", done)
+    expect(call(f"{bundle}/run.sh", "--budget", "soon").returncode == 64, "a budget of what", done)
+
+    os.makedirs(f"{room}/site/nvidia/thing/lib")
+    program(f"{room}/site/nvidia/thing/lib/libthing.so.7", "")
+    with open(f"{bundle}/share/opened", encoding="utf-8") as f:
+        expect({"libnccl.so.2", "libcudnn.so.9"} <= set(f.read().split()), "what is opened", done)
+    with open(f"{bundle}/share/opened", "w", encoding="utf-8") as f:
+        f.write("libthing.so.7\nlibnowhere.so.1\n")
+    program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\necho $PERDURE_BUNDLE_LIBRARIES\necho ${LD_LIBRARY_PATH:-none}\n")
+    done, _, steps = run(bundle, f"{room}/found", ["operations"], PYTHONPATH=f"{room}/site")
+    with open(f"{room}/found/operations.out", encoding="utf-8") as f:
+        said = f.read().split()
+    expect(said == [f"{room}/site/nvidia/thing/lib", "none"] and os.path.getsize(f"{room}/found/logs.tar.gz") > 0, f"found {said}", done)
+
+
 def broken(room, bundle):
     program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\necho it broke >&2\nexit 3\n")
     done, _, steps = run(bundle, f"{room}/broken", ["operations", "attention_64", "doctor"])
@@ -134,5 +156,6 @@ with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
     without_a_gpu(room_, bundle_)
     scales(room_, bundle_)
     sanitized(room_, bundle_)
+    in_parts(room_, bundle_)
     broken(room_, bundle_)
-print("bundle: made, run, run without a GPU, at its scales, under a checker, past a failure")
+print("bundle: made, run, run without a GPU, at its scales, under a checker, in parts, past a failure")
