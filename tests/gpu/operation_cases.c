@@ -2,15 +2,9 @@
 
 #include "tests/unit/math/reference.h"
 
-COUNT(rows, s->sequences * s->length)
-COUNT(columns, s->columns)
-COUNT(rows_columns, s->sequences * s->length * s->columns)
-COUNT(rows_ffn, s->sequences * s->length * s->ffn)
 COUNT(rows_two_ffn, 2 * s->sequences * s->length * s->ffn)
-COUNT(ffn_columns, s->ffn * s->columns)
 COUNT(ffn, s->ffn)
 COUNT(vocab_columns, s->vocab * s->columns)
-COUNT(rows_vocab, s->sequences * s->length * s->vocab)
 COUNT(queries, s->sequences * s->length * s->heads * s->head_size)
 COUNT(keys, s->sequences * s->length * s->kv_heads * s->head_size)
 COUNT(sums, s->sequences * s->length * s->heads)
@@ -111,30 +105,16 @@ EXACT(rmsnorm)
 RUN(layernorm)
 {
     struct pd_norm n = norm_of(s, act, p[0], p[1]);
-    n.bias = p[2], n.mean = p[3], n.rstd = p[4], n.out = p[5];
-    return pd_layernorm_forward(math, &n, err);
+    n.bias = p[2], n.mean = p[3], n.rstd = p[4], n.out = p[5], n.dout = p[6], n.dx = p[7], n.dweight = p[8], n.dbias = p[9];
+    PD_TRY(pd_layernorm_forward(math, &n, err));
+    return pd_layernorm_backward(math, &n, err);
 }
 
 EXACT(layernorm)
 {
     ref_norm_forward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[2].exact, v[3].exact, v[4].exact, v[5].exact);
-}
-
-/* mean and rstd first */
-RUN(layernorm_backward)
-{
-    struct pd_norm n = norm_of(s, act, p[0], p[1]);
-    n.bias = p[1], n.mean = p[3], n.rstd = p[4], n.out = p[5];
-    PD_TRY(pd_layernorm_forward(math, &n, err));
-    n.dout = p[2], n.dx = p[6], n.dweight = p[7], n.dbias = p[8];
-    return pd_layernorm_backward(math, &n, err);
-}
-
-EXACT(layernorm_backward)
-{
-    ref_norm_forward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[1].exact, v[3].exact, v[4].exact, v[5].exact);
-    ref_norm_backward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[2].exact, NULL, v[6].exact, v[7].exact,
-                      v[8].exact);
+    ref_norm_backward(rows(s), s->columns, 1e-5f, v[0].exact, v[1].exact, v[6].exact, NULL, v[7].exact, v[8].exact,
+                      v[9].exact);
 }
 
 /* ---- attention and what belongs to it ---- */
@@ -279,28 +259,69 @@ EXACT(casts)
 
 /* ---- the two ends ---- */
 
+static pd_status embed(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
+{
+    PD_TRY(pd_embedding_forward(math, e, err));
+    return pd_embedding_backward(math, e, err);
+}
+
 RUN(embedding)
 {
-    const uint64_t all = rows(s);
-    struct pd_embedding e = {.rows = rows(s),
-                             .columns = s->columns,
-                             .vocab = s->vocab,
-                             .dtype = act,
-                             .tokens = p[0],
-                             .token_table = p[1],
-                             .out = p[2],
-                             .dout = p[3],
-                             .dtoken_table = p[4],
-                             .pieces = 1,
-                             .piece_rows = &all};
-    PD_TRY(pd_embedding_forward(math, &e, err));
-    return pd_embedding_backward(math, &e, err);
+    return embed(math,
+                 &(struct pd_embedding){.rows = rows(s),
+                                        .columns = s->columns,
+                                        .vocab = s->vocab,
+                                        .dtype = act,
+                                        .tokens = p[0],
+                                        .token_table = p[1],
+                                        .out = p[2],
+                                        .dout = p[3],
+                                        .dtoken_table = p[4]},
+                 err);
 }
 
 EXACT(embedding)
 {
     ref_embedding_forward(rows(s), s->columns, v[0].numbers, NULL, v[1].exact, NULL, v[2].exact);
     ref_embedding_backward(rows(s), s->columns, s->vocab, v[0].numbers, v[3].exact, v[4].exact);
+}
+
+/* With positions, rows in four pieces of which one is empty, and a vocabulary that two ranks share. */
+COUNT(places, s->length * s->columns)
+
+enum { TOKEN, POSITION, TABLE, PLACES, LOOKED_UP, DLOOKED_UP, DTABLE, DPLACES };
+
+RUN(embedding_pieces)
+{
+    const uint64_t n = rows(s), pieces[4] = {n / 2, n / 8, 0, n - n / 2 - n / 8}, here = (s->vocab + 1) / 2;
+    for (uint64_t from = 0; from < s->vocab; from += here) {
+        const struct pd_embedding e = {.rows = n,
+                                       .columns = s->columns,
+                                       .vocab = from ? s->vocab - here : here,
+                                       .dtype = act,
+                                       .first_token = (int32_t)from,
+                                       .tokens = p[TOKEN],
+                                       .positions = p[POSITION],
+                                       .token_table = (char *)p[TABLE] + from * s->columns * pd_dtype_bytes(act),
+                                       .position_table = p[PLACES],
+                                       .context = s->length,
+                                       .out = p[LOOKED_UP],
+                                       .dout = p[DLOOKED_UP],
+                                       .dtoken_table = (float *)p[DTABLE] + from * s->columns,
+                                       .dposition_table = p[DPLACES],
+                                       .pieces = 4,
+                                       .piece_rows = pieces};
+        PD_TRY(embed(math, &e, err));
+    }
+    return PD_OK;
+}
+
+EXACT(embedding_pieces)
+{
+    const int32_t *tokens = v[TOKEN].numbers, *positions = v[POSITION].numbers;
+    ref_embedding_forward(rows(s), s->columns, tokens, positions, v[TABLE].exact, v[PLACES].exact, v[LOOKED_UP].exact);
+    ref_embedding_backward(rows(s), s->columns, s->vocab, tokens, v[DLOOKED_UP].exact, v[DTABLE].exact);
+    ref_embedding_backward(rows(s), s->columns, s->length, positions, v[DLOOKED_UP].exact, v[DPLACES].exact);
 }
 
 RUN(cross_entropy)
@@ -360,60 +381,23 @@ EXACT(adam)
 }
 
 const struct operation operations[] = {
-    {"linear",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, ffn_columns, 0.1},
-      {ACT, IN, ffn, 1},
-      {ACT, IN, rows_ffn, 1},
-      {ACT, OUT, rows_ffn, 0}},
-     run_linear,
-     exact_linear,
-     .slack = 1},
-    {"linear, input",
-     {{ACT, IN, rows_ffn, 1}, {ACT, IN, ffn_columns, 0.1}, {ACT, OUT, rows_columns, 0}},
-     run_linear_input,
-     exact_linear_input,
-     .slack = 1},
-    {"linear, weight",
-     {{ACT, IN, rows_ffn, 1}, {ACT, IN, rows_columns, 1}, {F32, BOTH, ffn_columns, 1}},
-     run_linear_weight,
-     exact_linear_weight,
-     .slack = 1},
-    {"rmsnorm",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, columns, 1},
-      {F32, OUT, rows, 0},
-      {ACT, OUT, rows_columns, 0},
-      {ACT, IN, rows_columns, 1},
-      {ACT, OUT, rows_columns, 0},
-      {F32, OUT, columns, 0}},
-     run_rmsnorm,
-     exact_rmsnorm,
-     .slack = 1},
+    {"linear", {{IN_ROWS}, {IN_WEIGHT}, {ACT, IN, ffn, 1}, {IN_FFN}, {OUT_FFN}}, FORMULA(linear)},
+    {"linear, input", {{IN_FFN}, {IN_WEIGHT}, {OUT_ROWS}}, FORMULA(linear_input)},
+    {"linear, weight", {{IN_FFN}, {IN_ROWS}, {F32, BOTH, ffn_columns, 1}}, FORMULA(linear_weight)},
+    {"rmsnorm", {{IN_ROWS}, {IN_COLUMNS}, {ROW_SUMS}, {OUT_ROWS}, {IN_ROWS}, {OUT_ROWS}, {COLUMN_SUMS}}, FORMULA(rmsnorm)},
     {"layernorm",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, columns, 1},
-      {ACT, IN, columns, 1},
-      {F32, OUT, rows, 0},
-      {F32, OUT, rows, 0},
-      {ACT, OUT, rows_columns, 0}},
-     run_layernorm,
-     exact_layernorm,
-     .slack = 1},
-    {"layernorm, backward",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, columns, 1},
-      {ACT, IN, rows_columns, 1},
-      {F32, OUT, rows, 0},
-      {F32, OUT, rows, 0},
-      {ACT, OUT, rows_columns, 0},
-      {ACT, OUT, rows_columns, 0},
-      {F32, OUT, columns, 0},
-      {F32, OUT, columns, 0}},
-     run_layernorm_backward,
-     exact_layernorm_backward,
-     .slack = 1},
-    {"rope", {{ACT, BOTH, queries, 1}, {POSITIONS, IN, rows, 0}, {F32, IN, turns, 1}}, run_rope, exact_rope, .slack = 1},
+     {{IN_ROWS},
+      {IN_COLUMNS},
+      {IN_COLUMNS},
+      {ROW_SUMS},
+      {ROW_SUMS},
+      {OUT_ROWS},
+      {IN_ROWS},
+      {OUT_ROWS},
+      {COLUMN_SUMS},
+      {COLUMN_SUMS}},
+     FORMULA(layernorm)},
+    {"rope", {{ACT, BOTH, queries, 1}, {POSITIONS, IN, rows, 0}, {F32, IN, turns, 1}}, FORMULA(rope)},
     {"attention",
      {{ACT, IN, queries, 1},
       {ACT, IN, keys, 1},
@@ -421,8 +405,7 @@ const struct operation operations[] = {
       {FIRST, IN, rows, 0},
       {ACT, OUT, queries, 0},
       {F32, OUT, sums, 0}},
-     run_attention,
-     exact_attention,
+     FORMULA(attention),
      .slack = 4},
     {"attention, backward",
      {{ACT, IN, queries, 1},
@@ -434,50 +417,33 @@ const struct operation operations[] = {
       {ACT, OUT, keys, 0},
       {ACT, OUT, keys, 0},
       {F32, IN, attention_scratch, 0}},
-     run_attention_backward,
-     exact_attention_backward,
+     FORMULA(attention_backward),
      .slack = 8},
-    {"swiglu",
-     {{ACT, IN, rows_two_ffn, 2}, {ACT, OUT, rows_ffn, 0}, {ACT, IN, rows_ffn, 1}, {ACT, OUT, rows_two_ffn, 0}},
-     run_swiglu,
-     exact_swiglu,
-     .slack = 1},
-    {"gelu",
-     {{ACT, IN, rows_ffn, 2}, {ACT, OUT, rows_ffn, 0}, {ACT, IN, rows_ffn, 1}, {ACT, OUT, rows_ffn, 0}},
-     run_gelu,
-     exact_gelu,
-     .slack = 1},
-    {"finish",
-     {{F32, IN, rows_columns, 1}, {F32, IN, rows_columns, 1}, {ACT, IN, rows_columns, 1}, {ACT, OUT, rows_columns, 0}},
-     run_finish,
-     exact_finish,
-     .slack = 1},
-    {"casts and sums",
-     {{F32, IN, rows_columns, 1}, {ACT, OUT, rows_columns, 0}, {F32, OUT, rows_columns, 0}, {F32, OUT, columns, 0}},
-     run_casts,
-     exact_casts,
-     .slack = 2},
+    {"swiglu", {{ACT, IN, rows_two_ffn, 2}, {OUT_FFN}, {IN_FFN}, {ACT, OUT, rows_two_ffn, 0}}, FORMULA(swiglu)},
+    {"gelu", {{ACT, IN, rows_ffn, 2}, {OUT_FFN}, {IN_FFN}, {OUT_FFN}}, FORMULA(gelu)},
+    {"finish", {{IN_ROWS_F32}, {IN_ROWS_F32}, {IN_ROWS}, {OUT_ROWS}}, FORMULA(finish)},
+    {"casts and sums", {{IN_ROWS_F32}, {OUT_ROWS}, {F32, OUT, rows_columns, 0}, {COLUMN_SUMS}}, FORMULA(casts), .slack = 2},
     {"embedding",
+     {{TOKENS, IN, rows, 0}, {ACT, IN, vocab_columns, 1}, {OUT_ROWS}, {IN_ROWS}, {F32, OUT, vocab_columns, 0}},
+     FORMULA(embedding)},
+    {"embedding, in pieces",
      {{TOKENS, IN, rows, 0},
+      {POSITIONS, IN, rows, 0},
       {ACT, IN, vocab_columns, 1},
-      {ACT, OUT, rows_columns, 0},
-      {ACT, IN, rows_columns, 1},
-      {F32, OUT, vocab_columns, 0}},
-     run_embedding,
-     exact_embedding,
-     .slack = 1},
+      {ACT, IN, places, 1},
+      {OUT_ROWS},
+      {IN_ROWS},
+      {F32, OUT, vocab_columns, 0},
+      {F32, OUT, places, 0}},
+     FORMULA(embedding_pieces)},
     {"cross-entropy",
-     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {F32, OUT, rows, 0}, {ACT, OUT, rows_vocab, 0}},
-     run_cross_entropy,
-     exact_cross_entropy,
-     .slack = 1},
+     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
+     FORMULA(cross_entropy)},
     {"adam",
      {{F32, BOTH, rows_columns, 1},
       {F32, BOTH, rows_columns, 0.1},
       {F32, BOTH, rows_columns, -0.1},
-      {F32, IN, rows_columns, 1},
-      {ACT, OUT, rows_columns, 0}},
-     run_adam,
-     exact_adam,
-     .slack = 1},
+      {IN_ROWS_F32},
+      {OUT_ROWS}},
+     FORMULA(adam)},
     {0}};

@@ -33,7 +33,7 @@ struct operation {
     struct operand operands[OPERANDS_MAX]; /* NO_OPERAND ends them */
     pd_status (*run)(struct pd_math *, const struct sizes *, enum pd_dtype act, void *const *, struct pd_error *);
     void (*exact)(const struct sizes *, const struct value *);
-    double slack;        /* times the tolerance of the dtype */
+    double slack;        /* times the tolerance of the dtype; 0: 1 */
     double tolerance;    /* not 0: instead, whatever the dtype */
     uint32_t capability; /* compute capability that it needs; 0: any */
 };
@@ -42,15 +42,34 @@ struct operation {
  * rounding at random and replayed runs add. */
 extern const struct operation operations[], more_operations[];
 
-#define COUNT(NAME, EXPRESSION)                 \
-    static uint64_t NAME(const struct sizes *s) \
-    {                                           \
-        return EXPRESSION;                      \
+#define COUNT(NAME, EXPRESSION)                        \
+    static inline uint64_t NAME(const struct sizes *s) \
+    {                                                  \
+        return EXPRESSION;                             \
     }
 #define RUN(NAME)                                                                                               \
     static pd_status run_##NAME(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p, \
                                 struct pd_error *err)
 #define EXACT(NAME) static void exact_##NAME(const struct sizes *s, const struct value *v)
+#define FORMULA(NAME) .run = run_##NAME, .exact = exact_##NAME
 #define SCALE 0.25
+
+COUNT(rows, s->sequences * s->length)
+COUNT(columns, s->columns)
+COUNT(rows_columns, s->sequences * s->length * s->columns)
+COUNT(rows_ffn, s->sequences * s->length * s->ffn)
+COUNT(ffn_columns, s->ffn * s->columns)
+COUNT(rows_vocab, s->sequences * s->length * s->vocab)
+
+/* Operands that most rows have. */
+#define IN_ROWS ACT, IN, rows_columns, 1
+#define OUT_ROWS ACT, OUT, rows_columns, 0
+#define IN_ROWS_F32 F32, IN, rows_columns, 1
+#define IN_COLUMNS ACT, IN, columns, 1
+#define ROW_SUMS F32, OUT, rows, 0
+#define COLUMN_SUMS F32, OUT, columns, 0
+#define IN_FFN ACT, IN, rows_ffn, 1
+#define OUT_FFN ACT, OUT, rows_ffn, 0
+#define IN_WEIGHT ACT, IN, ffn_columns, 0.1
 
 #endif

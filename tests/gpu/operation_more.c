@@ -4,13 +4,6 @@
 #include "trainer/math/fp8.h"
 #include "trainer/math/random_bits.h"
 
-COUNT(rows, s->sequences * s->length)
-COUNT(columns, s->columns)
-COUNT(rows_columns, s->sequences * s->length * s->columns)
-COUNT(ffn_columns, s->ffn * s->columns)
-COUNT(rows_ffn, s->sequences * s->length * s->ffn)
-COUNT(rows_vocab, s->sequences * s->length * s->vocab)
-
 /* ---- attention of one sequence in two parts, as ranks of a sequence have them ---- */
 
 COUNT(positions, s->length)
@@ -369,57 +362,35 @@ const struct operation more_operations[] = {
       {ACT, OUT, part_keys, 0},
       {ACT, OUT, part_keys, 0},
       {F32, IN, part_scratch, 0}},
-     run_attention_parts,
-     exact_attention_parts,
+     FORMULA(attention_parts),
      .slack = 8},
     {"cut logits",
-     {{F32, IN, rows_vocab, 3},
-      {TARGETS, IN, rows, 0},
-      {F32, OUT, rows, 0},
-      {ACT, OUT, rows_vocab, 0},
-      {F32, IN, loss_scratch, 0}},
-     run_cut_logits,
-     exact_cut_logits,
-     .slack = 1},
+     {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}, {F32, IN, loss_scratch, 0}},
+     FORMULA(cut_logits)},
     {"quantize",
-     {{ACT, IN, rows_columns, 1},
+     {{IN_ROWS},
       {E4M3, OUT, rows_columns, 0},
       {E4M3, OUT, rows_columns, 0},
       {E5M2, OUT, rows_columns, 0},
       {F32, IN, scales, 0}},
-     run_quantize,
-     exact_quantize,
+     FORMULA(quantize),
      .tolerance = 1e-12}, /* integers: all of them right */
     {"fp8 products",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, ffn_columns, 0.1},
+     {{IN_ROWS},
+      {IN_WEIGHT},
       {E5M2, IN, rows_columns, 0},
       {E4M3, IN, ffn_columns, 0},
-      {ACT, OUT, rows_ffn, 0},
-      {ACT, OUT, rows_ffn, 0},
+      {OUT_FFN},
+      {OUT_FFN},
       {F32, IN, scales, 0}},
-     run_fp8_products,
-     exact_fp8_products,
+     FORMULA(fp8_products),
      .tolerance = 5e-3, /* tensor cores add products of codes in fewer bits than fp32 has */
      .capability = 89},
     {"round at random",
-     {{F32, IN, rows_columns, 1}, {BF16, OUT, rows_columns, 0}},
-     run_round,
-     exact_round,
+     {{IN_ROWS_F32}, {BF16, OUT, rows_columns, 0}},
+     FORMULA(round),
      .tolerance = 1e-12}, /* integers too */
-    {"squares of rows",
-     {{F32, IN, rows_columns, 1}, {F64, OUT, rows, 0}},
-     run_row_squares,
-     exact_row_squares,
-     .tolerance = 1e-14},
-    {"copy", {{ACT, IN, rows_columns, 1}, {ACT, OUT, rows_columns, 0}}, run_copy, exact_copy, .tolerance = 1e-12},
-    {"replay",
-     {{ACT, IN, rows_columns, 1},
-      {ACT, IN, columns, 1},
-      {F32, OUT, rows, 0},
-      {ACT, OUT, rows_columns, 0},
-      {F32, BOTH, rows_columns, 1}},
-     run_replay,
-     exact_replay,
-     .slack = 1},
+    {"squares of rows", {{IN_ROWS_F32}, {F64, OUT, rows, 0}}, FORMULA(row_squares), .tolerance = 1e-14},
+    {"copy", {{IN_ROWS}, {OUT_ROWS}}, FORMULA(copy), .tolerance = 1e-12},
+    {"replay", {{IN_ROWS}, {IN_COLUMNS}, {ROW_SUMS}, {OUT_ROWS}, {F32, BOTH, rows_columns, 1}}, FORMULA(replay)},
     {0}};

@@ -272,7 +272,7 @@ static void check(struct bench *b, const struct operation *o, const struct sizes
         if (!(gpu <= worst_gpu)) worst_gpu = gpu;
         is_same = is_same && !memcmp(arrays[i].out[1], arrays[i].out[2], arrays[i].bytes);
     }
-    const double tolerance = o->tolerance > 0 ? o->tolerance : tolerance_of(act) * o->slack;
+    const double tolerance = o->tolerance > 0 ? o->tolerance : tolerance_of(act) * (o->slack > 0 ? o->slack : 1);
     const bool is_good = worst_cpu <= tolerance && worst_gpu <= tolerance && is_same;
     printf("%s %-20s %-5s %-4s R %4llu C %4llu D %3llu  CPU %.2e  GPU %.2e  at most %.1e%s\n", is_good ? "ok  " : "FAIL",
            o->name, b->kernels ? b->kernels : "", pd_dtype_name(act), (unsigned long long)(s->sequences * s->length),
