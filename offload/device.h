@@ -66,6 +66,7 @@ struct pd_dev {
     uint32_t index;
     char description[96]; /* "CPU, 2 threads", "NVIDIA H100 80GB HBM3" */
     uint32_t capability;  /* of a GPU: 90 is compute capability 9.0; 0: a CPU */
+    char identity[33];    /* of a GPU, the same whatever number a process knows it by; "": not known */
 };
 
 PD_MUST_USE pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *err);

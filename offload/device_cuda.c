@@ -279,6 +279,12 @@ static pd_status keep_freed_memory(uint32_t index, struct pd_error *err)
     return PD_OK;
 }
 
+static void say_identity(const cudaUUID_t *uuid, char ret_text[33])
+{
+    for (size_t i = 0; i < sizeof uuid->bytes; i++)
+        snprintf(ret_text + 2 * i, 3, "%02x", (unsigned char)uuid->bytes[i]);
+}
+
 pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
 {
     int count = 0;
@@ -298,6 +304,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     dev->index = index;
     dev->capability = (uint32_t)(10 * properties.major + properties.minor);
     snprintf(dev->description, sizeof dev->description, "%.90s", properties.name);
+    say_identity(&properties.uuid, dev->identity);
     *ret_dev = dev;
     return PD_OK;
 }

@@ -135,6 +135,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
     *properties = {};
     snprintf(properties->name, sizeof properties->name, "%s", simt_machine().name);
+    properties->uuid.bytes[15] = static_cast<char>(device + 1);
     properties->totalGlobalMem = simt_machine().memory_bytes;
     properties->sharedMemPerBlockOptin = 232448;
     properties->multiProcessorCount = 2;

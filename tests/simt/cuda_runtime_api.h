@@ -50,8 +50,12 @@ enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
 #define cudaHostRegisterPortable 1u
 #define cudaEventDisableTiming 2u
 
+typedef struct {
+    char bytes[16];
+} cudaUUID_t;
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;
     size_t totalGlobalMem;
     size_t sharedMemPerBlockOptin;
     int multiProcessorCount;

@@ -683,11 +683,10 @@ static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, 
 /* What a rank brings, and what all of them make of it. */
 struct report {
     uint32_t cannot, host;
-    char device[64], why[192];
+    char device[64], identity[33], why[192];
 };
 
-/* As CUDA_VISIBLE_DEVICES names it, or its number. Ranks of one host that name devices in different ways and share one are
- * refused by NCCL itself. */
+/* As CUDA_VISIBLE_DEVICES names it, or its number. */
 static void name_device(const struct pd_dev *dev, char name[64])
 {
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
@@ -701,6 +700,13 @@ static void name_device(const struct pd_dev *dev, char name[64])
         snprintf(name, 64, "%u", dev->index);
 }
 
+/* By what they are: where each rank is shown one GPU alone, all of them are number 0. */
+static bool is_shared(const struct report *a, const struct report *b)
+{
+    if (a->identity[0] && b->identity[0]) return strcmp(a->identity, b->identity) == 0;
+    return a->host == b->host && strcmp(a->device, b->device) == 0;
+}
+
 static void judge(const struct report *all, uint32_t size, struct report *verdict)
 {
     for (uint32_t a = 0; a < size && !verdict->cannot; a++) {
@@ -709,7 +715,7 @@ static void judge(const struct report *all, uint32_t size, struct report *verdic
             snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", a, all[a].why);
         }
         for (uint32_t b = 0; b < a && !verdict->cannot; b++) {
-            if (all[a].host != all[b].host || strcmp(all[a].device, all[b].device)) continue;
+            if (!is_shared(&all[a], &all[b])) continue;
             verdict->cannot = 1;
             snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
         }
@@ -760,6 +766,7 @@ pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct p
     mine.cannot = pd_nccl_library_open(&nccl, &why) != PD_OK;
     if (mine.cannot) snprintf(mine.why, sizeof mine.why, "%.180s", why.message);
     name_device(dev, mine.device);
+    snprintf(mine.identity, sizeof mine.identity, "%s", dev->identity);
     PD_TRY(agree(control, &mine, err));
     PD_TRY(family_new(control, dev, compute, nccl, &f, err));
     f->spans = spans;

@@ -275,6 +275,28 @@ Test(nccl, what_is_missing_is_said_on_all_ranks)
     cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 7");
 }
 
+static pd_status hidden_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r = {.dev = {.ops = &late_ops}}; /* each rank is shown one GPU, number 0 */
+    snprintf(r.dev.identity, sizeof r.dev.identity, "%u", control->rank / *(uint32_t *)context);
+    PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
+    pd_status st = pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, err);
+    if (!st) pd_comm_free(r.comm);
+    pd_dev_stream_free(&r.dev, r.compute);
+    return st;
+}
+
+Test(nccl, gpus_are_told_apart_by_what_they_are)
+{
+    struct pd_error err;
+    uint32_t ranks_a_gpu = 1;
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    cr_assert_eq(run(3, hidden_main, &ranks_a_gpu, &err), PD_OK, "%s", err.message);
+    ranks_a_gpu = 2;
+    cr_assert_eq(run(3, hidden_main, &ranks_a_gpu, &err), PD_UNSUPPORTED);
+    cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 0");
+}
+
 Test(nccl, an_old_library_is_refused)
 {
     void (*set_version)(int);

@@ -91,5 +91,6 @@ Test(device, cuda_keeps_the_contract_or_says_why_not)
         cr_skip_test("no GPU: %s", err.message);
     }
     cr_assert_eq(pd_dev_open_cuda(0, &dev, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(strlen(dev->identity), 32);
     check_contract(dev);
 }
