@@ -51,7 +51,7 @@ static void find_use(struct pd_findings *findings, const struct pd_gpus *gpus)
         return;
     }
     struct pd_finding *f = pd_findings_add(findings, "gpu use", PD_FINDING_LIMITED, "%.190s", err.message);
-    pd_finding_advise(f, "until this is mended training does not start, but with run.device=cpu");
+    pd_finding_advise(f, "until this is mended run.device=auto trains on the CPU, and run.device=gpu does not start");
 }
 
 static const struct wanted {

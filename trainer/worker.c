@@ -15,6 +15,7 @@
 #include "ckpt/base/words.h"
 #include "trainer/comm/nccl.h"
 #include "trainer/directories.h"
+#include "trainer/gpus.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
@@ -369,10 +370,27 @@ static pd_status open_device(struct worker *w, struct pd_error *err)
             "some ranks have a GPU and others have none; leave out the hosts without one, or set run.device=cpu");
 }
 
+/* A GPU is there and the CPU computes: nobody means that who did not say so. */
+static void say_unused(void)
+{
+    struct pd_gpus gpus;
+    struct pd_dev *dev;
+    struct pd_error why = {0};
+    pd_gpus_find(&gpus);
+    if (!gpus.count) return;
+    if (pd_dev_open_cuda(0, &dev, &why))
+        pd_log(PD_LOG_WARN, MODULE, "computing on the CPU, beside %u x %s: %s; run.device=cpu means it so", gpus.count,
+               gpus.gpus[0].name, why.message);
+    else
+        pd_dev_close(dev);
+}
+
 static void say_device(const struct worker *w)
 {
     const uint32_t gpus = pd_dev_cuda_count(), here = ranks_of_a_host(w->comm);
-    if (!w->device.dev || w->comm->rank > 0) return;
+    if (w->comm->rank > 0) return;
+    if (!w->device.dev && w->config->run.device == PD_DEVICE_AUTO) say_unused();
+    if (!w->device.dev) return;
     pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", w->device.dev->description,
            here > gpus ? ": several ranks share a GPU, whose time and memory they divide" : "");
 }
