@@ -82,7 +82,7 @@ static const struct argp train_argp = {
 
 /* ---- newest committed step, as the launcher asks ---- */
 
-static bool newest_step(void *context, uint64_t *ret_step)
+static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
 {
     const struct pd_launch_chooser *chooser = context;
     struct pd_run_tiers tiers;
@@ -90,7 +90,10 @@ static bool newest_step(void *context, uint64_t *ret_step)
     tiers.is_quiet = true;
     (void)!pd_run_tiers_look(&tiers, NULL); /* the ranks say what cannot be read */
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
-    if (newest) *ret_step = newest->step;
+    if (newest)
+        *ret_step = newest->step;
+    else
+        pd_run_tiers_found(&tiers, chooser->config->run.dir, ret_found, PD_LAUNCH_FOUND_BYTES);
     return newest;
 }
 

@@ -1,5 +1,7 @@
 #include "tools/run_tiers.h"
 
+#include "ckpt/base/words.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +43,7 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
     pd_config_deinit(&config);
 }
 
-static void take_contents(struct pd_run_tier *tier, const struct pd_store *store)
+static void take_contents(struct pd_run_tier *tier, struct pd_store *store)
 {
     const uint32_t unusable = pd_store_unusable_count(store);
     tier->count = pd_store_count(store);
@@ -49,6 +51,7 @@ static void take_contents(struct pd_run_tier *tier, const struct pd_store *store
         tier->lineage = pd_store_entry_at(store, 0)->lineage;
         tier->step = pd_store_entry_at(store, 0)->step;
     }
+    if (pd_store_count_quarantined(store, &tier->quarantined, NULL)) tier->quarantined = 0;
     if (!unusable) return;
     const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
     tier->unusable_step = newest->step;
@@ -116,6 +119,31 @@ pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error 
         if (tiers->tiers[i].status)
             PD_FAIL(err, PD_IO, "%s is not looked at; this is what the other tiers hold", tiers->tiers[i].dir);
     return PD_OK;
+}
+
+void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, char *ret_text, size_t bytes)
+{
+    const struct pd_run_tier *newest = NULL, *aside = NULL, *unread = NULL;
+    ret_text[0] = '\0';
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        const struct pd_run_tier *t = &tiers->tiers[i];
+        if (t->unusable[0] && (!newest || t->unusable_step > newest->unusable_step)) newest = t;
+        if (t->quarantined && !aside) aside = t;
+        if (t->status && !unread) unread = t;
+    }
+    if (newest)
+        snprintf(
+            ret_text, bytes,
+            "there are checkpoints in %.400s, and none is whole, as seen from here; the newest is %s: %s. To look closer: "
+            "perdure ckpt verify %.400s",
+            newest->dir, newest->unusable, newest->flaw, run_dir);
+    else if (aside)
+        snprintf(ret_text, bytes,
+                 "there is no whole checkpoint in %.400s, but %s in its quarantine directory. To look closer: perdure ckpt "
+                 "verify %.400s",
+                 aside->dir, pd_counted(aside->quarantined, "damaged one").text, run_dir);
+    else if (unread)
+        snprintf(ret_text, bytes, "what %.400s holds cannot be told: %s", unread->dir, unread->cause);
 }
 
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)

@@ -13,6 +13,7 @@ struct pd_run_tier {
     char cause[512];
     uint64_t unusable_step; /* of the newest that lies there and is not whole; its name is empty where there is none */
     char unusable[64], flaw[384];
+    uint32_t quarantined; /* were damaged, and lie beside the others */
 };
 
 struct pd_run_tiers {
@@ -32,6 +33,9 @@ bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked 
 bool pd_run_tiers_say(const struct pd_run_tiers *tiers);
 /* errors  PD_IO of the first that cannot be looked at: an answer about all of them is not complete */
 PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
+/* Where no tier holds any: that checkpoints lie there all the same, what is wrong with the newest, and the command to look
+ * closer. Empty where there is nothing, and nothing that cannot be read. */
+void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, char *ret_text, size_t bytes);
 /* By (lineage, step), of equal ones the earlier; NULL: no tier holds any. */
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers);
 

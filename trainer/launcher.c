@@ -28,8 +28,9 @@ struct launch_state {
     struct pd_start start;
     struct pd_launch_layout layout; /* of this start */
     bool has_step;
-    uint64_t step;                    /* newest committed at the last start */
-    uint32_t restarts, idle_restarts; /* all; since the last progress */
+    uint64_t step;                     /* newest committed at the last start */
+    char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
+    uint32_t restarts, idle_restarts;  /* all; since the last progress */
     char last_words[sizeof((struct pd_error *)0)->message];
 };
 
@@ -70,7 +71,8 @@ static uint32_t next_ranks(const struct launch_state *state, const struct pd_lau
 static void step_look(struct launch_state *state)
 {
     uint64_t step;
-    if (!state->launch->newest_step || !state->launch->newest_step(state->launch->context, &step)) return;
+    state->found[0] = '\0';
+    if (!state->launch->newest_step || !state->launch->newest_step(state->launch->context, &step, state->found)) return;
     if (!state->has_step || step > state->step) {
         state->idle_restarts = 0;
         state->last_words[0] = '\0';
@@ -84,7 +86,7 @@ static void say_step(const struct launch_state *state, char *ret_text, size_t by
     if (state->has_step)
         snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
     else
-        snprintf(ret_text, bytes, "the beginning");
+        snprintf(ret_text, bytes, "%s", state->found[0] ? "what its ranks find whole" : "the beginning");
 }
 
 static bool is_repeatable(pd_status status)
@@ -148,6 +150,7 @@ static void say_start(const struct launch_state *state)
     char from[48], which[32] = "starting";
     say_step(state, from, sizeof from);
     if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
+    if (!state->has_step && state->found[0]) pd_log(PD_LOG_WARN, MODULE, "%s", state->found);
     pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s) from %s", which, state->start.ranks,
            state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);

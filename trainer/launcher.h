@@ -28,6 +28,8 @@ struct pd_launch_layout {
     char settings[160]; /* for the ranks (trainer/launch_layout.h) */
 };
 
+#define PD_LAUNCH_FOUND_BYTES 1600u
+
 struct pd_launch {
     const char *const *worker; /* argv of a worker, NULL at the end; the first is a path */
     const char *dir;           /* where the private directory of the launch is made; NULL: that of temporary files */
@@ -36,8 +38,9 @@ struct pd_launch {
     enum pd_transport transport;
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
     uint32_t restart_ranks_count, restart_limit;
-    /* The newest committed step; false: there is none, or it cannot be told now. */
-    bool (*newest_step)(void *context, uint64_t *ret_step);
+    /* The newest committed step; false: there is none, or it cannot be told now, and ret_found is what lies there all the
+     * same, in words and with the command to look closer. Empty as it comes: nothing. */
+    bool (*newest_step)(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES]);
     void *context;
     /* The layout of the first start with `ranks` ranks (0: one a GPU, or one a core), and of a restart with at most that
      * many. NULL: ranks is not 0, and every number is admitted. */

@@ -68,10 +68,21 @@ def expect_fallback(workspace, config, directory, what):
     expect("resumed at step 8," in result.stderr, f"{what}: goes on from step 8", result)
 
 
+def expect_no_beginning(result, directory, what, newest):
+    """Where only the bytes are damaged the launcher knows a step; else it says what is there. Never that the run begins."""
+    expect("from the beginning" not in result.stderr, f"{what}: does not begin", result)
+    first = result.stderr.splitlines()[0]
+    said = ("there are checkpoints in .* none is whole.* the newest is " + newest, "no whole checkpoint in .* quarantine")
+    known = re.search(r"starting .* from step 6$", first) or any(
+        re.search(words, first) and f"perdure ckpt verify {directory}" in first for words in said)
+    expect(known, f"{what}: says what there is, and the command to look closer", result)
+
+
 def expect_refusal(workspace, config, directory, what):
     for launch in (1, 2, 3):
         result = workspace.train(config, directory, ["run.steps=12"], expect=65)
         expect("holds no whole checkpoint" in result.stderr, f"{what}, launch {launch}: says why", result)
+        expect_no_beginning(result, directory, f"{what}, launch {launch}", "step-000000000006-")
     root = os.path.join(directory, "checkpoints")
     left = glob.glob(os.path.join(root, "step-*", "*.h5")) + glob.glob(os.path.join(root, "quarantine", "step-*", "*.h5"))
     expect(len(left) >= 6, f"{what}: the files are still there", result)

@@ -42,9 +42,10 @@ TestSuite(launcher, .init = set_up, .fini = tear_down, .timeout = 1200);
 
 enum { PATIENCE_MS = 300000 }; /* what takes so long does not come, however slow the machine is */
 
-static bool newest_step(void *context, uint64_t *ret_step)
+static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
 {
     (void)context;
+    (void)ret_found;
     char path[PATH_MAX + 8], text[32] = "";
     snprintf(path, sizeof path, "%s/step", dir);
     FILE *file = fopen(path, "r");
