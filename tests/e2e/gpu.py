@@ -29,7 +29,7 @@ batch: {{sequences: 4, leaf: 1, context: 16}}
 optimizer: {{lr: 0.003, warmup_steps: 2, decay_steps: {steps}}}
 numerics: {{precision: {precision}, virtual_tp: {virtual}, virtual_sp: {virtual}}}
 checkpoint: {{every: 2, keep_last: 2}}
-validation: {{every: 3, sequences: 2}}
+validation: {{every: {validate}, sequences: 2}}
 layout: {{ranks: 1, threads: 1, transport: local}}
 """
 NEAR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}  # relative, of losses beside the CPU's
@@ -46,13 +46,13 @@ class Bench:
         found = json.loads(self.workspace.command(["doctor", "--json"], environment).stdout)["findings"]
         return {row["what"]: row["here"] for row in found}
 
-    def config(self, family="llama", precision="fp32", head=16, virtual=1):
-        heads = 1 if head == 64 else 4 // (head // 8)
-        text = CONFIG.format(steps=STEPS, family=family, precision=precision, data=self.data, hidden=heads * head, heads=heads,
-                             head=head, kv=heads // 2 if family == "llama" and heads > 1 else heads, virtual=virtual,
-                             tied="true" if family == "gpt2" else "false", apart="true" if family == "llama" else "false",
-                             token=32 if family == "llama" else -1)
-        return self.workspace.file(f"{family}-{precision}-{head}-{virtual}.yaml", text)
+    def config(self, family="llama", precision="fp32", head=16, virtual=1, steps=STEPS):
+        heads, is_llama = 1 if head == 64 else 4 // (head // 8), family == "llama"
+        text = CONFIG.format(steps=steps, validate=min(steps, 3), family=family, precision=precision, data=self.data,
+                             hidden=heads * head, heads=heads, head=head, kv=heads // 2 if is_llama and heads > 1 else heads,
+                             virtual=virtual, tied="false" if is_llama else "true", apart="true" if is_llama else "false",
+                             token=32 if is_llama else -1)
+        return self.workspace.file(f"{family}-{precision}-{head}-{virtual}-{steps}.yaml", text)
 
     def run(self, config, overrides=(), environment=None, directory=None):
         directory = directory or self.workspace.directory()
@@ -345,10 +345,11 @@ def cases_of(transport):
 
 
 def sharing(bench, transport):
+    """Two steps: what the first does to gradients and moments is in the second's loss and in the state."""
     cases = cases_of(transport)
     for (dp, tp, pp, sp), family, precision, stage in cases:
         degrees = {"dp": dp, "tp": tp, "pp": pp, "sp": sp, "ranks": dp * tp * pp * sp, "zero_stage": stage}
-        bench.same(f"{transport}, {' '.join(f'{k}={v}' for k, v in degrees.items())}", bench.config(family, precision, 8, 4),
+        bench.same(f"{transport}, {' '.join(f'{k}={v}' for k, v in degrees.items())}", bench.config(family, precision, 8, 4, 2),
                    [f"layout.{k}={v}" for k, v in degrees.items()] + [f"layout.transport={transport}"])
     layouts, families, precisions, stages = ({case[i] for case in cases} for i in range(4))
     print(f"covered: {transport}: {len(cases)} runs, {len(layouts)} layouts of up to "

@@ -213,13 +213,21 @@ bool release_waiting()
     return any;
 }
 
-void start_block(dim3 grid, dim3 block, dim3 at)
+void start_grid(dim3 grid, dim3 block)
+{
+    for (unsigned i = 0; i < current->threads; i++) {
+        thread *t = threads[i];
+        t->place = {dim3(i % block.x, i / block.x % block.y, i / block.x / block.y), dim3(), block, grid};
+        t->index = i;
+    }
+}
+
+void start_block(dim3 at)
 {
     simt_hopper_begin();
     for (unsigned i = 0; i < current->threads; i++) {
         thread *t = threads[i];
-        t->place = {dim3(i % block.x, i / block.x % block.y, i / block.x / block.y), at, block, grid};
-        t->index = i;
+        t->place.block = at;
         t->at = NEW;
         t->copies.clear();
         t->group = 0;
@@ -241,13 +249,25 @@ void run_new()
     }
 }
 
+/* What it will pop is far away by now. */
+void look_ahead(const thread *t)
+{
+#ifdef SIMT_OWN_SWITCH
+    if (t->at == READY) __builtin_prefetch(t->fiber->stack_pointer);
+#else
+    (void)t;
+#endif
+}
+
 void run_block()
 {
+    const std::vector<unsigned> &order = current->order;
     run_new();
     while (current->returned < current->threads && !current->problem[0]) {
         bool any = false;
-        for (unsigned i : current->order) {
-            thread *t = threads[i];
+        for (size_t i = 0; i < order.size(); i++) {
+            thread *t = threads[order[i]];
+            if (i + 2 < order.size()) look_ahead(threads[order[i + 2]]);
             if (t->at != READY) continue;
             any = true;
             simt_self = &t->place;
@@ -290,14 +310,14 @@ void prepare(unsigned count)
 
 void run_grid(dim3 grid, dim3 block)
 {
+    start_grid(grid, block);
     current->order = make_order(current->threads, 1);
     const uint64_t blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
     for (uint64_t i = 0; i < blocks && !current->problem[0]; i++) {
         uint64_t b = i;
         if (order_seed == 1) b = blocks - 1 - i;
         if (order_seed > 1) b = (i + mix(order_seed)) % blocks;
-        start_block(grid, block,
-                    dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
+        start_block(dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                          static_cast<unsigned>(b / grid.x / grid.y)));
         if (current->shared_bytes) current->dynamic = static_cast<unsigned char *>(poisoned(current->shared_bytes));
         run_block();
