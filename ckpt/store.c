@@ -483,7 +483,7 @@ static pd_status check_space_here(struct pd_store *store, const struct space_nee
     if (there) snprintf(already, sizeof already, ", %s of them is there already", human(there).text);
     if (needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %s free and needs %s more: %u %s%s of %s must fit at once%s; "
+                "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
                 "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
                 store->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
                 generations ? "generation" : "checkpoint", need->copies == 1 ? "" : "s", human(need->bytes).text, already);

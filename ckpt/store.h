@@ -150,7 +150,7 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
  * PD_NO_SPACE */
 PD_MUST_USE pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err);
 /* A file of this rank that may be written now, held from here on; made anew when none waits. Of this rank alone.
- *   errors  PD_NO_SPACE */
+ *   errors  PD_NO_SPACE; PD_BUSY, PD_IO: the pool is gone, since another launch has taken over or with its file system */
 PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,
                                                struct pd_error *err);
 /* No longer read or written by its holder, nothing of it in flight. `is_bad`: a sync or write of it failed; it is unlinked

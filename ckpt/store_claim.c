@@ -216,8 +216,9 @@ static pd_status highest_fence(struct pd_store *store, bool any, uint64_t *ret_f
 
 pd_status store_check_fence_here(struct pd_store *store, struct pd_error *err)
 {
-    uint64_t highest;
-    PD_TRY(highest_fence(store, false, &highest, err));
+    uint64_t highest = 0;
+    pd_status st = highest_fence(store, false, &highest, err);
+    if (st != PD_NOT_FOUND) PD_TRY(st); /* the directory itself is gone: so is the fence */
     if (highest > store->fence)
         PD_FAIL(err, PD_BUSY, "launch %" PRIu64 " has taken over %s from this one, launch %" PRIu64 ": this one must stop",
                 highest, store->root, store->fence);

@@ -207,6 +207,17 @@ static pd_status take_slot(struct pd_store *store, uint32_t *ret_slot, char path
     PD_FAIL(err, PD_BUG, "all %u generations are held", PD_STORE_GENERATIONS_MAX);
 }
 
+/* The pool is not there any more: another launch has taken over, or its file system is gone. */
+static pd_status say_gone(struct pd_store *store, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    pd_status st = store_check_fence_here(store, &why);
+    if (st == PD_OK)
+        st = pd_error_set(&why, PD_IO, PD_WHERE, 0, "pool-%" PRIu64 " was removed from %s", store->fence, store->root);
+    if (err) *err = why;
+    return pd_error_context(err, st, "a new generation of state");
+}
+
 pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
@@ -214,6 +225,7 @@ pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, c
     pthread_mutex_lock(&store->waiting_mutex);
     pd_status st = take_slot(store, ret_slot, path, err);
     pthread_mutex_unlock(&store->waiting_mutex);
+    if (st == PD_NOT_FOUND) PD_TRY(say_gone(store, err));
     if (st != PD_OK) return pd_error_context(err, st, "a new generation of state");
     memcpy(ret_path, path, sizeof path);
     return PD_OK;

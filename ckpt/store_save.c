@@ -100,17 +100,17 @@ bool store_clear_save(struct pd_store *store, const char *name)
     return false;
 }
 
-/* Unless another launch owns the store by now: that may have rolled it forward, and it is the better reason too. */
+/* Unless another launch owns the store by now: that may have rolled it forward, and it is the better reason too. So is a
+ * directory that is gone as a whole. */
 pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err)
 {
-    struct pd_error taken;
-    pd_status owner = pd_store_check_fence(store, &taken);
-    if (owner == PD_BUSY) {
-        if (err) *err = taken;
-        st = PD_BUSY;
-    } else {
-        (void)!store_clear_save(store, store->name);
+    struct pd_error lost;
+    pd_status owner = pd_store_check_fence(store, &lost);
+    if (owner == PD_BUSY || (owner != PD_OK && st == PD_NOT_FOUND)) {
+        if (err) *err = lost;
+        st = owner;
     }
+    if (owner != PD_BUSY) (void)!store_clear_save(store, store->name);
     return pd_error_context(err, st, "checkpoint %s", store->name);
 }
 
@@ -147,7 +147,8 @@ void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_sha
     char path[STORE_PATH_MAX];
     PD_CHECK(store->is_preparing);
     store_shard_path(store, stripe, path);
-    (void)!store_waiting_take(pd_store_stripe(store, stripe), store->group->rank, path); /* without one the shard is made anew */
+    (void)!store_waiting_take(pd_store_stripe(store, stripe), store->group->rank,
+                              path); /* without one the shard is made anew */
     memcpy(ret_shard_path, path, sizeof path);
 }
 

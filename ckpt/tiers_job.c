@@ -173,6 +173,7 @@ pd_status tier_run_job(struct tier *tier, struct tier_job *job, struct pd_error 
 void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err)
 {
     pthread_mutex_lock(&tier->mutex);
+    const bool works_again = st == PD_OK && tier->report.failures;
     if (st == PD_OK) {
         tier->report.newest_step = step;
         tier->report.failures = 0;
@@ -181,6 +182,8 @@ void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const st
         snprintf(tier->report.cause, sizeof tier->report.cause, "%.255s", err->message);
     }
     pthread_mutex_unlock(&tier->mutex);
+    if (works_again && tier->tiers->count > 1 && tier->group->rank == 0)
+        pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
     /* Alone it is the save that has failed, which its caller says. */
     const bool is_said = st != PD_OK && st != PD_STOPPED && !tiers_is_fatal(st) && tier->tiers->count > 1;
     if (is_said && tier->group->rank == 0)

@@ -88,11 +88,10 @@ static pd_status check_memory_here(const struct tier *tier, const struct needs *
     struct pd_memory_limit limit;
     PD_TRY(pd_door_space(tier->tiers->door, tier->dir, &space, err));
     if (needed > space.available_bytes)
-        PD_FAIL(
-            err, PD_NO_SPACE,
-            "%s is in memory (%s) and has %.1f MiB free, but %u checkpoints of %.1f MiB need %.1f MiB more: mount it with "
-            "a larger size, or lower its keep_last",
-            tier->dir, space.type_name, mib(space.available_bytes), copies, mib(host->shard_bytes), mib(needed));
+        PD_FAIL(err, PD_NO_SPACE,
+                "%s is in memory (%s) and has %.1f MiB free, but %u checkpoints of %.1f MiB need %.1f MiB: mount it with "
+                "a larger size, or lower its keep_last",
+                tier->dir, space.type_name, mib(space.available_bytes), copies, mib(host->shard_bytes), mib(needed));
     if (!pd_memory_limit_read(NULL, &limit)) return PD_OK;
     if (needed + host->memory_to_come > limit.free_bytes)
         PD_FAIL(

@@ -448,14 +448,25 @@ static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
     return tier_finish(rank, 30, -1, err);
 }
 
+static void count_recoveries(void *context, const char *line, size_t bytes)
+{
+    static const char words[] = "/net/c works again: it has step ";
+    (void)bytes;
+    if (strstr(line, words)) atomic_fetch_add((atomic_uint *)context, 1);
+}
+
 Test(tiers, one_that_is_unmounted_meanwhile_is_passed_over_until_it_is_back)
 {
     struct room room;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    tier_be_quiet();
+    atomic_uint recoveries = 0;
+    cr_assert_eq(pd_log_configure("info", NULL), PD_OK);
+    pd_log_set_sink(count_recoveries, &recoveries);
     make_room(&room, 0, 0);
     RUN(&room, &options, lose_the_disk, NULL);
+    cr_assert_eq(recoveries, 1u, "%u times", recoveries);
+    tier_be_quiet();
     options.tiers[0] = options.tiers[2];
     options.count = 1;
     RUN(&room, &options, look, &found);

@@ -596,8 +596,8 @@ Test(store, space_is_summed_over_the_ranks_of_a_disk)
         uint64_t fits = (shared ? 8 : 16) << 20, exceeds = (shared ? 9 : 17) << 20, absurd = UINT64_MAX / 2;
         launch(&room, check_space, &fits, PD_OK);
         expect(room_launch(&room, check_space, &exceeds, &err), PD_NO_SPACE, &err);
-        cr_assert(strstr(err.message, shared ? "needs 108.0 MiB more: 3 checkpoints of 36.0 MiB"
-                                             : "needs 102.0 MiB more: 3 checkpoints of 34.0 MiB"),
+        cr_assert(strstr(err.message, shared ? "needs 108.0 MiB: 3 checkpoints of 36.0 MiB"
+                                             : "needs 102.0 MiB: 3 checkpoints of 34.0 MiB"),
                   "%s", err.message);
         cr_assert(strstr(err.message, "checkpoint.keep_last"), "%s", err.message);
         cr_assert(!strstr(err.message, "there already"), "of nothing nothing is said: %s", err.message);

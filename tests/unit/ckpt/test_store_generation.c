@@ -105,6 +105,36 @@ Test(store_generation, a_file_is_held_waits_or_is_gone)
     room_free(&room);
 }
 
+/* The file system of the store is unmounted: a storage error that says so, of a step and of a save. */
+static pd_status lose_the_root(struct generation *g, void *context, struct pd_error *err)
+{
+    static const char words[] = ROOM_ROOT " no longer holds fence-1 of this launch: is its file system mounted?";
+    const bool leaves_mount_point = *(const bool *)context;
+    struct pd_door *door = g->rank->door;
+    struct pd_error why = {0};
+    PD_TRY(generation_step(g, 1, err));
+    PD_TRY(generation_write(g, 2, err));
+    PD_TRY(generation_finish(g, err));
+    PD_TRY(pd_door_rename(door, ROOM_ROOT, "/away", err));
+    if (leaves_mount_point) PD_TRY(pd_door_mkdir(door, ROOM_ROOT, err));
+    pd_status st = generation_write(g, 3, &why);
+    if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a step: %s", why.message);
+    st = generation_save(g, &why);
+    if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save: %s", why.message);
+    if (leaves_mount_point) PD_TRY(pd_door_rmdir(door, ROOM_ROOT, err));
+    PD_TRY(pd_door_rename(door, "/away", ROOM_ROOT, err));
+    return generation_step(g, 3, err);
+}
+
+Test(store_generation, a_store_whose_file_system_is_gone_for_a_while)
+{
+    for (unsigned leaves_mount_point = 0; leaves_mount_point < 2; leaves_mount_point++) {
+        struct room room = room_that_lacks(1, 1, false, 0);
+        launch(&room, lose_the_root, &(bool){leaves_mount_point});
+        room_free(&room);
+    }
+}
+
 /* Somebody's file under a name that a slot would have: not ours to write. */
 static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_error *err)
 {
