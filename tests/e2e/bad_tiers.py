@@ -224,9 +224,13 @@ def elsewhere(workspace, config):
     """A relative checkpoint.dir, looked for from another directory."""
     directory = workspace.directory("elsewhere")
     os.makedirs(directory)
-    started = subprocess.run([workspace.perdure, "train", config, f"run.dir={directory}/run", "checkpoint.dir=kept", "run.steps=1"],
-                             cwd=directory, capture_output=True, text=True, check=False)
-    expect(started.returncode == 0, "train", started.stderr)
+    command = [workspace.perdure, "train", config, f"run.dir={directory}/run", "checkpoint.dir=kept", "run.steps=1"]
+    for begins_empty in (False, True):
+        started = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        said = "kept held checkpoints of this run, was absent, and begins empty: is its disk not mounted?" in started.stderr
+        expect(started.returncode == 0 and said == begins_empty, "train", started.stderr)
+        if not begins_empty:
+            shutil.rmtree(os.path.join(directory, "kept"))
     listed = workspace.command(["ckpt", "ls", os.path.join(directory, "run")])
     expect(listed.returncode == 78 and f"{directory}/run/config.yaml names kept for its checkpoints (checkpoint.dir), which is not there "
            "from here; name the directory itself" in listed.stderr, f"ckpt ls: exit {listed.returncode}", listed.stdout + listed.stderr)
