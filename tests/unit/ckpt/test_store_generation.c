@@ -105,6 +105,17 @@ Test(store_generation, a_file_is_held_waits_or_is_gone)
     room_free(&room);
 }
 
+static pd_status lose_the_root_while_saving(struct generation *g, struct pd_error *err)
+{
+    const struct pd_identity identity = room_identity(0, g->step);
+    struct room_rank *rank = g->rank;
+    struct pd_run_state state;
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+    PD_TRY(pd_door_rename(rank->door, ROOM_ROOT, "/away", err));
+    room_state(rank, &state, 0, g->step);
+    return pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
+}
+
 /* The file system of the store is unmounted: a storage error that says so, of a step and of a save. */
 static pd_status lose_the_root(struct generation *g, void *context, struct pd_error *err)
 {
@@ -115,9 +126,10 @@ static pd_status lose_the_root(struct generation *g, void *context, struct pd_er
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
     PD_TRY(generation_finish(g, err));
-    PD_TRY(pd_door_rename(door, ROOM_ROOT, "/away", err));
+    pd_status st = lose_the_root_while_saving(g, &why);
+    if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save under way: %s", why.message);
     if (leaves_mount_point) PD_TRY(pd_door_mkdir(door, ROOM_ROOT, err));
-    pd_status st = generation_write(g, 3, &why);
+    st = generation_write(g, 3, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a step: %s", why.message);
     st = generation_save(g, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save: %s", why.message);
