@@ -95,7 +95,7 @@ static pd_status copy_out(struct pd_crossing *c, void *dst, const float *gradien
     const struct pd_crossing_options *o = &c->options;
     const uint64_t bytes = n * sizeof *gradient;
     const struct pd_span to = {dst, bytes, true}, from = {(void *)(uintptr_t)gradient, bytes, false};
-    return pd_device_spans_copy(o->spans, o->dev, o->copies_out, PD_LANE_COPIES_OUT, "gradients", to, from, err);
+    return pd_device_spans_copy(o->spans, o->dev, o->copies_out, PD_LANE_OPTIMIZER_OUT, "gradients", to, from, err);
 }
 
 static pd_status copy_in(struct pd_crossing *c, const struct part *part, const void *src, struct pd_error *err)
@@ -103,7 +103,7 @@ static pd_status copy_in(struct pd_crossing *c, const struct part *part, const v
     const struct pd_crossing_options *o = &c->options;
     const uint64_t bytes = part->n * o->copy_bytes;
     const struct pd_span to = {part->copy, bytes, false}, from = {(void *)(uintptr_t)src, bytes, true};
-    return pd_device_spans_copy(o->spans, o->dev, o->copies_in, PD_LANE_COPIES_IN, "updated parameters", to, from, err);
+    return pd_device_spans_copy(o->spans, o->dev, o->copies_in, PD_LANE_OPTIMIZER_IN, "updated parameters", to, from, err);
 }
 
 static pd_status wait_in(struct pd_crossing *c, struct slot *slot, struct pd_error *err)

@@ -23,7 +23,12 @@ pd_status pd_dev_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, st
 
 pd_status pd_dev_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err)
 {
-    return dev->ops->stream_new(dev, ret_stream, err);
+    return dev->ops->stream_new(dev, false, ret_stream, err);
+}
+
+pd_status pd_dev_stream_new_first(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err)
+{
+    return dev->ops->stream_new(dev, true, ret_stream, err);
 }
 
 void pd_dev_stream_free(struct pd_dev *dev, struct pd_stream *stream)

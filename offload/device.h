@@ -37,7 +37,7 @@ struct pd_dev_ops {
     pd_status (*alloc)(struct pd_dev *, enum pd_dev_place, uint64_t bytes, struct pd_span *ret_span, struct pd_error *);
     void (*free)(struct pd_dev *, struct pd_span *);
     pd_status (*memory)(struct pd_dev *, struct pd_dev_memory *ret_memory, struct pd_error *);
-    pd_status (*stream_new)(struct pd_dev *, struct pd_stream **ret_stream, struct pd_error *);
+    pd_status (*stream_new)(struct pd_dev *, bool goes_first, struct pd_stream **ret_stream, struct pd_error *);
     void (*stream_free)(struct pd_dev *, struct pd_stream *);
     pd_status (*stream_sync)(struct pd_dev *, struct pd_stream *, struct pd_error *);
     void *(*stream_handle)(struct pd_dev *, struct pd_stream *);
@@ -81,6 +81,8 @@ PD_MUST_USE pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, 
 void pd_dev_free(struct pd_dev *dev, struct pd_span *span); /* an empty span is fine; the span becomes empty */
 PD_MUST_USE pd_status pd_dev_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err);
 PD_MUST_USE pd_status pd_dev_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
+/* Its kernels are begun before those of other streams that wait for room on the device, too. To copies it means nothing. */
+PD_MUST_USE pd_status pd_dev_stream_new_first(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
 void pd_dev_stream_free(struct pd_dev *dev, struct pd_stream *stream);
 PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err);
 /* What libraries of the device call a stream: a cudaStream_t; NULL on the CPU. Borrowed. */

@@ -42,9 +42,9 @@ static pd_status cpu_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory
     return PD_OK;
 }
 
-static pd_status cpu_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err)
+static pd_status cpu_stream_new(struct pd_dev *dev, bool goes_first, struct pd_stream **ret_stream, struct pd_error *err)
 {
-    (void)dev;
+    (void)dev, (void)goes_first;
     struct pd_stream *stream = malloc(sizeof *stream);
     if (!stream) PD_FAIL(err, PD_NO_MEMORY, "CPU: no memory for a stream");
     *ret_stream = stream;

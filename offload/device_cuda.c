@@ -82,11 +82,14 @@ static pd_status cuda_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memor
     return PD_OK;
 }
 
-static pd_status cuda_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err)
+static pd_status cuda_stream_new(struct pd_dev *dev, bool goes_first, struct pd_stream **ret_stream, struct pd_error *err)
 {
     cudaStream_t raw;
+    int least, greatest;
     PD_TRY(select_device(dev, err));
-    CUDA_TRY(err, cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "GPU %u", dev->index);
+    CUDA_TRY(err, cudaDeviceGetStreamPriorityRange(&least, &greatest), "GPU %u", dev->index);
+    CUDA_TRY(err, cudaStreamCreateWithPriority(&raw, cudaStreamNonBlocking, goes_first ? greatest : least), "GPU %u",
+             dev->index);
     struct pd_stream *stream = malloc(sizeof *stream);
     if (!stream) {
         cudaStreamDestroy(raw);

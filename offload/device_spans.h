@@ -20,8 +20,14 @@
 #include "offload/device.h"
 
 #define PD_LANE_COMPUTE "GPU compute"
-#define PD_LANE_COPIES_IN "GPU copies in"
-#define PD_LANE_COPIES_OUT "GPU copies out"
+#define PD_LANE_PARAMETERS_IN "GPU parameters in"
+#define PD_LANE_PARAMETERS_OUT "GPU parameters out"
+#define PD_LANE_GRADIENTS_IN "GPU gradients in"
+#define PD_LANE_GRADIENTS_OUT "GPU gradients out"
+#define PD_LANE_ACTIVATIONS_IN "GPU activations in"
+#define PD_LANE_ACTIVATIONS_OUT "GPU activations out"
+#define PD_LANE_OPTIMIZER_IN "GPU optimizer in"   /* what an update on the host made */
+#define PD_LANE_OPTIMIZER_OUT "GPU optimizer out" /* gradients for it */
 #define PD_LANE_SAVES "GPU saves"
 #define PD_LANE_EXCHANGE "GPU exchange" /* through the memory of the host; NCCL has lanes of its own */
 

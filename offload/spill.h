@@ -26,10 +26,12 @@ struct pd_spill;
 struct pd_spill_device {
     struct pd_dev *dev;
     struct pd_stream *compute, *copies_in, *copies_out;
+    struct pd_stream *others;      /* on which others bring in what is written later; NULL: nobody does */
     void *memory;                  /* (pd_spill_memory_bytes) of the host, in place of a file; NULL: there is one */
     void *staging;                 /* (pd_spill_staging_bytes) of the host, page-locked, at a page: on the way to a file */
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
-    const char *name;              /* of what lies in spans of memory, for spans of time */
+    /* For spans of time: of the two streams, and of what lies in spans of memory. */
+    const char *lane_in, *lane_out, *name;
 };
 #define PD_SPILL_STAGING_SLOTS 6u
 

@@ -145,8 +145,7 @@ static pd_status copy(struct pd_spill_far *f, bool to_host, void *dst, void *src
     const struct pd_spill_device *d = &f->device;
     struct pd_stream *stream = to_host ? d->copies_out : d->copies_in;
     const struct pd_span to = {dst, bytes, to_host}, from = {src, bytes, !to_host};
-    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, to_host ? PD_LANE_COPIES_OUT : PD_LANE_COPIES_IN, d->name, to,
-                                from, err));
+    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, to_host ? d->lane_out : d->lane_in, d->name, to, from, err));
     return pd_dev_event_record(d->dev, copied, stream, err);
 }
 
@@ -157,6 +156,7 @@ static pd_status copy_out(struct pd_spill_far *f, void *dst, void *src, uint64_t
     const struct pd_spill_device *d = &f->device;
     PD_TRY(follow(f, d->copies_out, d->compute, f->computed, err));
     PD_TRY(follow(f, d->copies_out, d->copies_in, f->arrived, err));
+    if (d->others) PD_TRY(follow(f, d->copies_out, d->others, f->arrived, err));
     return copy(f, true, dst, src, bytes, copied, err);
 }
 

@@ -1,6 +1,6 @@
 /* Spans of a device: what offload/spill.h does where their memory is not the host's. Callers use that header alone.
  *
- *   write   compute ─▶ copies_out ─▶ memory of the host, or staging ─▶ file
+ *   write   compute, copies_in, others ─▶ copies_out ─▶ memory of the host, or staging ─▶ file
  *   read    file ─▶ staging, or memory of the host ─▶ copies_in ─▶ compute
  *
  * The host waits for drives and for copies that go to them, each two spans later, and never for the device to compute. A

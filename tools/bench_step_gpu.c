@@ -35,14 +35,23 @@ enum stage {
     OPTIMIZER,
     COPIES,
     EXCHANGE,
-    COPIES_IN,
-    COPIES_OUT,
+    PARAMETERS_IN,
+    PARAMETERS_OUT,
+    GRADIENTS_IN,
+    GRADIENTS_OUT,
+    ACTIVATIONS_IN,
+    ACTIVATIONS_OUT,
+    OPTIMIZER_IN,
+    OPTIMIZER_OUT,
+    SAVES,
     HOST_OPTIMIZER,
     STAGES
 };
 
-static const char *const stage_names[STAGES] = {"products", "attention", "pointwise", "loss",       "optimizer",
-                                                "copies",   "exchange",  "copies_in", "copies_out", "host_optimizer"};
+static const char *const stage_names[STAGES] = {
+    "products",        "attention",     "pointwise",      "loss",         "optimizer",     "copies",
+    "exchange",        "parameters_in", "parameters_out", "gradients_in", "gradients_out", "activations_in",
+    "activations_out", "optimizer_in",  "optimizer_out",  "saves",        "host_optimizer"};
 
 enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are where their stage is */
 
@@ -51,7 +60,7 @@ struct measured {
     double seconds, low, high; /* of a step: median, smallest, largest */
     double loss;
     double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
-    double busy[STAGES]; /* by lane, whatever ran beside it: compute, exchange, copies_in, copies_out, host_optimizer */
+    double busy[STAGES];       /* by lane, whatever ran beside it: compute, then those of stages from EXCHANGE on */
     uint64_t operations, lost; /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
@@ -248,9 +257,15 @@ static enum stage stage_of(const struct pd_device_share *share)
     static const struct {
         const char *lane;
         enum stage stage;
-    } lanes[] = {{PD_LANE_COPIES_IN, COPIES_IN},
-                 {PD_LANE_COPIES_OUT, COPIES_OUT},
-                 {PD_LANE_SAVES, COPIES_OUT},
+    } lanes[] = {{PD_LANE_PARAMETERS_IN, PARAMETERS_IN},
+                 {PD_LANE_PARAMETERS_OUT, PARAMETERS_OUT},
+                 {PD_LANE_GRADIENTS_IN, GRADIENTS_IN},
+                 {PD_LANE_GRADIENTS_OUT, GRADIENTS_OUT},
+                 {PD_LANE_ACTIVATIONS_IN, ACTIVATIONS_IN},
+                 {PD_LANE_ACTIVATIONS_OUT, ACTIVATIONS_OUT},
+                 {PD_LANE_OPTIMIZER_IN, OPTIMIZER_IN},
+                 {PD_LANE_OPTIMIZER_OUT, OPTIMIZER_OUT},
+                 {PD_LANE_SAVES, SAVES},
                  {PD_LANE_HOST, HOST_OPTIMIZER}};
     if (!strcmp(share->lane, PD_LANE_COMPUTE)) return stage_of_compute(share->name);
     for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++)

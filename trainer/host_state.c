@@ -29,16 +29,16 @@ static struct pd_adam_range range_of(struct pd_engine *e, const struct pd_zero_b
 
 static pd_status build(struct pd_host_state *s, struct pd_engine *e, struct pd_error *err)
 {
-    const struct pd_rank_device *device = e->options.device;
+    struct pd_rank_device *device = e->options.device;
     struct pd_host_adam_options options = {.dev = device->dev,
                                            .compute = device->compute,
-                                           .copies_in = device->copies_in,
-                                           .copies_out = device->copies_out,
                                            .pool = e->pool,
                                            .copy_dtype = e->options.config->numerics.precision,
                                            .buffers = e->io_buffers,
                                            .buffer_bytes = e->io_bytes,
                                            .spans = device->spans};
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &options.copies_in, err));
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &options.isa, err));
     for (uint32_t i = 0; i < s->count; i++)
         s->ranges[i] = range_of(e, &pd_zero_boxes(e->zero)[i]);

@@ -4,15 +4,6 @@
 
 #define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
 
-static pd_status open_streams(struct pd_rank_device *d, struct pd_error *err)
-{
-    PD_TRY(pd_dev_stream_new(d->dev, &d->compute, err));
-    PD_TRY(pd_dev_stream_new(d->dev, &d->copies_in, err));
-    PD_TRY(pd_dev_stream_new(d->dev, &d->copies_out, err));
-    PD_TRY(pd_dev_stream_new(d->dev, &d->saves, err));
-    return pd_dev_stream_new(d->dev, &d->transfers, err);
-}
-
 pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, struct pd_rank_device *ret_device,
                               struct pd_error *err)
 {
@@ -22,13 +13,22 @@ pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, 
     if (!count && choice != PD_DEVICE_GPU) return PD_OK;
     pd_status st = pd_dev_open_cuda(count ? rank_here % count : 0, &device.dev, err);
     if (!st) st = pd_dev_enter(device.dev, err);
-    if (!st) st = open_streams(&device, err);
+    if (!st) st = pd_dev_stream_new(device.dev, &device.compute, err);
     if (st) {
         pd_rank_device_close(&device);
         return pd_error_context(err, st, "run.device is %s; run.device=cpu needs no GPU",
                                 choice == PD_DEVICE_GPU ? "gpu" : "auto");
     }
     *ret_device = device;
+    return PD_OK;
+}
+
+pd_status pd_rank_device_stream(struct pd_rank_device *d, enum pd_rank_stream which, struct pd_stream **ret_stream,
+                                struct pd_error *err)
+{
+    PD_CHECK(d->dev && which < PD_STREAM_COUNT);
+    if (!d->streams[which]) PD_TRY(pd_dev_stream_new(d->dev, &d->streams[which], err));
+    *ret_stream = d->streams[which];
     return PD_OK;
 }
 
@@ -42,9 +42,9 @@ void pd_rank_device_close(struct pd_rank_device *d)
     struct pd_error ignored;
     if (d->spans) (void)!pd_device_spans_collect(d->spans, &ignored); /* of a save after the last step */
     pd_device_spans_free(d->spans);
-    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->saves, d->transfers};
-    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
-        if (streams[i]) pd_dev_stream_free(d->dev, streams[i]);
+    for (int i = 0; i < PD_STREAM_COUNT; i++)
+        pd_dev_stream_free(d->dev, d->streams[i]);
+    pd_dev_stream_free(d->dev, d->compute);
     pd_dev_close(d->dev);
     *d = (struct pd_rank_device){0};
 }
@@ -82,11 +82,10 @@ struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
 
 void pd_rank_device_quiet(struct pd_rank_device *d)
 {
-    struct pd_stream *const streams[] = {d->compute, d->copies_in, d->copies_out, d->saves, d->transfers};
-    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
-        struct pd_error err;
-        if (streams[i]) (void)!pd_dev_stream_sync(d->dev, streams[i], &err);
-    }
+    struct pd_error ignored;
+    if (d->compute) (void)!pd_dev_stream_sync(d->dev, d->compute, &ignored);
+    for (int i = 0; i < PD_STREAM_COUNT; i++)
+        if (d->streams[i]) (void)!pd_dev_stream_sync(d->dev, d->streams[i], &ignored);
 }
 
 pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
@@ -103,12 +102,16 @@ static pd_status copy(void *device, void *dst, const void *src, uint64_t bytes, 
 {
     const struct pd_rank_device *d = device;
     const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
+    struct pd_stream *stream = d->streams[PD_STREAM_TRANSFERS];
     PD_TRY(pd_dev_enter(d->dev, err));
-    PD_TRY(pd_device_spans_copy(d->spans, d->dev, d->transfers, PD_LANE_EXCHANGE, "exchange", to, from, err));
-    return pd_dev_stream_sync(d->dev, d->transfers, err);
+    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, PD_LANE_EXCHANGE, "exchange", to, from, err));
+    return pd_dev_stream_sync(d->dev, stream, err);
 }
 
-struct pd_comm_memory pd_rank_device_memory(struct pd_rank_device *d)
+pd_status pd_rank_device_memory(struct pd_rank_device *d, struct pd_comm_memory *ret_memory, struct pd_error *err)
 {
-    return (struct pd_comm_memory){ready, copy, d};
+    struct pd_stream *made;
+    PD_TRY(pd_rank_device_stream(d, PD_STREAM_TRANSFERS, &made, err));
+    *ret_memory = (struct pd_comm_memory){ready, copy, d};
+    return PD_OK;
 }

@@ -63,21 +63,45 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
     return PD_OK;
 }
 
-/* On a GPU; all zero on a CPU. */
-static struct pd_spill_device device_of(const struct pd_engine *e, int part)
+/* What a part is to the rank's device. */
+static const struct {
+    const char *name, *lane_in, *lane_out;
+    enum pd_rank_stream in, out;
+} kinds[SCRATCHES] = {
+    [PARAMETERS] = {"parameters", PD_LANE_PARAMETERS_IN, PD_LANE_PARAMETERS_OUT, PD_STREAM_PARAMETERS_IN,
+                    PD_STREAM_PARAMETERS_OUT},
+    [GRADIENTS] = {"gradients", PD_LANE_GRADIENTS_IN, PD_LANE_GRADIENTS_OUT, PD_STREAM_GRADIENTS_IN,
+                   PD_STREAM_GRADIENTS_OUT},
+    [ACTIVATIONS] = {"activations", PD_LANE_ACTIVATIONS_IN, PD_LANE_ACTIVATIONS_OUT, PD_STREAM_ACTIVATIONS_IN,
+                     PD_STREAM_ACTIVATIONS_OUT},
+};
+
+static bool updates_on_host(const struct pd_engine *e)
 {
-    static const char *const names[] = {"parameters", "gradients", "activations"};
-    const struct pd_rank_device *d = e->options.device;
+    return e->options.config->offload.optimizer != PD_PLACE_DEVICE;
+}
+
+/* On a GPU; all zero on a CPU. New copies of parameters come in on the stream of an update on the host. */
+static pd_status device_of(const struct pd_engine *e, int part, struct pd_spill_device *ret_device, struct pd_error *err)
+{
+    struct pd_rank_device *d = e->options.device;
     void *far = e->scratch_far[part];
-    if (!e->options.is_gpu) return (struct pd_spill_device){0};
-    return (struct pd_spill_device){.dev = d->dev,
-                                    .compute = d->compute,
-                                    .copies_in = d->copies_in,
-                                    .copies_out = d->copies_out,
-                                    .memory = is_in_files(e, part) ? NULL : far,
-                                    .staging = is_in_files(e, part) ? far : NULL,
-                                    .spans = d->spans,
-                                    .name = names[part]};
+    *ret_device = (struct pd_spill_device){0};
+    if (!e->options.is_gpu) return PD_OK;
+    struct pd_spill_device device = {.dev = d->dev,
+                                     .compute = d->compute,
+                                     .memory = is_in_files(e, part) ? NULL : far,
+                                     .staging = is_in_files(e, part) ? far : NULL,
+                                     .spans = d->spans,
+                                     .lane_in = kinds[part].lane_in,
+                                     .lane_out = kinds[part].lane_out,
+                                     .name = kinds[part].name};
+    PD_TRY(pd_rank_device_stream(d, kinds[part].in, &device.copies_in, err));
+    PD_TRY(pd_rank_device_stream(d, kinds[part].out, &device.copies_out, err));
+    if (part == PARAMETERS && updates_on_host(e))
+        PD_TRY(pd_rank_device_stream(d, PD_STREAM_OPTIMIZER_IN, &device.others, err));
+    *ret_device = device;
+    return PD_OK;
 }
 
 static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part, struct pd_error *err)
@@ -85,7 +109,8 @@ static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part,
     struct spans spans;
     char path[4096] = "";
     const bool has_file = is_in_files(s->engine, part);
-    const struct pd_spill_device device = device_of(s->engine, part);
+    struct pd_spill_device device;
+    PD_TRY(device_of(s->engine, part, &device, err));
     PD_TRY(spans_of(s->engine, part, &spans, err));
     pd_status st = has_file ? pd_store_generation_take(s->pool, &s->parts[part].slot, path, err) : PD_OK;
     const struct pd_spill_options options = {.door = door,

@@ -85,15 +85,15 @@ static uint64_t copy_bytes(const struct pd_engine *e)
 
 static pd_status open_crossing(struct pd_engine *e, struct pd_error *err)
 {
-    const struct pd_rank_device *device = e->options.device;
-    const struct pd_crossing_options options = {.dev = device->dev,
-                                                .compute = device->compute,
-                                                .copies_in = device->copies_in,
-                                                .copies_out = device->copies_out,
-                                                .extent_elements = pd_optimizer_store_extent_elements(e->io_bytes),
-                                                .copy_bytes = copy_bytes(e),
-                                                .buffers = e->far_buffers,
-                                                .spans = device->spans};
+    struct pd_rank_device *device = e->options.device;
+    struct pd_crossing_options options = {.dev = device->dev,
+                                          .compute = device->compute,
+                                          .extent_elements = pd_optimizer_store_extent_elements(e->io_bytes),
+                                          .copy_bytes = copy_bytes(e),
+                                          .buffers = e->far_buffers,
+                                          .spans = device->spans};
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &options.copies_in, err));
+    PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
     return pd_crossing_new(&options, &e->files->crossing, err);
 }
 

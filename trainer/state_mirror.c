@@ -40,7 +40,8 @@ pd_status pd_state_mirror_in(struct pd_state_mirror *m, struct pd_error *err)
 pd_status pd_state_mirror_begin_out(struct pd_state_mirror *m, struct pd_error *err)
 {
     struct pd_dev *dev = m->device->dev;
-    struct pd_stream *out = m->device->saves;
+    struct pd_stream *out;
+    PD_TRY(pd_rank_device_stream(m->device, PD_STREAM_SAVES, &out, err));
     PD_TRY(pd_dev_event_record(dev, m->settled, m->device->compute, err));
     PD_TRY(pd_dev_event_wait(dev, out, m->settled, err));
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)

@@ -419,7 +419,8 @@ static pd_status open_transfers(struct worker *w, struct pd_error *err)
         if (st && err) *err = why;
         return st;
     }
-    const struct pd_comm_memory memory = pd_rank_device_memory(&w->device);
+    struct pd_comm_memory memory;
+    PD_TRY(pd_group_agree(&w->group, pd_rank_device_memory(&w->device, &memory, err), err));
     pd_comm_use_memory(w->comm, &memory);
     if (w->comm->rank == 0)
         pd_log(PD_LOG_INFO, MODULE, "what ranks exchange goes through the memory of the host: %s", why.message);

@@ -61,8 +61,11 @@ def read(path):
 
 # ---- on GPUs: a lane each stream ----
 
-LANES = {"GPU compute": {"gemm", "adam"}, "GPU copies in": {"parameters", "gradients", "activations", "updated parameters"},
-         "GPU copies out": {"parameters", "gradients", "activations"}, "GPU saves": {"state for a save"}, "GPU exchange": {"exchange"}}
+LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchange": {"exchange"},
+         "GPU parameters in": {"parameters"}, "GPU parameters out": {"parameters"},
+         "GPU gradients in": {"gradients"}, "GPU gradients out": {"gradients"},
+         "GPU activations in": {"activations"}, "GPU activations out": {"activations"},
+         "GPU optimizer in": {"updated parameters"}, "GPU optimizer out": {"gradients"}}
 IN_FILES = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=4M"]
 
 
@@ -81,41 +84,47 @@ def lanes_of(events):
 
 
 def traced(workspace, config, overrides):
-    """Lanes of a run, one for each stream of its GPUs that was given work, and no other."""
+    """Lanes of a run, one for each stream of its GPUs, all of which were given work, and no other. What is no computing has a lane for
+    each kind."""
     trace, report = os.path.join(workspace.path, "gpu.json"), workspace.directory("report")
     workspace.train(config, workspace.directory(), ["run.device=gpu", f"--trace={trace}", *overrides],
                     {"PERDURE_SIMT_REPORT": report})
     events, _ = read(trace)
-    lanes, streams = lanes_of(events), json.loads(harness.read(report).splitlines()[-1])["streams"]
-    check(len(lanes) == streams, f"{overrides}: {streams} streams were given work, and there are lanes {sorted(lanes)}")
+    lanes, counts = lanes_of(events), json.loads(harness.read(report).splitlines()[-1])
+    streams, made = counts["streams"], counts["streams_made"]
+    check(len(lanes) == streams == made, f"{overrides}: {streams} of {made} streams were given work, and there are lanes {sorted(lanes)}")
     for key, names in lanes.items():
         check(key[1] in LANES, f"{overrides}: nobody expects a lane {key}")
+        fits = names >= LANES[key[1]] if key[1] == "GPU compute" else names == LANES[key[1]]
+        check(fits, f"{overrides}: lane {key} has {sorted(names)}, expected {sorted(LANES[key[1]])}")
     return lanes
 
 
-def expect(lanes, rank, lane, names):
-    found = lanes.get((rank, lane), set())
-    check(names <= found, f"lane {lane} of rank {rank}: no {sorted(names - found)} among {sorted(found)}")
+def kinds(*names):
+    """Lanes of one GPU where these leave it."""
+    return {"GPU compute"} | {f"GPU {name} {way}" for name in names for way in ("in", "out")}
+
+
+def expect(lanes, expected):
+    """By rank."""
+    found = {rank: {key[1] for key in lanes if key[0] == rank} for rank in {key[0] for key in lanes}}
+    check(found == expected, f"lanes of ranks: {found}, not {expected}")
 
 
 def on_gpus(workspace):
     config = workspace.file("gpu.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
+    saves, far = {"GPU saves"}, ["layout.ranks=1", "model.layers=4", "layout.order=layers"]
     lanes = traced(workspace, config, ["layout.ranks=1"])
-    expect(lanes, 0, "GPU compute", LANES["GPU compute"] | {"copy"})
-    expect(lanes, 0, "GPU saves", LANES["GPU saves"])
-    check(len(lanes) == 2, f"state on the device: lanes {sorted(lanes)}")
-
-    lanes = traced(workspace, config, ["layout.ranks=1", "model.layers=4", *IN_FILES])
-    for lane in ("GPU copies in", "GPU copies out"):
-        expect(lanes, 0, lane, LANES[lane])
-
-    lanes = traced(workspace, config, ["layout.ranks=1", "offload.optimizer=cpu"])
-    expect(lanes, 0, "GPU copies out", {"gradients"})
-    expect(lanes, 0, "GPU copies in", {"updated parameters"})
-
+    expect(lanes, {0: {"GPU compute"} | saves})
+    check({"adam", "copy"} <= lanes[0, "GPU compute"], f"computing is {lanes[0, 'GPU compute']}")
+    for name in ("parameters", "gradients", "activations"):
+        expect(traced(workspace, config, [*far, f"offload.{name}=cpu"]), {0: kinds(name) | saves})
+    everything = kinds("parameters", "gradients", "activations", "optimizer")
+    for place in ("cpu", "nvme"):
+        expect(traced(workspace, config, [*far, f"offload.optimizer={place}"]), {0: kinds("optimizer")})
+    expect(traced(workspace, config, [*far, *IN_FILES]), {0: everything})
     lanes = traced(workspace, config, ["layout.ranks=2", "layout.transport=local", "layout.zero_stage=3"])
-    for rank in (0, 1):
-        expect(lanes, rank, "GPU exchange", LANES["GPU exchange"])
+    expect(lanes, dict.fromkeys((0, 1), {"GPU compute", "GPU exchange"} | saves))
     print("lanes of GPUs: one a stream, spans follow each other")
     shares(workspace)
 
@@ -133,7 +142,7 @@ def shares(workspace):
     stages, busy = found["stage_shares"], found["busy_shares"]
     check(abs(sum(stages.values()) - 1) < 1e-9 and all(0 <= share < 1 for share in stages.values()), f"stages {stages}")
     check(stages["products"] > 0 and stages["host_optimizer"] > 0 and stages["exchange"] == 0, f"stages {stages}")
-    check(busy["copies_in"] > 0 and busy["copies_out"] > 0 and found["operations_not_timed"] == 0, f"streams are busy for {busy}")
+    check(busy["optimizer_in"] > 0 and busy["optimizer_out"] > 0 and found["operations_not_timed"] == 0, f"streams are busy for {busy}")
     check(busy["host_optimizer"] >= stages["host_optimizer"] and busy["compute"] < 1, f"stages {stages}, streams {busy}")
     print("stages and what stands between them are the step")
 

@@ -82,7 +82,8 @@ cudaError_t cudaFreeHost(void *data);
 cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *data);
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);

@@ -48,7 +48,7 @@ const simt_settings &simt_machine(void);
 /* Of the process so far, all GPUs together; for the holder of a turn. */
 struct simt_counts {
     uint64_t kernels, copies, fills, waits; /* waits: of the host, for a stream or an event */
-    uint64_t streams;                       /* that were given work */
+    uint64_t streams, streams_made;         /* that were given work; all */
     uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */

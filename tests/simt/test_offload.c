@@ -166,6 +166,36 @@ Test(offload, spans_in_files)
     check_spans(true);
 }
 
+/* What neither compute nor the spill itself brought into a span goes out with it. */
+Test(offload, spans_that_others_bring_in)
+{
+    const uint64_t bytes = LARGEST;
+    struct rig r;
+    struct pd_stream *others;
+    struct pd_spill *spill;
+    rig_init(&r);
+    OK(pd_dev_stream_new(r.dev, &others, err));
+    struct pd_span made = take(&r, PD_DEV_HOST, bytes), there = take(&r, PD_DEV_DEVICE, bytes),
+                   far = take(&r, PD_DEV_HOST, pd_spill_memory_bytes(&bytes, 1));
+    const struct pd_spill_device device = {
+        .dev = r.dev, .compute = r.compute, .copies_in = r.in, .copies_out = r.out, .others = others, .memory = far.data};
+    const struct pd_spill_options options = {.block_bytes = 65536, .span_bytes = &bytes, .span_count = 1, .device = &device};
+    OK(pd_spill_new(&options, &spill, err));
+    for (uint64_t i = 0; i < bytes; i++)
+        ((uint8_t *)made.data)[i] = value_of(1, 2, i);
+    OK(pd_dev_copy(r.dev, others, there, 0, made, 0, bytes, err));
+    OK(pd_spill_write(spill, 0, there.data, err));
+    OK(pd_spill_wait(spill, 0, err));
+    OK(pd_dev_stream_sync(r.dev, r.compute, err));
+    cr_assert_eq(memcmp(far.data, made.data, bytes), 0);
+    pd_spill_free(spill);
+    pd_dev_stream_free(r.dev, others);
+    pd_dev_free(r.dev, &made);
+    pd_dev_free(r.dev, &there);
+    pd_dev_free(r.dev, &far);
+    rig_deinit(&r);
+}
+
 /* ---- AdamW on the host ---- */
 
 static float number(uint32_t what, uint32_t i)

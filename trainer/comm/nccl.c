@@ -580,7 +580,7 @@ static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
 {
     struct pd_dev *dev = c->family->dev;
     c->lane = c->comm.size > 1 ? next_lane(c->family) : lane_of_rest;
-    PD_TRY(pd_dev_stream_new(dev, &c->stream, err));
+    PD_TRY(pd_dev_stream_new_first(dev, &c->stream, err)); /* compute waits for it */
     PD_TRY(pd_dev_event_new(dev, &c->given, err));
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         c->flights[i].is_over = true;

@@ -141,7 +141,7 @@ enum { COMPUTE, IN, OUT };
 
 static uint32_t begin_at(struct pd_device_spans *spans, double at, int which, const char *name)
 {
-    static const char *const lanes[] = {PD_LANE_COMPUTE, PD_LANE_COPIES_IN, PD_LANE_COPIES_OUT};
+    static const char *const lanes[] = {PD_LANE_COMPUTE, PD_LANE_PARAMETERS_IN, PD_LANE_PARAMETERS_OUT};
     now = at;
     return pd_device_spans_begin(spans, streams[which], lanes[which], name, 0);
 }
@@ -181,8 +181,8 @@ Test(device_spans, one_answers_at_a_time)
     cr_assert_eq(pd_device_spans_collect(spans, &err), PD_OK);
     cr_assert_eq(pd_device_spans_shares(spans, shares), 3, "one name in two lanes is two shares");
     expect_share(&shares[0], PD_LANE_COMPUTE, "product", 3, 3);
-    expect_share(&shares[1], PD_LANE_COPIES_IN, "parameters", 3, 2);
-    expect_share(&shares[2], PD_LANE_COPIES_OUT, "parameters", 2.5, 1);
+    expect_share(&shares[1], PD_LANE_PARAMETERS_IN, "parameters", 3, 2);
+    expect_share(&shares[2], PD_LANE_PARAMETERS_OUT, "parameters", 2.5, 1);
     pd_device_spans_free(spans);
 }
 
@@ -202,7 +202,7 @@ Test(device_spans, one_that_is_open_is_left_to_the_next_time)
     cr_assert_eq(pd_device_spans_lost(spans), 0);
     cr_assert_eq(pd_device_spans_shares(spans, shares), 2);
     expect_share(&shares[0], PD_LANE_COMPUTE, "product", 1.5, 1.5);
-    expect_share(&shares[1], PD_LANE_COPIES_IN, "parameters", 5, 5);
+    expect_share(&shares[1], PD_LANE_PARAMETERS_IN, "parameters", 5, 5);
     pd_device_spans_free(spans);
 }
 

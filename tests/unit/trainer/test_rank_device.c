@@ -1,0 +1,92 @@
+/* Streams of a rank: made when they are asked for and not before. The device counts. */
+#include "trainer/rank_device.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+struct pd_stream {
+    uint32_t syncs;
+};
+
+struct counting {
+    struct pd_dev dev; /* first */
+    uint32_t made, freed, synced, closed;
+};
+
+static struct counting *counts_of(struct pd_dev *dev)
+{
+    return (struct counting *)dev;
+}
+
+static pd_status stream_new(struct pd_dev *dev, bool goes_first, struct pd_stream **ret_stream, struct pd_error *err)
+{
+    (void)err;
+    cr_assert_not(goes_first);
+    counts_of(dev)->made++;
+    *ret_stream = calloc(1, sizeof **ret_stream);
+    return PD_OK;
+}
+
+static void stream_free(struct pd_dev *dev, struct pd_stream *stream)
+{
+    counts_of(dev)->freed++;
+    free(stream);
+}
+
+static pd_status stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err)
+{
+    (void)err;
+    counts_of(dev)->synced++;
+    stream->syncs++;
+    return PD_OK;
+}
+
+static void close_device(struct pd_dev *dev)
+{
+    counts_of(dev)->closed++;
+}
+
+static const struct pd_dev_ops ops = {
+    .stream_new = stream_new, .stream_free = stream_free, .stream_sync = stream_sync, .close = close_device};
+
+static struct pd_rank_device open_counting(struct counting *c)
+{
+    struct pd_rank_device d = {.dev = &c->dev};
+    c->dev.ops = &ops;
+    cr_assert_eq(pd_dev_stream_new(d.dev, &d.compute, NULL), PD_OK);
+    return d;
+}
+
+Test(rank_device, streams_are_made_once_and_when_they_are_asked_for)
+{
+    struct counting c = {.made = 0};
+    struct pd_rank_device d = open_counting(&c);
+    struct pd_stream *streams[PD_STREAM_COUNT], *again;
+    for (int i = 0; i < PD_STREAM_COUNT; i++) {
+        cr_assert_eq(c.made, 1 + (uint32_t)i, "%u streams before stream %d", c.made, i);
+        cr_assert_eq(pd_rank_device_stream(&d, (enum pd_rank_stream)i, &streams[i], NULL), PD_OK);
+        cr_assert_eq(pd_rank_device_stream(&d, (enum pd_rank_stream)i, &again, NULL), PD_OK);
+        cr_assert_eq(again, streams[i]);
+        for (int j = 0; j < i; j++)
+            cr_assert_neq(streams[j], streams[i], "streams %d and %d", j, i);
+        pd_rank_device_quiet(&d);
+        cr_assert_eq(streams[i]->syncs, 1, "stream %d", i);
+    }
+    pd_rank_device_close(&d);
+    cr_assert_eq(c.made, 1 + (uint32_t)PD_STREAM_COUNT);
+    cr_assert_eq(c.freed, c.made);
+    cr_assert_eq(c.closed, 1);
+}
+
+Test(rank_device, one_that_nobody_asked_for_is_not_waited_for_nor_freed)
+{
+    struct counting c = {.made = 0};
+    struct pd_rank_device d = open_counting(&c);
+    struct pd_stream *stream;
+    cr_assert_eq(pd_rank_device_stream(&d, PD_STREAM_SAVES, &stream, NULL), PD_OK);
+    pd_rank_device_quiet(&d);
+    pd_rank_device_close(&d);
+    cr_assert_eq(c.made, 2);
+    cr_assert_eq(c.synced, 2);
+    cr_assert_eq(c.freed, 2);
+}
