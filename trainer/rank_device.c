@@ -1,6 +1,11 @@
 #include "trainer/rank_device.h"
 
+#include "ckpt/base/log.h"
+
+#include <stdatomic.h>
 #include <string.h>
+
+#define MODULE "device"
 
 #define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
 
@@ -108,10 +113,26 @@ static pd_status copy(void *device, void *dst, const void *src, uint64_t bytes, 
     return pd_dev_stream_sync(d->dev, stream, err);
 }
 
+static bool lock(void *device, void *data, uint64_t bytes)
+{
+    struct pd_rank_device *d = device;
+    struct pd_error err;
+    if (!pd_dev_lock(d->dev, data, bytes, &err)) return true;
+    if (!atomic_exchange(&d->has_refused, true))
+        pd_log(PD_LOG_WARN, MODULE, "exchanges go through memory that is not page-locked, which is slower: %s", err.message);
+    return false;
+}
+
+static void unlock(void *device, void *data, uint64_t bytes)
+{
+    const struct pd_rank_device *d = device;
+    pd_dev_unlock(d->dev, data, bytes);
+}
+
 pd_status pd_rank_device_memory(struct pd_rank_device *d, struct pd_comm_memory *ret_memory, struct pd_error *err)
 {
     struct pd_stream *made;
     PD_TRY(pd_rank_device_stream(d, PD_STREAM_TRANSFERS, &made, err));
-    *ret_memory = (struct pd_comm_memory){ready, copy, d};
+    *ret_memory = (struct pd_comm_memory){ready, copy, lock, unlock, d};
     return PD_OK;
 }

@@ -39,6 +39,7 @@ struct pd_rank_device {
     struct pd_stream *compute;
     struct pd_stream *streams[PD_STREAM_COUNT]; /* NULL: nobody asked for it */
     struct pd_device_spans *spans;              /* where its time goes; NULL: nobody asks */
+    _Atomic bool has_refused;                   /* to page-lock what exchanges go through: said once */
 };
 
 /* rank_here: the rank's number among those of its host; they take the GPUs in turn.

@@ -184,12 +184,13 @@ static pd_status settle_stripes(struct worker *w, struct pd_error *err)
     return pd_stripes_settle(w->door, &w->group, w->config, &w->stripes, err);
 }
 
+static const struct pd_comm_memory host_memory = {.copy = NULL};
+
 /* For groups alone, whose pieces are in the host's memory whatever the communicator above knows. */
 static pd_status split_for_host(struct worker *w, struct pd_comm **ret_comm, struct pd_error *err)
 {
-    const struct pd_comm_memory host = {.copy = NULL};
     PD_TRY(pd_comm_split(w->comm, 0, w->comm->rank, ret_comm, err));
-    pd_comm_use_memory(*ret_comm, &host);
+    pd_comm_use_memory(*ret_comm, &host_memory);
     return PD_OK;
 }
 
@@ -533,6 +534,7 @@ static void tear_down(struct worker *w)
     pd_engine_free(w->engine);
     pd_comm_free(w->nccl);
     pd_arena_free(w->arena);
+    pd_comm_use_memory(w->comm, &host_memory); /* it outlives the device */
     pd_rank_device_close(&w->device);
     pd_thread_pool_free(w->pool);
     pd_data_close(w->data);

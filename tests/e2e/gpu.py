@@ -243,7 +243,7 @@ def eight_bits(bench):
 
 
 def planned(bench, config):
-    """What NCCL takes is part of what must find room, on a line of its own; alone there is none."""
+    """What NCCL takes is part of what must find room, on a line of its own; alone there is none. Staging of exchanges is page-locked."""
     def plan(world, *options):
         result = bench.workspace.command(["plan", config, f"--world={world}", "run.dir=r", "--device=h100-80g", f"layout.ranks={world}",
                                           f"layout.dp={world}", *options])
@@ -255,9 +255,13 @@ def planned(bench, config):
         most = max(group["device_bytes"] + group["nccl_bytes_estimated"] for group in world["groups"])
         if world["worst_rank_bytes"] != most or (world is four) != (world["groups"][0]["nccl_bytes_estimated"] > 0):
             raise harness.Failure(f"plan of {world['world']}: worst {world['worst_rank_bytes']}, groups {world['groups']}")
+    pinned = {transport: json.loads(plan(4, f"layout.transport={transport}", "--json"))["worlds"][0]["groups"][0]["pinned_bytes"]
+              for transport in ("local", "mpi")}
+    if pinned["mpi"] < pinned["local"] + (3 << 20):
+        raise harness.Failure(f"page-locked of ranks as threads and as processes, which stage what they exchange: {pinned}")
     if "NCCL's own buffers" not in plan(4) or "NCCL" in plan(1):
         raise harness.Failure(f"plan of 4 ranks:\n{plan(4)}")
-    print("planned: what NCCL takes", flush=True)
+    print("planned: what NCCL takes, and staging", flush=True)
 
 
 def memory_stays(bench, early, late):
@@ -364,6 +368,31 @@ def killed_beside_others(bench):
                {"PERDURE_FAULT": "worker.stepped@1:3:kill", "PERDURE_FAULT_ONCE": fault})
 
 
+@simulated_only("how much a driver page-locks is the machine's to say, and what it copies through buffers of its own nobody tells")
+def staged_in_locked_memory(bench):
+    """What two processes exchange goes through page-locked memory; where that is refused, through memory as it is, which is said once a
+    rank."""
+    config, report = bench.config("llama", "fp32", 8, 4), bench.workspace.directory("report")
+    two = ["layout.ranks=2", "layout.dp=2", "layout.transport=mpi"]
+
+    def counts():
+        lines = map(json.loads, harness.read(report).splitlines())
+        return [line for line in lines if line["locked_bytes_max"]]  # no launcher
+    bench.same("two ranks that exchange through page-locked memory", config, two, {"PERDURE_SIMT_REPORT": report})
+    every = counts()
+    if len(every) != 2 or any(line["pageable_copies"] or line["locked_bytes"] for line in every):
+        raise harness.Failure(f"copies through pageable memory, or memory that stays locked: {every}")
+    os.unlink(report)
+    directory, limit = bench.workspace.directory(), str(min(line["locked_bytes_max"] for line in every) - 1)
+    result = bench.workspace.train(config, directory, two, {"PERDURE_SIMT_REPORT": report, "PERDURE_SIMT_LOCKED": limit})
+    said = [line for line in result.stderr.splitlines() if "not page-locked" in line]
+    if len(said) != 2 or not all(line["pageable_copies"] for line in counts()):
+        raise harness.Failure(f"{limit} bytes that may be page-locked: said {said}, counted {counts()}")
+    if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
+        raise harness.Failure("other bits where exchanges are not page-locked")
+    print(f"said: {said[0]}", flush=True)
+
+
 def body(workspace, arguments):
     what = arguments[0] if arguments else "alone"
     if what == "deaf":
@@ -379,6 +408,7 @@ def body(workspace, arguments):
         sharing(bench, what)
         if what == "mpi":
             killed_beside_others(bench)
+            staged_in_locked_memory(bench)
 
 
 harness.main(body)

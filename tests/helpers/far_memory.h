@@ -25,6 +25,8 @@ struct far_memory {
     uint32_t peer_count;
     bool hides_host;                           /* of one rank alone: its communicator's thread reads lists of pieces */
     _Atomic uint64_t copies, readies, fail_at; /* fail_at: the copy that fails; 0: none */
+    bool refuses;                              /* to lock */
+    _Atomic uint64_t locked, locked_most;      /* bytes */
 };
 
 #define FAR_MEMORY_INIT                   \
@@ -119,9 +121,26 @@ static inline pd_status far_copy_bytes(void *context, void *dst, const void *src
     return PD_OK;
 }
 
+static inline bool far_lock(void *context, void *data, uint64_t bytes)
+{
+    struct far_memory *far = context;
+    PD_CHECK((uintptr_t)data % 4096 == 0 && bytes % 4096 == 0);
+    if (far->refuses) return false;
+    far->locked += bytes;
+    if (far->locked > far->locked_most) far->locked_most = far->locked;
+    return true;
+}
+
+static inline void far_unlock(void *context, void *data, uint64_t bytes)
+{
+    struct far_memory *far = context;
+    PD_CHECK(data && bytes <= far->locked);
+    far->locked -= bytes;
+}
+
 static inline struct pd_comm_memory far_hook(struct far_memory *far)
 {
-    return (struct pd_comm_memory){far_ready, far_copy_bytes, far};
+    return (struct pd_comm_memory){far_ready, far_copy_bytes, far_lock, far_unlock, far};
 }
 
 /* ---- an arena of it ---- */

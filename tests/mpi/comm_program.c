@@ -36,6 +36,22 @@ static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *
     return pd_comm_barrier(comm, err);
 }
 
+/* What bytes of a device pass on their way to another process was locked, and is not when the memory is taken away; where
+ * locking is refused they pass all the same. */
+static pd_status check_locks(struct pd_comm *comm, struct far_memory *far, struct pd_error *err)
+{
+    const struct pd_comm_memory none = {.copy = NULL}, hook = far_hook(far);
+    const bool stages = comm->size > 1 && strcmp(comm->ops->name, "mpi") == 0;
+    EXERCISE_EXPECT(stages ? far->locked > 0 && far->locked_most > far->locked : !far->locked_most); /* most: with splits */
+    pd_comm_use_memory(comm, &none);
+    EXERCISE_EXPECT(far->locked == 0);
+    far->refuses = true;
+    pd_comm_use_memory(comm, &hook);
+    PD_TRY(exercise_exchanges(comm, 5, 2, 40000, err));
+    EXERCISE_EXPECT(far->locked == 0);
+    return pd_comm_barrier(comm, err);
+}
+
 /* Pieces in memory that this process cannot touch; values and groups are in the host's. */
 static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *err)
 {
@@ -50,7 +66,8 @@ static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(exercise_group(comm, err));
     PD_TRY(exercise_splits(comm, 3, err));
     EXERCISE_EXPECT(comm->size == 1 || far.copies > 100);
-    return pd_comm_barrier(comm, err);
+    PD_TRY(pd_comm_barrier(comm, err));
+    return check_locks(comm, &far, err);
 }
 
 /* A copy of one rank fails in the middle of traffic. */

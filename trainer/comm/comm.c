@@ -81,7 +81,8 @@ pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, stru
 
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory)
 {
-    PD_CHECK(!memory->ready == !memory->copy);
+    PD_CHECK(!memory->ready == !memory->copy && !memory->copy == !memory->lock && !memory->lock == !memory->unlock);
+    comm->ops->unlock(comm);
     comm->memory = *memory;
 }
 

@@ -37,7 +37,11 @@ struct pd_comm_memory {
     /* Has happened on return. Either side is in the host's or the device's memory; between ranks that are threads, `src` may
      * be another rank's. */
     pd_status (*copy)(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
-    void *context;
+    /* Memory of the host that copies will go through, until unlock; false: it stays as it is, and is not unlocked. From
+     * whichever thread carries out an operation. */
+    bool (*lock)(void *context, void *data, uint64_t bytes);
+    void (*unlock)(void *context, void *data, uint64_t bytes);
+    void *context; /* outlives the communicator, or is taken from it by pd_comm_use_memory */
 };
 
 /* One exchange: the caller's storage, untouched by the caller until waited for. A message from a to b is cut into pieces
@@ -67,6 +71,7 @@ struct pd_comm_ops {
     pd_status (*split)(struct pd_comm *, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
+    void (*unlock)(struct pd_comm *); /* what it has locked by its memory */
     void (*free)(struct pd_comm *);
 };
 

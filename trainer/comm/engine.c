@@ -91,6 +91,42 @@ static uint64_t bytes_of(const struct pd_comm_op *op)
     return bytes;
 }
 
+static uint64_t mailbox_bytes(const struct pd_comm_engine *engine)
+{
+    const struct pd_segment_shape *shape = &engine->segment->shape;
+    return shape->slots > 1 ? shape->slots * shape->mailbox_bytes : 0;
+}
+
+/* Mailboxes of all: a device fills this rank's and empties the others'. */
+static void lock_staging(struct pd_comm_engine *engine, const struct pd_comm_memory *memory)
+{
+    if (engine->locker.lock) return;
+    engine->locker = *memory;
+    const uint64_t bytes = mailbox_bytes(engine);
+    engine->is_mailbox_locked = bytes && memory->lock(memory->context, engine->segment->mailboxes, bytes);
+    engine->is_remote_locked =
+        engine->remote_staging && memory->lock(memory->context, engine->remote_staging, engine->remote_staging_bytes);
+}
+
+static void unlock_staging(struct pd_comm_engine *engine)
+{
+    const struct pd_comm_memory *memory = &engine->locker;
+    if (engine->is_mailbox_locked) memory->unlock(memory->context, engine->segment->mailboxes, mailbox_bytes(engine));
+    if (engine->is_remote_locked) memory->unlock(memory->context, engine->remote_staging, engine->remote_staging_bytes);
+    engine->is_mailbox_locked = engine->is_remote_locked = false;
+    engine->locker = (struct pd_comm_memory){.lock = NULL};
+}
+
+void pd_comm_engine_unlock(struct pd_comm *comm)
+{
+    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    pthread_mutex_lock(&engine->lock);
+    while (engine->is_executing)
+        pthread_cond_wait(&engine->done, &engine->lock);
+    unlock_staging(engine);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 /* Called with the lock, which is open while the operation runs. */
 static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
 {
@@ -101,6 +137,7 @@ static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
         op->error = engine->broken_error;
     } else {
         pthread_mutex_unlock(&engine->lock);
+        if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
         st = pd_exchange_run(engine, op, &op->error);
         pd_trace_end(begin, "comm", "exchange", bytes_of(op));
@@ -284,6 +321,7 @@ void pd_comm_engine_free(struct pd_comm *comm)
     pthread_mutex_unlock(&engine->lock);
     if (engine->is_thread_running) pthread_join(engine->thread, NULL);
     family_leave(engine);
+    unlock_staging(engine);
     engine->transport->remote_free(engine);
     pd_segment_free(engine->segment);
     pthread_cond_destroy(&engine->work);

@@ -63,8 +63,10 @@ struct pd_comm_engine {
     uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
-    uint32_t slot; /* mine */
-    void *remote;  /* of transport->remote */
+    uint32_t slot;           /* mine */
+    void *remote;            /* of transport->remote */
+    uint8_t *remote_staging; /* (remote_staging_bytes) of its own pages; NULL: none */
+    uint64_t remote_staging_bytes;
 
     /* the operation being carried out */
     struct pd_link *links; /* (size) */
@@ -72,6 +74,10 @@ struct pd_comm_engine {
     uint32_t active_count;
     uint64_t sequence; /* operations begun */
     double limit_seconds;
+
+    /* staging that copies of a device go through: locked by the first operation that does */
+    struct pd_comm_memory locker; /* lock NULL: nobody was asked */
+    bool is_mailbox_locked, is_remote_locked;
 
     /* scratch of the collectives */
     struct pd_comm_piece *scratch_pieces; /* (2, size) */
@@ -124,6 +130,8 @@ pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err);
 void pd_comm_engine_abort(struct pd_comm *comm);
 /* The same for a rank that is finished: who still needs it is told that it left. */
 void pd_comm_engine_leave(struct pd_comm *comm);
+/* After the last operation on pieces of the memory, or when no more of them is carried out. */
+void pd_comm_engine_unlock(struct pd_comm *comm);
 void pd_comm_engine_free(struct pd_comm *comm);
 
 /* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */

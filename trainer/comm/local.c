@@ -41,6 +41,7 @@ static const struct pd_comm_ops local_ops = {
     .split = pd_comm_engine_split,
     .look = pd_comm_engine_look,
     .abort = pd_comm_engine_abort,
+    .unlock = pd_comm_engine_unlock,
     .free = pd_comm_engine_free,
 };
 

@@ -52,7 +52,7 @@ struct side {
 
 struct remote {
     struct side sends, recvs;
-    uint8_t *staging; /* half of a unit a lane and side */
+    uint8_t *staging; /* half of a unit a lane and side, in pages of its own: they may be locked */
 };
 
 /* MPI is one to a process. */
@@ -111,7 +111,7 @@ static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
     if (remote) {
         remote->sends.peers = calloc(engine->comm.size, sizeof *remote->sends.peers);
         remote->recvs.peers = calloc(engine->comm.size, sizeof *remote->recvs.peers);
-        remote->staging = malloc(bytes);
+        remote->staging = aligned_alloc(4096, bytes);
     }
     if (!remote || !remote->sends.peers || !remote->recvs.peers || !remote->staging) {
         remote_release(remote);
@@ -120,6 +120,8 @@ static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
     side_init(&remote->sends, lanes, remote->staging);
     side_init(&remote->recvs, lanes, remote->staging + bytes / 2);
     engine->remote = remote;
+    engine->remote_staging = remote->staging;
+    engine->remote_staging_bytes = bytes;
     engine->comm.bytes += bytes;
     return PD_OK;
 }
@@ -128,6 +130,7 @@ static void remote_free(struct pd_comm_engine *engine)
 {
     remote_release(engine->remote);
     engine->remote = NULL;
+    engine->remote_staging = NULL;
 }
 
 static struct pd_cursor *cursor_of(struct pd_comm_engine *engine, uint32_t peer, bool is_send)
@@ -331,6 +334,7 @@ static const struct pd_comm_ops mpi_ops = {
     .split = pd_comm_engine_split,
     .look = pd_comm_engine_look,
     .abort = pd_comm_engine_abort,
+    .unlock = pd_comm_engine_unlock,
     .free = mpi_free,
 };
 

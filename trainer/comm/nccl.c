@@ -539,6 +539,12 @@ static void nccl_free(struct pd_comm *comm)
 static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                             struct pd_error *err);
 
+/* It stages nothing. */
+static void nccl_unlock(struct pd_comm *comm)
+{
+    (void)comm;
+}
+
 static const struct pd_comm_ops nccl_ops = {
     .name = "nccl",
     .start = nccl_start,
@@ -550,6 +556,7 @@ static const struct pd_comm_ops nccl_ops = {
     .split = nccl_split,
     .look = nccl_look,
     .abort = nccl_abort,
+    .unlock = nccl_unlock,
     .free = nccl_free,
 };
 
@@ -651,7 +658,7 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_c
     c->comm = *control;
     c->comm.ops = &nccl_ops;
     c->comm.bytes = control->bytes + sizeof *c;
-    c->comm.memory = (struct pd_comm_memory){always_ready, never_copied, NULL};
+    c->comm.memory = (struct pd_comm_memory){.ready = always_ready, .copy = never_copied};
     c->family = f;
     c->control = control;
     pd_status st = comm_join(c, err);

@@ -1,8 +1,11 @@
 /* Streams of a rank: made when they are asked for and not before. The device counts. */
 #include "trainer/rank_device.h"
 
+#include "ckpt/base/log.h"
+
 #include <criterion/criterion.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct pd_stream {
     uint32_t syncs;
@@ -10,7 +13,7 @@ struct pd_stream {
 
 struct counting {
     struct pd_dev dev; /* first */
-    uint32_t made, freed, synced, closed;
+    uint32_t made, freed, synced, closed, unlocked;
 };
 
 static struct counting *counts_of(struct pd_dev *dev)
@@ -41,18 +44,46 @@ static pd_status stream_sync(struct pd_dev *dev, struct pd_stream *stream, struc
     return PD_OK;
 }
 
+static pd_status refuse_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    (void)dev, (void)data, (void)bytes;
+    PD_FAIL(err, PD_NO_MEMORY, "no more");
+}
+
+static pd_status grant_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    (void)dev, (void)data, (void)bytes, (void)err;
+    return PD_OK;
+}
+
+static void unlock(struct pd_dev *dev, void *data, uint64_t bytes)
+{
+    (void)data, (void)bytes;
+    counts_of(dev)->unlocked++;
+}
+
 static void close_device(struct pd_dev *dev)
 {
     counts_of(dev)->closed++;
 }
 
-static const struct pd_dev_ops ops = {
-    .stream_new = stream_new, .stream_free = stream_free, .stream_sync = stream_sync, .close = close_device};
+static const struct pd_dev_ops granting = {.stream_new = stream_new,
+                                           .stream_free = stream_free,
+                                           .stream_sync = stream_sync,
+                                           .lock = grant_lock,
+                                           .unlock = unlock,
+                                           .close = close_device},
+                               refusing = {.stream_new = stream_new,
+                                           .stream_free = stream_free,
+                                           .stream_sync = stream_sync,
+                                           .lock = refuse_lock,
+                                           .unlock = unlock,
+                                           .close = close_device};
 
-static struct pd_rank_device open_counting(struct counting *c)
+static struct pd_rank_device open_counting(struct counting *c, const struct pd_dev_ops *ops)
 {
     struct pd_rank_device d = {.dev = &c->dev};
-    c->dev.ops = &ops;
+    c->dev.ops = ops;
     cr_assert_eq(pd_dev_stream_new(d.dev, &d.compute, NULL), PD_OK);
     return d;
 }
@@ -60,7 +91,7 @@ static struct pd_rank_device open_counting(struct counting *c)
 Test(rank_device, streams_are_made_once_and_when_they_are_asked_for)
 {
     struct counting c = {.made = 0};
-    struct pd_rank_device d = open_counting(&c);
+    struct pd_rank_device d = open_counting(&c, &granting);
     struct pd_stream *streams[PD_STREAM_COUNT], *again;
     for (int i = 0; i < PD_STREAM_COUNT; i++) {
         cr_assert_eq(c.made, 1 + (uint32_t)i, "%u streams before stream %d", c.made, i);
@@ -81,7 +112,7 @@ Test(rank_device, streams_are_made_once_and_when_they_are_asked_for)
 Test(rank_device, one_that_nobody_asked_for_is_not_waited_for_nor_freed)
 {
     struct counting c = {.made = 0};
-    struct pd_rank_device d = open_counting(&c);
+    struct pd_rank_device d = open_counting(&c, &granting);
     struct pd_stream *stream;
     cr_assert_eq(pd_rank_device_stream(&d, PD_STREAM_SAVES, &stream, NULL), PD_OK);
     pd_rank_device_quiet(&d);
@@ -89,4 +120,33 @@ Test(rank_device, one_that_nobody_asked_for_is_not_waited_for_nor_freed)
     cr_assert_eq(c.made, 2);
     cr_assert_eq(c.synced, 2);
     cr_assert_eq(c.freed, 2);
+}
+
+static uint32_t said;
+
+static void listen(void *context, const char *line, size_t bytes)
+{
+    (void)context;
+    said += memmem(line, bytes, "not page-locked", strlen("not page-locked")) != NULL;
+}
+
+Test(rank_device, locking_that_is_refused_is_said_once)
+{
+    struct counting c = {.made = 0}, other = {.made = 0};
+    struct pd_rank_device refused = open_counting(&c, &refusing), granted = open_counting(&other, &granting);
+    struct pd_comm_memory memory;
+    char page[64];
+    pd_log_set_sink(listen, NULL);
+    cr_assert_eq(pd_rank_device_memory(&refused, &memory, NULL), PD_OK);
+    for (int i = 0; i < 3; i++)
+        cr_assert_not(memory.lock(memory.context, page, sizeof page));
+    cr_assert_eq(said, 1);
+    cr_assert_eq(pd_rank_device_memory(&granted, &memory, NULL), PD_OK);
+    cr_assert(memory.lock(memory.context, page, sizeof page));
+    memory.unlock(memory.context, page, sizeof page);
+    cr_assert_eq(other.unlocked, 1);
+    cr_assert_eq(said, 1);
+    cr_assert_eq(other.made, 2, "compute and transfers");
+    pd_rank_device_close(&refused);
+    pd_rank_device_close(&granted);
 }
