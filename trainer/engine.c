@@ -18,6 +18,8 @@
 #define IO_BYTES_MIN (4ull << 20)
 #define IO_BYTES_MAX (64ull << 20)
 
+#define PRODUCT_SIDE_MAX 4096u
+
 static uint64_t io_bytes_of(const struct pd_model *model, const struct pd_layout *layout)
 {
     const uint64_t shards = (uint64_t)layout->tp * layout->pp * layout->zero_shard;
@@ -237,12 +239,46 @@ static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
             "layout.order=layers (and layout.pp=1) or offload.gradients=device");
 }
 
+static uint64_t product_side(const struct pd_config *c)
+{
+    return c->model.hidden < PRODUCT_SIDE_MAX ? c->model.hidden : PRODUCT_SIDE_MAX;
+}
+
+uint64_t pd_engine_product_bytes(const struct pd_engine *e)
+{
+    const struct pd_config *c = e->options.config;
+    return 3 * product_side(c) * product_side(c) * pd_dtype_bytes(c->numerics.precision);
+}
+
+struct pd_gemm pd_engine_product(const struct pd_engine *e)
+{
+    const uint64_t side = product_side(e->options.config), bytes = pd_engine_product_bytes(e) / 3;
+    const enum pd_dtype dtype = e->options.config->numerics.precision;
+    char *a = e->product;
+    return (struct pd_gemm){.m = side,
+                            .n = side,
+                            .k = side,
+                            .a = {a, dtype, side},
+                            .b = {a + bytes, dtype, side},
+                            .c = {a + 2 * bytes, dtype, side}};
+}
+
+/* In the memory of the gradients, of which there are none yet, where there is enough of it. */
+static void take_product(struct pd_engine *e, struct pd_arena *arena)
+{
+    if (!e->options.is_gpu) return;
+    const uint64_t bytes = pd_engine_product_bytes(e);
+    e->product = bytes <= pd_zero_gradient_bytes(e->zero) ? pd_zero_gradient(e->zero)
+                                                          : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+}
+
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     PD_TRY(build_math(e, arena, err));
     const struct pd_zero_options zero = zero_options_of(e);
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
+    take_product(e, arena);
     PD_TRY(build_model(e, arena, err));
     PD_TRY(build_mirror(e, arena, err));
     if (pd_leaves_device(&e->options, c->offload.gradients))

@@ -64,6 +64,7 @@ struct pd_engine {
     float *far_passage;           /* on a GPU, state in files: a set of it on its way between files and device; the host's */
     void *far_buffers;            /* likewise: what crosses in an update */
     void *scratch_far[3];         /* on a GPU, of trainer/scratch.c */
+    void *product;                /* on a GPU: operands of pd_engine_product */
     struct pd_state_files *files; /* optimizer state in files (trainer/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */
@@ -92,6 +93,10 @@ PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, str
                                     const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,
                                     struct pd_engine **ret_engine, struct pd_error *err);
 void pd_engine_free(struct pd_engine *engine);
+/* On a GPU, before the first step: the product that tells its rate, as wide as the model, and the bytes of its operands,
+ * which lie one behind the other. */
+struct pd_gemm pd_engine_product(const struct pd_engine *engine);
+uint64_t pd_engine_product_bytes(const struct pd_engine *engine);
 
 /* Whether what is placed there leaves the device's memory. On a CPU its memory and the host's are the same. */
 bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place place);

@@ -306,25 +306,14 @@ static pd_status time_gemm_here(struct worker *w, double *ret_best, struct pd_er
     return time_gemm(w, &gemm, ret_best, err);
 }
 
-/* In memory that is taken for it and given back; every element is the same small number. */
+/* Every element is the same small number; zeros stay behind, as there were. */
 static pd_status time_gemm_on_gpu(struct worker *w, double *ret_best, struct pd_error *err)
 {
-    const uint64_t side = w->config->model.hidden < 4096 ? w->config->model.hidden : 4096;
-    const enum pd_dtype dtype = w->config->numerics.precision;
-    const uint64_t bytes = side * side * pd_dtype_bytes(dtype);
-    struct pd_span span;
-    PD_TRY(pd_dev_alloc(w->device.dev, PD_DEV_DEVICE, 3 * bytes, &span, err));
-    char *a = span.data;
-    const struct pd_gemm gemm = {.m = side,
-                                 .n = side,
-                                 .k = side,
-                                 .a = {a, dtype, side},
-                                 .b = {a + bytes, dtype, side},
-                                 .c = {a + 2 * bytes, dtype, side}};
-    pd_status st = pd_dev_fill(w->device.dev, w->device.compute, span, 0x2e, err);
-    if (!st) st = time_gemm(w, &gemm, ret_best, err);
-    pd_dev_free(w->device.dev, &span);
-    return st;
+    const struct pd_gemm gemm = pd_engine_product(w->engine);
+    const struct pd_span span = {w->engine->product, pd_engine_product_bytes(w->engine), false};
+    PD_TRY(pd_dev_fill(w->device.dev, w->device.compute, span, 0x2e, err));
+    PD_TRY(time_gemm(w, &gemm, ret_best, err));
+    return pd_dev_fill(w->device.dev, w->device.compute, span, 0, err);
 }
 
 /* Rate of the GEMM this run uses, all ranks at once: what the progress line measures itself against. */

@@ -264,6 +264,22 @@ def planned(bench, config):
     print("planned: what NCCL takes, and staging", flush=True)
 
 
+@simulated_only("a driver takes memory of its own there")
+def held_is_planned(bench, config):
+    """What a run takes of its GPU at any time, to the byte: the product that its rate is measured by lies in memory that is planned, in that
+    of the gradients where they have enough."""
+    for ranks in (1, 4):
+        report = bench.workspace.directory("report")
+        options = [f"layout.ranks={ranks}", f"layout.dp={ranks}", "layout.zero_stage=3", "model.layers=1", "model.hidden=64", "run.steps=2"]
+        bench.workspace.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
+        held = json.loads(harness.read(report).splitlines()[-1])["device_bytes_max"]
+        result = bench.workspace.command(["plan", config, f"--world={ranks}", "run.dir=r", *options, "--json"])
+        groups = json.loads(result.stdout)["worlds"][0]["groups"]
+        if held != sum(group["ranks"] * group["device_bytes"] for group in groups):
+            raise harness.Failure(f"{ranks} ranks held {held} bytes of the GPU, planned: {groups}")
+    print("planned: all that is held of a GPU", flush=True)
+
+
 def memory_stays(bench, early, late):
     """What is free on the device at two steps of one run that saves. Simulated: what is live there, and page-locked; nothing at the end."""
     watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
@@ -294,6 +310,7 @@ def limits(bench):
     too_little_to_lock(bench, config)
     told_apart(bench)
     eight_bits(bench)
+    held_is_planned(bench, config)
     memory_stays(bench, 10, 100)
 
 

@@ -417,6 +417,11 @@ float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind)
     return zero->state[kind];
 }
 
+uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero)
+{
+    return zero->gradient_elements * sizeof *zero->gradient;
+}
+
 float *pd_zero_gradient(struct pd_zero *zero)
 {
     return zero->gradient;

@@ -80,6 +80,7 @@ uint32_t pd_zero_box_count(const struct pd_zero *zero);
 const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero);
 float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind);
 float *pd_zero_gradient(struct pd_zero *zero);
+uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero); /* of memory there */
 /* Compute copy of the held parameters, or NULL where compute is fp32 and the master is here and serves. */
 void *pd_zero_compute_copy(struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
