@@ -118,7 +118,13 @@ static pd_status configure(struct run *r, const struct gpu_bench *b, const char 
              (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode, recompute, b->threads,
              placements[b->placement].yaml);
     pd_config_deinit(&r->config);
-    return pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err);
+    PD_TRY(pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err));
+    const enum pd_place places[] = {r->config.offload.optimizer, r->config.offload.parameters, r->config.offload.gradients,
+                                    r->config.offload.activations};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (places[i] == PD_PLACE_NVME)
+            PD_FAIL(err, PD_USAGE, "bench step: offload.* is nvme, and a bench of a GPU has no drive to it; use cpu");
+    return PD_OK;
 }
 
 static uint64_t device_bytes_of(const struct pd_memory_plan *plan)

@@ -633,6 +633,8 @@ for bench, keys in (("io", {"write_ratio", "read_ratio"}), ("ckpt", {"save_ratio
 
 expect("bench-step-device", ["bench", "step", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-step-mode", ["bench", "step", "--device=gpu", "--mode=slow"], 64, err=said("--mode=slow: expected invariant or fast"))
+expect("bench-step-nvme", ["bench", "step", "--device=gpu", "--set=offload.optimizer=nvme"], 64, err=said(
+    "bench step: offload.* is nvme, and a bench of a GPU has no drive to it; use cpu"))
 expect("bench-step-leaf", ["bench", "step", "--device=gpu", "--leaf=3", "--sequences=4"], 64,
        err=said("--leaf=3: --sequences 4 is no multiple of it"))
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
