@@ -224,12 +224,12 @@ static pd_status build_gemms(struct bench_run *r, const struct step_bench *b, st
     const uint64_t query = (uint64_t)m->heads * m->head_size, kv = 2ull * m->kv_heads * m->head_size;
     const uint64_t up = m->family == PD_FAMILY_LLAMA ? 2ull * m->ffn : m->ffn;
     struct pd_gemm_case cases[15];
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, query + kv, PD_F32, m->layers, cases);
-    pd_gemm_cases_of_linear(b->tokens, query, m->hidden, PD_F32, m->layers, cases + 3);
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, up, PD_F32, m->layers, cases + 6);
-    pd_gemm_cases_of_linear(b->tokens, m->ffn, m->hidden, PD_F32, m->layers, cases + 9);
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, m->vocab, PD_F32, 1, cases + 12);
-    return pd_gemm_bench_new(cases, 15, r->whole.pool, r->whole.engine->math->isa, &r->gemm, err);
+    pd_gemm_cases_of_linear(b->tokens, m->hidden, query + kv, m->layers, cases);
+    pd_gemm_cases_of_linear(b->tokens, query, m->hidden, m->layers, cases + 3);
+    pd_gemm_cases_of_linear(b->tokens, m->hidden, up, m->layers, cases + 6);
+    pd_gemm_cases_of_linear(b->tokens, m->ffn, m->hidden, m->layers, cases + 9);
+    pd_gemm_cases_of_linear(b->tokens, m->hidden, m->vocab, 1, cases + 12);
+    return pd_gemm_bench_new(cases, 15, r->whole.pool, &r->gemm, err);
 }
 
 static pd_status measure(struct bench_run *r, const struct step_bench *b, struct pd_pairs *pairs, struct pd_error *err)

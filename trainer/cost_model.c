@@ -18,14 +18,6 @@ static const struct pd_machine machines[] = {
 };
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 
-const char *const *pd_machine_names(void)
-{
-    static const char *names[MACHINES + 1];
-    for (int i = 0; i < MACHINES; i++)
-        names[i] = machines[i].name;
-    return names;
-}
-
 pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, struct pd_error *err)
 {
     for (int i = 0; i < MACHINES; i++) {

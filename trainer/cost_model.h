@@ -29,8 +29,7 @@ struct pd_machine {
     double bus;           /* bytes a second and rank between device and host, each way */
 };
 
-/* NULL-terminated names; cpu is the first. */
-const char *const *pd_machine_names(void);
+/* By name: cpu, or a GPU's (cost_model.c). */
 PD_MUST_USE pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, struct pd_error *err);
 
 struct pd_step_cost {

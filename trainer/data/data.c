@@ -33,7 +33,7 @@ struct range {
 struct part {
     struct range *ranges; /* (count) */
     uint32_t count;
-    uint64_t window_count, token_count;
+    uint64_t window_count;
 };
 
 struct pd_data {
@@ -156,7 +156,6 @@ static void part_add(struct part *part, const struct member *member, uint64_t fi
 {
     part->ranges[part->count++] = (struct range){member, first, tokens, part->window_count, windows_of(tokens, context)};
     part->window_count += windows_of(tokens, context);
-    part->token_count += tokens;
 }
 
 static pd_status check_length(const struct pd_data *data, const struct member *member, uint64_t tokens, const char *what,
@@ -285,11 +284,6 @@ void pd_data_close(struct pd_data *data)
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split)
 {
     return data->parts[split].window_count;
-}
-
-uint64_t pd_data_token_count(const struct pd_data *data, enum pd_split split)
-{
-    return data->parts[split].token_count;
 }
 
 /* ---- fingerprint ---- */

@@ -43,7 +43,6 @@ PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct
 void pd_data_close(struct pd_data *data);
 
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch */
-uint64_t pd_data_token_count(const struct pd_data *data, enum pd_split split);
 /* Of every byte, size, format and weight of all files in their order: what the commit records. Not of names and times: a
  * file may move. */
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);

@@ -79,17 +79,6 @@ void pd_superaccumulator_normalise(struct pd_superaccumulator *a)
     a->pending = 0;
 }
 
-void pd_superaccumulator_merge(struct pd_superaccumulator *a, const struct pd_superaccumulator *other)
-{
-    struct pd_superaccumulator normal = *other;
-    pd_superaccumulator_normalise(&normal);
-    pd_superaccumulator_normalise(a);
-    for (unsigned i = 0; i < LIMBS; i++)
-        a->limbs[i] += normal.limbs[i];
-    a->flags |= normal.flags;
-    a->pending = 1;
-}
-
 /* Makes a normalised accumulator hold its own magnitude; returns whether it was negative. */
 static bool take_magnitude(struct pd_superaccumulator *a)
 {

@@ -27,8 +27,6 @@ void pd_superaccumulator_init(struct pd_superaccumulator *accumulator);
 /* Independent of rounding mode and flush-to-zero: works on the bits, subnormals included. */
 void pd_superaccumulator_add(struct pd_superaccumulator *accumulator, double term);
 void pd_superaccumulator_add_many(struct pd_superaccumulator *accumulator, const double *terms, uint64_t count);
-/* accumulator += other */
-void pd_superaccumulator_merge(struct pd_superaccumulator *accumulator, const struct pd_superaccumulator *other);
 /* Brings every limb but the last into [0, 2^32); the last carries the sign. */
 void pd_superaccumulator_normalise(struct pd_superaccumulator *accumulator);
 /* The exact sum rounded once, to nearest even; infinity when too large; NaN after a NaN or both infinities; +0 for zero.

@@ -120,23 +120,16 @@ Test(onednn, goes_block_by_block)
     pd_thread_pool_free(pool);
 }
 
-Test(onednn, the_benchmark_times_both)
+Test(onednn, the_benchmark_times_every_product)
 {
     if (!pd_onednn_available()) cr_skip_test("built without oneDNN");
     struct pd_gemm_case cases[3];
-    pd_gemm_cases_of_linear(64, 96, 160, PD_BF16, 2, cases);
-    cr_assert(cases[2].m == 160 && cases[2].n == 96 && cases[2].k == 64 && cases[2].c_dtype == PD_F32);
-    enum pd_isa isa;
-    cr_assert_eq(pd_isa_resolve(PD_ISA_AUTO, &isa, NULL), PD_OK);
+    pd_gemm_cases_of_linear(64, 96, 160, 2, cases);
+    cr_assert(cases[2].m == 160 && cases[2].n == 96 && cases[2].k == 64 && cases[2].count == 2);
     struct pd_gemm_bench *bench;
-    cr_assert_eq(pd_gemm_bench_new(cases, 3, NULL, isa, &bench, NULL), PD_OK);
-    struct pd_gemm_timing timings[3];
-    cr_assert_eq(pd_gemm_bench_compare(bench, 3, timings, NULL), PD_OK);
-    double own = 0, fast = 0;
-    cr_assert_eq(pd_gemm_bench_run_own(bench, &own, NULL), PD_OK);
+    cr_assert_eq(pd_gemm_bench_new(cases, 3, NULL, &bench, NULL), PD_OK);
+    double fast = 0;
     cr_assert_eq(pd_gemm_bench_run_onednn(bench, &fast, NULL), PD_OK);
-    for (unsigned i = 0; i < 3; i++)
-        cr_assert(timings[i].own_s > 0 && timings[i].onednn_s > 0 && timings[i].ratio > 0);
-    cr_assert(own > 0 && fast > 0);
+    cr_assert(fast > 0);
     pd_gemm_bench_free(bench);
 }
