@@ -59,6 +59,8 @@ struct shared_variable {
 
 struct warp {
     simt_lanes snapshots[SNAPSHOTS];
+    float sums[SNAPSHOTS][32][4]; /* of a product, once one lane has asked */
+    bool is_summed[SNAPSHOTS];
     unsigned next;
 };
 
@@ -483,6 +485,7 @@ const simt_lanes *simt_exchange(const char *name, uint32_t mask, const void *dep
         return t->snapshot;
     }
     warp *w = &warps[base / 32];
+    w->is_summed[w->next % SNAPSHOTS] = false;
     simt_lanes *s = &w->snapshots[w->next++ % SNAPSHOTS];
     s->mask = mask;
     for (unsigned l = 0; l < lanes; l++) {
@@ -520,6 +523,7 @@ void simt_ldmatrix(uint32_t *r, unsigned matrices, bool transposed, const void *
 
 struct fragments {
     uint32_t a[4], b[2];
+    float c[4];
 };
 
 static double element(uint32_t word, unsigned upper, bool bf16)
@@ -528,28 +532,42 @@ static double element(uint32_t word, unsigned upper, bool bf16)
     return static_cast<double>(bf16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half));
 }
 
-/* Sums in fp64 and rounds once: hardware keeps no promise about the order. */
-void simt_mma_m16n8k16(float *c, const uint32_t *a, const uint32_t *b, bool bf16)
+/* Sums in fp64 and rounds once: hardware keeps no promise about the order. Lane 4 g + t has rows g and g + 8 of the sums at
+ * columns 2 t and 2 t + 1, of A at columns 2 t, 2 t + 1 and 8 more, and of B, turned, likewise. */
+static void multiply_warp(const simt_lanes *lanes, bool bf16, float (*ret_sums)[4])
 {
-    fragments mine, other;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
-    const simt_lanes *lanes = simt_exchange(bf16 ? "mma.bf16" : "mma.f16", WARP_ALL, &mine, sizeof mine);
-    const unsigned g = simt_lane() / 4, t = simt_lane() % 4;
-    double sum[4] = {(double)c[0], (double)c[1], (double)c[2], (double)c[3]};
-    for (unsigned k = 0; k < 16; k++) {
-        const unsigned holder = k % 8 / 2, upper = k % 2, high = k / 8;
-        memcpy(&other, lanes->lane[4 * g + holder].bytes, sizeof other);
-        const double rows[2] = {element(other.a[2 * high], upper, bf16), element(other.a[2 * high + 1], upper, bf16)};
-        for (unsigned j = 0; j < 2; j++) {
-            memcpy(&other, lanes->lane[4 * (2 * t + j) + holder].bytes, sizeof other);
-            const double column = element(other.b[high], upper, bf16);
-            sum[j] += rows[0] * column;
-            sum[2 + j] += rows[1] * column;
+    double a[16][16], b[16][8], sums[16][8];
+    for (unsigned l = 0; l < 32; l++) {
+        const unsigned g = l / 4, t = 2 * (l % 4);
+        fragments f;
+        memcpy(&f, lanes->lane[l].bytes, sizeof f);
+        for (unsigned i = 0; i < 8; i++) {
+            a[g + i / 2 % 2 * 8][t + i % 2 + i / 4 * 8] = element(f.a[i / 2], i % 2, bf16);
+            if (i < 4) b[t + i % 2 + i / 2 * 8][g] = element(f.b[i / 2], i % 2, bf16);
+            if (i < 4) sums[g + i / 2 * 8][t + i % 2] = static_cast<double>(f.c[i]);
         }
     }
-    for (unsigned i = 0; i < 4; i++)
-        c[i] = static_cast<float>(sum[i]);
+    for (unsigned row = 0; row < 16; row++)
+        for (unsigned k = 0; k < 16; k++)
+            for (unsigned column = 0; column < 8; column++)
+                sums[row][column] += a[row][k] * b[k][column];
+    for (unsigned l = 0; l < 32; l++)
+        for (unsigned i = 0; i < 4; i++)
+            ret_sums[l][i] = static_cast<float>(sums[l / 4 + i / 2 * 8][2 * (l % 4) + i % 2]);
+}
+
+void simt_mma_m16n8k16(float *c, const uint32_t *a, const uint32_t *b, bool bf16)
+{
+    fragments mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    memcpy(mine.c, c, sizeof mine.c);
+    const simt_lanes *lanes = simt_exchange(bf16 ? "mma.bf16" : "mma.f16", WARP_ALL, &mine, sizeof mine);
+    warp *w = &warps[self()->index / 32];
+    const size_t at = static_cast<size_t>(lanes - w->snapshots);
+    if (!w->is_summed[at]) multiply_warp(lanes, bf16, w->sums[at]);
+    w->is_summed[at] = true;
+    memcpy(c, w->sums[at][simt_lane()], sizeof w->sums[at][0]);
 }
 
 /* The bytes are taken now and arrive when waited for; until then NaN patterns lie there. */

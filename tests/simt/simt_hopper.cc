@@ -19,6 +19,7 @@
 #define BOX 64u
 #define COUNT_MAX 0x7fffu
 #define UNSET UINT64_MAX
+#define COLUMNS_MAX 64u /* of one lane: 256 in all */
 
 namespace
 {
@@ -47,9 +48,20 @@ struct meeting {
     unsigned here, round;
 };
 
+struct tile {
+    std::vector<double> values;
+};
+
+/* Of a warpgroup's products, from when all wait for them to when all have them. */
+struct tiles {
+    unsigned round;
+    std::vector<tile> of;
+};
+
 std::vector<copy> &copies = *new std::vector<copy>();
 std::map<unsigned, thread> &threads = *new std::map<unsigned, thread>();
 std::map<uint32_t, meeting> &meetings = *new std::map<uint32_t, meeting>();
+std::map<uint32_t, tiles> &read_tiles = *new std::map<uint32_t, tiles>();
 
 thread &self()
 {
@@ -205,25 +217,40 @@ void a_rows(const simt_product &p, const std::vector<started> *const *quad, size
         }
 }
 
-/* Sums in fp64 and rounds once a step of 16, as simt_mma_m16n8k16. */
-void multiply(const started &s, const std::vector<started> *const *quad, size_t index, std::vector<float> &sum)
+/* What B holds, by the lane of a quad, k and the lane's columns: read once for the 32 lanes that need it. */
+const double *b_columns(const simt_product &p, tile &t)
 {
-    const simt_product &p = s.product;
     const unsigned char *shared = simt_shared_dynamic();
     const descriptor d = read(p.b);
-    double a[2][16], b[16];
-    a_rows(p, quad, index, a);
-    for (unsigned column = 0; column < p.pieces * 2; column++) {
-        const unsigned n = column / 2 * 8 + 2 * (simt_thread() % 4) + column % 2;
+    const unsigned columns = p.pieces * 2;
+    if (!t.values.empty()) return t.values.data();
+    t.values.resize(size_t{4} * 16 * columns);
+    double *to = t.values.data();
+    for (unsigned quad = 0; quad < 4; quad++)
         for (unsigned k = 0; k < 16; k++)
-            b[k] = value(p.turned ? down(shared, d, k, n) : along(shared, d, n, k), p.bf16);
-        for (unsigned half = 0; half < 2; half++) {
-            float &c = sum[column / 2 * 4 + 2 * half + column % 2];
-            double x = p.add ? static_cast<double>(c) : 0.0;
-            for (unsigned k = 0; k < 16; k++)
-                x += a[half][k] * b[k];
-            c = static_cast<float>(x);
-        }
+            for (unsigned column = 0; column < columns; column++) {
+                const unsigned n = column / 2 * 8 + 2 * quad + column % 2;
+                *to++ = value(p.turned ? down(shared, d, k, n) : along(shared, d, n, k), p.bf16);
+            }
+    return t.values.data();
+}
+
+/* Sums in fp64 and rounds once a step of 16, as simt_mma_m16n8k16. */
+void multiply(const started &s, const std::vector<started> *const *quad, size_t index, tile &t, std::vector<float> &sum)
+{
+    const simt_product &p = s.product;
+    const unsigned columns = p.pieces * 2;
+    double a[2][16], x[COLUMNS_MAX];
+    a_rows(p, quad, index, a);
+    const double *b = b_columns(p, t) + size_t{simt_thread() % 4} * 16 * columns;
+    for (unsigned half = 0; half < 2; half++) {
+        for (unsigned column = 0; column < columns; column++)
+            x[column] = p.add ? static_cast<double>(sum[column / 2 * 4 + 2 * half + column % 2]) : 0.0;
+        for (unsigned k = 0; k < 16; k++)
+            for (unsigned column = 0; column < columns; column++)
+                x[column] += a[half][k] * b[k * columns + column];
+        for (unsigned column = 0; column < columns; column++)
+            sum[column / 2 * 4 + 2 * half + column % 2] = static_cast<float>(x[column]);
     }
 }
 
@@ -247,6 +274,7 @@ void simt_hopper_begin(void)
     copies.clear();
     threads.clear();
     meetings.clear();
+    read_tiles.clear();
 }
 
 void simt_hopper_return(void)
@@ -357,8 +385,11 @@ void simt_product_wait(unsigned pending)
     size_t done = 0;
     while (done < t.products.size() && t.products[done].group + pending < t.group)
         done++;
+    tiles &b = read_tiles[key];
+    if (b.round != meetings[key].round) b = {meetings[key].round, {}};
+    b.of.resize(done);
     for (size_t i = 0; i < done; i++)
-        multiply(t.products[i], quad, i, t.sums[t.products[i].c]);
+        multiply(t.products[i], quad, i, b.of[i], t.sums[t.products[i].c]);
     meet("waits for products", key, GROUP);
     for (size_t i = 0; i < done; i++) {
         const started s = t.products[i];
