@@ -38,6 +38,7 @@ static struct pd_quantize random_matrix(uint64_t *state, struct room *ret_x)
 static struct codes codes_for(struct pd_quantize *q, bool plain, bool across)
 {
     struct codes c = {.plain = poisoned(q->rows * q->ld_codes), .across = poisoned(q->columns * q->ld_transposed)};
+    memset(c.scale, 0x7e, sizeof c.scale); /* of whoever had it before */
     q->codes = plain ? c.plain : NULL;
     q->transposed = across ? c.across : NULL;
     return c;

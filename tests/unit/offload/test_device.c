@@ -56,8 +56,8 @@ static void check_contract(struct pd_dev *dev)
     cr_assert_eq(pd_dev_event_record(dev, event, stream, NULL), PD_OK);
     cr_assert_eq(pd_dev_event_wait(dev, other, event, NULL), PD_OK);
     cr_assert_eq(pd_dev_copy(dev, other, back, 0, device, 0, 10000, NULL), PD_OK);
+    cr_assert_eq(pd_dev_stream_sync(dev, other, NULL), PD_OK, "first: nothing but its event brings the other stream's");
     cr_assert_eq(pd_dev_event_sync(dev, event, NULL), PD_OK);
-    cr_assert_eq(pd_dev_stream_sync(dev, other, NULL), PD_OK);
     check_more(dev, stream);
     const unsigned char *have = back.data;
     cr_assert_eq(memcmp(have + 16, (unsigned char *)host.data + 1000, 5000), 0);
