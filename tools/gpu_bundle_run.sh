@@ -47,7 +47,7 @@ trap 'rm -rf "$work"' EXIT
 
 # Where the machine has what the bundle did not bring: the loader's own folders are searched anyway.
 folder_of() {
-  ldconfig -p 2>/dev/null | grep -q "^[[:space:]]*$1 " && return
+  ldconfig -p 2>/dev/null | grep "^[[:space:]]*$1 " >/dev/null && return
   for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib /opt/cuda*/lib64; do
     [ ! -e "$folder/$1" ] || { echo "$folder"; return; }
   done
@@ -171,6 +171,7 @@ training training_alone "$without" gpu.py alone
 training training_local "$without" gpu.py local
 training placements "$without" gpu_offload.py
 command -v mpirun >/dev/null || without=${without:-no mpirun on PATH}
+[ -n "$without" ] || [[ "$(mpirun --version 2>&1)" == *"Open MPI) 4."* ]] || without="mpirun is not Open MPI 4, which the bundle brings"
 training training_mpi "$without" gpu.py mpi
 if [ $has_gpu = yes ]; then
   train_config train

@@ -127,6 +127,11 @@ def in_parts(room, bundle):
            "no time", done)
     expect(call(f"{bundle}/run.sh", "--budget", "soon").returncode == 64, "a budget of what", done)
 
+    os.mkdir(f"{room}/mpich")
+    program(f"{room}/mpich/mpirun", "#!/bin/sh\necho HYDRA build details\n")
+    done, _, steps = run(bundle, f"{room}/other-mpi", ["training_mpi"], PATH=f"{room}/mpich:{os.environ['PATH']}")
+    expect(steps["training_mpi"]["reason"].startswith("mpirun is not Open MPI 4"), "another MPI", done)
+
     os.makedirs(f"{room}/site/nvidia/thing/lib")
     program(f"{room}/site/nvidia/thing/lib/libthing.so.7", "")
     with open(f"{bundle}/share/opened", encoding="utf-8") as f:
