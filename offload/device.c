@@ -1,5 +1,12 @@
 #include "offload/device.h"
 
+#include <stdlib.h>
+
+void pd_dev_prepare(void)
+{
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* as many as there can be */
+}
+
 pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
                        struct pd_error *err)
 {
@@ -49,23 +56,6 @@ void *pd_dev_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
 pd_status pd_dev_enter(struct pd_dev *dev, struct pd_error *err)
 {
     return dev->ops->enter(dev, err);
-}
-
-pd_status pd_dev_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
-                               struct pd_error *err)
-{
-    if (bytes == 0) {
-        *ret_span = (struct pd_span){0};
-        return PD_OK;
-    }
-    return dev->ops->alloc_ordered(dev, stream, bytes, ret_span, err);
-}
-
-pd_status pd_dev_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
-{
-    const pd_status st = span->bytes ? dev->ops->free_ordered(dev, stream, span, err) : PD_OK;
-    *span = (struct pd_span){0};
-    return st;
 }
 
 pd_status pd_dev_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)

@@ -42,9 +42,6 @@ struct pd_dev_ops {
     pd_status (*stream_sync)(struct pd_dev *, struct pd_stream *, struct pd_error *);
     void *(*stream_handle)(struct pd_dev *, struct pd_stream *);
     pd_status (*enter)(struct pd_dev *, struct pd_error *);
-    pd_status (*alloc_ordered)(struct pd_dev *, struct pd_stream *, uint64_t bytes, struct pd_span *ret_span,
-                               struct pd_error *);
-    pd_status (*free_ordered)(struct pd_dev *, struct pd_stream *, struct pd_span *, struct pd_error *);
     pd_status (*lock)(struct pd_dev *, void *data, uint64_t bytes, struct pd_error *);
     void (*unlock)(struct pd_dev *, void *data, uint64_t bytes);
     pd_status (*copy)(struct pd_dev *, struct pd_stream *, struct pd_span dst, struct pd_span src, struct pd_error *);
@@ -69,6 +66,10 @@ struct pd_dev {
     char identity[33];    /* of a GPU, the same whatever number a process knows it by; "": not known */
 };
 
+/* Once a process, before it has threads and opens devices. A rank has more streams than the eight queues that the driver
+ * makes by default; streams that share a queue wait for one another (CUDA Programming Guide, "CUDA Environment Variables",
+ * CUDA_DEVICE_MAX_CONNECTIONS). What the environment says already stays. */
+void pd_dev_prepare(void);
 PD_MUST_USE pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *err);
 /* PD_UNSUPPORTED in builds without CUDA and on machines without a driver or a device; the message says which. */
 PD_MUST_USE pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err);
@@ -89,13 +90,6 @@ PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *s
 void *pd_dev_stream_handle(struct pd_dev *dev, struct pd_stream *stream);
 /* The device is the one that the calling thread's launches go to. Each thread that launches says so once. */
 PD_MUST_USE pd_status pd_dev_enter(struct pd_dev *dev, struct pd_error *err);
-/* Device memory in the order of a stream: there for what the stream is given from now on, gone for what comes after the
- * free. Nobody waits, and freed memory stays with the process for the next one. Freed by pd_dev_free_ordered alone; the span
- * becomes empty. */
-PD_MUST_USE pd_status pd_dev_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes,
-                                           struct pd_span *ret_span, struct pd_error *err);
-PD_MUST_USE pd_status pd_dev_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span,
-                                          struct pd_error *err);
 /* Page-locks host memory that is there already, as a whole: copies from and to it then go on beside the caller. Not needed
  * for spans of PD_DEV_HOST. Both take the same range; memory is unlocked before it is freed. */
 PD_MUST_USE pd_status pd_dev_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err);

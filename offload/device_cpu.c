@@ -79,21 +79,6 @@ static pd_status cpu_enter(struct pd_dev *dev, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status cpu_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
-                                   struct pd_error *err)
-{
-    (void)stream;
-    return cpu_alloc(dev, PD_DEV_DEVICE, bytes, ret_span, err);
-}
-
-static pd_status cpu_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
-{
-    (void)stream;
-    (void)err;
-    cpu_free(dev, span);
-    return PD_OK;
-}
-
 /* Nothing reads memory of the CPU behind its back. */
 static pd_status cpu_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
 {
@@ -194,8 +179,6 @@ static const struct pd_dev_ops cpu_ops = {
     .stream_sync = cpu_stream_sync,
     .stream_handle = cpu_stream_handle,
     .enter = cpu_enter,
-    .alloc_ordered = cpu_alloc_ordered,
-    .free_ordered = cpu_free_ordered,
     .lock = cpu_lock,
     .unlock = cpu_unlock,
     .copy = cpu_copy,

@@ -120,24 +120,6 @@ static void *cuda_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
     return stream->stream;
 }
 
-static pd_status cuda_alloc_ordered(struct pd_dev *dev, struct pd_stream *stream, uint64_t bytes, struct pd_span *ret_span,
-                                    struct pd_error *err)
-{
-    void *data;
-    PD_TRY(select_device(dev, err));
-    CUDA_TRY(err, cudaMallocAsync(&data, bytes, stream->stream), "GPU %u: %llu bytes of device memory", dev->index,
-             (unsigned long long)bytes);
-    *ret_span = (struct pd_span){data, bytes, false};
-    return PD_OK;
-}
-
-static pd_status cuda_free_ordered(struct pd_dev *dev, struct pd_stream *stream, struct pd_span *span, struct pd_error *err)
-{
-    PD_TRY(select_device(dev, err));
-    CUDA_TRY(err, cudaFreeAsync(span->data, stream->stream), "GPU %u", dev->index);
-    return PD_OK;
-}
-
 static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
 {
     PD_TRY(select_device(dev, err));
@@ -250,8 +232,6 @@ static const struct pd_dev_ops cuda_ops = {
     .stream_sync = cuda_stream_sync,
     .stream_handle = cuda_stream_handle,
     .enter = select_device,
-    .alloc_ordered = cuda_alloc_ordered,
-    .free_ordered = cuda_free_ordered,
     .lock = cuda_lock,
     .unlock = cuda_unlock,
     .copy = cuda_copy,
@@ -272,16 +252,6 @@ uint32_t pd_dev_cuda_count(void)
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? (uint32_t)count : 0;
 }
 
-/* Stream-ordered memory that was freed serves the next allocation instead of going back to the driver. */
-static pd_status keep_freed_memory(uint32_t index, struct pd_error *err)
-{
-    cudaMemPool_t pool;
-    uint64_t all = UINT64_MAX;
-    CUDA_TRY(err, cudaDeviceGetDefaultMemPool(&pool, (int)index), "GPU %u", index);
-    CUDA_TRY(err, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "GPU %u", index);
-    return PD_OK;
-}
-
 static void say_identity(const cudaUUID_t *uuid, char ret_text[33])
 {
     for (size_t i = 0; i < sizeof uuid->bytes; i++)
@@ -300,7 +270,6 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; train on CPUs here",
                 index, properties.name, properties.major, properties.minor, CAPABILITY_MIN);
     CUDA_TRY(err, cudaSetDevice((int)index), "GPU %u", index);
-    PD_TRY(keep_freed_memory(index, err));
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);
     dev->ops = &cuda_ops;

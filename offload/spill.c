@@ -156,7 +156,7 @@ static uint64_t seed_of(const struct pd_spill *s, uint32_t span, uint64_t block)
     return pd_digest_words(words, 4, 0);
 }
 
-void pd_spill_hash_block(struct pd_spill *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes)
+static void hash_block(struct pd_spill *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes)
 {
     s->digests[s->spans[span].first_block + block] = pd_digest64(data, bytes, seed_of(s, span, block));
 }
@@ -166,8 +166,8 @@ static bool matches(const struct pd_spill *s, uint32_t span, uint64_t block, con
     return s->digests[s->spans[span].first_block + block] == pd_digest64(data, bytes, seed_of(s, span, block));
 }
 
-pd_status pd_spill_verify_block(const struct pd_spill *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes,
-                                struct pd_error *err)
+static pd_status verify_block(const struct pd_spill *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes,
+                              struct pd_error *err)
 {
     if (matches(s, span, block, data, bytes)) return PD_OK;
     PD_FAIL(err, PD_CORRUPT,
@@ -192,8 +192,8 @@ static uint64_t block_length(const struct pd_spill *s, uint32_t span, uint64_t b
 static void hash_one(void *context, uint64_t block)
 {
     struct hashing *h = context;
-    pd_spill_hash_block(h->spill, h->span, block, h->data + block * h->spill->options.block_bytes,
-                        block_length(h->spill, h->span, block));
+    hash_block(h->spill, h->span, block, h->data + block * h->spill->options.block_bytes,
+               block_length(h->spill, h->span, block));
 }
 
 static void verify_one(void *context, uint64_t block)
@@ -246,17 +246,12 @@ static pd_status start(struct pd_spill *s, uint32_t index, void *data, bool is_w
     return pd_queue_submit(s->queue, s->batch, span->transfer_count, err);
 }
 
-void pd_spill_rewrite(struct pd_spill *s, uint32_t span)
-{
-    PD_CHECK(s->spans[span].state == SPAN_IDLE);
-    s->spans[span].writes++;
-}
-
 pd_status pd_spill_write(struct pd_spill *s, uint32_t span, void *data, struct pd_error *err)
 {
     if (s->far) return pd_spill_far_write(s->far, span, data, err);
     struct hashing h = {.spill = s, .span = span, .data = data};
-    pd_spill_rewrite(s, span);
+    PD_CHECK(s->spans[span].state == SPAN_IDLE);
+    s->spans[span].writes++;
     pd_parallel(s->options.pool, block_count(s, span), hash_one, &h);
     return start(s, span, data, true, err);
 }
@@ -274,8 +269,7 @@ static pd_status read_again(struct pd_spill *s, uint32_t index, struct pd_error 
     char *data = span->data;
     PD_TRY(pd_file_read(s->file, span->offset, data, round_up(span->bytes, PD_DOOR_ALIGN), err));
     for (uint64_t block = 0; block < block_count(s, index); block++)
-        PD_TRY(pd_spill_verify_block(s, index, block, data + block * s->options.block_bytes, block_length(s, index, block),
-                                     err));
+        PD_TRY(verify_block(s, index, block, data + block * s->options.block_bytes, block_length(s, index, block), err));
     return PD_OK;
 }
 
@@ -312,16 +306,4 @@ void pd_spill_settle(struct pd_spill *s)
         span->state = SPAN_IDLE;
         span->failed = PD_OK;
     }
-}
-
-/* ---- for others' transfers ---- */
-
-struct pd_file *pd_spill_file(const struct pd_spill *s)
-{
-    return s->file;
-}
-
-uint64_t pd_spill_offset(const struct pd_spill *s, uint32_t span)
-{
-    return s->spans[span].offset;
 }

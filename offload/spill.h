@@ -64,13 +64,4 @@ PD_MUST_USE pd_status pd_spill_wait(struct pd_spill *spill, uint32_t span, struc
 /* Waits for everything and forgets its outcome: the way out after a failure. */
 void pd_spill_settle(struct pd_spill *spill);
 
-/* For transfers that others make (offload/ring.h): the place of a span, and checksums of whole blocks of it. Every block of
- * a span is told again after pd_spill_rewrite; the last may be short. */
-struct pd_file *pd_spill_file(const struct pd_spill *spill);
-uint64_t pd_spill_offset(const struct pd_spill *spill, uint32_t span);
-void pd_spill_rewrite(struct pd_spill *spill, uint32_t span);
-void pd_spill_hash_block(struct pd_spill *spill, uint32_t span, uint64_t block, const void *data, uint64_t bytes);
-PD_MUST_USE pd_status pd_spill_verify_block(const struct pd_spill *spill, uint32_t span, uint64_t block, const void *data,
-                                            uint64_t bytes, struct pd_error *err);
-
 #endif

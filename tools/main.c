@@ -1,4 +1,5 @@
 #include "ckpt/base/log.h"
+#include "offload/device.h"
 #include "tools/command.h"
 
 #include <poll.h>
@@ -14,7 +15,8 @@ const struct pd_command pd_commands[] = {
     {"sample", "PATH --prompt TEXT", "text from a checkpoint", pd_cmd_sample},
     {"ckpt", "ls|show|verify|diff|stats|reshard|prune PATH", "look at, check, rewrite and delete checkpoints", pd_cmd_ckpt},
     {"data", "pack|inspect", "make token files, and look into them", pd_cmd_data},
-    {"bench", "io|ckpt|offload|reshard|step|attention|adam", "speed against what the machine can do, as ratios", pd_cmd_bench},
+    {"bench", "io|ckpt|offload|reshard|step|attention|adam", "speed against what the machine can do, as ratios",
+     pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {0},
@@ -47,6 +49,7 @@ static bool reader_left(void)
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
+    pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN); /* a closed stdout is an error of its own, not the end of a run */
     pd_status status = run(argc, argv, &err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);

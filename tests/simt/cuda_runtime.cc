@@ -146,22 +146,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device)
-{
-    static char pools[SIMT_GPUS_MAX];
-    if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
-    *pool = reinterpret_cast<cudaMemPool_t>(pools + device);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
-{
-    uint64_t threshold;
-    memcpy(&threshold, value, sizeof threshold);
-    const bool keeps_all = attribute == cudaMemPoolAttrReleaseThreshold && threshold == UINT64_MAX;
-    return pool && keeps_all ? cudaSuccess : cudaErrorInvalidValue; /* memory.cc counts a pool that keeps all */
-}
-
 cudaError_t cudaMalloc(void **data, size_t bytes)
 {
     return take(SIMT_DEVICE, bytes, data);
@@ -175,7 +159,7 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags)
 static cudaError_t give_back(void *data, simt_kind kind, cudaError_t unknown)
 {
     simt_turn turn;
-    if (simt_memory_check(data, kind, kind) != cudaSuccess) return unknown;
+    if (simt_memory_check(data, kind) != cudaSuccess) return unknown;
     if (kind == SIMT_DEVICE) simt_memory_uncount(data);
     simt_memory_drop(data);
     return cudaSuccess;

@@ -31,7 +31,6 @@ typedef enum cudaError {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-typedef struct CUmemPoolHandle_st *cudaMemPool_t;
 typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 
@@ -43,7 +42,6 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
-enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
 
 #define cudaStreamNonBlocking 1u
 #define cudaHostAllocPortable 1u
@@ -69,13 +67,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device); /* of the calling thread */
 cudaError_t cudaDeviceSynchronize(void);
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device);
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value);
 
 cudaError_t cudaMalloc(void **data, size_t bytes);
 cudaError_t cudaFree(void *data);
-cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t stream);
-cudaError_t cudaFreeAsync(void *data, cudaStream_t stream);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *data);

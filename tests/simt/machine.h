@@ -57,7 +57,7 @@ simt_counts &simt_counted(void);
 
 /* ---- memory: for the holder of a turn ---- */
 
-enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_ORDERED, SIMT_LOCKED, SIMT_REGISTERED };
+enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_LOCKED, SIMT_REGISTERED };
 
 struct simt_region {
     size_t bytes, mapped_bytes;
@@ -68,10 +68,9 @@ struct simt_region {
 
 cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data);
 cudaError_t simt_memory_register(void *data, size_t bytes);
-/* The region that begins at data is of one of two kinds, or this is an error. */
-cudaError_t simt_memory_check(const void *data, simt_kind one, simt_kind other);
-/* Memory goes in two steps: what the driver counts when it is told, the pages when a stream has come by. Ordered memory is
- * counted in a pool, which gives nothing back. */
+/* The region that begins at data is of this kind, or this is an error. */
+cudaError_t simt_memory_check(const void *data, simt_kind kind);
+/* Memory goes in two steps: what the driver counts when it is told, the pages when a stream has come by. */
 void simt_memory_uncount(const void *data);
 void simt_memory_drop(void *data);
 size_t simt_memory_free_bytes(unsigned gpu);

@@ -37,10 +37,6 @@
 namespace
 {
 
-struct account {
-    size_t taken, ordered, pool;
-};
-
 struct part {
     uintptr_t begin, end;
 };
@@ -49,7 +45,7 @@ struct memory {
     std::recursive_mutex lock;
     std::map<uintptr_t, simt_region> regions;
     std::deque<uintptr_t> graves;
-    account accounts[SIMT_GPUS_MAX];
+    size_t taken[SIMT_GPUS_MAX];
     unsigned turns, may_open; /* a bit a GPU */
     part parts[PARTS_MAX];    /* that are open */
     unsigned part_count;
@@ -75,11 +71,6 @@ size_t rounded(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
-bool is_device(simt_kind kind)
-{
-    return kind == SIMT_DEVICE || kind == SIMT_ORDERED;
-}
-
 void close_parts()
 {
     for (unsigned i = 0; i < all().part_count; i++) {
@@ -98,7 +89,7 @@ bool open_part(uintptr_t at)
     --next;
     const simt_region &region = next->second;
     const uintptr_t end = next->first + region.mapped_bytes, begin_wanted = at / PART_BYTES * PART_BYTES;
-    if (at >= end || !is_device(region.kind) || region.freed || !(m.may_open >> region.gpu & 1u)) return false;
+    if (at >= end || region.kind != SIMT_DEVICE || region.freed || !(m.may_open >> region.gpu & 1u)) return false;
     const part p = {std::max(begin_wanted, next->first), std::min(begin_wanted + PART_BYTES, end)};
     const bool is_next = m.part_count && m.parts[m.part_count - 1].end == p.begin;
     if (m.part_count == PARTS_MAX && !is_next) close_parts();
@@ -114,8 +105,7 @@ bool open_part(uintptr_t at)
 
 const char *kind_name(simt_kind kind)
 {
-    static const char *const names[] = {"memory", "device memory", "stream-ordered device memory", "page-locked memory",
-                                        "registered memory"};
+    static const char *const names[] = {"memory", "device memory", "page-locked memory", "registered memory"};
     return names[kind];
 }
 
@@ -130,7 +120,7 @@ void tell_touch(const void *at)
     char line[512];
     uintptr_t base;
     simt_region region;
-    if (!simt_memory_find(at, &base, &region) || !(is_device(region.kind) || region.freed)) return;
+    if (!simt_memory_find(at, &base, &region) || (region.kind != SIMT_DEVICE && !region.freed)) return;
     snprintf(line, sizeof line, "simulated GPU %u: %s%s touches byte %zu of %zu bytes of %s%s at %p; %s\n", region.gpu,
              carried_out ? carried_out : "the host", region.freed ? ", too late," : "",
              static_cast<size_t>(address(at) - base), region.bytes, kind_name(region.kind),
@@ -188,25 +178,18 @@ void bury(uintptr_t base, simt_region &region)
 
 bool account_for(simt_kind kind, unsigned gpu, size_t bytes)
 {
-    account &a = all().accounts[gpu];
-    const size_t wanted = rounded(bytes, COUNTED_BYTES), room = simt_memory_free_bytes(gpu);
-    if (kind == SIMT_DEVICE) {
-        if (wanted > room) return false;
-        a.taken += wanted;
-    } else if (kind == SIMT_ORDERED) {
-        const size_t spare = a.pool - a.ordered;
-        if (wanted > spare && wanted - spare > room) return false;
-        a.ordered += wanted;
-        if (a.ordered > a.pool) a.pool = a.ordered;
-    }
+    if (kind != SIMT_DEVICE) return true;
+    const size_t wanted = rounded(bytes, COUNTED_BYTES);
+    if (wanted > simt_memory_free_bytes(gpu)) return false;
+    all().taken[gpu] += wanted;
     return true;
 }
 
 void count(simt_kind kind, size_t bytes, bool comes)
 {
     simt_counts &c = simt_counted();
-    uint64_t &now = is_device(kind) ? c.device_bytes : c.locked_bytes;
-    uint64_t &max = is_device(kind) ? c.device_bytes_max : c.locked_bytes_max;
+    uint64_t &now = kind == SIMT_DEVICE ? c.device_bytes : c.locked_bytes;
+    uint64_t &max = kind == SIMT_DEVICE ? c.device_bytes_max : c.locked_bytes_max;
     now = comes ? now + bytes : now - bytes;
     if (now > max) max = now;
 }
@@ -265,8 +248,7 @@ bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_regi
 
 size_t simt_memory_free_bytes(unsigned gpu)
 {
-    const account &a = all().accounts[gpu];
-    return simt_machine().memory_bytes - a.taken - a.pool;
+    return simt_machine().memory_bytes - all().taken[gpu];
 }
 
 cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data)
@@ -280,7 +262,7 @@ cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **
     ASAN_POISON_MEMORY_REGION(static_cast<char *>(at) + bytes, mapped - bytes);
     all().regions[address(at)] = {bytes, mapped, kind, gpu, false};
     count(kind, bytes, true);
-    if (is_device(kind)) {
+    if (kind == SIMT_DEVICE) {
         watch();
         if (mprotect(at, mapped, PROT_NONE)) abort();
     }
@@ -302,18 +284,17 @@ cudaError_t simt_memory_register(void *data, size_t bytes)
     return cudaSuccess;
 }
 
-cudaError_t simt_memory_check(const void *data, simt_kind one, simt_kind other)
+cudaError_t simt_memory_check(const void *data, simt_kind kind)
 {
     const auto found = all().regions.find(address(data));
     if (found == all().regions.end() || found->second.freed) return cudaErrorInvalidValue;
-    return found->second.kind == one || found->second.kind == other ? cudaSuccess : cudaErrorInvalidValue;
+    return found->second.kind == kind ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 void simt_memory_uncount(const void *data)
 {
     const simt_region &region = all().regions[address(data)];
-    account &a = all().accounts[region.gpu];
-    (region.kind == SIMT_DEVICE ? a.taken : a.ordered) -= rounded(region.bytes, COUNTED_BYTES);
+    all().taken[region.gpu] -= rounded(region.bytes, COUNTED_BYTES);
 }
 
 void simt_memory_drop(void *data)

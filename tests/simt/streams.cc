@@ -192,7 +192,7 @@ cudaError_t place(const void *data, size_t bytes, unsigned *touches, bool *ret_k
     *ret_known = known;
     if (!known) return cudaSuccess;
     if (region.freed || bytes > region.bytes - (reinterpret_cast<uintptr_t>(data) - base)) return cudaErrorInvalidValue;
-    if (region.kind == SIMT_DEVICE || region.kind == SIMT_ORDERED) *touches |= 1u << region.gpu;
+    if (region.kind == SIMT_DEVICE) *touches |= 1u << region.gpu;
     return cudaSuccess;
 }
 
@@ -383,26 +383,6 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run)
 {
     delete run;
     return cudaSuccess;
-}
-
-/* ---- the runtime: memory in the order of a stream ---- */
-
-cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t stream)
-{
-    simt_turn turn;
-    KNOWN(streams, stream);
-    READY(stream->q->gpu);
-    return simt_memory_take(SIMT_ORDERED, stream->q->gpu, bytes, data);
-}
-
-cudaError_t cudaFreeAsync(void *data, cudaStream_t stream)
-{
-    simt_turn turn;
-    if (!data) return cudaSuccess;
-    KNOWN(streams, stream);
-    if (simt_memory_check(data, SIMT_ORDERED, SIMT_ORDERED) != cudaSuccess) return cudaErrorInvalidValue;
-    simt_memory_uncount(data);
-    return append(stream, {"a free", 0, [=] { simt_memory_drop(data); }, nullptr, nullptr, 0});
 }
 
 /* ---- the runtime: events ---- */

@@ -96,20 +96,17 @@ static void start_loss(struct gpu *g, int32_t target)
 Test(machine, copies_go_between_all_places)
 {
     struct gpu g;
-    struct pd_span ordered, back;
+    struct pd_span back;
     static float pageable[N], registered[N];
     start(&g, NULL, 0);
-    OK(pd_dev_alloc_ordered(g.dev, g.stream, BYTES, &ordered, &err_));
     OK(pd_dev_alloc(g.dev, PD_DEV_HOST, BYTES, &back, &err_));
     OK(pd_dev_lock(g.dev, registered, BYTES, &err_));
     copy(&g, pageable, g.host.data);
     copy(&g, g.device.data, pageable);
     copy(&g, g.more.data, g.device.data);
-    copy(&g, ordered.data, g.more.data);
-    copy(&g, registered, ordered.data);
+    copy(&g, registered, g.more.data);
     copy(&g, g.device.data, registered);
     copy(&g, back.data, g.device.data);
-    OK(pd_dev_free_ordered(g.dev, g.stream, &ordered, &err_));
     passed(&g);
     cr_assert_eq(memcmp(back.data, g.host.data, BYTES), 0);
     pd_dev_unlock(g.dev, registered, BYTES);
@@ -414,7 +411,7 @@ Test(machine, memory_ends)
     struct gpu g;
     struct pd_error err;
     struct pd_dev_memory before, now;
-    struct pd_span span, ordered[2];
+    struct pd_span span;
     setenv("PERDURE_SIMT_MEMORY", "1M", 1);
     start(&g, NULL, 0);
     OK(pd_dev_memory(g.dev, &before, &err_));
@@ -423,18 +420,9 @@ Test(machine, memory_ends)
     cr_assert_eq(pd_dev_alloc(g.dev, PD_DEV_DEVICE, 1u << 20, &span, &err), PD_NO_MEMORY);
     cr_assert(strstr(err.message, "out of memory"), "%s", err.message);
     OK(pd_dev_alloc(g.dev, PD_DEV_DEVICE, 700000, &span, &err_));
-    cr_assert_eq(pd_dev_alloc_ordered(g.dev, g.stream, 400000, &ordered[0], &err), PD_NO_MEMORY);
     pd_dev_free(g.dev, &span);
     OK(pd_dev_memory(g.dev, &now, &err_));
     cr_assert_eq(now.free_bytes, before.free_bytes);
-    for (int i = 0; i < 600; i++) { /* freed in its order, it serves again, and stays the pool's */
-        OK(pd_dev_alloc_ordered(g.dev, g.stream, 400000, &ordered[0], &err_));
-        OK(pd_dev_fill(g.dev, g.stream, ordered[0], 1, &err_));
-        OK(pd_dev_free_ordered(g.dev, g.stream, &ordered[0], &err_));
-        if (i % 50 == 0) passed(&g);
-    }
-    OK(pd_dev_memory(g.dev, &now, &err_));
-    cr_assert_eq(before.free_bytes - now.free_bytes, 400384);
     finish(&g);
 }
 
