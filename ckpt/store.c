@@ -499,7 +499,7 @@ static pd_status check_space_here(struct pd_store *store, const struct space_nee
 pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
 {
     uint32_t size = store->group->size;
-    uint64_t mine[2] = {bytes_here, store_waiting_bytes(store)};
+    uint64_t mine[2] = {bytes_here, pd_store_waiting_bytes(store)};
     uint64_t(*all)[2] = calloc(size, sizeof *all);
     struct space_need need = {.copies = copies};
     uint32_t generations = pd_store_generations_needed(&store->options, store->has_links);

@@ -149,6 +149,7 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
  * shows before the first step. Of this rank alone, between saves. Does nothing where space cannot be preallocated. errors
  * PD_NO_SPACE */
 PD_MUST_USE pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_bytes, struct pd_error *err);
+uint64_t pd_store_waiting_bytes(struct pd_store *store); /* what this rank's files that wait in the pool take of the disk */
 /* A file of this rank that may be written now, held from here on; made anew when none waits. Of this rank alone.
  *   errors  PD_NO_SPACE; PD_BUSY, PD_IO: the pool is gone, since another launch has taken over or with its file system */
 PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t *ret_slot, char *ret_path,

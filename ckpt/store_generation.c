@@ -110,7 +110,7 @@ static void look_at_own(struct pd_store *store, uint32_t *ret_count, uint64_t *r
     pd_listing_deinit(&listing);
 }
 
-uint64_t store_waiting_bytes(struct pd_store *store)
+uint64_t pd_store_waiting_bytes(struct pd_store *store)
 {
     uint32_t count;
     uint64_t bytes;

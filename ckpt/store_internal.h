@@ -203,8 +203,6 @@ uint32_t store_waiting_max(const struct pd_store *store);
 bool store_waiting_take(struct pd_store *store, uint32_t rank, const char *path);
 /* The file at `path` waits from now on; false: it has another name, or there is no place, and it is where it was. */
 bool store_waiting_put(struct pd_store *store, uint32_t rank, const char *path);
-/* What this rank's files in the pool take of the disk. */
-uint64_t store_waiting_bytes(struct pd_store *store);
 
 /* ---- store_copies.c: shards that lie on another host once more ---- */
 

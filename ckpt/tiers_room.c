@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 struct needs { /* of one rank; of all ranks of a host */
-    uint64_t host, shard_bytes, memory_to_come;
+    uint64_t host, shard_bytes, memory_to_come, waiting;
 };
 
 static double mib(uint64_t bytes)
@@ -27,9 +27,21 @@ uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, ui
     return count_held(tiers, count, tier) * (1 + (tiers[tier].copies > 0));
 }
 
-static uint32_t copies_of(const struct tier *tier)
+static bool has_generations(const struct tier *tier)
+{
+    return tier->tiers->options.generations && tier->number == 0;
+}
+
+static uint32_t held_by(const struct tier *tier)
 {
     return count_held(tier->tiers->options.tiers, tier->tiers->count, tier->number);
+}
+
+/* Of state that is in files one more: one is read while one is written; and one where what is written cannot be linked. */
+static uint32_t copies_of(const struct tier *tier)
+{
+    if (!has_generations(tier)) return held_by(tier);
+    return held_by(tier) + 1 + !pd_store_links_generations(tier->store);
 }
 
 static pd_status gather_needs(struct tier *tier, const struct needs *mine, struct needs *ret_host, uint32_t *ret_ranks,
@@ -47,6 +59,7 @@ static pd_status gather_needs(struct tier *tier, const struct needs *mine, struc
         if (all[r].host != mine->host) continue;
         ret_host->shard_bytes += all[r].shard_bytes;
         ret_host->memory_to_come += all[r].memory_to_come;
+        ret_host->waiting += all[r].waiting;
         ++*ret_ranks;
     }
     free(all);
@@ -70,20 +83,23 @@ static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, str
     return st;
 }
 
-/* Checkpoints that are there make room as new ones come. */
-static uint64_t held_here(const struct tier *tier, uint32_t ranks, uint32_t copies)
+/* Checkpoints that are there make room as new ones come, but for what is written before the first of them goes; and so do
+ * files that wait. */
+static uint64_t held_here(const struct tier *tier, const struct needs *host, uint32_t ranks)
 {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < pd_store_count(tier->store) && i + 1 < copies; i++)
+    const uint32_t count = held_by(tier) - 1;
+    uint64_t bytes = host->waiting;
+    for (uint32_t i = 0; i < pd_store_count(tier->store) && i < count; i++)
         bytes += pd_store_entry_at(tier->store, i)->bytes / tier->group->size * ranks;
-    return bytes + pd_store_copied_bytes(tier->store, copies - 1);
+    return bytes + pd_store_copied_bytes(tier->store, count);
 }
 
 static pd_status check_memory_here(const struct tier *tier, const struct needs *host, uint32_t ranks, struct pd_error *err)
 {
     const uint32_t copies = copies_of(tier);
-    const uint64_t held = held_here(tier, ranks, copies), whole = host->shard_bytes * copies;
-    const uint64_t needed = whole > held && whole - held > host->shard_bytes ? whole - held : host->shard_bytes;
+    const uint64_t held = held_here(tier, host, ranks), whole = host->shard_bytes * copies;
+    const uint64_t least = has_generations(tier) ? 0 : host->shard_bytes;
+    const uint64_t needed = whole > held && whole - held > least ? whole - held : least;
     struct pd_space space;
     struct pd_memory_limit limit;
     PD_TRY(pd_door_space(tier->tiers->door, tier->dir, &space, err));
@@ -121,6 +137,7 @@ static pd_status check_tier(struct tier *tier, struct needs *mine, const uint64_
     if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->report.cause);
     PD_TRY(add_shards_of_others(tier, mine, err));
     if (!tier->in_memory) return check_disks(tier, mine, shard_bytes, err);
+    if (has_generations(tier)) mine->waiting = pd_store_waiting_bytes(tier->store);
     PD_TRY(gather_needs(tier, mine, &host, &ranks, err));
     return pd_group_agree(tier->group, check_memory_here(tier, &host, ranks, err), err);
 }
@@ -135,7 +152,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, const uint64_t *shard_bytes_he
         bytes += shard_bytes_here[s];
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
-        struct needs mine = {tier->group->host, bytes, memory_to_come};
+        struct needs mine = {tier->group->host, bytes, memory_to_come, 0};
         struct pd_error own = {0};
         pd_status st = check_tier(tier, &mine, shard_bytes_here, &own);
         if (st == PD_OK) fitting++;

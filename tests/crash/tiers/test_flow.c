@@ -606,6 +606,40 @@ Test(tiers, memory_that_is_too_small_is_left_out)
     room_free(&room);
 }
 
+static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(rank->tiers, 0);
+    struct pd_tier_report report;
+    bool *fits = rank->context;
+    for (unsigned times = 0; times < 2; times++) { /* without the files, and beside them */
+        PD_TRY(pd_tiers_check_room(rank->tiers, (uint64_t[]){SHARD_ROOM}, 0, err));
+        pd_tiers_report(rank->tiers, 0, &report);
+        if (rank->world.rank == 0) *fits = !report.is_left_out;
+        if (report.is_left_out) return PD_OK;
+        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, SHARD_ROOM, err), err));
+    }
+    return PD_OK;
+}
+
+/* Two ranks a host: 2 checkpoints are kept, one file is read, one is written, two are copied from: 12. What waits counts, of
+ * this launch and of the one before. */
+Test(tiers, memory_is_counted_for_state_in_files)
+{
+    for (uint32_t shards = 11; shards <= 12; shards++) {
+        struct room room;
+        struct pd_tiers_options options = three_tiers();
+        options.generations = true;
+        tier_be_quiet();
+        make_room(&room, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2, 0);
+        for (unsigned launches = 0; launches < 2; launches++) {
+            bool fits = false;
+            RUN(&room, &options, reserve_room, &fits);
+            cr_assert_eq(fits, shards == 12, "room for %u shards, launch %u", shards, launches);
+        }
+        room_free(&room);
+    }
+}
+
 /* ---- runs and launches ---- */
 
 Test(tiers, two_runs_in_one_list_are_refused)
