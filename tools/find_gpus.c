@@ -51,7 +51,10 @@ static void find_use(struct pd_findings *findings, const struct pd_gpus *gpus)
         return;
     }
     struct pd_finding *f = pd_findings_add(findings, "gpu use", PD_FINDING_LIMITED, "%.190s", err.message);
-    pd_finding_advise(f, "until this is mended run.device=auto trains on the CPU, and run.device=gpu does not start");
+    /* As pd_rank_device_open decides: a GPU that CUDA counts and that does not open ends a start that may choose, too. */
+    pd_finding_advise(f, pd_dev_cuda_count()
+                             ? "until this is mended run.device=auto and run.device=gpu do not start; use run.device=cpu"
+                             : "until this is mended run.device=auto trains on the CPU, and run.device=gpu does not start");
 }
 
 static const struct wanted {

@@ -11,7 +11,10 @@ top=$(cd "$(dirname "$0")/.." && pwd)
 nvidia=needed simulated=no tar=no places=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --nvidia) nvidia=${2:?$usage}; shift ;;
+    --nvidia)
+      [ $# -gt 1 ] || { echo "$usage" >&2; exit 64; }
+      nvidia=$2
+      shift ;;
     --simulated) simulated=yes ;;
     --tar) tar=yes ;;
     -h | --help) sed -n '2,/^[^#]/s/^# //p' "$0"; exit 0 ;;
@@ -22,6 +25,7 @@ while [ $# -gt 0 ]; do
 done
 case "$nvidia" in needed | all | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
 [ ${#places[@]} = 2 ] || { echo "$usage" >&2; exit 64; }
+[ -d "${places[0]}" ] || { echo "gpu_bundle: ${places[0]} is no directory, and no build" >&2; exit 66; }
 build=$(cd "${places[0]}" && pwd)
 out=${places[1]}
 [ ! -e "$out" ] || { echo "gpu_bundle: $out is there already; remove it, or name another" >&2; exit 64; }

@@ -44,6 +44,10 @@ def made(room):
     for script in (f"{SOURCE}/tools/gpu_bundle.sh", f"{SOURCE}/tools/test.sh", f"{SOURCE}/tools/quickstart.sh", f"{bundle}/run.sh"):
         done = call(script, "--help")
         expect(done.returncode == 0 and len(done.stdout.splitlines()) > 2 and not done.stderr, f"{script} --help", done)
+    for code, arguments in ((64, []), (64, [BUILD, f"{room}/none", "--nvidia"]), (64, [BUILD, f"{room}/none", "--nvidia", "some"]),
+                            (64, [BUILD, bundle]), (66, [f"{room}/nothere", f"{room}/none"]), (66, [room, f"{room}/none"])):
+        done = call(f"{SOURCE}/tools/gpu_bundle.sh", *arguments)
+        expect(done.returncode == code and len(done.stderr.splitlines()) == 1 and not os.path.exists(f"{room}/none"), arguments, done)
     return bundle
 
 
@@ -74,6 +78,16 @@ def with_an_older_gpu(bundle):
     said = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     skips = [line for line in said if line.startswith("skip fp8 products") and line.endswith("needs compute capability 8.9, and this is 8.6")]
     expect(done.returncode == 0 and len(skips) == 6 == len(said) - 1, "fp8 on a GPU without", done)
+
+    # One that is too old for any kernel: what doctor says of run.device=auto is what a start does.
+    done = call(f"{bundle}/bin/perdure", "doctor", "--json", PERDURE_SIMT_CAPABILITY="75")
+    use = [row for row in json.loads(done.stdout)["findings"] if row["what"] == "gpu use"]
+    expect(len(use) == 1 and "7.5" in use[0]["here"] and "run.device=auto and run.device=gpu do not start" in use[0]["advice"], "doctor of a GPU too old", done)
+    with tempfile.TemporaryDirectory() as run_dir:
+        with open(f"{run_dir}/run.yaml", "w", encoding="utf-8") as f:
+            f.write(f"run: {{dir: {run_dir}/run, device: auto}}\ndata: {{train: [{{path: {bundle}/share/text.txt}}]}}\n")
+        done = call(f"{bundle}/bin/perdure", "train", f"{run_dir}/run.yaml", PERDURE_SIMT_CAPABILITY="75")
+    expect(done.returncode == 78 and "run.device is auto; run.device=cpu needs no GPU" in done.stderr, "auto beside a GPU too old", done)
 
 
 def with_a_row_that_breaks(bundle):
