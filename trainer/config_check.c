@@ -1,6 +1,7 @@
 #include "trainer/config_check.h"
 
 #include "ckpt/base/words.h"
+#include "offload/optimizer_store.h"
 #include "trainer/config_keys.h"
 #include "trainer/degrees.h"
 
@@ -135,6 +136,11 @@ static pd_status check_budgets(const struct pd_config *c, struct pd_error *err)
 static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
 {
     const bool parameters = c->offload.parameters == PD_PLACE_NVME, gradients = c->offload.gradients == PD_PLACE_NVME;
+    if (c->offload.optimizer == PD_PLACE_NVME && c->offload.buffer_bytes < PD_OPTIMIZER_STORE_BUFFERS_MIN)
+        PD_FAIL(err, PD_INVALID,
+                "offload.buffer_bytes is %" PRIu64 ", and state on nvme streams through %" PRIu64 " at least; set "
+                "offload.buffer_bytes=%" PRIu64 "M",
+                c->offload.buffer_bytes, PD_OPTIMIZER_STORE_BUFFERS_MIN, PD_OPTIMIZER_STORE_BUFFERS_MIN >> 20);
     if (!parameters && !gradients) return PD_OK;
     if (c->offload.optimizer != PD_PLACE_NVME)
         PD_FAIL(err, PD_INVALID,

@@ -257,6 +257,9 @@ REFUSED = {
     "copies-stage": (["layout.dp=4", "layout.zero_stage=0", "offload.optimizer=nvme"],
                      "layout.zero_stage is 0, which keeps the whole state on each of 4 ranks, and offload.optimizer is nvme, which "
                      "keeps it once; use layout.zero_stage=1, or offload.optimizer=device"),
+    "buffers": (["offload.optimizer=nvme", "offload.buffer_bytes=3M"],
+                "offload.buffer_bytes is 3145728, and state on nvme streams through 4194304 at least; set "
+                "offload.buffer_bytes=4M"),
     "order": (["layout.pp=2", "layout.order=layers"],
               "layout.order is layers and layout.pp is 2, but pipeline stages take leaf after leaf; use layout.pp=1 or "
               "layout.order=leaves"),
