@@ -238,7 +238,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     *slowest = leaf;
     c->compute_seconds = compute * slots;
     c->recompute_seconds = recompute * slots;
-    c->exposed_seconds = (leaf - compute - recompute) * slots;
+    c->exposed_seconds = (leaf - (compute + recompute)) * slots; /* nothing exposed: exactly 0 */
 }
 
 static struct setting setting_of(const struct pd_config *config, const struct pd_model *model,

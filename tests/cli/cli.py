@@ -191,6 +191,11 @@ for name in ("kjv", "gpt2-124m", "llama-1b"):
     expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
            re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
 
+for options in ([], ["run.device=gpu"]):  # gathers and sums that hide behind blocks leave nothing, not 4e-16 s
+    text = expect("plan-hidden", ["plan", os.path.join(SOURCE, "tools/configs/llama-1b.yaml"), "--world=2", "--device=h100-80g",
+                                  "--threads=1", "--json", *options], 0, ANY)
+    if text:
+        report("plan-hidden-nothing", [] if json.loads(text)["worlds"][0]["exposed_seconds"] == 0 else ["something"], (0, text, ""))
 text = expect("plan-gpu", ["plan", MINIMAL, "--world=1", "--device=h100-80g", "--threads=1", "--json"], 0, ANY)
 same = expect("plan-gpu-asked", ["plan", MINIMAL, "--world=1", "run.device=gpu", "--threads=1", "--json"], 0, ANY)
 if text and same and not os.path.exists("/dev/nvidia0"):
