@@ -83,6 +83,7 @@ struct pd_config {
         enum pd_transport transport;
         enum pd_recompute recompute;
         bool automatic;          /* the planner chooses degrees, recompute and zero_stage */
+        bool chosen;             /* it did: degrees, recompute and zero_stage below are its own */
         uint32_t dp, tp, pp, sp; /* 0: dp what is left, the others 1 */
         uint32_t interleave;     /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;

@@ -47,6 +47,7 @@ static bool optimizer_away(struct pd_config *c)
 
 static bool gradients_away(struct pd_config *c)
 {
+    c->layout.order = PD_ORDER_LAYERS; /* without it they cannot */
     return leaves(&c->offload.gradients);
 }
 
@@ -65,7 +66,7 @@ static const struct change {
     {"layout.zero_stage=3", zero_3},
     {"layout.recompute=full", recompute_full},
     {"offload.optimizer=cpu", optimizer_away},
-    {"offload.gradients=cpu", gradients_away},
+    {"offload.gradients=cpu layout.order=layers", gradients_away},
     {"offload.parameters=cpu", parameters_away},
 };
 enum { CHANGES = sizeof changes / sizeof *changes };
@@ -92,6 +93,24 @@ static bool plan_with(const struct pd_engine_options *o, const struct pd_config 
     return true;
 }
 
+static void add(struct pd_device_remedy *r, const char *words)
+{
+    const size_t at = strlen(r->words);
+    snprintf(r->words + at, sizeof r->words - at, "%s%s", at ? " " : "", words);
+}
+
+/* What layout: auto chose would be chosen again: all of it is given. */
+static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
+{
+    static const char *const recompute[] = {"none", "selective", "full"};
+    snprintf(
+        r->words, sizeof r->words,
+        "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u layout.zero_stage=%u "
+        "layout.zero_shard=%u layout.recompute=%s",
+        c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
+        c->layout.zero_shard, recompute[c->layout.recompute]);
+}
+
 static bool try_changes(const struct pd_engine_options *o, uint32_t which, struct pd_device_remedy *ret)
 {
     struct pd_config config = *o->config; /* borrows what it points to */
@@ -99,17 +118,18 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, struc
     for (uint32_t i = 0; i < CHANGES; i++) {
         if (!(which >> i & 1)) continue;
         if (!changes[i].apply(&config)) return false;
-        const size_t at = strlen(r.words);
-        snprintf(r.words + at, sizeof r.words - at, "%s%s", at ? " " : "", changes[i].words);
+        add(&r, changes[i].words);
     }
     if (!plan_with(o, &config, &r.bytes)) return false;
+    if (config.layout.chosen) give_layout(&config, &r);
+    for (uint32_t i = 0; i < CHANGES && config.layout.chosen; i++)
+        if (which >> i & 1 && strncmp(changes[i].words, "offload.", 8) == 0) add(&r, changes[i].words);
     *ret = r;
     return true;
 }
 
 bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
 {
-    if (o->config->layout.automatic) return false; /* chosen to fit, if anything does */
     for (int count = 1; count <= CHANGES; count++) {
         for (uint32_t which = 1; which < 1u << CHANGES; which++) {
             struct pd_device_remedy r;
@@ -132,7 +152,7 @@ pd_status pd_device_room_check(const struct pd_engine_options *o, const struct p
 {
     struct pd_dev_memory memory;
     struct pd_device_remedy r;
-    char advice[320];
+    char advice[512];
     const uint64_t need = device_bytes(plan);
     PD_TRY(pd_dev_memory(o->device->dev, &memory, err));
     if (need <= memory.free_bytes) return PD_OK;

@@ -15,7 +15,7 @@ PD_MUST_USE pd_status pd_device_room_taken(const struct pd_engine_options *optio
 /* The fewest of a few changes that keep a run's bits and with which this rank takes no more than so many bytes of its GPU.
  * False: no such change is known. Plans a hundred times, at most. */
 struct pd_device_remedy {
-    char words[192]; /* "layout.recompute=full offload.activations=cpu" */
+    char words[384]; /* "layout.recompute=full offload.activations=cpu"; with degrees where the planner chose them */
     uint64_t bytes;  /* what it takes then */
 };
 bool pd_device_room_remedy(const struct pd_engine_options *options, uint64_t bytes, struct pd_device_remedy *ret_remedy);

@@ -137,6 +137,7 @@ pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings,
 {
     char text[sizeof((struct pd_launch_layout *)0)->settings], key[64];
     snprintf(text, sizeof text, "%s", settings);
+    config->layout.chosen = config->layout.automatic;
     config->layout.automatic = false;
     config->layout.ranks = ranks;
     for (char *rest = text, *word; (word = strtok_r(rest, ",", &rest));) {

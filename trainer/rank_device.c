@@ -58,8 +58,15 @@ static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_dat
 {
     const struct pd_rank_device *d = context;
     struct pd_span span;
-    PD_TRY(pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err));
-    pd_status st = PD_OK;
+    pd_status st = pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err);
+    if (st == PD_NO_MEMORY && is_host) { /* as often as it is tried */
+        if (err) err->status = PD_INVALID;
+        return pd_error_context(
+            err, PD_INVALID,
+            "the host's memory has no room for what this rank page-locks; take fewer ranks a host, or keep "
+            "more of offload.* on the device or on nvme");
+    }
+    PD_TRY(st);
     if (is_host)
         memset(span.data, 0, bytes);
     else

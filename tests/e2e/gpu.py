@@ -167,6 +167,9 @@ def a_little_too_little(bench, config):
     memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
     said = does_not_fit(bench, config, TOO_LITTLE, [], memory)
     bench.same("on a GPU that is too small for it otherwise", config, re.search(r"with (.*) it takes", said)[1].split(), memory)
+    said = does_not_fit(bench, config, TOO_LITTLE, ["layout=auto"], memory)
+    bench.same("the same where the planner chose the layout", config,
+               ["layout=auto", *re.search(r"with (.*) it takes", said)[1].split()], memory)
     does_not_fit(bench, config, "does not fit beside what others hold|others hold the rest",
                  ["layout.ranks=2", "layout.dp=2", "layout.zero_stage=0"], {"PERDURE_SIMT_MEMORY": f"{int(need * 1.2)}M"})
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char yaml[] =
-    "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {layers: 4, hidden: 64, heads: 4, vocab: 257}\n"
+    "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {layers: 12, hidden: 64, heads: 4, vocab: 257}\n"
     "batch: {sequences: 8, leaf: 1, context: 32}\nlayout: {dp: 2, pp: 2}\n";
 
 /* NCCL's buffers are in each group's plan, and in what the worst rank needs. */
@@ -87,6 +87,8 @@ Test(plan, remedies_are_what_they_say)
         cr_expect_eq(bytes_with(r.words), most, "%s", r.words);
     }
     cr_expect(strchr(r.words, ' '), "for the least of all several are needed, not %s", r.words);
+    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=layers"), "gradients leave layer by layer, not: %s",
+              r.words);
     pd_model_free(model);
     pd_config_deinit(&c);
 }
