@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char yaml[] =
-    "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {layers: 12, hidden: 64, heads: 4, vocab: 257}\n"
+    "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {layers: 4, hidden: 64, heads: 4, vocab: 257}\n"
     "batch: {sequences: 8, leaf: 1, context: 32}\nlayout: {dp: 2, pp: 2}\n";
 
 /* NCCL's buffers are in each group's plan, and in what the worst rank needs. */
@@ -87,8 +87,25 @@ Test(plan, remedies_are_what_they_say)
         cr_expect_eq(bytes_with(r.words), most, "%s", r.words);
     }
     cr_expect(strchr(r.words, ' '), "for the least of all several are needed, not %s", r.words);
-    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=layers"), "gradients leave layer by layer, not: %s",
-              r.words);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
+/* Gradients leave layer by layer alone: whoever is told the one is told the other. */
+Test(plan, gradients_leave_with_their_order)
+{
+    static const char *const overrides[] = {"model.layers=12", "layout.dp=1", "layout.pp=1"};
+    struct pd_config c;
+    struct pd_model *model;
+    struct pd_error err;
+    struct pd_device_remedy r = {.bytes = 0};
+    cr_assert_eq(pd_config_parse("test", yaml, overrides, 3, &c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
+    const struct pd_engine_options o = {.config = &c, .model = model, .world = 1, .threads = 1, .is_gpu = true};
+    uint64_t most = device_bytes(&o);
+    while (pd_device_room_remedy(&o, most - 1, &r))
+        most = r.bytes;
+    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=layers"), "not %s", r.words);
     pd_model_free(model);
     pd_config_deinit(&c);
 }
