@@ -74,10 +74,12 @@ bool pd_tiers_newest(const struct pd_tiers *tiers, uint32_t *ret_tier, struct pd
 /* Not offered any more by pd_tiers_newest: it cannot be read where it lies. It stays there. Alike on every rank. */
 void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_store_entry *entry);
 
-/* Checkpoints that a tier may hold at once: what is kept, one that is being written, and one for each later tier that may be
- * copied from it. With second copies two more, the one on its way to other hosts and the one before it that they have, and
- * twice all of that, since hosts have those of others. */
-uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier);
+/* Checkpoints of its own ranks that a tier may hold at once: what is kept, one that is being written, and one for each later
+ * tier that may be copied from it; in the first, with state in files (has_generations), the one that is read while the next
+ * is written. With second copies two more, the one on its way to other hosts and the one before it that they have. */
+uint32_t pd_tiers_own(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
+/* All of them: with second copies twice as many, since hosts have those of others. */
+uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
  * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, aloud, when it does

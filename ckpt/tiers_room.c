@@ -22,9 +22,14 @@ static uint32_t count_held(const struct pd_tier_options *tiers, uint32_t count, 
     return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].copies ? 2 : 0);
 }
 
-uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
+uint32_t pd_tiers_own(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
 {
-    return count_held(tiers, count, tier) * (1 + (tiers[tier].copies > 0));
+    return count_held(tiers, count, tier) + (has_generations && tier == 0);
+}
+
+uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
+{
+    return pd_tiers_own(tiers, count, tier, has_generations) * (1 + (tiers[tier].copies > 0));
 }
 
 static bool has_generations(const struct tier *tier)
@@ -37,11 +42,12 @@ static uint32_t held_by(const struct tier *tier)
     return count_held(tier->tiers->options.tiers, tier->tiers->count, tier->number);
 }
 
-/* Of state that is in files one more: one is read while one is written; and one where what is written cannot be linked. */
+/* Of state that is in files one more where what is written cannot be linked, which plans do not know. */
 static uint32_t copies_of(const struct tier *tier)
 {
-    if (!has_generations(tier)) return held_by(tier);
-    return held_by(tier) + 1 + !pd_store_links_generations(tier->store);
+    const struct pd_tiers *t = tier->tiers;
+    return pd_tiers_own(t->options.tiers, t->count, tier->number, t->options.generations) +
+           (has_generations(tier) && !pd_store_links_generations(tier->store));
 }
 
 static pd_status gather_needs(struct tier *tier, const struct needs *mine, struct needs *ret_host, uint32_t *ret_ranks,

@@ -65,15 +65,21 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
 
 /* ---- text ---- */
 
-/* What a tier has to hold at once. */
+/* What a tier has to hold at once, as the check before the first step counts it. */
+static uint32_t copies_of(const struct pd_config *c, uint32_t tier)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    return pd_tiers_copies(tiers, count, tier, c->offload.optimizer == PD_PLACE_NVME);
+}
+
 static void print_tiers(const struct pd_config *c, uint64_t state)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, tiers);
     for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
-        printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir,
-               pd_counted(pd_tiers_copies(tiers, count, i), "checkpoint").text,
-               pd_text_bytes(state * pd_tiers_copies(tiers, count, i)).text,
+        printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir, pd_counted(copies_of(c, i), "checkpoint").text,
+               pd_text_bytes(state * copies_of(c, i)).text,
                tiers[i].copies ? ", half of it second copies of other hosts' shards" : "");
 }
 
@@ -85,8 +91,8 @@ static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint
     for (uint32_t i = 0; i < count; i++) {
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "dir", tiers[i].dir);
-        pd_json_u64(w, "checkpoints", pd_tiers_copies(tiers, count, i));
-        pd_json_u64(w, "bytes", state * pd_tiers_copies(tiers, count, i));
+        pd_json_u64(w, "checkpoints", copies_of(c, i));
+        pd_json_u64(w, "bytes", state * copies_of(c, i));
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -108,8 +114,9 @@ static void describe(const struct pd_plan_subject *s)
     if (c->checkpoint.tiers_count)
         printf("checkpoint  %s\n", pd_text_bytes(state).text);
     else
-        printf("checkpoint  %s; %u are kept and one is being written: %s\n", pd_text_bytes(state).text,
-               c->checkpoint.keep_last, pd_text_bytes(state * (c->checkpoint.keep_last + 1)).text);
+        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", pd_text_bytes(state).text,
+               c->checkpoint.keep_last, c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
+               pd_text_bytes(state * copies_of(c, 0)).text);
     print_tiers(c, state);
 }
 

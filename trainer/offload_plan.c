@@ -1,6 +1,6 @@
 #include "trainer/offload_plan.h"
 
-#include "ckpt/store.h"
+#include "ckpt/tiers.h"
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
 #include "trainer/scratch.h"
@@ -23,10 +23,8 @@ static uint64_t page_up(uint64_t bytes)
 static uint32_t generations_of(const struct pd_config *c)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
-    pd_config_tiers(c, tiers);
-    const struct pd_store_options store = {
-        .keep_last = tiers[0].keep_last, .generations = true, .copies = tiers[0].copies > 0};
-    return pd_store_generations_needed(&store, true);
+    const uint32_t count = pd_config_tiers(c, tiers);
+    return pd_tiers_own(tiers, count, 0, true);
 }
 
 static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)

@@ -157,6 +157,20 @@ expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "mo
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
        re.compile(r"\nRANKS +FIRST +device +page-locked +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
                   r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
+TIERS = ["checkpoint.tiers[0].dir=near", "checkpoint.tiers[0].keep_last=2", "checkpoint.tiers[1].dir=far", "checkpoint.tiers[1].keep_last=3"]
+for place, first in (("cpu", 4), ("nvme", 5)):  # kept, written, copied; state in files is read from one more
+    text = expect(f"plan-tiers-{place}", ["plan", MINIMAL, "--world=1", "--threads=1", f"offload.optimizer={place}", *TIERS, "--json"], 0, ANY)
+    if text:
+        plan = json.loads(text)
+        found = [[tier["checkpoints"], tier["bytes"]] for tier in plan["tiers"]]
+        problems = [] if found == [[n, n * plan["checkpoint_bytes"]] for n in (first, 4)] else [f"tiers hold {found}"]
+        if plan["groups"][0]["nvme_generations"] != (first if place == "nvme" else 0):
+            problems.append("files of state")
+        report(f"plan-tiers-{place}-json", problems, (0, text, ""))
+expect("plan-tiers-text", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", *TIERS], 0,
+       re.compile(r"^tier 0 +near: 5 checkpoints at once: ", re.M))
+expect("plan-files-text", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme"], 0,
+       re.compile(r"^checkpoint .*; \d+ are kept, one is read and one is being written: ", re.M))
 text = expect("plan-offload-json", ["plan", MINIMAL, "--world=1,4", "--threads=1", "offload.optimizer=nvme", "--json"], 0, ANY)
 if text:
     plan = json.loads(text)

@@ -631,6 +631,7 @@ Test(tiers, memory_is_counted_for_state_in_files)
         options.generations = true;
         tier_be_quiet();
         make_room(&room, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2, 0);
+        cr_assert_eq(pd_tiers_copies(options.tiers, 3, 0, true), 6); /* what plans say */
         for (unsigned launches = 0; launches < 2; launches++) {
             bool fits = false;
             RUN(&room, &options, reserve_room, &fits);

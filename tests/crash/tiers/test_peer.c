@@ -484,7 +484,7 @@ Test(peer, memory_is_counted_for_copies)
         bool fits = false;
         make_room_of(&room, RANKS, HOSTS, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2);
         options.tiers[0].dir = "/shm/c";
-        cr_assert_eq(pd_tiers_copies(options.tiers, 2, 0), 12);
+        cr_assert_eq(pd_tiers_copies(options.tiers, 2, 0, false), 12);
         RUN(&room, &options, check_room, &fits);
         cr_assert_eq(fits, shards == 24, "room for %u shards", shards);
         room_free(&room);

@@ -26,7 +26,8 @@ static struct pd_offload_plan plan_of(const char *offload)
     snprintf(
         yaml, sizeof yaml,
         "run: {dir: r}\ndata: {train: a}\nmodel: {family: llama, vocab: 300, context: 64, layers: %u, hidden: %u, heads: 4, "
-        "kv_heads: 4, head_size: 64, ffn: %u}\nbatch: {sequences: %u, leaf: 1, context: %u}\ncheckpoint: {keep_last: 2}\n%s",
+        "kv_heads: 4, head_size: 64, ffn: %u}\nbatch: {sequences: %u, leaf: 1, context: %u}\ncheckpoint:\n  keep_last: "
+        "2\n%s",
         LAYERS, HIDDEN, FFN, LEAVES, ROWS, offload);
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
@@ -54,6 +55,15 @@ Test(offload_plan, state)
     cr_expect_lt((double)p.generation_bytes, 12.1 * all);
     cr_expect_eq(p.generations, 4); /* read, written, two kept */
     cr_expect_eq(p.nvme_bytes, 4 * p.generation_bytes);
+}
+
+/* A tier that is copied from holds one file more for each that is later. */
+Test(offload_plan, files_that_later_tiers_copy_from)
+{
+    const struct pd_offload_plan p =
+        plan_of("  tiers: [{dir: a, keep_last: 2}, {dir: b, every: 2}, {dir: c, every: 4}]\noffload: {optimizer: nvme}\n");
+    cr_expect_eq(p.generations, 6);
+    cr_expect_eq(p.nvme_bytes, 6 * p.generation_bytes);
 }
 
 #define ALL "offload: {optimizer: nvme, parameters: nvme, gradients: nvme, activations: nvme}\nlayout: {recompute: full}\n"
