@@ -417,13 +417,15 @@ static bool counts_gpus(void)
 }
 
 /* A GPU's memory is counted apart from the host's. */
-static void plan_for_device(const struct options *o, struct pd_config *config)
+static pd_status plan_for_device(const struct options *o, struct pd_config *config, struct pd_error *err)
 {
     const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
+    if (is_gpu) PD_TRY(pd_check_fp8(config, o->machine.name, o->machine.capability, err));
     const bool is_counted = is_gpu && counts_gpus();
     if (is_gpu && !is_counted)
         fprintf(stderr, "perdure: plan: this build has no CUDA and counts what a rank takes on a CPU; a GPU's takes more\n");
     config->run.device = is_counted ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+    return PD_OK;
 }
 
 static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)
@@ -436,7 +438,7 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = resolve_machine(o, &config, err);
     if (!status) status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
-    if (!status && !o->print_config) plan_for_device(o, &config);
+    if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
     if (!status && !o->print_config) status = plan(o, &config, model, json, err);
     pd_model_free(model);

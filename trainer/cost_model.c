@@ -10,11 +10,11 @@
 /* Rates that training reaches: about half of what a data sheet of a GPU says for dense bf16, and what our kernels reach on
  * some eight cores. Of a host beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
 static const struct pd_machine machines[] = {
-    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0},
-    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9},
-    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9},
-    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9},
-    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9},
+    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0, 0},
+    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
+    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
 };
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 

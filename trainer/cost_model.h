@@ -27,6 +27,7 @@ struct pd_machine {
     double nvme;          /* bytes a second and rank, to and from drives together */
     double host_rate;     /* bytes a second of a host's memory, its ranks together; 0: the device is the host */
     double bus;           /* bytes a second and rank between device and host, each way */
+    uint32_t capability;  /* major * 10 + minor; 0: no GPU */
 };
 
 /* By name: cpu, or a GPU's (cost_model.c). */

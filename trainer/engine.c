@@ -192,13 +192,13 @@ static struct pd_attention largest_attention(const struct pd_engine *e)
 #define CAPABILITY_FP8 89u
 
 /* Tensor cores of older GPUs know no fp8, and anything else in their place would be slower than bf16. */
-static pd_status check_fp8(const struct pd_config *c, const struct pd_rank_device *device, struct pd_error *err)
+pd_status pd_check_fp8(const struct pd_config *c, const char *name, uint32_t capability, struct pd_error *err)
 {
-    if (c->numerics.linears != PD_LINEARS_FP8 || !device || device->dev->capability >= CAPABILITY_FP8) return PD_OK;
+    if (c->numerics.linears != PD_LINEARS_FP8 || capability >= CAPABILITY_FP8) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
             "numerics.linears is fp8, which needs a GPU of compute capability 8.9, and %s has %u.%u; say "
             "numerics.linears=precision or run.device=cpu",
-            device->dev->description, device->dev->capability / 10, device->dev->capability % 10);
+            name, capability / 10, capability % 10);
 }
 
 static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
@@ -207,7 +207,7 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
     const struct pd_rank_device *device = e->options.device;
     if (!e->options.is_gpu)
         return pd_math_cpu_new(e->pool, e->options.threads, c->numerics.mode, PD_ISA_AUTO, arena, &e->math, err);
-    PD_TRY(check_fp8(c, device, err));
+    if (device) PD_TRY(pd_check_fp8(c, device->dev->description, device->dev->capability, err));
     const struct pd_attention attention = largest_attention(e);
     const struct pd_math_cuda_options options = {.stream =
                                                      device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,

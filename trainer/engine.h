@@ -88,6 +88,11 @@ struct pd_step_result {
     double bubble_theory; /* of the schedule with equal stages */
 };
 
+/* Whether the linears asked for run on the GPU `name` of that compute capability (major * 10 + minor).
+ *   errors  PD_UNSUPPORTED */
+PD_MUST_USE pd_status pd_check_fp8(const struct pd_config *config, const char *name, uint32_t capability,
+                                   struct pd_error *err);
+
 /* comm NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
 PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm,
                                     const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,

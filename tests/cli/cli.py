@@ -197,6 +197,13 @@ expect("plan-world-empty", ["plan", MINIMAL, "--world="], 64,
 expect("plan-threads", ["plan", MINIMAL, "--threads=0"], 64, err=said("--threads=0: expected a number from 1 to 4096"))
 expect("plan-device", ["plan", MINIMAL, "--device=a100"], 64,
        err=said("--device=a100: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g"))
+for name, capability in (("a100-40g", "8.0"), ("a100-80g", "8.0")):
+    expect(f"plan-fp8-{name}", ["plan", MINIMAL, "--world=1", f"--device={name}", "run.device=gpu", "numerics.linears=fp8"], 78,
+           err=said(f"numerics.linears is fp8, which needs a GPU of compute capability 8.9, and {name} has {capability}; say "
+                    "numerics.linears=precision or run.device=cpu"))
+for name, device in (("h100-80g", "gpu"), ("h200-141g", "gpu"), ("a100-40g", "cpu")):
+    expect(f"plan-fp8-{name}-{device}", ["plan", MINIMAL, "--world=1", f"--device={name}", f"run.device={device}", "numerics.linears=fp8"], 0,
+           ANY, ANY)
 expect("plan-flops", ["plan", MINIMAL, "--flops=fast"], 64, err=said("--flops=fast: expected a rate such as 25G or 312T"))
 expect("plan-memory", ["plan", MINIMAL, "--device-memory=0"], 64,
        err=said("--device-memory=0: expected a size such as 40G"))
