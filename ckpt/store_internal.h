@@ -145,7 +145,8 @@ struct store_verdict { /* one (step, fence), the same on every rank */
     uint32_t is_emptied;      /* no shard lies under its final name */
     uint32_t hosts;           /* directories that have a shard, the fewest of any */
     uint32_t is_drive_absent; /* shards lie on a drive that is not there, as rank 0 sees it; `cause` names its directory */
-    char cause[320];          /* what is wrong with its shards, or empty */
+    uint32_t is_shard_absent; /* a shard is nowhere in sight, not merely of another size */
+    char cause[324];          /* what is wrong with its shards, or empty */
 };
 
 enum store_record_state { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };

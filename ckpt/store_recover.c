@@ -214,8 +214,9 @@ static pd_status act(struct pd_store *store, const struct store_survey *survey, 
         return take_sealed(store, survey, verdict, err);
     case STORE_PARTIAL:
         warn(store, note_unusable(store, survey, verdict, PD_STORE_INCOMPLETE),
-             verdict->is_drive_absent ? "is sealed but not whole, passed over"
-                                      : "is sealed but not whole, passed over (is a host absent?)");
+             verdict->is_shard_absent && !verdict->is_drive_absent
+                 ? "is sealed but not whole, passed over (is a host absent?)"
+                 : "is sealed but not whole, passed over");
         return keep_item(store, verdict, &store->partial, err);
     case STORE_UNSEALED:
         treat_unsealed(store, survey, verdict);

@@ -383,6 +383,7 @@ static pd_status look_for_shards(struct pd_store *store, const struct remote_sig
     }
     if (seen.absent + seen.wrong)
         explain_shard(worst, sizes[worst], record->expected[worst], seen.absent + seen.wrong - 1, verdict);
+    verdict->is_shard_absent = seen.absent > 0;
     if (seen.absent) explain_drive(store, worst_absent, seen.absent - 1, verdict);
     count_hosts(group, count, record, sizes, verdict);
     free(sizes);

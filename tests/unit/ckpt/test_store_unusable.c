@@ -130,6 +130,50 @@ Test(store_unusable, a_shard_of_another_size_between_hosts)
     room_free(&room);
 }
 
+struct heard {
+    uint32_t partial, absent_host; /* lines that say so */
+};
+
+static void hear(void *context, const char *line, size_t bytes)
+{
+    struct heard *heard = context;
+    heard->partial += memmem(line, bytes, "is sealed but not whole", 23) != NULL;
+    heard->absent_host += memmem(line, bytes, "is a host absent?", 17) != NULL;
+}
+
+/* What an open in which SECOND is not whole says, after `view`. */
+static struct heard listen(struct room *room, struct view *view)
+{
+    struct pd_error err = {0};
+    struct heard heard = {0};
+    expect(pd_log_configure("warn", &err), PD_OK, &err);
+    pd_log_set_sink(hear, &heard);
+    launch(room, true, sees, view);
+    pd_log_set_sink(NULL, NULL);
+    return heard;
+}
+
+Test(store_unusable, an_absent_host_is_suspected_where_shards_are_absent)
+{
+    struct room room = new_room(4, 2);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_INCOMPLETE,
+                        .name = "step-000000000002-1",
+                        .cause = "shard-00003.h5 has 0 bytes"};
+    launch(&room, true, save_two, NULL);
+    resize(&room, 1, SECOND "/shard-00003.h5", 0);
+    struct heard heard = listen(&room, &view);
+    cr_assert_eq(heard.partial, 1);
+    cr_assert_eq(heard.absent_host, 0, "it is there, and has another size");
+    drop(&room, 1, SECOND "/shard-00003.h5");
+    view.cause = "shard-00003.h5 is absent";
+    heard = listen(&room, &view);
+    cr_assert_eq(heard.partial, 1);
+    cr_assert_eq(heard.absent_host, 1);
+    room_free(&room);
+}
+
 static pd_status prune(struct room_rank *rank, struct pd_error *err)
 {
     PD_TRY(pd_store_prune(rank->store, err));
