@@ -273,6 +273,14 @@ static void describe_end(int status, bool has_begun, char *ret_text, size_t byte
         snprintf(ret_text, bytes, "exit code %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
+/* The scheduler, a user or the kernel ended the starter: nothing that was asked for is wrong. */
+static bool was_ended_from_outside(int status)
+{
+    if (!WIFSIGNALED(status)) return false;
+    const int number = WTERMSIG(status);
+    return number == SIGKILL || number == SIGTERM || number == SIGHUP || number == SIGINT;
+}
+
 static bool is_consequence(pd_status status)
 {
     return status == PD_OK || status == PD_PEER_LOST || status == PD_STOPPED;
@@ -353,6 +361,7 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
     }
     bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
     verdict->has_begun |= has_come_up && was_killed;
+    verdict->was_cut_off = was_ended_from_outside(status);
     describe_end(status, has_come_up, end, sizeof end);
     bool is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!is_success) verdict->lost = count_lost(job, &first);

@@ -21,6 +21,7 @@ struct pd_launch_verdict {
     pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
     uint32_t lost;    /* ranks that ended without a word */
     bool has_begun;   /* a worker came up, and if it was not killed joined the others */
+    bool was_cut_off; /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };
 

@@ -131,7 +131,7 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
         PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
-    if (!verdict->has_begun && state->restarts == 0) return fail_before_begin(state, verdict, err);
+    if (!verdict->has_begun && !verdict->was_cut_off && state->restarts == 0) return fail_before_begin(state, verdict, err);
     step_look(state);
     if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
     if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -351,6 +352,37 @@ Test(launcher, an_end_without_a_word_is_tried_again)
     local.worker = mpi.worker;
     cr_assert_eq(launch(&local), 78, "the command itself is wrong");
     expect_error_says("/nonexistent/worker: No such file");
+}
+
+/* The first time the script ends as `first` says; later it is mpirun. */
+static void starter_make(const char *first)
+{
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/starter", dir);
+    FILE *file = fopen(path, "w");
+    cr_assert(file);
+    fprintf(file, "#!/bin/sh\n[ -e %s/once ] && exec mpirun \"$@\"\n: >%s/once\n%s\n", dir, dir, first);
+    fclose(file);
+    cr_assert_eq(chmod(path, 0755), 0);
+    setenv("PERDURE_MPIRUN", path, 1);
+}
+
+Test(launcher, a_starter_killed_before_a_rank_had_begun_is_started_again)
+{
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
+    starter_make("kill -KILL $$");
+    cr_assert_eq(launch(&what), 0);
+    cr_assert_eq(starts(0), 1);
+    cr_assert_eq(last_ranks(), 2, "no rank is lost");
+}
+
+Test(launcher, a_starter_that_fails_before_a_rank_had_begun_is_not)
+{
+    struct pd_launch what = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);
+    starter_make("exit 3");
+    cr_assert_eq(launch(&what), 78);
+    cr_assert_eq(starts(0), 0);
+    expect_error_says("PERDURE_MPIRUN ended (exit code 3) before a rank had begun");
 }
 
 static void expect_leave(int number, enum pd_transport transport, uint32_t ranks)
