@@ -6,6 +6,7 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "ckpt/store.h"
+#include "ckpt/store_names.h"
 #include "tools/output.h"
 #include "tools/run_tiers.h"
 #include "trainer/comm/comm.h"
@@ -13,6 +14,7 @@
 #include "trainer/launch_layout.h"
 #include "trainer/worker.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <glob.h>
 #include <signal.h>
@@ -118,6 +120,53 @@ static pd_status check_fresh(const struct pd_config *config, struct pd_error *er
             newest->dir, pd_counted(newest->count, "checkpoint").text, (unsigned long long)newest->step);
 }
 
+static bool holds_checkpoints_itself(const char *dir)
+{
+    bool any = false;
+    DIR *listing = opendir(dir);
+    if (!listing) return false;
+    for (const struct dirent *entry; !any && (entry = readdir(listing));) {
+        struct pd_step_name name;
+        any = pd_step_name_parse(entry->d_name, &name) && !name.is_tmp;
+    }
+    closedir(listing);
+    return any;
+}
+
+static bool is_same_directory(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static bool is_named_for_checkpoints(const struct pd_config *config, const char *dir)
+{
+    struct pd_run_tiers tiers;
+    bool any = false;
+    pd_run_tiers_of_config(config, &tiers);
+    for (uint32_t i = 0; i < tiers.count; i++)
+        any |= is_same_directory(tiers.tiers[i].dir, dir);
+    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++)
+        any |= is_same_directory(config->checkpoint.stripes[i], dir);
+    return any;
+}
+
+/* A run looks for checkpoints below run.dir; those that lie in it, as a reshard leaves them, it would begin again beside. */
+static pd_status check_run_dir(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    const char *dir = config->run.dir;
+    if (!holds_checkpoints_itself(dir) || is_named_for_checkpoints(config, dir)) return PD_OK;
+    pd_run_tiers_of_config(config, &tiers);
+    tiers.is_quiet = true;
+    (void)!pd_run_tiers_look(&tiers, NULL);
+    if (pd_run_tiers_newest(&tiers)) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
+            "%s=%.400s, and another run.dir=DIR",
+            dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
+}
+
 /* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
  * runs. Those that killed launches of this host left behind go. */
 static void private_config_path(const struct pd_config *config, char *ret_path)
@@ -206,6 +255,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         free(yaml);
     } else {
         st = pd_directories_check(&config, err);
+        if (!st) st = check_run_dir(&config, err);
         if (!st && t.fresh) st = check_fresh(&config, err);
         if (!st) st = hand_on_trace(t.trace, err);
         struct pd_launch_chooser chooser = {0};

@@ -528,6 +528,14 @@ for place in ("packed", "repacked", "auto", "plain"):
 if not ONLY:
     shards = [[open(os.path.join(place, "step-000000000006-1", f"shard-0000{n}.h5"), "rb").read() for n in range(4)] for place in ("other", "plain")]
     report("ckpt-reshard-plain-same-bytes", [] if shards[0] == shards[1] else ["shards differ"], (0, "", ""))
+before = sorted(os.listdir("plain")) if not ONLY else []
+expect("train-onto-resharded", ["train", MINIMAL, *tiny, "run.dir=plain"], 78,
+       err=said("run.dir, plain, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
+                "checkpoint.dir=plain, and another run.dir=DIR"))
+if not ONLY:
+    report("train-onto-resharded-made-nothing", [] if sorted(os.listdir("plain")) == before else ["more lies in plain"], (0, "", ""))
+expect("train-from-resharded", ["train", MINIMAL, *tiny, "run.dir=onward", "checkpoint.dir=plain", "run.steps=7"], 0,
+       err=re.compile(r"(from|at) step 6\n"))
 expect("ckpt-reshard-compression-unknown", ["ckpt", "reshard", "run", "refused", "--layout=dp=1", "--compression=zstd:40"], 64,
        err=said("--compression=zstd:40: it is none, zstd:1 to zstd:19, or auto"))
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
