@@ -201,19 +201,6 @@ static int run_sync(struct replay *replay, char **words)
     return 0;
 }
 
-static int run_map(struct replay *replay, char **words)
-{
-    struct pd_file *file = handle(replay, words[0], false);
-    if (!file) return EBADF;
-    struct pd_mapping mapping = {.door = replay->door};
-    int result = file->flags & PD_OPEN_READ ? replay->door->ops->map(file, &mapping) : EACCES;
-    print_result(replay, result);
-    uint64_t digest = result ? 0 : pd_digest64(mapping.data, mapping.bytes, 0);
-    fprintf(replay->actual, " %" PRIu64 " %016" PRIx64, mapping.bytes, digest);
-    if (!result) replay->door->ops->unmap(&mapping);
-    return 0;
-}
-
 static void print_stat(struct replay *replay, int result, const struct pd_stat *st)
 {
     bool is_file = !result && st->type == PD_ENTRY_FILE;
@@ -370,14 +357,13 @@ static const struct {
     uint32_t argument_count;
     int (*run)(struct replay *, char **);
 } operations[] = {
-    {"open", 3, run_open},       {"close", 1, run_close},       {"read", 3, run_read},
-    {"write", 3, run_write},     {"truncate", 2, run_truncate}, {"preallocate", 2, run_preallocate},
-    {"sync", 1, run_sync},       {"map", 1, run_map},           {"file_stat", 1, run_file_stat},
-    {"stat", 1, run_stat},       {"space", 1, run_space},       {"list", 1, run_list},
-    {"rename", 2, run_rename},   {"link", 2, run_link},         {"unlink", 1, run_unlink},
-    {"mkdir", 1, run_mkdir},     {"rmdir", 1, run_rmdir},       {"sync_dir", 1, run_sync_dir},
-    {"symlink", 2, run_symlink}, {"readlink", 1, run_readlink}, {"lock", 2, run_lock},
-    {"unlock", 1, run_unlock},
+    {"open", 3, run_open},         {"close", 1, run_close},         {"read", 3, run_read},
+    {"write", 3, run_write},       {"truncate", 2, run_truncate},   {"preallocate", 2, run_preallocate},
+    {"sync", 1, run_sync},         {"file_stat", 1, run_file_stat}, {"stat", 1, run_stat},
+    {"space", 1, run_space},       {"list", 1, run_list},           {"rename", 2, run_rename},
+    {"link", 2, run_link},         {"unlink", 1, run_unlink},       {"mkdir", 1, run_mkdir},
+    {"rmdir", 1, run_rmdir},       {"sync_dir", 1, run_sync_dir},   {"symlink", 2, run_symlink},
+    {"readlink", 1, run_readlink}, {"lock", 2, run_lock},           {"unlock", 1, run_unlock},
 };
 
 /* ---- lines ---- */

@@ -4,7 +4,7 @@
  * data is x and hexadecimal digits, data that was read is its length and XXH3-64: open 1 7 /a/b = PD_OK               flags
  * of enum pd_open_flags write 1 4096 x00ff = PD_OK 2        bytes moved read 1 0 100 = PD_OK 100 <digest> stat /a/b = PD_OK
  * 0 4098 1          type, bytes, links; 0 0 for directories list /a = PD_OK b                   sorted names also: close
- * sync map unlock file_stat (handle), preallocate truncate (handle, bytes), lock (handle, path), rename link symlink (two
+ * sync unlock file_stat (handle), preallocate truncate (handle, bytes), lock (handle, path), rename link symlink (two
  * paths), unlink mkdir rmdir sync_dir space (path) Only traces without faults can agree with anything.
  */
 #ifndef PD_IO_DISK_TRACE_H

@@ -279,27 +279,3 @@ pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd
     *ret_stat = st;
     return PD_OK;
 }
-
-pd_status pd_file_map(struct pd_file *file, struct pd_mapping **ret_mapping, const void **ret_data, uint64_t *ret_bytes,
-                      struct pd_error *err)
-{
-    struct pd_mapping *mapping = calloc(1, sizeof *mapping);
-    if (!mapping) PD_FAIL_ERRNO(err, ENOMEM, "map %s", file->path);
-    mapping->door = file->door;
-    int result = file->flags & PD_OPEN_READ ? file->door->ops->map(file, mapping) : EACCES;
-    if (result) {
-        free(mapping);
-        PD_FAIL_ERRNO(err, result, "map %s", file->path);
-    }
-    *ret_mapping = mapping;
-    *ret_data = mapping->data;
-    *ret_bytes = mapping->bytes;
-    return PD_OK;
-}
-
-void pd_file_unmap(struct pd_mapping *mapping)
-{
-    if (!mapping) return;
-    mapping->door->ops->unmap(mapping);
-    free(mapping);
-}

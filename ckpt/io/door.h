@@ -23,7 +23,6 @@ struct pd_door;
 struct pd_file;
 struct pd_queue;
 struct pd_lock;
-struct pd_mapping;
 
 enum pd_open_flags {
     PD_OPEN_READ = 1,
@@ -98,9 +97,6 @@ PD_MUST_USE pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, 
 PD_MUST_USE pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_sync(struct pd_file *file, struct pd_error *err); /* fdatasync */
 PD_MUST_USE pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err);
-PD_MUST_USE pd_status pd_file_map(struct pd_file *file, struct pd_mapping **ret_mapping, const void **ret_data,
-                                  uint64_t *ret_bytes, struct pd_error *err); /* whole file, read-only, shared */
-void pd_file_unmap(struct pd_mapping *mapping);
 
 /* Names. */
 PD_MUST_USE pd_status pd_door_rename(struct pd_door *door, const char *from, const char *to, struct pd_error *err);

@@ -30,12 +30,6 @@ struct pd_file {
     void *context;            /* of the implementation */
 };
 
-struct pd_mapping {
-    struct pd_door *door;
-    const void *data;
-    uint64_t bytes;
-};
-
 struct pd_lock {
     struct pd_door *door;
     char *path;
@@ -72,8 +66,6 @@ struct pd_door_ops {
     int (*sync)(struct pd_file *file);
     int (*file_stat)(struct pd_file *file, struct pd_stat *ret_stat);
     int (*set_buffered)(struct pd_file *file); /* a direct file stops being one */
-    int (*map)(struct pd_file *file, struct pd_mapping *mapping);
-    void (*unmap)(struct pd_mapping *mapping);
     int (*rename)(struct pd_door *door, const char *from, const char *to);
     int (*link)(struct pd_door *door, const char *from, const char *to);
     int (*symlink)(struct pd_door *door, const char *target, const char *path);

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -125,24 +124,6 @@ int pd_posix_set_buffered(struct pd_file *file)
     int flags = fcntl(file->fd, F_GETFL);
     if (flags < 0) return errno;
     return fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) == 0 ? 0 : errno;
-}
-
-int pd_posix_map(struct pd_file *file, struct pd_mapping *mapping)
-{
-    struct stat st;
-    if (fstat(file->fd, &st) != 0) return errno;
-    mapping->bytes = (uint64_t)st.st_size;
-    mapping->data = "";
-    if (st.st_size == 0) return 0; /* mmap refuses an empty file */
-    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, file->fd, 0);
-    if (data == MAP_FAILED) return errno;
-    mapping->data = data;
-    return 0;
-}
-
-void pd_posix_unmap(struct pd_mapping *mapping)
-{
-    if (mapping->bytes) munmap((void *)(uintptr_t)mapping->data, (size_t)mapping->bytes);
 }
 
 int pd_posix_rename(struct pd_door *door, const char *from, const char *to)
@@ -271,6 +252,14 @@ int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret
     return result;
 }
 
+/* Whoever held the lock may have unlinked it between our open and our flock, and somebody may hold a new one by that name.
+ */
+static bool has_name(int fd, const char *path)
+{
+    struct stat mine, named;
+    return fstat(fd, &mine) == 0 && stat(path, &named) == 0 && mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+}
+
 /* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
 int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
 {
@@ -281,6 +270,7 @@ int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
     do {
         result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     } while (result == EINTR);
+    if (!result && !has_name(fd, path)) result = EAGAIN;
     if (result)
         close(fd);
     else

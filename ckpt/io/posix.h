@@ -13,8 +13,6 @@ int pd_posix_truncate(struct pd_file *file, uint64_t bytes);
 int pd_posix_sync(struct pd_file *file);
 int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat);
 int pd_posix_set_buffered(struct pd_file *file);
-int pd_posix_map(struct pd_file *file, struct pd_mapping *mapping);
-void pd_posix_unmap(struct pd_mapping *mapping);
 int pd_posix_rename(struct pd_door *door, const char *from, const char *to);
 int pd_posix_link(struct pd_door *door, const char *from, const char *to);
 int pd_posix_symlink(struct pd_door *door, const char *target, const char *path);
@@ -30,12 +28,12 @@ int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock);
 void pd_posix_unlock(struct pd_lock *lock);
 
 /* What a door of system calls has in its table: all but who closes files, its queues and its end. */
-#define PD_POSIX_SLOTS                                                                                              \
-    .open = pd_posix_open, .read = pd_posix_read, .write = pd_posix_write, .preallocate = pd_posix_preallocate,     \
-    .truncate = pd_posix_truncate, .sync = pd_posix_sync, .file_stat = pd_posix_file_stat,                          \
-    .set_buffered = pd_posix_set_buffered, .map = pd_posix_map, .unmap = pd_posix_unmap, .rename = pd_posix_rename, \
-    .link = pd_posix_link, .symlink = pd_posix_symlink, .readlink = pd_posix_readlink, .unlink = pd_posix_unlink,   \
-    .mkdir = pd_posix_mkdir, .rmdir = pd_posix_rmdir, .sync_dir = pd_posix_sync_dir, .stat = pd_posix_stat,         \
-    .space = pd_posix_space, .list = pd_posix_list, .lock = pd_posix_lock, .unlock = pd_posix_unlock
+#define PD_POSIX_SLOTS                                                                                                    \
+    .open = pd_posix_open, .read = pd_posix_read, .write = pd_posix_write, .preallocate = pd_posix_preallocate,           \
+    .truncate = pd_posix_truncate, .sync = pd_posix_sync, .file_stat = pd_posix_file_stat,                                \
+    .set_buffered = pd_posix_set_buffered, .rename = pd_posix_rename, .link = pd_posix_link, .symlink = pd_posix_symlink, \
+    .readlink = pd_posix_readlink, .unlink = pd_posix_unlink, .mkdir = pd_posix_mkdir, .rmdir = pd_posix_rmdir,           \
+    .sync_dir = pd_posix_sync_dir, .stat = pd_posix_stat, .space = pd_posix_space, .list = pd_posix_list,                 \
+    .lock = pd_posix_lock, .unlock = pd_posix_unlock
 
 #endif

@@ -34,7 +34,6 @@ static const char *const operation_names[PD_DISK_OPERATION_COUNT] = {
     [PD_DISK_TRUNCATE] = "truncate",
     [PD_DISK_SYNC] = "sync",
     [PD_DISK_STAT] = "stat",
-    [PD_DISK_MAP] = "map",
     [PD_DISK_RENAME] = "rename",
     [PD_DISK_LINK] = "link",
     [PD_DISK_SYMLINK] = "symlink",

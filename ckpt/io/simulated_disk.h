@@ -90,7 +90,6 @@ enum pd_disk_operation {
     PD_DISK_TRUNCATE,
     PD_DISK_SYNC,
     PD_DISK_STAT, /* of a file or a path */
-    PD_DISK_MAP,
     PD_DISK_RENAME,
     PD_DISK_LINK,
     PD_DISK_SYMLINK,

@@ -358,37 +358,6 @@ static int sim_set_buffered(struct pd_file *file)
     return 0;
 }
 
-/* A copy: what is written after it was made does not show, which a reader of sealed files never relies on. */
-static int do_map(const struct pd_file *file, struct pd_mapping *mapping)
-{
-    const struct pd_sim_node *node = ((const struct pd_sim_handle *)file->context)->node;
-    if (!(file->flags & PD_OPEN_READ)) return EACCES;
-    void *copy = malloc(node->bytes.size ? node->bytes.size : 1);
-    if (!copy) return ENOMEM;
-    mapping->bytes = pd_sim_read(node, 0, copy, node->bytes.size);
-    mapping->data = copy;
-    return 0;
-}
-
-static int sim_map(struct pd_file *file, struct pd_mapping *mapping)
-{
-    struct pd_simulated_disk *disk = disk_of(file->door);
-    const struct pd_sim_handle *handle = file->context;
-    struct pd_sim_strike strike;
-    int result = pd_sim_begin(file->door, PD_DISK_MAP, &strike);
-    result = struck(&strike, result);
-    if (!result) result = do_map(file, mapping);
-    uint64_t digest = disk->tracing && !result ? pd_digest64(mapping->data, mapping->bytes, 0) : 0;
-    pd_sim_trace(disk, "map %" PRIu64 " = %s %" PRIu64 " %016" PRIx64 "\n", handle->id, result_name(result), mapping->bytes,
-                 digest);
-    return pd_sim_end(file->door, &strike, result);
-}
-
-static void sim_unmap(struct pd_mapping *mapping)
-{
-    free((void *)(uintptr_t)mapping->data);
-}
-
 /* ---- names ---- */
 
 static int two_path_slot(struct pd_door *door, enum pd_disk_operation operation, const char *from, const char *to,
@@ -750,8 +719,6 @@ const struct pd_door_ops pd_sim_door_ops = {
     .sync = sim_sync,
     .file_stat = sim_file_stat,
     .set_buffered = sim_set_buffered,
-    .map = sim_map,
-    .unmap = sim_unmap,
     .rename = sim_rename,
     .link = sim_link,
     .symlink = sim_symlink,
