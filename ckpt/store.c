@@ -311,6 +311,7 @@ pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_
 {
     struct pd_store *store = NULL;
     PD_CHECK(!options->stripes || options->writable); /* to look, the links are enough */
+    PD_CHECK(!options->leaves_nothing || group->size == 1);
     PD_TRY(new_store(door, options, group, &store, err));
     pd_status st = open_steps(store, root, err);
     store->options.stripes = NULL;
@@ -355,6 +356,12 @@ const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uin
 {
     PD_CHECK(newest_first < store->sealed.count);
     return &store->sealed.rows[newest_first].entry;
+}
+
+bool pd_store_unnamed(const struct pd_store *store, struct pd_store_entry *ret_entry)
+{
+    *ret_entry = store->unnamed;
+    return store->unnamed.name[0] != '\0';
 }
 
 uint32_t pd_store_unusable_count(const struct pd_store *store)

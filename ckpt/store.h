@@ -30,7 +30,9 @@ struct pd_store_options {
     uint64_t quarantine_bytes_max; /* beyond it all but the newest go; 0: all, at once */
     uint32_t busy_wait_ms; /* how long to wait for a launch that may be dying to let go of the store; 0: not at all */
     bool generations;      /* state lives in generations, below: as many files wait as they need */
+    uint32_t later_tiers;  /* that may copy from here: each keeps one from being removed, and the file of its generation */
     bool copies;           /* other hosts get second copies, below */
+    bool leaves_nothing;   /* closed without a sealed checkpoint of its own: as if it had not been opened. Of one rank */
     uint32_t shards;       /* of one rank (stripes of the layout to be saved); 0 as 1 */
     /* (shards - 1) directories on drives of their own, for all but the first shard of every rank; their last parts are made.
      * NULL: all shards lie in the root. Borrowed for the open. */
@@ -92,6 +94,9 @@ struct pd_store_unusable {
 };
 uint32_t pd_store_unusable_count(const struct pd_store *store);
 const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index); /* by step, ascending */
+/* Of a store that is only read: the newest whole one whose save ended before it had its final name, under which the next
+ * launch goes on from it. False: none. */
+bool pd_store_unnamed(const struct pd_store *store, struct pd_store_entry *ret_entry);
 /* Checkpoints that lie in the quarantine now, of the host that has most. Collective. */
 PD_MUST_USE pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err);
 
@@ -143,7 +148,8 @@ void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_sha
 #define PD_STORE_GENERATIONS_MAX 4096u
 
 /* Files a rank needs, for plans and start-up: the one that is read, the one that is written, and one for each checkpoint
- * that is kept; without links one more, with second copies two. Milestones of keep_every come on top. */
+ * that is kept and for each later tier; without links one more, with second copies two. Milestones of keep_every come on
+ * top. */
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links);
 /* Sees at start-up that as many lie here, of `file_bytes` each, less what sealed checkpoints will give back: a full disk
  * shows before the first step. Of this rank alone, between saves. Does nothing where space cannot be preallocated. errors

@@ -86,6 +86,29 @@ static pd_status read_owner(struct pd_store *store, struct owner *ret_owner, str
     return PD_OK;
 }
 
+/* The highest fence that `root` shows; with `any` also in the names of checkpoints and pools, so that a fence never comes
+ * twice even where fence files were deleted. */
+static pd_status highest_fence(struct pd_store *store, bool any, uint64_t *ret_fence, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    PD_TRY(pd_door_list(store->door, store->root, &listing, err));
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        struct pd_step_name step;
+        uint64_t number = 0;
+        bool counts = pd_numbered_name_parse(listing.names[i], "fence-", &number);
+        if (any && !counts) counts = pd_numbered_name_parse(listing.names[i], "pool-", &number);
+        if (any && !counts && pd_step_name_parse(listing.names[i], &step)) {
+            number = step.fence;
+            counts = true;
+        }
+        if (counts && number > highest) highest = number;
+    }
+    pd_listing_deinit(&listing);
+    *ret_fence = highest;
+    return PD_OK;
+}
+
 /* ---- the launch lock and the domains ---- */
 
 /* PD_BUSY stays PD_BUSY; a place without locks is reported by the probe and guarded by fences. */
@@ -111,11 +134,23 @@ static pd_status say_busy(struct pd_store *store, struct pd_error *err)
             owner.who[0] ? owner.who : "it has not said who it is");
 }
 
+/* False where that cannot be told. */
+static bool is_first_launch(struct pd_store *store)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    uint64_t highest;
+    store_path(store, path, "owner");
+    return pd_door_stat(store->door, path, &stat, NULL) == PD_NOT_FOUND &&
+           highest_fence(store, false, &highest, NULL) == PD_OK && highest == 0;
+}
+
 static pd_status lock_here(struct pd_store *store, uint32_t wait_ms, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
     store_path(store, path, "lock");
     PD_TRY(take_lock(store, path, wait_ms, &store->launch_lock, err));
+    store->is_first_launch = store->options.leaves_nothing && is_first_launch(store);
     return write_owner(store, err);
 }
 
@@ -191,29 +226,6 @@ pd_status store_claim(struct pd_store *store, struct pd_error *err)
 
 /* ---- fences ---- */
 
-/* The highest fence that `root` shows; with `any` also in the names of checkpoints and pools, so that a fence never comes
- * twice even where fence files were deleted. */
-static pd_status highest_fence(struct pd_store *store, bool any, uint64_t *ret_fence, struct pd_error *err)
-{
-    struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(store->door, store->root, &listing, err));
-    uint64_t highest = 0;
-    for (uint32_t i = 0; i < listing.count; i++) {
-        struct pd_step_name step;
-        uint64_t number = 0;
-        bool counts = pd_numbered_name_parse(listing.names[i], "fence-", &number);
-        if (any && !counts) counts = pd_numbered_name_parse(listing.names[i], "pool-", &number);
-        if (any && !counts && pd_step_name_parse(listing.names[i], &step)) {
-            number = step.fence;
-            counts = true;
-        }
-        if (counts && number > highest) highest = number;
-    }
-    pd_listing_deinit(&listing);
-    *ret_fence = highest;
-    return PD_OK;
-}
-
 pd_status store_check_fence_here(struct pd_store *store, struct pd_error *err)
 {
     uint64_t highest = 0;
@@ -237,8 +249,10 @@ static pd_status create_fence(struct pd_store *store, uint64_t fence, struct pd_
     store_path(store, path, "fence-%" PRIu64, fence);
     struct pd_file *file = NULL;
     PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
-    PD_TRY(pd_file_close(file, err));
-    return store_sync_dir(store, store->root, err);
+    pd_status st = pd_file_close(file, err);
+    if (st == PD_OK) st = store_sync_dir(store, store->root, err);
+    if (st != PD_OK) (void)!pd_door_unlink(store->door, path, NULL); /* nothing was begun under it */
+    return st;
 }
 
 /* The number every leader will try: above all that any of them sees. */
@@ -400,6 +414,27 @@ void store_clear_launches(struct pd_store *store)
     pd_listing_deinit(&listing);
 }
 
+static bool has_sealed(const struct pd_store *store)
+{
+    for (uint32_t i = 0; i < store->sealed.count; i++)
+        if (store->sealed.rows[i].entry.fence == store->fence) return true;
+    return false;
+}
+
+/* The directory as it was found. The lock's name goes last and under the lock, which whoever takes it looks for (posix.c).
+ */
+static void forget_launch(struct pd_store *store)
+{
+    char path[STORE_PATH_MAX];
+    if (!store->is_first_launch || has_sealed(store) || store_check_fence_here(store, NULL) != PD_OK) return;
+    store_path(store, path, "fence-%" PRIu64, store->fence);
+    if (store->fence) (void)!pd_door_unlink(store->door, path, NULL);
+    store_path(store, path, "owner");
+    (void)!pd_door_unlink(store->door, path, NULL);
+    store_path(store, path, "lock");
+    (void)!pd_door_unlink(store->door, path, NULL);
+}
+
 /* Without the group, which may be broken: each rank removes its own, the last one finds the pool empty. */
 void store_release(struct pd_store *store)
 {
@@ -423,6 +458,7 @@ void store_release(struct pd_store *store)
         pd_listing_deinit(&listing);
         (void)!pd_door_rmdir(store->door, pool, NULL);
     }
+    forget_launch(store);
     pd_door_unlock(store->rank_lock);
     pd_door_unlock(store->launch_lock);
     store->rank_lock = store->launch_lock = NULL;

@@ -21,7 +21,8 @@
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
 {
     uint32_t kept = options->keep_last ? options->keep_last : 1;
-    uint32_t files = 2 + (has_links ? 0 : 1) + (options->copies ? 2 : 0); /* copies pin the last and the one on its way */
+    uint32_t pinned = options->later_tiers + (options->copies ? 2 : 0); /* copies pin the last and the one on its way */
+    uint32_t files = 2 + (has_links ? 0 : 1) + pinned;
     return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
 }
 

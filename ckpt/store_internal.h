@@ -39,7 +39,8 @@ struct pd_store {
     bool has_other_domains;
     bool domain_is_local; /* one host and no network file system: files of dead launches may be taken over */
     struct pd_lock *launch_lock, *rank_lock;
-    char token[33]; /* of this launch, random */
+    bool is_first_launch; /* options.leaves_nothing, and nothing of an earlier launch lay here */
+    char token[33];       /* of this launch, random */
 
     struct pd_store_ring ring; /* of second copies; sources NULL: none */
 
@@ -47,6 +48,7 @@ struct pd_store {
     struct store_items partial;         /* a valid record, but shards are not in sight */
     struct pd_store_unusable *unusable; /* (unusable_count) what the open saw, owned */
     uint32_t unusable_count;
+    struct pd_store_entry unnamed; /* a reader's: the newest that has its temporary name still; without a name: none */
 
     /* Shards of one rank, and the stores of those on drives of their own; [0] is NULL. store_stripes.c */
     uint32_t shards;

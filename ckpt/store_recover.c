@@ -191,11 +191,21 @@ static pd_status keep_item(struct pd_store *store, const struct store_verdict *v
     return PD_OK;
 }
 
+static void note_unnamed(struct pd_store *store, const struct store_verdict *verdict)
+{
+    if (store->unnamed.name[0] && store->unnamed.step >= verdict->step) return;
+    store->unnamed = (struct pd_store_entry){.lineage = verdict->lineage, .step = verdict->step, .fence = verdict->fence};
+    verdict_name(verdict, true, store->unnamed.name);
+}
+
 /* While a launch lives, a record under a temporary name is about to move: a reader leaves it alone. */
 static pd_status take_sealed(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,
                              struct pd_error *err)
 {
-    if (!store->options.writable && verdict->has_tmp) return PD_OK;
+    if (!store->options.writable && verdict->has_tmp) {
+        note_unnamed(store, verdict);
+        return PD_OK;
+    }
     if (store->options.writable && verdict->needs_repair) {
         char name[PD_STORE_NAME_MAX];
         verdict_name(verdict, false, name);

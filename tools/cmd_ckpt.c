@@ -6,6 +6,7 @@
 #include "tools/ckpt_place.h"
 #include "tools/command.h"
 #include "tools/output.h"
+#include "trainer/computed_on.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -130,6 +131,7 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
 {
     const struct pd_run_state *s = &commit->state;
     const struct pd_layout *l = &s->layout;
+    char device[160];
     printf("checkpoint  %s, %s in %s\n", e->name, pd_text_bytes(e->bytes).text,
            pd_counted(commit->shard_count, "shard").text);
     printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
@@ -149,6 +151,9 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     printf("made by     %s\n", s->created_by);
+    if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
+    pd_computed_on_say(s->environment, device, sizeof device);
+    printf("computed    on %s\n", device);
 }
 
 void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)

@@ -24,6 +24,7 @@
 struct reshard {
     const struct pd_ckpt_options *options;
     struct pd_ckpt_place source, target;
+    bool has_made_target;               /* its directory */
     const struct pd_store_entry *entry; /* of the source */
     char directory[4096];               /* of the source */
     struct pd_commit commit;
@@ -216,12 +217,13 @@ static pd_status check_target(struct reshard *r, struct pd_error *err)
 static pd_status open_target(struct reshard *r, struct pd_error *err)
 {
     static const struct pd_store_options options = {
-        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX};
+        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
     const char *path = r->options->paths[1];
     pd_status st = pd_door_mkdir(r->source.door, path, err);
     if (st == PD_NOT_FOUND)
         PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
     if (st && st != PD_EXISTS) return st;
+    r->has_made_target = !st;
     PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
     return check_entries(r, err); /* what was killed when it was all but done is there now */
 }
@@ -328,6 +330,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     pd_config_deinit(&r.config);
     pd_commit_deinit(&r.commit);
     pd_ckpt_place_close(&r.target);
+    if (st && r.has_made_target) (void)!pd_door_rmdir(r.source.door, options->paths[1], NULL);
     pd_ckpt_place_close(&r.source);
     return st;
 }

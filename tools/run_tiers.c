@@ -52,6 +52,8 @@ static void take_contents(struct pd_run_tier *tier, struct pd_store *store)
         tier->step = pd_store_entry_at(store, 0)->step;
     }
     if (pd_store_count_quarantined(store, &tier->quarantined, NULL)) tier->quarantined = 0;
+    struct pd_store_entry unnamed;
+    if (pd_store_unnamed(store, &unnamed)) snprintf(tier->unnamed, sizeof tier->unnamed, "%s", unnamed.name);
     if (!unusable) return;
     const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
     tier->unusable_step = newest->step;

@@ -14,6 +14,7 @@ struct pd_run_tier {
     uint64_t unusable_step; /* of the newest that lies there and is not whole; its name is empty where there is none */
     char unusable[64], flaw[384];
     uint32_t quarantined; /* were damaged, and lie beside the others */
+    char unnamed[64];     /* the newest that is whole but for its final name, which a launch gives it; "": none */
 };
 
 struct pd_run_tiers {

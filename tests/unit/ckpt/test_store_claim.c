@@ -460,3 +460,79 @@ Test(store_claim, waits_for_a_dying_launch)
     pthread_join(thread, NULL);
     room_free(&room);
 }
+
+/* ---- a launch that leaves nothing ---- */
+
+static pd_status save_or_not(struct room_rank *rank, struct pd_error *err)
+{
+    const uint64_t step = *(const uint64_t *)rank->context;
+    return step ? room_save(rank, step, err) : PD_OK;
+}
+
+/* Of step 0 none is saved. */
+static pd_status try_a_launch(struct room *room, uint64_t step, struct pd_error *err)
+{
+    struct pd_store_options options = room_options();
+    options.leaves_nothing = true;
+    return room_launch_with(room, &options, save_or_not, &step, err);
+}
+
+static void expect_names(struct room *room, const char *const *names, uint32_t count)
+{
+    struct pd_door *door;
+    struct pd_listing listing = {0};
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_door(room->disk, 0, &door, &err), PD_OK, &err);
+    expect(pd_door_list(door, ROOM_ROOT, &listing, &err), PD_OK, &err);
+    cr_expect_eq(listing.count, count, "%u names, the first is %s", listing.count, listing.count ? listing.names[0] : "");
+    for (uint32_t i = 0; i < listing.count && i < count; i++)
+        cr_expect_str_eq(listing.names[i], names[i]);
+    pd_listing_deinit(&listing);
+    pd_door_free(door);
+}
+
+Test(store_claim, a_launch_that_leaves_nothing_and_seals_nothing)
+{
+    static const unsigned lacks[] = {0, PD_DISK_NO_LOCKS};
+    for (unsigned i = 0; i < 2; i++) {
+        struct room room = room_that_lacks(1, 1, false, lacks[i]);
+        struct pd_error err = {0};
+        static const char *const sealed[] = {"fence-1", "lock", "owner", "step-000000000007-1"};
+        static const char *const again[] = {"fence-2", "lock", "owner", "step-000000000007-1"};
+        expect(try_a_launch(&room, 0, &err), PD_OK, &err);
+        expect_names(&room, NULL, 0);
+        expect(try_a_launch(&room, 7, &err), PD_OK, &err);
+        expect_names(&room, sealed, 4);
+        expect(try_a_launch(&room, 0, &err), PD_OK, &err); /* the numbers of launches stay known where there were any */
+        expect_names(&room, again, 4);
+        room_free(&room);
+    }
+}
+
+Test(store_claim, nothing_is_left_wherever_an_open_fails)
+{
+    uint64_t failed = 0, fired = 1;
+    for (uint64_t nth = 1; fired; nth++) {
+        struct room room = room_that_lacks(1, 1, false, 0);
+        struct lone_launch launch = {0};
+        struct pd_store_options options = room_options();
+        struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = nth};
+        struct pd_error err = {0};
+        options.leaves_nothing = true;
+        pd_group_init_single(&launch.group);
+        expect(pd_simulated_disk_door(room.disk, 0, &launch.door, &err), PD_OK, &err);
+        expect(pd_door_mkdir(launch.door, ROOM_ROOT, &err), PD_OK, &err);
+        pd_simulated_disk_set_fault(room.disk, &fault);
+        const pd_status st = pd_store_open(launch.door, ROOM_ROOT, &options, &launch.group, &launch.store, &err);
+        fired = pd_simulated_disk_fired(room.disk);
+        pd_simulated_disk_set_fault(room.disk, NULL);
+        if (st == PD_OK) lone_close(&launch);
+        if (st != PD_OK) pd_door_free(launch.door);
+        if (st != PD_OK) {
+            expect_names(&room, NULL, 0);
+            failed++;
+        }
+        room_free(&room);
+    }
+    cr_assert_gt(failed, 10, "%llu opens failed", (unsigned long long)failed);
+}

@@ -270,6 +270,9 @@ Test(store_generation, a_thousand_saves_need_four_files)
     struct pd_store_options options = generation_options();
     cr_assert_eq(pd_store_generations_needed(&options, true), 4u);
     cr_assert_eq(pd_store_generations_needed(&options, false), 5u);
+    options.later_tiers = 2;
+    cr_assert_eq(pd_store_generations_needed(&options, true), 6u);
+    options.later_tiers = 0;
     options.keep_last = 0;
     cr_assert_eq(pd_store_generations_needed(&options, true), 3u);
     options.keep_last = UINT32_MAX;
