@@ -29,6 +29,7 @@ struct buffer {
     struct buffer *next;
     int rank, thread;
     uint32_t count;
+    uint64_t emptied; /* when, last */
     struct event events[PD_TRACE_BUFFER_EVENTS];
 };
 
@@ -37,7 +38,7 @@ atomic_bool pd_trace_is_on;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static FILE *file;
 static struct buffer *buffers;
-static uint64_t written, dropped, asyncs;
+static uint64_t written, dropped, asyncs, opened_at;
 static struct lane lanes[PD_TRACE_LANES];
 static uint32_t lane_count;
 static int failure; /* errno of the first write that failed */
@@ -58,8 +59,9 @@ pd_status pd_trace_open(const char *path, struct pd_error *err)
     pthread_mutex_lock(&lock);
     PD_CHECK(!file);
     file = opened;
+    opened_at = pd_trace_now();
     written = dropped = asyncs = lane_count = 0;
-    failure = fputs("[\n", file) < 0 ? errno : 0;
+    failure = fputs("[\n", file) < 0 || fflush(file) ? errno : 0;
     pthread_mutex_unlock(&lock);
     atomic_fetch_add(&generation, 1);
     atomic_store(&pd_trace_is_on, true);
@@ -143,7 +145,7 @@ static struct buffer *join(void)
     struct buffer *b = malloc(sizeof *b);
     if (!b) return NULL;
     const int rank = pd_rank_current();
-    *b = (struct buffer){.rank = rank < 0 ? 0 : rank, .thread = (int)gettid()};
+    *b = (struct buffer){.rank = rank < 0 ? 0 : rank, .thread = (int)gettid(), .emptied = opened_at};
     (void)pthread_getname_np(pthread_self(), name, sizeof name);
     pthread_mutex_lock(&lock);
     b->next = buffers;
@@ -161,12 +163,14 @@ static void record(const struct event *event)
         my_generation = now;
     }
     if (!mine) return;
-    if (mine->count == PD_TRACE_BUFFER_EVENTS) {
-        pthread_mutex_lock(&lock);
-        empty(mine);
-        pthread_mutex_unlock(&lock);
-    }
     mine->events[mine->count++] = *event;
+    const bool is_due = event->end > mine->emptied && event->end - mine->emptied >= PD_TRACE_WRITE_NS;
+    if (!is_due && mine->count < PD_TRACE_BUFFER_EVENTS) return;
+    pthread_mutex_lock(&lock);
+    empty(mine);
+    if (file && is_due && fflush(file) && !failure) failure = errno;
+    pthread_mutex_unlock(&lock);
+    mine->emptied = event->end;
 }
 
 void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async)
@@ -196,7 +200,9 @@ pd_status pd_trace_close(struct pd_error *err)
         empty(b);
         free(b);
     }
-    put("{\"ph\":\"M\",\"pid\":0,\"name\":\"dropped_events\",\"args\":{\"value\":%" PRIu64 "}}\n]\n", dropped);
+    const int rank = pd_rank_current();
+    put("{\"ph\":\"M\",\"pid\":%d,\"name\":\"dropped_events\",\"args\":{\"value\":%" PRIu64 "}}\n]\n", rank < 0 ? 0 : rank,
+        dropped);
     if (fclose(file) && !failure) failure = errno;
     file = NULL;
     const int number = failure;

@@ -8,7 +8,10 @@
  * nest because calls do. What overlaps (transfers in flight) is asynchronous: pd_trace_end_async, on any thread. Times are
  * those of the monotonic clock, so that files of processes of one host fit together.
  *
- *   cost      off: a load and a branch. On: two looks at the clock and a store; a full buffer is written out by its thread
+ * A thread writes out what it has when its buffer is full, and when it ends a span a second or more after it last did: what
+ * is killed leaves an array without its end, which both of them load, short of what each thread did since.
+ *
+ *   cost      off: a load and a branch. On: two looks at the clock and a store, and what is written out
  *   memory    PD_TRACE_BUFFER_EVENTS of 48 bytes a thread that ever ended a span, until the trace is closed
  *   disk      PD_TRACE_EVENTS_MAX events; what comes later is counted, and the file says how many
  *   threads   any; open and close while no other thread ends spans */
@@ -22,6 +25,7 @@
 
 #define PD_TRACE_BUFFER_EVENTS 4096u
 #define PD_TRACE_EVENTS_MAX (UINT64_C(4) << 20)
+#define PD_TRACE_WRITE_NS UINT64_C(1000000000)
 
 /* Replaces the file. */
 PD_MUST_USE pd_status pd_trace_open(const char *path, struct pd_error *err);

@@ -18,7 +18,7 @@ layout: {{threads: 1}}
 """
 WORK = {("step", "step"), ("step", "forward"), ("step", "backward"), ("step", "update"), ("compute", "block forward"),
         ("compute", "block backward"), ("compute", "head and its gradients"), ("save", "save"), ("io", "sync")}
-EXCHANGE = {("comm", "exchange"), ("wait", "gather of parameters"), ("wait", "exchange of gradients")}
+EXCHANGE = {("comm", "gather of parameters"), ("comm", "exchange of gradients"), ("wait", "gather of parameters"), ("wait", "exchange of gradients")}
 SLACK = 0.002  # times have three digits of a microsecond
 
 
@@ -61,7 +61,7 @@ def read(path):
 
 # ---- on GPUs: a lane each stream ----
 
-LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchange": {"exchange"},
+LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchanges": {"exchange"}, "GPU gathers": {"gather of parameters"},
          "GPU parameters in": {"parameters"}, "GPU parameters out": {"parameters"},
          "GPU gradients in": {"gradients"}, "GPU gradients out": {"gradients"},
          "GPU activations in": {"activations"}, "GPU activations out": {"activations"},
@@ -124,7 +124,7 @@ def on_gpus(workspace):
         expect(traced(workspace, config, [*far, f"offload.optimizer={place}"]), {0: kinds("optimizer")})
     expect(traced(workspace, config, [*far, *IN_FILES]), {0: everything})
     lanes = traced(workspace, config, ["layout.ranks=2", "layout.transport=local", "layout.zero_stage=3"])
-    expect(lanes, dict.fromkeys((0, 1), {"GPU compute", "GPU exchange"} | saves))
+    expect(lanes, dict.fromkeys((0, 1), {"GPU compute", "GPU exchanges", "GPU gathers"} | saves))
     print("lanes of GPUs: one a stream, spans follow each other")
     shares(workspace)
 
@@ -176,6 +176,16 @@ def body(workspace, arguments):
     fault = {"PERDURE_FAULT": "worker.stepped:2:kill", "PERDURE_FAULT_ONCE": os.path.join(workspace.path, "once")}
     workspace.train(config, workspace.directory(), ["layout.ranks=1", f"--trace={trace}"], environment=fault)
     read(os.path.join(workspace.path, "trace.restart1.json"))
+    killed = harness.read(trace)
+    check(killed.startswith("[\n"), f"the file of a rank that was killed begins with {killed[:20]!r}")
+    lines = killed[:killed.rindex("\n")].rstrip(",")
+    json.loads(lines + "]")
+
+    for name in ("trace.rank7.json", "trace.restart2.rank1.json", "trace.restart1.json.kept", "trace.ranks.json"):
+        workspace.file(name, "[]")
+    workspace.train(config, workspace.directory(), ["layout.ranks=1", f"--trace={trace}"])
+    left = sorted(name for name in os.listdir(workspace.path) if name.startswith("trace"))
+    check(left == ["trace.json", "trace.ranks.json", "trace.restart1.json.kept"], f"of an earlier launch there are {left}")
 
     if "mpi" in arguments:
         workspace.train(config, workspace.directory(), ["layout.ranks=2", "layout.transport=mpi", f"--trace={trace}"])
@@ -184,8 +194,14 @@ def body(workspace, arguments):
         check(WORK | EXCHANGE <= work, f"not in the trace of rank 1: {(WORK | EXCHANGE) - work}")
         check({e["pid"] for e in events if e["ph"] == "X"} == {1}, "rank 1 alone in its file")
 
-    result = workspace.command(["train", config, f"run.dir={workspace.directory()}", "--trace=/nowhere/trace.json"])
-    check(result.returncode != 0 and "/nowhere/trace.json" in result.stderr, f"exit {result.returncode}: {result.stderr}")
+    inside = workspace.directory()
+    workspace.train(config, inside, ["layout.ranks=1", f"--trace={inside}/trace.json"])  # before there is a run.dir
+    read(os.path.join(inside, "trace.json"))
+
+    for name, word in [("/nowhere/trace.json", "mkdir -p /nowhere"), (workspace.path, "is a directory"), (workspace.path + "/", "is a directory"),
+                       ("", "empty name")]:
+        result = workspace.command(["train", config, f"run.dir={workspace.directory()}", f"--trace={name}"])
+        check(result.returncode == 64 and word in result.stderr, f"--trace={name!r}: exit {result.returncode}: {result.stderr}")
     print("traces are whole, nest and name their threads")
     sys.stdout.flush()
 

@@ -1,6 +1,7 @@
 #include "ckpt/base/trace.h"
 
 #include "ckpt/base/json.h"
+#include "ckpt/base/rank.h"
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,17 +20,23 @@ static void open_trace(void)
     cr_assert_eq(pd_trace_open(path, &err), PD_OK, "%s", err.message);
 }
 
-/* Closes the trace and gives its text; the caller frees it. */
-static char *closed(void)
+static char *text_of_file(void)
 {
-    struct pd_error err;
     struct stat st;
-    cr_assert_eq(pd_trace_close(&err), PD_OK, "%s", err.message);
     FILE *f = fopen(path, "re");
     cr_assert(f && !stat(path, &st));
     char *text = calloc(1, (size_t)st.st_size + 1);
     cr_assert_eq(fread(text, 1, (size_t)st.st_size, f), (size_t)st.st_size);
     fclose(f);
+    return text;
+}
+
+/* Closes the trace and gives its text; the caller frees it. */
+static char *closed(void)
+{
+    struct pd_error err;
+    cr_assert_eq(pd_trace_close(&err), PD_OK, "%s", err.message);
+    char *text = text_of_file();
     unlink(path);
     return text;
 }
@@ -104,6 +111,38 @@ Test(trace, more_than_a_buffer_holds_is_written_on_the_way)
         pd_trace_end(pd_trace_begin(), "test", "many", i);
     char *text = closed();
     cr_assert_eq(times(text, "\"many\""), count);
+    free(text);
+}
+
+/* What is on the disk while the trace is open, as after a kill: an array that lacks its end alone. */
+Test(trace, what_is_older_than_a_second_is_written_without_a_close)
+{
+    struct pd_json_document *json = NULL;
+    struct pd_error err;
+    open_trace();
+    char *text = text_of_file();
+    cr_assert_str_eq(text, "[\n");
+    free(text);
+    pd_trace_end(pd_trace_begin(), "test", "early", 1);
+    const uint64_t later = pd_trace_now() + PD_TRACE_WRITE_NS;
+    pd_trace_record_lane("lane", later, later + 1, "test", "late", 2);
+    text = text_of_file();
+    const size_t length = strlen(text);
+    cr_assert(strstr(text, "\"early\"") && strstr(text, "\"late\""), "%s", text);
+    cr_assert_str_eq(text + length - 2, ",\n");
+    memcpy(text + length - 2, "]", 2);
+    cr_assert_eq(pd_json_parse("trace", text, strlen(text), &json, &err), PD_OK, "%s", err.message);
+    pd_json_document_free(json);
+    free(text);
+    free(closed());
+}
+
+Test(trace, the_count_of_what_is_missing_is_the_ranks)
+{
+    pd_rank_set_process(3);
+    open_trace();
+    char *text = closed();
+    cr_assert_not_null(strstr(text, "\"pid\":3,\"name\":\"dropped_events\""), "%s", text);
     free(text);
 }
 
