@@ -29,7 +29,8 @@
 #define PD_LANE_OPTIMIZER_IN "GPU optimizer in"   /* what an update on the host made */
 #define PD_LANE_OPTIMIZER_OUT "GPU optimizer out" /* gradients for it */
 #define PD_LANE_SAVES "GPU saves"
-#define PD_LANE_EXCHANGE "GPU exchange" /* through the memory of the host; NCCL has lanes of its own */
+#define PD_LANE_GATHERS "GPU gathers"     /* through the memory of the host; NCCL has lanes of its own */
+#define PD_LANE_EXCHANGES "GPU exchanges" /* likewise */
 
 #define PD_LANE_HOST "host" /* of notes */
 

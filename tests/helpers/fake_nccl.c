@@ -2,6 +2,7 @@
 
 #include "trainer/comm/nccl_library.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 
 enum { WORLDS = 4096, RANKS = 8, GROUP = 512, INVALID = 4, INTERNAL = 3 };
+enum { BLOCKS = 32, BLOCKS_UNSET = INT_MIN }; /* of a kernel, as long as nobody says how many */
 
 struct post {
     const void *data;
@@ -25,7 +27,7 @@ struct world {
 
 struct comm {
     struct world *world;
-    int rank, polls;                          /* polls: how often it still says that it is in progress */
+    int rank, polls, blocks;                  /* polls: how often it still says that it is in progress */
     bool is_aborted, is_connecting[RANKS][2]; /* peer: to it, from it */
     int error;
 };
@@ -48,6 +50,8 @@ struct group {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct world worlds[WORLDS];
+static int room[RANKS]; /* multiprocessors of a device that have no block; set_room */
+static bool is_roomy = true;
 static int world_count, version = 22000, failing_group, failing_result, async_result, abort_count;
 static _Thread_local struct group *open_group;
 
@@ -69,6 +73,7 @@ void fake_nccl_set_version(int value);
 void fake_nccl_fail_group(int from_now, int result);
 void fake_nccl_set_async(int result);
 int fake_nccl_aborts(void);
+void fake_nccl_set_room(int multiprocessors);
 
 EXPORT void fake_nccl_set_version(int value)
 {
@@ -90,6 +95,13 @@ EXPORT void fake_nccl_set_async(int result)
     pthread_mutex_unlock(&lock);
 }
 
+EXPORT void fake_nccl_set_room(int multiprocessors)
+{
+    is_roomy = false;
+    for (int i = 0; i < RANKS; i++)
+        room[i] = multiprocessors;
+}
+
 EXPORT int fake_nccl_aborts(void)
 {
     pthread_mutex_lock(&lock);
@@ -106,6 +118,7 @@ EXPORT int ncclGetVersion(int *ret_version)
 
 EXPORT const char *ncclGetErrorString(int result)
 {
+    if (result == 1) return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     return result == 6 ? "remote process exited" : result == INVALID ? "invalid argument" : "internal error";
 }
 
@@ -128,6 +141,7 @@ EXPORT int ncclCommInitRankConfig(void **ret_comm, int size, struct pd_nccl_id i
     struct comm *c = calloc(1, sizeof *c);
     c->world = &worlds[number];
     c->rank = rank;
+    c->blocks = config->blocks_max == BLOCKS_UNSET ? BLOCKS : config->blocks_max;
     pthread_mutex_lock(&lock);
     c->world->size = size;
     c->world->joined++;
@@ -265,10 +279,26 @@ static void unpost(struct group *g, struct transfer *t)
         }
 }
 
+/* A kernel is at work once all its blocks are, and makes no room before it has ended. */
+static void enter_device(struct group *g)
+{
+    int *free_here = &room[((struct fake_stream *)g->stream)->device];
+    while (!is_roomy && *free_here < g->comm->blocks && !g->comm->is_aborted)
+        pthread_cond_wait(&change, &lock);
+    *free_here -= g->comm->blocks;
+}
+
+static void leave_device(struct group *g)
+{
+    room[((struct fake_stream *)g->stream)->device] += g->comm->blocks;
+    pthread_cond_broadcast(&change);
+}
+
 static void run_group(void *argument)
 {
     struct group *g = argument;
     pthread_mutex_lock(&lock);
+    enter_device(g);
     if (!g->comm->is_aborted) {
         post_sends(g);
         for (uint32_t i = 0; i < g->count; i++)
@@ -280,6 +310,7 @@ static void run_group(void *argument)
             if (t->is_send && !t->post.is_taken) unpost(g, t);
         }
     }
+    leave_device(g);
     pthread_mutex_unlock(&lock);
     free(g);
 }

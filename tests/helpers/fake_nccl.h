@@ -6,12 +6,14 @@
 /* What a stream handle points to. */
 struct fake_stream {
     void (*put)(void *stream, void (*call)(void *argument), void *argument);
+    unsigned device;
 };
 
 /* Entry points of the fake beside NCCL's own, for tests.
  *   fake_nccl_set_version(int)        what GetVersion says
  *   fake_nccl_fail_group(int, int)    the n-th group from now on ends with this result; 0: none
  *   fake_nccl_set_async(int)          what every communicator says of itself; 0: nothing wrong
- *   fake_nccl_aborts()                communicators that were aborted */
+ *   fake_nccl_set_room(int)           multiprocessors of a device, of which a kernel at work takes its communicator's
+ * blocks; without it there is no end of them fake_nccl_aborts()                communicators that were aborted */
 
 #endif

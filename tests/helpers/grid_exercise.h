@@ -27,7 +27,7 @@ static inline bool grid_case(uint32_t world, uint32_t number, struct pd_layout *
     return false;
 }
 
-#define GRID_LINKS 8u
+#define GRID_LINKS 9u
 #define GRID_PIECE 700u /* of uint64 */
 
 /* One communicator of a grid and the ranks of the world that must be its members, in order. */
@@ -74,9 +74,12 @@ static inline void grid_links(const struct pd_grid *grid, struct grid_link *link
     grid_expect(&links[1], "tp", grid->tp);
     grid_expect(&links[2], "sp", grid->sp);
     grid_expect(&links[7], "mirror", grid->mirror);
+    grid_expect(&links[8], "gathers", grid->gathers);
+    const bool is_gathered = l->tp > 1 || l->zero_shard > 1; /* from stage 1 on */
     for (uint32_t r = 0; r < grid->world; r++) {
         const struct pd_rank_place p = pd_layout_place(l, r), q = grid->place;
         if (p.pp == q.pp) grid_member(&links[0], l, p);
+        if (p.pp == q.pp && is_gathered) grid_member(&links[8], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.sp == q.sp) grid_member(&links[1], l, p);
         if (p.pp == q.pp && p.dp == q.dp && p.tp == q.tp) grid_member(&links[2], l, p);
         const bool is_end = (p.pp == 0 || p.pp + 1 == l->pp) && (q.pp == 0 || q.pp + 1 == l->pp);

@@ -79,9 +79,10 @@ static inline pd_status late_stream_new(struct pd_dev *dev, bool goes_first, str
                                         struct pd_error *err)
 {
     struct pd_stream *s = calloc(1, sizeof *s);
-    (void)dev, (void)err;
+    (void)err;
     late_goes_first += goes_first;
     s->face.put = late_put;
+    s->face.device = dev->index;
     s->nap_ns = 30000;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->change, NULL);

@@ -70,13 +70,25 @@ pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err)
     return comm->ops->barrier(comm, err);
 }
 
-pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *err)
+static pd_status split(struct pd_comm *comm, const struct pd_comm_part *mine, struct pd_comm **ret_comm,
+                       struct pd_error *err)
 {
     struct pd_comm *part;
-    PD_TRY(comm->ops->split(comm, color, key, &part, err));
+    PD_TRY(comm->ops->split(comm, mine, &part, err));
     part->memory = comm->memory;
     *ret_comm = part;
     return PD_OK;
+}
+
+pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    return split(comm, &(struct pd_comm_part){.color = color, .key = key}, ret_comm, err);
+}
+
+pd_status pd_comm_split_links(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                              struct pd_error *err)
+{
+    return split(comm, &(struct pd_comm_part){.color = color, .key = key, .is_link = true}, ret_comm, err);
 }
 
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory)

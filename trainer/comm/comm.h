@@ -50,6 +50,7 @@ struct pd_comm_memory {
 struct pd_comm_op {
     const struct pd_comm_piece *sends, *recvs; /* borrowed */
     uint32_t send_count, recv_count;
+    const char *what; /* carries, for traces: a string constant, or NULL */
     /* of the implementation; zero at the start */
     struct pd_comm_op *next;
     const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
@@ -57,6 +58,13 @@ struct pd_comm_op {
     pd_status status;
     struct pd_error error;
     _Atomic int done; /* set last, under the communicator's lock; may be looked at to poll, wait is still due */
+};
+
+/* Ranks of equal color form a new communicator, ordered by (key, rank). A link is one of two ranks, whose operations have
+ * one sender and one receiver: who expects something may come to it long before the other. */
+struct pd_comm_part {
+    uint32_t color, key;
+    bool is_link;
 };
 
 struct pd_comm_ops {
@@ -67,8 +75,7 @@ struct pd_comm_ops {
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     pd_status (*barrier)(struct pd_comm *, struct pd_error *);
-    /* Ranks of equal color form a new communicator, ordered by (key, rank). */
-    pd_status (*split)(struct pd_comm *, uint32_t color, uint32_t key, struct pd_comm **ret_comm, struct pd_error *);
+    pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
     void (*unlock)(struct pd_comm *); /* what it has locked by its memory */
@@ -100,6 +107,9 @@ PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, voi
 PD_MUST_USE pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                     struct pd_error *err);
+/* The same where the parts of all ranks are links or of one rank. */
+PD_MUST_USE pd_status pd_comm_split_links(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+                                          struct pd_error *err);
 /* Whether all peers that can be seen are still there, without waiting: PD_PEER_LOST names one that died, failed or left.
  * From any thread. */
 PD_MUST_USE pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err);

@@ -140,7 +140,7 @@ static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
         if (op->memory) lock_staging(engine, op->memory);
         const uint64_t begin = pd_trace_begin();
         st = pd_exchange_run(engine, op, &op->error);
-        pd_trace_end(begin, "comm", "exchange", bytes_of(op));
+        pd_trace_end(begin, "comm", op->what ? op->what : "exchange", bytes_of(op));
         pthread_mutex_lock(&engine->lock);
     }
     if (st && !engine->broken) {

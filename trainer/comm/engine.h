@@ -123,7 +123,7 @@ pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint
                                     struct pd_error *err);
 pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
 pd_status pd_comm_engine_barrier(struct pd_comm *comm, struct pd_error *err);
-pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+pd_status pd_comm_engine_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
                                struct pd_error *err);
 pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err);
 /* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */

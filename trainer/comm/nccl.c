@@ -38,7 +38,7 @@ struct nccl_comm {
     struct pd_comm comm; /* first: the public face */
     struct family *family;
     struct pd_comm *control;
-    bool owns_control, is_launching;
+    bool owns_control, is_launching, is_link;
     void *handle; /* NULL: one rank, or ended */
     struct pd_stream *stream;
     const char *lane;       /* of spans */
@@ -89,16 +89,29 @@ static bool is_late(const struct nccl_comm *c, uint64_t since_ns)
 
 /* ---- what it takes ---- */
 
-uint64_t pd_comm_nccl_bytes(uint32_t size)
+/* Of a rank's communicators together: four, and five links of half their blocks (trainer/parallel/grid.h). */
+enum { LINKS_WORTH = 4 * 2 + 5, LINK_BLOCKS_MAX = 8 };
+
+/* Blocks that a kernel has at most on a device with so many multiprocessors, 0: many, of which each may need one: a power of
+ * two, which channels are. */
+static uint32_t blocks_max(uint32_t multiprocessors, bool is_link)
 {
-    enum { CHANNELS_OF_A_PEER = 2, CHANNELS_MIN = 16 };
+    uint32_t blocks = LINK_BLOCKS_MAX;
+    while (multiprocessors && blocks > 1 && blocks * LINKS_WORTH > multiprocessors)
+        blocks /= 2;
+    return is_link ? blocks : 2 * blocks;
+}
+
+uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link)
+{
+    enum { CHANNELS_OF_A_PEER = 2 };
     const uint64_t short_messages = UINT64_C(6) << 20;
     const char *set = getenv("NCCL_BUFFSIZE");
     uint64_t buffer;
     if (size < 2) return 0;
     if (!set || !pd_parse_u64(set, &buffer) || buffer > UINT64_C(1) << 32) buffer = UINT64_C(4) << 20;
-    uint64_t channels = (uint64_t)CHANNELS_OF_A_PEER * (size - 1);
-    if (channels < CHANNELS_MIN) channels = CHANNELS_MIN;
+    uint64_t channels = (uint64_t)CHANNELS_OF_A_PEER * (size - 1), least = blocks_max(0, is_link);
+    if (channels < least) channels = least;
     return PD_COMM_NCCL_IDLE_BYTES + channels * (buffer + short_messages);
 }
 
@@ -108,8 +121,10 @@ uint64_t pd_comm_nccl_bytes(uint32_t size)
 static pd_status fail_nccl(const struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const pd_status st = code == 2 || code == 6 ? PD_PEER_LOST : PD_DEVICE_LOST;
-    pd_error_set(err, st, PD_WHERE, 0, "NCCL, rank %u of %u: %s: %s", c->comm.rank, c->comm.size, what,
-                 c->family->nccl->GetErrorString(code));
+    const char *said = c->family->nccl->GetErrorString(code); /* some of them give the advice themselves */
+    const bool is_said = st == PD_PEER_LOST || strstr(said, "NCCL_DEBUG");
+    pd_error_set(err, st, PD_WHERE, 0, "NCCL, rank %u of %u: %s: %s%s", c->comm.rank, c->comm.size, what, said,
+                 is_said ? "" : "; with NCCL_DEBUG=WARN in the environment it says why");
     return st;
 }
 
@@ -344,7 +359,8 @@ static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op,
     struct family *f = c->family;
     PD_TRY(pd_dev_event_record(f->dev, c->given, f->compute, err));
     PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
-    const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane, "exchange", received_bytes(op));
+    const uint32_t span =
+        pd_device_spans_begin(f->spans, c->stream, c->lane, op->what ? op->what : "exchange", received_bytes(op));
     pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
     if (!st) st = copy_to_self(c, op, err);
     if (!st && c->handle) st = launch(c, op, flight, err);
@@ -536,7 +552,7 @@ static void nccl_free(struct pd_comm *comm)
         pd_comm_free(control);
 }
 
-static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *mine, struct pd_comm **ret_comm,
                             struct pd_error *err);
 
 /* It stages nothing. */
@@ -573,7 +589,7 @@ static pd_status never_copied(void *context, void *dst, const void *src, uint64_
     PD_FAIL(err, PD_BUG, "pieces of NCCL are not copied by the host");
 }
 
-/* A rank of a grid is in nine at most (trainer/parallel/grid.c). */
+/* A rank of a grid is in ten at most (trainer/parallel/grid.c). */
 static const char lane_of_rest[] = "NCCL others";
 
 static const char *next_lane(struct family *f)
@@ -610,6 +626,7 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     PD_TRY(pd_comm_broadcast(c->control, 0, &first, sizeof first, err));
     if (first.code != PD_NCCL_DONE) return fail_nccl(c, first.code, "an id", err);
     struct pd_nccl_config config = pd_nccl_config();
+    config.blocks_max = (int)blocks_max(c->family->dev->multiprocessors, c->is_link);
     const int code = nccl->CommInitRankConfig(&c->handle, (int)c->comm.size, first.id, (int)c->comm.rank, &config);
     if (code != PD_NCCL_DONE && code != PD_NCCL_IN_PROGRESS) c->handle = NULL;
     return settle(c, code, "joining", err);
@@ -628,11 +645,11 @@ static pd_status join_agreed(struct nccl_comm *c, pd_status st, struct pd_error 
 }
 
 /* NCCL connects two ranks in a direction at their first transfer in it, and that call ends when both have made it: stages of
- * a pipeline that each begin by expecting something would wait for one another. Whoever is one of more moves pieces where
- * all do. Nobody waits for the bytes: what comes later is behind them on the stream. */
-static pd_status connect_pair(struct nccl_comm *c, struct pd_error *err)
+ * a pipeline that each begin by expecting something would wait for one another. Members of what is no link come to their
+ * operations together. Nobody waits for the bytes: what comes later is behind them on the stream. */
+static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
 {
-    if (c->comm.size != 2 || c->control == c->family->control) return PD_OK;
+    if (!c->is_link || c->comm.size == 1) return PD_OK;
     PD_TRY(pd_dev_alloc(c->family->dev, PD_DEV_DEVICE, 2, &c->greeting, err));
     unsigned char *bytes = c->greeting.data;
     struct pd_comm_piece out = {.peer = 1 - c->comm.rank, .data = bytes, .bytes = 1}, in = out;
@@ -648,10 +665,11 @@ static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
     pd_status st = take_streams(c, err);
     const pd_status joined = take_handle(c, st ? &other : err);
     PD_TRY(join_agreed(c, st ? st : joined, err));
-    return join_agreed(c, connect_pair(c, err), err);
+    return join_agreed(c, connect_link(c, err), err);
 }
 
-static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_comm **ret_comm, struct pd_error *err)
+static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_link, struct pd_comm **ret_comm,
+                          struct pd_error *err)
 {
     struct nccl_comm *c = calloc(1, sizeof *c);
     if (!c) PD_FAIL(err, PD_NO_MEMORY, "NCCL: no memory");
@@ -661,6 +679,7 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_c
     c->comm.memory = (struct pd_comm_memory){.ready = always_ready, .copy = never_copied};
     c->family = f;
     c->control = control;
+    c->is_link = is_link;
     pd_status st = comm_join(c, err);
     if (st) {
         comm_release(c);
@@ -674,75 +693,18 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, struct pd_c
     return PD_OK;
 }
 
-static pd_status nccl_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *mine, struct pd_comm **ret_comm,
                             struct pd_error *err)
 {
     struct pd_comm *control, *part;
     PD_TRY(control_of(comm, &control, err));
-    PD_TRY(pd_comm_split(control, color, key, &part, err));
-    pd_status st = comm_new(nccl_of(comm)->family, part, ret_comm, err);
+    PD_TRY(pd_comm_split(control, mine->color, mine->key, &part, err));
+    pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, ret_comm, err);
     if (st) pd_comm_free(part);
     return st;
 }
 
 /* ---- the outermost ---- */
-
-/* What a rank brings, and what all of them make of it. */
-struct report {
-    uint32_t cannot, host;
-    char device[64], identity[33], why[192];
-};
-
-/* As CUDA_VISIBLE_DEVICES names it, or its number. */
-static void name_device(const struct pd_dev *dev, char name[64])
-{
-    const char *at = getenv("CUDA_VISIBLE_DEVICES");
-    for (uint32_t i = 0; at && i < dev->index; i++) {
-        at = strchr(at, ',');
-        if (at) at++;
-    }
-    if (at && *at)
-        snprintf(name, 64, "%.*s", (int)strcspn(at, ","), at);
-    else
-        snprintf(name, 64, "%u", dev->index);
-}
-
-/* By what they are: where each rank is shown one GPU alone, all of them are number 0. */
-static bool is_shared(const struct report *a, const struct report *b)
-{
-    if (a->identity[0] && b->identity[0]) return strcmp(a->identity, b->identity) == 0;
-    return a->host == b->host && strcmp(a->device, b->device) == 0;
-}
-
-static void judge(const struct report *all, uint32_t size, struct report *verdict)
-{
-    for (uint32_t a = 0; a < size && !verdict->cannot; a++) {
-        if (all[a].cannot) {
-            verdict->cannot = 1;
-            snprintf(verdict->why, sizeof verdict->why, "rank %u: %.160s", a, all[a].why);
-        }
-        for (uint32_t b = 0; b < a && !verdict->cannot; b++) {
-            if (!is_shared(&all[a], &all[b])) continue;
-            verdict->cannot = 1;
-            snprintf(verdict->why, sizeof verdict->why, "ranks %u and %u share GPU %s", b, a, all[a].device);
-        }
-    }
-}
-
-static pd_status agree(struct pd_comm *control, const struct report *mine, struct pd_error *err)
-{
-    struct report verdict = {0}, *all = NULL;
-    struct pd_group group;
-    pd_comm_group(control, &group);
-    if (control->rank == 0) all = calloc(control->size, sizeof *all);
-    pd_status st = pd_group_gather(&group, 0, mine, sizeof *mine, all, err);
-    if (!st && control->rank == 0) judge(all, control->size, &verdict);
-    free(all);
-    PD_TRY(st);
-    PD_TRY(pd_comm_broadcast(control, 0, &verdict, sizeof verdict, err));
-    if (verdict.cannot) PD_FAIL(err, PD_UNSUPPORTED, "NCCL cannot serve: %s", verdict.why);
-    return PD_OK;
-}
 
 static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
                             const struct pd_nccl_library *nccl, struct family **ret_family, struct pd_error *err)
@@ -764,21 +726,16 @@ static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct 
 }
 
 pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
-                           struct pd_device_spans *spans, struct pd_comm **ret_comm, struct pd_error *err)
+                           struct pd_device_spans *spans, struct pd_comm **ret_comm, bool *ret_is_meant,
+                           struct pd_error *err)
 {
-    struct report mine = {.host = control->host};
-    const struct pd_nccl_library *nccl = NULL;
-    struct pd_error why;
+    const struct pd_nccl_library *nccl;
     struct family *f = NULL;
-    mine.cannot = pd_nccl_library_open(&nccl, &why) != PD_OK;
-    if (mine.cannot) snprintf(mine.why, sizeof mine.why, "%.180s", why.message);
-    name_device(dev, mine.device);
-    snprintf(mine.identity, sizeof mine.identity, "%s", dev->identity);
-    PD_TRY(agree(control, &mine, err));
+    PD_TRY(pd_nccl_agree(control, dev, &nccl, ret_is_meant, err));
     PD_TRY(family_new(control, dev, compute, nccl, &f, err));
     f->spans = spans;
     pd_status st = watcher_start(f, err);
-    if (!st) st = comm_new(f, control, ret_comm, err);
+    if (!st) st = comm_new(f, control, false, ret_comm, err);
     if (!st) return PD_OK;
     family_free(f);
     return st == PD_DEVICE_LOST ? PD_UNSUPPORTED : st;

@@ -5,6 +5,8 @@
  *             pd_math_sync as always
  *   pieces    of start and exchange: memory of the device, cut alike on both sides (comm.h). Groups, values, agreements of
  *             splits and deaths of peers go over `control`
+ *   room      kernels of all communicators of a rank are on its device at once (trainer/comm/README.md), whatever NCCL would
+ *             take: ncclConfig_t.maxCTAs. NCCL_MAX_CTAS in the environment overrides it, as NCCL does it
  *   failures  a thread looks at NCCL, at the peers and at the clock every WATCH_NS (nccl.c). Whatever it finds wrong ends
  *             everything in flight (ncclCommAbort), so that no stream waits for ever; every later call fails, and so does
  *             the next one of each peer
@@ -20,15 +22,17 @@
  * communicators of NCCL and of control of their own. pd_comm_use_memory is not for it: it knows the memory. spans (NULL:
  * nobody asks): of each operation, in a lane of its communicator.
  *   errors   PD_UNSUPPORTED on all ranks alike, with what is missing: no library, two ranks on one device. Pieces then go
- *            over control with pd_comm_use_memory */
+ *            over control with pd_comm_use_memory. ret_is_meant: it is switched off, or ranks share a GPU: no fault of the
+ *            machine's */
 PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
-                                       struct pd_device_spans *spans, struct pd_comm **ret_comm, struct pd_error *err);
+                                       struct pd_device_spans *spans, struct pd_comm **ret_comm, bool *ret_is_meant,
+                                       struct pd_error *err);
 
 /* What NCCL takes of a device for a communicator of `size` ranks that is used, and for one that never is: an estimate, not
  * measured on a GPU. NCCL keeps a ring of NCCL_BUFFSIZE (4 MiB unless set) and two smaller ones for short messages for each
  * channel of each peer that was ever sent to or received from; how many channels, it decides by the links it finds.
  *   source   NVIDIA/nccl: NCCL_BUFFSIZE in the user's guide, issues 391, 864, 986, 1424 */
-uint64_t pd_comm_nccl_bytes(uint32_t size);
+uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link);
 #define PD_COMM_NCCL_IDLE_BYTES (UINT64_C(16) << 20)
 
 #endif

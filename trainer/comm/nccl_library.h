@@ -3,7 +3,8 @@
 #ifndef PD_TRAINER_COMM_NCCL_LIBRARY_H
 #define PD_TRAINER_COMM_NCCL_LIBRARY_H
 
-#include "ckpt/base/status.h"
+#include "offload/device.h"
+#include "trainer/comm/comm.h"
 #include <stddef.h>
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
@@ -40,6 +41,11 @@ struct pd_nccl_library {
 /* Loaded once a process and never let go. PERDURE_NCCL names another file than libnccl.so.2, or says off.
  *   errors   PD_UNSUPPORTED: not there, switched off, or too old */
 PD_MUST_USE pd_status pd_nccl_library_open(const struct pd_nccl_library **ret_library, struct pd_error *err);
+
+/* Collective: opened by all, none of whom shares its device with another.
+ *   errors   PD_UNSUPPORTED on all ranks alike, with what the first is missing (nccl_agree.c); ret_is_meant: nccl.h */
+PD_MUST_USE pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev,
+                                    const struct pd_nccl_library **ret_library, bool *ret_is_meant, struct pd_error *err);
 
 /* As NCCL_CONFIG_INITIALIZER, calls that return at once. */
 struct pd_nccl_config pd_nccl_config(void);

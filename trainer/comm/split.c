@@ -98,7 +98,7 @@ static pd_status split_with(struct pd_comm_engine *parent, struct split_plan *pl
     return PD_OK;
 }
 
-pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
+pd_status pd_comm_engine_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
                                struct pd_error *err)
 {
     struct pd_comm_engine *parent = pd_comm_engine_of(comm);
@@ -108,7 +108,7 @@ pd_status pd_comm_engine_split(struct pd_comm *comm, uint32_t color, uint32_t ke
                               .members = calloc(comm->size, sizeof *plan.members)};
     pd_status st;
     if (requests && tickets && plan.ranks && plan.members) {
-        requests[comm->rank] = (struct split_request){.color = color, .key = key};
+        requests[comm->rank] = (struct split_request){.color = part->color, .key = part->key};
         st = split_with(parent, &plan, requests, tickets, ret_comm, err);
     } else {
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "splitting a communicator of %u ranks", comm->size);

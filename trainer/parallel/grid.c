@@ -5,11 +5,11 @@
 /* One communicator of the grid: whom this rank meets there. Ranks of equal colour meet; a rank that meets nobody has a
  * colour of its own. */
 struct meeting {
-    bool is_on;
+    bool is_on, is_link;
     uint32_t color, key, size;
 };
 
-enum { STAGE, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR, MEETING_COUNT };
+enum { STAGE, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR, MEETING_COUNT };
 
 /* Links from pipeline rank s to s + 1 by the parity of s, so that a rank is in one of a kind; the link from the last to the
  * first is of a third kind, since with an odd number of them it meets both parities. */
@@ -29,7 +29,7 @@ static struct meeting link_meeting(const struct pd_layout *layout, struct pd_ran
 {
     bool is_sender = (place.pp == from) != is_backward;
     place.pp = from;
-    return (struct meeting){.is_on = true, .color = pd_layout_rank(layout, place), .key = is_sender ? 0 : 1, .size = 2};
+    return (struct meeting){true, true, pd_layout_rank(layout, place), is_sender ? 0 : 1, 2};
 }
 
 static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, uint32_t which)
@@ -42,18 +42,21 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
     case STAGE:
         m = (struct meeting){.is_on = layout->pp > 1 && stage > 1, .color = place.pp, .key = rank, .size = stage};
         break;
+    case GATHERS:
+        m = (struct meeting){.is_on = pd_grid_has_gathers(layout), .color = place.pp, .key = rank, .size = stage};
+        break;
     case TP:
         first.tp = 0;
-        m = (struct meeting){layout->tp > 1, pd_layout_rank(layout, first), rank, layout->tp};
+        m = (struct meeting){layout->tp > 1, false, pd_layout_rank(layout, first), rank, layout->tp};
         break;
     case SP:
         first.sp = 0;
-        m = (struct meeting){layout->sp > 1, pd_layout_rank(layout, first), rank, layout->sp};
+        m = (struct meeting){layout->sp > 1, false, pd_layout_rank(layout, first), rank, layout->sp};
         break;
     case MIRROR:
         first.pp = 0;
         if (layout->pp > 1 && (place.pp == 0 || place.pp + 1 == layout->pp))
-            m = (struct meeting){true, pd_layout_rank(layout, first), rank, 2};
+            m = (struct meeting){true, true, pd_layout_rank(layout, first), rank, 2};
         break;
     default: {
         const bool is_backward = which >= BACKWARD_A;
@@ -74,6 +77,8 @@ static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
     switch (which) {
     case STAGE:
         return layout->pp == 1 || pd_layout_world(layout) == layout->pp;
+    case GATHERS:
+        return !pd_grid_has_gathers(layout);
     case TP:
         return layout->tp == 1;
     case SP:
@@ -96,6 +101,8 @@ static struct pd_comm **place_of(struct pd_grid *grid, uint32_t which)
     switch (which) {
     case STAGE:
         return &grid->stage;
+    case GATHERS:
+        return &grid->gathers;
     case TP:
         return &grid->tp;
     case SP:
@@ -118,7 +125,7 @@ static pd_status meet(struct pd_grid *grid, uint32_t which, struct pd_error *err
     struct pd_comm *comm;
     if (is_nowhere(&grid->layout, which)) return PD_OK;
     const uint32_t color = m.is_on ? m.color : grid->world + grid->rank;
-    PD_TRY(pd_comm_split(grid->comm, color, m.key, &comm, err));
+    PD_TRY((which >= FORWARD_A ? pd_comm_split_links : pd_comm_split)(grid->comm, color, m.key, &comm, err));
     PD_CHECK(comm->size == (m.is_on ? m.size : 1));
     if (m.is_on)
         *place_of(grid, which) = comm;
@@ -157,8 +164,8 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
 
 void pd_grid_deinit(struct pd_grid *grid)
 {
-    struct pd_comm *own[] = {grid->tp,          grid->sp,           grid->forward_in, grid->forward_out,
-                             grid->backward_in, grid->backward_out, grid->mirror};
+    struct pd_comm *own[] = {grid->gathers,     grid->tp,          grid->sp,           grid->forward_in,
+                             grid->forward_out, grid->backward_in, grid->backward_out, grid->mirror};
     if (grid->stage != grid->comm) pd_comm_free(grid->stage);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         pd_comm_free(own[i]);
@@ -186,12 +193,17 @@ uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank)
 {
     const uint32_t world = pd_layout_world(layout);
     if (world == 1) return 0;
-    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world) : PD_COMM_NCCL_IDLE_BYTES;
+    uint64_t bytes = layout->pp == 1 ? pd_comm_nccl_bytes(world, false) : PD_COMM_NCCL_IDLE_BYTES;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting m = meeting_of(layout, rank, which);
-        if (m.is_on) bytes += pd_comm_nccl_bytes(m.size);
+        if (m.is_on) bytes += pd_comm_nccl_bytes(m.size, m.is_link);
     }
     return bytes;
+}
+
+bool pd_grid_has_gathers(const struct pd_layout *layout)
+{
+    return layout->tp > 1 || (layout->zero_stage > 0 && layout->zero_shard > 1);
 }
 
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank, uint32_t chunk)

@@ -1,6 +1,7 @@
 /* Where a rank stands, and the communicators of its neighbours.
  *
- *   stage      ranks of the same pp index, ordered (dp, sp, tp): ZeRO
+ *   stage      ranks of the same pp index, ordered (dp, sp, tp): ZeRO's gradients
+ *   gathers    the same ranks once more: its parameters, which so wait for no gradients; where there are any to gather
  *   tp, sp     ranks that share a leaf's heads, or its tokens
  *   pipe       one communicator of two ranks a direction and neighbour, so that sends of one direction never wait for the
  *              other's: forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. The
@@ -23,7 +24,7 @@ struct pd_grid {
     struct pd_partition partition;
     uint32_t world, rank;
     struct pd_comm *comm; /* the world's, borrowed; NULL for one rank */
-    struct pd_comm *stage, *tp, *sp;
+    struct pd_comm *stage, *gathers, *tp, *sp;
     struct pd_comm *forward_in, *forward_out, *backward_in, *backward_out;
     struct pd_comm *mirror;
 };
@@ -40,6 +41,9 @@ uint64_t pd_grid_bytes(const struct pd_layout *layout, uint32_t rank, bool is_pr
 
 /* Of a device: what NCCL takes for them, by the estimate of trainer/comm/nccl.h; 0 for one rank. */
 uint64_t pd_grid_nccl_bytes(const struct pd_layout *layout, uint32_t rank);
+
+/* Whether a rank needs parameters that others hold. */
+bool pd_grid_has_gathers(const struct pd_layout *layout);
 
 /* Pipeline chunk `chunk` (0 .. interleave-1) of a pp rank. */
 struct pd_stage pd_grid_stage(const struct pd_layout *layout, const struct pd_model *model, uint32_t pp_rank,

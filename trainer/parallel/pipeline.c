@@ -78,7 +78,7 @@ static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *
 {
     PD_CHECK(comm && !b->comm);
     b->piece = (struct pd_comm_piece){.peer = 1 - comm->rank, .data = b->data, .bytes = p->bytes};
-    b->op = (struct pd_comm_op){0};
+    b->op = (struct pd_comm_op){.what = is_send ? "to another stage" : "from another stage"};
     if (is_send) {
         b->op.sends = &b->piece;
         b->op.send_count = 1;

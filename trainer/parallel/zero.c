@@ -113,6 +113,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t, sums);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
+        *sums = (*sums + 3) / 4 * 4; /* each set on 16 bytes, as where a leaf's are made: a GPU multiplies alike */
         set->owned_most = owned_most(zero, set, by_part);
         most[pd_zero_is_end(zero, unit)] = largest(most[pd_zero_is_end(zero, unit)], set->owned_most);
     }
@@ -301,7 +302,7 @@ static void take_exchange(struct pd_zero *zero, struct pd_arena *arena)
     const struct sizes all = sizes_of(zero, true, true), blocks = sizes_of(zero, false, true),
                        ends = sizes_of(zero, true, false);
     const enum pd_dtype type = zero->options.gradient_type;
-    const bool direct = zero->alone && zero->options.leaves == 1 && type == PD_F32;
+    const bool direct = pd_zero_makes_sums(zero) || (zero->alone && zero->options.leaves == 1 && type == PD_F32);
     for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS && !direct; i++) {
         uint64_t elements = i < PD_ZERO_BLOCK_BUFFERS ? blocks.computed : ends.computed;
         if (zero->alone && i == 1) continue;
@@ -359,12 +360,13 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->options = *options;
     zero->grid = grid;
     zero->comm = grid->stage;
+    zero->gathers = grid->gathers;
     zero->math = math;
     zero->q = grid->place.dp * layout->sp + grid->place.sp;
     zero->data_ranks = data_ranks;
     zero->parts = layout->zero_shard;
     zero->alone = data_ranks * layout->tp == 1;
-    zero->in_place = layout->tp == 1 && (layout->zero_stage == 0 || layout->zero_shard == 1);
+    zero->in_place = !pd_grid_has_gathers(layout);
     zero->set_count = model->unit_count;
     zero->sent = layout->sp > 1 ? PD_F32 : options->gradient_type;
     zero->is_mirrored =
@@ -498,7 +500,7 @@ void pd_zero_settle(struct pd_zero *zero)
 {
     for (uint32_t i = 0; i < zero->buffer_count; i++) {
         struct pd_zero_buffer *buffer = &zero->buffers[i];
-        if (buffer->in_flight) (void)!pd_comm_wait(zero->comm, &buffer->op, NULL);
+        if (buffer->in_flight) (void)!pd_comm_wait(zero->gathers, &buffer->op, NULL);
         buffer->in_flight = false;
     }
     if (zero->exchange.in_flight) (void)!pd_comm_wait(zero->comm, &zero->exchange.op, NULL);

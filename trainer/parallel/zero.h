@@ -45,6 +45,7 @@ struct pd_zero_options {
     enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
     bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, leaf and element */
     uint64_t seed;
+    bool adds_in_place;       /* alone in its stage, backward adds to the sums by itself: pd_zero_adds */
     bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
     bool state_in_files;      /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
     bool parameters_in_files; /* compute copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
@@ -133,6 +134,8 @@ void pd_zero_begin_step(struct pd_zero *zero, uint64_t step);
 /* Where backward of `set` in slot `slot` writes the leaf's gradients (fp32), in set order. */
 PD_MUST_USE pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                              struct pd_error *err);
+/* What pd_zero_leaf_gradients points to in this slot are the sums of the leaves before: it is added to, not overwritten. */
+bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
 /* The leaf's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's first.
  * Ghosts (slot * dp + dp index >= leaves) call it too. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);

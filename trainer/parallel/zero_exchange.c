@@ -24,10 +24,20 @@ static bool is_last(const struct pd_zero *zero, uint32_t slot)
     return slot + 1 == (zero->options.leaves + dp - 1) / dp;
 }
 
+bool pd_zero_makes_sums(const struct pd_zero *zero)
+{
+    return zero->alone && zero->options.adds_in_place && zero->options.gradient_type == PD_F32;
+}
+
 /* Alone, the first leaf's gradients are the start of the sums: they are written where the sums live. */
 static bool writes_sums(const struct pd_zero *zero, uint32_t slot)
 {
-    return zero->alone && slot == 0 && zero->options.gradient_type == PD_F32;
+    return pd_zero_makes_sums(zero) || (zero->alone && slot == 0 && zero->options.gradient_type == PD_F32);
+}
+
+bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
+{
+    return slot > 0 && writes_sums(zero, slot);
 }
 
 pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
@@ -129,7 +139,7 @@ static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
     const bool sends = !is_ghost(zero, x->slot, zero->grid->place.dp);
-    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
+    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "exchange of gradients"};
     for (uint32_t e = 0; e < zero->sets[x->set].count; e++) {
         const uint64_t before = owned_before(zero, x->set, e, zero->q, zero->grid->place.tp);
         for (uint32_t t = 0; t < zero->grid->layout.tp; t++) {

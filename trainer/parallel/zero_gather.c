@@ -77,7 +77,7 @@ static void describe_sends(struct pd_zero *zero, uint32_t set, uint32_t e, uint3
 /* Both ends of a message go through tensors and chunks in the same order. */
 static void describe_gather(struct pd_zero *zero, uint32_t set, struct pd_zero_buffer *buffer)
 {
-    buffer->op = (struct pd_comm_op){.sends = buffer->sends, .recvs = buffer->recvs};
+    buffer->op = (struct pd_comm_op){.sends = buffer->sends, .recvs = buffer->recvs, .what = "gather of parameters"};
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
         for (uint32_t t = 0; t < zero->grid->layout.tp; t++) {
             describe_recvs(zero, set, e, t, buffer);
@@ -90,7 +90,7 @@ static pd_status settle(struct pd_zero *zero, struct pd_zero_buffer *buffer, str
     const uint64_t begin = pd_trace_begin();
     if (!buffer->in_flight) return PD_OK;
     buffer->in_flight = false;
-    PD_TRY(pd_comm_wait(zero->comm, &buffer->op, err));
+    PD_TRY(pd_comm_wait(zero->gathers, &buffer->op, err));
     pd_trace_end(begin, "wait", "gather of parameters", buffer->set);
     return PD_OK;
 }
@@ -104,7 +104,7 @@ static pd_status start_gather(struct pd_zero *zero, uint32_t set, struct pd_erro
     buffer->last_use = ++zero->clock;
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
         buffer->pointers[e] = (char *)buffer->data + zero->sets[set].needed[e] * pd_dtype_bytes(zero->options.compute);
-    PD_TRY(pd_comm_start(zero->comm, &buffer->op, err));
+    PD_TRY(pd_comm_start(zero->gathers, &buffer->op, err));
     buffer->in_flight = true;
     zero->lanes[buffer->lane] = buffer;
     return PD_OK;

@@ -60,7 +60,7 @@ struct pd_zero {
     const struct pd_model *model;
     struct pd_zero_options options;
     const struct pd_grid *grid;
-    struct pd_comm *comm; /* of the stage; NULL when alone */
+    struct pd_comm *comm, *gathers; /* of the stage; NULL when alone, and where nothing is gathered */
     struct pd_math *math;
     uint32_t q, data_ranks, parts; /* data rank of data_ranks = dp * sp; parts = zero_shard */
     bool alone;                    /* one rank in the stage: no transfers */
@@ -139,6 +139,8 @@ uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct 
  * held box. */
 uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX]);
 
+/* Backward makes sums where they live, from every leaf. */
+bool pd_zero_makes_sums(const struct pd_zero *zero);
 void pd_zero_invalidate(struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
 bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);

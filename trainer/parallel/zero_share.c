@@ -36,7 +36,7 @@ static pd_status share_set(struct pd_zero *zero, uint32_t set, float *array, con
     struct pd_zero_exchange *x = &zero->exchange;
     const bool is_whole = zero->grid->layout.zero_stage == 0;
     const struct pd_zero_place *places = pd_zero_places(zero, set) + zero->grid->place.tp * PD_ZERO_SET_TENSORS_MAX;
-    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs};
+    x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "to replicas"};
     if (!zero->sets[set].count) return PD_OK;
     for (uint32_t e = 0; e < zero->sets[set].count; e++) {
         const struct pd_zero_slab held = pd_zero_held_slab(zero, &places[e], zero->q);
@@ -78,7 +78,8 @@ pd_status pd_zero_share_gradients(struct pd_zero *zero, struct pd_error *err)
 static pd_status run_mirror(struct pd_zero *zero, const struct pd_comm_piece *sends, uint32_t send_count,
                             const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
-    struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
+    struct pd_comm_op op = {
+        .sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count, .what = "tied table"};
     PD_TRY(pd_comm_start(zero->grid->mirror, &op, err));
     return pd_comm_wait(zero->grid->mirror, &op, err);
 }

@@ -1,11 +1,9 @@
 /* The caller of NCCL against a library that stands in for it, over streams that are late: ranks are threads. */
 #include "tests/helpers/comm_exercise.h"
-#include "tests/helpers/late_device.h"
-#include "trainer/comm/nccl.h"
+#include "tests/helpers/nccl_rank.h"
 #include "trainer/comm/nccl_library.h"
 
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -18,57 +16,21 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* A function of the library that stands in. */
-static void fake(const char *name, void *ret_function)
-{
-    void *found = dlsym(dlopen(FAKE_NCCL, RTLD_NOW), name);
-    cr_assert_not_null(found);
-    memcpy(ret_function, &found, sizeof found);
-}
-
-struct rank {
-    struct pd_dev dev;
-    struct pd_stream *compute;
-    struct pd_device_spans *spans;
-    struct pd_comm *comm;
-};
-
-static pd_status rank_open(struct pd_comm *control, struct rank *r, struct pd_error *err)
-{
-    r->dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
-    PD_TRY(pd_dev_stream_new(&r->dev, &r->compute, err));
-    pd_status st = pd_comm_new_nccl(control, &r->dev, r->compute, r->spans, &r->comm, err);
-    if (st) pd_dev_stream_free(&r->dev, r->compute);
-    return st;
-}
-
-static void rank_close(struct rank *r)
-{
-    pd_comm_free(r->comm);
-    pd_dev_stream_free(&r->dev, r->compute);
-}
-
-static pd_status run(uint32_t size, pd_status (*rank_main)(struct pd_comm *, void *, struct pd_error *), void *context,
-                     struct pd_error *err)
-{
-    setenv("PERDURE_NCCL", FAKE_NCCL, 1);
-    return pd_comm_run_local(size, 1, rank_main, context, err);
-}
-
 /* What `plan` sets aside, by hand: 16 MiB of its own; then for each channel, two of a peer and 16 at least, a ring of
- * NCCL_BUFFSIZE and 6 MiB. */
+ * NCCL_BUFFSIZE and 6 MiB. A link has 8. */
 Test(nccl, takes_memory_by_channels)
 {
     const uint64_t mib = 1024 * 1024;
     unsetenv("NCCL_BUFFSIZE");
-    cr_expect_eq(pd_comm_nccl_bytes(1), 0, "alone there is none");
-    cr_expect_eq(pd_comm_nccl_bytes(2), (16 + 16 * 10) * mib);
-    cr_expect_eq(pd_comm_nccl_bytes(9), (16 + 16 * 10) * mib);
-    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(1, false), 0, "alone there is none");
+    cr_expect_eq(pd_comm_nccl_bytes(2, true), (16 + 8 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(2, false), (16 + 16 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(9, false), (16 + 16 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(10, false), (16 + 18 * 10) * mib);
     setenv("NCCL_BUFFSIZE", "1048576", 1);
-    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 7) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(10, false), (16 + 18 * 7) * mib);
     setenv("NCCL_BUFFSIZE", "much", 1);
-    cr_expect_eq(pd_comm_nccl_bytes(10), (16 + 18 * 10) * mib);
+    cr_expect_eq(pd_comm_nccl_bytes(10, false), (16 + 18 * 10) * mib);
 }
 
 /* ---- traffic ---- */
@@ -186,8 +148,8 @@ static pd_status expecting_main(struct pd_comm *control, void *context, struct p
     uint64_t in[2] = {0, 0}, out[2] = {11 + control->rank, 0};
     (void)context;
     PD_TRY(rank_open(control, &r, err));
-    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &streams, err));
-    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &gradients, err));
+    PD_TRY(pd_comm_split_links(r.comm, 0, control->rank, &streams, err));
+    PD_TRY(pd_comm_split_links(r.comm, 0, control->rank, &gradients, err));
     struct pd_comm *const from = control->rank ? streams : gradients, *const to = control->rank ? gradients : streams;
     struct pd_comm_piece expected = {.peer = 1 - from->rank, .data = in, .bytes = 8};
     struct pd_comm_piece sent = {.peer = 1 - to->rank, .data = out, .bytes = 8};
@@ -204,7 +166,7 @@ static pd_status expecting_main(struct pd_comm *control, void *context, struct p
     return PD_OK;
 }
 
-Test(nccl, a_pair_is_connected_before_it_expects_anything, .timeout = SOON_SECONDS)
+Test(nccl, a_link_is_connected_before_it_expects_anything, .timeout = SOON_SECONDS)
 {
     struct pd_error err;
     cr_assert_eq(run(2, expecting_main, NULL, &err), PD_OK, "%s (%s)", err.message, err.where);
@@ -221,7 +183,7 @@ static pd_status watched_main(struct pd_comm *control, void *context, struct pd_
     r.dev = (struct pd_dev){.ops = &late_ops, .index = control->rank};
     PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
     PD_TRY(pd_device_spans_new(&r.dev, r.compute, 1000, &r.spans, err));
-    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, r.spans, &r.comm, err));
+    PD_TRY(pd_comm_new_nccl(control, &r.dev, r.compute, r.spans, &r.comm, &is_meant, err));
     PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
     PD_TRY(traffic(&r, r.comm, 3, 20, err));
     PD_TRY(traffic(&r, part, 5, 10, err));
@@ -257,7 +219,7 @@ static pd_status shared_main(struct pd_comm *control, void *context, struct pd_e
 {
     struct rank r = {.dev = {.ops = &late_ops, .index = control->rank / 2}};
     (void)context;
-    return pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, err);
+    return pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, &is_meant, err);
 }
 
 Test(nccl, what_is_missing_is_said_on_all_ranks)
@@ -266,11 +228,14 @@ Test(nccl, what_is_missing_is_said_on_all_ranks)
     setenv("PERDURE_NCCL", "off", 1);
     cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
     cr_assert_str_eq(err.message, "NCCL cannot serve: rank 0: PERDURE_NCCL=off");
+    cr_assert(is_meant, "it is switched off");
     setenv("PERDURE_NCCL", "/nowhere/libnccl.so.2", 1);
     cr_assert_eq(pd_comm_run_local(3, 1, refused_main, NULL, &err), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "/nowhere/libnccl.so.2: cannot open"), "%s", err.message);
+    cr_assert_not(is_meant, "GPUs of their own, and no library");
     cr_assert_eq(run(3, shared_main, NULL, &err), PD_UNSUPPORTED);
     cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 0");
+    cr_assert(is_meant, "they share a GPU");
     setenv("CUDA_VISIBLE_DEVICES", "7,5", 1);
     cr_assert_eq(run(4, shared_main, NULL, &err), PD_UNSUPPORTED);
     cr_assert_str_eq(err.message, "rank 0: NCCL cannot serve: ranks 0 and 1 share GPU 7");
@@ -281,7 +246,7 @@ static pd_status hidden_main(struct pd_comm *control, void *context, struct pd_e
     struct rank r = {.dev = {.ops = &late_ops}}; /* each rank is shown one GPU, number 0 */
     snprintf(r.dev.identity, sizeof r.dev.identity, "%u", control->rank / *(uint32_t *)context);
     PD_TRY(pd_dev_stream_new(&r.dev, &r.compute, err));
-    pd_status st = pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, err);
+    pd_status st = pd_comm_new_nccl(control, &r.dev, r.compute, NULL, &r.comm, &is_meant, err);
     if (!st) pd_comm_free(r.comm);
     pd_dev_stream_free(&r.dev, r.compute);
     return st;
@@ -364,7 +329,19 @@ Test(nccl, a_group_that_fails_is_the_familys_failure)
     fake("fake_nccl_fail_group", &fail_group);
     fail_group(9, 3);
     cr_assert_eq(run(3, failing_main, NULL, &err), PD_DEVICE_LOST, "%s", err.message);
-    cr_assert(strstr(err.message, "a group of sends and receives: internal error"), "%s", err.message);
+    cr_assert(strstr(err.message, "a group of sends and receives: internal error; with NCCL_DEBUG=WARN in the "), "%s",
+              err.message);
+}
+
+Test(nccl, advice_is_given_once)
+{
+    void (*fail_group)(int, int);
+    struct pd_error err;
+    fake("fake_nccl_fail_group", &fail_group);
+    fail_group(9, 1);
+    cr_assert_eq(run(3, failing_main, NULL, &err), PD_DEVICE_LOST, "%s", err.message);
+    const char *first = strstr(err.message, "NCCL_DEBUG");
+    cr_assert(first && !strstr(first + 1, "NCCL_DEBUG"), "%s", err.message);
 }
 
 static pd_status quiet_main(struct pd_comm *control, void *context, struct pd_error *err)
@@ -405,4 +382,5 @@ Test(nccl, what_nccl_says_of_itself_is_noticed)
     set_async(6);
     cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST, "%s", err.message);
     cr_assert(strstr(err.message, "remote process exited"), "%s", err.message);
+    cr_assert_not(strstr(err.message, "NCCL_DEBUG"), "a peer's death has a cause of its own: %s", err.message);
 }

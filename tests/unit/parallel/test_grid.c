@@ -127,7 +127,7 @@ Test(grid, communicators_cost_a_thread_and_no_descriptor)
     uint32_t counts[5] = {0};
     expect_ok(pd_comm_run_local(8, 1, resources_main, counts, &err), &err);
     cr_assert_eq(counts[1], counts[0]);
-    cr_assert_eq(counts[3] - counts[2], 8 * 8u, "%u threads", counts[3] - counts[2]);
+    cr_assert_eq(counts[3] - counts[2], 8 * 9u, "%u threads", counts[3] - counts[2]);
     cr_assert_eq(counts[4], counts[2]);
 }
 
@@ -137,7 +137,9 @@ Test(grid, memory_of_a_place)
     pd_layout_init_dp(&layout, 1);
     cr_assert_eq(pd_grid_bytes(&layout, 0, true), 0);
     pd_layout_init_dp(&layout, 2);
-    cr_assert_eq(pd_grid_bytes(&layout, 1, true), pd_comm_bytes(2, true));
+    cr_assert_eq(pd_grid_bytes(&layout, 1, true), 2 * pd_comm_bytes(2, true));
+    layout.zero_shard = 1;
+    cr_assert_eq(pd_grid_bytes(&layout, 1, true), pd_comm_bytes(2, true), "nothing is gathered");
     const uint64_t unit = 1 << 20, small = 64 << 10;
     cr_assert(pd_comm_bytes(2, true) >= unit && pd_comm_bytes(2, true) < unit + small);
     cr_assert(pd_comm_bytes(8, true) >= 4 * unit && pd_comm_bytes(8, true) < 4 * unit + small);
@@ -157,13 +159,14 @@ static uint64_t nccl_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t interlea
 Test(grid, what_nccl_takes_of_a_device)
 {
     unsetenv("NCCL_BUFFSIZE");
-    const uint64_t two = pd_comm_nccl_bytes(2), four = pd_comm_nccl_bytes(4), idle = PD_COMM_NCCL_IDLE_BYTES;
+    const uint64_t two = pd_comm_nccl_bytes(2, false), four = pd_comm_nccl_bytes(4, false), idle = PD_COMM_NCCL_IDLE_BYTES,
+                   link = pd_comm_nccl_bytes(2, true);
     cr_expect_eq(nccl_of(1, 1, 1, 1, 0), 0);
-    cr_expect_eq(nccl_of(4, 1, 1, 1, 3), four, "the world's");
-    cr_expect_eq(nccl_of(2, 2, 1, 1, 0), four + two, "the world's and the tensor's");
-    cr_expect_eq(nccl_of(1, 1, 4, 1, 0), idle + 3 * two, "a link forward, one back, and the other end of a tied embedding");
-    cr_expect_eq(nccl_of(1, 1, 4, 1, 1), idle + 4 * two, "links on both sides");
-    cr_expect_eq(nccl_of(2, 1, 2, 1, 0), idle + 4 * two, "and the stage's");
+    cr_expect_eq(nccl_of(4, 1, 1, 1, 3), 2 * four, "the world's and its gathers");
+    cr_expect_eq(nccl_of(2, 2, 1, 1, 0), 2 * four + two, "the world's, its gathers and the tensor's");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 0), idle + 3 * link, "a link forward, one back, and the other end of a tied embedding");
+    cr_expect_eq(nccl_of(1, 1, 4, 1, 1), idle + 4 * link, "links on both sides");
+    cr_expect_eq(nccl_of(2, 1, 2, 1, 0), idle + 3 * link + 2 * two, "and the stage's, twice");
 }
 
 Test(grid, stages_take_every_unit_once)
