@@ -61,9 +61,10 @@ struct pd_dev_ops {
 struct pd_dev {
     const struct pd_dev_ops *ops;
     uint32_t index;
-    char description[96]; /* "CPU, 2 threads", "NVIDIA H100 80GB HBM3" */
-    uint32_t capability;  /* of a GPU: 90 is compute capability 9.0; 0: a CPU */
-    char identity[33];    /* of a GPU, the same whatever number a process knows it by; "": not known */
+    char description[96];     /* "CPU, 2 threads", "NVIDIA H100 80GB HBM3" */
+    uint32_t capability;      /* of a GPU: 90 is compute capability 9.0; 0: a CPU */
+    char identity[33];        /* of a GPU, the same whatever number a process knows it by; "": not known */
+    uint32_t multiprocessors; /* of a GPU; 0: not known */
 };
 
 /* Once a process, before it has threads and opens devices. A rank has more streams than the eight queues that the driver
@@ -75,6 +76,10 @@ PD_MUST_USE pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *
 PD_MUST_USE pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err);
 /* Devices this process could open: 0 without CUDA, without a driver, without a GPU. */
 uint32_t pd_dev_cuda_count(void);
+/* What is free of a GPU that this process has not open and leaves as it was: for who starts others there. Takes as long as
+ * opening it.   errors  PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even room for who asks */
+PD_MUST_USE pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,
+                                       struct pd_error *err);
 
 /* One checked wrapper a slot: copies must have equal lengths and stay within their spans. */
 PD_MUST_USE pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,

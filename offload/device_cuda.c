@@ -2,6 +2,7 @@
 #include "offload/device.h"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -246,6 +247,17 @@ static const struct pd_dev_ops cuda_ops = {
     .close = cuda_close,
 };
 
+/* The runtime calls a driver that is not there too old. */
+static pd_status check_driver(struct pd_error *err)
+{
+    int count;
+    if (cudaGetDeviceCount(&count) != cudaErrorInsufficientDriver) return PD_OK;
+    (void)cudaGetLastError();
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (library) return dlclose(library), PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED, "no NVIDIA driver (libcuda.so.1); see: perdure doctor");
+}
+
 uint32_t pd_dev_cuda_count(void)
 {
     int count = 0;
@@ -262,6 +274,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
 {
     int count = 0;
     struct cudaDeviceProp properties;
+    PD_TRY(check_driver(err));
     CUDA_TRY(err, cudaGetDeviceCount(&count), "looking for GPUs");
     if (index >= (uint32_t)count)
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: this machine has %d (see: perdure doctor)", index, count);
@@ -277,6 +290,18 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     dev->capability = (uint32_t)(10 * properties.major + properties.minor);
     snprintf(dev->description, sizeof dev->description, "%.90s", properties.name);
     say_identity(&properties.uuid, dev->identity);
+    dev->multiprocessors = (uint32_t)properties.multiProcessorCount;
     *ret_dev = dev;
     return PD_OK;
+}
+
+pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
+{
+    struct pd_dev *dev;
+    PD_TRY(pd_dev_open_cuda(index, &dev, err));
+    const pd_status st = cuda_memory(dev, ret_memory, err);
+    snprintf(ret_name, 96, "%s", dev->description);
+    pd_dev_close(dev);
+    (void)cudaDeviceReset(); /* its context goes, and the memory that it took */
+    return st;
 }

@@ -123,9 +123,10 @@ static pd_status map_from(const struct pd_arena_source *source, bool is_host, ui
     if (bytes == 0) return PD_OK;
     pd_status st = source->map(source->context, is_host, bytes, &data, err);
     if (st)
-        return pd_error_context(err, st, "%" PRIu64 " bytes of %s memory for %s; `perdure plan` shows what is needed", bytes,
+        return pd_error_context(err, st, "%" PRIu64 " bytes of %s memory for %s%s", bytes,
                                 is_host ? "page-locked" : "device",
-                                pd_memory_category_name((enum pd_memory_category)category));
+                                pd_memory_category_name((enum pd_memory_category)category),
+                                st == PD_DEVICE_LOST ? "" : "; `perdure plan` shows what is needed");
     region->base = data;
     region->mapped_bytes = bytes;
     return PD_OK;

@@ -37,6 +37,9 @@ simt_settings read_settings()
     if (gpus > SIMT_GPUS_MAX) bad_setting("PERDURE_SIMT_GPUS", getenv("PERDURE_SIMT_GPUS"), "0 to 8");
     s.gpus = static_cast<unsigned>(gpus);
     s.memory_bytes = number_of("PERDURE_SIMT_MEMORY", uint64_t{4} << 30, "KMG");
+    s.taken_bytes = number_of("PERDURE_SIMT_TAKEN", 0, "KMG");
+    if (s.taken_bytes > s.memory_bytes)
+        bad_setting("PERDURE_SIMT_TAKEN", getenv("PERDURE_SIMT_TAKEN"), "more than there is");
     s.locked_bytes = number_of("PERDURE_SIMT_LOCKED", SIZE_MAX, "KMG");
     s.name = getenv("PERDURE_SIMT_NAME") ? getenv("PERDURE_SIMT_NAME") : "simulated GPU";
     s.capability = static_cast<unsigned>(number_of("PERDURE_SIMT_CAPABILITY", 90, ""));
@@ -46,6 +49,12 @@ simt_settings read_settings()
     s.streams = strcmp(streams, "now") == 0 ? simt_settings::NOW : simt_settings::SEEDED;
     if (s.streams == simt_settings::SEEDED) s.seed = number_of("PERDURE_SIMT_STREAMS", 0, "");
     return s;
+}
+
+/* Of a process that never asks, too: who only starts others ends where they would, once. */
+__attribute__((constructor)) void check_settings()
+{
+    (void)read_settings();
 }
 
 unsigned long long plain(uint64_t value)
@@ -197,5 +206,13 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
     tell_watcher();
     *free_bytes = simt_memory_free_bytes(here());
     *total_bytes = simt_machine().memory_bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    simt_turn turn;
+    if (simt_memory_free_bytes(here()) != simt_machine().memory_bytes - simt_machine().taken_bytes) abort();
+    simt_counted().contexts &= ~(1u << here());
     return cudaSuccess;
 }

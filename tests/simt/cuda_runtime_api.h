@@ -67,6 +67,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device); /* of the calling thread */
 cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaDeviceReset(void); /* of a device that nothing is on: aborts otherwise */
 
 cudaError_t cudaMalloc(void **data, size_t bytes);
 cudaError_t cudaFree(void *data);

@@ -1,6 +1,6 @@
 #include "exercise_hopper.h"
 
-#include "trainer/math/cuda/attention_wgmma.h"
+#include "trainer/math/cuda/attention_wgmma_block.h"
 
 struct hopper_tiles {
     pd_wide_tile<64, 64> a;
@@ -18,6 +18,7 @@ static __global__ void hopper(const enum exercise_hopper how, const hopper_maps 
     hopper_tiles &t = pd_wide_tiles<hopper_tiles>(shared);
     const pd_wide_source a = {&maps.a, nullptr, 64, 64, 0, 0}, b = {&maps.b, nullptr, 128, 64, 0, 0};
     if (threadIdx.x == 0 && how != HOPPER_NO_INIT) pd_barrier_init(&t.full, 1);
+    if (threadIdx.x == 0 && how == HOPPER_NO_FENCE_BEFORE_COPY) t.a.data[70] = 0x3f80;
     __syncthreads();
     if (threadIdx.x < PD_WARPGROUP) {
         if (threadIdx.x >= 32) return;
@@ -36,7 +37,9 @@ static __global__ void hopper(const enum exercise_hopper how, const hopper_maps 
     pd_wide_apply<PD_BF16, 128>(x, rows, t.b);
     if (how != HOPPER_OTHER_PRODUCTS || threadIdx.x < 192) pd_wide_scores<PD_BF16, 64>(y, t.a, t.a);
     pd_product_commit();
-    if (how == HOPPER_OVERWRITES && threadIdx.x == 200) t.b.data[70] = 0x3f80;
+    if ((how == HOPPER_OVERWRITES || how == HOPPER_NO_FENCE) && threadIdx.x == 200) t.b.data[70] = 0x3f80;
+    if (how == HOPPER_OVERWRITES && threadIdx.x == 200) pd_async_fence();
+    if (how == HOPPER_COMES_ALONE && threadIdx.x < 2 * PD_WARPGROUP - 32) pd_group_arrive(1, PD_WARPGROUP);
     if (how != HOPPER_NO_PRODUCT_WAIT) pd_product_wait<0>();
     const uint32_t own = (threadIdx.x / 32 - 4) * 16;
     pd_fragments_put<128>(x, c, 128, own, 64);
@@ -50,4 +53,24 @@ pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t 
     PD_TRY(pd_tensor_map_make(&maps.a, a, 64, 64, a_rows, 1, err));
     PD_TRY(pd_tensor_map_make(&maps.b, b, 128, 128, 64, 1, err));
     return PD_LAUNCH(err, hopper, 1, 2 * PD_WARPGROUP, sizeof(hopper_tiles) + 1024, nullptr, how, maps, c, d);
+}
+
+void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, bool of_keys,
+                      struct exercise_item *ret_item)
+{
+    const pd_attention_item found = pd_attention_item_of(*resolved, item, tiles, of_keys);
+    *ret_item = {found.sequence, found.head, found.tile};
+}
+
+static __global__ void count_items(const pd_wide_deal deal, uint32_t *counts)
+{
+    for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+        atomicAdd(counts + pd_wide_item(deal, round), 1u);
+}
+
+pd_status exercise_deal(uint64_t items, uint64_t blocks_max, uint32_t *counts, uint32_t *ret_blocks, struct pd_error *err)
+{
+    pd_wide_deal deal;
+    PD_TRY(pd_wide_deal_of(items, blocks_max, &deal, ret_blocks, err));
+    return PD_LAUNCH(err, count_items, *ret_blocks, 1, 0, nullptr, deal, counts);
 }

@@ -3,6 +3,7 @@
 #define PD_TESTS_SIMT_EXERCISE_HOPPER_H
 
 #include "ckpt/base/status.h"
+#include "trainer/math/operations.h"
 
 #include <stdint.h>
 
@@ -18,12 +19,25 @@ enum exercise_hopper {
     HOPPER_NO_INIT,
     HOPPER_NO_ARRIVAL,
     HOPPER_OTHER_PRODUCTS,
-    HOPPER_OVERWRITES
+    HOPPER_OVERWRITES,
+    HOPPER_NO_FENCE,
+    HOPPER_NO_FENCE_BEFORE_COPY,
+    HOPPER_COMES_ALONE
 };
 
 /* a (a_rows, 64), b (64, 128) of bf16; c (64, 128) = a b, d (64, 64) = a a^T, rows of a beyond a_rows zeros. */
 pd_status exercise_hopper(enum exercise_hopper how, const uint16_t *a, uint32_t a_rows, const uint16_t *b, float *c,
                           float *d, struct pd_error *err);
+
+/* Which of a grid's items is whose: sequence, head, tile. */
+struct exercise_item {
+    uint32_t sequence, head, tile;
+};
+void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32_t tiles, bool of_keys,
+                      struct exercise_item *ret_item);
+
+/* How often each of a grid's items comes to one of at most `blocks_max` blocks. */
+pd_status exercise_deal(uint64_t items, uint64_t blocks_max, uint32_t *counts, uint32_t *ret_blocks, struct pd_error *err);
 
 #ifdef __cplusplus
 }

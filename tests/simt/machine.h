@@ -11,6 +11,7 @@
  *
  *   PERDURE_SIMT_GPUS      how many there are; unset: 1
  *   PERDURE_SIMT_MEMORY    bytes of each, with K, M or G behind; unset: 4G
+ *   PERDURE_SIMT_TAKEN     of these, what others hold; unset: 0
  *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
  *                          it is given something
  *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
@@ -38,7 +39,7 @@
 
 struct simt_settings {
     unsigned gpus, capability;
-    size_t memory_bytes, locked_bytes;
+    size_t memory_bytes, taken_bytes, locked_bytes;
     const char *name;
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */

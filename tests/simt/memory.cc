@@ -248,7 +248,7 @@ bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_regi
 
 size_t simt_memory_free_bytes(unsigned gpu)
 {
-    return simt_machine().memory_bytes - all().taken[gpu];
+    return simt_machine().memory_bytes - simt_machine().taken_bytes - all().taken[gpu];
 }
 
 cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data)

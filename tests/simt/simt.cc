@@ -438,6 +438,11 @@ void *simt_shared(const void *key, size_t bytes)
     return current->shared.back().data;
 }
 
+size_t simt_shared_dynamic_bytes(void)
+{
+    return current->shared_bytes;
+}
+
 unsigned char *simt_shared_dynamic(void)
 {
     if (!current->dynamic) simt_fail("PD_SHARED_DYNAMIC in a launch of 0 bytes of it");

@@ -101,6 +101,7 @@ extern const simt_place *simt_self; /* of the running fiber */
 
 void *simt_shared(const void *key, size_t bytes);
 unsigned char *simt_shared_dynamic(void);
+size_t simt_shared_dynamic_bytes(void);
 void simt_syncthreads(void);
 /* The running kernel broke a rule: the launch ends with this error. Does not return. */
 void simt_fail(const char *what) __attribute__((noreturn));

@@ -3,7 +3,9 @@
  *   barrier   in its own 8 bytes: phase (1 bit), arrivals a phase (15), arrivals missing (15), bytes missing (signed, 33)
  *   copy      its bytes are read when it is asked for, and written when somebody who waits for its barrier cannot go on
  *             otherwise; one barrier's at a time
- *   product   made at the wait, from what the tiles hold then */
+ *   product   made at the wait, from what the tiles hold then
+ *
+ * Copies and products see shared memory as it was at the latest pd_async_fence, and what copies brought since. */
 #include <simt.h>
 
 #include <simt_hopper.h>
@@ -18,6 +20,7 @@
 #define GROUP 128u
 #define BOX 64u
 #define COUNT_MAX 0x7fffu
+#define BYTES_MAX 0xfffff
 #define UNSET UINT64_MAX
 #define COLUMNS_MAX 64u /* of one lane: 256 in all */
 
@@ -43,7 +46,7 @@ struct thread {
     std::map<float *, std::vector<float>> sums; /* what c will hold, of products on their way */
 };
 
-/* Threads that wait for each other: a warpgroup, or a numbered barrier. */
+/* Threads that wait for each other: a warpgroup, or a numbered barrier, whose threads need not all wait. */
 struct meeting {
     unsigned here, round;
 };
@@ -63,9 +66,18 @@ std::map<unsigned, thread> &threads = *new std::map<unsigned, thread>();
 std::map<uint32_t, meeting> &meetings = *new std::map<uint32_t, meeting>();
 std::map<uint32_t, tiles> &read_tiles = *new std::map<uint32_t, tiles>();
 
+std::vector<unsigned char> &seen = *new std::vector<unsigned char>(); /* shared memory, as copies and products see it */
+
 thread &self()
 {
     return threads[simt_thread()];
+}
+
+/* Of an address in shared memory. Nothing is written at first. */
+unsigned char *seen_at(const void *shared)
+{
+    if (seen.empty()) seen.assign(simt_shared_dynamic_bytes(), 0xff);
+    return seen.data() + (static_cast<const unsigned char *>(shared) - simt_shared_dynamic());
 }
 
 /* ---- meetings ---- */
@@ -81,16 +93,20 @@ bool is_over(void *context, bool)
     return a->at->round != a->round;
 }
 
+/* Whether everybody is there. */
+bool come(meeting &m, unsigned count)
+{
+    if (++m.here < count) return false;
+    m.here = 0;
+    m.round++;
+    return true;
+}
+
 void meet(const char *what, uint32_t key, unsigned count)
 {
     meeting &m = meetings[key];
     arrival a = {&m, m.round};
-    if (++m.here == count) {
-        m.here = 0;
-        m.round++;
-        return;
-    }
-    simt_wait_until(what, is_over, &a);
+    if (!come(m, count)) simt_wait_until(what, is_over, &a);
 }
 
 /* ---- barriers ---- */
@@ -130,6 +146,7 @@ void arrive(uint64_t *barrier, uint32_t bytes)
     if (c.missing == 0) simt_fail("arrives at a barrier that has all its arrivals");
     c.missing--;
     c.bytes += bytes;
+    if (c.bytes > BYTES_MAX) simt_fail("expects more bytes than a barrier counts");
     counts_put(barrier, c);
 }
 
@@ -142,6 +159,7 @@ void deliver(uint64_t *barrier)
             continue;
         }
         memcpy(x.to, x.bytes.data(), x.bytes.size());
+        memcpy(seen_at(x.to), x.bytes.data(), x.bytes.size());
         counts c = counts_read(barrier);
         c.bytes -= static_cast<int64_t>(x.bytes.size());
         counts_put(barrier, c);
@@ -166,6 +184,8 @@ bool has_ended(void *context, bool idle)
 uint16_t at_address(const unsigned char *shared, uint32_t address)
 {
     address ^= (address >> 7 & 7u) << 4;
+    if (memcmp(shared + address, seen_at(shared + address), 2) != 0)
+        simt_fail("a product reads what ordinary stores wrote: pd_async_fence after them");
     uint16_t half;
     memcpy(&half, shared + address, sizeof half);
     return half;
@@ -179,6 +199,7 @@ descriptor read(uint64_t bits)
 {
     const uint64_t known = 0xc000000000000000ull | 0x3fffull << 32 | 0x3fffull << 16 | 0x3fffull;
     if (bits >> 62 != 1 || (bits & ~known)) simt_fail("a matrix descriptor other than of 128-byte swizzle from base 0");
+    if (bits & 0x38) simt_fail("a matrix descriptor that begins in the midst of its eight rows, and says base 0");
     return {static_cast<uint32_t>(bits & 0x3fff) << 4, static_cast<uint32_t>(bits >> 16 & 0x3fff) << 4,
             static_cast<uint32_t>(bits >> 32 & 0x3fff) << 4};
 }
@@ -275,6 +296,7 @@ void simt_hopper_begin(void)
     threads.clear();
     meetings.clear();
     read_tiles.clear();
+    seen.clear();
 }
 
 void simt_hopper_return(void)
@@ -286,7 +308,10 @@ void simt_hopper_return(void)
 
 const char *simt_hopper_end(void)
 {
-    return copies.empty() ? nullptr : "ends with a copy into shared memory that nobody waited for";
+    if (!copies.empty()) return "ends with a copy into shared memory that nobody waited for";
+    for (const auto &m : meetings)
+        if (m.second.here) return "ends with threads at a numbered barrier that nobody else came to";
+    return nullptr;
 }
 
 /* ---- see trainer/math/cuda/hopper.h ---- */
@@ -337,14 +362,29 @@ void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32
             const uint64_t from = (sequence * map->rows + row + r) * map->row_bytes + (column + c) * UINT64_C(2);
             if (inside) memcpy(&x.bytes[to], map->data + from, 2);
         }
+    if (memcmp(shared, seen_at(shared), BOX * 128) != 0)
+        simt_fail("copies a box over what ordinary stores wrote: pd_async_fence after them");
     memset(shared, 0xff, BOX * 128);
+    memset(seen_at(shared), 0xff, BOX * 128);
     copies.push_back(std::move(x));
+}
+
+void pd_async_fence(void)
+{
+    unsigned char *const shared = simt_shared_dynamic();
+    memcpy(seen_at(shared), shared, simt_shared_dynamic_bytes());
 }
 
 void pd_group_sync(uint32_t number, uint32_t count)
 {
     if (number == 0 || number > 15 || count % 32) simt_fail("a numbered barrier that a device does not have");
     meet("waits at a numbered barrier", number, count);
+}
+
+void pd_group_arrive(uint32_t number, uint32_t count)
+{
+    if (number == 0 || number > 15 || count % 32) simt_fail("a numbered barrier that a device does not have");
+    come(meetings[number], count);
 }
 
 void simt_registers(int count)
@@ -412,5 +452,12 @@ pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t colu
         PD_FAIL(err, PD_BUG, "a tensor map of %llu x %llu x %llu elements, rows %llu apart", (unsigned long long)sequences,
                 (unsigned long long)rows, (unsigned long long)columns, (unsigned long long)ld);
     *map = {static_cast<const unsigned char *>(data), columns, ld * 2, rows, sequences};
+    return PD_OK;
+}
+
+/* Few, so that a block goes through several items of a small test. */
+pd_status pd_multiprocessors(uint32_t *ret_count, struct pd_error *)
+{
+    *ret_count = 2;
     return PD_OK;
 }

@@ -4,9 +4,10 @@
  *   - a product without a begin before it, threads of a warpgroup that do not make the same products
  *   - tiles read before their barrier was waited for (copies come as late as they can, NaN patterns until then), tiles
  * filled anew while they are read, barriers that were not initialised, phases that never end
- *   - boxes, descriptors and registers that a device would not take
- *
- * Not found: a missing pd_async_fence. */
+ *   - ordinary stores that products read, or that a box is copied over, with no pd_async_fence after them; whose fence it is
+ *     does not show
+ *   - threads that come to a numbered barrier and nobody else does
+ *   - boxes, descriptors and registers that a device would not take */
 #ifndef PD_TESTS_SIMT_SIMT_HOPPER_H
 #define PD_TESTS_SIMT_SIMT_HOPPER_H
 
@@ -26,6 +27,7 @@ void pd_barrier_wait(uint64_t *barrier, uint32_t parity);
 void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32_t row, uint32_t sequence,
                  uint64_t *barrier);
 void pd_group_sync(uint32_t number, uint32_t threads);
+void pd_group_arrive(uint32_t number, uint32_t threads);
 void pd_product_begin(void);
 void pd_product_commit(void);
 void simt_product_wait(unsigned pending);
@@ -39,11 +41,9 @@ struct simt_product {
 };
 void simt_product_start(float *c, const simt_product &product);
 
-PD_DEVICE void pd_tensor_map_prefetch(const pd_tensor_map *)
-{
-}
+void pd_async_fence(void);
 
-PD_DEVICE void pd_async_fence(void)
+PD_DEVICE void pd_product_linger(float, void *)
 {
 }
 

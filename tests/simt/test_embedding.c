@@ -12,6 +12,29 @@ struct scene {
     uint32_t pieces;
 };
 
+/* Adding gives the sum of what was there and of what is written where nothing is added; 0 added is no change. */
+static void check_adding(struct fixture *f, const struct pd_embedding *from, const struct room *written)
+{
+    const size_t n = from->vocab * from->columns;
+    uint64_t seed = n;
+    struct room before = room_random(PD_F32, n, 0, 1, &seed), added[2];
+    for (int i = 0; i < 2; i++) {
+        struct pd_embedding e = *from;
+        added[i] = room_new(PD_F32, n, 0);
+        memcpy(added[i].data, before.data, n * sizeof(float));
+        e.adds = true;
+        e.dtoken_table = added[i].data;
+        e.dposition_table = NULL;
+        if (i == 0) MUST(pd_embedding_backward(f->math, &e, &err));
+        if (i == 1) MUST(pd_cuda_embedding_backward(NULL, &e, &err));
+    }
+    for (size_t i = 0; i < n; i++)
+        ((float *)before.data)[i] += ((const float *)written->data)[i];
+    rooms_equal(&added[0], &before, "table that the CPU added to");
+    rooms_equal(&added[1], &before, "table that was added to");
+    room_free(&before), room_free(&added[0]), room_free(&added[1]);
+}
+
 static void check(struct fixture *f, const struct scene *s)
 {
     uint64_t seed = s->rows + s->columns;
@@ -49,6 +72,7 @@ static void check(struct fixture *f, const struct scene *s)
         if (i == 0) MUST(pd_embedding_backward(f->math, &e, &err));
         if (i == 1) MUST(pd_cuda_embedding_forward(NULL, &e, &err));
         if (i == 1) MUST(pd_cuda_embedding_backward(NULL, &e, &err));
+        if (i == 0) check_adding(f, &e, &dtable[0]);
     }
     rooms_equal(&out[1], &out[0], "out");
     rooms_equal(&dtable[1], &dtable[0], "gradient of the table");

@@ -73,6 +73,9 @@ static const struct broken {
     {HOPPER_NO_INIT, "was not initialised"},
     {HOPPER_NO_ARRIVAL, "waits for a phase of a barrier, and nobody can go on"},
     {HOPPER_OTHER_PRODUCTS, "other products than the first thread of its warpgroup"},
+    {HOPPER_NO_FENCE, "a product reads what ordinary stores wrote"},
+    {HOPPER_NO_FENCE_BEFORE_COPY, "copies a box over what ordinary stores wrote"},
+    {HOPPER_COMES_ALONE, "a numbered barrier that nobody else came to"},
 };
 
 Test(hopper, a_broken_rule_is_named)
@@ -93,4 +96,45 @@ Test(hopper, a_tile_that_changes_before_the_wait_shows)
     struct pd_error err = {0};
     cr_assert_eq(exercise_hopper(HOPPER_OVERWRITES, o->a, A_ROWS, o->b, o->c, o->d, &err), PD_OK, "%s", err.message);
     cr_assert(worst(o) > 1e-3);
+}
+
+/* Keys and values of a key-value head of 16,384 positions are 8 MiB, queries and their gradients of its two heads 16 MiB: of
+ * 24 MiB three times two heads are together, and one head. */
+Test(hopper, every_tile_is_one_item_and_heads_that_fit_a_cache_come_together)
+{
+    const struct pd_attention a = {.sequences = 2,
+                                   .length = 16384,
+                                   .key_length = 16384,
+                                   .heads = 10,
+                                   .kv_heads = 5,
+                                   .group = 2,
+                                   .head_size = 128,
+                                   .dtype = PD_BF16};
+    for (int of_keys = 0; of_keys < 2; of_keys++) {
+        const uint32_t tiles = 128, heads = of_keys ? 5 : 10, all = 2 * heads, together = of_keys ? 1 : 6;
+        bool seen[20][128] = {{false}};
+        for (uint64_t i = 0; i < (uint64_t)all * tiles; i++) {
+            struct exercise_item item;
+            exercise_item_of(&a, i, tiles, of_keys, &item);
+            const uint32_t which = item.sequence * heads + item.head;
+            cr_assert(item.sequence < 2 && item.head < heads && item.tile < tiles && !seen[which][item.tile]);
+            seen[which][item.tile] = true;
+            cr_assert_eq(which / together, i / tiles / together, "item %zu is of head %u", (size_t)i, which);
+            if (i == 0) cr_assert_eq(item.tile, of_keys ? 0 : tiles - 1, "long work first");
+        }
+    }
+}
+
+Test(hopper, every_item_comes_to_one_block_once)
+{
+    static const uint64_t most[] = {1, 3, 7, UINT64_MAX};
+    for (uint64_t items = 0; items < 60; items++)
+        for (size_t i = 0; i < sizeof most / sizeof *most; i++) {
+            struct pd_error err = {0};
+            uint32_t counts[60] = {0}, blocks;
+            cr_assert_eq(exercise_deal(items, most[i], counts, &blocks, &err), PD_OK, "%s", err.message);
+            cr_assert(blocks <= most[i] && blocks <= 8);
+            for (uint64_t item = 0; item < 60; item++)
+                cr_assert_eq(counts[item], item < items, "item %zu of %zu", (size_t)item, (size_t)items);
+        }
 }

@@ -5,7 +5,7 @@
 #include "tests/unit/math/fixture.h"
 #include "trainer/math/cuda/kernels.h"
 #include "trainer/math/math_cuda.h"
-#include "trainer/model/transformer.h"
+#include "trainer/model/transformer_internal.h"
 
 enum { LENGTH = 37, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, STEPS = 3, UNIT_TENSORS = 24 };
 
@@ -58,6 +58,7 @@ static void build(struct side *s, struct pd_arena *arena)
                                                    .dtype = s->dtype,
                                                    .separate_documents = true,
                                                    .backward = true,
+                                                   .may_add = true,
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(s->is_simt ? pd_math_cuda_new(&cuda, arena, &s->math, &err)
@@ -277,4 +278,49 @@ Test(simt_model, gpt2_fp32)
 Test(simt_model, gpt2_fp16)
 {
     check(PD_FAMILY_GPT2, PD_F16, 5e-3);
+}
+
+/* ---- leaves that are added where sums lie ---- */
+
+static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtype, bool has_runs)
+{
+    struct side apart, added;
+    struct pd_error err;
+    start(&apart, is_simt, family, dtype);
+    start(&added, is_simt, family, dtype);
+    const uint64_t n = apart.model->parameter_count;
+    const struct pd_model_config *c = &apart.model->config;
+    float *sum = calloc(n, sizeof *sum), *matrix = calloc(c->vocab * c->hidden, sizeof *matrix);
+    if (has_runs) { /* as of a leaf whose logits are too many for one run */
+        apart.transformer->logits_rows = added.transformer->logits_rows = 32;
+        added.transformer->matrix = matrix;
+    }
+    for (int leaf = 0; leaf < 3; leaf++) {
+        struct side *sides[] = {&apart, &added};
+        pd_transformer_set_adds(added.transformer, leaf > 0);
+        for (int i = 0; i < 2; i++) {
+            struct pd_leaf_input *in = pd_transformer_input(sides[i]->transformer, 0);
+            for (int r = 0; r < ROWS; r++)
+                in->tokens[r] = (in->tokens[r] + leaf * (r % 5)) % 40; /* there are tokens that no leaf has */
+            forward_and_backward(sides[i]);
+        }
+        DONE(pd_add(apart.math, n, sum, PD_F32, apart.gradient, leaf == 0, &err));
+    }
+    for (uint32_t t = c->tie_embeddings; t < apart.model->tensors.count; t++)
+        cr_assert_arr_eq(sum + apart.offset[t], added.gradient + apart.offset[t],
+                         pd_tensor_elements(&apart.model->tensors.tensors[t]) * sizeof(float), "%s",
+                         apart.model->tensors.tensors[t].name);
+    free(sum), free(matrix);
+    finish(&apart);
+    finish(&added);
+}
+
+/* But for a tied table, whose two sums are added up once a step and here once a leaf. */
+Test(simt_model, leaves_are_added_in_place)
+{
+    check_adding(true, PD_FAMILY_LLAMA, PD_BF16, false);
+    check_adding(true, PD_FAMILY_LLAMA, PD_F32, true);
+    check_adding(true, PD_FAMILY_GPT2, PD_F16, false);
+    check_adding(false, PD_FAMILY_LLAMA, PD_BF16, true);
+    check_adding(false, PD_FAMILY_GPT2, PD_F32, false);
 }

@@ -1,9 +1,11 @@
 /* What is planned for GPUs, where no GPU is needed to count it. */
 #include "trainer/device_room.h"
+#include "trainer/launch_layout.h"
 #include "trainer/memory_plan.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char yaml[] =
@@ -51,8 +53,8 @@ static uint64_t device_bytes(const struct pd_engine_options *o)
 /* The same configuration with the words of a remedy on its command line. */
 static uint64_t bytes_with(const char *given)
 {
-    char words[192];
-    const char *overrides[8];
+    char words[384];
+    const char *overrides[16];
     uint32_t count = 0;
     struct pd_config c;
     struct pd_model *model;
@@ -91,6 +93,23 @@ Test(plan, remedies_are_what_they_say)
     pd_config_deinit(&c);
 }
 
+/* Where the planner chose, it would choose again: all of the layout is given, with what is to change. */
+Test(plan, remedies_of_a_chosen_layout_give_all_of_it)
+{
+    struct pd_config c;
+    struct pd_model *model;
+    struct pd_device_remedy r = {.bytes = 0};
+    const struct pd_engine_options o = options_of(&c, &model);
+    c.layout.chosen = true;
+    c.layout.tp = c.layout.sp = 1;
+    c.layout.zero_shard = 2;
+    cr_assert(pd_device_room_remedy(&o, device_bytes(&o) - 1, &r));
+    cr_expect_eq(strncmp(r.words, "layout.auto=false layout.dp=2 layout.tp=1 layout.pp=2 ", 54), 0, "%s", r.words);
+    cr_expect_eq(bytes_with(r.words), r.bytes, "%s", r.words);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
 /* Gradients leave layer by layer alone: whoever is told the one is told the other. */
 Test(plan, gradients_leave_with_their_order)
 {
@@ -108,4 +127,45 @@ Test(plan, gradients_leave_with_their_order)
     cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=layers"), "not %s", r.words);
     pd_model_free(model);
     pd_config_deinit(&c);
+}
+
+/* What two ranks choose by themselves on a GPU of so many KiB, of which others hold some; the status, and what is said. */
+static pd_status choose_with(uint64_t kib, uint64_t taken_kib, struct pd_launch_layout *ret_layout, struct pd_error *err)
+{
+    static const char *const overrides[] = {"layout=auto"};
+    char text[32];
+    struct pd_config c;
+    struct pd_launch_chooser chooser;
+    snprintf(text, sizeof text, "%lluK", (unsigned long long)kib);
+    setenv("PERDURE_SIMT_MEMORY", text, 1);
+    snprintf(text, sizeof text, "%lluK", (unsigned long long)taken_kib);
+    setenv("PERDURE_SIMT_TAKEN", text, 1); /* both are read once a process: a test is one */
+    cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, &c, err), PD_OK, "%s", err->message);
+    c.layout.dp = c.layout.pp = 0;
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, err), PD_OK, "%s", err->message);
+    const pd_status st = pd_launch_choose(&chooser, 2, false, ret_layout, err);
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+    return st;
+}
+
+#define ALL_KIB (1024u * 1024u)
+
+/* What others hold is no room, nor is the driver's share; ranks that share a GPU have a part of it each. */
+Test(plan, layouts_are_chosen_by_what_is_free)
+{
+    struct pd_launch_layout layout;
+    struct pd_error err;
+    cr_assert_eq(choose_with(ALL_KIB, ALL_KIB - 70 * 1024, &layout, &err), PD_INVALID);
+    cr_expect_not_null(strstr(err.message, "GPU 0: 70.0 MiB of 1.00 GiB are free"), "%s", err.message);
+    cr_expect_not_null(strstr(err.message, "fits 9.40 MiB a rank"), "%s", err.message);
+    cr_expect_not_null(strstr(err.message, "offload.optimizer=cpu"), "%s", err.message);
+}
+
+Test(plan, layouts_have_all_of_a_gpu_that_is_free)
+{
+    struct pd_launch_layout layout;
+    struct pd_error err;
+    cr_expect_eq(choose_with(ALL_KIB, 0, &layout, &err), PD_OK, "%s", err.message);
+    cr_expect_not_null(strstr(layout.settings, "recompute=none"), "%s", layout.settings);
 }

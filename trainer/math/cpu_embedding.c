@@ -157,8 +157,12 @@ V16_INLINE void write_group(enum pd_dtype dtype, const struct scatter_job *job, 
         join_top(&tree, n);
     if (open) raise_entry(&tree, 0, 31u - (unsigned)__builtin_clz(pieces), n);
     float *to = job->table + (uint64_t)(rows->index - job->first) * e->columns + column;
-    for (unsigned v = 0; v < n; v++)
-        v16_put_part(PD_F32, to, 16 * (uint64_t)v, w, open ? tree.sum[0][v] : v16_zero());
+    if (e->adds && !open) return;
+    for (unsigned v = 0; v < n; v++) {
+        v16 sum = open ? tree.sum[0][v] : v16_zero();
+        if (e->adds) sum = v16_add(v16_get_part(PD_F32, to, 16 * (uint64_t)v, w), sum);
+        v16_put_part(PD_F32, to, 16 * (uint64_t)v, w, sum);
+    }
 }
 
 V16_INLINE void write_row(enum pd_dtype dtype, const struct scatter_job *job, const struct rows_of_index *rows)
@@ -172,6 +176,7 @@ V16_INLINE void write_row(enum pd_dtype dtype, const struct scatter_job *job, co
 
 static void write_index(const struct scatter_job *job, struct rows_of_index rows)
 {
+    if (rows.list && rows.count == 0 && job->embedding->adds) return;
     if (rows.list && rows.count == 0) {
         const uint64_t columns = job->embedding->columns;
         memset(job->table + (uint64_t)(rows.index - job->first) * columns, 0, columns * sizeof(float));

@@ -7,7 +7,8 @@
  *
  *   for s: superblocks of the shared side          (at most SHARED_FLOATS)
  *     for t: ranges of the streamed side           (one range, unless partial sums need the workspace)
- *       for k: blocks of at most K_BLOCK           (partial sums wait in C when it is fp32, else in `sums`)
+ *       for k: blocks of at most K_BLOCK           (partial sums wait in C when it is fp32 and not the residual, else in
+ *                                                   `sums`)
  *         all threads: pack the shared side        | barrier
  *         all threads: tasks                       | barrier
  *           pack own panels; for blocks of the tile that fit into the second-level cache: for kc: multiply; finish
@@ -134,10 +135,16 @@ struct gemm_block {
     uint64_t row, column, mc, nc; /* in C */
 };
 
+/* Partial sums wait in C where that is fp32 and nothing that is still to be read lies there. */
+static bool sums_in_c(const struct pd_gemm *gemm)
+{
+    return gemm->c.dtype == PD_F32 && gemm->residual.data != gemm->c.data;
+}
+
 static float *block_sums(const struct gemm_job *job, const struct gemm_block *block, float *tile, uint64_t *ret_ld)
 {
     const struct pd_gemm *gemm = job->gemm;
-    if (gemm->c.dtype == PD_F32) {
+    if (sums_in_c(gemm)) {
         *ret_ld = gemm->c.ld;
         return (float *)gemm->c.data + block->row * gemm->c.ld + block->column;
     }
@@ -304,7 +311,7 @@ void pd_cpu_gemm(struct pd_thread_pool *pool, enum pd_isa isa, void *workspace, 
     job_init(&job, isa, workspace, gemm);
     uint64_t superblock = SHARED_FLOATS / panel_floats_k_block(&job, job.shared_width) * job.shared_width;
     superblock = min_u64(superblock, 4096);
-    bool sums_wait = gemm->c.dtype != PD_F32 && gemm->k > job.k_block;
+    bool sums_wait = !sums_in_c(gemm) && gemm->k > job.k_block;
     for (job.s0 = 0; job.s0 < job.shared.width; job.s0 += superblock) {
         job.s_count = min_u64(superblock, job.shared.width - job.s0);
         uint64_t range = sums_wait ? SUMS_FLOATS / job.s_count : job.streamed.width;

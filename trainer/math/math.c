@@ -36,6 +36,7 @@ pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error
     PD_CHECK(!g->accumulate || g->c.dtype == PD_F32);
     PD_CHECK(!g->bias || dtype_is_known(g->bias_dtype));
     if (g->residual.data) check_matrix(&g->residual, g->m, g->n);
+    PD_CHECK(g->residual.data != g->c.data || !g->c.data || (g->residual.ld == g->c.ld && !g->accumulate));
     return math->ops->gemm(math, g, err);
 }
 

@@ -180,6 +180,12 @@ static void cut_slices(struct product *p)
     }
 }
 
+/* What is still to be read may lie there. */
+static bool sums_in_c(const struct pd_gemm *g)
+{
+    return g->c.dtype == PD_F32 && g->residual.data != g->c.data;
+}
+
 static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uint64_t k0, struct pd_error *err)
 {
     const struct pd_gemm *g = p->gemm;
@@ -187,7 +193,7 @@ static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uin
     p->mc = min_u64(p->block_m, g->m - m0);
     p->nc = min_u64(p->block_n, g->n - n0);
     p->kc = min_u64(p->block_k, g->k - k0);
-    bool in_place = g->c.dtype == PD_F32;
+    bool in_place = sums_in_c(g);
     p->ldc = in_place ? g->c.ld : p->nc;
     p->c = in_place ? (float *)g->c.data + m0 * g->c.ld + n0 : p->sums;
     p->load = g->accumulate || k0 > 0;
@@ -203,7 +209,7 @@ static pd_status multiply_block(struct product *p, uint64_t m0, uint64_t n0, uin
 static void cut_blocks(struct product *p)
 {
     const struct pd_gemm *g = p->gemm;
-    bool convert_a = g->a.dtype != PD_F32, convert_b = g->b.dtype != PD_F32, sums = g->c.dtype != PD_F32;
+    bool convert_a = g->a.dtype != PD_F32, convert_b = g->b.dtype != PD_F32, sums = !sums_in_c(g);
     p->block_m = g->m, p->block_n = g->n, p->block_k = g->k;
     if (convert_a || convert_b) p->block_k = min_u64(p->block_k, SIDE);
     if (convert_a) p->block_m = min_u64(p->block_m, BLOCK_FLOATS / p->block_k);
@@ -235,7 +241,7 @@ static void no_product(const struct product *p)
 static pd_status multiply_blocks(struct product *p, struct pd_error *err)
 {
     const struct pd_gemm *g = p->gemm;
-    bool k_inside = g->c.dtype != PD_F32;
+    bool k_inside = !sums_in_c(g);
     for (uint64_t outer = 0; outer < (k_inside ? 1 : g->k); outer += p->block_k)
         for (uint64_t m0 = 0; m0 < g->m; m0 += p->block_m)
             for (uint64_t n0 = 0; n0 < g->n; n0 += p->block_n)

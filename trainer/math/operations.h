@@ -45,7 +45,7 @@ struct pd_gemm {
     bool accumulate;  /* the chain starts from C, which is fp32 */
     const void *bias; /* (n) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;
-    struct pd_matrix residual; /* data NULL: none */
+    struct pd_matrix residual; /* data NULL: none. It may be C, and then the chain does not start from it */
     /* Not NONE: `data` of A and B are codes, which stand for what they are times *scale (as pd_quantize made it, device
      * memory); dtype of A and B is not looked at. Both are codes or neither, one of them E4M3; A is not transposed and B is:
      * k lies contiguous in either. */
@@ -185,6 +185,7 @@ struct pd_embedding {
     float *dtoken_table; /* (V,C) overwritten: a chain over ascending rows from 0 a piece, then the tree over pieces; a piece
                             without the token is +0; NULL: skip */
     float *dposition_table;     /* (context,C) overwritten, likewise, from all rows; NULL: none */
+    bool adds;                  /* backward adds to what is in the tables; rows of no token stay as they are */
     uint32_t pieces;            /* consecutive runs of rows, a power of two; 0: one */
     const uint64_t *piece_rows; /* (pieces) */
 };

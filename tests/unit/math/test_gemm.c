@@ -131,6 +131,7 @@ static struct pd_gemm random_gemm(uint64_t m, uint64_t n, uint64_t k)
     gemm.bias_dtype = random_dtype();
     if (random_below(3) == 0) gemm.bias = random_array(gemm.bias_dtype, n);
     if (random_below(3) == 0) gemm.residual = random_matrix(random_dtype(), m, n);
+    if (!gemm.accumulate && random_below(4) == 0) gemm.residual = gemm.c; /* read before it is written */
     return gemm;
 }
 

@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
     waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
     const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const pd_attention_item item = pd_attention_item_of(i, a.sequences, a.kv_heads, tiles, false);
+        const pd_attention_item item = pd_attention_item_of(a, i, tiles, true);
         const keys_place p = {item.sequence,
                               item.head,
                               item.tile,

@@ -18,13 +18,29 @@ struct pd_attention_item {
     uint32_t sequence, head, tile;
 };
 
-/* Items with long work first where `reversed`: the last tiles of queries see most keys, the first of keys most queries. */
-PD_DEVICE pd_attention_item pd_attention_item_of(uint64_t item, uint32_t sequences, uint32_t heads, uint32_t tiles,
-                                                 bool reversed)
+/* What tiles of one head read again and again, for as many heads at a time as this, stays in the second-level cache: about
+ * half of an H100's, beside what is read once. */
+#define PD_ATTENTION_CACHED (24u << 20)
+
+/* Heads whose tiles come before those of other heads. Of tiles of queries all those of a key-value head, which read the
+ * same. */
+PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, bool of_keys)
 {
-    uint64_t all = (uint64_t)sequences * heads, which = item % all;
-    uint32_t tile = (uint32_t)(item / all);
-    return {(uint32_t)(which / heads), (uint32_t)(which % heads), reversed ? tiles - 1 - tile : tile};
+    const uint64_t row = 2 * a.head_size * (a.dtype == PD_F32 ? 4u : 2u);
+    const uint64_t bytes = of_keys ? row * a.length * a.group : row * a.key_length, heads = PD_ATTENTION_CACHED / bytes;
+    return (heads > 1 ? heads : 1) * (of_keys ? 1 : a.group);
+}
+
+/* Of `tiles` tiles of keys, or of queries, a head. Of heads that are together those with long work first: the last tiles of
+ * queries see most keys, the first of keys most queries. */
+PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, uint64_t item, uint32_t tiles, bool of_keys)
+{
+    const uint32_t heads = of_keys ? a.kv_heads : a.heads;
+    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, of_keys);
+    const uint64_t begin = item / (together * tiles) * together, rest = item - begin * tiles;
+    const uint64_t count = all - begin < together ? all - begin : together, which = begin + rest % count;
+    const uint32_t tile = (uint32_t)(rest / count);
+    return {(uint32_t)(which / heads), (uint32_t)(which % heads), of_keys ? tile : tiles - 1 - tile};
 }
 
 PD_DEVICE uint32_t pd_attention_count(uint32_t length, uint32_t tile, uint32_t rows)

@@ -68,7 +68,7 @@ struct pd_plain_place {
 PD_DEVICE pd_plain_place pd_plain_place_of(const pd_attention &a, uint64_t block, uint32_t rows)
 {
     const uint32_t tiles = (a.length + rows - 1) / rows;
-    const pd_attention_item item = pd_attention_item_of(block, a.sequences, a.heads, tiles, true);
+    const pd_attention_item item = pd_attention_item_of(a, block, tiles, false);
     const uint32_t r = item.tile * rows;
     return {item.sequence,
             item.head,

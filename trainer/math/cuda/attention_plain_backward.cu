@@ -235,7 +235,7 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
     const uint64_t items = (uint64_t)tiles * a.sequences * a.kv_heads;
     waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const pd_attention_item item = pd_attention_item_of(i, a.sequences, a.kv_heads, tiles, false);
+        const pd_attention_item item = pd_attention_item_of(a, i, tiles, true);
         const uint32_t k = item.tile * STAYING;
         const keys_place p = {item.sequence, item.head, k, pd_attention_count(a.key_length, item.tile, STAYING),
                               (uint64_t)item.sequence * a.key_length + k};

@@ -10,11 +10,52 @@
 #define PD_CONSUMERS 2u
 #define PD_STAY (PD_CONSUMERS * 64u) /* positions that a block stays at */
 #define PD_WIDE_THREADS ((PD_CONSUMERS + 1) * PD_WARPGROUP)
+#define PD_WIDE_SHARED (232448u - 1024u) /* of a block on compute capability 9.0, after tiles were brought to 1,024 */
 
-/* The consumer, from 0, that this thread is of. */
+/* Threads have 168 registers when they start: a multiple of 8, and all of them no more than there are. */
+static_assert(PD_PRODUCER_REGISTERS + PD_CONSUMERS * PD_CONSUMER_REGISTERS <= (PD_CONSUMERS + 1) * 168,
+              "a consumer would wait for registers for ever");
+
+/* The consumer, from 0, that this thread is of: by a shuffle, so that the compiler knows one number a warp and makes matrix
+ * descriptors once and not for each product of each thread. */
 PD_DEVICE uint32_t pd_consumer()
 {
-    return threadIdx.x / PD_WARPGROUP - 1;
+    return __shfl_sync(PD_WARP_ALL, threadIdx.x / PD_WARPGROUP, 0) - 1;
+}
+
+/* Items are dealt out to blocks. A block goes through `rounds` of them, so that tiles of the next are on their way while one
+ * ends; `side` blocks, one a multiprocessor, run side by side. Other kernels may have some of the multiprocessors, so there
+ * are up to PD_WAVES times as many blocks, and the device has the rest begin where one is over first. */
+#define PD_WAVES 4u
+
+struct pd_wide_deal {
+    uint64_t items;
+    uint32_t side, rounds;
+};
+
+/* At most `blocks_max` blocks. */
+static inline pd_status pd_wide_deal_of(uint64_t items, uint64_t blocks_max, pd_wide_deal *ret_deal, uint32_t *ret_blocks,
+                                        struct pd_error *err)
+{
+    uint32_t side;
+    PD_TRY(pd_multiprocessors(&side, err));
+    const uint64_t most = items < blocks_max ? items : blocks_max;
+    if (most < side) side = static_cast<uint32_t>(most);
+    if (side == 0) side = 1;
+    const uint64_t possible = most / side < PD_WAVES ? most / side : PD_WAVES, waves = possible ? possible : 1;
+    const uint64_t rounds = (items + waves * side - 1) / (waves * side);
+    *ret_deal = {items, side, static_cast<uint32_t>(rounds)};
+    *ret_blocks = rounds ? static_cast<uint32_t>((items + rounds * side - 1) / (rounds * side) * side) : 0;
+    return PD_OK;
+}
+
+/* Of this block; none where it is not below `items`, nor in a later round. Back and forth: long items come first, and with
+ * the same place in each round some blocks would get the longest of all. */
+PD_DEVICE uint64_t pd_wide_item(const pd_wide_deal &deal, uint32_t round)
+{
+    const uint32_t wave = blockIdx.x / deal.side, place = blockIdx.x % deal.side;
+    const uint64_t begin = ((uint64_t)wave * deal.rounds + round) * deal.side;
+    return round < deal.rounds ? begin + (round % 2 ? deal.side - 1 - place : place) : deal.items;
 }
 
 /* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp brings tiles, consumers
@@ -36,6 +77,36 @@ PD_DEVICE void pd_wide_block(uint64_t *full, uint32_t fulls, uint64_t *empty, ui
         pd_registers_take<PD_CONSUMER_REGISTERS>();
         consume();
     }
+}
+
+/* How far a thread is: the parity of items that have steps, and where the next step's tiles lie. */
+struct pd_wide_progress {
+    uint32_t round;
+    pd_ring ring;
+};
+
+/* ---- turns ---- */
+
+/* Consumers begin their products by turns: while one has its products made, the other makes exponentials. */
+PD_DEVICE void pd_turn_take(uint32_t consumer)
+{
+    pd_group_sync(1 + consumer, PD_CONSUMERS * PD_WARPGROUP);
+}
+
+PD_DEVICE void pd_turn_give(uint32_t consumer)
+{
+    pd_group_arrive(1 + (consumer ^ 1), PD_CONSUMERS * PD_WARPGROUP);
+}
+
+/* Before the first turn and after the last: the first is consumer 0's, and so is the one that is left over. */
+PD_DEVICE void pd_turns_begin(uint32_t consumer)
+{
+    if (consumer == 1) pd_turn_give(consumer);
+}
+
+PD_DEVICE void pd_turns_end(uint32_t consumer)
+{
+    if (consumer == 0) pd_turn_take(consumer);
 }
 
 /* ---- what tiles are brought from ---- */
@@ -84,22 +155,35 @@ static inline pd_status pd_wide_maps_make(const pd_attention *a, const void *dou
 /* ---- blocks that stay at queries ---- */
 
 struct pd_wide_place {
-    uint32_t sequence, head, kv, row, count; /* queries of the block, from `row` of the sequence; `count` are there */
+    uint32_t sequence, head, kv, row, count; /* queries of the item, from `row` of the sequence; `count` are there */
+    uint32_t first;                          /* key that the last of them sees */
     pd_attention_span seen;                  /* steps of keys */
 };
 
-template <uint32_t KEYS> PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a)
+template <uint32_t KEYS> PD_DEVICE pd_wide_place pd_wide_place_of(const pd_attention &a, uint64_t i)
 {
     const uint32_t tiles = (a.length + PD_STAY - 1) / PD_STAY;
-    const pd_attention_item item = pd_attention_item_of(blockIdx.x, a.sequences, a.heads, tiles, true);
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, false);
     const uint32_t row = item.tile * PD_STAY, count = pd_attention_count(a.length, item.tile, PD_STAY);
-    return {item.sequence, item.head, (item.head + a.group_offset) / a.group,
-            row,           count,     pd_attention_keys_seen(a, item.sequence, row, count, KEYS)};
+    return {item.sequence,
+            item.head,
+            (item.head + a.group_offset) / a.group,
+            row,
+            count,
+            pd_attention_first(a, item.sequence, row + count - 1),
+            pd_attention_keys_seen(a, item.sequence, row, count, KEYS)};
 }
 
 static inline uint64_t pd_wide_items(const pd_attention *a)
 {
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
+}
+
+/* See pd_attention_cut. */
+PD_DEVICE bool pd_wide_cut(const pd_attention &a, const pd_wide_place &p, uint32_t k, uint32_t keys)
+{
+    const uint32_t key = a.key_start + k;
+    return k + keys > a.key_length || key + keys - 1 > a.query_start + p.row || p.first > key;
 }
 
 /* A warp's 16 queries, from `row` of the sequence, q_row of the arrays; `count` of them are there. */
@@ -119,19 +203,20 @@ template <bool B> struct pd_constant {
 };
 
 /* Steps of keys, each with the stage that it is in and that of the step before; the first says so. `last` gets the last's.
- */
+ * `ring`: the stage of the first step, afterwards of the next item's. */
 template <uint32_t STAGES, typename STEP, typename LAST>
-PD_DEVICE void pd_wide_walk(const pd_attention_span &seen, const STEP &step, const LAST &last)
+PD_DEVICE void pd_wide_walk(const pd_attention_span &seen, pd_ring &ring, const STEP &step, const LAST &last)
 {
-    pd_ring now = {0, 0}, before = {0, 0};
+    pd_ring before = ring;
     if (seen.begin >= seen.end) return;
-    step(pd_constant<true>(), seen.begin, now, before);
+    step(pd_constant<true>(), seen.begin, ring, before);
     for (uint32_t kb = seen.begin + 1; kb < seen.end; kb++) {
-        before = now;
-        pd_ring_next<STAGES>(now);
-        step(pd_constant<false>(), kb, now, before);
+        before = ring;
+        pd_ring_next<STAGES>(ring);
+        step(pd_constant<false>(), kb, ring, before);
     }
-    last(now);
+    last(ring);
+    pd_ring_next<STAGES>(ring);
 }
 
 #endif

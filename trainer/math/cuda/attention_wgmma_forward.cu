@@ -3,41 +3,53 @@
  *
  *   S(0); softmax; then for each step i: S(i), O += P(i-1) V(i-1) begun; softmax of S(i) while O is made; O rescaled
  *
+ * Consumers begin S and O by turns, so that one's products are made while the other is at its softmax.
+ *
  * Sums over a row are four partial ones, one a lane, until the end, as in attention_forward.cu. */
 #include "trainer/math/cuda/attention_wgmma_block.h"
 #include "trainer/math/cuda/functions.h"
 
 #define KEYS 128u
 #define PIECES (KEYS / 8)
-#define STAGES 2u
 #define LOWEST (-1e30f) /* times c it is still finite */
 
+/* As many as there is room for: steps of heads of 64 are short beside the way from memory. */
+template <int D> constexpr uint32_t forward_stages = D == 64 ? 3 : 2;
+
 template <int D> struct forward_tiles {
-    pd_wide_tile<D, 64> q[PD_CONSUMERS];
-    pd_wide_tile<D, KEYS> k[STAGES], v[STAGES];
-    uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    pd_wide_tile<D, 64> q[PD_CONSUMERS], out[PD_CONSUMERS];
+    pd_wide_tile<D, KEYS> k[forward_stages<D>], v[forward_stages<D>];
+    uint64_t q_full, k_full[forward_stages<D>], v_full[forward_stages<D>];
+    uint64_t q_empty, k_empty[forward_stages<D>], v_empty[forward_stages<D>];
 };
+
+static_assert(sizeof(forward_tiles<128>) <= PD_WIDE_SHARED && sizeof(forward_tiles<64>) <= PD_WIDE_SHARED, "too much");
 
 /* ---- the warp that brings tiles ---- */
 
+/* The first K before Q, whose place is free later. */
 template <int D>
-PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p, forward_tiles<D> &t,
-                               bool wide)
+PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p,
+                               pd_wide_progress &done, forward_tiles<D> &t, bool wide)
 {
     const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
     const pd_wide_source v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
-    pd_ring ring = {0, 0};
-    for (uint32_t i = 0; i < PD_CONSUMERS; i++)
-        pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
-    pd_wide_filled(&t.q_full, PD_STAY * D * 2, wide);
+    pd_ring &ring = done.ring;
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.k_empty[ring.stage], ring.parity ^ 1);
         pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.k_full[ring.stage], wide);
         pd_wide_filled(&t.k_full[ring.stage], KEYS * D * 2, wide);
+        if (kb == p.seen.begin) {
+            pd_barrier_wait(&t.q_empty, done.round ^ 1);
+            for (uint32_t i = 0; i < PD_CONSUMERS; i++)
+                pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
+            pd_wide_filled(&t.q_full, PD_STAY * D * 2, wide);
+            done.round ^= 1;
+        }
         pd_barrier_wait(&t.v_empty[ring.stage], ring.parity ^ 1);
         pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.v_full[ring.stage], wide);
         pd_wide_filled(&t.v_full[ring.stage], KEYS * D * 2, wide);
-        pd_ring_next<STAGES>(ring);
+        pd_ring_next<forward_stages<D>>(ring);
     }
 }
 
@@ -46,6 +58,7 @@ PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, 
 /* [half] is row 8 half + lane/4 of this warp's 16. */
 template <int D> struct forward_state {
     float o[D / 8][4], max[2], sum[2];
+    uint32_t group;
     pd_wide_own own;
 };
 
@@ -126,26 +139,26 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
 {
     float x[PIECES][4], rescale[2];
     pd_barrier_wait(&t.k_full[now.stage], now.parity);
+    pd_turn_take(s.group);
     pd_product_settle(x);
     pd_product_begin();
-    pd_wide_scores<T>(x, t.q[pd_consumer()], t.k[now.stage]);
+    pd_wide_scores<T>(x, t.q[s.group], t.k[now.stage]);
     pd_product_commit();
-    if (FIRST) {
-        pd_product_wait<0>();
-    } else {
+    if (!FIRST) {
         pd_barrier_wait(&t.v_full[before.stage], before.parity);
         pd_product_settle(s.o);
         pd_product_begin();
         pd_wide_apply<T>(s.o, pv, t.v[before.stage]);
         pd_product_commit();
-        pd_product_wait<1>();
     }
+    pd_turn_give(s.group);
+    pd_product_wait<(FIRST ? 0 : 1)>();
     pd_product_settle(x);
     pd_wide_emptied(&t.k_empty[now.stage]);
-    if (pd_attention_cut(a, p.sequence, p.row, p.count, kb * KEYS, KEYS))
-        forward_mask(a, p.sequence, s.own.row, a.key_start + kb * KEYS, x);
+    if (pd_wide_cut(a, p, kb * KEYS, KEYS)) forward_mask(a, p.sequence, s.own.row, a.key_start + kb * KEYS, x);
     forward_softmax<D>(s, a.scale * PD_LOG2_E, x, rescale);
     if (!FIRST) {
+        pd_product_linger(s.sum[0] + s.sum[1], &t.q_full);
         pd_product_wait<0>();
         pd_product_settle(s.o);
         pd_wide_emptied(&t.v_empty[before.stage]);
@@ -191,45 +204,64 @@ PD_DEVICE void forward_finish(const pd_attention &a, const pd_wide_place &p, for
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, forward_tiles<D> &t, bool wide)
+PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
+                               forward_tiles<D> &t, bool wide)
 {
-    const uint32_t group = pd_consumer();
     forward_state<D> s;
     uint32_t pv[KEYS / 16][4];
+    s.group = group;
     forward_start<D>(a, p, s);
-    pd_barrier_wait(&t.q_full, 0);
-    pd_wide_walk<STAGES>(
-        p.seen,
+    if (p.seen.begin < p.seen.end) {
+        pd_barrier_wait(&t.q_full, done.round);
+        done.round ^= 1;
+    }
+    pd_wide_walk<forward_stages<D>>(
+        p.seen, done.ring,
         [&](auto first, uint32_t kb, const pd_ring &now, const pd_ring &before) {
             forward_step<T, D, decltype(first)::value>(a, p, kb, now, before, t, s, pv);
         },
         [&](const pd_ring &last) {
+            pd_wide_emptied(&t.q_empty);
             pd_barrier_wait(&t.v_full[last.stage], last.parity);
             pd_wide_apply_now<T>(s.o, pv, t.v[last.stage]);
+            pd_wide_emptied(&t.v_empty[last.stage]);
         });
-    pd_group_sync(1 + group, PD_WARPGROUP);
-    forward_finish<T, D>(a, p, s, pd_wide_scratch(t.q[group]), wide);
+    forward_finish<T, D>(a, p, s, pd_wide_scratch(t.out[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const bool wide)
+    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
+                            const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
-    const pd_wide_place p = pd_wide_place_of<KEYS>(a);
-    pd_wide_block(
-        &t.q_full, 1 + 2 * STAGES, t.k_empty, 2 * STAGES, [&] { forward_produce<D>(a, maps, p, t, wide); },
-        [&] { forward_consume<T, D>(a, p, t, wide); });
+    pd_wide_progress done = {0, {0, 0}};
+    const auto produce = [&] {
+        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+            forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), done, t, wide);
+    };
+    const auto consume = [&] {
+        const uint32_t group = pd_consumer();
+        pd_turns_begin(group);
+        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+            forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), group, done, t, wide);
+        pd_turns_end(group);
+    };
+    constexpr uint32_t barriers = 1 + 2 * forward_stages<D>;
+    pd_wide_block(&t.q_full, barriers, &t.q_empty, barriers, produce, consume);
 }
 
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
     pd_wide_maps maps = {};
+    pd_wide_deal deal;
+    uint32_t blocks;
     PD_TRY(pd_wide_maps_make(a, NULL, wide, &maps, err));
-    return PD_LAUNCH(err, (attention_forward_wgmma<T, D>), static_cast<unsigned>(pd_wide_items(a)), PD_WIDE_THREADS,
-                     sizeof(forward_tiles<D>) + 1024, stream, *a, maps, wide);
+    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
+    return PD_LAUNCH(err, (attention_forward_wgmma<T, D>), blocks, PD_WIDE_THREADS, sizeof(forward_tiles<D>) + 1024, stream,
+                     *a, maps, deal, wide);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_error *err)

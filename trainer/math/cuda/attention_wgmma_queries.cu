@@ -12,29 +12,35 @@
 template <int D> constexpr bool queries_hold_dout = D == 64;
 
 template <int D> struct queries_tiles {
-    pd_wide_tile<D, 64> q[PD_CONSUMERS], dout[PD_CONSUMERS];
+    pd_wide_tile<D, 64> q[PD_CONSUMERS], dout[PD_CONSUMERS], out[PD_CONSUMERS];
     pd_wide_tile<D, KEYS> k[STAGES], v[STAGES];
-    uint64_t q_full, full[STAGES], empty[STAGES];
+    uint64_t stays_full, full[STAGES], stays_empty, empty[STAGES];
 };
 
+static_assert(sizeof(queries_tiles<128>) <= PD_WIDE_SHARED && sizeof(queries_tiles<64>) <= PD_WIDE_SHARED, "too much");
+
+/* The first K and V before what stays, whose place is free later. */
 template <int D>
-PD_DEVICE void queries_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p, queries_tiles<D> &t,
-                               bool wide)
+PD_DEVICE void queries_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p,
+                               pd_wide_progress &done, queries_tiles<D> &t, bool wide)
 {
     const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
     const pd_wide_source o = pd_wide_dout<D>(a, maps, p.sequence, p.head), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
-    pd_ring ring = {0, 0};
-    for (uint32_t i = 0; i < PD_CONSUMERS; i++) {
-        pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
-        pd_wide_load(t.dout[i], o, p.row + 64 * i, &t.q_full, wide);
-    }
-    pd_wide_filled(&t.q_full, 2 * PD_STAY * D * 2, wide);
+    pd_ring &ring = done.ring;
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
         pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.full[ring.stage], wide);
         pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.full[ring.stage], wide);
         pd_wide_filled(&t.full[ring.stage], 2 * KEYS * D * 2, wide);
         pd_ring_next<STAGES>(ring);
+        if (kb > p.seen.begin) continue;
+        pd_barrier_wait(&t.stays_empty, done.round ^ 1);
+        for (uint32_t i = 0; i < PD_CONSUMERS; i++) {
+            pd_wide_load(t.q[i], q, p.row + 64 * i, &t.stays_full, wide);
+            pd_wide_load(t.dout[i], o, p.row + 64 * i, &t.stays_full, wide);
+        }
+        pd_wide_filled(&t.stays_full, 2 * PD_STAY * D * 2, wide);
+        done.round ^= 1;
     }
 }
 
@@ -42,6 +48,7 @@ PD_DEVICE void queries_produce(const pd_attention &a, const pd_wide_maps &maps, 
 template <int D> struct queries_state {
     uint32_t q[D / 16][4], dout[D / 16][4];
     float dq[D / 8][4], lse2[2], delta[2];
+    uint32_t group;
     pd_wide_own own;
 };
 
@@ -101,7 +108,7 @@ PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint3
     if constexpr (queries_hold_dout<D>)
         pd_wide_scores<T, D>(dp, s.dout, t.v[now.stage]);
     else
-        pd_wide_scores<T, D>(dp, t.dout[pd_consumer()], t.v[now.stage]);
+        pd_wide_scores<T, D>(dp, t.dout[s.group], t.v[now.stage]);
     pd_product_commit();
     if (!FIRST) {
         pd_wide_apply<T>(s.dq, ds, t.k[before]);
@@ -109,7 +116,7 @@ PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint3
     }
     pd_product_wait<(FIRST ? 1 : 2)>();
     pd_product_settle(x);
-    if (pd_attention_cut(a, p.sequence, p.row, p.count, kb * KEYS, KEYS))
+    if (pd_wide_cut(a, p, kb * KEYS, KEYS))
         queries_weights<true, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
     else
         queries_weights<false, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
@@ -142,44 +149,62 @@ PD_DEVICE void queries_finish(const pd_attention &a, const pd_wide_place &p, con
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, queries_tiles<D> &t, bool wide)
+PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
+                               queries_tiles<D> &t, bool wide)
 {
-    const uint32_t group = pd_consumer();
     queries_state<D> s;
     uint32_t ds[KEYS / 16][4];
+    s.group = group;
     queries_start<D>(a, p, s);
-    pd_barrier_wait(&t.q_full, 0);
-    pd_wide_rows<D>(s.q, t.q[group]);
-    if (queries_hold_dout<D>) pd_wide_rows<D>(s.dout, t.dout[group]);
+    if (p.seen.begin < p.seen.end) {
+        pd_barrier_wait(&t.stays_full, done.round);
+        done.round ^= 1;
+        pd_wide_rows<D>(s.q, t.q[group]);
+        if (queries_hold_dout<D>) pd_wide_rows<D>(s.dout, t.dout[group]);
+    }
     pd_wide_walk<STAGES>(
-        p.seen,
+        p.seen, done.ring,
         [&](auto first, uint32_t kb, const pd_ring &now, const pd_ring &before) {
             queries_step<T, D, decltype(first)::value>(a, p, kb, now, before.stage, t, s, ds);
         },
-        [&](const pd_ring &last) { pd_wide_apply_now<T>(s.dq, ds, t.k[last.stage]); });
-    pd_group_sync(1 + group, PD_WARPGROUP);
-    queries_finish<T, D>(a, p, s, pd_wide_scratch(t.q[group]), wide);
+        [&](const pd_ring &last) {
+            pd_wide_emptied(&t.stays_empty);
+            pd_wide_apply_now<T>(s.dq, ds, t.k[last.stage]);
+            pd_wide_emptied(&t.empty[last.stage]);
+        });
+    queries_finish<T, D>(a, p, s, pd_wide_scratch(t.out[group]), wide);
 }
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const bool wide)
+    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_deal deal,
+                            const bool wide)
 {
     PD_SHARED_DYNAMIC(shared);
     queries_tiles<D> &t = pd_wide_tiles<queries_tiles<D>>(shared);
-    const pd_wide_place p = pd_wide_place_of<KEYS>(a);
-    pd_wide_block(
-        &t.q_full, 1 + STAGES, t.empty, STAGES, [&] { queries_produce<D>(a, maps, p, t, wide); },
-        [&] { queries_consume<T, D>(a, p, t, wide); });
+    pd_wide_progress done = {0, {0, 0}};
+    const auto produce = [&] {
+        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+            queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), done, t, wide);
+    };
+    const auto consume = [&] {
+        const uint32_t group = pd_consumer();
+        for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)
+            queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, pd_wide_item(deal, round)), group, done, t, wide);
+    };
+    pd_wide_block(&t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, produce, consume);
 }
 
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
     pd_wide_maps maps = {};
+    pd_wide_deal deal;
+    uint32_t blocks;
     PD_TRY(pd_wide_maps_make(a, a->dout, wide, &maps, err));
-    return PD_LAUNCH(err, (attention_queries_wgmma<T, D>), static_cast<unsigned>(pd_wide_items(a)), PD_WIDE_THREADS,
-                     sizeof(queries_tiles<D>) + 1024, stream, *a, maps, wide);
+    PD_TRY(pd_wide_deal_of(pd_wide_items(a), UINT64_MAX, &deal, &blocks, err));
+    return PD_LAUNCH(err, (attention_queries_wgmma<T, D>), blocks, PD_WIDE_THREADS, sizeof(queries_tiles<D>) + 1024, stream,
+                     *a, maps, deal, wide);
 }
 
 pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_error *err)

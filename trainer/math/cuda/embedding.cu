@@ -52,6 +52,7 @@ struct scatter {
     int64_t first;          /* index of row 0 of the table */
     const void *dout;
     float *table;
+    bool adds;
     uint32_t tokens;                 /* of a block */
     uint32_t pieces;                 /* a power of two */
     uint32_t piece_ends[PIECES_MAX]; /* rows */
@@ -169,6 +170,13 @@ PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *li
     return chain;
 }
 
+/* The sum of `count` rows of the leaf becomes an element of the table. */
+PD_DEVICE void put_sum(const scatter &s, uint64_t element, uint64_t count, float sum)
+{
+    if (s.adds && count == 0) return;
+    s.table[element] = s.adds ? s.table[element] + sum : sum;
+}
+
 /* Runs of as many rows as can be listed. All threads of the block are in it, those beyond the columns too. */
 template <enum pd_dtype D>
 PD_DEVICE void scatter_in_runs(const scatter &s, uint64_t first_row, uint32_t tokens, uint64_t column, lists &l)
@@ -182,7 +190,7 @@ PD_DEVICE void scatter_in_runs(const scatter &s, uint64_t first_row, uint32_t to
         __syncthreads();
     }
     for (uint32_t t = 0; t < tokens && column < s.columns; t++)
-        s.table[(first_row + t) * s.columns + column] = chains[t];
+        put_sum(s, (first_row + t) * s.columns + column, s.rows, chains[t]);
 }
 
 template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
@@ -205,7 +213,7 @@ template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
             sum = sum_listed<D>(s, column, list, count, 0.0f);
         else
             sum = sum_rows<D>(s, column, begin + t, list, listed ? count : s.rows);
-        s.table[(first_row + t) * s.columns + column] = sum;
+        put_sum(s, (first_row + t) * s.columns + column, listed ? count : s.rows, sum);
     }
 }
 
@@ -232,6 +240,7 @@ static pd_status launch(void *stream, const struct pd_embedding *e, scatter *s, 
     s->rows = e->rows;
     s->columns = e->columns;
     s->dout = e->dout;
+    s->adds = e->adds;
     s->tokens = tokens < TOKENS ? static_cast<uint32_t>(tokens) : TOKENS;
     const dim3 grid(pd_blocks(s->table_rows, s->tokens), pd_blocks(e->columns, PD_THREADS));
     PD_WITH_DTYPE(e->dtype, D, return PD_LAUNCH(err, scatter_kernel<D>, grid, PD_THREADS, 0, stream, *s));

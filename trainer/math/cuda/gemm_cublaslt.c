@@ -78,6 +78,12 @@ static uint64_t row_of(const struct pd_matrix *matrix, uint64_t rows, uint64_t c
     return rows > 1 ? matrix->ld : columns;
 }
 
+/* Of another matrix than C: sums that go on in C are the product of a sum that begins there, by the same algorithm. */
+static bool has_residual(const struct pd_gemm *g)
+{
+    return g->residual.data && g->residual.data != g->c.data;
+}
+
 static void set_shape(struct key *key, const struct pd_gemm *g)
 {
     key->m = g->m;
@@ -85,7 +91,7 @@ static void set_shape(struct key *key, const struct pd_gemm *g)
     key->ld_a = row_of(&g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
     key->ld_b = row_of(&g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
     key->ld_c = row_of(&g->c, g->m, g->n);
-    key->ld_residual = g->residual.data ? row_of(&g->residual, g->m, g->n) : key->ld_c;
+    key->ld_residual = has_residual(g) ? row_of(&g->residual, g->m, g->n) : key->ld_c;
 }
 
 static cudaDataType_t type_of(enum pd_dtype dtype)
@@ -147,11 +153,11 @@ static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm 
     key.trans_b = g->trans_b;
     key.accumulate = g->accumulate;
     key.bias = g->bias != NULL;
-    key.residual = g->residual.data != NULL;
+    key.residual = has_residual(g);
     key.align_a = operand_alignment(&g->a, g->a_format);
     key.align_b = operand_alignment(&g->b, g->b_format);
     key.align_c = alignment_of(&g->c, pd_dtype_bytes(g->c.dtype));
-    key.align_residual = g->residual.data ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : 16;
+    key.align_residual = has_residual(g) ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : key.align_c;
     key.align_bias = alignment_at(g->bias, 0);
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;

@@ -46,4 +46,15 @@ pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t colu
                         (unsigned long long)sequences, (unsigned long long)rows, (unsigned long long)columns,
                         (unsigned long long)ld, (int)code);
 }
+
+pd_status pd_multiprocessors(uint32_t *ret_count, struct pd_error *err)
+{
+    int device, count;
+    cudaError_t code = cudaGetDevice(&device);
+    if (code == cudaSuccess) code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (code != cudaSuccess)
+        return pd_error_set(err, PD_DEVICE_LOST, PD_WHERE, 0, "the GPU's multiprocessors: %s", cudaGetErrorString(code));
+    *ret_count = static_cast<uint32_t>(count);
+    return PD_OK;
+}
 #endif

@@ -74,11 +74,6 @@ PD_DEVICE void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t colu
         : "memory");
 }
 
-PD_DEVICE void pd_tensor_map_prefetch(const pd_tensor_map *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* Shared memory that this thread has read or written is next touched by copies or products. */
 PD_DEVICE void pd_async_fence()
 {
@@ -91,6 +86,12 @@ PD_DEVICE void pd_async_fence()
 PD_DEVICE void pd_group_sync(uint32_t number, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+/* The same without waiting: counts for those who do. */
+PD_DEVICE void pd_group_arrive(uint32_t number, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 /* Registers that a thread of this warpgroup has from here on. */
@@ -129,6 +130,15 @@ template <int N> PD_DEVICE void pd_product_settle(float (&c)[N][4])
 #pragma unroll
     for (int n = 0; n < N; n++)
         asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+
+/* What x, not negative, depends on is computed before the wait that follows. ptxas takes a wait as early as it can, and then
+ * nothing is computed while products are on their way; it does not take it over a store, here one that never happens. */
+PD_DEVICE void pd_product_linger(float x, void *shared)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.volatile.shared.f32 [%1], %0;\n}" ::"f"(x),
+                 "r"(pd_shared_address(shared))
+                 : "memory");
 }
 
 #define PD_C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -187,5 +197,8 @@ PD_DEVICE void pd_product(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
  */
 pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t columns, uint64_t ld, uint64_t rows,
                              uint64_t sequences, struct pd_error *err);
+
+/* Of the current device. */
+pd_status pd_multiprocessors(uint32_t *ret_count, struct pd_error *err);
 
 #endif
