@@ -40,6 +40,14 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
+/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are added up before leaves are. */
+static bool adds_in_place(const struct pd_engine *e)
+{
+    const struct pd_layout *layout = &e->grid.layout;
+    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->leaves > 1 &&
+           e->options.config->numerics.gradient_type == PD_F32 && pd_partition_piece_total(&e->grid.partition) == 1;
+}
+
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
@@ -48,6 +56,7 @@ static struct pd_zero_options zero_options_of(const struct pd_engine *e)
                                     .gradient_type = c->numerics.gradient_type,
                                     .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
                                     .seed = c->run.seed,
+                                    .adds_in_place = adds_in_place(e),
                                     .state_on_host = pd_host_state_is_wanted(&e->options),
                                     .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                     .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
@@ -94,6 +103,15 @@ static bool keeps_blocks(const struct pd_engine *e)
     return per_token * c->batch.leaf * c->batch.context < GRAPH_FLOPS_MAX;
 }
 
+/* Codes of all weights take as much as their compute copies: not where these have left the device for want of room. */
+static bool keeps_codes(const struct pd_engine *e)
+{
+    const struct pd_config *c = e->options.config;
+    const bool wants = c->layout.fp8_codes == PD_CODES_STEP || (c->layout.fp8_codes == PD_CODES_AUTO && e->options.is_gpu);
+    return wants && c->numerics.linears == PD_LINEARS_FP8 && e->slots > 1 && c->numerics.virtual_tp == 1 &&
+           c->numerics.virtual_sp == 1 && !pd_leaves_device(&e->options, c->offload.parameters);
+}
+
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
@@ -101,9 +119,11 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .length = c->batch.context,
                                            .dtype = c->numerics.precision,
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
+                                           .keeps_codes = keeps_codes(e),
                                            .recompute = e->laid_out.recompute,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
+                                           .may_add = adds_in_place(e),
                                            .activations_in_files = pd_leaves_device(&e->options, c->offload.activations),
                                            .activations_budget = c->offload.activations_budget,
                                            .partition = e->grid.partition,
@@ -368,14 +388,6 @@ pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_m
     pd_engine_free(engine);
     pd_arena_free(arena);
     return st;
-}
-
-pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t rank,
-                         uint32_t threads, struct pd_memory_plan *ret_plan, struct pd_error *err)
-{
-    const struct pd_engine_options options = {
-        .config = config, .model = model, .world = world, .rank = rank, .threads = threads};
-    return pd_engine_plan_of(&options, ret_plan, err);
 }
 
 pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,

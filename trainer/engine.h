@@ -111,10 +111,7 @@ bool pd_blocks_leave_device(const struct pd_engine_options *options);
 /* Whether a step under this layout goes by layers. */
 bool pd_goes_by_layers(const struct pd_config *config, const struct pd_layout *layout);
 
-/* Bytes by category that rank `rank` of `world` will take: the recipe on a dry arena. */
-PD_MUST_USE pd_status pd_engine_plan(const struct pd_config *config, const struct pd_model *model, uint32_t world,
-                                     uint32_t rank, uint32_t threads, struct pd_memory_plan *ret_plan, struct pd_error *err);
-/* The same under a layout that is given: for plans of many. */
+/* Bytes by category that a rank will take: the recipe on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
                                         struct pd_error *err);
 

@@ -231,13 +231,21 @@ static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint3
     return PD_OK;
 }
 
+/* Where backward puts those of a leaf, or adds them. */
+static pd_status leaf_gradients(struct pd_engine *e, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                struct pd_error *err)
+{
+    pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
+    return pd_zero_leaf_gradients(e->zero, set, slot, ret_gradients, err);
+}
+
 static pd_status head_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, head_set(e), &weights, err));
-    PD_TRY(pd_zero_leaf_gradients(e->zero, head_set(e), a->slot, &gradients, err));
+    PD_TRY(leaf_gradients(e, head_set(e), a->slot, &gradients, err));
     if (!ghost) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
         PD_TRY(account(s, a->slot, err));
@@ -252,7 +260,7 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, 1 + block, &weights, err));
-    PD_TRY(pd_zero_leaf_gradients(e->zero, 1 + block, a->slot, &gradients, err));
+    PD_TRY(leaf_gradients(e, 1 + block, a->slot, &gradients, err));
     if (ghost) return PD_OK;
     PD_TRY(prefetch_saved(s, a, 1 + block, err));
     return pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err);
@@ -275,7 +283,7 @@ static pd_status embed_backward(struct step *s, uint32_t slot, bool ghost, void 
 {
     struct pd_engine *e = s->e;
     float *const *gradients;
-    PD_TRY(pd_zero_leaf_gradients(e->zero, 0, slot, &gradients, err));
+    PD_TRY(leaf_gradients(e, 0, slot, &gradients, err));
     if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
     return pd_zero_push_gradients(e->zero, 0, slot, err);
 }

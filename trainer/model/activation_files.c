@@ -91,6 +91,7 @@ void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spil
 void pd_transformer_begin(struct pd_transformer *t, bool learns)
 {
     t->away.learns = learns;
+    pd_fp8_forget(t);
 }
 
 /* ---- memory ---- */

@@ -38,6 +38,7 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
     const bool bias = t->model->config.qkv_bias;
     uint32_t place = pd_transformer_place(t, slot, block);
     PD_CHECK(block < t->model->config.layers);
+    pd_fp8_enter(t, block);
     return (struct pass){.t = t,
                          .roles = !t->is_llama ? &gpt2_roles
                                   : bias       ? &llama_bias_roles
@@ -97,7 +98,7 @@ static pd_status qkv_forward(const struct pass *p, struct pd_error *err)
     struct pd_qkv y = pd_qkv_of(t, p->a->qkv, t->share.k_columns);
     if (t->fp8.is_on) {
         pd_fp8_qkv_parts(p->t, &y, false);
-        return pd_fp8_columns_forward(p->t, p->a->norm1, w, bias, err);
+        return pd_fp8_columns_forward(p->t, PD_FP8_QKV, p->a->norm1, w, bias, err);
     }
     if (!t->sp.by_parts) return columns_forward(p, q + kv, p->a->norm1, w, bias, p->a->qkv, err);
     PD_TRY(columns_forward(p, q, p->a->norm1, w, bias, y.q, err));
@@ -109,7 +110,7 @@ static pd_status up_forward(const struct pass *p, struct pd_error *err)
     const void *w = weight(p, p->roles->up), *bias = weight(p, p->roles->up_bias);
     if (!p->t->fp8.is_on) return columns_forward(p, p->t->share.up_columns, p->a->norm2, w, bias, p->a->up, err);
     pd_fp8_up_parts(p->t, p->a->up);
-    return pd_fp8_columns_forward(p->t, p->a->norm2, w, bias, err);
+    return pd_fp8_columns_forward(p->t, PD_FP8_UP, p->a->norm2, w, bias, err);
 }
 
 /* dW (out,in) = dy^T x, a chain of tokens a piece. */
@@ -128,7 +129,8 @@ static pd_status weight_piece(struct pd_transformer *t, void *context, uint32_t 
                         .trans_a = true,
                         .a = matrix(t, shift(t, w->dy, row * w->ld_dy), w->ld_dy),
                         .b = matrix(t, shift(t, w->x, row * w->ld_x), w->ld_x),
-                        .c = {dst, PD_F32, w->in}};
+                        .c = {dst, PD_F32, w->in},
+                        .residual = pd_gradient_so_far(t, dst, w->in)};
     return pd_gemm(t->math, &g, err);
 }
 
@@ -144,7 +146,7 @@ static pd_status weight_backward(struct pd_transformer *t, struct weight_gradien
 {
     if (!w->out || !w->in) return PD_OK;
     PD_TRY(pd_sum_pieces(t, w->out * w->in, weight_piece, w, dweight, err));
-    return dbias ? pd_sum_pieces(t, w->out, bias_piece, w, dbias, err) : PD_OK;
+    return dbias ? pd_vector_gradient(t, w->out, bias_piece, w, dbias, err) : PD_OK;
 }
 
 static pd_status qkv_weights(const struct pass *p, const struct pd_qkv *d, struct pd_error *err)
@@ -217,6 +219,7 @@ static pd_status up_input(const struct pass *p, struct pd_error *err)
 /* ---- what is cut by columns of the weight ---- */
 
 struct row_parallel {
+    enum pd_fp8_linear linear;
     uint64_t units, unit; /* unit elements make one that chunks cut */
     uint64_t in;          /* of this rank */
     const void *x;        /* (R,in) */
@@ -226,19 +229,19 @@ struct row_parallel {
 static struct row_parallel out_projection(const struct pass *p)
 {
     const struct pd_model_config *c = &p->t->model->config;
-    return (struct row_parallel){c->heads,        c->head_size,  p->t->share.q_columns,
+    return (struct row_parallel){PD_FP8_OUT,      c->heads,      c->head_size,      p->t->share.q_columns,
                                  p->a->attention, p->roles->out, p->roles->out_bias};
 }
 
 static struct row_parallel down_projection(const struct pass *p)
 {
-    return (struct row_parallel){p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden, p->roles->down,
-                                 p->roles->down_bias};
+    return (struct row_parallel){PD_FP8_DOWN,    p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden,
+                                 p->roles->down, p->roles->down_bias};
 }
 
 static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parallel *l)
 {
-    return (struct pd_fp8_rows){l->units, l->unit, l->in, l->x, weight(p, l->weight)};
+    return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->weight)};
 }
 
 /* y (R,C) = x W^T + bias + residual */
@@ -296,7 +299,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
     PD_TRY(rows_products(p, l, dx, err));
     struct weight_gradient bias = {.dy = t->dstream, .out = p->hidden, .ld_dy = p->hidden};
     float *dbias = gradient(p, l->bias);
-    return dbias ? pd_sum_pieces(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
+    return dbias ? pd_vector_gradient(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
 }
 
 /* ---- norms ---- */
@@ -383,7 +386,8 @@ static struct pd_math_key key_of(const struct pass *p, uint32_t block, const cha
     return key;
 }
 
-static const char forward_way[] = "forward", backward_way[] = "backward";
+static const char forward_way[] = "forward", backward_way[] = "backward", adding_way[] = "backward, adding",
+                  making_way[] = "forward, making codes";
 
 /* Ends what pd_math_replay began, whatever became of it. */
 static pd_status kept(struct pd_transformer *t, pd_status run, struct pd_error *err)
@@ -407,10 +411,11 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, NULL);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
-    const struct pd_math_key key = key_of(&p, block, forward_way, out);
+    const struct pd_math_key key = key_of(&p, block, pd_fp8_makes_codes(t) ? making_way : forward_way, out);
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
     if (!is_done) PD_TRY(kept(t, forward_run(&p, out, err), err));
+    pd_fp8_made(t);
     pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
 }
@@ -421,7 +426,8 @@ static pd_status up_backward(const struct pass *p, struct pd_error *err)
     float *dweight = gradient(p, p->roles->up), *dbias = gradient(p, p->roles->up_bias);
     if (t->fp8.is_on) {
         pd_fp8_up_parts(t, t->dup);
-        return pd_fp8_columns_backward(t, p->a->norm2, weight(p, p->roles->up), t->model->config.ffn, dweight, dbias, err);
+        return pd_fp8_columns_backward(t, PD_FP8_UP, p->a->norm2, weight(p, p->roles->up), t->model->config.ffn, dweight,
+                                       dbias, err);
     }
     PD_TRY(up_input(p, err));
     struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
@@ -434,7 +440,7 @@ static pd_status qkv_backward(const struct pass *p, struct pd_error *err)
     struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     if (t->fp8.is_on) {
         pd_fp8_qkv_parts(t, &d, true);
-        return pd_fp8_columns_backward(t, p->a->norm1, weight(p, p->roles->qkv), t->model->config.heads,
+        return pd_fp8_columns_backward(t, PD_FP8_QKV, p->a->norm1, weight(p, p->roles->qkv), t->model->config.heads,
                                        gradient(p, p->roles->qkv), gradient(p, p->roles->qkv_bias), err);
     }
     PD_TRY(qkv_input(p, &d, err));
@@ -479,7 +485,7 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;
-    const struct pd_math_key key = key_of(&p, block, backward_way, dstream);
+    const struct pd_math_key key = key_of(&p, block, t->adds ? adding_way : backward_way, dstream);
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
     if (!is_done) PD_TRY(kept(t, backward_run(&p, err), err));

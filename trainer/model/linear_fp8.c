@@ -5,8 +5,11 @@
  * finds the same. With both 1 a matrix is one tile, q, k and v together as they lie in memory.
  *
  * Codes live from their making to the end of the call; backward makes them again from what was saved, which is of the
- * activation type. In a product k is contiguous in both operands, so gradients of weights multiply transposed codes. */
+ * activation type. Those of weights may be kept for a step (pd_fp8_kept), where no layout cuts a weight. In a product k is
+ * contiguous in both operands, so gradients of weights multiply transposed codes. */
 #include "trainer/model/transformer_internal.h"
+
+#include <string.h>
 
 /* ---- which rows of a weight share a scale ---- */
 
@@ -126,20 +129,73 @@ static const char *shift(const struct pd_transformer *t, const void *base, uint6
 }
 
 /* `across` (columns, rows), `codes` (rows, columns); either NULL. */
-static pd_status quantize(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t rows,
-                          uint64_t columns, uint8_t *codes, uint8_t *across, const float **ret_scale, struct pd_error *err)
+static pd_status quantize_with(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t rows,
+                               uint64_t columns, struct pd_fp8_kept to, struct pd_error *err)
 {
     const struct pd_quantize q = {.rows = rows,
                                   .columns = columns,
                                   .x = {(void *)(uintptr_t)x, t->options.dtype, ld},
                                   .format = format,
-                                  .codes = codes,
-                                  .transposed = across,
+                                  .codes = to.codes,
+                                  .transposed = to.across,
                                   .ld_codes = columns,
                                   .ld_transposed = rows,
-                                  .scale = next_scale(&t->fp8)};
-    *ret_scale = q.scale;
+                                  .scale = to.scale};
     return pd_quantize(t->math, &q, err);
+}
+
+static pd_status quantize(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t rows,
+                          uint64_t columns, uint8_t *codes, uint8_t *across, const float **ret_scale, struct pd_error *err)
+{
+    const struct pd_fp8_kept to = {codes, across, next_scale(&t->fp8)};
+    *ret_scale = to.scale;
+    return quantize_with(t, format, x, ld, rows, columns, to, err);
+}
+
+/* ---- weights ---- */
+
+void pd_fp8_enter(struct pd_transformer *t, uint32_t block)
+{
+    t->fp8.block = block;
+}
+
+bool pd_fp8_makes_codes(const struct pd_transformer *t)
+{
+    return t->fp8.kept && !t->fp8.is_made[t->fp8.block];
+}
+
+void pd_fp8_made(struct pd_transformer *t)
+{
+    if (t->fp8.kept) t->fp8.is_made[t->fp8.block] = true;
+}
+
+void pd_fp8_forget(struct pd_transformer *t)
+{
+    if (t->fp8.kept) memset(t->fp8.is_made, 0, t->model->config.layers * sizeof *t->fp8.is_made);
+}
+
+/* A weight (rows, columns), or the part of it that has a scale. */
+struct weight {
+    enum pd_fp8_linear linear;
+    const void *w;
+    uint64_t rows, columns;
+};
+
+/* As it lies, or transposed; at `place` where codes are not kept. */
+static pd_status weight_codes(struct pd_transformer *t, const struct weight *w, bool across, uint8_t *place,
+                              const uint8_t **ret_codes, const float **ret_scale, struct pd_error *err)
+{
+    struct pd_fp8_linears *f = &t->fp8;
+    *ret_codes = place;
+    if (!f->kept)
+        return quantize(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, across ? NULL : place, across ? place : NULL,
+                        ret_scale, err);
+    const struct pd_fp8_kept kept = f->kept[f->block][w->linear];
+    *ret_codes = across ? kept.across : kept.codes;
+    *ret_scale = kept.scale;
+    PD_CHECK(!across || !pd_fp8_makes_codes(t)); /* a backward follows a forward */
+    if (!pd_fp8_makes_codes(t)) return PD_OK;
+    return quantize_with(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, kept, err);
 }
 
 /* Piece after piece, in memory too; scales of pieces lie PD_FP8_SCALE_FLOATS apart. */
@@ -208,6 +264,7 @@ static pd_status weight_piece(struct pd_transformer *t, void *context, uint32_t 
                               .a = {(void *)(uintptr_t)(w->dy + row * w->out), PD_F32, rows},
                               .b = {(void *)(uintptr_t)(w->x + row * w->in), PD_F32, rows},
                               .c = {dst, PD_F32, w->in},
+                              .residual = pd_gradient_so_far(t, dst, w->in),
                               .a_format = PD_FP8_E5M2,
                               .b_format = PD_FP8_E4M3,
                               .a_scale = w->dy_scales + place * PD_FP8_SCALE_FLOATS,
@@ -224,8 +281,8 @@ static pd_status bias_piece(struct pd_transformer *t, void *context, uint32_t pl
 
 /* ---- cut by rows of the weight ---- */
 
-pd_status pd_fp8_columns_forward(struct pd_transformer *t, const void *x, const void *w, const void *bias,
-                                 struct pd_error *err)
+pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x, const void *w,
+                                 const void *bias, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const uint64_t hidden = t->model->config.hidden;
@@ -235,9 +292,10 @@ pd_status pd_fp8_columns_forward(struct pd_transformer *t, const void *x, const 
     PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, f->x, NULL, &x_scales, err));
     for (uint32_t i = 0; i < f->part_count; i++) {
         const struct pd_linear_part *part = &f->parts[i];
-        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, w, part->row * hidden), hidden, part->rows, hidden, f->w, NULL, &w_scale,
-                        err));
-        const struct rows_product product = {part->rows,  hidden,    f->x,    f->w,
+        const struct weight weight = {linear, shift(t, w, part->row * hidden), part->rows, hidden};
+        const uint8_t *codes;
+        PD_TRY(weight_codes(t, &weight, false, f->w, &codes, &w_scale, err));
+        const struct rows_product product = {part->rows,  hidden,    f->x,    codes,
                                              PD_FP8_E4M3, x_scales,  w_scale, bias ? shift(t, bias, part->row) : NULL,
                                              part->y,     part->ld_y};
         PD_TRY(multiply_pieces(t, &product, err));
@@ -246,19 +304,21 @@ pd_status pd_fp8_columns_forward(struct pd_transformer *t, const void *x, const 
 }
 
 /* The part's gradients; its product with the weight becomes a term of its chunk's chain. */
-static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before, const void *w,
-                               const float *x_scales, float *dweight, float *dbias, struct pd_error *err)
+static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before,
+                               const struct weight *all, const float *x_scales, float *dweight, float *dbias,
+                               struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const uint64_t hidden = t->model->config.hidden;
-    uint8_t *dy = f->dy + before * t->rows, *turned = f->w + before * hidden;
+    const struct weight weight = {all->linear, shift(t, all->w, part->row * hidden), part->rows, hidden};
+    uint8_t *dy = f->dy + before * t->rows, *place = f->w ? f->w + before * hidden : NULL;
+    const uint8_t *turned;
     const float *dy_scales, *w_scale;
-    PD_TRY(
-        quantize(t, PD_FP8_E4M3, shift(t, w, part->row * hidden), hidden, part->rows, hidden, NULL, turned, &w_scale, err));
+    PD_TRY(weight_codes(t, &weight, true, place, &turned, &w_scale, err));
     PD_TRY(quantize_pieces(t, PD_FP8_E5M2, part->y, part->ld_y, part->rows, dy, f->dy_across, &dy_scales, err));
     struct weight_gradient gradient = {part->rows, hidden, f->dy_across, f->x, dy_scales, x_scales};
     PD_TRY(pd_sum_pieces(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
-    if (dbias) PD_TRY(pd_sum_pieces(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
+    if (dbias) PD_TRY(pd_vector_gradient(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
     struct pd_chunk_term *term = &t->tp.terms[part->chunk * PD_CHUNK_TERMS];
     while (term->k)
         term++;
@@ -275,10 +335,11 @@ static pd_status part_backward(struct pd_transformer *t, struct pd_linear_part *
     return PD_OK;
 }
 
-pd_status pd_fp8_columns_backward(struct pd_transformer *t, const void *x, const void *w, uint64_t units, float *dweight,
-                                  float *dbias, struct pd_error *err)
+pd_status pd_fp8_columns_backward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x, const void *w,
+                                  uint64_t units, float *dweight, float *dbias, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
+    const struct weight all = {.linear = linear, .w = w};
     const uint64_t hidden = t->model->config.hidden;
     const float *x_scales = NULL;
     uint64_t before = 0;
@@ -287,7 +348,7 @@ pd_status pd_fp8_columns_backward(struct pd_transformer *t, const void *x, const
         pd_chunk_terms(t, i);
     if (f->part_count) PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, NULL, f->x, &x_scales, err));
     for (uint32_t i = 0; i < f->part_count; before += f->parts[i].rows, i++)
-        PD_TRY(part_backward(t, &f->parts[i], before, w, x_scales, dweight, dbias, err));
+        PD_TRY(part_backward(t, &f->parts[i], before, &all, x_scales, dweight, dbias, err));
     struct pd_chunk_sum sum = {.rows = t->rows, .columns = hidden, .units = units, .trans_b = true, .out = t->dnorm};
     return pd_chunk_sum_run(t, &sum, err);
 }
@@ -305,17 +366,20 @@ pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows
         struct pd_chunk_term *terms = pd_chunk_terms(t, i);
         const uint64_t k = r.end - r.begin;
         if (!k) continue;
+        const struct weight weight = {l->linear, shift(t, l->w, r.begin * hidden), hidden, k};
+        const uint8_t *codes;
+        const float *scale;
+        PD_TRY(weight_codes(t, &weight, false, f->w ? f->w + r.begin * hidden : NULL, &codes, &scale, err));
         terms[0] = (struct pd_chunk_term){.a = f->x + r.begin * t->rows,
-                                          .b = f->w + r.begin * hidden,
+                                          .b = codes,
                                           .lda = k,
                                           .ldb = k,
                                           .k = k,
                                           .a_format = PD_FP8_E4M3,
-                                          .b_format = PD_FP8_E4M3};
+                                          .b_format = PD_FP8_E4M3,
+                                          .b_scale = scale};
         PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, k, f->x + r.begin * t->rows, NULL,
                                &terms[0].a_scales, err));
-        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, l->w, r.begin * hidden), k, hidden, k, f->w + r.begin * hidden, NULL,
-                        &terms[0].b_scale, err));
     }
     struct pd_chunk_sum sum = {.rows = t->rows,
                                .columns = hidden,
@@ -339,12 +403,14 @@ pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_row
         const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t n = r.end - r.begin;
         if (!n) continue;
-        PD_TRY(quantize(t, PD_FP8_E4M3, shift(t, l->w, r.begin * hidden), n, hidden, n, NULL, f->w, &w_scale, err));
+        const struct weight weight = {l->linear, shift(t, l->w, r.begin * hidden), hidden, n};
+        const uint8_t *codes;
+        PD_TRY(weight_codes(t, &weight, true, f->w, &codes, &w_scale, err));
         PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, n, NULL, f->x, &x_scales, err));
         const struct rows_product product = {.n = n,
                                              .k = hidden,
                                              .a = f->dy,
-                                             .b = f->w,
+                                             .b = codes,
                                              .a_format = PD_FP8_E5M2,
                                              .a_scales = dy_scales,
                                              .b_scale = w_scale,

@@ -16,9 +16,21 @@ struct pd_linear_part {
     uint64_t ld_y;
 };
 
+/* Linears of a block. */
+enum pd_fp8_linear { PD_FP8_QKV, PD_FP8_OUT, PD_FP8_UP, PD_FP8_DOWN, PD_FP8_LINEARS };
+
+/* Codes of a weight for the whole of a step: as it lies for forward, transposed for backward. */
+struct pd_fp8_kept {
+    uint8_t *codes, *across;
+    float *scale;
+};
+
 struct pd_fp8_linears {
     bool is_on;
-    struct pd_linear_part *parts; /* of the call */
+    uint32_t block;                             /* that calls are about */
+    struct pd_fp8_kept (*kept)[PD_FP8_LINEARS]; /* (layers), or NULL: made by each call */
+    bool *is_made;                              /* (layers) what is kept of the block is this step's */
+    struct pd_linear_part *parts;               /* of the call */
     uint32_t part_count, part_capacity;
     struct pd_range *heads;  /* (part_capacity) */
     uint8_t *x;              /* codes of (R, inputs of a linear) */
@@ -30,19 +42,26 @@ struct pd_fp8_linears {
 
 /* A linear that is cut by columns of its weight, which lies as a matrix a chunk. */
 struct pd_fp8_rows {
+    enum pd_fp8_linear linear;
     uint64_t units, unit, in; /* unit elements make one that chunks cut; in: of this rank */
     const void *x, *w;        /* (R,in) */
 };
 
+/* Of which block the next calls are; a forward of a block whose codes are kept makes them once. */
+void pd_fp8_enter(struct pd_transformer *t, uint32_t block);
+bool pd_fp8_makes_codes(const struct pd_transformer *t);
+void pd_fp8_made(struct pd_transformer *t);
+void pd_fp8_forget(struct pd_transformer *t); /* all of them: weights may have changed */
 /* Sets the parts of the next two calls. `computed`: y is a gradient, of the heads that are computed here. */
 void pd_fp8_qkv_parts(struct pd_transformer *t, const struct pd_qkv *y, bool computed);
 void pd_fp8_up_parts(struct pd_transformer *t, void *y);
 /* y = x (R,C) W^T + bias */
-PD_MUST_USE pd_status pd_fp8_columns_forward(struct pd_transformer *t, const void *x, const void *w, const void *bias,
-                                             struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x,
+                                             const void *w, const void *bias, struct pd_error *err);
 /* t->dnorm = dy W, dW = dy^T x, and dbias unless it is NULL. */
-PD_MUST_USE pd_status pd_fp8_columns_backward(struct pd_transformer *t, const void *x, const void *w, uint64_t units,
-                                              float *dweight, float *dbias, struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_columns_backward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x,
+                                              const void *w, uint64_t units, float *dweight, float *dbias,
+                                              struct pd_error *err);
 /* y (R,C) = x W^T + bias + residual */
 PD_MUST_USE pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows *l, const void *bias,
                                           const void *residual, void *y, struct pd_error *err);

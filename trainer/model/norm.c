@@ -43,8 +43,8 @@ pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const vo
     n->dout = t->dnorm;
     n->dresidual = dresidual;
     n->dx = t->dstream;
-    PD_TRY(pd_sum_pieces(t, (t->is_llama ? 1 : 2) * n->columns, norm_piece, n, t->norm_gradient, err));
-    PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->norm_gradient, true, err));
+    PD_TRY(pd_sum_pieces(t, (t->is_llama ? 1 : 2) * n->columns, norm_piece, n, t->vector, err));
+    PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->vector, !t->adds, err));
     if (!dbias) return PD_OK;
-    return pd_add(t->math, n->columns, dbias, PD_F32, t->norm_gradient + n->columns, true, err);
+    return pd_add(t->math, n->columns, dbias, PD_F32, t->vector + n->columns, !t->adds, err);
 }

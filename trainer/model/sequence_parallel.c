@@ -32,6 +32,19 @@ pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piec
     return sum_places(t, &tree, 0, level, dst, err);
 }
 
+pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
+                             struct pd_error *err)
+{
+    if (!t->adds) return pd_sum_pieces(t, n, piece, context, dst, err);
+    PD_TRY(pd_sum_pieces(t, n, piece, context, t->vector, err));
+    return pd_add(t->math, n, dst, PD_F32, t->vector, false, err);
+}
+
+struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld)
+{
+    return (struct pd_matrix){t->adds ? gradient : NULL, PD_F32, ld};
+}
+
 /* ---- one piece after the other ---- */
 
 /* What travels: contiguous runs of a piece, in this order. */

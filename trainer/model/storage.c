@@ -123,11 +123,14 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
 
 /* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
  * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
- * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long. */
+ * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a leaf that
+ * takes no more in one run than in several with the sum of these beside them goes in one. */
 static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
     const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
     const uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
+    const uint64_t far_bytes = LOGITS_BYTES_MAX_FAR + vocab * t->model->config.hidden * sizeof(float);
+    if (t->options.is_far && t->sp.largest * vocab * sizeof(float) <= far_bytes) return t->sp.largest;
     const uint64_t fit =
         t->options.is_far ? LOGITS_BYTES_MAX_FAR / (vocab * sizeof(float)) : LOGITS_BYTES_MAX / (widest * sizeof(float));
     return least(t->sp.largest, most(fit / 16 * 16, 16));
@@ -163,12 +166,22 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     pd_peer_transfer_init(&t->tp.loss, t->options.tp, 2 * peers, 2 * peers, arena);
 }
 
+/* Weight and bias of a norm, or a bias before it is added. */
+static uint64_t largest_vector(const struct pd_transformer *t)
+{
+    const struct pd_share *s = &t->share;
+    const uint64_t norm = 2ull * t->model->config.hidden;
+    return t->options.may_add ? most(norm, most(s->q_columns + 2 * s->k_columns, s->up_columns)) : norm;
+}
+
 static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
 {
     const struct pd_share *s = &t->share;
     if (!t->options.backward) return;
     t->dnorm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->norm_gradient = take(arena, 2ull * t->model->config.hidden, sizeof(float));
+    t->vector = take(arena, largest_vector(t), sizeof(float));
+    if (t->options.may_add && t->has_head && t->logits_rows < t->sp.largest)
+        t->matrix = take(arena, s->vocab_columns * t->model->config.hidden, sizeof(float));
     if (!t->has_blocks) return;
     t->dup = take(arena, t->rows * s->up_columns, t->element_bytes);
     t->dhidden = take(arena, t->rows * s->ffn_columns, t->element_bytes);
@@ -267,6 +280,25 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
+/* Codes of weights for a step, of all blocks of this rank. */
+static void take_kept_codes(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const struct pd_share *s = &t->share;
+    const uint64_t hidden = t->model->config.hidden;
+    const uint64_t columns[PD_FP8_LINEARS] = {
+        [PD_FP8_QKV] = s->q_columns + 2 * s->k_columns,
+        [PD_FP8_OUT] = s->q_columns,
+        [PD_FP8_UP] = s->up_columns,
+        [PD_FP8_DOWN] = s->ffn_columns,
+    };
+    for (uint32_t block = 0; block < t->model->config.layers; block++)
+        for (int i = 0; i < PD_FP8_LINEARS && t->held[block].chunk != PD_NOT_HELD; i++)
+            t->fp8.kept[block][i] = (struct pd_fp8_kept){
+                .codes = pd_arena_take(arena, PD_MEMORY_PARAMETERS, hidden * columns[i]),
+                .across = pd_arena_take(arena, PD_MEMORY_PARAMETERS, hidden * columns[i]),
+                .scale = pd_arena_take(arena, PD_MEMORY_PARAMETERS, PD_FP8_SCALE_FLOATS * sizeof(float))};
+}
+
 /* Codes of the operands of one linear, in forward or in backward. */
 static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 {
@@ -276,7 +308,10 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
     const uint64_t out = most(hidden, most(s->q_columns + 2 * s->k_columns, s->up_columns));
     if (!f->is_on || !t->has_blocks) return;
     f->x = take(arena, t->rows * in, 1);
-    f->w = take(arena, hidden * most(in, out), 1);
+    if (f->kept)
+        take_kept_codes(t, arena);
+    else
+        f->w = take(arena, hidden * most(in, out), 1);
     f->dy = take(arena, t->options.backward ? t->rows * out : 0, 1);
     f->dy_across = take(arena, t->options.backward ? t->rows * out : 0, 1);
     f->scales = take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));

@@ -34,7 +34,8 @@ pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_er
     transfer->op = (struct pd_comm_op){.sends = transfer->sends,
                                        .recvs = transfer->recvs,
                                        .send_count = transfer->send_count,
-                                       .recv_count = transfer->recv_count};
+                                       .recv_count = transfer->recv_count,
+                                       .what = "parts of a leaf"};
     PD_TRY(pd_comm_start(transfer->comm, &transfer->op, err));
     transfer->in_flight = true;
     return PD_OK;

@@ -106,6 +106,12 @@ static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
     struct pd_fp8_linears *f = &t->fp8;
     f->is_on = t->options.fp8_linears;
     if (!f->is_on) return PD_OK;
+    if (t->options.keeps_codes) {
+        PD_CHECK(t->partition.virtual_tp == 1 && t->partition.virtual_sp == 1);
+        f->kept = calloc(t->model->config.layers, sizeof *f->kept);
+        f->is_made = calloc(t->model->config.layers, sizeof *f->is_made);
+        if (!f->kept || !f->is_made) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
+    }
     f->part_capacity = 5 * t->tp.chunks + 4;
     f->scales_capacity = (f->part_capacity + 1) * (t->sp.pieces + 1);
     f->parts = calloc(f->part_capacity, sizeof *f->parts);
@@ -172,6 +178,8 @@ void pd_transformer_free(struct pd_transformer *t)
     free(t->inputs);
     pd_activations_free(t);
     free(t->fp8.parts);
+    free(t->fp8.kept);
+    free(t->fp8.is_made);
     free(t->fp8.heads);
     free(t->tp.terms);
     free((void *)t->tp.parts);
@@ -230,6 +238,12 @@ const float *pd_transformer_losses(const struct pd_transformer *t)
     return t->host_losses;
 }
 
+void pd_transformer_set_adds(struct pd_transformer *t, bool adds)
+{
+    PD_CHECK(!adds || (t->options.may_add && t->sp.pieces == 1));
+    t->adds = adds;
+}
+
 /* ---- embedding ---- */
 
 static struct pd_embedding embedding_of(struct pd_transformer *t, uint32_t slot)
@@ -262,6 +276,7 @@ pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot,
     e.dout = dstream;
     e.dtoken_table = e.vocab ? gradients[0] : NULL;
     e.dposition_table = t->is_llama ? NULL : gradients[1];
+    e.adds = t->adds;
     e.pieces = t->sp.pieces;
     e.piece_rows = t->sp.rows;
     return pd_embedding_backward(t->math, &e, err);

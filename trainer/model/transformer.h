@@ -6,8 +6,9 @@
  * (trainer/model/model.h); q, k, v lie one behind the other, and so do their biases, and gate and up: (H*D + 2*K*D, C) and
  * (2F, C) are one matrix each.
  *
- * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten: the division by the number
- * of valid tokens of the whole batch is the optimizer's. What is kept between forward and backward follows pd_recompute:
+ * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten or added to what is there
+ * (pd_transformer_set_adds): the division by the number of valid tokens of the whole batch is the optimizer's. What is kept
+ * between forward and backward follows pd_recompute:
  *   none       every input of an operation of every block
  *   selective  what a matrix product or attention wrote; norms and activation functions are computed again
  *   full       the input of each block; the rest is computed again, with the same bits
@@ -32,9 +33,11 @@ struct pd_transformer_options {
     uint32_t sequences, length; /* of a leaf: m and T */
     enum pd_dtype dtype;        /* activations and weights */
     bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
+    bool keeps_codes;           /* codes of weights are made once between two pd_transformer_begin; nothing is cut */
     enum pd_recompute recompute;
     bool separate_documents;     /* attention looks at `first` */
     bool backward;               /* false: forward only (validation, sampling), less memory */
+    bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
     bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
@@ -86,7 +89,7 @@ void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *re
 /* That leave for the leaves of `slots`, and come back. */
 uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer, uint32_t slots);
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
-/* Before a step (learns) or a validation. */
+/* Before a step (learns) or a validation: weights may have changed, and change no more until the next. */
 void pd_transformer_begin(struct pd_transformer *transformer, bool learns);
 /* The block's backward comes soon, behind at most one other. */
 PD_MUST_USE pd_status pd_transformer_prefetch(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
@@ -98,6 +101,9 @@ PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, u
 /* Reads stream(slot, block); writes `out`, or stream(slot, block + 1) when out is NULL. */
 PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                                    void *const *weights, void *out, struct pd_error *err);
+/* From here on the gradients of a leaf, each made alone, are added to what lies where they are asked for: the bits of
+ * gradients that are overwritten and then added up in fp32, without the memory and the way there. */
+void pd_transformer_set_adds(struct pd_transformer *transformer, bool adds);
 /* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied).
  * gradients NULL: loss only; otherwise dstream (R,C) is the gradient of the residual stream, and all gradients are
  * multiplied by `scale` (fp16's loss scale, a power of two; 1 otherwise). */

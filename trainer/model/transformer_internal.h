@@ -147,8 +147,10 @@ struct pd_transformer {
     void *dstream; /* (R,C) of the backward being run, the caller's */
     void *dnorm;   /* (R,C) */
     void *dup, *dhidden, *dqkv, *dattention;
-    float *delta;         /* as lse */
-    float *norm_gradient; /* (2,C) */
+    float *delta;  /* as lse */
+    bool adds;     /* gradients of parameters go to those that are there */
+    float *vector; /* (2,C), or a bias: a leaf's gradient of vectors */
+    float *matrix; /* (V,C) of the head, a leaf's, where runs of logits are added up before it is added; or NULL */
 };
 
 /* ---- transformer.c ---- */
@@ -211,6 +213,11 @@ PD_MUST_USE pd_status pd_logits_fetch(struct pd_transformer *t, float *logits, s
 typedef pd_status pd_piece_sum(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err);
 PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
                                     struct pd_error *err);
+/* Likewise the gradient of a vector of parameters, overwritten or added to. */
+PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context,
+                                         float *dst, struct pd_error *err);
+/* What a product adds to its result, the gradient of a matrix (rows ld apart). */
+struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld);
 PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
                                        struct pd_block_activations *a, struct pd_error *err);
 PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_leaf_input *input,

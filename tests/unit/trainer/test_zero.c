@@ -33,6 +33,43 @@ struct rank {
     uint32_t version; /* of the parameters */
 };
 
+/* ---- who goes over what ---- */
+
+static _Thread_local struct pd_comm_ops of_gathers, of_stage;
+static _Thread_local pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
+static _Atomic uint32_t gathers, others;
+
+static bool is_gather(const struct pd_comm_op *op)
+{
+    return op->what && strcmp(op->what, "gather of parameters") == 0;
+}
+
+static pd_status start_gather(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    if (!is_gather(op)) PD_FAIL(err, PD_BUG, "%s goes over the communicator of gathers", op->what);
+    gathers++;
+    return start(comm, op, err);
+}
+
+static pd_status start_other(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+{
+    if (is_gather(op)) PD_FAIL(err, PD_BUG, "parameters are gathered over the stage's communicator");
+    others++;
+    return start(comm, op, err);
+}
+
+/* Until the grid is gone; the world's communicator gets its own back. */
+static void watch(struct pd_grid *grid)
+{
+    if (!grid->stage) return;
+    of_gathers = of_stage = *grid->stage->ops;
+    start = of_stage.start;
+    of_gathers.start = start_gather;
+    of_stage.start = start_other;
+    grid->stage->ops = &of_stage;
+    if (grid->gathers) grid->gathers->ops = &of_gathers;
+}
+
 /* ---- what everything should be ---- */
 
 static uint64_t mix(uint64_t x)
@@ -204,15 +241,18 @@ static pd_status check_weights(const struct rank *r, uint32_t tensor, const void
     return PD_OK;
 }
 
-static void fill_gradient(const struct rank *r, uint32_t leaf, uint32_t set, uint32_t tensor, float *gradient)
+/* As backward does: where there are sums it adds to them. */
+static void fill_gradient(const struct rank *r, uint32_t leaf, uint32_t set, uint32_t tensor, bool adds, float *gradient)
 {
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
     const bool is_head = set + 1 == r->job->model->unit_count;
     for (uint32_t i = 0; i < count; i++)
-        for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++)
-            *gradient++ = part_of(leaf, r->grid.place.sp, is_head && tensor == 0, tensor,
-                                  global_element(tensor_of(r, tensor), &boxes[i], e));
+        for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++, gradient++) {
+            const float part = part_of(leaf, r->grid.place.sp, is_head && tensor == 0, tensor,
+                                       global_element(tensor_of(r, tensor), &boxes[i], e));
+            *gradient = adds ? *gradient + part : part;
+        }
 }
 
 static pd_status visit(struct rank *r, uint32_t set, struct pd_error *err)
@@ -240,7 +280,7 @@ static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_er
     const uint32_t count = set_tensors(r, set, tensors);
     open_memory(r);
     for (uint32_t e = 0; e < count && leaf < r->job->options.leaves; e++)
-        fill_gradient(r, leaf, set, tensors[e], gradients[e]);
+        fill_gradient(r, leaf, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
     close_memory(r);
     return pd_zero_push_gradients(r->zero, set, slot, err);
 }
@@ -312,6 +352,8 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     const struct pd_arena_source source = far_source(r.far);
     pd_comm_use_memory(comm, &hook);
     PD_TRY(pd_grid_init(&r.job->layout, comm->rank, comm->size > 1 ? comm : NULL, &r.grid, err));
+    const struct pd_comm_ops *const ops = comm->ops;
+    watch(&r.grid);
     PD_TRY(plan_of(&r, &plan, err));
     PD_TRY(r.far ? pd_arena_new_on(&plan, &source, &arena, err) : pd_arena_new(&plan, &arena, err));
     PD_TRY(far_near_new(&workspace, &near, err));
@@ -330,6 +372,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     pd_arena_free(workspace);
     pd_arena_free(arena);
     pd_grid_deinit(&r.grid);
+    comm->ops = ops;
     return st;
 }
 
@@ -373,7 +416,8 @@ static void try(struct pd_layout layout, uint32_t turn)
     struct job job = {layout,
                       {.leaves = turn % 7 == 3 ? 1 : LEAVES,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
-                       .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32},
+                       .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32,
+                       .adds_in_place = turn % 4 != 1},
                       model,
                       NULL};
     if (turn % 5 == 0) job.far = far_world_new(pd_layout_world(&layout));
@@ -409,4 +453,15 @@ Test(zero, every_layout_has_the_values_of_the_global_tensors)
             for (uint32_t pp = 1; dp * tp * pp <= WORLD_MAX && pp <= LAYERS; pp++)
                 for (uint32_t sp = 1; dp * tp * pp * sp <= WORLD_MAX; sp *= 2)
                     try_all(dp, tp, pp, sp);
+    cr_assert(gathers > 0 && others > 0);
+}
+
+/* Alone in its stage a rank may make its sums where they live: then it takes no memory for leaves. */
+Test(zero, sums_in_place)
+{
+    for (uint32_t turn = 0; turn < 24; turn++) {
+        const struct pd_layout layout = {
+            .dp = 1, .tp = 1, .pp = 1 + turn % 3, .sp = 1, .zero_stage = turn % 4, .zero_shard = 1};
+        try(layout, turn);
+    }
 }
