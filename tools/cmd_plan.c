@@ -4,6 +4,7 @@
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/plan_report.h"
+#include "trainer/config_check.h"
 #include "trainer/directories.h"
 #include "trainer/gpus.h"
 #include "trainer/math/math_cuda.h"
@@ -16,6 +17,7 @@
 
 #define WORLDS_MAX 16u
 #define RUNGS_MAX 8u
+#define RATE_MAX 1e20
 enum {
     OPTION_WORLD = 'w',
     OPTION_THREADS = 't',
@@ -41,6 +43,7 @@ struct options {
     uint64_t device_bytes;
     double flops, link, network, nvme; /* 0: as the device has them */
     struct pd_machine machine;
+    char card[160]; /* name of a machine that no preset is made for */
     struct pd_error *err;
 };
 
@@ -85,9 +88,10 @@ static error_t parse_rate(struct options *o, const char *option, const char *tex
     const char *letter = length > 1 ? strchr(letters, text[length - 1]) : NULL;
     double value = 0;
     snprintf(number, sizeof number, "%.*s", (int)(length - (letter != NULL)), text);
-    if (length >= sizeof number || !pd_parse_double(number, &value) || value <= 0)
-        return refuse(o, option, text, "a rate such as 25G or 312T");
-    *ret_rate = letter ? value * pow(1000, (double)(letter - letters + 1)) : value;
+    const bool is_number = length < sizeof number && pd_parse_double(number, &value) && value > 0;
+    if (letter) value *= pow(1000, (double)(letter - letters + 1));
+    if (!is_number || value < 1 || value > RATE_MAX) return refuse(o, option, text, "a rate such as 25G or 312T, 1 to 1e20");
+    *ret_rate = value;
     return 0;
 }
 
@@ -154,24 +158,30 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 }
 
 /* With run.device gpu and no --device: the card of this machine, else a usual one. */
-static const char *device_of(const struct options *o, const struct pd_config *config)
+static pd_status find_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
 {
-    struct pd_gpus gpus;
-    if (o->device) return o->device;
-    if (config->run.device != PD_DEVICE_GPU) return "cpu";
-    pd_gpus_find(&gpus);
-    const char *name = gpus.count ? pd_gpu_machine_name(gpus.gpus[0].name) : NULL;
-    return name ? name : "h100-80g";
+    struct pd_gpus gpus = {.count = 0};
+    const bool asks = !o->device && config->run.device == PD_DEVICE_GPU;
+    if (asks) pd_gpus_find(&gpus);
+    if (!gpus.count) return pd_machine_preset(asks ? "h100-80g" : o->device ? o->device : "cpu", &o->machine, err);
+    const struct pd_gpu *gpu = &gpus.gpus[0];
+    if (pd_machine_of_gpu(gpu, &o->machine)) return PD_OK;
+    fprintf(stderr, "perdure: plan: rates of %s are not known; those of %s stand for them, its memory is its own, %s\n",
+            gpu->name, o->machine.name, pd_bytes_text((double)gpu->bytes).text);
+    snprintf(o->card, sizeof o->card, "%s (rates of %s)", gpu->name, o->machine.name);
+    o->machine.name = o->card;
+    return PD_OK;
 }
 
 static pd_status resolve_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
 {
-    PD_TRY(pd_machine_preset(device_of(o, config), &o->machine, err));
+    PD_TRY(find_machine(o, config, err));
     if (o->device_bytes) o->machine.device_bytes = (double)o->device_bytes;
-    if (o->flops > 0) o->machine.flops = o->flops;
+    if (o->flops > 0) pd_machine_set_flops(&o->machine, o->flops);
     if (o->link > 0) o->machine.link = o->link;
     if (o->network > 0) o->machine.network = o->network;
     if (o->nvme > 0) o->machine.nvme = o->nvme;
+    if (config->layout.host_ranks) o->machine.host_ranks = config->layout.host_ranks;
     if (o->host_ranks) o->machine.host_ranks = o->host_ranks;
     return PD_OK;
 }
@@ -194,7 +204,7 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
            k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute;
 }
 
-/* The fastest of all layouts of the world; the configuration's own degrees are set aside. */
+/* The fastest of all layouts of the world; what the configuration gives is set aside. */
 static pd_status find_alternatives(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                                    struct pd_planned_world *w, struct pd_error *err)
 {
@@ -203,6 +213,7 @@ static pd_status find_alternatives(const struct options *o, const struct pd_conf
     uint32_t count = 0;
     if (!o->alternatives) return PD_OK;
     free_config.layout.dp = free_config.layout.tp = free_config.layout.pp = free_config.layout.sp = 0;
+    free_config.layout.recompute_given = free_config.layout.zero_stage_given = false;
     pd_status st =
         pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
     if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself says so */
@@ -242,7 +253,7 @@ static pd_status plan_offload(const struct pd_config *config, const struct pd_mo
         .config = config, .model = model, .world = w->ranks, .threads = w->threads, .laid_out = &w->laid_out};
     options.is_gpu = config->run.device == PD_DEVICE_GPU;
     w->process_bytes = pd_process_bytes(model, w->threads);
-    if (!pd_config_uses_nvme(config)) return PD_OK;
+    if (!pd_config_offloads(config, options.is_gpu)) return PD_OK;
     w->offload = calloc(w->memory.group_count, sizeof *w->offload);
     if (!w->offload) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     for (uint32_t g = 0; g < w->memory.group_count; g++) {
@@ -252,10 +263,40 @@ static pd_status plan_offload(const struct pd_config *config, const struct pd_mo
     return PD_OK;
 }
 
+/* What lets a world fit that does not; or what makes it smaller. */
+static void find_remedy(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                        struct pd_planned_world *w)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_layout_choice best;
+    struct pd_world_memory memory;
+    struct pd_error ignored;
+    uint32_t count;
+    if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
+    changed.layout.order = PD_ORDER_LEAVES;
+    if (config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &w->laid_out.layout) &&
+        !pd_config_check(&changed, &ignored) &&
+        !pd_world_memory_plan(&changed, model, w->threads, &w->laid_out, &memory, &ignored)) {
+        const bool fits = (double)memory.worst_bytes <= o->machine.device_bytes;
+        pd_world_memory_deinit(&memory);
+        if (fits) {
+            snprintf(w->remedy, sizeof w->remedy, "with layout.order=leaves it does");
+            return;
+        }
+    }
+    const pd_status st = pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, &ignored);
+    const char *advice = st == PD_INVALID ? strstr(ignored.message, ": take ") : NULL;
+    if (!st || w->alternative_count)
+        snprintf(w->remedy, sizeof w->remedy, "%s", !st ? "with layout=auto it does" : "an alternative below does");
+    else if (advice)
+        snprintf(w->remedy, sizeof w->remedy, "%s", advice + 2);
+}
+
 static pd_status plan_world(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                             uint32_t ranks, bool is_alone, struct pd_planned_world *w, struct pd_error *err)
 {
-    *w = (struct pd_planned_world){.ranks = ranks, .threads = threads_of(o, config, ranks)};
+    *w = (struct pd_planned_world){
+        .ranks = ranks, .threads = threads_of(o, config, ranks), .threads_given = o->threads || config->layout.threads};
     PD_TRY(lay_out(o, config, model, w, err));
     PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
     for (uint32_t g = 0; g < w->memory.group_count; g++)
@@ -263,7 +304,10 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
     PD_TRY(plan_offload(config, model, w, err));
     pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
     count_idle(model, w);
-    return is_alone ? find_alternatives(o, config, model, w, err) : PD_OK;
+    if (!is_alone) return PD_OK;
+    PD_TRY(find_alternatives(o, config, model, w, err));
+    find_remedy(o, config, model, w);
+    return PD_OK;
 }
 
 /* ---- the ladder ---- */
@@ -284,6 +328,11 @@ static pd_status plan_rung(const struct options *o, const struct pd_config *conf
     struct pd_world_memory memory;
     const struct pd_degrees one = {1, 1, 1, 1, 1};
     changed.numerics.precision = kind->precision;
+    if (kind->precision == PD_F32) { /* everything */
+        changed.numerics.gradient_type = PD_F32;
+        changed.numerics.gradient_rounding = PD_ROUNDING_NEAREST;
+        changed.numerics.linears = PD_LINEARS_PRECISION;
+    }
     changed.layout.zero_stage = kind->zero_stage;
     changed.layout.recompute = kind->recompute;
     if (config->layout.automatic) { /* the degrees it chooses; the rungs say the rest */
@@ -463,7 +512,10 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
          .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
                 "default this machine's, or h100-80g"},
         {.name = "device-memory", .key = OPTION_MEMORY, .arg = "SIZE", .doc = "of a rank, such as 40G; cpu: no limit"},
-        {.name = "flops", .key = OPTION_FLOPS, .arg = "RATE", .doc = "that training reaches on a rank, such as 150T"},
+        {.name = "flops",
+         .key = OPTION_FLOPS,
+         .arg = "RATE",
+         .doc = "that training reaches on a rank in the configuration's precision, such as 150T"},
         {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
         {.name = "network", .key = OPTION_NETWORK, .arg = "RATE", .doc = "bytes a second and rank between hosts"},
         {.name = "nvme",

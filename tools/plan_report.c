@@ -230,12 +230,26 @@ static void print_streams(const struct pd_planned_world *w)
         any = true;
     }
     if (any) printf("\n");
+    if (!p->nvme_bytes) return;
     if (p->generations)
         printf("state is in %u files of %s, the one that is read, the one that is written and kept checkpoints",
                p->generations, pd_text_bytes(p->generation_bytes).text);
     if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
     printf(
         "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");
+}
+
+/* Of the group whose ranks move most. */
+static void print_bus(const struct pd_planned_world *w)
+{
+    uint64_t in = 0, out = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        in = w->offload[g].bus_in_bytes > in ? w->offload[g].bus_in_bytes : in;
+        out = w->offload[g].bus_out_bytes > out ? w->offload[g].bus_out_bytes : out;
+    }
+    if (in || out)
+        printf("offload moves over a rank's bus in a step, at most: %s to the device, %s from it\n", pd_text_bytes(in).text,
+               pd_text_bytes(out).text);
 }
 
 static void print_library(const struct pd_planned_world *w)
@@ -257,6 +271,7 @@ static void print_where(const struct pd_plan_subject *s, const struct pd_planned
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         any = any || places[i] == PD_PLACE_CPU;
     if (w->offload) print_streams(w);
+    if (w->offload) print_bus(w);
     if (any && !is_on_gpu(s->config))
         printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
     printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
@@ -326,6 +341,9 @@ static void print_time(const struct pd_planned_world *w, const struct pd_machine
     if (c->nvme_seconds > 0)
         printf("; NVMe is busy for %s at %s/s", seconds_text(c->nvme_seconds).text,
                pd_text_bytes((uint64_t)machine->nvme).text);
+    if (c->bus_seconds > 0)
+        printf("; the bus is busy for %s at %s/s each way", seconds_text(c->bus_seconds).text,
+               pd_text_bytes((uint64_t)machine->bus).text);
     printf("\n");
 }
 
@@ -361,7 +379,9 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
         const char *name;
         uint32_t value;
     } more[] = {{"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"interleave", l->interleave}};
-    printf("flags: layout.ranks=%u layout.threads=%u layout.dp=%u", w->ranks, w->threads, l->dp);
+    printf("flags: layout.ranks=%u", w->ranks);
+    if (w->threads_given) printf(" layout.threads=%u", w->threads);
+    printf(" layout.dp=%u", l->dp);
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         if (more[i].value > 1) printf(" layout.%s=%u", more[i].name, more[i].value);
     printf(" layout.zero_stage=%u", l->zero_stage);
@@ -370,23 +390,45 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
            s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
+/* What lies where, of a rank at most and of all. */
+static void print_totals(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const struct pd_offload_plan none = {0};
+    uint64_t pinned = 0, pinned_all = 0, nvme = 0, nvme_all = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        const struct pd_memory_group *group = &w->memory.groups[g];
+        const uint64_t locked = pinned_of(s->config, &group->plan),
+                       files = (w->offload ? &w->offload[g] : &none)->nvme_bytes;
+        pinned = locked > pinned ? locked : pinned;
+        nvme = files > nvme ? files : nvme;
+        pinned_all += locked * group->ranks;
+        nvme_all += files * group->ranks;
+    }
+    printf("on the device: worst rank %s, mean %s, all ranks %s\n", pd_text_bytes(w->memory.worst_bytes).text,
+           pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
+           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
+    if (pinned)
+        printf("page-locked on the host: worst rank %s, all ranks %s\n", pd_text_bytes(pinned).text,
+               pd_text_bytes(pinned_all).text);
+    if (nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(nvme).text, pd_text_bytes(nvme_all).text);
+    if (!pinned && !nvme) printf("nothing on host or NVMe\n");
+}
+
 static pd_status print_details(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
 {
     char text[128];
     layout_text(&w->laid_out, text, sizeof text);
-    printf("\nworld %u: %s; %s a rank and step%s, %s a rank\n", w->ranks, text, pd_counted(w->cost.slots, "leaf").text,
+    printf("\nworld %u: %s%s; %s a rank and step%s, %s a rank\n", w->ranks, text,
+           pd_goes_by_layers(s->config, &w->laid_out.layout) ? " order=layers" : "", pd_counted(w->cost.slots, "leaf").text,
            w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
     PD_TRY(print_groups(&w->memory, err));
-    const bool is_apart = w->offload || is_on_gpu(s->config);
-    if (is_apart) PD_TRY(print_places(s, w, err));
-    printf("worst rank %s, mean %s, all ranks %s; all of it on the device%s\n", pd_text_bytes(w->memory.worst_bytes).text,
-           pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
-           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text, is_apart ? "" : ", nothing on host or NVMe");
+    if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, err));
+    print_totals(s, w);
     print_library(w);
     print_where(s, w);
     if (!fits(s->machine, w->memory.worst_bytes))
-        printf("note: this does not fit the %s of %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
-               s->machine->name);
+        printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
+               s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
     print_warnings(w);
     print_traffic(&w->cost);
     print_time(w, s->machine);
@@ -478,6 +520,8 @@ static void write_places(struct pd_json_writer *w, const struct pd_offload_plan 
     pd_json_u64(w, "nvme_parameter_bytes", p->parameter_traffic);
     pd_json_u64(w, "nvme_gradient_bytes", p->gradient_traffic);
     pd_json_u64(w, "nvme_activation_bytes", p->activation_traffic);
+    pd_json_u64(w, "bus_in_bytes", p->bus_in_bytes);
+    pd_json_u64(w, "bus_out_bytes", p->bus_out_bytes);
 }
 
 static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
@@ -530,6 +574,7 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     pd_json_double(w, "bubble_seconds", c->bubble_seconds);
     pd_json_double(w, "optimizer_seconds", c->optimizer_seconds);
     pd_json_double(w, "nvme_seconds", c->nvme_seconds);
+    pd_json_double(w, "bus_seconds", c->bus_seconds);
     pd_json_double(w, "step_seconds", c->step_seconds);
 }
 

@@ -10,14 +10,16 @@
 
 struct pd_planned_world {
     uint32_t ranks, threads;
-    char refusal[512]; /* why no layout of so many ranks is admitted, and all below is empty; or "" */
+    bool threads_given; /* by somebody, not this machine's cores */
+    char refusal[512];  /* why no layout of so many ranks is admitted, and all below is empty; or "" */
     struct pd_laid_out laid_out;
     struct pd_world_memory memory;   /* owned; split */
-    struct pd_offload_plan *offload; /* (memory.group_count) of each group's first rank, owned; NULL: all in memory */
+    struct pd_offload_plan *offload; /* (memory.group_count) of each group's first rank, owned; NULL: nothing is away */
     uint64_t process_bytes;          /* beside the memory of its ranks */
     struct pd_step_cost cost;
     struct pd_layout_choice alternatives[PD_PLAN_ALTERNATIVES_MAX]; /* the fastest that fit, other than this one */
     uint32_t alternative_count;
+    char remedy[256];                    /* where it does not fit: what helps; or "" */
     uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage that have none */
 };
 

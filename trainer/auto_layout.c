@@ -2,11 +2,13 @@
 
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
+#include "trainer/config_check.h"
 #include "trainer/cost_model.h"
 #include "trainer/memory_plan.h"
 #include "trainer/stripes.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,22 +30,45 @@ static uint32_t stages_needed(const double *costs, uint32_t blocks, double limit
     return stages;
 }
 
-/* Fills one stage after the other up to `limit`, leaving a block for each that follows. */
-static void fill_stages(const double *costs, uint32_t blocks, uint32_t stages, double limit, uint16_t *ret_first_unit)
+/* The most even of the cuts whose stages cost `limit` at most: the sum of squared costs is the least, and of equal ones the
+ * last stages have more, since the first keep activations of more leaves.   first (stages + 1, blocks + 1): where the last
+ * of so many stages of the first so many blocks begins; sum (blocks + 1): of costs */
+static void cut_evenly(const double *sum, uint32_t blocks, uint32_t stages, double limit, double *best, uint16_t *first)
 {
-    uint32_t stage = 0;
-    double load = 0;
-    ret_first_unit[0] = 0;
-    for (uint32_t b = 0; b < blocks; b++) {
-        const bool must = b > 0 && blocks - b == stages - 1 - stage;
-        if (must || load + costs[b] > limit) {
-            PD_CHECK(stage + 1 < stages);
-            ret_first_unit[++stage] = (uint16_t)(b + 1);
-            load = 0;
-        }
-        load += costs[b];
+    const uint32_t row = blocks + 1;
+    for (uint32_t i = 0; i < (stages + 1) * row; i++)
+        best[i] = INFINITY;
+    best[0] = 0;
+    for (uint32_t s = 1; s <= stages; s++)
+        for (uint32_t b = s; b <= blocks; b++)
+            for (uint32_t a = b; a-- > s - 1 && sum[b] - sum[a] <= limit;) {
+                const double load = sum[b] - sum[a], squares = best[(s - 1) * row + a] + load * load;
+                if (squares > best[s * row + b] * (1 + 1e-12)) continue;
+                best[s * row + b] = squares;
+                first[s * row + b] = (uint16_t)a;
+            }
+}
+
+static pd_status fill_stages(const double *costs, uint32_t blocks, uint32_t stages, double limit, uint16_t *ret_first_unit,
+                             struct pd_error *err)
+{
+    const uint32_t row = blocks + 1;
+    double *sum = calloc(row, sizeof *sum), *best = calloc((size_t)(stages + 1) * row, sizeof *best);
+    uint16_t *first = calloc((size_t)(stages + 1) * row, sizeof *first);
+    pd_status st =
+        sum && best && first ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "layout: no memory for stages");
+    for (uint32_t b = 0; !st && b < blocks; b++)
+        sum[b + 1] = sum[b] + costs[b];
+    if (!st) cut_evenly(sum, blocks, stages, limit * (1 + 1e-12), best, first);
+    for (uint32_t s = stages, b = blocks; !st && s > 0; s--) {
+        PD_CHECK(isfinite(best[s * row + b]));
+        b = first[s * row + b];
+        ret_first_unit[s - 1] = (uint16_t)(s > 1 ? b + 1 : 0);
     }
-    PD_CHECK(stage + 1 == stages);
+    free(sum);
+    free(best);
+    free(first);
+    return st;
 }
 
 /* The embedding stays with the first block and the head with the last. */
@@ -70,9 +95,9 @@ pd_status pd_balance_stages(const struct pd_model *model, uint32_t length, uint3
         else
             low = middle;
     }
-    fill_stages(costs, blocks, stages, high, ret_first_unit);
+    const pd_status st = fill_stages(costs, blocks, stages, high, ret_first_unit, err);
     free(costs);
-    return PD_OK;
+    return st;
 }
 
 /* ---- a layout of given degrees ---- */
@@ -95,6 +120,52 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     PD_TRY(pd_layout_check(&l, err));
     *ret_laid_out = (struct pd_laid_out){.layout = l, .recompute = config->layout.recompute};
     return PD_OK;
+}
+
+/* ---- what would fit ---- */
+
+/* Where more ranks are admitted at all, one of the degrees can grow. */
+static bool can_be_more(const struct pd_config *config, uint32_t world)
+{
+    const struct pd_degrees any = {0};
+    for (uint32_t more = world + 1; more <= 2 * world; more++)
+        if (pd_degrees_list(config, more, &any, NULL, 0)) return true;
+    return false;
+}
+
+/* Ranks share what has chunks; a chunk has a head. */
+static bool can_have_chunks(const struct pd_config *config, uint32_t world)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_error ignored;
+    changed.numerics.virtual_tp *= 2;
+    return world > 1 && changed.numerics.virtual_tp <= config->model.heads && !pd_config_check(&changed, &ignored);
+}
+
+void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places, bool state_alone, char *ret, size_t bytes)
+{
+    const bool stage_given = c->layout.automatic && c->layout.zero_stage_given,
+               recompute_given = c->layout.automatic && c->layout.recompute_given;
+    const struct {
+        const char *words;
+        bool can;
+    } all[] = {{c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
+               {"layout.zero_stage=auto", stage_given && c->layout.zero_stage < 3 && world > 1},
+               {"layout.recompute=auto", recompute_given && c->layout.recompute != PD_RECOMPUTE_FULL && !state_alone},
+               {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
+               {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
+               {"a smaller batch.leaf (a new lineage)", !state_alone && c->batch.leaf > 1},
+               {"a larger numerics.virtual_tp (a new lineage)", !state_alone && can_have_chunks(c, world)},
+               {"a shorter batch.context (a new lineage)", !state_alone && c->batch.context > 1}};
+    const int count = sizeof all / sizeof *all;
+    int last = count - 1;
+    size_t at = (size_t)snprintf(ret, bytes, "take ");
+    while (last > 0 && !all[last].can)
+        last--;
+    if (!all[last].can) snprintf(ret, bytes, "take a smaller model");
+    for (int i = 0, named = 0; i <= last && at < bytes; i++)
+        if (all[i].can)
+            at += (size_t)snprintf(ret + at, bytes - at, "%s%s", !named++ ? "" : i == last ? " or " : ", ", all[i].words);
 }
 
 /* ---- the planner ---- */
@@ -124,11 +195,14 @@ static pd_status add_degrees(struct candidates *all, const struct pd_config *con
 {
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out_degrees(config, model, degrees, &laid_out, err));
-    const uint32_t least_stage = degrees->dp * degrees->sp == 1 ? 3 : config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
+    const bool is_shared = degrees->dp * degrees->sp > 1;
+    const uint32_t least_stage = is_shared && config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
     for (uint32_t up = 0; up <= 3 - least_stage; up++) {
         laid_out.layout.zero_stage = 3 - up;
+        if (config->layout.zero_stage_given ? up != 3 - config->layout.zero_stage : up && !is_shared) continue;
         for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
             struct pd_step_cost cost;
+            if (config->layout.recompute_given && recompute != (int)config->layout.recompute) continue;
             laid_out.recompute = (enum pd_recompute)recompute;
             pd_step_cost(config, model, &laid_out, machine, &cost);
             PD_TRY(add_candidate(all, &laid_out, cost.step_seconds, err));
@@ -154,6 +228,11 @@ static pd_status list_candidates(struct candidates *all, const struct pd_config 
     for (uint32_t i = 0; i < count && !st; i++)
         st = add_degrees(all, config, model, &degrees[i], machine, err);
     free(degrees);
+    if (!st && !all->count)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.zero_stage is 0, which keeps the whole state on every rank, and offload.optimizer is nvme, which keeps "
+            "it once; use layout.zero_stage=1, or offload.optimizer=device");
     return st;
 }
 
@@ -179,9 +258,10 @@ static double least_bytes(const struct pd_config *config, const struct pd_model 
 {
     const double elements = (double)model->parameter_count / l->tp / l->pp, parts = l->zero_stage ? l->zero_shard : 1;
     const double copy = config->numerics.precision == PD_F32 ? 0 : pd_dtype_bytes(config->numerics.precision);
-    const double state = config->offload.optimizer == PD_PLACE_NVME ? 0 : 12,
-                 gradients = config->offload.gradients == PD_PLACE_NVME ? 0 : 4;
-    const bool holds_all = l->zero_stage < 3 && config->offload.parameters != PD_PLACE_NVME;
+    const struct pd_engine_options o = {.config = config, .is_gpu = config->run.device == PD_DEVICE_GPU};
+    const double state = pd_leaves_device(&o, config->offload.optimizer) ? 0 : 12,
+                 gradients = pd_leaves_device(&o, config->offload.gradients) ? 0 : 4;
+    const bool holds_all = l->zero_stage < 3 && !pd_leaves_device(&o, config->offload.parameters);
     return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);
 }
 
@@ -205,29 +285,62 @@ static pd_status measure(const struct pd_config *config, const struct pd_model *
     return PD_OK;
 }
 
+/* Bytes of the smallest: measured, or at least so many. */
+struct smallest {
+    double measured, least;
+};
+
+/* Layers, which the order is by itself where blocks are on drives, keep what backward needs of every leaf at once. */
+static bool leaves_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                       const struct pd_machine *machine)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_layout_choice best;
+    struct pd_error ignored;
+    uint32_t count;
+    const struct pd_layout one = {.pp = 1};
+    changed.layout.order = PD_ORDER_LEAVES;
+    return config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &one) &&
+           !pd_config_check(&changed, &ignored) &&
+           !pd_choose_layouts(&changed, model, world, threads, machine, 1, &best, &count, &ignored);
+}
+
+static pd_status nothing_fits(const struct pd_config *config, uint32_t world, double limit, struct smallest smallest,
+                              bool leaves_help, struct pd_error *err)
+{
+    char advice[256];
+    const bool is_measured = smallest.measured <= smallest.least;
+    pd_less_memory_text(config, world, config->run.device == PD_DEVICE_GPU, !isfinite(smallest.measured), advice,
+                        sizeof advice);
+    if (leaves_help) snprintf(advice, sizeof advice, "take layout.order=leaves, which fits");
+    PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
+            pd_counted(world, "rank").text, pd_bytes_text(limit).text, is_measured ? "" : "more than ",
+            pd_bytes_text(is_measured ? smallest.measured : smallest.least).text, advice);
+}
+
 static pd_status choose(const struct candidates *all, const struct pd_config *config, const struct pd_model *model,
                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err)
 {
     const double limit = machine->device_bytes;
-    double smallest = INFINITY;
+    struct smallest smallest = {INFINITY, INFINITY};
     uint32_t count = 0;
     for (uint32_t i = 0; i < all->count && count < capacity; i++) {
         struct pd_layout_choice *c = &all->list[i];
         const double least = least_bytes(config, model, &c->laid_out.layout);
         if (limit > 0 && least > limit) {
-            smallest = fmin(smallest, least);
+            smallest.least = fmin(smallest.least, least);
             continue;
         }
         PD_TRY(measure(config, model, threads, limit, c, err));
-        smallest = fmin(smallest, (double)c->worst_bytes);
+        smallest.measured = fmin(smallest.measured, (double)c->worst_bytes);
         if (limit <= 0 || (double)c->worst_bytes <= limit) ret_choices[count++] = *c;
     }
-    if (!count)
-        PD_FAIL(err, PD_INVALID,
-                "layout: no layout of %s fits %.3g GB a rank; the smallest needs %.3g GB: take more ranks, a smaller "
-                "batch.leaf, or a larger numerics.virtual_tp (both start a new lineage)",
-                pd_counted(pd_layout_world(&all->list[0].laid_out.layout), "rank").text, limit / 1e9, smallest / 1e9);
+    if (!count) {
+        const uint32_t world = pd_layout_world(&all->list[0].laid_out.layout);
+        const bool leaves_help = isfinite(smallest.measured) && leaves_fit(config, model, world, threads, machine);
+        return nothing_fits(config, world, limit, smallest, leaves_help, err);
+    }
     *ret_count = count;
     return PD_OK;
 }

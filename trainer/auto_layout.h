@@ -1,8 +1,9 @@
 /* From a configuration and a number of ranks to a layout.
  *
  * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp,
- * tp, pp, sp, recomputation and the ZeRO stage, among what the numerics admit, by the memory plan and a model of step time
- * (trainer/cost_model.h). Stages are cut where the costliest is cheapest.
+ * tp, pp, sp, recomputation and the ZeRO stage but for what is given, among what the numerics admit, by the memory plan and
+ * a model of step time (trainer/cost_model.h). Stages are cut where the costliest is cheapest,
+ * and of those cuts the most even is taken.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
@@ -36,11 +37,17 @@ struct pd_layout_choice {
     uint64_t worst_bytes; /* of a rank */
 };
 /* The fastest layouts of `world` ranks that fit the machine's memory, fastest first: all degrees that are admitted and not
- * given, every ZeRO stage, every recomputation. Writes at most `capacity`.
+ * given, every ZeRO stage and recomputation or the given one. Writes at most `capacity`.
  *   errors  PD_INVALID: nothing is admitted, or nothing fits: then with what the smallest would take */
 PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world,
                                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
+
+/* What makes a rank's share of device memory smaller, of what this configuration admits and does not have yet: "take more
+ * ranks or a smaller batch.leaf (a new lineage)". places: what is on the device may go to a GPU's host, too. state_alone:
+ * parameters, their sums and the optimizer's state are too large already, so that fewer tokens at once are no help. */
+void pd_less_memory_text(const struct pd_config *config, uint32_t world, bool places, bool state_alone, char *ret,
+                         size_t bytes);
 
 /* first_unit of `stages` stages over units of the model: the largest sum of unit costs is least.   first_unit (stages)
  *   errors  PD_INVALID: more stages than blocks */

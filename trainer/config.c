@@ -40,6 +40,7 @@ static pd_status set_defaults(struct pd_config *config, struct pd_error *err)
 {
     for (uint32_t i = 0; i < pd_key_count; i++)
         if (pd_keys[i].initial) PD_TRY(pd_key_set(config, pd_keys[i].name, pd_keys[i].initial, err));
+    config->layout.recompute_given = config->layout.zero_stage_given = false;
     return PD_OK;
 }
 

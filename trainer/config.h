@@ -23,6 +23,7 @@
 #include "trainer/model/model.h"
 #include "trainer/parallel/schedule.h"
 
+enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_LEAF };
 enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
@@ -78,15 +79,18 @@ struct pd_config {
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
     } numerics;
     struct {
-        uint32_t ranks;   /* 0: as many as there are devices */
-        uint32_t threads; /* a rank; 0: cores / ranks on this host */
+        uint32_t ranks;      /* 0: as many as there are devices */
+        uint32_t threads;    /* a rank; 0: cores / ranks on this host */
+        uint32_t host_ranks; /* what is planned counts so many on a host; 0: all */
         enum pd_transport transport;
         enum pd_recompute recompute;
-        bool automatic;          /* the planner chooses degrees, recompute and zero_stage */
-        bool chosen;             /* it did: degrees, recompute and zero_stage below are its own */
-        uint32_t dp, tp, pp, sp; /* 0: dp what is left, the others 1 */
-        uint32_t interleave;     /* pipeline chunks a rank */
+        bool automatic; /* the planner chooses what is not given of degrees, recompute and zero_stage */
+        bool recompute_given, zero_stage_given; /* by a value, not "auto" */
+        bool chosen;                            /* it did: degrees, recompute and zero_stage below are its own */
+        uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
+        uint32_t interleave;                    /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;
+        enum pd_codes fp8_codes;         /* how long codes of weights are kept, where linears are fp8 */
         enum pd_order order;             /* layers: every leaf of a block before the next block; one stage only */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;

@@ -14,6 +14,7 @@ static const char *const family_words[] = {"llama", "gpt2", NULL};
 static const char *const rope_words[] = {"none", "llama3", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
+static const char *const codes_words[] = {"auto", "step", "leaf", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
@@ -139,10 +140,13 @@ const struct pd_key pd_keys[] = {
            "worker processes; 0: one a device or socket of cores", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.threads", layout.threads, "0", 0, 4096, FREE, "of a rank; 0: cores / ranks of a host",
            .automatic = true),
+    NUMBER(PD_KEY_U32, "layout.host_ranks", layout.host_ranks, "0", 0, 65536, FREE,
+           "of a host, for layout.auto and plan; 0: all are on one", .automatic = true),
     WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
     WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
          "selective: norms and activations again; full: keep a block's input only"),
-    SWITCH("layout.auto", layout.automatic, "false", FREE, "the planner chooses dp, tp, pp, sp, recompute and zero_stage"),
+    SWITCH("layout.auto", layout.automatic, "false", FREE,
+           "the planner chooses what is not given of dp, tp, pp, sp, recompute and zero_stage"),
     NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.tp", layout.tp, "0", 0, 4096, FREE, "tensor parallel; 0: 1", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.pp", layout.pp, "0", 0, 4096, FREE, "pipeline parallel; 0: 1", .automatic = true),
@@ -151,6 +155,8 @@ const struct pd_key pd_keys[] = {
     WORD("layout.schedule", layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
     WORD("layout.order", layout.order, "auto", order_words, FREE,
          "layers: all leaves of a block before the next; auto: where parameters or gradients are on nvme"),
+    WORD("layout.fp8_codes", layout.fp8_codes, "auto", codes_words, FREE,
+         "of weights are made once a step and kept, two bytes each, or for every leaf; auto: step on a GPU"),
     NUMBER(PD_KEY_U32, "layout.zero_stage", layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training", PLAIN),
     NUMBER(PD_KEY_U32, "layout.zero_shard", layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp",
            .automatic = true),

@@ -106,7 +106,7 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     } else {
         char text[64];
         pd_key_text(config, key, text, sizeof text);
-        fputs(text, out);
+        fputs(pd_key_is_left(config, key) ? "auto" : text, out);
     }
     print_comment(out, line_start, key->meaning);
     if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);

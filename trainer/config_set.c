@@ -120,7 +120,8 @@ static pd_status replace_string(char **target, const char *text, struct pd_error
     return PD_OK;
 }
 
-static pd_status set_word(int *target, const char *const *words, const char *text, struct pd_error *err)
+/* hint: where the word belongs, or NULL. */
+static pd_status set_word(int *target, const char *const *words, const char *text, const char *hint, struct pd_error *err)
 {
     char list[160] = "";
     for (int i = 0; words[i]; i++) {
@@ -131,7 +132,14 @@ static pd_status set_word(int *target, const char *const *words, const char *tex
         size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%s%s", i == 0 ? "" : words[i + 1] ? ", " : " or ", words[i]);
     }
-    PD_FAIL(err, PD_INVALID, "expected %s, found \"%s\"", list, text);
+    PD_FAIL(err, PD_INVALID, "expected %s, found \"%s\"%s", list, text, hint ? hint : "");
+}
+
+/* Formats of eight bits are not activations' anywhere. */
+static const char *word_hint(const struct pd_key *key, const char *text)
+{
+    const bool is_fp8 = !strcmp(key->name, "numerics.precision") && !strncmp(text, "fp8", 3);
+    return is_fp8 ? "; linears of blocks are in fp8 by numerics.linears=fp8" : NULL;
 }
 
 static pd_status set_bool(bool *target, const char *text, struct pd_error *err)
@@ -273,7 +281,7 @@ pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *te
     case PD_KEY_BOOL:
         return set_bool(member_of(base, key->offset), text, err);
     default:
-        return set_word(member_of(base, key->offset), key->words, text, err);
+        return set_word(member_of(base, key->offset), key->words, text, word_hint(key, text), err);
     }
 }
 
@@ -331,7 +339,7 @@ static pd_status set_source(struct pd_config *config, const struct pd_key *key, 
     if (is_path) return replace_string(&source->path, text, err);
     if (strcmp(p->member, "format") == 0) {
         int format;
-        PD_TRY(set_word(&format, format_words, text, err));
+        PD_TRY(set_word(&format, format_words, text, NULL, err));
         source->format = (enum pd_data_format)format;
         return PD_OK;
     }
@@ -411,6 +419,23 @@ static pd_status set_tier(struct pd_config *config, const struct pd_key *key, co
     return PD_OK;
 }
 
+/* What layout.auto chooses unless a value is given. NULL: no such key. */
+static bool *given_of(struct pd_config *config, const struct pd_key *key)
+{
+    return key->offset == offsetof(struct pd_config, layout.recompute)    ? &config->layout.recompute_given
+           : key->offset == offsetof(struct pd_config, layout.zero_stage) ? &config->layout.zero_stage_given
+                                                                          : NULL;
+}
+
+static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    bool *given = given_of(config, key);
+    const bool is_value = strcmp(text, "auto") != 0;
+    PD_TRY(pd_key_set_member(config, key, given && !is_value ? key->initial : text, err));
+    if (given) *given = is_value;
+    return PD_OK;
+}
+
 pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err)
 {
     if (strcmp(path, "layout") == 0) {
@@ -441,8 +466,14 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     else if (key->type == PD_KEY_STRINGS)
         status = set_strings(config, key, &p, text, err);
     else
-        status = pd_key_set_member(config, key, text, err);
+        status = set_scalar(config, key, text, err);
     return status ? pd_error_context(err, status, "%s", path) : PD_OK;
+}
+
+bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key)
+{
+    const bool *given = given_of((struct pd_config *)config, key);
+    return config->layout.automatic && given && !*given;
 }
 
 void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes)

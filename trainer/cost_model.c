@@ -1,4 +1,5 @@
 #include "trainer/cost_model.h"
+#include "trainer/gpus.h"
 
 #include "resharder/layout.h"
 #include "trainer/engine.h"
@@ -7,14 +8,16 @@
 #include <math.h>
 #include <string.h>
 
-/* Rates that training reaches: about half of what a data sheet of a GPU says for dense bf16, and what our kernels reach on
- * some eight cores. Of a host beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
+/* Rates that training reaches: about half of what a data sheet of a GPU says, dense, and what our kernels reach on some
+ * eight cores, which compute in fp32 whatever is stored. On a GPU fp32 is fp32, without tensor cores: cuBLASLt is not asked
+ * for TF32 (NVIDIA A100: 19.5, 312 Tflop/s in fp32, bf16; H100 and H200 SXM: 67, 989, 1,979 in fp32, bf16, fp8). Of a host
+ * beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
 static const struct pd_machine machines[] = {
-    {"cpu", 0, 200e9, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0, 0},
-    {"a100-40g", 40e9, 156e12, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
-    {"a100-80g", 80e9, 156e12, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
-    {"h100-80g", 80e9, 450e12, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
-    {"h200-141g", 141e9, 450e12, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
+    {"cpu", 0, {200e9, 200e9, 200e9}, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0, 0},
+    {"a100-40g", 40e9, {9.7e12, 156e12, 156e12}, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"a100-80g", 80e9, {9.7e12, 156e12, 156e12}, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"h100-80g", 80e9, {33e12, 450e12, 900e12}, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
+    {"h200-141g", 141e9, {33e12, 450e12, 900e12}, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
 };
 enum { MACHINES = sizeof machines / sizeof machines[0] };
 
@@ -28,6 +31,37 @@ pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, st
     PD_FAIL(err, PD_USAGE, "--device=%s: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
 }
 
+bool pd_machine_of_gpu(const struct pd_gpu *gpu, struct pd_machine *ret_machine)
+{
+    const char *name = pd_gpu_machine_name(gpu->name);
+    const pd_status st = pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL);
+    PD_CHECK(!st);
+    if (name) return true;
+    ret_machine->device_bytes = (double)gpu->bytes;
+    ret_machine->capability = gpu->major * 10 + gpu->minor;
+    return false;
+}
+
+void pd_machine_set_flops(struct pd_machine *machine, double flops)
+{
+    for (int r = 0; r < PD_RATE_COUNT; r++)
+        machine->flops[r] = flops;
+}
+
+void pd_machine_share(struct pd_machine *machine, double ranks)
+{
+    for (int r = 0; r < PD_RATE_COUNT; r++)
+        machine->flops[r] /= ranks;
+    machine->device_bytes /= ranks;
+    machine->memory_rate /= ranks;
+    machine->bus /= ranks;
+}
+
+static double attention_flops(const struct pd_model_config *c, uint32_t length)
+{
+    return 4.0 * c->heads * c->head_size * (length + 1.0) / 2.0;
+}
+
 double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit)
 {
     const struct pd_model_config *c = &model->config;
@@ -36,7 +70,7 @@ double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t uni
     double multiplied = 0;
     for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
         if (model->tensors.tensors[t].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[t]);
-    return 2.0 * multiplied + 4.0 * c->heads * c->head_size * (length + 1.0) / 2.0;
+    return 2.0 * multiplied + attention_flops(c, length);
 }
 
 /* ---- one pipeline rank ---- */
@@ -44,7 +78,8 @@ double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t uni
 struct stage {
     uint32_t blocks;
     bool has_embedding, has_head;
-    double flops, block_flops;       /* a token, forward, whole */
+    double seconds, block_seconds;   /* a token, forward, whole */
+    double moved_seconds;            /* about what norms and activations of its blocks take, by memory */
     double elements, block_elements; /* a tensor-parallel rank's */
 };
 
@@ -72,6 +107,20 @@ static double tp_elements(const struct setting *s, uint32_t unit)
     return sum;
 }
 
+static double seconds_of(const struct setting *s, double flops)
+{
+    return flops / s->machine->flops[s->config->numerics.precision == PD_F32 ? PD_RATE_F32 : PD_RATE_HALF];
+}
+
+/* Of a block's operations only the linears are in eight bits. */
+static double block_seconds(const struct setting *s)
+{
+    const double all = pd_unit_flops(s->model, s->config->batch.context, 1),
+                 attention = attention_flops(&s->model->config, s->config->batch.context);
+    if (s->config->numerics.linears != PD_LINEARS_FP8) return seconds_of(s, all);
+    return (all - attention) / s->machine->flops[PD_RATE_FP8] + seconds_of(s, attention);
+}
+
 static struct stage stage_of(const struct setting *s, uint32_t pp)
 {
     struct stage g = {.has_embedding = pp == 0, .has_head = pp + 1 == s->layout->pp};
@@ -79,13 +128,15 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
     for (uint32_t chunk = 0; chunk < s->interleave; chunk++)
         g.blocks += pd_grid_stage(s->layout, s->model, pp, chunk).block_count;
     if (s->layout->pp == 1) g.blocks = last - 1;
-    g.block_flops = g.blocks * pd_unit_flops(s->model, s->config->batch.context, 1);
+    const uint32_t length = s->config->batch.context;
+    g.block_seconds = g.blocks * block_seconds(s);
+    g.moved_seconds = 0.05 * g.blocks * pd_unit_flops(s->model, length, 1) / s->machine->flops[PD_RATE_HALF];
     g.block_elements = g.blocks * tp_elements(s, 1);
-    g.flops = g.block_flops;
+    g.seconds = g.block_seconds;
     g.elements = g.block_elements;
-    if (g.has_embedding) g.flops += pd_unit_flops(s->model, s->config->batch.context, 0), g.elements += tp_elements(s, 0);
+    if (g.has_embedding) g.seconds += seconds_of(s, pd_unit_flops(s->model, length, 0)), g.elements += tp_elements(s, 0);
     if (g.has_head) {
-        g.flops += pd_unit_flops(s->model, s->config->batch.context, last);
+        g.seconds += seconds_of(s, pd_unit_flops(s->model, length, last));
         g.elements += tp_elements(s, last);
         if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0);
     }
@@ -137,41 +188,50 @@ static double kept_bytes(const struct setting *s)
     return (products + (s->recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
 }
 
-/* Bytes to and from drives: of one leaf, and of the update. */
+/* Bytes to and from drives, into a GPU and out of it: of one leaf, and of the update. */
 struct streams {
-    double leaf, update;
+    double leaf, leaf_in, leaf_out, update, update_in, update_out;
 };
 
-/* What a budget leaves on drives, of so many bytes. */
+/* What a budget leaves elsewhere, of so many bytes. */
 static double away(double bytes, uint64_t budget)
 {
     return bytes > (double)budget ? bytes - (double)budget : 0;
 }
 
+/* Of memory beside the host's; on a CPU cpu is where device is. */
+static bool crosses(const struct setting *s, enum pd_place place)
+{
+    return s->machine->host_rate > 0 && place != PD_PLACE_DEVICE;
+}
+
+static void add_copies(const struct setting *s, const struct stage *g, struct streams *x)
+{
+    const struct pd_config *c = s->config;
+    const double copies = away(g->block_elements / s->parts * s->act, c->offload.parameters_budget),
+                 sums = away(g->block_elements / s->parts * sizeof(float), c->offload.gradients_budget);
+    if (c->offload.parameters == PD_PLACE_NVME) x->leaf += 2 * copies / s->slots_once, x->update += copies;
+    if (crosses(s, c->offload.parameters)) x->leaf_in += 2 * copies / s->slots_once, x->update_out += copies;
+    if (c->offload.gradients == PD_PLACE_NVME) x->leaf += sums / s->slots, x->update += sums;
+    if (crosses(s, c->offload.gradients)) x->leaf_out += sums / s->slots, x->update_in += sums;
+}
+
 static struct streams streams_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_config *c = s->config;
-    const double blocks = g->block_elements / s->parts;
+    /* leaves that are kept at once */
+    const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
+                 kept = away(alive * g->blocks * s->rows * kept_bytes(s), c->offload.activations_budget) / alive,
+                 held = g->elements / s->parts;
     struct streams x = {0};
+    add_copies(s, g, &x);
     if (c->offload.optimizer == PD_PLACE_NVME) {
-        const double state = g->elements / s->parts * PD_KIND_COUNT * sizeof(float);
+        const double state = held * PD_KIND_COUNT * sizeof(float);
         x.update += state + away(state, c->offload.optimizer_budget);
     }
-    if (c->offload.parameters == PD_PLACE_NVME) {
-        const double copies = away(blocks * s->act, c->offload.parameters_budget);
-        x.leaf += 2 * copies / s->slots_once;
-        x.update += copies;
-    }
-    if (c->offload.gradients == PD_PLACE_NVME) {
-        const double sums = away(blocks * sizeof(float), c->offload.gradients_budget);
-        x.leaf += sums / s->slots;
-        x.update += sums;
-    }
-    if (c->offload.activations == PD_PLACE_NVME) {
-        /* leaves that are kept at once */
-        const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp;
-        x.leaf += 2 * away(alive * g->blocks * s->rows * kept_bytes(s), c->offload.activations_budget) / alive;
-    }
+    if (crosses(s, c->offload.optimizer)) x.update_in += held * s->act, x.update_out += held * sizeof(float);
+    if (c->offload.activations == PD_PLACE_NVME) x.leaf += 2 * kept;
+    if (crosses(s, c->offload.activations)) x.leaf_in += kept, x.leaf_out += kept;
     return x;
 }
 
@@ -194,8 +254,22 @@ static double adam_seconds(const struct setting *s, double elements)
     if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
         return elements * (state + gradient) / m->memory_rate;
     const uint32_t world = pd_layout_world(s->layout), sharing = world < m->host_ranks ? world : m->host_ranks;
-    const double host = (state + 2 * (gradient + s->act)) * sharing / m->host_rate, bus = larger(gradient, s->act) / m->bus;
-    return elements * larger(host, bus);
+    return elements * (state + 2 * (gradient + s->act)) * sharing / m->host_rate; /* the bus: streams_of */
+}
+
+static double bus_seconds(const struct setting *s, double in, double out)
+{
+    return s->machine->bus > 0 ? larger(in, out) / s->machine->bus : 0;
+}
+
+static double leaf_streams(const struct setting *s, const struct streams *x)
+{
+    return larger(x->leaf / s->machine->nvme, bus_seconds(s, x->leaf_in, x->leaf_out));
+}
+
+static double update_streams(const struct setting *s, const struct streams *x)
+{
+    return larger(x->update / s->machine->nvme, bus_seconds(s, x->update_in, x->update_out));
 }
 
 /* ---- the step ---- */
@@ -205,18 +279,16 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const struct pd_layout *l = s->layout;
     const struct traffic t = traffic_of(s, g);
     const uint32_t place = l->tp * l->sp, stage = place * l->dp;
-    const double work = s->rows * s->share / s->machine->flops, stage_rate = rate_of(s, stage);
-    const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_flops
-                         : s->recompute == PD_RECOMPUTE_SELECTIVE
-                             ? 0.05 * g->block_flops /* norms and activations, by memory rather than by operations */
-                             : 0;
-    const double compute = 3 * g->flops * work, recompute = again * work;
+    const double work = s->rows * s->share, stage_rate = rate_of(s, stage);
+    const double again = s->recompute == PD_RECOMPUTE_FULL        ? g->block_seconds
+                         : s->recompute == PD_RECOMPUTE_SELECTIVE ? g->moved_seconds /* norms and activations */
+                                                                  : 0;
+    const double compute = 3 * g->seconds * work, recompute = again * work;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
         (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
-    const double leaf = larger(larger(compute + recompute + exposed, beside), streams.leaf / s->machine->nvme),
-                 slots = s->slots;
+    const double leaf = larger(larger(compute + recompute + exposed, beside), leaf_streams(s, &streams)), slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
     double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
@@ -230,9 +302,10 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
     if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
-    const double optimizer = larger(adam_seconds(s, held), streams.update / s->machine->nvme),
-                 after = (once + sums) / stage_rate;
+    const double optimizer = larger(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
     c->nvme_seconds = larger(c->nvme_seconds, (streams.leaf * slots + streams.update) / s->machine->nvme);
+    c->bus_seconds = larger(c->bus_seconds, bus_seconds(s, streams.leaf_in * slots + streams.update_in,
+                                                        streams.leaf_out * slots + streams.update_out));
     c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
     if (leaf <= *slowest) return;
     *slowest = leaf;

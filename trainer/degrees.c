@@ -153,14 +153,19 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
             name, degree, name, virtual, name, below, more);
 }
 
+static const char *more_leaves(const struct pd_config *c)
+{
+    return c->batch.leaf > 1 ? "a smaller batch.leaf" : "more batch.sequences";
+}
+
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
 {
     const uint32_t leaves = leaves_of(c);
     if (dp <= leaves) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.leaf %u); set it to at most %u, or "
-            "take a smaller batch.leaf, which starts a new lineage",
-            dp, pd_counted(leaves, "leaf").text, c->batch.sequences, c->batch.leaf, leaves);
+            "take %s, which starts a new lineage",
+            dp, pd_counted(leaves, "leaf").text, c->batch.sequences, c->batch.leaf, leaves, more_leaves(c));
 }
 
 static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
@@ -276,10 +281,10 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
     if (d.dp > leaves_of(c)) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
         PD_FAIL(err, PD_INVALID,
-                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.leaf %u); %s; a "
-                "smaller batch.leaf starts a new lineage",
+                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.leaf %u); %s; %s a new "
+                "lineage",
                 d.dp, pd_counted(world, "rank").text, pd_counted(leaves_of(c), "leaf").text, c->batch.sequences,
-                c->batch.leaf, nearest);
+                c->batch.leaf, nearest, c->batch.leaf > 1 ? "a smaller batch.leaf starts" : "more batch.sequences start");
     }
     PD_TRY(check_zero_shard(c, &d, err));
     *ret_degrees = d;

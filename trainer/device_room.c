@@ -7,6 +7,13 @@
 
 /* ---- what to change ---- */
 
+static bool codes_made_again(struct pd_config *c)
+{
+    const bool is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_LEAF;
+    c->layout.fp8_codes = PD_CODES_LEAF;
+    return is_new;
+}
+
 static bool recompute_selective(struct pd_config *c)
 {
     const bool is_new = c->layout.recompute == PD_RECOMPUTE_NONE;
@@ -62,6 +69,7 @@ static const struct change {
     bool (*apply)(struct pd_config *); /* false: it is so already */
 } changes[] = {
     {"layout.recompute=selective", recompute_selective},
+    {"layout.fp8_codes=leaf", codes_made_again},
     {"offload.activations=cpu", activations_away},
     {"layout.zero_stage=3", zero_3},
     {"layout.recompute=full", recompute_full},
@@ -111,6 +119,12 @@ static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
         c->layout.zero_shard, recompute[c->layout.recompute]);
 }
 
+/* Among the words of give_layout. */
+static bool is_given(const char *words)
+{
+    return strncmp(words, "layout.recompute", 16) == 0 || strncmp(words, "layout.zero", 11) == 0;
+}
+
 static bool try_changes(const struct pd_engine_options *o, uint32_t which, struct pd_device_remedy *ret)
 {
     struct pd_config config = *o->config; /* borrows what it points to */
@@ -123,7 +137,7 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, struc
     if (!plan_with(o, &config, &r.bytes)) return false;
     if (config.layout.chosen) give_layout(&config, &r);
     for (uint32_t i = 0; i < CHANGES && config.layout.chosen; i++)
-        if (which >> i & 1 && strncmp(changes[i].words, "offload.", 8) == 0) add(&r, changes[i].words);
+        if (which >> i & 1 && !is_given(changes[i].words)) add(&r, changes[i].words);
     *ret = r;
     return true;
 }
@@ -148,6 +162,14 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576;
 }
 
+/* What no change that keeps the bits brings. */
+static void say_less(const struct pd_engine_options *o, char *ret, size_t bytes)
+{
+    struct pd_config config = *o->config; /* borrows what it points to */
+    config.run.device = PD_DEVICE_GPU;
+    pd_less_memory_text(&config, o->world, false, false, ret, bytes);
+}
+
 pd_status pd_device_room_check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
 {
     struct pd_dev_memory memory;
@@ -159,8 +181,7 @@ pd_status pd_device_room_check(const struct pd_engine_options *o, const struct p
     if (pd_device_room_remedy(o, memory.free_bytes, &r))
         snprintf(advice, sizeof advice, "with %s it takes %.1f MiB, and the bits stay the same", r.words, mib(r.bytes));
     else
-        snprintf(advice, sizeof advice,
-                 "take more ranks, or a smaller batch.leaf or a larger numerics.virtual_tp, which start a new lineage");
+        say_less(o, advice, sizeof advice);
     PD_FAIL(err, PD_INVALID,
             "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
             "perdure plan CONFIG --world=%u run.device=gpu",

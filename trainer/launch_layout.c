@@ -1,5 +1,7 @@
 #include "trainer/launch_layout.h"
 
+#include "ckpt/base/log.h"
+#include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "resharder/layout.h"
 #include "trainer/config_keys.h"
@@ -7,9 +9,12 @@
 #include "trainer/gpus.h"
 #include "trainer/launched.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#define MODULE "layout"
 
 pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
 {
@@ -33,57 +38,81 @@ static uint32_t gpus_of(const struct pd_config *config)
     return config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
 }
 
-/* The first GPU speaks for all of the host. What several ranks share is divided; a twentieth is left to the driver. */
-static bool gpu_machine(const struct pd_config *config, uint32_t ranks, struct pd_machine *ret_machine)
+static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
 {
-    struct pd_gpus gpus;
-    if (!gpus_of(config)) return false;
-    pd_gpus_find(&gpus);
-    if (!gpus.count) return false;
-    const char *name = pd_gpu_machine_name(gpus.gpus[0].name);
-    const double sharing = (ranks + gpus.count - 1) / gpus.count;
+    struct pd_error ignored; /* a rank that opens it says it */
+    for (uint32_t i = 0; i < gpus && i < ranks; i++) {
+        struct pd_launch_room r = {.gpu = i};
+        if (pd_dev_cuda_room(i, r.name, &r.memory, &ignored)) continue;
+        if (!ret->memory.total_bytes || r.memory.free_bytes < ret->memory.free_bytes) *ret = r;
+    }
+}
+
+/* Other hosts are as this one is. */
+static uint32_t ranks_of_a_host(const struct pd_config *config, uint32_t ranks)
+{
+    const uint32_t host_ranks = config->layout.host_ranks;
+    return host_ranks && host_ranks < ranks ? host_ranks : ranks;
+}
+
+/* What several ranks share is divided; a twentieth is left to the driver and to libraries. */
+static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine)
+{
+    const uint32_t gpus = gpus_of(c->config);
+    const struct pd_dev_memory *m = &c->room.memory;
+    const uint32_t here = ranks_of_a_host(c->config, ranks);
+    if (!gpus) return false;
+    if (!m->total_bytes) find_room(gpus, here, &c->room);
+    const char *name = pd_gpu_machine_name(c->room.name);
     if (pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL)) return false;
-    ret_machine->device_bytes = 0.95 * (double)gpus.gpus[0].bytes / sharing;
-    ret_machine->flops /= sharing;
-    ret_machine->memory_rate /= sharing;
-    ret_machine->bus /= sharing;
-    ret_machine->host_ranks = ranks;
+    if (m->total_bytes) ret_machine->device_bytes = fmax(1, (double)m->free_bytes - 0.05 * (double)m->total_bytes);
+    pd_machine_share(ret_machine, (here + gpus - 1) / gpus);
+    ret_machine->host_ranks = here;
     return true;
 }
 
 /* Ranks of this host share its memory. A tenth is left to the system. */
-static pd_status machine_of(const struct pd_config *config, uint32_t ranks, struct pd_machine *ret_machine,
+static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine,
                             struct pd_error *err)
 {
-    if (gpu_machine(config, ranks, ret_machine)) return PD_OK;
+    if (gpu_machine(c, ranks, ret_machine)) return PD_OK;
     PD_TRY(pd_machine_preset("cpu", ret_machine, err));
-    ret_machine->device_bytes = 0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ranks;
+    ret_machine->host_ranks = ranks_of_a_host(c->config, ranks);
+    ret_machine->device_bytes =
+        0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ret_machine->host_ranks;
     return PD_OK;
 }
 
-static pd_status choose_fastest(const struct pd_launch_chooser *c, uint32_t ranks, struct pd_laid_out *ret_laid_out,
-                                struct pd_error *err)
+static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, bool is_admitted,
+                                struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
     struct pd_machine machine;
     struct pd_layout_choice best;
     uint32_t count;
     struct pd_config config = *c->config; /* borrows what it points to */
-    PD_TRY(machine_of(c->config, ranks, &machine, err));
+    const struct pd_launch_room *room = &c->room;
+    PD_TRY(machine_of(c, ranks, &machine, err));
     if (gpus_of(c->config)) config.run.device = PD_DEVICE_GPU; /* counted so */
-    PD_TRY(pd_choose_layouts(&config, c->model, ranks, pd_launched_threads(c->config->layout.threads, ranks), &machine, 1,
-                             &best, &count, err));
+    const pd_status st = pd_choose_layouts(&config, c->model, ranks,
+                                           pd_launched_threads(c->config->layout.threads, ranks_of_a_host(c->config, ranks)),
+                                           &machine, 1, &best, &count, err);
+    if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
+        return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
+                                pd_bytes_text((double)room->memory.free_bytes).text,
+                                pd_bytes_text((double)room->memory.total_bytes).text);
+    PD_TRY(st);
     *ret_laid_out = best.laid_out;
     return PD_OK;
 }
 
-static pd_status choose_automatic(const struct pd_launch_chooser *c, uint32_t ranks, bool is_restart,
+static pd_status choose_automatic(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart,
                                   struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
     const struct pd_degrees held = {c->config->layout.dp, c->config->layout.tp, c->config->layout.pp, c->config->layout.sp,
                                     0};
     while (is_restart && ranks > 1 && !pd_degrees_list(c->config, ranks, &held, NULL, 0))
         ranks--;
-    return choose_fastest(c, ranks, ret_laid_out, err);
+    return choose_fastest(c, ranks, pd_degrees_list(c->config, ranks, &held, NULL, 0) > 0, ret_laid_out, err);
 }
 
 /* ---- degrees of the configuration ---- */
@@ -148,4 +177,15 @@ pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings,
         PD_TRY(pd_key_set(config, key, equals + 1, err));
     }
     return PD_OK;
+}
+
+void pd_launch_layout_say_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts)
+{
+    const uint32_t most = (ranks + hosts - 1) / hosts, counted = ranks_of_a_host(config, ranks);
+    if (!config->layout.chosen || counted == most) return;
+    pd_log(
+        PD_LOG_WARN, MODULE,
+        "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.host_ranks=%u counts their memory "
+        "and links as they are",
+        counted, hosts, most, most);
 }

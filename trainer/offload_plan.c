@@ -9,10 +9,11 @@
 
 #define SETS_THAT_STAY 2u
 
-bool pd_config_uses_nvme(const struct pd_config *c)
+bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
 {
-    return c->offload.optimizer == PD_PLACE_NVME || c->offload.parameters == PD_PLACE_NVME ||
-           c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
+    const struct pd_engine_options o = {.config = c, .is_gpu = is_gpu};
+    return pd_leaves_device(&o, c->offload.optimizer) || pd_leaves_device(&o, c->offload.activations) ||
+           pd_blocks_leave_device(&o);
 }
 
 static uint64_t page_up(uint64_t bytes)
@@ -49,6 +50,15 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     return st;
 }
 
+/* What comes back and what leaves in a step, of a part that is away. */
+static void note(const struct pd_engine *e, enum pd_place place, uint64_t in, uint64_t out, uint64_t *drives,
+                 struct pd_offload_plan *p)
+{
+    if (place == PD_PLACE_NVME) *drives = in + out;
+    p->bus_in_bytes += e->options.is_gpu ? in : 0;
+    p->bus_out_bytes += e->options.is_gpu ? out : 0;
+}
+
 /* Bytes of a pass over all blocks, and of the blocks that are not read again when the next pass begins where it ended. */
 struct pass {
     uint64_t all, first, last;
@@ -79,8 +89,9 @@ static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_pl
     if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_zero_parameter_spans(e->zero, spans);
     const struct pass pass = pass_over(e->zero, spans);
-    const uint64_t leaves = e->by_layers ? 1 : e->slots;
-    p->parameter_traffic = pass.all + 2 * leaves * pass.all - leaves * pass.last - (leaves - 1) * pass.first;
+    const uint64_t leaves = e->by_layers ? 1 : e->slots,
+                   read = 2 * leaves * pass.all - leaves * pass.last - (leaves - 1) * pass.first;
+    note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
     free(spans);
     return PD_OK;
 }
@@ -93,22 +104,38 @@ static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_pla
     pd_zero_first_away(e->zero, &unused, &away);
     if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_zero_gradient_spans(e->zero, spans);
+    uint64_t bytes = 0;
     for (uint32_t set = away + SETS_THAT_STAY; set < sets; set++)
-        p->gradient_traffic += 2 * page_up(spans[set]);
+        bytes += page_up(spans[set]);
+    note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
     free(spans);
     return PD_OK;
+}
+
+/* AdamW is the host's: summed gradients come out, new copies go in. */
+static void plan_update(const struct pd_engine *e, struct pd_offload_plan *p)
+{
+    uint64_t elements = 0;
+    for (uint32_t b = 0; b < pd_zero_box_count(e->zero); b++)
+        elements += pd_zero_boxes(e->zero)[b].elements;
+    p->bus_out_bytes += elements * sizeof(float);
+    p->bus_in_bytes += elements * pd_dtype_bytes(e->options.config->numerics.precision);
 }
 
 static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
+    const struct pd_engine_options *o = &e->options;
     uint64_t heap;
     if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
-    if (c->offload.parameters == PD_PLACE_NVME) PD_TRY(plan_parameters(e, p, err));
-    if (c->offload.gradients == PD_PLACE_NVME) PD_TRY(plan_gradients(e, p, err));
+    if (o->is_gpu && pd_leaves_device(o, c->offload.optimizer)) plan_update(e, p);
+    if (pd_leaves_device(o, c->offload.parameters)) PD_TRY(plan_parameters(e, p, err));
+    if (pd_leaves_device(o, c->offload.gradients)) PD_TRY(plan_gradients(e, p, err));
     PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
-    if (c->offload.activations == PD_PLACE_NVME)
-        p->activation_traffic = 2 * pd_transformer_away_bytes(e->transformer, e->slots);
+    if (pd_leaves_device(o, c->offload.activations)) {
+        const uint64_t bytes = pd_transformer_away_bytes(e->transformer, e->slots);
+        note(e, c->offload.activations, bytes, bytes, &p->activation_traffic, p);
+    }
     p->nvme_bytes = p->generations * p->generation_bytes + p->scratch_bytes;
     p->step_bytes = p->state_traffic + p->parameter_traffic + p->gradient_traffic + p->activation_traffic;
     return PD_OK;
@@ -119,7 +146,7 @@ pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_
     struct pd_arena *arena;
     struct pd_engine *engine = NULL;
     *ret_plan = (struct pd_offload_plan){0};
-    if (!pd_config_uses_nvme(options->config)) return PD_OK;
+    if (!pd_config_offloads(options->config, options->is_gpu)) return PD_OK;
     PD_TRY(pd_arena_new_dry(&arena, err));
     pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
     if (!st) st = plan_engine(engine, ret_plan, err);

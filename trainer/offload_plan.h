@@ -7,7 +7,8 @@
  *   gradients    written once and read once, but for two blocks that stay until the update
  *   activations  written once and read once, for every block and leaf
  *
- * Of copies, sums and activations that a budget keeps in memory nothing moves. */
+ * Of copies, sums and activations that a budget keeps in memory nothing moves. On a GPU what is away, on drives or on the
+ * host (cpu), crosses the bus, of an optimizer's state the gradients and new copies. */
 #ifndef PD_TRAINER_OFFLOAD_PLAN_H
 #define PD_TRAINER_OFFLOAD_PLAN_H
 
@@ -20,10 +21,12 @@ struct pd_offload_plan {
     uint64_t nvme_bytes;                                                             /* all of it */
     uint64_t state_traffic, parameter_traffic, gradient_traffic, activation_traffic; /* of a step */
     uint64_t step_bytes;                                                             /* all of it */
+    uint64_t bus_in_bytes, bus_out_bytes; /* of a step, into a GPU and out of it, spans in whole pages; saves apart */
 };
 
-bool pd_config_uses_nvme(const struct pd_config *config);
-/* All zero where everything is in memory. Computes a file's metadata once. */
+/* Something of a rank is elsewhere than where it computes. */
+bool pd_config_offloads(const struct pd_config *config, bool is_gpu);
+/* All zero where everything is where it is computed with. Computes a file's metadata once. */
 PD_MUST_USE pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_offload_plan *ret_plan,
                                          struct pd_error *err);
 

@@ -3,7 +3,9 @@
 #include "ckpt/base/log.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MODULE "device"
 
@@ -105,24 +107,23 @@ pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
     return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;
 }
 
-static pd_status ready(void *device, struct pd_error *err)
+static pd_status ready(void *way, struct pd_error *err)
 {
-    return pd_rank_device_settle(device, err);
+    return pd_rank_device_settle(((struct pd_rank_way *)way)->device, err);
 }
 
-static pd_status copy(void *device, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+static pd_status copy(void *way, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
-    const struct pd_rank_device *d = device;
+    const struct pd_rank_way *w = way;
     const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
-    struct pd_stream *stream = d->streams[PD_STREAM_TRANSFERS];
-    PD_TRY(pd_dev_enter(d->dev, err));
-    PD_TRY(pd_device_spans_copy(d->spans, d->dev, stream, PD_LANE_EXCHANGE, "exchange", to, from, err));
-    return pd_dev_stream_sync(d->dev, stream, err);
+    PD_TRY(pd_dev_enter(w->device->dev, err));
+    PD_TRY(pd_device_spans_copy(w->device->spans, w->device->dev, w->stream, w->lane, w->name, to, from, err));
+    return pd_dev_stream_sync(w->device->dev, w->stream, err);
 }
 
-static bool lock(void *device, void *data, uint64_t bytes)
+static bool lock(void *way, void *data, uint64_t bytes)
 {
-    struct pd_rank_device *d = device;
+    struct pd_rank_device *d = ((struct pd_rank_way *)way)->device;
     struct pd_error err;
     if (!pd_dev_lock(d->dev, data, bytes, &err)) return true;
     if (!atomic_exchange(&d->has_refused, true))
@@ -130,16 +131,36 @@ static bool lock(void *device, void *data, uint64_t bytes)
     return false;
 }
 
-static void unlock(void *device, void *data, uint64_t bytes)
+static void unlock(void *way, void *data, uint64_t bytes)
 {
-    const struct pd_rank_device *d = device;
-    pd_dev_unlock(d->dev, data, bytes);
+    pd_dev_unlock(((struct pd_rank_way *)way)->device->dev, data, bytes);
 }
 
-pd_status pd_rank_device_memory(struct pd_rank_device *d, struct pd_comm_memory *ret_memory, struct pd_error *err)
+pd_status pd_rank_device_memory(struct pd_rank_device *d, enum pd_rank_stream which, struct pd_comm_memory *ret_memory,
+                                struct pd_error *err)
 {
-    struct pd_stream *made;
-    PD_TRY(pd_rank_device_stream(d, PD_STREAM_TRANSFERS, &made, err));
-    *ret_memory = (struct pd_comm_memory){ready, copy, lock, unlock, d};
+    PD_CHECK(which == PD_STREAM_GATHERS || which == PD_STREAM_EXCHANGES);
+    const bool gathers = which == PD_STREAM_GATHERS;
+    struct pd_rank_way *way = gathers ? &d->gathers : &d->exchanges;
+    struct pd_stream *stream;
+    PD_TRY(pd_rank_device_stream(d, which, &stream, err));
+    *way = (struct pd_rank_way){d, stream, gathers ? PD_LANE_GATHERS : PD_LANE_EXCHANGES,
+                                gathers ? "gather of parameters" : "exchange"};
+    *ret_memory = (struct pd_comm_memory){ready, copy, lock, unlock, way};
     return PD_OK;
+}
+
+pd_status pd_rank_device_say_lost(const struct pd_rank_device *d, pd_status status, struct pd_error *err)
+{
+    char host[64] = "this host", which[160] = "the GPU";
+    if (status != PD_DEVICE_LOST || !err) return status;
+    if (gethostname(host, sizeof host)) snprintf(host, sizeof host, "this host");
+    host[sizeof host - 1] = '\0';
+    if (d->dev) snprintf(which, sizeof which, "GPU %u (%s)", d->dev->index, d->dev->description);
+    const size_t at = strlen(err->message);
+    snprintf(err->message + at, sizeof err->message - at,
+             "; nothing on %s of %s can be trusted now: nvidia-smi -q and the kernel's log (dmesg | grep Xid) say what "
+             "happened, perdure doctor whether it opens again; then run the same command again",
+             which, host);
+    return status;
 }

@@ -5,7 +5,7 @@
  *   gradients     likewise sums, activations likewise
  *   optimizer     gradients out to an update on the host, and what it made in (offload/crossing.h)
  *   saves         the state for a checkpoint
- *   transfers     what a communicator moves that knows no device memory
+ *   gathers       what the communicator of parameters moves, where it knows no device memory; exchanges: what others do
  *
  * Each but compute is made when it is first asked for, so that nobody waits behind what is not his, and is ordered with the
  * others by events.
@@ -30,8 +30,18 @@ enum pd_rank_stream {
     PD_STREAM_OPTIMIZER_IN,
     PD_STREAM_OPTIMIZER_OUT,
     PD_STREAM_SAVES,
-    PD_STREAM_TRANSFERS,
+    PD_STREAM_GATHERS,
+    PD_STREAM_EXCHANGES,
     PD_STREAM_COUNT
+};
+
+struct pd_rank_device;
+
+/* What copies for communicators go by. */
+struct pd_rank_way {
+    struct pd_rank_device *device;
+    struct pd_stream *stream;
+    const char *lane, *name;
 };
 
 struct pd_rank_device {
@@ -39,7 +49,8 @@ struct pd_rank_device {
     struct pd_stream *compute;
     struct pd_stream *streams[PD_STREAM_COUNT]; /* NULL: nobody asked for it */
     struct pd_device_spans *spans;              /* where its time goes; NULL: nobody asks */
-    _Atomic bool has_refused;                   /* to page-lock what exchanges go through: said once */
+    struct pd_rank_way gathers, exchanges;
+    _Atomic bool has_refused; /* to page-lock what exchanges go through: said once */
 };
 
 /* rank_here: the rank's number among those of its host; they take the GPUs in turn.
@@ -61,9 +72,14 @@ struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
 /* Returns once all streams have passed what they were given, or failed: before memory that they use is freed, whatever the
  * reason. */
 void pd_rank_device_quiet(struct pd_rank_device *device);
-/* How a communicator that knows no device memory reaches it. Borrows the device. */
-PD_MUST_USE pd_status pd_rank_device_memory(struct pd_rank_device *device, struct pd_comm_memory *ret_memory,
-                                            struct pd_error *err);
+/* How a communicator that knows no device memory reaches it, by PD_STREAM_GATHERS or PD_STREAM_EXCHANGES. Borrows the
+ * device.
+ */
+PD_MUST_USE pd_status pd_rank_device_memory(struct pd_rank_device *device, enum pd_rank_stream which,
+                                            struct pd_comm_memory *ret_memory, struct pd_error *err);
+
+/* What a rank ends with: of PD_DEVICE_LOST, which GPU that is, and where to look. Returns the status. */
+pd_status pd_rank_device_say_lost(const struct pd_rank_device *device, pd_status status, struct pd_error *err);
 
 /* Returns once everything on compute has happened. */
 PD_MUST_USE pd_status pd_rank_device_settle(struct pd_rank_device *device, struct pd_error *err);

@@ -26,13 +26,20 @@ static void describe(const struct pd_resume_difference *d, uint32_t count, enum 
                                      d[i].before, d[i].now);
 }
 
-/* *ret_new_lineage: arithmetic changed, on purpose. Another precision begins with the loss scale of its own. */
-static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, bool *ret_new_lineage,
+/* Arithmetic or data changed, on purpose. */
+struct change {
+    bool any;
+    char text[640];
+};
+
+/* Another precision begins with the loss scale of its own. */
+static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
                                  struct pd_error *err)
 {
     struct pd_config saved;
     struct pd_resume_difference differences[32];
-    char text[640];
+    char *text = ret_change->text;
+    const size_t room = sizeof ret_change->text;
     PD_TRY(pd_error_context(err, pd_config_parse("saved configuration", commit->state.config, NULL, 0, &saved, err),
                             "the checkpoint's record"));
     uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
@@ -42,11 +49,11 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
     }
     pd_config_deinit(&saved);
     if (count > 32) count = 32;
-    describe(differences, count, PD_RESUME_REFUSED, text, sizeof text);
+    describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
-    describe(differences, count, PD_RESUME_NEW_LINEAGE, text, sizeof text);
-    *ret_new_lineage = text[0] != '\0';
+    describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
+    ret_change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
                 "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
@@ -59,7 +66,9 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
         if (st && !e->options.config->accept_new_lineage)
             return pd_error_context(err, st,
                                     "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
-        *ret_new_lineage = true;
+        const size_t used = strlen(text);
+        snprintf(text + used, room - used, "%sthe data is not what it was", used ? "; " : "");
+        ret_change->any = true;
     }
     return PD_OK;
 }
@@ -143,14 +152,22 @@ static pd_status load_state(struct pd_door *door, struct pd_group *group, struct
     return pd_engine_loaded(e, err);
 }
 
+static void say_new_lineage(const struct pd_identity *identity, const struct change *change)
+{
+    pd_log(PD_LOG_WARN, MODULE,
+           "accept_new_lineage: %s: a new lineage, number %llu, from step %llu on, whose bits are not those of a run that "
+           "never changed",
+           change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
+}
+
 static pd_status load_entry(struct pd_door *door, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
                             struct pd_commit *commit, struct pd_resume_report *report, struct pd_error *err)
 {
     char path[4096];
     struct pd_load_report load;
-    bool new_lineage = false;
+    struct change change = {.any = false};
     pd_status st = pd_store_read_commit(c->store, &c->entry, commit, err);
-    if (!st) st = compare_configs(e, commit, &new_lineage, err);
+    if (!st) st = compare_configs(e, commit, &change, err);
     PD_TRY(pd_group_agree(group, st, err));
     pd_store_entry_path(c->store, &c->entry, path);
     struct pd_load_request request = {.directory = path,
@@ -165,11 +182,12 @@ static pd_status load_entry(struct pd_door *door, const struct candidate *c, str
                                       .destination = destination,
                                       .context = e};
     struct pd_identity identity = commit->state.identity;
-    if (new_lineage) identity.lineage = c->lineage + 1;
+    if (change.any) identity.lineage = c->lineage + 1;
     PD_TRY(load_state(door, group, e, &request, &identity, &load, err));
+    if (change.any && group->rank == 0) say_new_lineage(&identity, &change);
     commit->state.identity = identity;
     report->bytes_read = load.bytes_read;
-    report->from_world = commit->shard_count;
+    report->from_world = pd_layout_world(&commit->state.layout);
     report->resumed = true;
     return PD_OK;
 }
@@ -212,7 +230,7 @@ static pd_status refuse_absent_drive(const char *root, const struct pd_store_unu
 static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
                                 struct pd_error *err)
 {
-    char root[4096], what[704] = "";
+    char root[4096], what[704] = "", aside[64] = "";
     uint32_t quarantined, unusable = pd_store_unusable_count(store);
     PD_TRY(pd_store_count_quarantined(store, &quarantined, err));
     if (!unusable && !quarantined && !report->damaged) return PD_OK;
@@ -225,11 +243,11 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
         if (newest->is_drive_absent) return refuse_absent_drive(root, newest, err);
         snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
     }
+    if (quarantined) snprintf(aside, sizeof aside, " (%u in its quarantine directory)", quarantined);
     PD_FAIL(err, PD_CORRUPT,
-            "%.500s holds no whole checkpoint, but damaged or incomplete ones (%u in its quarantine directory): restore a "
-            "checkpoint from a copy and bring missing files or hosts back, or start from step 1 with another run.dir or "
-            "after moving that directory away%s",
-            root, quarantined, what);
+            "%.500s holds no whole checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and bring "
+            "missing files or hosts back, or start from step 1 with another run.dir or after moving that directory away%s",
+            root, aside, what);
 }
 
 pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,

@@ -16,6 +16,7 @@
 #include "trainer/comm/nccl.h"
 #include "trainer/directories.h"
 #include "trainer/gpus.h"
+#include "trainer/launch_layout.h"
 #include "trainer/loss_scale.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
@@ -248,8 +249,19 @@ static void check_nccl_room(const struct worker *w, const struct pd_memory_plan 
     if (!w->nccl || pd_dev_memory(w->device.dev, &memory, NULL) || memory.free_bytes >= plan->library_bytes) return;
     pd_log(PD_LOG_WARN, MODULE,
            "GPU %u has %llu MiB of its memory left, and NCCL may take about %llu, by an estimate; if it runs out, set "
-           "NCCL_BUFFSIZE=1048576 or lower batch.leaf",
-           w->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20);
+           "NCCL_BUFFSIZE=1048576%s",
+           w->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20,
+           w->config->batch.leaf > 1 ? " or lower batch.leaf" : "");
+}
+
+/* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
+static pd_status part_gathers(struct worker *w, struct pd_error *err)
+{
+    struct pd_comm_memory memory;
+    if (!w->device.dev || w->nccl || !w->engine->grid.gathers) return PD_OK;
+    PD_TRY(pd_rank_device_memory(&w->device, PD_STREAM_GATHERS, &memory, err));
+    pd_comm_use_memory(w->engine->grid.gathers, &memory);
+    return PD_OK;
 }
 
 static pd_status build_engine(struct worker *w, struct pd_error *err)
@@ -274,7 +286,7 @@ static pd_status build_engine(struct worker *w, struct pd_error *err)
     PD_TRY(pd_thread_pool_new(w->threads, &w->pool, err));
     PD_TRY(pd_engine_new(&options, w->nccl ? w->nccl : w->comm, w->data, w->pool, w->arena, &w->engine, err));
     w->engine->should_leave = leave_requested;
-    return PD_OK;
+    return part_gathers(w, err);
 }
 
 /* The best of some products of the given operands, in operations a second. */
@@ -379,6 +391,7 @@ static void say_device(const struct worker *w)
 {
     const uint32_t gpus = pd_dev_cuda_count(), here = ranks_of_a_host(w->comm);
     if (w->comm->rank > 0) return;
+    pd_launch_layout_say_hosts(w->config, w->comm->size, w->comm->host_count);
     if (!w->device.dev && w->config->run.device == PD_DEVICE_AUTO) say_unused();
     if (!w->device.dev) return;
     pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", w->device.dev->description,
@@ -403,17 +416,20 @@ static uint64_t memory_to_come(const struct worker *w)
 static pd_status open_transfers(struct worker *w, struct pd_error *err)
 {
     struct pd_error why;
+    bool is_meant = false;
     if (!w->device.dev || w->comm->size == 1) return PD_OK;
-    const pd_status st = pd_comm_new_nccl(w->comm, w->device.dev, w->device.compute, w->device.spans, &w->nccl, &why);
+    const pd_status st =
+        pd_comm_new_nccl(w->comm, w->device.dev, w->device.compute, w->device.spans, &w->nccl, &is_meant, &why);
     if (st != PD_UNSUPPORTED) {
         if (st && err) *err = why;
         return st;
     }
     struct pd_comm_memory memory;
-    PD_TRY(pd_group_agree(&w->group, pd_rank_device_memory(&w->device, &memory, err), err));
+    PD_TRY(pd_group_agree(&w->group, pd_rank_device_memory(&w->device, PD_STREAM_EXCHANGES, &memory, err), err));
     pd_comm_use_memory(w->comm, &memory);
     if (w->comm->rank == 0)
-        pd_log(PD_LOG_INFO, MODULE, "what ranks exchange goes through the memory of the host: %s", why.message);
+        pd_log(is_meant ? PD_LOG_INFO : PD_LOG_WARN, MODULE, "what ranks exchange goes through the memory of the host: %s",
+               why.message);
     return PD_OK;
 }
 
@@ -743,6 +759,7 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     pd_numerics_thread_init();
     pd_status st = set_up(&w, err);
     if (!st) st = run_steps(&w, err);
+    st = pd_rank_device_say_lost(&w.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && w.saver && !w.is_aborting) pd_saver_wait(w.saver);
     /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */

@@ -15,3 +15,14 @@ struct pd_counted pd_counted(uint64_t count, const char *noun)
         snprintf(words.text, sizeof words.text, "%" PRIu64 " %.*s%s", count, length - (plural[0] == 'v'), noun, plural);
     return words;
 }
+
+struct pd_bytes_text pd_bytes_text(double bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct pd_bytes_text t;
+    uint32_t unit = 0;
+    for (; bytes >= 1024 && unit < 6; unit++)
+        bytes /= 1024;
+    snprintf(t.text, sizeof t.text, unit == 0 ? "%.0f %s" : bytes < 10 ? "%.2f %s" : "%.1f %s", bytes, units[unit]);
+    return t;
+}

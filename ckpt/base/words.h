@@ -10,4 +10,10 @@ struct pd_counted {
 /* "1 rank", "2 ranks", "3 leaves". `noun` in the singular, with a regular plural. */
 struct pd_counted pd_counted(uint64_t count, const char *noun);
 
+struct pd_bytes_text {
+    char text[32];
+};
+/* "512 B", "1.90 MiB", "74.5 GiB" */
+struct pd_bytes_text pd_bytes_text(double bytes);
+
 #endif

@@ -445,6 +445,20 @@ Test(config, print_loads_back)
     }
 }
 
+/* What layout.auto is left to choose is so again when what was printed is read. */
+Test(config, what_is_left_to_the_planner_prints_so)
+{
+    struct pd_config c = parse(MINIMAL "layout: {auto: true, zero_stage: 1}\n", NULL);
+    cr_expect(c.layout.zero_stage_given && !c.layout.recompute_given);
+    char *text = printed(&c);
+    struct pd_config back = parse(text, NULL);
+    cr_expect(back.layout.zero_stage_given && !back.layout.recompute_given, "%s", text);
+    cr_expect_eq(back.layout.zero_stage, 1);
+    free(text);
+    pd_config_deinit(&c);
+    pd_config_deinit(&back);
+}
+
 Test(config, presets_print_and_load_back)
 {
     for (const char *const *name = pd_model_preset_names(); *name; name++) {

@@ -1,5 +1,6 @@
 #include "resharder/layout.h"
 #include "trainer/auto_layout.h"
+#include "trainer/config_check.h"
 #include "trainer/cost_model.h"
 
 #include <criterion/criterion.h>
@@ -80,6 +81,22 @@ Test(balance, no_cut_is_better)
     }
 }
 
+/* A head as heavy as several blocks leaves room on every other stage, which is not for the first ones to fill. */
+Test(balance, stages_beside_a_heavy_head_are_even)
+{
+    struct pd_config c = parse("model: {layers: 24, vocab: 40000, hidden: 64, heads: 4, ffn: 200}\n");
+    struct pd_model *model;
+    struct pd_error err;
+    uint16_t first[6];
+    const uint16_t even[6] = {0, 5, 9, 14, 19, 24};
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_balance_stages(model, 32, 6, first, &err), PD_OK);
+    for (int s = 0; s < 6; s++)
+        cr_expect_eq(first[s], even[s], "stage %d begins with unit %u", s, first[s]);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
 static struct pd_step_cost cost_on(const struct pd_machine *machine, const char *text, uint32_t world)
 {
     struct pd_config c = parse(text);
@@ -121,6 +138,29 @@ Test(cost, one_rank_is_operations_over_rate)
     cr_expect_eq(cost.slots, 64);
     pd_model_free(model);
     pd_config_deinit(&c);
+}
+
+static struct pd_step_cost cost_in(const char *name, const char *numerics)
+{
+    char text[300];
+    struct pd_machine machine;
+    struct pd_error err;
+    snprintf(text, sizeof text, "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {%s}\n", numerics);
+    cr_assert_eq(pd_machine_preset(name, &machine, &err), PD_OK);
+    return cost_on(&machine, text, 1);
+}
+
+/* fp32 has no tensor cores; of eight bits are the linears of blocks alone; a CPU computes in fp32 whatever it stores. */
+Test(cost, a_precision_has_its_rate)
+{
+    const double half = cost_in("h100-80g", "precision: bf16").compute_seconds;
+    cr_expect_float_eq(cost_in("h100-80g", "precision: fp16").compute_seconds, half, 1e-12);
+    cr_expect_float_eq(cost_in("h100-80g", "precision: fp32").compute_seconds, half * 450 / 33, 1e-6 * half);
+    const double linears = 12.0 * 12 * 768 * 768, all = linears + 768.0 * 50257 + 768 + 2.0 * 12 * 768 * 1025 / 2;
+    cr_expect_float_eq(cost_in("h100-80g", "precision: bf16, linears: fp8").compute_seconds, half * (1 - linears / all / 2),
+                       1e-3 * half);
+    cr_expect_float_eq(cost_in("cpu", "precision: bf16, linears: fp8").compute_seconds,
+                       cost_in("cpu", "precision: fp32").compute_seconds, 1e-9);
 }
 
 Test(cost, bytes_and_ghosts)
@@ -182,6 +222,29 @@ Test(cost, an_optimizer_on_the_host)
     cr_expect_float_eq(few.optimizer_seconds, 36 * n / host, 0.02 * c.optimizer_seconds, "four share what one had: %g",
                        few.optimizer_seconds);
     cr_expect_float_eq(many.optimizer_seconds - none.optimizer_seconds, n / 16 * (36 * 8 / host - 28 / 1.5e12), 1e-6);
+}
+
+/* What offload moves over the bus runs beside computation; on a CPU nothing moves. */
+Test(cost, the_bus_is_busy)
+{
+    const char *away =
+        "offload: {optimizer: cpu, parameters: cpu, gradients: cpu, activations: cpu}\nlayout: {order: layers}\n";
+    const double n = 124439808, blocks = 12 * 7087872.0;
+    struct pd_machine machine;
+    struct pd_error err;
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    char text[400];
+    snprintf(text, sizeof text, SMALL "%s", away);
+    cr_expect_eq(cost_of(SMALL, 1).bus_seconds, 0);
+    cr_expect_float_eq(cost_of(SMALL "offload: {optimizer: cpu}\n", 1).bus_seconds, 4 * n / machine.bus, 1e-6);
+    const struct pd_step_cost fast = cost_on(&machine, text, 1);
+    cr_expect_gt(fast.bus_seconds, (4 * n + 4 * blocks) / machine.bus);
+    machine.bus /= 1000;
+    const struct pd_step_cost slow = cost_on(&machine, text, 1);
+    cr_expect_float_eq(slow.bus_seconds, 1000 * fast.bus_seconds, 1e-6 * slow.bus_seconds);
+    cr_expect_geq(slow.step_seconds, slow.bus_seconds, "the bus is waited for");
+    cr_assert_eq(pd_machine_preset("cpu", &machine, &err), PD_OK);
+    cr_expect_eq(cost_on(&machine, text, 1).bus_seconds, 0);
 }
 
 Test(cost, a_slow_bus_to_the_host)
@@ -271,4 +334,167 @@ Test(choose, what_is_given_holds)
     cr_expect_eq(d.laid_out.layout.pp, 2);
     cr_expect_eq(d.laid_out.layout.dp, 1);
     cr_expect_geq(d.step_seconds, c.step_seconds);
+}
+
+#define GIVEN "model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\nlayout: {auto: true, "
+
+/* What is given holds, auto and what is left out do not; where it holds too much, that is said. */
+Test(choose, recomputation_and_zero_stage_that_are_given_hold)
+{
+    for (uint32_t stage = 0; stage <= 3; stage++) {
+        char text[200];
+        snprintf(text, sizeof text, GIVEN "recompute: full, zero_stage: %u}\n", stage);
+        for (uint32_t world = 1; world <= 4; world *= 4) {
+            const struct pd_layout_choice c = choose(text, world, 0, PD_OK);
+            cr_expect_eq(c.laid_out.layout.zero_stage, stage);
+            cr_expect_eq(c.laid_out.recompute, PD_RECOMPUTE_FULL);
+        }
+    }
+    const struct pd_layout_choice c = choose(GIVEN "recompute: auto, zero_stage: auto}\n", 4, 0, PD_OK),
+                                  d = choose(AUTO, 4, 0, PD_OK);
+    cr_expect_eq(c.laid_out.layout.zero_stage, d.laid_out.layout.zero_stage);
+    cr_expect_eq(c.laid_out.recompute, PD_RECOMPUTE_NONE);
+    const double most = (double)choose(GIVEN "dp: 4, recompute: full, zero_stage: 3}\n", 4, 0, PD_OK).worst_bytes;
+    choose(GIVEN "dp: 4}\n", 4, most, PD_OK);
+    choose(GIVEN "dp: 4, recompute: none}\n", 4, most, PD_INVALID);
+    choose(GIVEN "dp: 4, zero_stage: 0}\n", 4, most, PD_INVALID);
+    choose(GIVEN "dp: 4, zero_stage: 0}\noffload: {optimizer: nvme}\n", 4, 0, PD_INVALID);
+}
+
+static void expect_less(const char *text, uint32_t world, bool places, bool state_alone, const char *expected)
+{
+    char said[256];
+    struct pd_config c = parse(text);
+    if (places) c.run.device = PD_DEVICE_GPU;
+    pd_less_memory_text(&c, world, places, state_alone, said, sizeof said);
+    cr_expect_str_eq(said, expected);
+    pd_config_deinit(&c);
+}
+
+#define TINY "model: {layers: 1, hidden: 64, heads: 4}\n"
+
+/* Nothing is advised that is so already, or that nothing admits. */
+Test(choose, advice_is_what_can_be_done)
+{
+    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\n", 1, false, false,
+                "take more ranks, a smaller batch.leaf (a new lineage) or a shorter batch.context (a new lineage)");
+    expect_less(TINY "batch: {sequences: 8, leaf: 1, context: 16}\n", 8, false, false,
+                "take a larger numerics.virtual_tp (a new lineage) or a shorter batch.context (a new lineage)");
+    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\n", 1, false, false,
+                "take a shorter batch.context (a new lineage)");
+    expect_less(TINY "batch: {sequences: 8, leaf: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
+                "take more ranks or a shorter batch.context (a new lineage)");
+    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\n", 1, true, false,
+                "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (a new lineage)");
+}
+
+Test(choose, advice_sets_free_what_was_given)
+{
+    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 1}\nlayout: {auto: true, recompute: none, zero_stage: 1}\n", 2,
+                false, false,
+                "take layout.zero_stage=auto, layout.recompute=auto or a larger numerics.virtual_tp (a new lineage)");
+    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 1}\nlayout: {auto: true, recompute: full, zero_stage: 3}\n", 2,
+                false, false, "take a larger numerics.virtual_tp (a new lineage)");
+}
+
+/* Where state alone is too large, fewer tokens at once are no help. */
+Test(choose, advice_about_state_is_about_state)
+{
+    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\n", 1, true, true,
+                "take more GPUs or offload.optimizer=cpu");
+    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
+                "take more GPUs");
+    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
+                "take a smaller model");
+}
+
+/* The smallest of all layouts fits into what it takes: the quick refusal is below every one. */
+static bool smallest_fits(const struct pd_config *c, const struct pd_model *model, uint32_t world)
+{
+    struct pd_machine machine;
+    struct pd_layout_choice choices[256];
+    struct pd_error err;
+    uint32_t count = 0;
+    uint64_t least = UINT64_MAX;
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    machine.device_bytes = 0;
+    if (pd_choose_layouts(c, model, world, 1, &machine, 256, choices, &count, &err)) return false;
+    cr_assert_lt(count, 256);
+    for (uint32_t i = 0; i < count; i++)
+        if (choices[i].worst_bytes < least) least = choices[i].worst_bytes;
+    machine.device_bytes = (double)least;
+    const pd_status st = pd_choose_layouts(c, model, world, 1, &machine, 1, choices, &count, &err);
+    cr_expect_eq(st, PD_OK, "optimizer %d, parameters %d, gradients %d on device %d, %u ranks, %d: %s", c->offload.optimizer,
+                 c->offload.parameters, c->offload.gradients, c->run.device, world, c->numerics.precision,
+                 st ? err.message : "");
+    return true;
+}
+
+Test(choose, what_fits_is_not_refused)
+{
+    struct pd_config c = parse("model: {layers: 6, hidden: 1024, heads: 8, vocab: 97}\nbatch: {sequences: 4, leaf: 1, "
+                               "context: 8}\nlayout: auto\nnumerics: {virtual_tp: 2}\n");
+    struct pd_model *model;
+    struct pd_error err;
+    uint32_t tried = 0;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    for (uint32_t which = 0; which < 27 * 2 * 3 * 2; which++) {
+        const uint32_t worlds[] = {1, 2, 4};
+        struct pd_config changed = c; /* borrows what it points to */
+        changed.offload.optimizer = (enum pd_place)(which % 3);
+        changed.offload.parameters = (enum pd_place)(which / 3 % 3);
+        changed.offload.gradients = (enum pd_place)(which / 9 % 3);
+        changed.run.device = which / 27 % 2 ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+        changed.numerics.precision = which / 162 ? PD_F32 : PD_BF16;
+        if (!pd_config_check(&changed, &err)) tried += smallest_fits(&changed, model, worlds[which / 54 % 3]);
+    }
+    cr_expect_gt(tried, 50, "%u", tried); /* without CUDA those of CPUs alone */
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
+/* By layers the activations of all leaves are there at once; by leaves those of one. */
+Test(choose, another_order_that_fits_is_named)
+{
+    const char *text = "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nlayout: {auto: true, order: %s}\n"
+                       "offload: {optimizer: nvme, parameters: nvme}\n";
+    char leaves[300], itself[300];
+    snprintf(leaves, sizeof leaves, text, "leaves");
+    snprintf(itself, sizeof itself, text, "auto");
+    const double least = (double)choose(leaves, 1, 0, PD_OK).worst_bytes;
+    struct pd_config c = parse(itself);
+    struct pd_model *model;
+    struct pd_machine machine;
+    struct pd_layout_choice best;
+    struct pd_error err;
+    uint32_t count;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    machine.device_bytes = least;
+    cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
+    cr_expect(strstr(err.message, ": take layout.order=leaves, which fits"), "%s", err.message);
+    machine.device_bytes = 200e6;
+    cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
+    cr_expect(!strstr(err.message, "order"), "%s", err.message);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
+Test(choose, what_does_not_fit_is_told_what_can_be_done)
+{
+    struct pd_config c = parse(AUTO);
+    struct pd_model *model;
+    struct pd_machine machine;
+    struct pd_layout_choice best;
+    struct pd_error err;
+    uint32_t count;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
+    machine.device_bytes = 1 << 20;
+    cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
+    cr_expect_str_eq(
+        err.message,
+        "layout: no layout of 1 rank fits 1.00 MiB a rank; the smallest needs more than 1.85 GiB: take more ranks");
+    pd_model_free(model);
+    pd_config_deinit(&c);
 }

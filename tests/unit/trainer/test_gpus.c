@@ -1,5 +1,6 @@
 /* What is known by a GPU's name, and how a record says what computed it. */
 #include "trainer/computed_on.h"
+#include "trainer/cost_model.h"
 #include "trainer/gpus.h"
 
 #include <criterion/criterion.h>
@@ -21,6 +22,23 @@ Test(gpus, names_tell_rates_and_machines)
     cr_assert_str_eq(pd_gpu_machine_name("NVIDIA A100-SXM4-40GB"), "a100-40g");
     cr_assert_str_eq(pd_gpu_machine_name("NVIDIA A100 80GB PCIe"), "a100-80g");
     cr_assert_null(pd_gpu_machine_name("NVIDIA L40S"));
+}
+
+/* Of a card that no preset is made for memory and capability are its own. */
+Test(gpus, a_card_that_is_not_known)
+{
+    struct pd_machine m, h100;
+    struct pd_error err;
+    struct pd_gpu gpu = {.name = "NVIDIA L40S", .bytes = UINT64_C(46) << 30, .major = 8, .minor = 9};
+    cr_assert_eq(pd_machine_preset("h100-80g", &h100, &err), PD_OK);
+    cr_expect(!pd_machine_of_gpu(&gpu, &m));
+    cr_expect_eq(m.device_bytes, 46.0 * (1 << 30));
+    cr_expect_eq(m.capability, 89);
+    cr_expect_eq(m.flops[PD_RATE_HALF], h100.flops[PD_RATE_HALF]);
+    gpu = (struct pd_gpu){.name = "NVIDIA A100-SXM4-40GB", .bytes = 1};
+    cr_expect(pd_machine_of_gpu(&gpu, &m));
+    cr_expect_str_eq(m.name, "a100-40g");
+    cr_expect_gt(m.device_bytes, 1);
 }
 
 Test(gpus, none_is_said_with_its_reason)

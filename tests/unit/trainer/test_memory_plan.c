@@ -53,7 +53,8 @@ static uint32_t check(const char *model_text, const char *overrides)
     uint32_t *counted = calloc(m.group_count, sizeof *counted);
     for (uint32_t rank = 0; rank < world; rank++) {
         struct pd_memory_plan plan = {0};
-        cr_assert_eq(pd_engine_plan(&c, model, world, rank, 2, &plan, &err), PD_OK, "%s", err.message);
+        const struct pd_engine_options options = {.config = &c, .model = model, .world = world, .rank = rank, .threads = 2};
+        cr_assert_eq(pd_engine_plan_of(&options, &plan, &err), PD_OK, "%s", err.message);
         const struct pd_memory_group *group = group_of(&m, &plan);
         cr_assert(group, "%s: no group has what rank %u takes", overrides, rank);
         if (counted[group - m.groups]++ == 0) cr_expect_eq(group->first_rank, rank);
@@ -171,7 +172,8 @@ Test(memory_plan, sixteen_bytes_a_parameter)
     struct pd_memory_plan plan = {0};
     struct pd_error err;
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
-    cr_assert_eq(pd_engine_plan(&c, model, 1, 0, 1, &plan, &err), PD_OK);
+    const struct pd_engine_options options = {.config = &c, .model = model, .world = 1, .threads = 1};
+    cr_assert_eq(pd_engine_plan_of(&options, &plan, &err), PD_OK);
     const double n = (double)model->parameter_count;
     cr_expect_float_eq((double)plan.bytes[PD_MEMORY_OPTIMIZER], 12 * n, 0.01 * n);
     cr_expect_eq(plan.bytes[PD_MEMORY_PARAMETERS], 0);

@@ -4,8 +4,10 @@
 #include "ckpt/base/log.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct pd_stream {
     uint32_t syncs;
@@ -137,11 +139,11 @@ Test(rank_device, locking_that_is_refused_is_said_once)
     struct pd_comm_memory memory;
     char page[64];
     pd_log_set_sink(listen, NULL);
-    cr_assert_eq(pd_rank_device_memory(&refused, &memory, NULL), PD_OK);
+    cr_assert_eq(pd_rank_device_memory(&refused, PD_STREAM_EXCHANGES, &memory, NULL), PD_OK);
     for (int i = 0; i < 3; i++)
         cr_assert_not(memory.lock(memory.context, page, sizeof page));
     cr_assert_eq(said, 1);
-    cr_assert_eq(pd_rank_device_memory(&granted, &memory, NULL), PD_OK);
+    cr_assert_eq(pd_rank_device_memory(&granted, PD_STREAM_EXCHANGES, &memory, NULL), PD_OK);
     cr_assert(memory.lock(memory.context, page, sizeof page));
     memory.unlock(memory.context, page, sizeof page);
     cr_assert_eq(other.unlocked, 1);
@@ -149,4 +151,33 @@ Test(rank_device, locking_that_is_refused_is_said_once)
     cr_assert_eq(other.made, 2, "compute and transfers");
     pd_rank_device_close(&refused);
     pd_rank_device_close(&granted);
+}
+
+/* Which GPU of which host, and where to look; of nothing else. */
+Test(rank_device, a_lost_device_has_a_next_command)
+{
+    struct counting c = {.made = 0};
+    struct pd_rank_device d = open_counting(&c, &granting);
+    const struct pd_rank_device none = {.dev = NULL};
+    struct pd_error err;
+    char host[64], expected[200];
+    cr_assert_eq(gethostname(host, sizeof host), 0);
+    d.dev->index = 3;
+    snprintf(d.dev->description, sizeof d.dev->description, "NVIDIA H100");
+    snprintf(expected, sizeof expected,
+             "an illegal address; nothing on GPU 3 (NVIDIA H100) of %s can be trusted now: ", host);
+    pd_error_set(&err, PD_DEVICE_LOST, "", 0, "an illegal address");
+    cr_assert_eq(pd_rank_device_say_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_expect_eq(strncmp(err.message, expected, strlen(expected)), 0, "%s", err.message);
+    cr_expect(strstr(err.message, "perdure doctor"), "%s", err.message);
+    pd_error_set(&err, PD_DEVICE_LOST, "", 0, "no such device");
+    cr_assert_eq(pd_rank_device_say_lost(&none, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_expect_eq(strncmp(err.message, "no such device; nothing on the GPU of ", 38), 0, "%s", err.message);
+    pd_error_set(&err, PD_IO, "", 0, "a disk");
+    cr_assert_eq(pd_rank_device_say_lost(&d, PD_IO, &err), PD_IO);
+    cr_expect_str_eq(err.message, "a disk");
+    memset(err.message, 'x', sizeof err.message - 1);
+    cr_assert_eq(pd_rank_device_say_lost(&d, PD_DEVICE_LOST, &err), PD_DEVICE_LOST);
+    cr_expect_eq(err.message[sizeof err.message - 2], 'x');
+    pd_rank_device_close(&d);
 }
