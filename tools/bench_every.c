@@ -181,7 +181,13 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
 
 /* ---- where, and what came out ---- */
 
-/* In memory when there is room for what a save needs three times, else here. */
+/* One checkpoint that is kept and one that is written; the run's state is a little more than what was asked for. */
+static uint64_t needed(const struct every_bench *b)
+{
+    return 2 * b->options.bytes + b->options.bytes / 4;
+}
+
+/* In memory when there is room for it beside state and its copy, else here. */
 static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
 {
     struct pd_door *door;
@@ -260,13 +266,23 @@ static pd_status print(const struct every_bench *b, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
+/* Before room is looked for: what a bench of no GPU needs of it is nobody's question. */
+static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *err)
+{
+    struct pd_rank_device device;
+    PD_TRY(pd_rank_device_open(choice, 0, &device, err));
+    pd_rank_device_close(&device);
+    return PD_OK;
+}
+
 pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err)
 {
     struct every_bench b = {.options = *options, .threads = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
     struct pd_space space = {0};
     pd_numerics_thread_init();
+    PD_TRY(look_for_device(options->device, err));
     PD_TRY(choose_dir(&b, err));
-    PD_TRY(pd_bench_room_open_anywhere(b.options.dir, 4 * b.options.bytes, &b.room, err));
+    PD_TRY(pd_bench_room_open_anywhere(b.options.dir, needed(&b), &b.room, err));
     pd_status st = pd_door_space(b.room.door, b.options.dir, &space, err);
     b.file_system = space.type_name;
     if (!st) st = measure(&b, err);

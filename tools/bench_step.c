@@ -15,6 +15,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "tools/output.h"
 #include "trainer/math/gemm_bench.h"
@@ -36,7 +37,9 @@ struct step_bench {
     uint64_t pairs, tokens, threads;
     uint64_t cost_pairs, cost_sequences, cost_layers;
     const char *preset, *precision, *bad; /* preset NULL: gpt2-124m; precision NULL: both */
+    struct pd_model_config model;         /* of the preset */
     const char *device;
+    const char *of_cpu, *of_gpu; /* the first option that was given of those that count on one of them alone */
     struct pd_bench_step_gpu gpu;
     bool json;
     struct pd_pairs_summary result[PRECISIONS];
@@ -138,9 +141,21 @@ static const char **word_of(struct step_bench *b, int key)
     }
 }
 
+/* Of group 1: a GPU alone. Of the others the processor alone but for a few. */
+static void note_option(struct step_bench *b, int key)
+{
+    const struct argp_option *o = step_options;
+    while (o->key != key && (o->name || o->doc))
+        o++;
+    if (!o->name || key == OPTION_THREADS || key == OPTION_PRESET || key == OPTION_PRECISION || key == OPTION_DEVICE) return;
+    const char **first = o->group == 1 ? &b->of_gpu : &b->of_cpu;
+    if (!*first) *first = o->name;
+}
+
 static error_t parse_step(int key, char *argument, struct argp_state *state)
 {
     struct step_bench *b = state->input;
+    note_option(b, key);
     uint64_t *number = number_of(b, key);
     if (number) {
         if (!pd_parse_u64(argument, number) || (*number == 0 && key != OPTION_COST_PAIRS && key != OPTION_PAIRS))
@@ -199,14 +214,15 @@ static pd_status write_tokens(const char *path, uint64_t count, uint64_t vocab, 
 static pd_status configure(struct bench_run *r, const struct step_bench *b, const struct bench_case *c,
                            const char *tokens_path, struct pd_error *err)
 {
-    char yaml[1024], smaller[64] = "";
+    char yaml[1024], smaller[64] = "", longer[64] = "";
     if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
+    if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 1000}\nmodel: {preset: %s%s}\n"
+             "run: {dir: unused, steps: 1000}\nmodel: {preset: %s%s%s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
              "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
              "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none}\n",
-             b->preset, smaller, tokens_path, (unsigned long long)c->sequences, (unsigned long long)c->sequences,
+             b->preset, smaller, longer, tokens_path, (unsigned long long)c->sequences, (unsigned long long)c->sequences,
              (unsigned long long)c->context, c->precision, c->mode, c->virtual_tp);
     return pd_config_parse("bench", yaml, NULL, 0, &r->config, err);
 }
@@ -349,16 +365,15 @@ static void print_text(const struct step_bench *b)
 {
     for (int p = 0; p < PRECISIONS && b->pairs; p++) {
         if (!is_wanted(b, p)) continue;
-        printf("%s: step %.3f s, its products by oneDNN %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n", precisions[p],
+        printf("%s: step %.3f s, its products by oneDNN %.3f s, ratio %.3f (%.3f to %.3f over %s)\n", precisions[p],
                b->result[p].candidate_s, b->result[p].ceiling_s, b->result[p].ratio, b->result[p].ratio_low,
-               b->result[p].ratio_high, (unsigned long long)b->pairs);
+               b->result[p].ratio_high, pd_counted(b->pairs, "pair").text);
     }
     for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
         for (int i = 0; i < COSTS && is_wanted(b, p); i++)
-            printf("%s, virtual_tp %u: invariant %.3f s, fast %.3f s, ratio %.3f (%.3f to %.3f over %llu pairs)\n",
-                   precisions[p], cost_virtual_tp[i], b->cost[p][i].candidate_s, b->cost[p][i].ceiling_s,
-                   b->cost[p][i].ratio, b->cost[p][i].ratio_low, b->cost[p][i].ratio_high,
-                   (unsigned long long)b->cost_pairs);
+            printf("%s, virtual_tp %u: invariant %.3f s, fast %.3f s, ratio %.3f (%.3f to %.3f over %s)\n", precisions[p],
+                   cost_virtual_tp[i], b->cost[p][i].candidate_s, b->cost[p][i].ceiling_s, b->cost[p][i].ratio,
+                   b->cost[p][i].ratio_low, b->cost[p][i].ratio_high, pd_counted(b->cost_pairs, "pair").text);
     if (b->pairs && is_wanted(b, 0)) printf("%.0f tokens/s in bf16\n", (double)b->tokens / b->result[0].candidate_s);
 }
 
@@ -404,11 +419,25 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
 static pd_status on_gpu(struct step_bench *b, struct pd_error *err)
 {
     if (b->bad) PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help", b->bad);
+    if (b->of_cpu) PD_FAIL(err, PD_USAGE, "--%s counts on the processor alone: give --device=cpu beside it", b->of_cpu);
     b->gpu.preset = b->preset ? b->preset : "0.5B";
     b->gpu.precision = b->precision;
     b->gpu.threads = b->threads ? (uint32_t)b->threads : pd_launched_threads(0, 1);
     b->gpu.json = b->json;
     return pd_bench_step_gpu(&b->gpu, err);
+}
+
+static pd_status check_cpu(const struct step_bench *b, struct pd_error *err)
+{
+    if (b->of_gpu) PD_FAIL(err, PD_USAGE, "--%s counts on a GPU alone: --device=gpu", b->of_gpu);
+    if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
+    if (b->bad || b->pairs >= PD_BENCH_PAIRS_MAX || b->cost_pairs >= PD_BENCH_PAIRS_MAX || b->cost_sequences > 1024 ||
+        b->threads > 1024)
+        PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
+                b->bad ? b->bad : "--pairs");
+    if (!b->pairs && !b->cost_pairs) PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
+    if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
+    return PD_OK;
 }
 
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
@@ -432,16 +461,13 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
     if (!strcmp(b.device, "gpu") || (is_auto && pd_dev_cuda_count())) return on_gpu(&b, err);
     if (!b.preset) b.preset = "gpt2-124m";
     if (!b.threads) b.threads = 2;
-    if (b.bad || b.pairs >= PD_BENCH_PAIRS_MAX || b.cost_pairs >= PD_BENCH_PAIRS_MAX || b.cost_sequences > 1024 ||
-        b.threads > 1024)
-        PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
-                b.bad ? b.bad : "--pairs");
-    if (!is_wanted(&b, 0) && !is_wanted(&b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b.precision);
+    PD_TRY(check_cpu(&b, err));
+    PD_TRY(pd_model_preset(b.preset, &b.model, err));
     int file = mkstemp(tokens_path);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", tokens_path);
     close(file);
     pd_numerics_thread_init();
-    pd_status st = write_tokens(tokens_path, b.tokens * 64 + 1, 50000, err);
+    pd_status st = write_tokens(tokens_path, b.tokens * 64 + 1, b.model.vocab < 50000 ? b.model.vocab : 50000, err);
     for (int p = 0; p < PRECISIONS && b.pairs && !st; p++)
         if (is_wanted(&b, p)) st = bench_precision(&b, precisions[p], tokens_path, &b.result[p], err);
     if (!st) st = bench_costs(&b, tokens_path, err);

@@ -91,16 +91,19 @@ static void release(struct run *r)
 
 /* ---- configuration ---- */
 
+static const char *const sizes[][2] = {
+    {"0.5B", "qwen2.5-0.5b"}, {"1.5B", "qwen2.5-1.5b"}, {"3B", "qwen2.5-3b"}, {"7B", "qwen2.5-7b"}, {"14B", "qwen2.5-14b"}};
+
 static const char *preset_of(const char *name)
 {
-    static const char *const sizes[][2] = {{"0.5B", "qwen2.5-0.5b"},
-                                           {"1.5B", "qwen2.5-1.5b"},
-                                           {"3B", "qwen2.5-3b"},
-                                           {"7B", "qwen2.5-7b"},
-                                           {"14B", "qwen2.5-14b"}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (!strcmp(sizes[i][0], name)) return sizes[i][1];
     return name;
+}
+
+bool pd_bench_step_is_size(const char *name)
+{
+    return preset_of(name) != name;
 }
 
 static pd_status configure(struct run *r, const struct gpu_bench *b, const char *mode, uint64_t leaf, const char *recompute,
@@ -195,7 +198,7 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
         if (b->leaf || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
     }
     if (!b->leaf)
-        PD_FAIL(err, PD_NO_MEMORY,
+        PD_FAIL(err, PD_INVALID,
                 "bench step: %s needs %s of device memory at least and %s is free; offload.* (--set) takes less",
                 b->model_name, pd_text_bytes(needed).text, pd_text_bytes(memory.free_bytes).text);
     return PD_OK;

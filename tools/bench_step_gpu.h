@@ -26,6 +26,8 @@ struct pd_bench_step_gpu {
     bool json;
 };
 
+/* 0.5B and its like: names that only a bench on a GPU knows. */
+bool pd_bench_step_is_size(const char *name);
 PD_MUST_USE pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *bench, struct pd_error *err);
 
 #endif

@@ -3,6 +3,7 @@
 #include "tools/output.h"
 
 #include <stdio.h>
+#include <string.h>
 
 struct options {
     const char *dir;
@@ -64,6 +65,15 @@ static pd_status print_table(const struct pd_findings *findings, const uint32_t 
     return PD_OK;
 }
 
+/* The one thing that was named: what else is missing may not be needed. */
+static pd_status check_directory(const struct pd_findings *findings, const char *dir, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < findings->count; i++)
+        if (!strcmp(findings->items[i].what, "directory") && findings->items[i].state == PD_FINDING_MISSING)
+            PD_FAIL(err, PD_IO, "%s cannot take checkpoints; make it, or name another directory: perdure doctor DIR", dir);
+    return PD_OK;
+}
+
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
 {
     static const struct argp argp = {
@@ -83,5 +93,6 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     pd_find_storage(&findings, options.dir);
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
-    return json ? print_json(&findings, counts, err) : print_table(&findings, counts, err);
+    PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));
+    return check_directory(&findings, options.dir, err);
 }

@@ -7,6 +7,7 @@
 #include "ckpt/base/words.h"
 #include "ckpt/store.h"
 #include "ckpt/store_names.h"
+#include "offload/device.h"
 #include "tools/output.h"
 #include "tools/run_tiers.h"
 #include "trainer/comm/comm.h"
@@ -107,13 +108,26 @@ static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct p
 
 /* ---- train ---- */
 
+/* A save that was killed behind its record and before its name is a checkpoint all the same: the start would go on from it.
+ */
+static pd_status check_unnamed(const struct pd_run_tiers *tiers, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++)
+        if (tiers->tiers[i].unnamed[0])
+            PD_FAIL(err, PD_INVALID,
+                    "--fresh: %.600s/%s is a whole checkpoint whose save was killed before it was renamed, and a start goes "
+                    "on from it; choose another run.dir, move it away, or leave --fresh out to go on",
+                    tiers->tiers[i].dir, tiers->tiers[i].unnamed);
+    return PD_OK;
+}
+
 static pd_status check_fresh(const struct pd_config *config, struct pd_error *err)
 {
     struct pd_run_tiers tiers;
     pd_run_tiers_of_config(config, &tiers);
     PD_TRY(pd_run_tiers_look(&tiers, err));
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
-    if (!newest) return PD_OK;
+    if (!newest) return check_unnamed(&tiers, err);
     PD_FAIL(err, PD_INVALID,
             "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
             "leave --fresh out to go on",
@@ -185,14 +199,86 @@ static void private_config_path(const struct pd_config *config, char *ret_path)
     snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
 }
 
+/* Training makes it. */
+static bool is_run_dir(const struct pd_config *config, const char *folder)
+{
+    size_t bytes = strlen(config->run.dir);
+    while (bytes > 1 && config->run.dir[bytes - 1] == '/')
+        bytes--;
+    return strlen(folder) == bytes && strncmp(folder, config->run.dir, bytes) == 0;
+}
+
+/* A file, or one that can be made, in a directory that is there or will be. */
+static pd_status check_trace(const struct pd_config *config, const char *file, struct pd_error *err)
+{
+    char folder[4096];
+    struct stat found;
+    const char *slash = strrchr(file, '/');
+    if (!*file) PD_FAIL(err, PD_USAGE, "--trace: an empty name; give a file, as in --trace trace.json");
+    if ((slash && !slash[1]) || (!stat(file, &found) && S_ISDIR(found.st_mode)))
+        PD_FAIL(err, PD_USAGE, "--trace %s: this is a directory; name a file in it, such as %s%strace.json", file, file,
+                slash && !slash[1] ? "" : "/");
+    if (!slash || slash == file) return PD_OK;
+    if (slash - file >= (ptrdiff_t)sizeof folder) PD_FAIL(err, PD_USAGE, "--trace: the name is too long");
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - file), file);
+    if ((stat(folder, &found) || !S_ISDIR(found.st_mode)) && !is_run_dir(config, folder))
+        PD_FAIL(err, PD_USAGE, "--trace %s: there is no directory %s: mkdir -p %s", file, folder, folder);
+    return PD_OK;
+}
+
+/* Before ranks are started, and started again; on other hosts, which the starter of layout.transport=mpi knows, they say it.
+ */
+static pd_status check_device(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_dev *dev;
+    if (config->run.device != PD_DEVICE_GPU || config->layout.transport == PD_TRANSPORT_MPI || pd_dev_cuda_count())
+        return PD_OK;
+    const pd_status st = pd_dev_open_cuda(0, &dev, err);
+    if (st)
+        return pd_error_context(
+            err, st, "run.device is gpu; run.device=cpu needs none, layout.transport=mpi takes those of other hosts");
+    pd_dev_close(dev);
+    return PD_OK;
+}
+
+/* Past a ".", a word and a number, or where it was. */
+static const char *skip_part(const char *at, const char *word)
+{
+    const size_t length = strlen(word);
+    if (at[0] != '.' || strncmp(at + 1, word, length) != 0) return at;
+    const size_t digits = strspn(at + 1 + length, "0123456789");
+    return digits ? at + 1 + length + digits : at;
+}
+
+/* What open_trace makes beside the file itself would else be taken for this launch's. */
+static void remove_old_traces(const char *path)
+{
+    char folder[8192], old[8192 + 256];
+    const char *name = strrchr(path, '/') + 1, *dot = strrchr(name, '.');
+    const size_t stem = dot ? (size_t)(dot - name) : strlen(name);
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    DIR *directory = opendir(folder);
+    if (!directory) return; /* of a directory that cannot be read nothing is known */
+    for (const struct dirent *entry; (entry = readdir(directory));) {
+        if (strncmp(entry->d_name, name, stem) != 0) continue;
+        const char *parts = entry->d_name + stem, *end = skip_part(skip_part(parts, "restart"), "rank");
+        if (end == parts || strcmp(end, name + stem) != 0) continue;
+        snprintf(old, sizeof old, "%s%s", folder, entry->d_name);
+        unlink(old);
+    }
+    closedir(directory);
+}
+
 /* For workers, which may have another current directory. */
-static pd_status hand_on_trace(const char *file, struct pd_error *err)
+static pd_status hand_on_trace(const struct pd_config *config, const char *file, struct pd_error *err)
 {
     char path[8192], here[4096] = "";
+    if (file) PD_TRY(check_trace(config, file, err));
     if (!file) file = "";
     if (*file && *file != '/' && !getcwd(here, sizeof here))
         PD_FAIL_ERRNO(err, errno, "--trace %s: the current directory", file);
     snprintf(path, sizeof path, "%s%s%s", here, *here ? "/" : "", file);
+    if (*file) remove_old_traces(path);
     setenv(PD_LAUNCH_ENV_TRACE, path, 1);
     return PD_OK;
 }
@@ -255,9 +341,10 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         free(yaml);
     } else {
         st = pd_directories_check(&config, err);
+        if (!st) st = check_device(&config, err);
         if (!st) st = check_run_dir(&config, err);
         if (!st && t.fresh) st = check_fresh(&config, err);
-        if (!st) st = hand_on_trace(t.trace, err);
+        if (!st) st = hand_on_trace(&config, t.trace, err);
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
         if (!st) st = launch(&config, &chooser, err);

@@ -95,14 +95,31 @@ if [ "$nvidia" != none ] && [ $simulated = no ]; then
   fi
 fi
 
+# What each program says that it was built from, and what lies here now. Programs of other sources than the scripts that run them
+# would waste somebody's minutes of a GPU.
+header=$(mktemp)
+rm "$header"
+cmake -DSOURCE="$top" -DHEADER="$header" -P "$top/tools/cmake/source_id.cmake"
+sources=$(sed -n 's/.* "\(.*\)"$/\1/p' "$header")
+rm "$header"
+for program in "$perdure" "$operations"; do
+  built=$("$program" --version | sed -n 's/.* (\(.*\))$/\1/p')
+  [ "$built" = "$sources" ] || echo "gpu_bundle: $program was built from $built, and the sources here are $sources; for a bundle of one piece:" \
+    "ninja -C $build $(basename "$perdure") $(basename "$operations"), then this again into another directory" >&2
+done
+
 # A text to train on: the sources themselves.
 (cd "$top" && find ckpt offload resharder trainer tools \( -name '*.c' -o -name '*.h' -o -name '*.md' \) -print0 | sort -z |
   xargs -0 cat) >"$out/share/text.txt"
 
 {
-  echo "perdure $("$perdure" --version | awk '{ print $2 }'), $(cd "$top" && git rev-parse --short HEAD 2>/dev/null || echo no commit), made for glibc $(ldd --version | sed -n '1s/.* //p') or later"
+  "$perdure" --version
+  "$operations" --version
+  echo "scripts and text of $sources; made for glibc $(ldd --version | sed -n '1s/.* //p') or later"
   echo "bytes:"
   (cd "$out" && find . -type f ! -name MANIFEST -printf '%12s %P\n' | sort -rn)
+  echo "sha256:" # the end: run.sh looks there for what is damaged
+  (cd "$out" && find . -type f ! -name MANIFEST -printf '%P\0' | sort -z | xargs -0 sha256sum)
 } >"$out/MANIFEST"
 du -sh "$out"
 if [ $tar = yes ]; then

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs every GPU test and benchmark of the bundle that this file lies in:
 # run.sh [--quick] [--only NAME]... [--budget SECONDS] [--out DIRECTORY]
-# Prints a table, writes results.json after each step and a log a step into the directory (default: results-HOST-TIME beside this file);
-# logs.tar.gz has all of them. Nothing stops at a failure. --budget: the time there is for all; a step gets what is left, and is left out
-# where that is less than half a minute. Machines that are lent for minutes take it in parts:
+# Prints a table, writes results.json before and after each step and a log a step into the directory (default: results-HOST-TIME beside this file);
+# logs.tar.gz has all of them. Nothing stops at a failure. --budget: the time there is for all, a minute or more; a step gets what is left,
+# less what ending it may take, is left out where that is less than half a minute, and has at most two thirds of it where others follow.
+# Machines that are lent for minutes:
 #   run.sh --budget 560 --only doctor --only operations --only train --only attention_64 --only attention_128 --only step_0.5B
-# Exit code: 0 all well, 1 a step failed, 77 no GPU, 64 usage. --quick leaves out what takes minutes.
+# Exit code: 0 nothing failed, 1 a step failed, 77 no GPU, 64 usage, 69 the programs do not start, 74 --out or TMPDIR cannot be written.
+# --quick leaves out what takes minutes.
 # Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,6 +16,7 @@ tests=(operations training_alone training_local training_mpi placements train
 benchmarks=(attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step)
 known() { [[ " doctor ${tests[*]} ${benchmarks[*]} step_byte-1m " == *" $1 "* ]]; } # the last on simulated GPUs
 quick=no only=() out= budget=
+grace=10 reserve=15 # seconds: from TERM to KILL; that, and what results take
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=yes ;;
@@ -25,10 +28,17 @@ while [ $# -gt 0 ]; do
       only+=("$2")
       shift ;;
     --budget)
-      case "${2:-}" in '' | *[!0-9]*) echo "run.sh: --budget wants seconds" >&2; exit 64 ;; esac
-      budget=$2
+      case "${2:-}" in '' | *[!0-9]* | ???????*) echo "run.sh: --budget wants seconds" >&2; exit 64 ;; esac
+      budget=$((10#$2))
+      if [ $budget -lt 60 ]; then
+        echo "run.sh: --budget $2 is too small: a step gets half a minute or more, and $reserve s are kept for ending it; give 60 or more" >&2
+        exit 64
+      fi
       shift ;;
-    --out) out=${2:?--out wants a directory}; shift ;;
+    --out)
+      [ -n "${2:-}" ] || { echo "run.sh: --out wants a directory" >&2; exit 64; }
+      out=$2
+      shift ;;
     -h | --help)
       sed -n '2,/^[^#]/s/^# //p' "$0"
       echo "Steps: doctor ${tests[*]} ${benchmarks[*]}"
@@ -38,12 +48,19 @@ while [ $# -gt 0 ]; do
   shift
 done
 out=${out:-$here/results-$(hostname)-$(date +%Y%m%d-%H%M%S)}
-mkdir -p "$out" || exit 74
+mkdir -p "$out" 2>/dev/null && : 2>/dev/null >"$out/version.out" || {
+  echo "run.sh: $out cannot be written; --out DIRECTORY takes another for results" >&2
+  exit 74
+}
 out=$(cd "$out" && pwd)
 export PERDURE_PROGRESS=off TMPDIR=${TMPDIR:-/tmp} PYTHONDONTWRITEBYTECODE=1
 perdure=$here/bin/perdure
-work=$(mktemp -d "$TMPDIR/perdure-bundle-XXXXXX")
-trap 'rm -rf "$work"' EXIT
+work=$(mktemp -d "$TMPDIR/perdure-bundle-XXXXXX" 2>/dev/null) || {
+  echo "run.sh: TMPDIR=$TMPDIR cannot be written; TMPDIR=DIRECTORY $0 takes another for what runs leave" >&2
+  exit 74
+}
+saves_dir= no_room= # its files, where there is room
+trap 'rm -rf "$work" ${saves_dir:+"$saves_dir"}' EXIT
 
 # Where the machine has what the bundle did not bring: the loader's own folders are searched anyway.
 folder_of() {
@@ -63,16 +80,16 @@ while read -r name; do
 done <"$here/share/opened"
 PERDURE_BUNDLE_LIBRARIES=$(IFS=:; echo "${libraries[*]}")
 export PERDURE_BUNDLE_LIBRARIES
-"$perdure" --version >/dev/null 2>&1 || # no C++ library here, or an older one
-  PERDURE_BUNDLE_LIBRARIES=$here/lib/cxx${PERDURE_BUNDLE_LIBRARIES:+:$PERDURE_BUNDLE_LIBRARIES}
+{ "$perdure" --version >/dev/null || # no C++ library here, or an older one
+  PERDURE_BUNDLE_LIBRARIES=$here/lib/cxx${PERDURE_BUNDLE_LIBRARIES:+:$PERDURE_BUNDLE_LIBRARIES}; } 2>/dev/null
 
 text_of() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
 # Whole after each step: whoever is ended has what there is.
 write_results() {
   local i
   {
-    printf '{\n  "version": "%s",\n  "device": "%s",\n  "host": "%s",\n  "quick": %s,\n  "steps": [' "$(text_of "$(cat "$out/version.out")")" \
-      "$(text_of "$device")" "$(text_of "$(hostname)")" "$([ $quick = yes ] && echo true || echo false)"
+    printf '{\n  "version": "%s",\n  "device": "%s",\n  "host": "%s",\n  "quick": %s,\n  "no_gpu": "%s",\n  "steps": [' "$(text_of "$(cat "$out/version.out")")" \
+      "$(text_of "$device")" "$(text_of "$(hostname)")" "$([ $quick = yes ] && echo true || echo false)" "$(text_of "$why")"
     for i in "${!names[@]}"; do
       [ "$i" = 0 ] || printf ','
       printf '\n    {"name": "%s", "state": "%s", "exit_code": %s, "seconds": %s, "reason": "%s", "result": ' "${names[$i]}" \
@@ -84,9 +101,11 @@ write_results() {
   } >"$out/results.part" && mv "$out/results.part" "$out/results.json"
 }
 
-names=() states=() codes=() times=() skips=() device=
-note() {
-  names+=("$1") states+=("$2") codes+=("$3") times+=("$4") skips+=("$5")
+names=() states=() codes=() times=() skips=() device= why=
+note() { # of the same step once more: in its place
+  local at=${#names[@]}
+  [ "$at" = 0 ] || [ "${names[-1]}" != "$1" ] || at=$((at - 1))
+  names[$at]=$1 states[$at]=$2 codes[$at]=$3 times[$at]=$4 skips[$at]=$5
   write_results
 }
 wanted() {
@@ -95,6 +114,8 @@ wanted() {
   for name in "${only[@]}"; do [ "$name" != "$1" ] || return 0; done
   return 1
 }
+last=
+for name in doctor "${tests[@]}" "${benchmarks[@]}" step_byte-1m; do ! wanted "$name" || last=$name; done
 # step NAME SECONDS COMMAND...: stdout goes to NAME.json or, where it is none, stays a log.
 step() {
   local name=$1 limit=$2 code begin state left reason=
@@ -102,13 +123,15 @@ step() {
   known "$name" || { echo "run.sh: step $name is in no list" >&2; exit 70; }
   wanted "$name" || return 0
   if [ -n "$budget" ]; then
-    left=$((budget - SECONDS - 5))
-    if [ $left -lt 30 ]; then skip "$name" "no time left of --budget $budget"; return; fi
+    left=$((budget - SECONDS - reserve))
+    if [ $left -lt 30 ] && [ "$name" != doctor ]; then skip "$name" "no time left of --budget $budget"; return; fi
+    [ "$name" = "$last" ] || left=$((left * 2 / 3)) # what hangs leaves time for others
     [ $limit -le $left ] || limit=$left
   fi
   printf '%-24s ' "$name"
+  note "$name" running null 0 "" # whoever is ended meanwhile finds it so
   begin=$(date +%s)
-  (cd "$work" && timeout -k 10 "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log")
+  (cd "$work" && timeout -k $grace "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log")
   code=$?
   case $code in
     0) state=ok ;;
@@ -132,10 +155,19 @@ train_config() {
   printf '%s\n' "run: {dir: $work/$name, steps: 20, device: gpu}" "data: {train: [{path: $here/share/text.txt}]}" "$@" >"$work/$name.yaml"
 }
 
-"$perdure" --version >"$out/version.out" 2>&1 || {
-  echo "run.sh: bin/perdure does not start here: $(head -1 "$out/version.out"); see MANIFEST for the C library it needs" >&2
-  exit 69
+# What is not as MANIFEST says, in one line: nothing where all is.
+damaged() {
+  (cd "$here" && sed '1,/^sha256:$/d' MANIFEST | LC_ALL=C sha256sum -c --quiet 2>/dev/null | sed -n 's/: FAILED.*//p' | paste -sd ' ') 2>/dev/null
 }
+{ "$perdure" --version >"$out/version.out" 2>&1; code=$?; } 2>/dev/null # the shell's own words on a signal: it is named here
+if [ $code != 0 ]; then
+  bad=$(damaged)
+  cause=$(head -1 "$out/version.out")
+  [ $code -le 128 ] || cause=${cause:-ended by SIG$(kill -l $((code - 128)))}
+  echo "run.sh: bin/perdure does not start here: ${cause:-exit code $code};" \
+    "$([ -n "$bad" ] && echo "not as MANIFEST has it: $bad; bring the bundle here anew" || echo "see MANIFEST for the C library it needs")" >&2
+  exit 69
+fi
 cat "$out/version.out"
 # Asked whatever the steps are: they need to know.
 found=$work/doctor.json
@@ -143,14 +175,35 @@ if wanted doctor; then
   step doctor 120 "$perdure" doctor --json
   found=$out/doctor.json
 else
-  (cd "$work" && timeout -k 10 120 "$perdure" doctor --json >"$found" 2>"$work/doctor.log")
+  (cd "$work" && timeout -k $grace $((budget && budget < 200 ? 30 : 120)) "$perdure" doctor --json >"$found" 2>"$work/doctor.log")
+  code=$?
 fi
 device=$(sed -n 's/.*"here": "opens as \([^";]*\).*/\1/p' "$found" 2>/dev/null | head -1)
 has_gpu=yes
-[ -n "$device" ] || has_gpu=no
-[ $has_gpu = yes ] && echo "on $device" || echo "no GPU: $(sed -n '/"what": "gpu/,/}/s/.*"here": "\(.*\)",*$/\1/p' "$found" 2>/dev/null | tail -1)"
+if [ -z "$device" ]; then
+  has_gpu=no
+  why=$(sed -n '/"what": "gpu/,/}/s/.*"here": "\(.*\)",*$/\1/p' "$found" 2>/dev/null | tail -1)
+  case $code in 124 | 137) why="doctor took too long" ;; esac
+  why=${why:-doctor said nothing: $(tail -1 "$work/doctor.log" "$out/doctor.log" 2>/dev/null | tail -1)}
+fi
+write_results
+[ $has_gpu = yes ] && echo "on $device" || echo "no GPU: $why"
 simulated=no
 case "$device" in *simulated*) simulated=yes ;; esac
+
+# Room for two checkpoints of 18 GiB and a quarter of one, as bench ckpt asks; in memory, beside what the run has there.
+saves_kib=$((18 * 9 / 4 << 20))
+free_kib() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print $4 }'; }
+if [ $has_gpu = yes ] && [ $quick = no ] && wanted saves_every_step; then
+  memory_kib=$(awk '$1 == "MemAvailable:" { print $2 }' /proc/meminfo)
+  for folder in /dev/shm "$TMPDIR" "$out" /tmp /var/tmp; do
+    [ $folder != /dev/shm ] || [ "${memory_kib:-0}" -ge $((2 * saves_kib)) ] || continue
+    [ -w "$folder" ] && [ "$(free_kib "$folder")" -ge $saves_kib ] 2>/dev/null || continue
+    saves_dir=$(mktemp -d "$folder/perdure-bundle-XXXXXX" 2>/dev/null) && break
+  done
+  no_room="no $(((saves_kib >> 20) + 1)) GiB free in /dev/shm, TMPDIR=$TMPDIR, $out, /tmp or /var/tmp; TMPDIR=DIRECTORY takes another"
+  [ -n "$saves_dir" ] || echo "saves_every_step will be left out: $no_room"
+fi
 
 # ---- tests ----
 step operations 900 "$here/bin/gpu_operations" # first: it names each kernel that is wrong
@@ -201,6 +254,7 @@ if [ $has_gpu = no ]; then
 elif [ $simulated = yes ]; then
   step attention_64 600 "$perdure" bench attention --device=gpu --tokens=64 --length=32 --calls=1 --json
   step step_byte-1m 600 "$perdure" bench step --device=gpu --preset=byte-1m --sequences=2 --context=16 --steps=1 --set=model.layers=1 --json
+  [ $quick = yes ] || [ -n "$saves_dir" ] || skip saves_every_step "$no_room"
 else
   step attention_64 900 "$perdure" bench attention --device=gpu --head-size=64 --json
   step attention_128 900 "$perdure" bench attention --device=gpu --head-size=128 --json
@@ -211,7 +265,8 @@ else
   done
   if [ $quick = no ]; then
     step step_14B 2400 "$perdure" bench step --device=gpu --preset=14B --json
-    step saves_every_step 1800 "$perdure" bench ckpt --every=1 --device=gpu --bytes=18G --dir="$work" --json
+    if [ -z "$saves_dir" ]; then skip saves_every_step "$no_room"
+    else step saves_every_step 1800 "$perdure" bench ckpt --every=1 --device=gpu --bytes=18G --dir="$saves_dir" --json; fi
   else
     for name in step_14B saves_every_step; do skip $name "quick"; done
   fi
@@ -221,8 +276,10 @@ fi
 # ---- results ----
 write_results
 (cd "$out" && tar -czf logs.tar.gz $(ls | grep -E '\.(log|out|json)$')) 2>/dev/null
-failed=0
-for state in "${states[@]}"; do [ "$state" != failed ] || failed=$((failed + 1)); done
+failed=0 done=0
+for state in "${states[@]}"; do
+  case $state in failed) failed=$((failed + 1)) ;; ok) done=$((done + 1)) ;; esac
+done
 
 value() { sed -n "s/^ *\"$2\": *\([-0-9.e+]*\),*\$/\1/p" "$out/$1.json" 2>/dev/null | head -1; }
 echo
@@ -237,6 +294,10 @@ for i in "${!names[@]}"; do
       "$(value "${names[$i]}" cudnn_forward_tflops)" "$(value "${names[$i]}" cudnn_backward_tflops)" ;;
   esac
 done
-echo "${#names[@]} steps, $failed failed; $out/results.json"
-[ $failed = 0 ] || exit 1
+echo "${#names[@]} step$([ ${#names[@]} = 1 ] || echo s): $done ok, $failed failed, $((${#names[@]} - done - failed)) left out; $out/results.json"
+if [ $failed != 0 ]; then
+  bad=$(damaged)
+  [ -z "$bad" ] || echo "not as MANIFEST has it: $bad; bring the bundle here anew"
+  exit 1
+fi
 [ $has_gpu = yes ] || exit 77

@@ -2,6 +2,7 @@
 #include "offload/device.h"
 #include "tools/command.h"
 
+#include <perdure_source_id.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,7 +32,7 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
 {
     PD_TRY(pd_log_configure_env(err));
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
-        printf("perdure %s\n", PERDURE_VERSION);
+        printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
         return PD_OK;
     }
     bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0);

@@ -1,5 +1,7 @@
 #include "tools/output.h"
 
+#include "ckpt/base/words.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,13 +100,8 @@ pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
 
 struct pd_text pd_text_bytes(uint64_t bytes)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     struct pd_text t;
-    uint32_t unit = 0;
-    double value = (double)bytes;
-    for (; value >= 1024 && unit < 6; unit++)
-        value /= 1024;
-    snprintf(t.text, sizeof t.text, unit == 0 ? "%.0f %s" : value < 10 ? "%.2f %s" : "%.1f %s", value, units[unit]);
+    snprintf(t.text, sizeof t.text, "%s", pd_bytes_text((double)bytes).text);
     return t;
 }
 

@@ -3,11 +3,14 @@
 
 Its run.sh goes through to the end, whatever fails; results.json holds every step; the exit code tells no GPU from a failure.
 A build without CUDA is not packed."""
+import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 SOURCE, BUILD, HAS_CUDA = sys.argv[1:4]
 
@@ -51,12 +54,48 @@ def made(room):
     return bundle
 
 
+def of_other_sources(room, bundle):
+    """Programs say what they were built from: that is in MANIFEST, and said where the scripts beside them are of something else."""
+    said = [call(f"{BUILD}/bin/{name}", "--version").stdout for name in ("perdure_simt", "gpu_operations_simt")]
+    with open(f"{bundle}/MANIFEST", encoding="utf-8") as f:
+        text = f.read()
+    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/other", "--simulated", GIT_DIR=f"{room}/nowhere")
+    expect(text.startswith("".join(said)) and "(no commit" not in text, f"programs in MANIFEST: {text[:200]}", done)
+    warnings = [line for line in done.stderr.splitlines() if "was built from" in line and "the sources here are no commit" in line]
+    expect(done.returncode == 0 and len(warnings) == (0 if "(no commit)" in said[0] else 2), "sources that are others", done)
+
+
 def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
     done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/real", "--nvidia", "none")
     if HAS_CUDA == "ON":
         expect(done.returncode == 0 and os.path.exists(f"{room}/real/run.sh"), "a build with CUDA", done)
     else:
         expect(done.returncode == 78 and "-DPERDURE_CUDA=ON" in done.stderr and not os.path.exists(f"{room}/real"), "none without", done)
+
+
+def unusable(room, bundle):
+    """What cannot be run is said in one line, before anything is written somewhere else."""
+    nowhere = f"{room}/nowhere/tmp"
+    for code, said, arguments, environment in (
+            (74, f"TMPDIR={nowhere} cannot be written", ["--out", f"{room}/unusable"], {"TMPDIR": nowhere}),
+            (74, f"{room}/bundle/run.sh/x cannot be written; --out", ["--out", f"{room}/bundle/run.sh/x"], {}),
+            (64, "--out wants a directory", ["--out"], {}),
+            (64, "--budget 10 is too small", ["--budget", "10", "--out", f"{room}/unusable"], {})):
+        done = call(f"{bundle}/run.sh", *arguments, "--only", "train", **environment) if arguments != ["--out"] else call(f"{bundle}/run.sh", "--out")
+        expect(done.returncode == code and said in done.stderr and len(done.stderr.splitlines()) == 1, f"unusable: {arguments} {environment}", done)
+
+    # Cut off on the way here: a signal that has no words, or the loader's.
+    library = min(glob.glob(f"{bundle}/lib/libjansson.so*"))
+    with open(library, "rb") as f:
+        whole = f.read()
+    for left in (len(whole) // 2, 100):
+        with open(library, "wb") as f:
+            f.write(whole[:left])
+        done = call(f"{bundle}/run.sh", "--only", "doctor", "--out", f"{room}/unusable")
+        expect(done.returncode == 69 and f"not as MANIFEST has it: lib/{os.path.basename(library)};" in done.stderr and "here: ;" not in done.stderr
+               and len(done.stderr.splitlines()) == 1, f"a library cut off at {left}", done)
+    with open(library, "wb") as f:
+        f.write(whole)
 
 
 def with_a_gpu(room, bundle):
@@ -69,6 +108,21 @@ def with_a_gpu(room, bundle):
     expect(done.returncode == 0 and results["device"] == "simulated GPU" and list(steps) == ["step_byte-1m"], "a step alone", done)
     expect(steps["step_byte-1m"]["result"]["tokens_per_second"] > 0, "its figures", done)
 
+    os.mkdir(f"{room}/clock")
+    program(f"{room}/clock/timeout", f'#!/bin/sh\necho "$3" >>{room}/limits\nshift 3\nexec "$@"\n')
+    done = call(f"{bundle}/run.sh", "--budget", "900", "--only", "doctor", "--only", "operations", "--only", "attention_64", "--out", f"{room}/shares",
+                PATH=f"{room}/clock:{os.environ['PATH']}")
+    with open(f"{room}/limits", encoding="utf-8") as f:
+        limits = [int(line) for line in f]
+    expect(done.returncode == 0 and limits[0] == 120 and 500 < limits[1] < 592 and limits[2] == 600, f"shares of a budget: {limits}", done)
+
+    # A disk too small for saves: known before the first step.
+    program(f"{room}/clock/df", "#!/bin/sh\necho head\necho disk 9 9 1000000 1% /\n")
+    done, _, steps = run(bundle, f"{room}/small", ["doctor", "saves_every_step", "attention_64"], False, PATH=f"{room}/clock:{os.environ['PATH']}")
+    lines = [line.split()[0] for line in done.stdout.splitlines() if line]
+    expect(steps["saves_every_step"]["state"] == "skipped" and steps["saves_every_step"]["reason"].startswith("no 41 GiB free in /dev/shm, TMPDIR=") and
+           "saves_every_step will be left out: no 41 GiB free" in done.stdout and lines.index("saves_every_step") < lines.index("attention_64"), "no room", done)
+
     done = call(f"{bundle}/run.sh", "--only", "nosuch")
     expect(done.returncode == 64 and "nosuch" in done.stderr and "step_0.5B" in done.stderr and "doctor" in done.stderr, "no such step", done)
 
@@ -78,6 +132,9 @@ def with_an_older_gpu(bundle):
     said = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     skips = [line for line in said if line.startswith("skip fp8 products") and line.endswith("needs compute capability 8.9, and this is 8.6")]
     expect(done.returncode == 0 and len(skips) == 6 == len(said) - 1, "fp8 on a GPU without", done)
+
+    done = call(f"{bundle}/bin/perdure", "bench", "step", "--device=gpu", "--preset=0.5B", PERDURE_SIMT_MEMORY="64M")
+    expect(done.returncode == 78 and "of device memory at least" in done.stderr, "a bench without room", done)
 
     # One that is too old for any kernel: what doctor says of run.device=auto is what a start does.
     done = call(f"{bundle}/bin/perdure", "doctor", "--json", PERDURE_SIMT_CAPABILITY="75")
@@ -102,6 +159,7 @@ def without_a_gpu(room, bundle):
     done, results, steps = run(bundle, f"{room}/none", ["doctor", "operations", "train", "step_0.5B"], PERDURE_SIMT_GPUS="0")
     expect(done.returncode == 77 and results["device"] == "" and steps["doctor"]["state"] == "ok", "no GPU", done)
     expect(all(steps[name]["state"] == "skipped" for name in ("operations", "train", "step_0.5B")), "no GPU: nothing is tried", done)
+    expect(results["no_gpu"] and f"no GPU: {results['no_gpu']}" in done.stdout, "why there is none", done)
 
 
 def scales(room, bundle):
@@ -134,11 +192,13 @@ def sanitized(room, bundle):
 
 def in_parts(room, bundle):
     """What does not fit is left out and said, results are whole all the same; libraries are found where Python packages bring them."""
-    done = call(f"{bundle}/run.sh", "--budget", "20", "--out", f"{room}/parts", "--only", "operations", "--only", "attention_64")
+    program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\nsleep 20\nexit 3\n")
+    done = call(f"{bundle}/run.sh", "--budget", "60", "--out", f"{room}/parts", "--only", "operations", "--only", "attention_64")
     with open(f"{room}/parts/results.json", encoding="utf-8") as f:
         steps = {step["name"]: step for step in json.load(f)["steps"]}
-    expect(done.returncode == 0 and all(steps[name]["reason"] == "no time left of --budget 20" for name in ("operations", "attention_64")),
-           "no time", done)
+    expect(done.returncode == 1 and steps["operations"]["state"] == "failed" and
+           steps["attention_64"]["reason"] == "no time left of --budget 60", "no time", done)
+    expect("2 steps: 0 ok, 1 failed, 1 left out;" in done.stdout, "counts", done)
     expect(call(f"{bundle}/run.sh", "--budget", "soon").returncode == 64, "a budget of what", done)
 
     os.mkdir(f"{room}/mpich")
@@ -159,6 +219,22 @@ def in_parts(room, bundle):
     expect(said == [f"{room}/site/nvidia/thing/lib", "none"] and os.path.getsize(f"{room}/found/logs.tar.gz") > 0, f"found {said}", done)
 
 
+def cut_off(room, bundle):
+    """A machine that is taken away in the middle: the step under way is there by name."""
+    program(f"{bundle}/bin/gpu_operations", f"#!/bin/sh\necho $$ >{room}/begun.new\nmv {room}/begun.new {room}/begun\nexec sleep 600\n")
+    with subprocess.Popen([f"{bundle}/run.sh", "--only", "operations", "--out", f"{room}/cut"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          env={**os.environ, "TMPDIR": room}) as running:
+        while not os.path.exists(f"{room}/begun") and running.poll() is None:
+            time.sleep(0.02)
+        running.kill()
+    with open(f"{room}/begun", encoding="utf-8") as f:
+        os.kill(int(f.read()), signal.SIGKILL)
+    with open(f"{room}/cut/results.json", encoding="utf-8") as f:
+        results = json.load(f)
+    if results["device"] != "simulated GPU" or [(step["name"], step["state"]) for step in results["steps"]] != [("operations", "running")]:
+        sys.exit(f"FAILED: cut off: {results}")
+
+
 def broken(room, bundle):
     program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\necho it broke >&2\nexit 3\n")
     done, _, steps = run(bundle, f"{room}/broken", ["operations", "attention_64", "doctor"])
@@ -168,7 +244,9 @@ def broken(room, bundle):
 
 with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
     bundle_ = made(room_)
+    of_other_sources(room_, bundle_)
     without_cuda(room_)
+    unusable(room_, bundle_)
     with_a_gpu(room_, bundle_)
     with_an_older_gpu(bundle_)
     with_a_row_that_breaks(bundle_)
@@ -176,5 +254,6 @@ with tempfile.TemporaryDirectory(prefix="perdure-bundle-test-") as room_:
     scales(room_, bundle_)
     sanitized(room_, bundle_)
     in_parts(room_, bundle_)
+    cut_off(room_, bundle_)
     broken(room_, bundle_)
 print("bundle: made, run, run without a GPU, at its scales, under a checker, in parts, past a failure")

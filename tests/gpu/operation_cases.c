@@ -80,6 +80,44 @@ EXACT(linear_weight)
                 v[2].exact[f * s->columns + c] += v[0].exact[r * s->ffn + f] * v[1].exact[r * s->columns + c];
 }
 
+/* Added where the sum lies, as a rank that is alone does, and made first and then added, as others do: the same bits. */
+RUN(weight_in_place)
+{
+    struct pd_gemm g = {.m = s->ffn,
+                        .n = s->columns,
+                        .k = rows(s),
+                        .a = {p[0], act, s->ffn},
+                        .b = {p[1], act, s->columns},
+                        .c = {p[4], PD_F32, s->columns},
+                        .trans_a = true};
+    const float *const apart[] = {p[3]};
+    const struct pd_finish difference = {.rows = s->ffn,
+                                         .columns = s->columns,
+                                         .part_count = 1,
+                                         .parts = apart,
+                                         .scale = -1.0f,
+                                         .residual = {p[2], PD_F32, s->columns},
+                                         .out = {p[5], PD_F32, s->columns}};
+    PD_TRY(pd_math_copy(math, p[3], p[2], ffn_columns(s) * sizeof(float), err));
+    PD_TRY(pd_gemm(math, &g, err));
+    PD_TRY(pd_add(math, ffn_columns(s), p[3], PD_F32, p[4], false, err));
+    g.c.data = p[2];
+    g.residual = g.c;
+    PD_TRY(pd_gemm(math, &g, err));
+    return pd_finish(math, &difference, err);
+}
+
+EXACT(weight_in_place)
+{
+    memset(v[4].exact, 0, ffn_columns(s) * sizeof(double));
+    for (uint64_t r = 0; r < rows(s); r++)
+        for (uint64_t f = 0; f < s->ffn; f++)
+            for (uint64_t c = 0; c < s->columns; c++)
+                v[4].exact[f * s->columns + c] += v[0].exact[r * s->ffn + f] * v[1].exact[r * s->columns + c];
+    for (uint64_t i = 0; i < ffn_columns(s); i++)
+        v[3].exact[i] = v[2].exact[i] += v[4].exact[i]; /* and of v[5] 0 */
+}
+
 /* ---- norms ---- */
 
 static struct pd_norm norm_of(const struct sizes *s, enum pd_dtype act, void *x, void *weight)
@@ -384,6 +422,9 @@ const struct operation operations[] = {
     {"linear", {{IN_ROWS}, {IN_WEIGHT}, {ACT, IN, ffn, 1}, {IN_FFN}, {OUT_FFN}}, FORMULA(linear)},
     {"linear, input", {{IN_FFN}, {IN_WEIGHT}, {OUT_ROWS}}, FORMULA(linear_input)},
     {"linear, weight", {{IN_FFN}, {IN_ROWS}, {F32, BOTH, ffn_columns, 1}}, FORMULA(linear_weight)},
+    {"linear, in place",
+     {{IN_FFN}, {IN_ROWS}, {F32, BOTH, ffn_columns, 1}, {OUT_WEIGHT}, {OUT_WEIGHT}, {OUT_WEIGHT}},
+     FORMULA(weight_in_place)},
     {"rmsnorm", {{IN_ROWS}, {IN_COLUMNS}, {ROW_SUMS}, {OUT_ROWS}, {IN_ROWS}, {OUT_ROWS}, {COLUMN_SUMS}}, FORMULA(rmsnorm)},
     {"layernorm",
      {{IN_ROWS},

@@ -71,5 +71,6 @@ COUNT(rows_vocab, s->sequences * s->length * s->vocab)
 #define IN_FFN ACT, IN, rows_ffn, 1
 #define OUT_FFN ACT, OUT, rows_ffn, 0
 #define IN_WEIGHT ACT, IN, ffn_columns, 0.1
+#define OUT_WEIGHT F32, OUT, ffn_columns, 0
 
 #endif

@@ -16,6 +16,7 @@
 #include "trainer/rank_device.h"
 
 #include <math.h>
+#include <perdure_source_id.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -360,8 +361,12 @@ int main(int count, char **arguments)
 {
     struct survivor_child rows;
     if (survivor_is_child(count, arguments, &rows)) return check_rows(&rows);
+    if (count == 2 && strcmp(arguments[1], "--version") == 0) {
+        printf("gpu_operations %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
+        return 0;
+    }
     if (count > 1) {
-        fprintf(stderr, "usage: gpu_operations [--from ROW]\n");
+        fprintf(stderr, "usage: gpu_operations [--from ROW], or --version\n");
         return 64;
     }
     return survivor_run();

@@ -1,20 +1,16 @@
 #!/usr/bin/env python3
 """Reads a checkpoint directory with h5py alone and compares whole tensors of index.h5 with the boxes of the shards.
 
-usage: h5py_reads.py CHECKPOINT        exit 77: h5py or hdf5plugin is not installed, nothing was tested
+usage: h5py_reads.py CHECKPOINT
 """
 import glob
 import os
 import re
 import sys
 
-try:
-    import h5py
-    import hdf5plugin  # compressed shards: filter 32015
-    import numpy
-except ImportError as missing:
-    print(f"skipped: {missing}; python3 -m venv V && V/bin/pip install h5py hdf5plugin, then PERDURE_PEER_PYTHON=V/bin/python")
-    sys.exit(77)
+import h5py
+import hdf5plugin  # compressed shards: filter 32015
+import numpy
 
 BOX = re.compile(r"^(.*)\[([0-9:,]+)\]$")
 
