@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The command line: exact words on stdout and stderr, exact exit codes.  cli.py PERDURE SOURCE_DIRECTORY [NAME...]"""
+import glob
 import json
 import os
 import re
@@ -71,7 +72,7 @@ MINIMAL = write("run.yaml", "run: {dir: run}\ndata: {train: text.txt}\n")
 
 # ---- the tool itself ----
 version = re.search(r"project\(perdure VERSION (\S+)", open(os.path.join(SOURCE, "CMakeLists.txt")).read()).group(1)
-expect("version", ["--version"], 0, f"perdure {version}\n")
+expect("version", ["--version"], 0, re.compile(rf"^perdure {re.escape(version)} \(([0-9a-f]{{12,}}( with changes)?|no commit)\)\n$"))
 expect("no-command", [], 64, err=said("a command is missing; perdure --help lists them"))
 expect("unknown-command", ["doctr"], 64,
        err=said("perdure has no command doctr; the nearest is doctor, and perdure --help lists all"))
@@ -161,6 +162,31 @@ expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "mo
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
        re.compile(r"\nRANKS +FIRST +device +page-locked +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
                   r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
+ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
+for name, words, where in (
+        ("device", [], r"\non the device: .*\npage-locked on the host: worst rank .*, all ranks .*\na process .*\nnothing is exchanged\nstep .*s\n"),
+        ("cpu", ["offload.optimizer=cpu"], r"\non the device: .*\npage-locked on the host: .*\noffload moves over a rank's bus in a step, at most: "
+         r".* to the device, .* from it\na process (.*\n)*step .*; the bus is busy for .*/s each way\n"),
+        ("nvme", ["offload.optimizer=nvme"], r"\non the device: .*\npage-locked on the host: .*\non NVMe: worst rank .*\na rank reads and writes on NVMe"
+         r".*\nstate is in \d files (.*\n)*offload moves over a rank's bus in a step")):
+    result = perdure(*ON_GPU, *words)
+    if "this build has no CUDA" not in result[2]:
+        report(f"plan-where-{name}", [] if result[0] == 0 and re.search(where, result[1]) else ["not said where bytes are"], result)
+expect("plan-where-all", ["plan", MINIMAL, "--world=1"], 0, re.compile(r"\non the device: worst rank .*\nnothing on host or NVMe\n"))
+for words, flags in (([], r"\nflags: layout.ranks=1 layout.dp=1 "), (["--threads=3"], r"\nflags: layout.ranks=1 layout.threads=3 layout.dp=1 "),
+                     (["layout.threads=2"], r"\nflags: layout.ranks=1 layout.threads=2 layout.dp=1 ")):
+    expect(f"plan-flags-{''.join(words)}", ["plan", MINIMAL, "--world=1", *words], 0, re.compile(flags))  # this machine's cores are not the run's
+expect("plan-too-little", ["plan", MINIMAL, "--world=1", "--device=h100-80g", "--device-memory=1M", "layout=auto", "batch.leaf=1"], 78,
+       err=re.compile(r"fits 1\.00 MiB a rank; the smallest needs (more than )?[\d.]+ MiB: take (?!.*batch\.leaf)"))
+# A run that does not fit is told what does.
+TIGHT = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "batch.leaf=1", "batch.sequences=64", "layout.pp=1"]
+for name, words, expected in (("auto", ["--device-memory=16M", "layout.zero_stage=0"], "with layout=auto it does|take "),
+                              ("nothing", ["--device-memory=1M"], "take more (ranks|GPUs)")):
+    expect(f"plan-does-not-fit-{name}", [*TIGHT, *words], 0, re.compile(rf"\nnote: this does not fit the [\d.]+ MiB of h100-80g: ({expected})"), err=COUNTED)
+expect("plan-order", ["plan", MINIMAL, "--world=1", "offload.optimizer=nvme", "offload.parameters=nvme"], 0,
+       re.compile(r"\nworld 1: dp=1 .* order=layers; "))
+expect("plan-rate-bound", ["plan", MINIMAL, "--world=1", "--flops=1e99"], 64,
+       err=said("--flops=1e99: expected a rate such as 25G or 312T, 1 to 1e20"))
 TIERS = ["checkpoint.tiers[0].dir=near", "checkpoint.tiers[0].keep_last=2", "checkpoint.tiers[1].dir=far", "checkpoint.tiers[1].keep_last=3"]
 for place, first in (("cpu", 4), ("nvme", 5)):  # kept, written, copied; state in files is read from one more
     text = expect(f"plan-tiers-{place}", ["plan", MINIMAL, "--world=1", "--threads=1", f"offload.optimizer={place}", *TIERS, "--json"], 0, ANY)
@@ -187,7 +213,7 @@ if text:
         bad += [key for key in ("host_bytes", "pinned_bytes") if groups[0][key] != 0]
         bad += [] if groups[0]["device_bytes"] == groups[0]["memory_bytes"]["total"] and world["process_bytes"] > 0 else ["device"]
         report(f"plan-offload-json-{world['world']}", bad, (0, text, ""))
-expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow: expected a rate such as 25G or 312T"))
+expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow: expected a rate such as 25G or 312T, 1 to 1e20"))
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
        err=said("twice.yaml:1:21: layout.dp is there already, in line 1"))
@@ -208,7 +234,7 @@ for name, capability in (("a100-40g", "8.0"), ("a100-80g", "8.0")):
 for name, device in (("h100-80g", "gpu"), ("h200-141g", "gpu"), ("a100-40g", "cpu")):
     expect(f"plan-fp8-{name}-{device}", ["plan", MINIMAL, "--world=1", f"--device={name}", f"run.device={device}", "numerics.linears=fp8"], 0,
            ANY, ANY)
-expect("plan-flops", ["plan", MINIMAL, "--flops=fast"], 64, err=said("--flops=fast: expected a rate such as 25G or 312T"))
+expect("plan-flops", ["plan", MINIMAL, "--flops=fast"], 64, err=said("--flops=fast: expected a rate such as 25G or 312T, 1 to 1e20"))
 expect("plan-memory", ["plan", MINIMAL, "--device-memory=0"], 64,
        err=said("--device-memory=0: expected a size such as 40G"))
 expect("plan-host", ["plan", MINIMAL, "--host-ranks=0"], 64, err=said("--host-ranks=0: expected a number from 1 to 65536"))
@@ -262,6 +288,11 @@ REFUSED = {
                "numerics.virtual_sp=128 at most"),
     "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4); set it to at "
                             "most 8, or take a smaller batch.leaf, which starts a new lineage"),
+    "dp-leaf": (["layout.dp=33", "batch.leaf=1"], "layout.dp is 33, but a step has only 32 leaves (batch.sequences 32 / batch.leaf 1); "
+                                                  "set it to at most 32, or take more batch.sequences, which starts a new lineage"),
+    "ranks-leaf": (["layout.ranks=37", "batch.leaf=1"], "layout: dp 37 of 37 ranks is more than the 32 leaves of a step (batch.sequences 32 "
+                                                        "/ batch.leaf 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; more "
+                                                        "batch.sequences start a new lineage"),
     "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
                    "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
@@ -312,8 +343,7 @@ expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
 expect("plan-world-before-ranks", ["plan", MINIMAL, "--world=4", "layout.ranks=3", "layout.pp=4"], 0,
        re.compile("flags: layout.ranks=4 "))
 expect("refused-memory", ["plan", MINIMAL, "layout=auto", "--world=4", "--device-memory=1M"], 78,
-       err=re.compile(r"^perdure: layout: no layout of 4 ranks fits 0.00105 GB a rank; the smallest needs 0\.\d+ GB: take more "
-                      r"ranks, a smaller batch.leaf, or a larger numerics.virtual_tp \(both start a new lineage\)\n$"))
+       err=said("layout: no layout of 4 ranks fits 1.00 MiB a rank; the smallest needs more than 3.88 MiB: take more ranks"))
 report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [], (0, "", ""))
 
 # The way down that the ZeRO papers draw, by hand: 4 + 4 + 8 bytes a parameter in fp32; bf16 adds a copy of 2; ZeRO-1 cuts
@@ -321,6 +351,11 @@ report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [
 texts = [expect("plan-ladder-auto", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", *more], 0, ANY)
          for more in ([], ["layout=auto"])]
 report("plan-ladder-auto-rungs", ["rungs of an automatic layout differ"] if texts[0] != texts[1] else [], (0, texts[1], ""))
+texts = [expect("plan-ladder-fp32", ["plan", MINIMAL, "--world=8", "--ladder", "--threads=1", "--json", *more], 0, ANY)
+         for more in ([], ["numerics.precision=bf16", "numerics.gradient_type=bf16", "numerics.gradient_rounding=stochastic"])]
+if all(texts):
+    rungs = [json.loads(text)["ladder"][0]["memory_bytes"] for text in texts]
+    report("plan-ladder-fp32-rungs", ["the rung of fp32 has gradients in bf16"] if rungs[0] != rungs[1] else [], (0, texts[1], ""))
 text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.leaf=1", "--world=64",
                                    "batch.context=2048", "--device=a100-40g", "--ladder", "--json"], 0, ANY, COUNTED)
 if text:
@@ -389,14 +424,17 @@ expect("inspect", ["data", "inspect", "text.txt"], 0, re.compile(r"^text.txt\n  
 expect("inspect-missing", ["data", "inspect", "none.bin"], 78, err=said("none.bin cannot be read: No such file or directory"))
 expect("inspect-none", ["data", "inspect"], 64, err=said("name at least one file; see perdure data inspect --help"))
 
+expect("precision-fp8", ["train", MINIMAL, "numerics.precision=fp8"], 78, err=said('command line: numerics.precision: expected fp32, bf16 or fp16, '
+       'found "fp8"; linears of blocks are in fp8 by numerics.linears=fp8'))
+
 # ---- doctor ----
 expect("doctor", ["doctor"], 0, re.compile(r"^perdure \S+\n(.*\n)*.*\d+ missing, \d+ limited\n$"))
 expect("doctor-two", ["doctor", "a", "b"], 64, err=said('perdure doctor looks at one directory; "b" is another'))
-text = expect("doctor-json", ["doctor", "--json", "none"], 0, ANY)
+text = expect("doctor-json", ["doctor", "--json", "none"], 74, ANY, re.compile(r"^perdure: none cannot take checkpoints; make it, "))
 if text:
     rows = {row["what"]: row for row in json.loads(text)["findings"]}
     good = rows["directory"]["state"] == "missing" and "none" in rows["directory"]["advice"] and rows["cores"]["state"] != "missing"
-    report("doctor-json-content", [] if good else ["directory or cores"], (0, text, ""))
+    report("doctor-json-content", [] if good else ["directory or cores"], (74, text, ""))
 report("doctor-leaves-nothing", [f for f in os.listdir(".") if "probe" in f], (0, "", ""))
 
 # ---- ckpt: a tiny run of six steps, saved at 2, 4 and 6 ----
@@ -408,8 +446,29 @@ if not ONLY or any(name.startswith("ckpt") for name in ONLY):
     report("ckpt-train", [] if trained[0] == 0 else ["no run to look at"], trained)
 ONE = write("one.yaml", "run: {dir: one, steps: 1}\ndata: {train: text.txt}\nmodel: {layers: 1, hidden: 32, heads: 2, context: 32}\n"
                         "batch: {sequences: 1, leaf: 1}\nlayout: {ranks: 1, threads: 1, transport: local}\n")
+expect("train-without-gpu", ["train", ONE, "run.dir=unmade", "run.device=gpu"], 78, environment={"CUDA_VISIBLE_DEVICES": ""},
+       err=re.compile(r"^perdure: run.device is gpu; run.device=cpu needs none, .*\n$"))  # no rank was started
 expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
+if not ONLY:
+    sealed = glob.glob("one/checkpoints/step-*")[0]
+    os.rename(sealed, sealed + ".tmp")  # as a kill between record and name leaves it
+    expect("train-fresh-unnamed", ["train", ONE, "--fresh"], 78,
+           err=said(f"--fresh: {sealed}.tmp is a whole checkpoint whose save was killed before it was renamed, and a start goes on from "
+                    "it; choose another run.dir, move it away, or leave --fresh out to go on"))
+    report("train-fresh-unnamed-stays", [] if os.path.isdir(sealed + ".tmp") else ["it was renamed"], (0, "", ""))
+    expect("train-unnamed", ["train", ONE], 0, err=re.compile("is whole: rolled forward\n(.*\n)*.*resumed at step 1, "))
+    os.rename(sealed, sealed + ".tmp")
+    os.unlink(sealed + ".tmp/commit.h5")
+    expect("train-fresh-unsealed", ["train", ONE, "--fresh"], 0, err=re.compile("fresh start: "))  # no checkpoint: nobody was promised it
+    changed = ["train", ONE, "run.steps=2", "optimizer.beta2=0.9"]
+    expect("train-lineage-refused", changed, 78, err=re.compile("optimizer.beta2 was .* and is now 0.9: .*accept_new_lineage=true"))
+    expect("train-lineage-accepted", [*changed, "accept_new_lineage=true"], 0,
+           err=re.compile("accept_new_lineage: optimizer.beta2 was .* and is now 0.9: a new lineage, number 2, from step 2 on, whose bits "))
+    text = perdure(*changed, "accept_new_lineage=true", "run.steps=3")
+    report("train-lineage-once", ["said again"] if text[0] or "accept_new_lineage: " in text[2] else [], text)
+    shutil.rmtree("one")
+    expect("train-of-one-anew", ["train", ONE], 0, err=ANY)
 expect("train-of-one-shown", ["ckpt", "show", "one"], 0, re.compile(r"^checkpoint .* in 1 shard\n(.*\n)*layout .* state in 1 part, "))
 expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile("but a step has only 1 leaf "))
 # a step that fp16 skips has no gradient norm: null, which every reader of JSON takes
@@ -456,6 +515,7 @@ if text:
     good = shown["step"] == 4 and shown["layout"]["dp"] == 2 and shown["samples"] == 16 and "batch:" in shown["config"]
     report("ckpt-show-one-content", [] if good else ["step, layout, samples or configuration"], (0, text, ""))
 expect("ckpt-show", ["ckpt", "show", "run"], 0, re.compile(r"^checkpoint  step-000000000006-.*\nrun .*\nstep        6, lineage 1, "))
+expect("ckpt-show-device", ["ckpt", "show", "run"], 0, re.compile(r"\ncomputed    on a CPU\n$"))
 expect("ckpt-show-step", ["ckpt", "show", "run", "--step=2"], 0, re.compile(r"\nstep        2, "))
 expect("ckpt-show-absent", ["ckpt", "show", "run", "--step=3"], 65,
        err=re.compile(r"holds no valid checkpoint of step 3; there are steps 6, 4, 2\n$"))
@@ -601,9 +661,18 @@ if rows:  # one bit of the middle of a shard of step 4
     expect("ckpt-verify-damage", ["ckpt", "verify", "run", "--step=4"], 65, re.compile(r"shard-00001.h5"),
            re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: \d+ findings?; "))
     damaged = os.path.join("run/checkpoints", rows[1]["name"])
-    for arguments in (["stats", damaged], ["diff", damaged, "run"], ["reshard", damaged, "refused", "--layout=dp=1"]):
-        expect(f"ckpt-damage-{arguments[0]}", ["ckpt", *arguments], 65, ANY,
-               re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are whole: name one of them\n$"))
+    names = re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are whole: name one of them\n$")
+    for arguments in (["stats", damaged], ["diff", damaged, "run"]):
+        expect(f"ckpt-damage-{arguments[0]}", ["ckpt", *arguments], 65, ANY, names)
+
+    def listed(place):  # but for the number of the launch that was there last
+        return sorted(re.sub(r"^fence-\d+$", "fence", name) for name in os.listdir(place)) if os.path.isdir(place) else None
+
+    os.makedirs("bare")
+    for place in ("refused", "bare", "other"):  # that is not there, that is empty, that holds a checkpoint
+        before = listed(place)
+        expect(f"ckpt-damage-reshard-{place}", ["ckpt", "reshard", damaged, place, "--layout=dp=1"], 65, ANY, names)
+        report(f"ckpt-damage-reshard-{place}-left-nothing", [] if listed(place) == before else [f"{before} is {listed(place)}"], (65, "", ""))
     text = expect("ckpt-verify-damage-json", ["ckpt", "verify", "run", "--step=4", "--json"], 65, ANY, ANY)
     if text:
         found = json.loads(text)
@@ -678,6 +747,16 @@ expect("bench-step-nvme", ["bench", "step", "--device=gpu", "--set=offload.optim
     "bench step: offload.* is nvme, and a bench of a GPU has no drive to it; use cpu"))
 expect("bench-step-leaf", ["bench", "step", "--device=gpu", "--leaf=3", "--sequences=4"], 64,
        err=said("--leaf=3: --sequences 4 is no multiple of it"))
+for name, options, message in (
+        ("leaf", ["--leaf=7"], "--leaf counts on a GPU alone: --device=gpu"),
+        ("set", ["--set=foo=bar", "--mode=xyz"], "--set counts on a GPU alone: --device=gpu"),
+        ("size", ["--preset=0.5B"], "--preset=0.5B is for a GPU alone: --device=gpu"),
+        ("nothing", ["--pairs=0", "--cost-pairs=0"], "--pairs=0 and --cost-pairs=0 leave nothing to measure")):
+    expect(f"bench-step-cpu-{name}", ["bench", "step", "--device=cpu", *options], 64, err=said(message))
+expect("bench-step-gpu-pairs", ["bench", "step", "--device=gpu", "--pairs=3"], 64,
+       err=said("--pairs counts on the processor alone: give --device=cpu beside it"))
+expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1",
+                                       "--cost-pairs=1", "--precision=fp32"], 0, re.compile("^fp32: step "), ANY)
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
        err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))
@@ -685,6 +764,9 @@ result = perdure("bench", "attention", "--device=cpu", "--tokens=64", "--length=
 values = json.loads(result[1]) if result[0] == 0 else {}
 report("bench-attention", [] if values.get("forward_tflops", 0) > 0 and values.get("backward_tflops", 0) > 0 else ["no rates"], result)
 
+expect("bench-every-no-space", ["bench", "ckpt", "--every=1", "--bytes=32T", "--device=cpu"], 74, err=re.compile("the bench needs 72[.]0 TiB"))
+expect("bench-every-no-gpu", ["bench", "ckpt", "--every=1", "--bytes=32T", "--device=gpu"], 78, err=re.compile("run.device=cpu needs no GPU"),
+       environment={"CUDA_VISIBLE_DEVICES": ""})
 expect("bench-every", ["bench", "ckpt", "--every=0"], 64, err=said("--every=0: expected a number of steps from 1 to 1000"))
 result = perdure("bench", "ckpt", "--every=2", "--bytes=32M", "--pairs=1", "--dir=.", "--json")
 values = json.loads(result[1]) if result[0] == 0 else {}

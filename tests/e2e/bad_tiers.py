@@ -208,7 +208,8 @@ def absent_drive(workspace, config):
     rows = [(row["ok"], row["damage"], len(row["unchecked"])) for row in found["checkpoints"]]
     expect(counts == [False, 0, 0, 1] and rows == [(False, [], 2)], "ckpt verify --json calls it damage", str(found))
     moved = [f"checkpoint.stripes=[{drive}-away]", "checkpoint.stripe_weights=1,1"]
-    workspace.train(config, directory, [*files, *moved, "run.steps=4"])
+    text = workspace.train(config, directory, [*files, *moved, "run.steps=4"]).stderr
+    expect("resumed at step 2, saved by 2 ranks, on 2 ranks" in text, "shards are not ranks", text)
     workspace.train(config, directory, [*files, "run.steps=6", "checkpoint.keep_last=4"])
     workspace.train(config, directory, [*files, *moved, "run.steps=8", "checkpoint.keep_last=4"])
     os.rename(drive + "-away", drive + "-gone")

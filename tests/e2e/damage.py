@@ -79,9 +79,12 @@ def expect_no_beginning(result, directory, what, newest):
 
 
 def expect_refusal(workspace, config, directory, what):
+    aside = os.path.join(directory, "checkpoints", "quarantine")
     for launch in (1, 2, 3):
         result = workspace.train(config, directory, ["run.steps=12"], expect=65)
-        expect("holds no whole checkpoint" in result.stderr, f"{what}, launch {launch}: says why", result)
+        count = len(os.listdir(aside)) if os.path.isdir(aside) else 0
+        told = f"damaged or incomplete ones{f' ({count} in its quarantine directory)' if count else ''}: restore"
+        expect("holds no whole checkpoint" in result.stderr and told in result.stderr, f"{what}, launch {launch}: says why", result)
         expect_no_beginning(result, directory, f"{what}, launch {launch}", "step-000000000006-")
     root = os.path.join(directory, "checkpoints")
     left = glob.glob(os.path.join(root, "step-*", "*.h5")) + glob.glob(os.path.join(root, "quarantine", "step-*", "*.h5"))

@@ -137,6 +137,8 @@ def lost_again_and_again(bench, config):
     got = harness.losses(directory), bench.workspace.state_digest(directory)
     if got != bench.expected(config):
         raise harness.Failure(f"after GPUs were lost: {got}, of the plain run {bench.expected(config)}")
+    if not re.search(r"PERDURE_SIMT_FAIL names; nothing on GPU 0 \(.*\) of .* nvidia-smi -q .* perdure doctor .*; restart 1 of ", result.stderr):
+        raise harness.Failure(f"a lost GPU, and no word of what to do next:\n{result.stderr}")
     print("same bits: GPUs lost on the way", flush=True)
 
 
@@ -167,9 +169,11 @@ def a_little_too_little(bench, config):
     memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
     said = does_not_fit(bench, config, TOO_LITTLE, [], memory)
     bench.same("on a GPU that is too small for it otherwise", config, re.search(r"with (.*) it takes", said)[1].split(), memory)
-    said = does_not_fit(bench, config, TOO_LITTLE, ["layout=auto"], memory)
-    bench.same("the same where the planner chose the layout", config,
-               ["layout=auto", *re.search(r"with (.*) it takes", said)[1].split()], memory)
+    plan = json.loads(bench.workspace.command(["plan", config, "--world=1", "run.dir=r", "--json"]).stdout)
+    bench.same("where the planner chooses by what is free", config, ["layout=auto"],
+               {"PERDURE_SIMT_MEMORY": str(int((plan["groups"][0]["device_bytes"] - 1) / 0.95))})  # a twentieth is the driver's
+    taken = {"PERDURE_SIMT_MEMORY": "256M", "PERDURE_SIMT_TAKEN": f"{int(256 - need)}M"}
+    does_not_fit(bench, config, "GPU 0: .* of 256.0 MiB are free, .*no layout of 1 rank fits .* take ", ["layout=auto"], taken)
     does_not_fit(bench, config, "does not fit beside what others hold|others hold the rest",
                  ["layout.ranks=2", "layout.dp=2", "layout.zero_stage=0"], {"PERDURE_SIMT_MEMORY": f"{int(need * 1.2)}M"})
 
@@ -215,6 +219,17 @@ def different_tensors(bench, one, other):
     return {line.split()[0] for line in result.stdout.splitlines() if " different " in line}
 
 
+@simulated_only("a real GPU's memory is not for a test to choose")
+def codes_that_do_not_fit(bench, config, fp8):
+    """What a run with too little memory is told to do without, behind selective recomputation: codes of weights between leaves."""
+    wide = [*fp8, "model.ffn=4096", "layout.recompute=selective"]
+    need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, wide, {"PERDURE_SIMT_MEMORY": "2M"}))[1])
+    memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
+    said = re.search(r"with (.*) it takes", does_not_fit(bench, config, TOO_LITTLE, wide, memory))[1].split()
+    if said != ["layout.fp8_codes=leaf"] or bench.run(config, [*wide, *said], memory) != bench.run(config, wide):
+        raise harness.Failure(f"with room for all but the codes of weights: {said}, or other bits with it")
+
+
 def eight_bits(bench):
     """Linears in fp8: after a step the CPU's bits but for weights of norms, whose gradients sum tokens in another order; its own after a
     kill; from the CPU to the GPU and back."""
@@ -236,6 +251,9 @@ def eight_bits(bench):
     killed = bench.run(config, fp8, {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": fault})
     if killed != plain:
         raise harness.Failure(f"linears in fp8, killed after step 3: {killed}, of the plain run {plain}")
+    if bench.run(config, [*fp8, "layout.fp8_codes=leaf"]) != plain:
+        raise harness.Failure("linears in fp8: other bits where codes of weights are made for every leaf")
+    codes_that_do_not_fit(bench, config, fp8)
     for steps, device in ((2, "gpu"), (3, "cpu"), (STEPS, "gpu")):
         bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
     cpu = bench.workspace.directory()
@@ -381,6 +399,15 @@ def sharing(bench, transport):
           f"{', '.join(sorted(precisions))}, stages {sorted(stages)}", flush=True)
 
 
+def sums_in_place(bench, transport):
+    """Where nothing is cut, products of one rank add to the sums of gradients by themselves. Two ranks send each other leaves and add."""
+    for model in (("llama", "fp32"), ("gpt2", "bf16")):
+        config = bench.config(*model, 8, 1, 2)
+        for overrides in (["layout.dp=2", "layout.ranks=2"], ["layout.pp=2", "layout.ranks=2"], ["layout.order=layers"],
+                          ["layout.order=layers", "offload.gradients=cpu"]):
+            bench.same(f"{transport}, sums in place, {' '.join(overrides)}", config, [*overrides, f"layout.transport={transport}"])
+
+
 def killed_beside_others(bench):
     fault = bench.workspace.directory("fault")
     bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 4),
@@ -426,6 +453,8 @@ def body(workspace, arguments):
         limits(bench)
     else:
         sharing(bench, what)
+        if what == "local":
+            sums_in_place(bench, what)
         if what == "mpi":
             killed_beside_others(bench)
             staged_in_locked_memory(bench)

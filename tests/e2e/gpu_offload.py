@@ -3,7 +3,10 @@
 all on the device. With streams that do what they were given as late as they may, copies that nobody waits for show.
 
 By default a few cases; with PERDURE_TEST_SCALE of 10 or more, every one under every precision and order of streams."""
+import collections
 import itertools
+import json
+import os
 
 import harness
 
@@ -64,6 +67,31 @@ def killed(workspace):
     return {"PERDURE_FAULT": KILL, "PERDURE_FAULT_ONCE": workspace.directory("fault")}
 
 
+def moved(workspace, config, steps, overrides):
+    """Bytes that offload moved into the GPU and out of it, by the trace."""
+    directory = workspace.directory()
+    path, total = os.path.join(directory, "trace.json"), collections.Counter()
+    workspace.train(config, directory, [f"run.steps={steps}", "checkpoint.every=100", *overrides, f"--trace={path}"])
+    events = json.loads(harness.read(path))
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    for event in events:
+        lane = names.get((event["pid"], event["tid"]), "") if event["ph"] == "X" else ""
+        if lane.startswith("GPU ") and lane.endswith((" in", " out")):
+            total["bus_in_bytes" if lane.endswith(" in") else "bus_out_bytes"] += event["args"]["value"]
+    return total
+
+
+def moved_is_planned(workspace, config, what):
+    """Of one step, the last; a plan counts what spans hold in whole pages."""
+    several = moved(workspace, config, STEPS, CASES[what])
+    several.subtract(moved(workspace, config, STEPS - 1, CASES[what]))
+    planned = json.loads(workspace.command(["plan", config, "run.dir=r", "--world=1", *CASES[what], "--json"]).stdout)["groups"][0]
+    for way, found in several.items():
+        if not found <= planned[way] <= 1.01 * found:
+            raise harness.Failure(f"{what}: a step moved {found}, planned are {planned[way]} of {way}")
+    print(f"planned: what crosses the bus: {what}: {dict(several)}", flush=True)
+
+
 def body(workspace, _arguments):
     data, is_long = workspace.file("text.txt", harness.text_of(20000)), harness.scale() >= 10
     for precision in ("fp32", "bf16", "fp16") if is_long else ("bf16",):
@@ -76,6 +104,9 @@ def body(workspace, _arguments):
         ranks = ["layout.ranks=2", "layout.dp=2"]
         for what, stage in itertools.product(("all on the host", "all in files"), (1, 3)) if is_long else ():
             check(workspace, config, expected, f"two ranks, stage {stage}: {what}", CASES[what] + ranks + [f"layout.zero_stage={stage}"])
+    config = workspace.file("moved.yaml", CONFIG.format(steps=STEPS, data=data, precision="fp32"))
+    for what in CASES if is_long else ("state on the host", "all on the host", "all in files, some of it kept"):
+        moved_is_planned(workspace, config, what)
 
 
 harness.main(body)

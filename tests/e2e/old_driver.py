@@ -32,7 +32,7 @@ def body(workspace, arguments):
     if " warn " in result.stderr:
         raise harness.Failure(f"a run that is to take the CPU says:\n{result.stderr}")
     result = workspace.command(["train", config, f"run.dir={workspace.directory()}", "run.device=gpu", "restart.limit=0"], environment)
-    if result.returncode == 0 or why not in result.stderr:
+    if result.returncode == 0 or why not in result.stderr or "restarts" in result.stderr or "launch" in result.stderr:
         raise harness.Failure(f"a run that is to take a GPU: exit {result.returncode}\n{result.stderr}")
     print(f"a GPU that cannot be used, {why}: said, and the CPU taken where that is allowed")
 
