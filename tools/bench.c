@@ -67,3 +67,16 @@ void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes,
            (double)bytes / summary->candidate_s / 1e9, ceiling, (double)bytes / summary->ceiling_s / 1e9, summary->ratio,
            summary->ratio_low, summary->ratio_high, pd_counted(pairs, "pair").text);
 }
+
+const char *pd_bench_quoted(const char *text, size_t bytes, char *ret_text)
+{
+    size_t at = 0;
+    ret_text[at++] = '\'';
+    for (; *text && at + 4 < bytes; text++) {
+        if (*text == '\'') ret_text[at++] = '\'';
+        ret_text[at++] = *text;
+    }
+    ret_text[at++] = '\'';
+    ret_text[at] = '\0';
+    return ret_text;
+}

@@ -25,6 +25,8 @@ struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs);
 struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs);
 /* "<key>", "<key>_low", "<key>_high". */
 void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const struct pd_pairs_summary *summary);
+/* `text` between single quotes, as YAML takes any path; one that does not fit is cut off.   returns  ret_text */
+const char *pd_bench_quoted(const char *text, size_t bytes, char *ret_text);
 /* bench ckpt --every: tools/bench_every.c. */
 struct pd_bench_options;
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);

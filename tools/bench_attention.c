@@ -39,7 +39,6 @@ struct attention_bench {
     struct pd_math *math;
     struct pd_span spans[ARRAYS];
     bool has_cudnn;
-    struct pd_error no_cudnn; /* why not */
 };
 
 struct result {
@@ -50,6 +49,7 @@ struct result {
 struct timing {
     uint64_t length, sequences;
     struct result peers[PEERS];
+    struct pd_error no_cudnn; /* why not, on a GPU */
 };
 
 /* ---- the device and its table ---- */
@@ -271,10 +271,11 @@ static pd_status find_errors(struct attention_bench *b, int peer, const struct p
     return st;
 }
 
-/* cuDNN is asked once; without it there is one peer. */
-static void look_for_cudnn(struct attention_bench *b, const struct pd_attention *a)
+/* cuDNN is asked once for each length, both ways: where it cannot, ours are measured alone. */
+static void look_for_cudnn(struct attention_bench *b, const struct pd_attention *a, struct pd_error *ret_why_not)
 {
-    b->has_cudnn = on_gpu(b) && pd_cudnn_attention_takes(a) && !call(b, CUDNN, a, false, &b->no_cudnn);
+    b->has_cudnn = on_gpu(b) && pd_cudnn_attention_takes(a) && !call(b, CUDNN, a, false, ret_why_not) &&
+                   !call(b, CUDNN, a, true, ret_why_not);
 }
 
 static pd_status measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing, struct pd_error *err)
@@ -283,8 +284,8 @@ static pd_status measure(struct attention_bench *b, uint64_t length, struct timi
     const double pairs = 0.5 * (double)length * (double)(length + 1) * (double)(a.sequences * b->heads);
     const double forward_operations = 1e-12 * 4 * pairs * (double)b->head_size;
     double forward[PEERS], backward[PEERS];
-    look_for_cudnn(b, &a);
     *ret_timing = (struct timing){.length = length, .sequences = a.sequences};
+    look_for_cudnn(b, &a, &ret_timing->no_cudnn);
     PD_TRY(seconds_of(b, &a, false, &forward, err));
     PD_TRY(seconds_of(b, &a, true, &backward, err));
     for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
@@ -316,6 +317,7 @@ static void print_json_timing(struct pd_json_writer *w, const struct timing *t)
     pd_json_u64(w, "sequences", t->sequences);
     print_json_peer(w, &t->peers[OURS], &ours);
     print_json_peer(w, &t->peers[CUDNN], &cudnns);
+    if (t->no_cudnn.status) pd_json_string(w, "no_cudnn", t->no_cudnn.message);
 }
 
 static void print_timing(const struct timing *t)
@@ -328,20 +330,15 @@ static void print_timing(const struct timing *t)
             printf("%s: forward %.3g TFLOP/s (off by %.1e), backward %.3g TFLOP/s (%.1e)", names[peer], r->forward_tflops,
                    r->errors.forward, r->backward_tflops, r->errors.backward);
     }
+    if (t->no_cudnn.status) printf("; no cuDNN: %s", t->no_cudnn.message);
     putchar('\n');
+    fflush(stdout);
 }
 
-static pd_status print(const struct attention_bench *b, const struct timing *timings, uint32_t count, struct pd_error *err)
+static pd_status print_json(const struct attention_bench *b, const struct timing *timings, uint32_t count,
+                            struct pd_error *err)
 {
     struct pd_json_writer w;
-    if (!b->json) {
-        printf("%s, %s, %llu heads of %llu over %llu\n", b->dev->description, b->precision, (unsigned long long)b->heads,
-               (unsigned long long)b->head_size, (unsigned long long)b->kv_heads);
-        for (uint32_t i = 0; i < count; i++)
-            print_timing(&timings[i]);
-        if (b->no_cudnn.status) printf("no cuDNN: %s\n", b->no_cudnn.message);
-        return PD_OK;
-    }
     pd_json_writer_init(&w, 2);
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "device", b->dev->description);
@@ -367,13 +364,15 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
     PD_TRY(make_operands(b, err));
     const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
     PD_TRY(make_math(b, &largest, err));
-    if (b->length) {
-        PD_TRY(measure(b, b->length, &timings[count++], err));
-        return print(b, timings, count, err);
+    if (!b->json)
+        printf("%s, %s, %llu heads of %llu over %llu\n", b->dev->description, b->precision, (unsigned long long)b->heads,
+               (unsigned long long)b->head_size, (unsigned long long)b->kv_heads);
+    const uint32_t wanted = b->length ? 1 : 4;
+    for (; count < wanted && (b->length || lengths[count] <= b->tokens); count++) {
+        PD_TRY(measure(b, b->length ? b->length : lengths[count], &timings[count], err));
+        if (!b->json) print_timing(&timings[count]); /* minutes apart on a processor */
     }
-    for (; count < 4 && lengths[count] <= b->tokens; count++)
-        PD_TRY(measure(b, lengths[count], &timings[count], err));
-    return print(b, timings, count, err);
+    return b->json ? print_json(b, timings, count, err) : PD_OK;
 }
 
 /* ---- options ---- */

@@ -1,5 +1,7 @@
 #include "tools/bench_run.h"
 
+#include "tools/bench.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +44,7 @@ static pd_status configure(const struct pd_bench_run_options *o, bool is_gpu, st
     const int context = is_large ? GPU_CONTEXT : CONTEXT;
     const uint64_t block = 12 * hidden * hidden;
     const uint64_t layers = o->bytes / PD_BENCH_RUN_STATE_BYTES / block;
-    char yaml[8192];
+    char yaml[16384], path[8192];
     snprintf(
         yaml, sizeof yaml,
         "run: {dir: unused, steps: 1000000}\n"
@@ -50,8 +52,8 @@ static pd_status configure(const struct pd_bench_run_options *o, bool is_gpu, st
         "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
         "batch: {sequences: %llu, leaf: %llu, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\noffload: {optimizer: %s}\n",
         context, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden, (unsigned long long)(hidden / 64),
-        o->text, (unsigned long long)(o->leaves * leaf), (unsigned long long)leaf, context,
-        o->has_files ? "nvme" : "device");
+        pd_bench_quoted(o->text, sizeof path, path), (unsigned long long)(o->leaves * leaf), (unsigned long long)leaf,
+        context, o->has_files ? "nvme" : "device");
     return pd_config_parse("bench", yaml, NULL, 0, ret_config, err);
 }
 

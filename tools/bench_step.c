@@ -36,8 +36,9 @@ static const unsigned cost_virtual_tp[COSTS] = {1, 2};
 struct step_bench {
     uint64_t pairs, tokens, threads;
     uint64_t cost_pairs, cost_sequences, cost_layers;
-    const char *preset, *precision, *bad; /* preset NULL: gpt2-124m; precision NULL: both */
-    struct pd_model_config model;         /* of the preset */
+    const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
+    struct pd_error *err;           /* of parsing */
+    struct pd_model_config model;   /* of the preset */
     const char *device;
     const char *of_cpu, *of_gpu; /* the first option that was given of those that count on one of them alone */
     struct pd_bench_step_gpu gpu;
@@ -93,31 +94,35 @@ static const struct argp_option step_options[] = {
     {0},
 };
 
-static uint64_t *number_of(struct step_bench *b, int key)
+struct number {
+    uint64_t *value, low, high;
+};
+
+static struct number number_of(struct step_bench *b, int key)
 {
     switch (key) {
     case OPTION_PAIRS:
-        return &b->pairs;
+        return (struct number){&b->pairs, 0, PD_BENCH_PAIRS_MAX - 1};
     case OPTION_TOKENS:
-        return &b->tokens;
+        return (struct number){&b->tokens, 1, 1 << 20};
     case OPTION_THREADS:
-        return &b->threads;
+        return (struct number){&b->threads, 1, 1024};
     case OPTION_COST_PAIRS:
-        return &b->cost_pairs;
+        return (struct number){&b->cost_pairs, 0, PD_BENCH_PAIRS_MAX - 1};
     case OPTION_COST_SEQUENCES:
-        return &b->cost_sequences;
+        return (struct number){&b->cost_sequences, 1, 1024};
     case OPTION_COST_LAYERS:
-        return &b->cost_layers;
+        return (struct number){&b->cost_layers, 1, 1024};
     case OPTION_CONTEXT:
-        return &b->gpu.context;
+        return (struct number){&b->gpu.context, 1, 1 << 20};
     case OPTION_SEQUENCES:
-        return &b->gpu.sequences;
+        return (struct number){&b->gpu.sequences, 1, 1 << 20};
     case OPTION_LEAF:
-        return &b->gpu.leaf;
+        return (struct number){&b->gpu.leaf, 1, 1 << 20};
     case OPTION_STEPS:
-        return &b->gpu.steps;
+        return (struct number){&b->gpu.steps, 1, PD_BENCH_STEPS_MAX};
     default:
-        return NULL;
+        return (struct number){NULL, 0, 0};
     }
 }
 
@@ -135,19 +140,16 @@ static const char **word_of(struct step_bench *b, int key)
     case OPTION_RECOMPUTE:
         return &b->gpu.recompute;
     case OPTION_SET:
-        return b->gpu.key_count < PD_BENCH_KEYS_MAX ? &b->gpu.keys[b->gpu.key_count++] : &b->bad;
+        return &b->gpu.keys[b->gpu.key_count++];
     default:
         return NULL;
     }
 }
 
 /* Of group 1: a GPU alone. Of the others the processor alone but for a few. */
-static void note_option(struct step_bench *b, int key)
+static void note_option(struct step_bench *b, int key, const struct argp_option *o)
 {
-    const struct argp_option *o = step_options;
-    while (o->key != key && (o->name || o->doc))
-        o++;
-    if (!o->name || key == OPTION_THREADS || key == OPTION_PRESET || key == OPTION_PRECISION || key == OPTION_DEVICE) return;
+    if (key == OPTION_THREADS || key == OPTION_PRESET || key == OPTION_PRECISION || key == OPTION_DEVICE) return;
     const char **first = o->group == 1 ? &b->of_gpu : &b->of_cpu;
     if (!*first) *first = o->name;
 }
@@ -155,17 +157,24 @@ static void note_option(struct step_bench *b, int key)
 static error_t parse_step(int key, char *argument, struct argp_state *state)
 {
     struct step_bench *b = state->input;
-    note_option(b, key);
-    uint64_t *number = number_of(b, key);
-    if (number) {
-        if (!pd_parse_u64(argument, number) || (*number == 0 && key != OPTION_COST_PAIRS && key != OPTION_PAIRS))
-            b->bad = argument;
+    const struct argp_option *o = step_options;
+    while (o->key != key && (o->name || o->doc))
+        o++;
+    if (!o->name) return ARGP_ERR_UNKNOWN;
+    note_option(b, key, o);
+    const struct number number = number_of(b, key);
+    if (!number.value) {
+        if (key == OPTION_SET && b->gpu.key_count == PD_BENCH_KEYS_MAX) {
+            (void)pd_error_set(b->err, PD_USAGE, PD_WHERE, 0, "--set=%s: one more than %d", argument, PD_BENCH_KEYS_MAX);
+            return EINVAL;
+        }
+        *word_of(b, key) = argument;
         return 0;
     }
-    const char **word = word_of(b, key);
-    if (!word) return ARGP_ERR_UNKNOWN;
-    *word = argument;
-    return 0;
+    if (pd_parse_u64(argument, number.value) && *number.value >= number.low && *number.value <= number.high) return 0;
+    (void)pd_error_set(b->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a number from %llu to %llu", o->name, argument,
+                       (unsigned long long)number.low, (unsigned long long)number.high);
+    return EINVAL;
 }
 
 static const struct argp step_argp = {
@@ -214,7 +223,7 @@ static pd_status write_tokens(const char *path, uint64_t count, uint64_t vocab, 
 static pd_status configure(struct bench_run *r, const struct step_bench *b, const struct bench_case *c,
                            const char *tokens_path, struct pd_error *err)
 {
-    char yaml[1024], smaller[64] = "", longer[64] = "";
+    char yaml[16384], path[8192], smaller[64] = "", longer[64] = "";
     if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(yaml, sizeof yaml,
@@ -222,8 +231,8 @@ static pd_status configure(struct bench_run *r, const struct step_bench *b, cons
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
              "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
              "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none}\n",
-             b->preset, smaller, longer, tokens_path, (unsigned long long)c->sequences, (unsigned long long)c->sequences,
-             (unsigned long long)c->context, c->precision, c->mode, c->virtual_tp);
+             b->preset, smaller, longer, pd_bench_quoted(tokens_path, sizeof path, path), (unsigned long long)c->sequences,
+             (unsigned long long)c->sequences, (unsigned long long)c->context, c->precision, c->mode, c->virtual_tp);
     return pd_config_parse("bench", yaml, NULL, 0, &r->config, err);
 }
 
@@ -416,25 +425,31 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
+/* Sizes are their own names, on a GPU alone. */
+static pd_status check_preset(struct step_bench *b, struct pd_error *err)
+{
+    struct pd_error unknown = {.status = PD_OK};
+    if (pd_bench_step_is_size(b->preset) || !pd_model_preset(b->preset, &b->model, &unknown)) return PD_OK;
+    PD_FAIL(err, PD_USAGE, "--preset=%s: %s; on a GPU also 0.5B, 1.5B, 3B, 7B and 14B", b->preset, unknown.message);
+}
+
 static pd_status on_gpu(struct step_bench *b, struct pd_error *err)
 {
-    if (b->bad) PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help", b->bad);
     if (b->of_cpu) PD_FAIL(err, PD_USAGE, "--%s counts on the processor alone: give --device=cpu beside it", b->of_cpu);
-    b->gpu.preset = b->preset ? b->preset : "0.5B";
+    if (!b->preset) b->preset = "0.5B";
+    PD_TRY(check_preset(b, err));
+    b->gpu.preset = b->preset;
     b->gpu.precision = b->precision;
     b->gpu.threads = b->threads ? (uint32_t)b->threads : pd_launched_threads(0, 1);
     b->gpu.json = b->json;
     return pd_bench_step_gpu(&b->gpu, err);
 }
 
-static pd_status check_cpu(const struct step_bench *b, struct pd_error *err)
+static pd_status check_cpu(struct step_bench *b, struct pd_error *err)
 {
     if (b->of_gpu) PD_FAIL(err, PD_USAGE, "--%s counts on a GPU alone: --device=gpu", b->of_gpu);
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
-    if (b->bad || b->pairs >= PD_BENCH_PAIRS_MAX || b->cost_pairs >= PD_BENCH_PAIRS_MAX || b->cost_sequences > 1024 ||
-        b->threads > 1024)
-        PD_FAIL(err, PD_USAGE, "bench step: \"%s\" is out of range; see perdure bench step --help",
-                b->bad ? b->bad : "--pairs");
+    PD_TRY(check_preset(b, err));
     if (!b->pairs && !b->cost_pairs) PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     return PD_OK;
@@ -448,6 +463,7 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
                            .cost_sequences = 4,
                            .cost_layers = 1,
                            .device = "auto",
+                           .err = err,
                            .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     char tokens_path[4096];
     const char *directory = getenv("TMPDIR");
@@ -462,7 +478,6 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
     if (!b.preset) b.preset = "gpt2-124m";
     if (!b.threads) b.threads = 2;
     PD_TRY(check_cpu(&b, err));
-    PD_TRY(pd_model_preset(b.preset, &b.model, err));
     int file = mkstemp(tokens_path);
     if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", tokens_path);
     close(file);

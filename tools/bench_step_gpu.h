@@ -12,7 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PD_BENCH_KEYS_MAX 16u
+#define PD_BENCH_KEYS_MAX 16
+#define PD_BENCH_STEPS_MAX 99
 
 struct pd_bench_step_gpu {
     const char *preset;                       /* a preset of the model, or 0.5B, 1.5B, 3B, 7B, 14B */
