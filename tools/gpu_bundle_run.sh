@@ -10,7 +10,7 @@
 # --quick leaves out what takes minutes.
 # Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 tests=(operations training_alone training_local training_mpi placements train
   sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
 benchmarks=(attention_64 attention_128 step_0.5B step_1.5B step_3B step_7B step_14B adam saves_every_step)
@@ -48,8 +48,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 out=${out:-$here/results-$(hostname)-$(date +%Y%m%d-%H%M%S)}
-mkdir -p "$out" 2>/dev/null && : 2>/dev/null >"$out/version.out" || {
-  echo "run.sh: $out cannot be written; --out DIRECTORY takes another for results" >&2
+mkdir -p "$out" 2>/dev/null && echo 2>/dev/null >"$out/version.out" || { # a byte: a full disk takes empty files
+  echo "run.sh: $out cannot be written, or has no room; --out DIRECTORY takes another for results" >&2
   exit 74
 }
 out=$(cd "$out" && pwd)
@@ -129,10 +129,10 @@ step() {
     [ $limit -le $left ] || limit=$left
   fi
   printf '%-24s ' "$name"
+  rm -f "$out/$name.json" # of an earlier run into this directory
   note "$name" running null 0 "" # whoever is ended meanwhile finds it so
   begin=$(date +%s)
-  (cd "$work" && timeout -k $grace "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log")
-  code=$?
+  { (cd "$work" && timeout -k $grace "$limit" "$@" >"$out/$name.out" 2>"$out/$name.log"); code=$?; } 2>/dev/null # the shell's own words on KILL
   case $code in
     0) state=ok ;;
     77) state=skipped reason=$(grep -h '^skipped' "$out/$name.out" "$out/$name.log" | head -1) ;;
@@ -148,24 +148,29 @@ skip() {
   note "$1" skipped 77 0 "$2"
   printf '%-24s %-8s %5s s  %s\n' "$1" skipped 0 "$2"
 }
+# As YAML takes any path.
+quoted() { printf "'%s'" "${1//\'/\'\'}"; }
 # train_config NAME [LINE]...: NAME.yaml of a run in a directory of its own.
 train_config() {
-  local name=$1 line
+  local name=$1
   shift
-  printf '%s\n' "run: {dir: $work/$name, steps: 20, device: gpu}" "data: {train: [{path: $here/share/text.txt}]}" "$@" >"$work/$name.yaml"
+  printf '%s\n' "run: {dir: $(quoted "$work/$name"), steps: 20, device: gpu}" "data: {train: [{path: $(quoted "$here/share/text.txt")}]}" "$@" >"$work/$name.yaml"
 }
+small=("model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}"
+  "batch: {sequences: 2, leaf: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}")
 
 # What is not as MANIFEST says, in one line: nothing where all is.
 damaged() {
   (cd "$here" && sed '1,/^sha256:$/d' MANIFEST | LC_ALL=C sha256sum -c --quiet 2>/dev/null | sed -n 's/: FAILED.*//p' | paste -sd ' ') 2>/dev/null
 }
 { "$perdure" --version >"$out/version.out" 2>&1; code=$?; } 2>/dev/null # the shell's own words on a signal: it is named here
-if [ $code != 0 ]; then
+if [ $code != 0 ] || ! grep -q '^perdure ' "$out/version.out"; then # an empty file is a script of sh's that does nothing
   bad=$(damaged)
-  cause=$(head -1 "$out/version.out")
+  cause=$(head -1 "$out/version.out") hint="see MANIFEST for the C library it needs"
   [ $code -le 128 ] || cause=${cause:-ended by SIG$(kill -l $((code - 128)))}
-  echo "run.sh: bin/perdure does not start here: ${cause:-exit code $code};" \
-    "$([ -n "$bad" ] && echo "not as MANIFEST has it: $bad; bring the bundle here anew" || echo "see MANIFEST for the C library it needs")" >&2
+  [ $code != 126 ] || hint="a file system that runs no programs (noexec), or a copy that lost its modes: bring the bundle to another directory"
+  echo "run.sh: bin/perdure does not start here: ${cause:-exit code $code, and no word};" \
+    "$([ -n "$bad" ] && echo "not as MANIFEST has it: $bad; bring the bundle here anew" || echo "$hint")" >&2
   exit 69
 fi
 cat "$out/version.out"
@@ -227,7 +232,7 @@ command -v mpirun >/dev/null || without=${without:-no mpirun on PATH}
 [ -n "$without" ] || [[ "$(mpirun --version 2>&1)" == *"Open MPI) 4."* ]] || without="mpirun is not Open MPI 4, which the bundle brings"
 training training_mpi "$without" gpu.py mpi
 if [ $has_gpu = yes ]; then
-  train_config train
+  if [ $simulated = yes ]; then train_config train "${small[@]}" "validation: {every: 0}"; else train_config train; fi
   step train 600 "$perdure" train "$work/train.yaml" layout.transport=local
 else skip train "no GPU"; fi
 
@@ -244,8 +249,7 @@ sanitizer() {
 }
 for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool "$here/bin/gpu_operations" --from 0; done
 # Two steps with a save each: every kernel of a step in its order, with the streams of saves beside. No restart hides a failure.
-train_config sanitized "model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}" \
-  "batch: {sequences: 2, leaf: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}"
+train_config sanitized "${small[@]}"
 sanitizer sanitizer_training memcheck "$perdure" train "$work/sanitized.yaml" run.steps=2 layout.transport=local
 
 # ---- benchmarks ----
@@ -281,7 +285,11 @@ for state in "${states[@]}"; do
   case $state in failed) failed=$((failed + 1)) ;; ok) done=$((done + 1)) ;; esac
 done
 
-value() { sed -n "s/^ *\"$2\": *\([-0-9.e+]*\),*\$/\1/p" "$out/$1.json" 2>/dev/null | head -1; }
+value() { # - where there is none
+  local found
+  found=$(sed -n "s/^ *\"$2\": *\([-0-9.e+]*\),*\$/\1/p" "$out/$1.json" 2>/dev/null | head -1)
+  echo "${found:--}"
+}
 echo
 for i in "${!names[@]}"; do
   case "${names[$i]}" in

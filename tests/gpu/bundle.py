@@ -73,12 +73,22 @@ def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
         expect(done.returncode == 78 and "-DPERDURE_CUDA=ON" in done.stderr and not os.path.exists(f"{room}/real"), "none without", done)
 
 
+def replaced(bundle, name, text, room, step):  # what run.sh, through a link, does with another file in the place of `name`
+    os.rename(f"{bundle}/{name}", f"{room}/aside")
+    program(f"{bundle}/{name}", text)
+    if not os.path.islink(f"{room}/link"):
+        os.symlink(f"{bundle}/run.sh", f"{room}/link")
+    done = call(f"{room}/link", "--only", step, "--out", f"{room}/unusable")
+    os.replace(f"{room}/aside", f"{bundle}/{name}")
+    return done
+
+
 def unusable(room, bundle):
     """What cannot be run is said in one line, before anything is written somewhere else."""
     nowhere = f"{room}/nowhere/tmp"
     for code, said, arguments, environment in (
             (74, f"TMPDIR={nowhere} cannot be written", ["--out", f"{room}/unusable"], {"TMPDIR": nowhere}),
-            (74, f"{room}/bundle/run.sh/x cannot be written; --out", ["--out", f"{room}/bundle/run.sh/x"], {}),
+            (74, f"{room}/bundle/run.sh/x cannot be written, or has no room; --out", ["--out", f"{room}/bundle/run.sh/x"], {}),
             (64, "--out wants a directory", ["--out"], {}),
             (64, "--budget 10 is too small", ["--budget", "10", "--out", f"{room}/unusable"], {})):
         done = call(f"{bundle}/run.sh", *arguments, "--only", "train", **environment) if arguments != ["--out"] else call(f"{bundle}/run.sh", "--out")
@@ -97,15 +107,32 @@ def unusable(room, bundle):
     with open(library, "wb") as f:
         f.write(whole)
 
+    # Results of an earlier run in the same directory are nobody's: sh takes an emptied program for a script that does nothing.
+    done, _, _ = run(bundle, f"{room}/unusable", ["doctor"])
+    expect(done.returncode == 0, "whole again", done)
+    done = replaced(bundle, "libexec/perdure", "", room, "doctor")
+    expect(done.returncode == 69 and "and no word; not as MANIFEST has it: libexec/perdure;" in done.stderr, "an emptied program", done)
+    os.chmod(f"{bundle}/bin/perdure", 0o644)
+    done = call(f"{bundle}/run.sh", "--only", "doctor", "--out", f"{room}/unusable")
+    os.chmod(f"{bundle}/bin/perdure", 0o755)
+    expect(done.returncode == 69 and "(noexec)" in done.stderr, "a program that may not be run", done)
+    with open(f"{room}/unusable/operations.json", "w", encoding="utf-8") as f:
+        f.write('{"of": "an earlier run"}\n')
+    done = replaced(bundle, "bin/gpu_operations", "#!/bin/sh\n", room, "operations")
+    with open(f"{room}/unusable/results.json", encoding="utf-8") as f:
+        expect(done.returncode == 0 and json.load(f)["steps"][0]["result"] is None, "an earlier result, through a link", done)
+
 
 def with_a_gpu(room, bundle):
     done, results, steps = run(bundle, f"{room}/one", ["doctor", "attention_64", "training_alone"])
     expect(done.returncode == 0 and results["device"] == "simulated GPU", "a run", done)
-    expect(steps["attention_64"]["result"]["forward_tflops"] > 0 and "attention_64" in done.stdout, "figures", done)
+    result = steps["attention_64"]["result"]
+    expect(result["forward_tflops"] > 0 and "no cuDNN" in result["no_cudnn"] and "cuDNN - and -" in done.stdout, "figures", done)
     expect(steps["training_alone"]["state"] == "skipped" and steps["training_alone"]["reason"] == "quick", "what is left out", done)
 
-    done, results, steps = run(bundle, f"{room}/alone", ["step_byte-1m"])
-    expect(done.returncode == 0 and results["device"] == "simulated GPU" and list(steps) == ["step_byte-1m"], "a step alone", done)
+    os.mkdir(f"{room}/it's, {{a}} #b")
+    done, results, steps = run(bundle, f"{room}/alone", ["train", "step_byte-1m"], TMPDIR=f"{room}/it's, {{a}} #b")
+    expect(done.returncode == 0 and results["device"] == "simulated GPU" and list(steps) == ["train", "step_byte-1m"], "two steps alone", done)
     expect(steps["step_byte-1m"]["result"]["tokens_per_second"] > 0, "its figures", done)
 
     os.mkdir(f"{room}/clock")
