@@ -42,6 +42,12 @@ static pd_status status_of(cudaError_t code)
         }                                                                                                                 \
     } while (0)
 
+/* Of what nobody is told. */
+static void forget(cudaError_t code)
+{
+    if (code != cudaSuccess) (void)cudaGetLastError();
+}
+
 /* In every slot: a thread that never said so is on GPU 0, and its first call there, with a stream or an event of another GPU
  * even, makes a context on it, some hundred MiB of its memory a process. */
 static pd_status select_device(struct pd_dev *dev, struct pd_error *err)
@@ -67,11 +73,8 @@ static pd_status cuda_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_
 
 static void cuda_free(struct pd_dev *dev, struct pd_span *span)
 {
-    cudaSetDevice((int)dev->index);
-    if (span->is_host)
-        cudaFreeHost(span->data);
-    else
-        cudaFree(span->data);
+    forget(cudaSetDevice((int)dev->index));
+    forget(span->is_host ? cudaFreeHost(span->data) : cudaFree(span->data));
 }
 
 static pd_status cuda_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err)
@@ -93,7 +96,7 @@ static pd_status cuda_stream_new(struct pd_dev *dev, bool goes_first, struct pd_
              dev->index);
     struct pd_stream *stream = malloc(sizeof *stream);
     if (!stream) {
-        cudaStreamDestroy(raw);
+        forget(cudaStreamDestroy(raw));
         PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a stream", dev->index);
     }
     stream->stream = raw;
@@ -103,8 +106,8 @@ static pd_status cuda_stream_new(struct pd_dev *dev, bool goes_first, struct pd_
 
 static void cuda_stream_free(struct pd_dev *dev, struct pd_stream *stream)
 {
-    cudaSetDevice((int)dev->index);
-    cudaStreamDestroy(stream->stream);
+    forget(cudaSetDevice((int)dev->index));
+    forget(cudaStreamDestroy(stream->stream));
     free(stream);
 }
 
@@ -133,8 +136,8 @@ static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struc
 static void cuda_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
 {
     (void)bytes;
-    cudaSetDevice((int)dev->index);
-    cudaHostUnregister(data);
+    forget(cudaSetDevice((int)dev->index));
+    forget(cudaHostUnregister(data));
 }
 
 static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
@@ -160,7 +163,7 @@ static pd_status cuda_event_new(struct pd_dev *dev, struct pd_event **ret_event,
     CUDA_TRY(err, cudaEventCreate(&raw), "GPU %u", dev->index);
     struct pd_event *event = malloc(sizeof *event);
     if (!event) {
-        cudaEventDestroy(raw);
+        forget(cudaEventDestroy(raw));
         PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for an event", dev->index);
     }
     event->event = raw;
@@ -170,8 +173,8 @@ static pd_status cuda_event_new(struct pd_dev *dev, struct pd_event **ret_event,
 
 static void cuda_event_free(struct pd_dev *dev, struct pd_event *event)
 {
-    cudaSetDevice((int)dev->index);
-    cudaEventDestroy(event->event);
+    forget(cudaSetDevice((int)dev->index));
+    forget(cudaEventDestroy(event->event));
     free(event);
 }
 
@@ -261,7 +264,9 @@ static pd_status check_driver(struct pd_error *err)
 uint32_t pd_dev_cuda_count(void)
 {
     int count = 0;
-    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? (uint32_t)count : 0;
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    forget(code);
+    return code == cudaSuccess && count > 0 ? (uint32_t)count : 0;
 }
 
 static void say_identity(const cudaUUID_t *uuid, char ret_text[33])
@@ -302,6 +307,6 @@ pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memo
     const pd_status st = cuda_memory(dev, ret_memory, err);
     snprintf(ret_name, 96, "%s", dev->description);
     pd_dev_close(dev);
-    (void)cudaDeviceReset(); /* its context goes, and the memory that it took */
+    forget(cudaDeviceReset()); /* its context goes, and the memory that it took */
     return st;
 }

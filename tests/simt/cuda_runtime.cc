@@ -1,4 +1,5 @@
 /* The rest of the runtime: what the machine has, and its memory. Streams and events are in streams.cc. */
+#define SIMT_RUNTIME
 #include "tests/simt/machine.h"
 #include "tests/simt/simt_order.h"
 
@@ -110,7 +111,7 @@ cudaError_t ready()
 cudaError_t take(simt_kind kind, size_t bytes, void **data)
 {
     simt_turn turn;
-    const cudaError_t code = ready();
+    const cudaError_t code = simt_not_recording();
     if (code == cudaSuccess && kind == SIMT_LOCKED && !may_lock(bytes)) return cudaErrorMemoryAllocation;
     return code == cudaSuccess ? simt_memory_take(kind, here(), bytes, data) : code;
 }
@@ -136,9 +137,19 @@ uint32_t simt_contexts(void)
     return simt_counted().contexts;
 }
 
+static thread_local cudaError_t noted;
+
+cudaError_t simt_noted(cudaError_t code)
+{
+    if (code != cudaSuccess) noted = code;
+    return code;
+}
+
 cudaError_t cudaGetLastError(void)
 {
-    return ready();
+    const cudaError_t code = noted, state = ready();
+    noted = cudaSuccess;
+    return state == cudaErrorLaunchFailure ? state : code;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
@@ -168,6 +179,7 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags)
 static cudaError_t give_back(void *data, simt_kind kind, cudaError_t unknown)
 {
     simt_turn turn;
+    if (simt_not_recording() == cudaErrorStreamCaptureUnsupported) return cudaErrorStreamCaptureUnsupported;
     if (simt_memory_check(data, kind) != cudaSuccess) return unknown;
     if (kind == SIMT_DEVICE) simt_memory_uncount(data);
     simt_memory_drop(data);
@@ -187,7 +199,7 @@ cudaError_t cudaFreeHost(void *data)
 cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned flags)
 {
     simt_turn turn;
-    const cudaError_t code = ready();
+    const cudaError_t code = simt_not_recording();
     if (code != cudaSuccess) return code;
     if (!may_lock(bytes)) return cudaErrorMemoryAllocation;
     return flags & ~cudaHostRegisterPortable ? cudaErrorInvalidValue : simt_memory_register(data, bytes);

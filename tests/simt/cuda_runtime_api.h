@@ -4,7 +4,9 @@
  *   where it is stricter   an operation on a stream happens as late as it may, or as early, or in between (machine.h); so do
  *                          copies from and to memory that is not page-locked, which "might be synchronous"
  *                          a copy may not run over the end of the allocation that it begins in, on either side
- *                          memory that is freed while operations on it are under way is gone when they happen */
+ *                          memory that is freed while operations on it are under way is gone when they happen
+ *                          a thread that records a stream may not wait for anything, nor take or give back memory
+ *                          no page of memory is registered twice */
 #ifndef PD_TESTS_SIMT_CUDA_RUNTIME_API_H
 #define PD_TESTS_SIMT_CUDA_RUNTIME_API_H
 
@@ -26,7 +28,9 @@ typedef enum cudaError {
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorLaunchFailure = 719,
-    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureWrongThread = 908
 } cudaError_t;
 
 typedef struct CUstream_st *cudaStream_t;
@@ -61,7 +65,7 @@ struct cudaDeviceProp {
 };
 
 const char *cudaGetErrorString(cudaError_t code);
-cudaError_t cudaGetLastError(void);
+cudaError_t cudaGetLastError(void); /* of the calling thread, which forgets it; that a GPU is lost it does not forget */
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t cudaGetDevice(int *device);
@@ -100,6 +104,46 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end);
+
+/* A failure is noted for its thread until cudaGetLastError, which every launch of a kernel asks: one that nobody looked at
+ * is the next kernel's. SIMT_RUNTIME: for the runtime itself. */
+cudaError_t simt_noted(cudaError_t code);
+#ifndef SIMT_RUNTIME
+#define cudaGetDeviceCount(...) simt_noted(cudaGetDeviceCount(__VA_ARGS__))
+#define cudaGetDeviceProperties(...) simt_noted(cudaGetDeviceProperties(__VA_ARGS__))
+#define cudaGetDevice(...) simt_noted(cudaGetDevice(__VA_ARGS__))
+#define cudaSetDevice(...) simt_noted(cudaSetDevice(__VA_ARGS__))
+#define cudaDeviceSynchronize(...) simt_noted(cudaDeviceSynchronize(__VA_ARGS__))
+#define cudaDeviceReset(...) simt_noted(cudaDeviceReset(__VA_ARGS__))
+#define cudaMalloc(...) simt_noted(cudaMalloc(__VA_ARGS__))
+#define cudaFree(...) simt_noted(cudaFree(__VA_ARGS__))
+#define cudaMemGetInfo(...) simt_noted(cudaMemGetInfo(__VA_ARGS__))
+#define cudaHostAlloc(...) simt_noted(cudaHostAlloc(__VA_ARGS__))
+#define cudaFreeHost(...) simt_noted(cudaFreeHost(__VA_ARGS__))
+#define cudaHostRegister(...) simt_noted(cudaHostRegister(__VA_ARGS__))
+#define cudaHostUnregister(...) simt_noted(cudaHostUnregister(__VA_ARGS__))
+#define cudaDeviceGetStreamPriorityRange(...) simt_noted(cudaDeviceGetStreamPriorityRange(__VA_ARGS__))
+#define cudaStreamCreateWithPriority(...) simt_noted(cudaStreamCreateWithPriority(__VA_ARGS__))
+#define cudaStreamDestroy(...) simt_noted(cudaStreamDestroy(__VA_ARGS__))
+#define cudaStreamSynchronize(...) simt_noted(cudaStreamSynchronize(__VA_ARGS__))
+#define cudaStreamQuery(...) simt_noted(cudaStreamQuery(__VA_ARGS__))
+#define cudaStreamWaitEvent(...) simt_noted(cudaStreamWaitEvent(__VA_ARGS__))
+#define cudaMemcpyAsync(...) simt_noted(cudaMemcpyAsync(__VA_ARGS__))
+#define cudaMemsetAsync(...) simt_noted(cudaMemsetAsync(__VA_ARGS__))
+#define cudaStreamBeginCapture(...) simt_noted(cudaStreamBeginCapture(__VA_ARGS__))
+#define cudaStreamEndCapture(...) simt_noted(cudaStreamEndCapture(__VA_ARGS__))
+#define cudaGraphInstantiate(...) simt_noted(cudaGraphInstantiate(__VA_ARGS__))
+#define cudaGraphLaunch(...) simt_noted(cudaGraphLaunch(__VA_ARGS__))
+#define cudaGraphDestroy(...) simt_noted(cudaGraphDestroy(__VA_ARGS__))
+#define cudaGraphExecDestroy(...) simt_noted(cudaGraphExecDestroy(__VA_ARGS__))
+#define cudaEventCreate(...) simt_noted(cudaEventCreate(__VA_ARGS__))
+#define cudaEventCreateWithFlags(...) simt_noted(cudaEventCreateWithFlags(__VA_ARGS__))
+#define cudaEventDestroy(...) simt_noted(cudaEventDestroy(__VA_ARGS__))
+#define cudaEventRecord(...) simt_noted(cudaEventRecord(__VA_ARGS__))
+#define cudaEventQuery(...) simt_noted(cudaEventQuery(__VA_ARGS__))
+#define cudaEventSynchronize(...) simt_noted(cudaEventSynchronize(__VA_ARGS__))
+#define cudaEventElapsedTime(...) simt_noted(cudaEventElapsedTime(__VA_ARGS__))
+#endif
 
 #ifdef __cplusplus
 }

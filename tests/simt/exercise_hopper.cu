@@ -62,6 +62,13 @@ void exercise_item_of(const struct pd_attention *resolved, uint64_t item, uint32
     *ret_item = {found.sequence, found.head, found.tile};
 }
 
+pd_status exercise_map(uint64_t columns, uint64_t ld, uint64_t rows, uint64_t sequences, struct pd_error *err)
+{
+    static const uint4 nothing = {0, 0, 0, 0};
+    pd_tensor_map map;
+    return pd_tensor_map_make(&map, &nothing, columns, ld, rows, sequences, err);
+}
+
 static __global__ void count_items(const pd_wide_deal deal, uint32_t *counts)
 {
     for (uint32_t round = 0; pd_wide_item(deal, round) < deal.items; round++)

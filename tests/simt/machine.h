@@ -77,6 +77,8 @@ void simt_memory_drop(void *data);
 size_t simt_memory_free_bytes(unsigned gpu);
 /* What lies at an address; false: nothing known. */
 bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_region);
+/* Whether it is an address of memory that is there, and that no GPU reaches. */
+bool simt_memory_is_hosts(uint64_t word);
 
 /* What a call of the runtime is from beginning to end: the lock, and memory closed when it is over. */
 class simt_turn
@@ -96,6 +98,8 @@ void simt_open_memory(unsigned gpus, const char *what);
 /* Puts work at the end of a stream; NULL: carries it out. `touches` names the GPUs whose memory it goes through, a bit each;
  * a kernel touches its own, which must be the current one. */
 cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches, std::function<void()> work);
+/* Of the current GPU, and of this thread: one that records a stream may not do what asks this, and has spoiled it. */
+cudaError_t simt_not_recording(void);
 /* By what is being carried out, or by the caller's wish: the current GPU does nothing more. */
 void simt_lose(const char *why);
 

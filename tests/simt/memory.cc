@@ -4,6 +4,7 @@
  *              an operation that may touch it does
  *
  * Counted when it is asked for and given back, not when a stream comes by: that is when the driver decides. */
+#define SIMT_RUNTIME
 #include "tests/simt/machine.h"
 
 #include <execinfo.h>
@@ -246,6 +247,18 @@ bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_regi
     return true;
 }
 
+bool simt_memory_is_hosts(uint64_t word)
+{
+    unsigned char there;
+    const uintptr_t page = static_cast<uintptr_t>(word) / PAGE_BYTES * PAGE_BYTES;
+    auto next = all().regions.upper_bound(static_cast<uintptr_t>(word));
+    if (next != all().regions.begin()) {
+        --next;
+        if (word - next->first <= next->second.mapped_bytes) return false; /* also what is freed, and an end */
+    }
+    return page && mincore(reinterpret_cast<void *>(page), 1, &there) == 0;
+}
+
 size_t simt_memory_free_bytes(unsigned gpu)
 {
     return simt_machine().memory_bytes - simt_machine().taken_bytes - all().taken[gpu];
@@ -270,13 +283,15 @@ cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **
     return cudaSuccess;
 }
 
+/* Pages are what is locked. */
 cudaError_t simt_memory_register(void *data, size_t bytes)
 {
     if (!data || !bytes) return cudaErrorInvalidValue;
-    auto next = all().regions.lower_bound(address(data) + bytes);
+    const uintptr_t begin = address(data) / PAGE_BYTES * PAGE_BYTES, end = rounded(address(data) + bytes, PAGE_BYTES);
+    auto next = all().regions.lower_bound(end);
     if (next != all().regions.begin()) {
         --next;
-        if (!next->second.freed && next->first + next->second.bytes > address(data))
+        if (!next->second.freed && rounded(next->first + next->second.bytes, PAGE_BYTES) > begin)
             return cudaErrorHostMemoryAlreadyRegistered;
     }
     all().regions[address(data)] = {bytes, bytes, SIMT_REGISTERED, 0, false};

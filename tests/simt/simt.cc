@@ -7,6 +7,7 @@
  *   invariant  a fiber runs only while simt_self is its place; whoever arrives last at a warp operation releases the others,
  *              and the scheduler releases a barrier when nobody is ready and all are there; when nobody is ready otherwise,
  *              or a rule is broken, the launch ends and its fibers are abandoned */
+#define SIMT_RUNTIME
 #include <simt.h>
 
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #include "simt_wait.h"
 
 #define THREADS_MAX 1024u
-#define SHARED_MAX 232448u /* of a block on compute capability 9.0 */
+#define SHARED_MAX 232448u /* of a block on compute capability 9.0 and 10.0 */
 #define SHARED_STATIC_MAX 49152u
 #define GRID_YZ_MAX 65535u
 #define SNAPSHOTS 4u
@@ -329,6 +330,25 @@ void run_grid(dim3 grid, dim3 block)
     }
 }
 
+/* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". */
+size_t shared_max()
+{
+    const unsigned capability = simt_machine().capability;
+    if (capability == 86 || capability == 89 || capability >= 120) return 101376;
+    return capability < 90 ? 166912 : SHARED_MAX;
+}
+
+/* What lies in the host's memory, and is not page-locked, is not there for a GPU. */
+pd_status check_words(const simt_grid &g, struct pd_error *err)
+{
+    simt_turn turn;
+    for (const uint64_t word : g.words)
+        if (simt_memory_is_hosts(word))
+            PD_FAIL(err, PD_BUG, "kernel %s is given %p, memory of the host that is not page-locked: copy it to the device",
+                    g.kernel, reinterpret_cast<void *>(static_cast<uintptr_t>(word)));
+    return PD_OK;
+}
+
 pd_status check_shape(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, struct pd_error *err)
 {
     const uint64_t count = static_cast<uint64_t>(block.x) * block.y * block.z;
@@ -338,9 +358,9 @@ pd_status check_shape(const char *kernel, dim3 grid, dim3 block, size_t shared_b
     if (grid.x > 0x7fffffffu || grid.y > GRID_YZ_MAX || grid.z > GRID_YZ_MAX)
         PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: a grid of %u x %u x %u blocks; y and z end at %u", kernel, grid.x, grid.y,
                 grid.z, GRID_YZ_MAX);
-    if (shared_bytes > SHARED_MAX)
-        PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %zu bytes of shared memory; a block gets at most %u", kernel, shared_bytes,
-                SHARED_MAX);
+    if (shared_bytes > shared_max())
+        PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %zu bytes of shared memory; a block gets at most %zu", kernel, shared_bytes,
+                shared_max());
     return PD_OK;
 }
 
@@ -404,12 +424,16 @@ pd_status simt_launch(const simt_grid *grid, std::shared_ptr<void> context, void
     if (g.grid.x == 0 || g.grid.y == 0 || g.grid.z == 0) return PD_OK;
     PD_TRY(check_shape(g.kernel, g.grid, g.block, g.shared_bytes, err));
     if (!stream) return run_alone(g, context.get(), err);
-    const cudaError_t code = simt_enqueue(static_cast<cudaStream_t>(stream), g.kernel, SIMT_OWN_GPU, [g, context] {
+    PD_TRY(check_words(g, err));
+    cudaError_t code = simt_enqueue(static_cast<cudaStream_t>(stream), g.kernel, SIMT_OWN_GPU, [g, context] {
         struct pd_error failure = {};
         if (run(g, context.get(), &failure)) simt_lose(failure.message);
     });
+    const cudaError_t left = cudaGetLastError();
+    if (code == cudaSuccess) code = left;
     if (code == cudaSuccess) return PD_OK;
-    PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %s", g.kernel, cudaGetErrorString(code));
+    PD_FAIL(err, PD_DEVICE_LOST, "kernel %s: %s%s", g.kernel, cudaGetErrorString(code),
+            code == left ? ", which is an earlier call's: look at what that returns" : "");
 }
 
 void simt_fail(const char *what)

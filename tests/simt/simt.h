@@ -5,6 +5,7 @@
  *   - shared memory read before it was written (NaN patterns), or beyond its end (AddressSanitizer, it is from the heap)
  *   - cp.async data read before the wait (copied when waited for, NaN patterns until then)
  *   - order that a kernel relies on without a barrier: PERDURE_SIMT_ORDER or simt_set_order permute threads and blocks
+ *   - on a stream of machine.h, operands in memory of the host that no GPU reaches
  *   - vectors that are not aligned (UndefinedBehaviorSanitizer), ldmatrix rows and cp.async addresses that are not
  *
  * Flush-to-zero is set, as in kernels. Floating-point atomics do not compile.
@@ -19,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <vector>
 
 #include "ckpt/base/half.h"
 extern "C" {
@@ -228,18 +230,35 @@ struct simt_grid {
     const char *kernel;
     dim3 grid, block;
     size_t shared_bytes;
-    void (*body)(void *); /* of one thread */
+    void (*body)(void *);        /* of one thread */
+    std::vector<uint64_t> words; /* of its arguments, of which some are addresses */
 };
 /* At once without a stream; on a stream of machine.h, `context` lives until then. */
 pd_status simt_launch(const simt_grid *grid, std::shared_ptr<void> context, void *stream, struct pd_error *err);
+
+/* A padding's bytes are whatever was there before, an address perhaps; a compiler that cannot clear them finds nothing. */
+template <typename T> void simt_note_words(T argument, std::vector<uint64_t> &words)
+{
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&argument);
+    for (size_t at = 0; at + sizeof(uint64_t) <= sizeof argument; at += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, reinterpret_cast<const char *>(&argument) + at, sizeof word);
+        if (word) words.push_back(word);
+    }
+#else
+    (void)argument, (void)words;
+#endif
+}
 
 template <typename... P, typename... A>
 pd_status pd_cuda_launch(struct pd_error *err, const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
                          size_t shared_bytes, void *stream, A... arguments)
 {
     auto body = [=] { kernel(arguments...); };
-    const simt_grid whole = {name, grid, block, shared_bytes,
-                             [](void *context) { (*static_cast<decltype(body) *>(context))(); }};
+    simt_grid whole = {name, grid, block, shared_bytes, [](void *context) { (*static_cast<decltype(body) *>(context))(); },
+                       {}};
+    if (stream) (simt_note_words<P>(arguments, whole.words), ...);
     return simt_launch(&whole, std::make_shared<decltype(body)>(body), stream, err);
 }
 

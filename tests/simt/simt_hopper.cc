@@ -448,7 +448,11 @@ void simt_product_wait(unsigned pending)
 pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t columns, uint64_t ld, uint64_t rows,
                              uint64_t sequences, struct pd_error *err)
 {
-    if (reinterpret_cast<uintptr_t>(data) % 16 || ld % 8 || columns > ld || !rows || !sequences)
+    const uint64_t side_max = UINT64_C(1) << 32, stride_end = UINT64_C(1) << 40;
+    const bool is_empty = !columns || !rows || !sequences;
+    const bool is_large =
+        columns > side_max || rows > side_max || sequences > side_max || ld >= stride_end / 2 / (rows ? rows : 1);
+    if (reinterpret_cast<uintptr_t>(data) % 16 || ld % 8 || columns > ld || is_empty || is_large)
         PD_FAIL(err, PD_BUG, "a tensor map of %llu x %llu x %llu elements, rows %llu apart", (unsigned long long)sequences,
                 (unsigned long long)rows, (unsigned long long)columns, (unsigned long long)ld);
     *map = {static_cast<const unsigned char *>(data), columns, ld * 2, rows, sequences};

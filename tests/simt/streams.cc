@@ -5,6 +5,7 @@
  *   invariant  `done` of a queue only grows, and operation number n of it was carried out when it is at least n
  *              a wait for another queue looks at operations that were there when it was asked for, so nothing waits in a
  * ring */
+#define SIMT_RUNTIME
 #include "tests/simt/machine.h"
 
 #include <stdlib.h>
@@ -69,6 +70,7 @@ thread_local int current;
 
 struct CUgraph_st {
     std::vector<operation> operations; /* without marks and waits */
+    bool is_spoiled;
 };
 
 struct CUgraphExec_st {
@@ -90,6 +92,14 @@ struct CUevent_st {
 
 namespace
 {
+
+thread_local CUstream_st *recorded; /* by this thread */
+
+cudaError_t spoil(CUstream_st *stream)
+{
+    stream->recording->is_spoiled = true;
+    return cudaErrorStreamCaptureUnsupported;
+}
 
 unsigned here()
 {
@@ -113,9 +123,9 @@ cudaError_t state_of(unsigned gpu)
     } while (0)
 
 /* Waits, and what others wait for, are no part of the graphs that are made here. */
-#define NOT_RECORDED(stream)                                               \
-    do {                                                                   \
-        if ((stream)->recording) return cudaErrorStreamCaptureUnsupported; \
+#define NOT_RECORDED(stream)                           \
+    do {                                               \
+        if ((stream)->recording) return spoil(stream); \
     } while (0)
 
 void lose(unsigned gpu, const std::string &why)
@@ -207,6 +217,7 @@ cudaError_t append(cudaStream_t stream, operation op)
     READY(stream->q->gpu);
     simt_counted().streams += !stream->q->is_used;
     stream->q->is_used = true;
+    if (stream->recording && stream->recording->is_spoiled) return cudaErrorStreamCaptureInvalidated;
     if (stream->recording)
         stream->recording->operations.push_back(std::move(op));
     else
@@ -220,6 +231,16 @@ void simt_lose(const char *why)
 {
     lose(all().carrying, why);
 }
+
+cudaError_t simt_not_recording(void)
+{
+    return recorded ? spoil(recorded) : state_of(here());
+}
+
+#define RECORDS_NOTHING()                     \
+    do {                                      \
+        if (recorded) return spoil(recorded); \
+    } while (0)
 
 cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches, std::function<void()> work)
 {
@@ -259,6 +280,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     simt_turn turn;
     KNOWN(streams, stream);
     carry_out(*stream->q, stream->q->asked);
+    if (recorded == stream) recorded = nullptr;
     all().streams.erase(stream);
     delete stream;
     return cudaSuccess;
@@ -270,6 +292,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
     NOT_RECORDED(stream);
+    RECORDS_NOTHING();
     simt_counted().waits++;
     carry_out(*stream->q, stream->q->asked);
     return state_of(stream->q->gpu);
@@ -282,6 +305,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
     NOT_RECORDED(stream);
+    RECORDS_NOTHING();
     READY(stream->q->gpu);
     if (stream->q->waiting.empty()) return cudaSuccess;
     carry_out(*stream->q, stream->q->done + 1);
@@ -291,6 +315,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 cudaError_t cudaDeviceSynchronize(void)
 {
     simt_turn turn;
+    RECORDS_NOTHING();
     for (const CUstream_st *stream : all().streams)
         if (stream->q->gpu == here()) carry_out(*stream->q, stream->q->asked);
     return state_of(here());
@@ -340,7 +365,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (!stream || mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue;
     KNOWN(streams, stream);
     NOT_RECORDED(stream);
+    RECORDS_NOTHING();
     stream->recording = std::make_unique<CUgraph_st>();
+    recorded = stream;
     return cudaSuccess;
 }
 
@@ -349,8 +376,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     simt_turn turn;
     KNOWN(streams, stream);
     if (!stream->recording) return cudaErrorInvalidValue;
-    *graph = stream->recording.release();
-    return cudaSuccess;
+    if (recorded != stream) return spoil(stream), cudaErrorStreamCaptureWrongThread;
+    recorded = nullptr;
+    const std::unique_ptr<CUgraph_st> made = std::move(stream->recording);
+    *graph = made->is_spoiled ? nullptr : new CUgraph_st(*made);
+    return made->is_spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags)
@@ -430,6 +460,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     simt_turn turn;
     KNOWN(events, event);
+    RECORDS_NOTHING();
     simt_counted().waits++;
     if (event->q) carry_out(*event->q, event->number);
     return state_of(event->gpu);
@@ -439,6 +470,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     simt_turn turn;
     KNOWN(events, event);
+    RECORDS_NOTHING();
     READY(event->gpu);
     if (!event->q || event->last->passed) return cudaSuccess;
     carry_out(*event->q, event->q->done + 1);
@@ -497,6 +529,12 @@ const char *cudaGetErrorString(cudaError_t code)
         return "invalid resource handle";
     case cudaErrorNotReady:
         return "device not ready";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureWrongThread:
+        return "the stream is captured by another thread";
     case cudaErrorHostMemoryAlreadyRegistered:
         return "part or all of the requested memory range is already mapped";
     case cudaErrorHostMemoryNotRegistered:

@@ -5,6 +5,7 @@
 #include "trainer/math/cuda/kernels.h"
 
 #include <criterion/criterion.h>
+#include <string.h>
 
 enum { N = 70 };
 
@@ -95,6 +96,52 @@ Test(graphs, a_run_that_failed_is_neither_queued_nor_kept, .init = open_device, 
     cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
     cr_assert_not(run(&key, 5, true), "recorded anew");
     cr_assert_eq(value(), 6);
+}
+
+enum offence { TAKES_MEMORY, GIVES_IT_BACK, ASKS_AN_EVENT, WAITS_FOR_A_STREAM };
+
+static pd_status offend(enum offence how, struct pd_stream *other, struct pd_event *event)
+{
+    struct pd_span span;
+    bool passed;
+    switch (how) {
+    case TAKES_MEMORY:
+        return pd_dev_alloc(dev, PD_DEV_DEVICE, 4096, &span, &err);
+    case GIVES_IT_BACK:
+        pd_dev_free(dev, &term);
+        return PD_DEVICE_LOST;
+    case ASKS_AN_EVENT:
+        return pd_dev_event_passed(dev, event, &passed, &err);
+    default:
+        return pd_dev_stream_sync(dev, other, &err);
+    }
+}
+
+/* CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"; cudaThreadExchangeStreamCaptureMode. */
+Test(graphs, a_thread_that_records_waits_for_nothing_and_takes_no_memory, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key key = {{&sum}, 1};
+    struct pd_stream *other;
+    struct pd_event *event;
+    bool is_done;
+    DONE(pd_dev_stream_new(dev, &other, &err));
+    DONE(pd_dev_event_new(dev, &event, &err));
+    cr_assert_not(run(&key, 1, true));
+    for (int how = TAKES_MEMORY; how <= WAITS_FOR_A_STREAM; how++) {
+        const struct pd_span kept = term;
+        DONE(pd_cuda_graphs_begin(graphs, &key, &is_done, &err));
+        add();
+        cr_assert_eq(offend((enum offence)how, other, event), PD_DEVICE_LOST, "%d", how);
+        cr_assert_eq(pd_cuda_graphs_end(graphs, true, &err), PD_DEVICE_LOST, "%d", how);
+        cr_assert(strstr(err.message, "recording a block") && strstr(err.message, "during capture"), "%s", err.message);
+        term = kept;
+        add();
+    }
+    cr_assert_eq(value(), 5);
+    cr_assert_not(run(&key, 1, true), "recorded anew");
+    cr_assert_eq(value(), 6);
+    pd_dev_event_free(dev, event);
+    pd_dev_stream_free(dev, other);
 }
 
 /* Beyond their number runs go one by one, with the same sums. */

@@ -90,6 +90,21 @@ Test(hopper, a_broken_rule_is_named)
         }
 }
 
+/* CUDA Driver API, cuTensorMapEncodeTiled: sides of 1 to 2^32, strides of multiples of 16 bytes below 2^40. */
+Test(hopper, a_map_is_of_what_a_device_takes)
+{
+    const uint64_t many = (UINT64_C(1) << 32) + 1;
+    static const struct {
+        uint64_t columns, ld, rows, sequences;
+    } wrong[] = {{0, 8, 1, 1}, {8, 8, 0, 1}, {8, 8, 1, 0}, {16, 8, 1, 1}, {8, 12, 1, 1}, {8, 8, UINT64_C(1) << 36, 1}};
+    struct pd_error err = {0};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        cr_assert_eq(exercise_map(wrong[i].columns, wrong[i].ld, wrong[i].rows, wrong[i].sequences, &err), PD_BUG, "%zu", i);
+    cr_assert_eq(exercise_map(8, 8, many, 1, &err), PD_BUG);
+    cr_assert_eq(exercise_map(5120, 7168, 8192, 8, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(exercise_map(8, 8, UINT64_C(1) << 32, 1, &err), PD_OK, "%s", err.message);
+}
+
 Test(hopper, a_tile_that_changes_before_the_wait_shows)
 {
     struct operands *o = operands_new();

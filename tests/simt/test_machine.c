@@ -132,13 +132,14 @@ Test(machine, memory_is_registered_once)
 {
     struct gpu g;
     struct pd_error err;
-    static char mine[3 * 4096];
+    static _Alignas(4096) char mine[3 * 4096];
     start(&g, NULL, 0);
     OK(pd_dev_lock(g.dev, mine + 4096, 4096, &err_));
     cr_assert_neq(pd_dev_lock(g.dev, mine, sizeof mine, &err), PD_OK);
     cr_assert(strstr(err.message, "already mapped"), "%s", err.message);
     cr_assert_neq(pd_dev_lock(g.dev, mine + 8000, 100, &err), PD_OK);
-    OK(pd_dev_lock(g.dev, mine + 8192, 4096, &err_));
+    OK(pd_dev_lock(g.dev, mine + 8192, 100, &err_));
+    cr_assert_neq(pd_dev_lock(g.dev, mine + 8292, 100, &err), PD_OK, "the page is locked");
     pd_dev_unlock(g.dev, mine + 4096, 4096);
     OK(pd_dev_lock(g.dev, mine, 8192, &err_));
     finish(&g);
@@ -404,7 +405,65 @@ Test(machine, threads_that_entered_no_gpu_leave_the_first_alone)
     cr_assert_eq(simt_contexts(), 1u << 1, "%u", simt_contexts());
 }
 
+/* A GPU reads page-locked memory of the host, and no other. */
+Test(machine, a_kernel_is_given_no_memory_of_the_host)
+{
+    struct gpu g;
+    struct pd_error err;
+    static _Alignas(4096) float mine[N];
+    start(&g, NULL, 0);
+    OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err), PD_BUG);
+    cr_assert(strstr(err.message, "pd_each") && strstr(err.message, "not page-locked"), "%s", err.message);
+    OK(pd_dev_lock(g.dev, mine, sizeof mine, &err_));
+    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err_));
+    passed(&g);
+    pd_dev_unlock(g.dev, mine, sizeof mine);
+    finish(&g);
+}
+
+/* The runtime keeps a failure for whoever asks next, and a launch does. */
+Test(machine, what_nobody_is_told_of_does_not_fail_the_next_kernel)
+{
+    struct gpu g;
+    static char never_locked[4096];
+    start(&g, NULL, 0);
+    OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
+    pd_dev_unlock(g.dev, never_locked, sizeof never_locked);
+    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, g.device.data, false, &err_));
+    struct pd_span again = g.more;
+    pd_dev_free(g.dev, &g.more);
+    pd_dev_free(g.dev, &again);
+    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, g.device.data, false, &err_));
+    finish(&g);
+}
+
 /* ---- limits and failures ---- */
+
+Test(machine, a_block_has_the_shared_memory_of_its_capability)
+{
+    struct gpu g;
+    struct pd_error err;
+    setenv("PERDURE_SIMT_CAPABILITY", "86", 1);
+    setenv("PERDURE_ATTENTION", "wgmma", 1);
+    start(&g, NULL, 0);
+    const struct pd_attention a = {.sequences = 1,
+                                   .length = 1,
+                                   .heads = 1,
+                                   .kv_heads = 1,
+                                   .head_size = 64,
+                                   .ld_qkv = 64,
+                                   .dtype = PD_BF16,
+                                   .scale = 1,
+                                   .q = g.device.data,
+                                   .k = g.device.data,
+                                   .v = g.device.data,
+                                   .out = g.more.data,
+                                   .lse = (float *)g.more.data + 64};
+    cr_assert_eq(pd_cuda_attention_forward(g.handle, &a, &err), PD_DEVICE_LOST);
+    cr_assert(strstr(err.message, "a block gets at most 101376"), "%s", err.message);
+    finish(&g);
+}
 
 Test(machine, memory_ends)
 {

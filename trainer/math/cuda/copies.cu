@@ -6,6 +6,7 @@
 static pd_status check(cudaError_t code, const char *what, struct pd_error *err)
 {
     if (code == cudaSuccess) return PD_OK;
+    (void)cudaGetLastError(); /* which the next kernel's launch would meet */
     return pd_error_set(err, PD_DEVICE_LOST, PD_WHERE, 0, "GPU: %s: %s", what, cudaGetErrorString(code));
 }
 

@@ -32,7 +32,10 @@ template <enum pd_dtype D> struct look_up {
 pd_status pd_cuda_embedding_forward(void *stream, const struct pd_embedding *e, struct pd_error *err)
 {
     const bool aligned = pd_is_16_aligned(e->token_table) && pd_is_16_aligned(e->position_table) && pd_is_16_aligned(e->out);
-    PD_WITH_DTYPE(e->dtype, D, return pd_each_row_launch<WIDE>(stream, e->rows, e->columns, aligned, look_up<D>{*e}, err));
+    struct pd_embedding there = *e;
+    there.piece_rows = nullptr; /* the host's, and nobody's here */
+    PD_WITH_DTYPE(e->dtype, D,
+                  return pd_each_row_launch<WIDE>(stream, e->rows, e->columns, aligned, look_up<D>{there}, err));
 }
 
 /* ---- backward ---- */

@@ -21,6 +21,7 @@ struct pd_cuda_graphs {
 
 static pd_status fail(cudaError_t code, const char *what, struct pd_error *err)
 {
+    (void)cudaGetLastError(); /* which the next kernel's launch would meet */
     return pd_error_set(err, PD_DEVICE_LOST, PD_WHERE, 0, "GPU: %s: %s", what, cudaGetErrorString(code));
 }
 
@@ -97,7 +98,7 @@ pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_ke
     if (cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess)
         g->recorded = *slot;
     else
-        cudaGetLastError(); /* as without graphs */
+        (void)cudaGetLastError(); /* as without graphs */
     return PD_OK;
 }
 
@@ -119,7 +120,10 @@ pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, struct pd_
     if (!kept) return PD_OK;
     g->recorded = NULL;
     const cudaError_t code = cudaStreamEndCapture(g->stream, &graph);
-    if (code != cudaSuccess) return is_whole ? fail(code, "recording a block", err) : PD_OK;
+    if (code != cudaSuccess) {
+        const pd_status failed = fail(code, "recording a block", err);
+        return is_whole ? failed : PD_OK;
+    }
     const pd_status st = is_whole ? keep(g, kept, graph, err) : PD_OK;
     cudaGraphDestroy(graph);
     return st;
