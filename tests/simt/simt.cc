@@ -85,7 +85,7 @@ std::vector<warp> warps;
 launch *current;
 simt_fiber scheduler;
 uint64_t order_seed;
-bool order_is_set;
+bool order_is_set, last_alone;
 
 thread *self()
 {
@@ -316,7 +316,7 @@ void run_grid(dim3 grid, dim3 block)
     start_grid(grid, block);
     current->order = make_order(current->threads, 1);
     const uint64_t blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-    for (uint64_t i = 0; i < blocks && !current->problem[0]; i++) {
+    for (uint64_t i = last_alone ? blocks - 1 : 0; i < blocks && !current->problem[0]; i++) {
         uint64_t b = i;
         if (order_seed == 1) b = blocks - 1 - i;
         if (order_seed > 1) b = (i + mix(order_seed)) % blocks;
@@ -402,6 +402,11 @@ void simt_set_order(uint64_t order)
 {
     order_seed = order;
     order_is_set = true;
+}
+
+void simt_run_last_block_alone(bool alone)
+{
+    last_alone = alone;
 }
 
 /* The names of kernels that were launched go to a file, one a line and, mostly, once a process. */

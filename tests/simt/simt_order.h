@@ -2,6 +2,7 @@
 #ifndef PD_TESTS_SIMT_SIMT_ORDER_H
 #define PD_TESTS_SIMT_SIMT_ORDER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -11,6 +12,8 @@ extern "C" {
 /* Which thread, and which block, runs first: 0 ascending, 1 descending, else the seed of permutations. Without a call it is
  * PERDURE_SIMT_ORDER, or 0. */
 void simt_set_order(uint64_t order);
+/* Of each launch from here on the last block is the only one that runs. */
+void simt_run_last_block_alone(bool alone);
 /* GPUs on which this process would have made a context, a bit each (machine.h). */
 uint32_t simt_contexts(void);
 
