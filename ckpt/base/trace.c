@@ -37,6 +37,7 @@ atomic_bool pd_trace_is_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static FILE *file;
+static char file_name[4096];
 static struct buffer *buffers;
 static uint64_t written, dropped, asyncs, opened_at;
 static struct lane lanes[PD_TRACE_LANES];
@@ -59,6 +60,7 @@ pd_status pd_trace_open(const char *path, struct pd_error *err)
     pthread_mutex_lock(&lock);
     PD_CHECK(!file);
     file = opened;
+    snprintf(file_name, sizeof file_name, "%s", path);
     opened_at = pd_trace_now();
     written = dropped = asyncs = lane_count = 0;
     failure = fputs("[\n", file) < 0 || fflush(file) ? errno : 0;
@@ -207,6 +209,6 @@ pd_status pd_trace_close(struct pd_error *err)
     file = NULL;
     const int number = failure;
     pthread_mutex_unlock(&lock);
-    if (number) PD_FAIL_ERRNO(err, number, "--trace: writing the file");
+    if (number) PD_FAIL_ERRNO(err, number, "--trace %s: writing the file", file_name);
     return PD_OK;
 }

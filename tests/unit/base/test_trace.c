@@ -181,3 +181,12 @@ Test(trace, lanes_are_no_threads)
     cr_assert(strstr(text, "\"tid\":8388609,\"ts\":6.000,\"dur\":1.000,"), "%s", text);
     free(text);
 }
+
+Test(trace, a_full_disk_is_said_of_the_file)
+{
+    struct pd_error err;
+    if (access("/dev/full", W_OK)) cr_skip_test("no /dev/full");
+    cr_assert_eq(pd_trace_open("/dev/full", &err), PD_OK, "%s", err.message);
+    cr_assert_neq(pd_trace_close(&err), PD_OK);
+    cr_assert(strstr(err.message, "/dev/full"), "%s", err.message);
+}
