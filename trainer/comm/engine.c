@@ -273,10 +273,11 @@ static void engine_break(struct pd_comm_engine *engine, enum pd_member_state sta
     pthread_mutex_lock(&engine->lock);
     if (!engine->broken)
         engine->broken = pd_error_set(&engine->broken_error, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
-    atomic_store(&engine->is_aborted, 1);
     uint32_t blamed = atomic_load(&engine->root->blamed) - 1;
     if (blamed != PD_NOBODY && state == PD_MEMBER_DEAD) state = PD_MEMBER_BROKEN;
+    /* Told before the operation in flight ends, which does not know whom to name. */
     if (engine->segment) pd_segment_depart(engine->segment, engine->slot, state, blamed);
+    atomic_store(&engine->is_aborted, 1);
     pthread_mutex_unlock(&engine->lock);
 }
 

@@ -248,6 +248,43 @@ Test(local, abort_ends_what_is_in_flight)
     cr_assert_lt(seconds_now() - began, SOON_SECONDS);
 }
 
+/* Ranks 0 and 1 have a communicator of their own, and an operation in flight on it when rank 0 gives up because of rank 2,
+ * of which rank 1 hears from nobody else. */
+static pd_status give_up_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    _Atomic uint32_t *told = context;
+    struct pd_comm *part;
+    PD_TRY(pd_comm_split(comm, comm->rank == 2, 0, &part, err));
+    PD_TRY(pd_comm_barrier(comm, err));
+    pd_status st = comm->rank == 2 ? pd_error_set(err, PD_IO, PD_WHERE, 0, "the disk of this rank is gone") : PD_OK;
+    uint64_t word;
+    struct pd_comm_piece recv = {.peer = 1 - part->rank, .data = &word, .bytes = sizeof word};
+    struct pd_comm_op op = {.recvs = &recv, .recv_count = 1};
+    if (comm->rank == 0) {
+        PD_TRY(pd_comm_start(part, &op, err));
+        st = pd_comm_barrier(comm, err);
+        pd_comm_abort(comm);
+        if (pd_comm_wait(part, &op, NULL) == PD_PEER_LOST) atomic_fetch_add(told, 1);
+    } else if (comm->rank == 1) {
+        struct pd_error own = {.message = ""};
+        st = pd_comm_exchange(part, NULL, 0, &recv, 1, &own);
+        if (strstr(own.message, "rank 2 is missing, as rank 0 found")) atomic_fetch_add(told, 1);
+        if (err) *err = own;
+    }
+    pd_comm_free(part);
+    return st;
+}
+
+Test(local, a_rank_that_gives_up_names_the_one_that_is_missing)
+{
+    for (int round = 0; round < 100; round++) {
+        struct pd_error err;
+        _Atomic uint32_t told = 0;
+        cr_assert_eq(pd_comm_run_local(3, 1, give_up_main, &told, &err), PD_IO, "%s", err.message);
+        cr_assert_eq(atomic_load(&told), 2, "round %d: %u", round, atomic_load(&told));
+    }
+}
+
 struct storm {
     uint64_t seed;
     _Atomic uint32_t told;
