@@ -36,9 +36,9 @@ def body(workspace, _):
         for rank in ranks:  # they stay where they are, with their locks, until the second launch has given up waiting
             os.kill(rank, signal.SIGSTOP)
         second = workspace.command(["train", config, f"run.dir={directory}", "optimizer.lr=0.5"])
-        os.kill(ranks[-1], signal.SIGKILL)
-        for rank in ranks[:-1]:
+        for rank in ranks[:-1]:  # before they are ended because of the one that dies
             os.kill(rank, signal.SIGCONT)
+        os.kill(ranks[-1], signal.SIGKILL)
         log = first.communicate(timeout=harness.PATIENCE)[1]
     if second.returncode != 74 or "another launch" not in second.stderr:
         raise harness.Failure(f"the second launch ended with {second.returncode}:\n{second.stderr}")
