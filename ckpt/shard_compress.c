@@ -110,6 +110,7 @@ static pd_status send(struct packing *p, struct slot *slot, const void *data, ui
                                           .offset = offset,
                                           .bytes = bytes,
                                           .is_write = true,
+                                          .what = "write of a save",
                                           .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
     if (p->in_flight == 0) p->busy_since_ns = pd_clock_monotonic_ns(p->codec->clock);

@@ -75,6 +75,7 @@ static pd_status start_read(struct copy *c, struct slot *slot)
                                           .data = slot->buffer,
                                           .offset = slot->piece.offset,
                                           .bytes = slot->piece.bytes,
+                                          .what = "read of a copy between tiers",
                                           .user = slot};
     return submit(c, slot);
 }
@@ -92,6 +93,7 @@ static pd_status finish_transfer(struct copy *c, struct slot *slot)
                                           .offset = slot->transfer.offset,
                                           .bytes = slot->transfer.bytes,
                                           .is_write = true,
+                                          .what = "write of a copy between tiers",
                                           .user = slot};
     return submit(c, slot);
 }

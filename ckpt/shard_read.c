@@ -157,8 +157,11 @@ static pd_status add_rest(struct pd_shard *shard, struct rest_batch *b, uint64_t
 {
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t left = bytes - done, room = BOUNCE_BYTES - b->bytes, piece = left < room ? left : room;
-        b->transfers[b->count++] = (struct pd_transfer){
-            .file = shard->file, .data = shard->bounce + b->bytes, .offset = offset + done, .bytes = piece};
+        b->transfers[b->count++] = (struct pd_transfer){.file = shard->file,
+                                                        .data = shard->bounce + b->bytes,
+                                                        .offset = offset + done,
+                                                        .bytes = piece,
+                                                        .what = "read to verify"};
         b->bytes += piece;
         done += piece;
         if (b->count == REST_PIECES || b->bytes == BOUNCE_BYTES) PD_TRY(digest_batch(shard, b, err));

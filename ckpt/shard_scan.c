@@ -112,6 +112,7 @@ static pd_status start(struct scan *s, uint64_t offset, uint64_t bytes, struct s
                              .data = slot->buffer,
                              .offset = offset,
                              .bytes = (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES,
+                             .what = "read to verify",
                              .user = slot};
     s->tail = (s->tail + 1) % s->slot_count;
     *ret_slot = slot;

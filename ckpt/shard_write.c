@@ -77,8 +77,13 @@ static pd_status take_slot(struct saving *s, struct slot **ret_slot)
 static pd_status send(struct saving *s, struct slot *slot, const void *data, uint64_t offset, uint64_t bytes)
 {
     if (s->is_at_once) return pd_file_write(s->file, offset, data, bytes, s->err);
-    slot->transfer = (struct pd_transfer){
-        .file = s->file, .data = (void *)(uintptr_t)data, .offset = offset, .bytes = bytes, .is_write = true, .user = slot};
+    slot->transfer = (struct pd_transfer){.file = s->file,
+                                          .data = (void *)(uintptr_t)data,
+                                          .offset = offset,
+                                          .bytes = bytes,
+                                          .is_write = true,
+                                          .what = "write of a save",
+                                          .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
     slot->in_flight = true;
     return pd_queue_submit(s->w->queue, &transfer, 1, s->err);

@@ -138,6 +138,7 @@ static void cut_run(struct slot *slot, uint32_t transfer_max, const struct run *
                                                               .offset = run->offset + at,
                                                               .bytes = bytes,
                                                               .is_write = is_write,
+                                                              .what = is_write ? "write of state" : "read of state",
                                                               .user = slot};
         at += bytes;
     }

@@ -237,6 +237,7 @@ static pd_status start(struct pd_spill *s, uint32_t index, void *data, bool is_w
                                                   .offset = span->offset + at,
                                                   .bytes = left < REQUEST_BYTES ? left : REQUEST_BYTES,
                                                   .is_write = is_write,
+                                                  .what = is_write ? s->options.what_out : s->options.what_in,
                                                   .user = span};
         s->batch[i] = &span->transfers[i];
     }

@@ -41,6 +41,7 @@ struct pd_spill_options {
     uint64_t block_bytes;       /* of one checksum: a multiple of PD_DOOR_ALIGN */
     const uint64_t *span_bytes; /* (span_count), read by new alone; 0: a span that is never used */
     uint32_t span_count;
+    const char *what_in, *what_out;       /* of transfers, in traces (pd_transfer.what) */
     struct pd_thread_pool *pool;          /* that hashes; NULL: the caller alone */
     const struct pd_spill_device *device; /* NULL: spans are memory of the host. Read by new alone */
 };

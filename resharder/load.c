@@ -185,6 +185,7 @@ pd_status load_send(struct loader *l, struct load_window *w, const struct pd_tra
     PD_CHECK(w->sent < l->window_transfers);
     struct pd_transfer *t = &w->transfers[w->sent++];
     *t = *transfer;
+    t->what = "read of a load";
     t->user = w;
     PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
     w->in_flight++;

@@ -67,13 +67,14 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
 static const struct {
     const char *name, *lane_in, *lane_out;
     enum pd_rank_stream in, out;
+    const char *read, *write;
 } kinds[SCRATCHES] = {
     [PARAMETERS] = {"parameters", PD_LANE_PARAMETERS_IN, PD_LANE_PARAMETERS_OUT, PD_STREAM_PARAMETERS_IN,
-                    PD_STREAM_PARAMETERS_OUT},
-    [GRADIENTS] = {"gradients", PD_LANE_GRADIENTS_IN, PD_LANE_GRADIENTS_OUT, PD_STREAM_GRADIENTS_IN,
-                   PD_STREAM_GRADIENTS_OUT},
+                    PD_STREAM_PARAMETERS_OUT, "read of parameters", "write of parameters"},
+    [GRADIENTS] = {"gradients", PD_LANE_GRADIENTS_IN, PD_LANE_GRADIENTS_OUT, PD_STREAM_GRADIENTS_IN, PD_STREAM_GRADIENTS_OUT,
+                   "read of gradients", "write of gradients"},
     [ACTIVATIONS] = {"activations", PD_LANE_ACTIVATIONS_IN, PD_LANE_ACTIVATIONS_OUT, PD_STREAM_ACTIVATIONS_IN,
-                     PD_STREAM_ACTIVATIONS_OUT},
+                     PD_STREAM_ACTIVATIONS_OUT, "read of activations", "write of activations"},
 };
 
 static bool updates_on_host(const struct pd_engine *e)
@@ -118,6 +119,8 @@ static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part,
                                              .block_bytes = spans.block_bytes,
                                              .span_bytes = spans.bytes,
                                              .span_count = spans.count,
+                                             .what_in = kinds[part].read,
+                                             .what_out = kinds[part].write,
                                              .pool = s->engine->pool,
                                              .device = device.dev ? &device : NULL};
     if (!st && (st = pd_spill_new(&options, &s->parts[part].spill, err)) && has_file)

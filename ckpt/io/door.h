@@ -55,6 +55,7 @@ struct pd_transfer {
     void *data;
     uint64_t offset, bytes;
     bool is_write;
+    const char *what; /* it is, in traces: "write of state"; as long as the program lives. NULL: "read" or "write" */
     void *user;       /* the caller's */
     pd_status status; /* result; PD_OK means all bytes moved (short transfers are continued inside) */
     int sys_errno;

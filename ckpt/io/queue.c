@@ -59,7 +59,8 @@ void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int r
 {
     PD_CHECK(queue->in_flight > 0);
     queue->in_flight--;
-    pd_trace_end_async(transfer->internal.trace_begin, "io", transfer->is_write ? "write" : "read", transfer->bytes);
+    const char *what = transfer->what ? transfer->what : transfer->is_write ? "write" : "read";
+    pd_trace_end_async(transfer->internal.trace_begin, "io", what, transfer->bytes);
     set_result(transfer, result);
     append_done(queue, transfer);
 }

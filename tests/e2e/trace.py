@@ -59,6 +59,31 @@ def read(path):
     return events, {(e["cat"], e["name"]) for e in events if e["ph"] == "X"}
 
 
+# ---- the disk: what each transfer is of ----
+
+IN_FILES = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=4M"]
+
+
+def transfers(workspace, config, directory, overrides):
+    trace = os.path.join(workspace.path, "disk.json")
+    workspace.train(config, directory, ["layout.ranks=1", f"--trace={trace}", *overrides])
+    return {e["name"] for e in read(trace)[0] if e["ph"] == "b"}
+
+
+def on_disks(workspace, config):
+    directory = workspace.directory()
+    tiers = [f"checkpoint.tiers[{i}].{key}" for i in range(2) for key in (f"dir={workspace.directory('tier')}", "every=1")]
+    expected = {"write of a save", "read of a copy between tiers", "write of a copy between tiers"}
+    found = transfers(workspace, config, directory, tiers)
+    check(expected <= found, f"a save into two tiers transfers {found}")
+    found = transfers(workspace, config, directory, [*tiers, "run.steps=4"])
+    check("read of a load" in found, f"a resumed run transfers {found}")
+    found = transfers(workspace, config, workspace.directory(), [*IN_FILES, "model.layers=4", "layout.order=layers"])
+    expected = {f"{way} of {what}" for way in ("read", "write") for what in ("state", "parameters", "gradients", "activations")}
+    check(expected <= found, f"state in files transfers {found}, not {expected - found}")
+    print("transfers say of what they are")
+
+
 # ---- on GPUs: a lane each stream ----
 
 LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchanges": {"exchange"}, "GPU gathers": {"gather of parameters"},
@@ -66,7 +91,6 @@ LANES = {"GPU compute": {"gemm"}, "GPU saves": {"state for a save"}, "GPU exchan
          "GPU gradients in": {"gradients"}, "GPU gradients out": {"gradients"},
          "GPU activations in": {"activations"}, "GPU activations out": {"activations"},
          "GPU optimizer in": {"updated parameters"}, "GPU optimizer out": {"gradients"}}
-IN_FILES = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")] + ["offload.buffer_bytes=4M"]
 
 
 def lanes_of(events):
@@ -197,6 +221,9 @@ def body(workspace, arguments):
     inside = workspace.directory()
     workspace.train(config, inside, ["layout.ranks=1", f"--trace={inside}/trace.json"])  # before there is a run.dir
     read(os.path.join(inside, "trace.json"))
+
+    if "mpi" not in arguments:
+        on_disks(workspace, config)
 
     for name, word in [("/nowhere/trace.json", "mkdir -p /nowhere"), (workspace.path, "is a directory"), (workspace.path + "/", "is a directory"),
                        ("", "empty name")]:
