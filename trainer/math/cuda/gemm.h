@@ -8,7 +8,7 @@
  * invariant   no split of k, no reduction in a workspace. Shapes are the same under every layout as long as virtual_tp and
  *             virtual_sp are 1. Where they are not, `any_shape` takes the algorithm by operand types, transposes and k
  *             alone, for m and n of PD_CUDA_CANONICAL, so that no cut of m or n changes it.
- * fast        every algorithm is admitted
+ * fast        algorithms that split k too, where k is a multiple of 128; partial sums stay fp32
  *
  *   errors   PD_DEVICE_LOST, PD_NO_MEMORY; a product is queued when its call returns, and fails where the stream is waited
  * for threads  one caller */

@@ -8,6 +8,9 @@
 
 #define SLOTS 512u /* a power of two; a model has some tens of shapes */
 #define CANDIDATES 16
+/* Where it splits k, cuBLASLt 12.8 and 13.1 leave out what is left over after whole steps (facebookexperimental/triton, pull
+ * request 2767). Steps are 128 bytes; of fp8 these are 128 elements. */
+#define SPLIT_STEP 128u
 
 /* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
 struct key {
@@ -216,10 +219,16 @@ static pd_status point(struct description *d, const struct pd_gemm *g, struct pd
 
 /* ---- its algorithm ---- */
 
+static bool may_split_k(const struct pd_cuda_products *p, const struct key *key)
+{
+    return !p->options.invariant && key->k % SPLIT_STEP == 0;
+}
+
 static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct pd_cuda_products *p,
                         const struct key *key, struct pd_error *err)
 {
-    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const uint32_t in_fp32 = CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t reductions = may_split_k(p, key) ? in_fp32 : CUBLASLT_REDUCTION_SCHEME_NONE;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -230,11 +239,10 @@ static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const stru
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &key->align_a, sizeof key->align_a},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &key->align_residual, sizeof key->align_residual},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &key->align_c, sizeof key->align_c},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof none},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
     };
-    const size_t count = sizeof wishes / sizeof wishes[0] - !p->options.invariant;
     LT_TRY(err, cublasLtMatmulPreferenceInit(preference), "stating a preference");
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++)
         LT_TRY(err, cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes),
                "stating a preference");
     return PD_OK;
@@ -270,7 +278,7 @@ static pd_status choose(const struct pd_cuda_products *p, const struct pd_gemm *
     LT_TRY(err, code, "asking its heuristic");
     for (int i = 0; i < count && plan->is_plain; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        if (p->options.invariant && splits_k(&results[i].algo)) continue;
+        if (!may_split_k(p, &plan->key) && splits_k(&results[i].algo)) continue;
         plan->algorithm = results[i].algo;
         plan->is_plain = false;
     }

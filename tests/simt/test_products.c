@@ -1,0 +1,153 @@
+/* Products by way of cuBLASLt (cublaslt.c) beside those of our own kernel: what is described to the library, and which of
+ * its algorithms is taken. */
+#include "tests/simt/cublaslt.h"
+#include "tests/simt/simt_fixture.h"
+#include "trainer/math/cuda/gemm.h"
+
+static struct pd_error err;
+#define DONE(call) cr_assert_eq(call, PD_OK, "%s", err.message)
+
+static struct pd_cuda_products *products_new(bool invariant, bool any_shape)
+{
+    struct pd_cuda_products *products;
+    void *workspace = NULL;
+    cr_assert_eq(posix_memalign(&workspace, 256, PD_CUDA_GEMM_WORKSPACE_BYTES), 0);
+    const struct pd_cuda_products_options options = {invariant, any_shape, workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
+    DONE(pd_cuda_products_new(&options, &products, &err));
+    return products;
+}
+
+struct form {
+    uint64_t m, n, k, pad; /* pad: elements between rows; of 3 A begins one element too late, of 5 B */
+    enum pd_dtype in, out;
+    bool trans_a, trans_b, accumulate, bias, residual, in_place; /* in_place: the residual is C */
+    enum pd_fp8 a_format, b_format;
+};
+
+static struct room operand(const struct form *f, uint64_t rows, uint64_t columns, enum pd_fp8 format, size_t shift,
+                           uint64_t *seed)
+{
+    struct room r = room_random(f->in, rows * (columns + f->pad), shift, 1, seed);
+    for (size_t i = 0; i < r.count && format; i++)
+        ((uint8_t *)r.data)[i] = (uint8_t)(random_u64(seed) % 0x70); /* finite in either format */
+    return r;
+}
+
+/* The product by cuBLASLt and by our kernel, on the same operands; whether the library made it. */
+static bool agree(struct pd_cuda_products *products, const struct form *f, const char *what)
+{
+    uint64_t seed = 99;
+    const float a_scale = 0.5f, b_scale = 0.25f;
+    const uint64_t a_columns = f->trans_a ? f->m : f->k, b_columns = f->trans_b ? f->k : f->n;
+    struct room a = operand(f, f->trans_a ? f->k : f->m, a_columns, f->a_format, f->pad == 3, &seed);
+    struct room b = operand(f, f->trans_b ? f->n : f->k, b_columns, f->b_format, f->pad == 5, &seed);
+    struct room want = room_random(f->out, f->m * (f->n + f->pad), 0, 1, &seed), got = room_copy(&want);
+    struct room bias = room_random(f->out, f->n, 0, 1, &seed), residual = room_random(f->out, want.count, 0, 1, &seed);
+    struct pd_gemm g = {.m = f->m, .n = f->n, .k = f->k, .trans_a = f->trans_a, .trans_b = f->trans_b};
+    g.a = (struct pd_matrix){a.data, f->in, a_columns + f->pad};
+    g.b = (struct pd_matrix){b.data, f->in, b_columns + f->pad};
+    g.c = (struct pd_matrix){want.data, f->out, f->n + f->pad};
+    g.accumulate = f->accumulate;
+    g.bias = f->bias ? bias.data : NULL;
+    g.bias_dtype = f->out;
+    if (f->residual) g.residual = (struct pd_matrix){residual.data, f->out, f->n + f->pad};
+    if (f->in_place) g.residual = g.c;
+    g.a_format = f->a_format, g.b_format = f->b_format;
+    g.a_scale = &a_scale, g.b_scale = &b_scale;
+    DONE(pd_cuda_gemm_plain(NULL, &g, &err));
+    g.c.data = got.data;
+    if (f->in_place) g.residual = g.c;
+    const uint32_t before = simt_cublaslt_counted().products;
+    DONE(pd_cuda_products_run(products, NULL, &g, &err));
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < want.count; i++) {
+        const double x = value_get(f->out, want.data, i), d = value_get(f->out, got.data, i) - x;
+        difference += d * d, size += x * x;
+    }
+    const double off = sqrt(difference / size), most = f->out == PD_F32 ? 1e-5 : 5e-4;
+    cr_assert(off < most, "%s, %llu x %llu x %llu, transposed %d %d, in %d out %d: off by %g", what,
+              (unsigned long long)f->m, (unsigned long long)f->n, (unsigned long long)f->k, f->trans_a, f->trans_b, f->in,
+              f->out, off);
+    room_free(&a), room_free(&b), room_free(&want), room_free(&got), room_free(&bias), room_free(&residual);
+    return simt_cublaslt_counted().products > before;
+}
+
+/* Everything that is added, and every transposition. */
+static void agree_in_all_ways(struct pd_cuda_products *products, struct form f)
+{
+    for (int way = 0; way < 4; way++)
+        for (int added = 0; added < 5; added++) {
+            f.trans_a = way & 1, f.trans_b = way & 2;
+            f.bias = added == 1 || added == 2;
+            f.residual = added == 2;
+            f.in_place = added == 3;
+            f.accumulate = added == 4 && f.out == PD_F32;
+            cr_assert(agree(products, &f, "in all ways"), "the library is not asked for %d, %d", way, added);
+        }
+}
+
+Test(simt_products, are_what_the_library_is_told)
+{
+    static const enum pd_dtype types[][2] = {
+        {PD_BF16, PD_BF16}, {PD_BF16, PD_F32}, {PD_F16, PD_F16}, {PD_F16, PD_F32}, {PD_F32, PD_F32}};
+    for (int invariant = 0; invariant < 2; invariant++)
+        for (int any_shape = 0; any_shape <= invariant; any_shape++) {
+            struct pd_cuda_products *products = products_new(invariant, any_shape);
+            for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+                agree_in_all_ways(products, (struct form){24, 40, 128, 0, types[t][0], types[t][1], .a_format = 0});
+                agree_in_all_ways(products, (struct form){7, 13, 35, 3, types[t][0], types[t][1], .a_format = 0});
+                agree_in_all_ways(products, (struct form){1, 9, 20, 5, types[t][0], types[t][1], .a_format = 0});
+            }
+            pd_cuda_products_free(products);
+        }
+}
+
+/* Both operands contiguous along k, rows of multiples of 16, not E5M2 twice; the others are ours. */
+Test(simt_products, codes_are_in_the_form_that_the_library_takes)
+{
+    struct pd_cuda_products *products = products_new(true, false);
+    struct form f = {.m = 24, .n = 48, .k = 128, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
+    f.a_format = PD_FP8_E5M2, f.b_format = PD_FP8_E4M3;
+    cr_assert(agree(products, &f, "E5M2 and E4M3"));
+    f.a_format = PD_FP8_E4M3, f.bias = true;
+    cr_assert(agree(products, &f, "with a bias"));
+    f.residual = true;
+    cr_assert(agree(products, &f, "with a residual"));
+    f.bias = f.residual = false, f.out = PD_F32, f.in_place = true;
+    cr_assert(agree(products, &f, "sums that go on"));
+    f.in_place = false, f.k = 120;
+    cr_assert_not(agree(products, &f, "k of no multiple of 16"));
+    f.k = 128, f.n = 40;
+    cr_assert_not(agree(products, &f, "rows of no multiple of 16"));
+    pd_cuda_products_free(products);
+}
+
+/* Of 300 steps the library's split would lose 44, and bf16 sums would be rounded on their way. */
+Test(simt_products, a_split_of_k_loses_nothing)
+{
+    for (int invariant = 0; invariant < 2; invariant++) {
+        struct pd_cuda_products *products = products_new(invariant, false);
+        for (uint64_t k = 256; k <= 400; k += 12) {
+            const struct form f = {.m = 16, .n = 24, .k = k, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
+            cr_assert(agree(products, &f, "k"));
+        }
+        pd_cuda_products_free(products);
+    }
+}
+
+Test(simt_products, an_algorithm_is_asked_for_once_a_shape)
+{
+    struct pd_cuda_products *each = products_new(true, false), *any = products_new(true, true);
+    const struct form one = {.m = 16, .n = 24, .k = 64, .in = PD_BF16, .out = PD_BF16},
+                      other = {.m = 48, .n = 8, .k = 64, .in = PD_BF16, .out = PD_BF16};
+    uint32_t before = simt_cublaslt_counted().asked;
+    for (int i = 0; i < 3; i++)
+        cr_assert(agree(each, &one, "one") && agree(each, &other, "other"));
+    cr_assert_eq(simt_cublaslt_counted().asked - before, 2);
+    before = simt_cublaslt_counted().asked;
+    for (int i = 0; i < 3; i++)
+        cr_assert(agree(any, &one, "one") && agree(any, &other, "other"));
+    cr_assert_eq(simt_cublaslt_counted().asked - before, 1, "by k alone");
+    pd_cuda_products_free(each);
+    pd_cuda_products_free(any);
+}
