@@ -333,6 +333,7 @@ static const char *const *other_kernels(bool is_simulated, uint32_t capability)
     static const char *const simulated[] = {"wgmma", NULL}, *const hopper[] = {"mma", "plain", NULL},
                              *const others[] = {"plain", NULL}, *const none[] = {NULL};
     if (getenv("PERDURE_ATTENTION")) return none;
+    if (capability < 90) return others; /* wgmma's blocks have no room there, simulated or not */
     return is_simulated ? simulated : capability == 90 ? hopper : others;
 }
 
