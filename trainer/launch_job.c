@@ -321,7 +321,18 @@ static uint32_t count_lost(const struct job *job, uint32_t *ret_first)
     return lost;
 }
 
-static void say_lost(const struct job *job, uint32_t first, const char *end, struct pd_launch_verdict *verdict)
+/* A starter gives the code of the rank that it saw end first, which on a busy machine is one that left because of the lost
+ * one. */
+static bool is_code_of_another(const struct job *job, int status)
+{
+    struct pd_note_ended note;
+    for (uint32_t r = 0; WIFEXITED(status) && r < job->processes; r++)
+        if (pd_note_read_ended(job->start->dir, r, &note) && pd_status_exit_code(note.status) == WEXITSTATUS(status))
+            return true;
+    return false;
+}
+
+static void say_lost(const struct job *job, uint32_t first, int status, const char *end, struct pd_launch_verdict *verdict)
 {
     const struct worker *worker = &job->workers[first];
     char others[48] = "";
@@ -331,6 +342,9 @@ static void say_lost(const struct job *job, uint32_t first, const char *end, str
     if (job->start->transport == PD_TRANSPORT_LOCAL)
         snprintf(verdict->message, sizeof verdict->message, "the worker (process %d) ended without a word: %s",
                  worker->process ? worker->process : (int)job->starter, end);
+    else if (is_code_of_another(job, status))
+        snprintf(verdict->message, sizeof verdict->message, "rank %u (process %d) ended without a word%s", first,
+                 worker->process, others);
     else
         snprintf(verdict->message, sizeof verdict->message, "rank %u (process %d) died: %s%s", first, worker->process, end,
                  others);
@@ -371,7 +385,7 @@ static void job_judge(const struct job *job, int status, struct pd_launch_verdic
         say_note(job, rank, &note, verdict);
     } else if (verdict->lost > 0) {
         verdict->status = PD_PEER_LOST;
-        say_lost(job, first, end, verdict);
+        say_lost(job, first, status, end, verdict);
     } else if (find_note(job, false, PD_STOPPED, &rank, &note) || find_note(job, false, PD_PEER_LOST, &rank, &note)) {
         verdict->status = note.status;
         verdict->lost = note.status == PD_PEER_LOST;

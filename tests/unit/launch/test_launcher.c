@@ -385,6 +385,17 @@ Test(launcher, a_starter_that_fails_before_a_rank_had_begun_is_not)
     expect_error_says("PERDURE_MPIRUN ended (exit code 3) before a rank had begun");
 }
 
+/* It saw the one first that left because of the other. */
+Test(launcher, the_code_of_another_rank_is_not_how_one_died)
+{
+    struct pd_launch what = launch_of(WORKER("kill:1"), PD_TRANSPORT_MPI, 2);
+    what.restart_limit = 0;
+    starter_make("shift 2; for r in 0 1; do OMPI_COMM_WORLD_RANK=$r \"$@\" & done; wait; exit 75");
+    cr_assert_eq(launch(&what), 93);
+    expect_error_says("the last: rank 1 (process ");
+    expect_error_says(") ended without a word. Remove the cause");
+}
+
 static void expect_leave(int number, enum pd_transport transport, uint32_t ranks)
 {
     struct pd_launch what = launch_of(WORKER("wait"), transport, ranks);
