@@ -408,6 +408,19 @@ def sums_in_place(bench, transport):
             bench.same(f"{transport}, sums in place, {' '.join(overrides)}", config, [*overrides, f"layout.transport={transport}"])
 
 
+@simulated_only("how many GPUs there are is the machine's to say")
+def gpus_of_their_own(bench, transport):
+    """Through the host all the same: NCCL's own library knows nothing of simulated GPUs, and is not asked."""
+    config, directory = bench.config("llama", "fp32", 8, 4, 2), bench.workspace.directory()
+    result = bench.workspace.train(config, directory, ["layout.ranks=2", "layout.dp=2", f"layout.transport={transport}"],
+                                   {"PERDURE_SIMT_GPUS": "2"})
+    if " warn " in result.stderr or "PERDURE_NCCL=off" not in result.stderr:
+        raise harness.Failure(f"two GPUs warn, or do not say that NCCL is off: {result.stderr}")
+    if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
+        raise harness.Failure("other bits on two GPUs")
+    print(f"same bits: {transport}, a GPU for each of two ranks", flush=True)
+
+
 def killed_beside_others(bench):
     fault = bench.workspace.directory("fault")
     bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 4),
@@ -453,6 +466,7 @@ def body(workspace, arguments):
         limits(bench)
     else:
         sharing(bench, what)
+        gpus_of_their_own(bench, what)
         if what == "local":
             sums_in_place(bench, what)
         if what == "mpi":

@@ -52,10 +52,12 @@ simt_settings read_settings()
     return s;
 }
 
-/* Of a process that never asks, too: who only starts others ends where they would, once. */
+/* Of a process that never asks, too: who only starts others ends where they would, once. NCCL's own library would look for a
+ * driver and find none. */
 __attribute__((constructor)) void check_settings()
 {
     (void)read_settings();
+    setenv("PERDURE_NCCL", "off", 0);
 }
 
 unsigned long long plain(uint64_t value)
