@@ -1,9 +1,9 @@
 /* io_uring for bulk transfers, plain system calls for everything else.
  *
- * The ladder, from the top: registered buffers and fixed files -> (ENOMEM under a small memlock limit) unregistered buffers
- * -> (EINVAL of old kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The door stands on a rung when it
- * is made, by trying a small ring; a queue whose buffers or ring are refused later comes down alone and the description says
- * so.
+ * The ladder, from the top: registered buffers and fixed files -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels
+ * before 6.5 for memory that is mapped from a file, as CUDA's page-locked memory is) unregistered buffers -> (EINVAL of old
+ * kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The door stands on a rung when it is made, by trying
+ * a small ring; a queue whose buffers or ring are refused later comes down alone and the description says so.
  *
  *   invariants  1. a ring is entered only by the thread that owns it: SINGLE_ISSUER. It is created disabled and enabled by
  *                  its first submission; an idle queue that moves to another thread gets a new ring
@@ -149,6 +149,12 @@ static void ring_drop(struct uring_queue *queue)
     queue->has_owner = false;
 }
 
+/* What makes a kernel register, whatever it said. */
+static const char *remedy(int reason)
+{
+    return reason == EOPNOTSUPP ? "from Linux 6.5 on CUDA's memory is taken" : "raise the memlock limit";
+}
+
 /* Once a process, whose ranks may be threads. */
 static void warn_unregistered(int reason)
 {
@@ -158,8 +164,8 @@ static void warn_unregistered(int reason)
         pd_log_warn(
             "io",
             "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
-            "change that, raise the memlock limit (ulimit -l)",
-            strerror_r(reason, text, sizeof text));
+            "change that: %s%s",
+            strerror_r(reason, text, sizeof text), remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
 }
 
 static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
@@ -168,8 +174,8 @@ static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
     if (!atomic_exchange(&mine->registers, false)) return;
     char text[64];
     warn_unregistered(result);
-    pd_door_set_description(door, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; raise the memlock limit), %s files",
-                            bytes >> 20, strerror_r(result, text, sizeof text), mine->fixed_files ? "fixed" : "plain");
+    pd_door_set_description(door, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s), %s files", bytes >> 20,
+                            strerror_r(result, text, sizeof text), remedy(result), mine->fixed_files ? "fixed" : "plain");
 }
 
 /* Whoever calls this need not be the thread that submits: the ring stays disabled until then. */
@@ -184,7 +190,8 @@ static int ring_make(struct pd_door *door, struct uring_queue *queue)
     queue->buffers = queue->wished_buffers;
     queue->buffer_bytes = queue->wished_bytes;
     if (queue->wished_bytes == 0) return 0;
-    result = register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
+    const bool is_mapped = mine->refusals & PD_URING_REFUSE_MAPPED;
+    result = is_mapped ? EOPNOTSUPP : register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
     if (result) {
         queue->buffer_bytes = 0;
         say_unregistered(door, queue->wished_bytes, result);
@@ -493,8 +500,8 @@ static void describe(struct pd_door *door, int flags_errno, int register_errno)
     char text[64], buffers[128] = "registered buffers";
     if (register_errno) warn_unregistered(register_errno);
     if (register_errno)
-        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; raise the memlock limit)",
-                 strerror_r(register_errno, text, sizeof text));
+        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
+                 remedy(register_errno));
     pd_door_set_description(door, "io_uring, %s, %s files%s", buffers, mine->fixed_files ? "fixed" : "plain",
                             flags_errno ? ", fewer set-up flags (kernel before 6.1)" : "");
 }

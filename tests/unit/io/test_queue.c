@@ -140,7 +140,8 @@ Test(queue, random_transfers_equal_a_model_on_every_door)
                                         PD_URING_REFUSE_FLAGS | PD_URING_REFUSE_ALL_FLAGS,
                                         PD_URING_REFUSE_RING,
                                         PD_URING_REFUSE_LATER,
-                                        PD_URING_REFUSE_DIRECT};
+                                        PD_URING_REFUSE_DIRECT,
+                                        PD_URING_REFUSE_MAPPED};
     char path[128];
     scratch_file(path, sizeof path, "model");
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
@@ -149,6 +150,21 @@ Test(queue, random_transfers_equal_a_model_on_every_door)
         run_load(door, path, true, i + 100, 40 * scale());
         pd_door_free(door);
     }
+}
+
+/* A limit that is raised would change nothing. */
+Test(queue, memory_that_an_old_kernel_registers_not_is_told_from_a_small_memlock_limit)
+{
+    struct pd_door *door = uring(PD_URING_REFUSE_MAPPED);
+    struct pd_queue *queue;
+    char *data = aligned_alloc(4096, 1 << 20);
+    const bool has_rings = strstr(pd_door_describe(door), "io_uring, ") != NULL;
+    OK(pd_queue_open(door, data, 1 << 20, &queue, err));
+    const char *description = pd_door_describe(door);
+    cr_assert(!has_rings || (strstr(description, "Linux 6.5") && !strstr(description, "memlock")), "%s", description);
+    pd_queue_close(queue);
+    pd_door_free(door);
+    free(data);
 }
 
 Test(queue, random_transfers_equal_a_model_when_every_one_is_short)
