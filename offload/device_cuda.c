@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CAPABILITY_MIN 8 /* tools/cmake/cuda.cmake compiles for no less */
 
@@ -31,15 +32,15 @@ static pd_status status_of(cudaError_t code)
 
 /* The thread forgets the error: whoever goes on without what failed would meet it at the next kernel's launch. One that is
  * the device's stays. */
-#define CUDA_TRY(err, call, ...)                                                                                          \
-    do {                                                                                                                  \
-        cudaError_t cuda_code_ = (call);                                                                                  \
-        if (cuda_code_ != cudaSuccess) {                                                                                  \
-            (void)cudaGetLastError();                                                                                     \
-            pd_status cuda_st_ =                                                                                          \
-                pd_error_set((err), status_of(cuda_code_), PD_WHERE, 0, "%s: %s", #call, cudaGetErrorString(cuda_code_)); \
-            return pd_error_context((err), cuda_st_, __VA_ARGS__);                                                        \
-        }                                                                                                                 \
+#define CUDA_TRY(err, call, ...)                                                                                \
+    do {                                                                                                        \
+        cudaError_t cuda_code_ = (call);                                                                        \
+        if (cuda_code_ != cudaSuccess) {                                                                        \
+            (void)cudaGetLastError();                                                                           \
+            pd_status cuda_st_ = pd_error_set((err), status_of(cuda_code_), PD_WHERE, 0, "%.*s: %s",            \
+                                              (int)strcspn(#call, "("), #call, cudaGetErrorString(cuda_code_)); \
+            return pd_error_context((err), cuda_st_, __VA_ARGS__);                                              \
+        }                                                                                                       \
     } while (0)
 
 /* Of what nobody is told. */

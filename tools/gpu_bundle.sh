@@ -73,8 +73,8 @@ for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
   esac
 done
 
-# What is opened by name, whoever brings it: run.sh looks for what is not in lib.
-{ grep -aoE 'lib(cublasLt|nccl|cudnn)\.so\.[0-9]+' "$perdure" || true; } | sort -u >"$out/share/opened"
+# What is opened by name, whoever brings it: run.sh looks for what is not in lib. cuDNN opens NVRTC, which compiles its attention.
+{ grep -aoE 'lib(cublasLt|nccl|cudnn)\.so\.[0-9]+' "$perdure" || true; printf 'libnvrtc.so.%s\n' 12 13; } | sort -u >"$out/share/opened"
 
 # Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
 bring() {
@@ -91,7 +91,7 @@ if [ "$nvidia" != none ] && [ $simulated = no ]; then
   bring libnccl.so.2
   if [ "$nvidia" = all ]; then
     for part in libcudnn.so.9 libcudnn_graph.so.9 libcudnn_ops.so.9 libcudnn_heuristic.so.9 libcudnn_engines_precompiled.so.9 \
-      libcudnn_engines_runtime_compiled.so.9 libnvrtc.so.1; do bring "$part"; done
+      libcudnn_engines_runtime_compiled.so.9 libnvrtc.so.1 libnvrtc-builtins.so.1; do bring "$part"; done
   fi
 fi
 

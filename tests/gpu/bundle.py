@@ -69,6 +69,14 @@ def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
     done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/real", "--nvidia", "none")
     if HAS_CUDA == "ON":
         expect(done.returncode == 0 and os.path.exists(f"{room}/real/run.sh"), "a build with CUDA", done)
+        # NVIDIA's libraries by name alone; NVRTC cannot compile for cuDNN without its built-ins, which it opens itself.
+        os.makedirs(f"{room}/cuda/lib64")
+        names = {"libcublasLt.so.13", "libnccl.so.2", "libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcudnn.so.9"}
+        names |= {f"libcudnn_{part}.so.9" for part in ("graph", "ops", "heuristic", "engines_precompiled", "engines_runtime_compiled")}
+        for name in names:
+            program(f"{room}/cuda/lib64/{name}", "")
+        done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/all", "--nvidia", "all", CUDA_HOME=f"{room}/cuda")
+        expect(done.returncode == 0 and names <= set(os.listdir(f"{room}/all/lib")) and "relies on" not in done.stderr, "all of NVIDIA's", done)
     else:
         expect(done.returncode == 78 and "-DPERDURE_CUDA=ON" in done.stderr and not os.path.exists(f"{room}/real"), "none without", done)
 
@@ -165,6 +173,8 @@ def with_an_older_gpu(bundle):
 
     done = call(f"{bundle}/bin/perdure", "bench", "step", "--device=gpu", "--preset=0.5B", PERDURE_SIMT_MEMORY="64M")
     expect(done.returncode == 78 and "of device memory at least" in done.stderr, "a bench without room", done)
+    done = call(f"{bundle}/bin/perdure", "bench", "attention", "--device=gpu", "--tokens=64", "--length=32", PERDURE_SIMT_MEMORY="1M")
+    expect(done.returncode != 0 and done.stderr.endswith(" bytes of device memory: cudaMalloc: out of memory\n"), "what CUDA says, in its own words", done)
 
     # One that is too old for any kernel: what doctor says of run.device=auto is what a start does.
     done = call(f"{bundle}/bin/perdure", "doctor", "--json", PERDURE_SIMT_CAPABILITY="75")
@@ -243,7 +253,7 @@ def in_parts(room, bundle):
     os.makedirs(f"{room}/site/nvidia/thing/lib")
     program(f"{room}/site/nvidia/thing/lib/libthing.so.7", "")
     with open(f"{bundle}/share/opened", encoding="utf-8") as f:
-        expect({"libnccl.so.2", "libcudnn.so.9"} <= set(f.read().split()), "what is opened", done)
+        expect({"libnccl.so.2", "libcudnn.so.9", "libnvrtc.so.13"} <= set(f.read().split()), "what is opened", done)
     with open(f"{bundle}/share/opened", "w", encoding="utf-8") as f:
         f.write("libthing.so.7\nlibnowhere.so.1\n")
     program(f"{bundle}/bin/gpu_operations", "#!/bin/sh\necho $PERDURE_BUNDLE_LIBRARIES\necho ${LD_LIBRARY_PATH:-none}\n")

@@ -9,7 +9,8 @@ bool pd_cudnn_attention_takes(const struct pd_attention *attention)
 
 static pd_status absent(struct pd_error *err)
 {
-    PD_FAIL(err, PD_UNSUPPORTED, "this build has no cuDNN: install its headers and build again, or unset PERDURE_ATTENTION");
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "this build has no cuDNN: install its headers and configure it again; PERDURE_ATTENTION=cudnn asks for it");
 }
 
 pd_status pd_cudnn_attention_forward(void *stream, const struct pd_attention *attention, struct pd_error *err)
