@@ -201,7 +201,8 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
 {
     const struct pd_layout *k = &a->layout, *l = &b->layout;
     return k->dp == l->dp && k->tp == l->tp && k->pp == l->pp && k->sp == l->sp && k->interleave == l->interleave &&
-           k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute;
+           k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute &&
+           a->recompute_layers == b->recompute_layers;
 }
 
 /* The fastest of all layouts of the world; what the configuration gives is set aside. */
@@ -214,6 +215,7 @@ static pd_status find_alternatives(const struct options *o, const struct pd_conf
     if (!o->alternatives) return PD_OK;
     free_config.layout.dp = free_config.layout.tp = free_config.layout.pp = free_config.layout.sp = 0;
     free_config.layout.recompute_given = free_config.layout.zero_stage_given = false;
+    free_config.layout.recompute_layers = PD_LAYERS_ALL;
     pd_status st =
         pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
     if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself says so */
@@ -335,6 +337,7 @@ static pd_status plan_rung(const struct options *o, const struct pd_config *conf
     }
     changed.layout.zero_stage = kind->zero_stage;
     changed.layout.recompute = kind->recompute;
+    changed.layout.recompute_layers = PD_LAYERS_ALL;
     if (config->layout.automatic) { /* the degrees it chooses; the rungs say the rest */
         PD_TRY(pd_lay_out(config, model, world, &laid_out, err));
         const struct pd_layout *l = &laid_out.layout;

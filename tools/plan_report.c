@@ -42,10 +42,11 @@ static struct pd_degrees degrees_of(const struct pd_layout *l)
 static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t bytes)
 {
     const struct pd_degrees degrees = degrees_of(&laid_out->layout);
+    char recompute[48];
     pd_degrees_text(&degrees, ret, bytes);
+    pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, " ", recompute, sizeof recompute);
     size_t used = strlen(ret);
-    snprintf(ret + used, bytes - used, " zero_stage=%u recompute=%s", laid_out->layout.zero_stage,
-             recompute_names[laid_out->recompute]);
+    snprintf(ret + used, bytes - used, " zero_stage=%u %s", laid_out->layout.zero_stage, recompute);
 }
 
 static struct pd_text seconds_text(double seconds)
@@ -386,8 +387,9 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
         if (more[i].value > 1) printf(" layout.%s=%u", more[i].name, more[i].value);
     printf(" layout.zero_stage=%u", l->zero_stage);
     if (l->zero_shard != l->dp * l->sp) printf(" layout.zero_shard=%u", l->zero_shard);
-    printf(" layout.recompute=%s%s\n", recompute_names[w->laid_out.recompute],
-           s->config->layout.automatic ? " layout.auto=false" : "");
+    char recompute[64];
+    pd_recompute_text(w->laid_out.recompute, w->laid_out.recompute_layers, " layout.", recompute, sizeof recompute);
+    printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
 /* What lies where, of a rank at most and of all. */
@@ -542,7 +544,15 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
     pd_json_array_end(w);
 }
 
-static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *laid_out)
+/* Of the rank that has most blocks. */
+static uint32_t recomputed_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model)
+{
+    const uint32_t blocks = pd_laid_out_blocks(laid_out, model);
+    if (laid_out->recompute == PD_RECOMPUTE_NONE) return 0;
+    return laid_out->recompute_layers < blocks ? laid_out->recompute_layers : blocks;
+}
+
+static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *laid_out, const struct pd_model *model)
 {
     const struct pd_layout *l = &laid_out->layout;
     pd_json_object_begin(w, "layout");
@@ -554,6 +564,7 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
     pd_json_u64(w, "zero_stage", l->zero_stage);
     pd_json_u64(w, "zero_shard", l->zero_shard);
     pd_json_string(w, "recompute", recompute_names[laid_out->recompute]);
+    pd_json_u64(w, "recompute_layers", recomputed_blocks(laid_out, model));
     pd_json_object_end(w);
 }
 
@@ -578,7 +589,8 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
     pd_json_double(w, "step_seconds", c->step_seconds);
 }
 
-static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
+static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
+                        const struct pd_planned_world *x)
 {
     pd_json_object_begin(w, NULL);
     pd_json_u64(w, "world", x->ranks);
@@ -588,7 +600,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
         pd_json_object_end(w);
         return;
     }
-    write_layout(w, &x->laid_out);
+    write_layout(w, &x->laid_out, model);
     write_groups(w, config, x);
     pd_json_u64(w, "process_bytes", x->process_bytes);
     pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);
@@ -599,7 +611,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     pd_json_array_begin(w, "alternatives");
     for (uint32_t i = 0; i < x->alternative_count; i++) {
         pd_json_object_begin(w, NULL);
-        write_layout(w, &x->alternatives[i].laid_out);
+        write_layout(w, &x->alternatives[i].laid_out, model);
         pd_json_double(w, "step_seconds", x->alternatives[i].step_seconds);
         pd_json_u64(w, "worst_rank_bytes", x->alternatives[i].worst_bytes);
         pd_json_object_end(w);
@@ -641,7 +653,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");
     for (uint32_t i = 0; i < count; i++)
-        write_world(&w, c, &worlds[i]);
+        write_world(&w, c, s->model, &worlds[i]);
     pd_json_array_end(&w);
     if (count == 1) { /* once more where programs that know one world look */
         write_groups(&w, c, &worlds[0]);

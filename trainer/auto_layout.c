@@ -118,8 +118,31 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     pd_stripes_apply(config, &l);
     if (l.stage_count > 1) PD_TRY(pd_balance_stages(model, config->batch.context, l.stage_count, l.first_unit, err));
     PD_TRY(pd_layout_check(&l, err));
-    *ret_laid_out = (struct pd_laid_out){.layout = l, .recompute = config->layout.recompute};
+    *ret_laid_out = (struct pd_laid_out){
+        .layout = l, .recompute = config->layout.recompute, .recompute_layers = config->layout.recompute_layers};
     return PD_OK;
+}
+
+uint32_t pd_laid_out_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model)
+{
+    const struct pd_layout *l = &laid_out->layout;
+    uint32_t most = 0;
+    if (l->pp == 1) return model->config.layers;
+    for (uint32_t pp = 0; pp < l->pp; pp++) {
+        uint32_t blocks = 0;
+        for (uint32_t chunk = 0; chunk < l->interleave; chunk++)
+            blocks += pd_grid_stage(l, model, pp, chunk).block_count;
+        if (blocks > most) most = blocks;
+    }
+    return most;
+}
+
+void pd_recompute_text(enum pd_recompute recompute, uint32_t layers, const char *between, char *ret, size_t bytes)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    const size_t used = (size_t)snprintf(ret, bytes, "recompute=%s", names[recompute]);
+    if (recompute == PD_RECOMPUTE_NONE || layers == PD_LAYERS_ALL || used >= bytes) return;
+    snprintf(ret + used, bytes - used, "%srecompute_layers=%u", between, layers);
 }
 
 /* ---- what would fit ---- */
@@ -152,6 +175,8 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
     } all[] = {{c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
                {"layout.zero_stage=auto", stage_given && c->layout.zero_stage < 3 && world > 1},
                {"layout.recompute=auto", recompute_given && c->layout.recompute != PD_RECOMPUTE_FULL && !state_alone},
+               {"layout.recompute_layers=auto",
+                c->layout.automatic && c->layout.recompute_layers < c->model.layers && !state_alone},
                {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
                {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
                {"a smaller batch.leaf (a new lineage)", !state_alone && c->batch.leaf > 1},
@@ -189,7 +214,14 @@ static pd_status add_candidate(struct candidates *all, const struct pd_laid_out 
     return PD_OK;
 }
 
-/* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. */
+/* The planner says how many blocks are recomputed, unless how or how many is given. */
+static bool chooses_layers(const struct pd_config *config)
+{
+    return !config->layout.recompute_given && config->layout.recompute_layers == PD_LAYERS_ALL;
+}
+
+/* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. Where it is open
+ * how many blocks are recomputed a candidate stands for one, the fastest of its kind (decide_layers). */
 static pd_status add_degrees(struct candidates *all, const struct pd_config *config, const struct pd_model *model,
                              const struct pd_degrees *degrees, const struct pd_machine *machine, struct pd_error *err)
 {
@@ -203,7 +235,9 @@ static pd_status add_degrees(struct candidates *all, const struct pd_config *con
         for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
             struct pd_step_cost cost;
             if (config->layout.recompute_given && recompute != (int)config->layout.recompute) continue;
+            if (recompute == PD_RECOMPUTE_NONE && config->layout.recompute_layers != PD_LAYERS_ALL) continue;
             laid_out.recompute = (enum pd_recompute)recompute;
+            if (chooses_layers(config)) laid_out.recompute_layers = recompute ? 1 : PD_LAYERS_ALL;
             pd_step_cost(config, model, &laid_out, machine, &cost);
             PD_TRY(add_candidate(all, &laid_out, cost.step_seconds, err));
         }
@@ -250,7 +284,8 @@ static int by_seconds(const void *a, const void *b)
     if (k->tp != l->tp) return compare(k->tp, l->tp);
     if (k->pp != l->pp) return compare(k->pp, l->pp);
     if (k->sp != l->sp) return compare(k->sp, l->sp);
-    return compare(x->laid_out.recompute, y->laid_out.recompute);
+    if (x->laid_out.recompute != y->laid_out.recompute) return compare(x->laid_out.recompute, y->laid_out.recompute);
+    return compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
 }
 
 /* State alone, so that most of what cannot fit costs nothing to refuse. */
@@ -318,23 +353,72 @@ static pd_status nothing_fits(const struct pd_config *config, uint32_t world, do
             pd_bytes_text(is_measured ? smallest.measured : smallest.least).text, advice);
 }
 
+static bool fits(const struct pd_layout_choice *c, double limit)
+{
+    return limit <= 0 || (double)c->worst_bytes <= limit;
+}
+
+/* The fewest blocks with which it fits: one more never takes more memory. All of them where none needs to be, which is
+ * another candidate, or where even all do not fit. */
+static pd_status decide_layers(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
+                               const struct pd_machine *machine, struct pd_layout_choice *choice, struct pd_error *err)
+{
+    const double limit = machine->device_bytes;
+    uint32_t too_few = 0, enough = pd_laid_out_blocks(&choice->laid_out, model);
+    struct pd_layout_choice none = *choice, all = *choice;
+    struct pd_step_cost cost;
+    none.laid_out.recompute = PD_RECOMPUTE_NONE;
+    none.laid_out.recompute_layers = all.laid_out.recompute_layers = PD_LAYERS_ALL;
+    PD_TRY(measure(config, model, threads, limit, &all, err));
+    if (fits(&all, limit)) PD_TRY(measure(config, model, threads, limit, &none, err));
+    *choice = all;
+    while (fits(&all, limit) && !fits(&none, limit) && enough - too_few > 1) {
+        struct pd_layout_choice some = all;
+        some.laid_out.recompute_layers = too_few + (enough - too_few) / 2;
+        PD_TRY(measure(config, model, threads, limit, &some, err));
+        *(fits(&some, limit) ? &enough : &too_few) = some.laid_out.recompute_layers;
+        if (fits(&some, limit)) *choice = some;
+    }
+    pd_step_cost(config, model, &choice->laid_out, machine, &cost);
+    choice->step_seconds = cost.step_seconds;
+    return PD_OK;
+}
+
+/* The first of the rest goes to where its time belongs. */
+static void sink(struct pd_layout_choice *list, uint32_t count)
+{
+    const struct pd_layout_choice later = list[0];
+    uint32_t i = 0;
+    for (; i + 1 < count && by_seconds(&later, &list[i + 1]) > 0; i++)
+        list[i] = list[i + 1];
+    list[i] = later;
+}
+
 static pd_status choose(const struct candidates *all, const struct pd_config *config, const struct pd_model *model,
                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err)
 {
     const double limit = machine->device_bytes;
     struct smallest smallest = {INFINITY, INFINITY};
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < all->count && count < capacity; i++) {
+    uint32_t count = 0, i = 0;
+    while (i < all->count && count < capacity) {
         struct pd_layout_choice *c = &all->list[i];
         const double least = least_bytes(config, model, &c->laid_out.layout);
         if (limit > 0 && least > limit) {
             smallest.least = fmin(smallest.least, least);
+            i++;
             continue;
         }
-        PD_TRY(measure(config, model, threads, limit, c, err));
+        const bool is_open = c->laid_out.recompute && !c->worst_bytes && chooses_layers(config);
+        if (is_open) {
+            PD_TRY(decide_layers(config, model, threads, machine, c, err));
+            sink(c, all->count - i);
+            continue;
+        }
+        if (!c->worst_bytes) PD_TRY(measure(config, model, threads, limit, c, err));
         smallest.measured = fmin(smallest.measured, (double)c->worst_bytes);
-        if (limit <= 0 || (double)c->worst_bytes <= limit) ret_choices[count++] = *c;
+        if (fits(c, limit)) ret_choices[count++] = *c;
+        i++;
     }
     if (!count) {
         const uint32_t world = pd_layout_world(&all->list[0].laid_out.layout);

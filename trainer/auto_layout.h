@@ -1,9 +1,9 @@
 /* From a configuration and a number of ranks to a layout.
  *
  * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp,
- * tp, pp, sp, recomputation and the ZeRO stage but for what is given, among what the numerics admit, by the memory plan and
- * a model of step time (trainer/cost_model.h). Stages are cut where the costliest is cheapest,
- * and of those cuts the most even is taken.
+ * tp, pp, sp, recomputation, of how many blocks, and the ZeRO stage but for what is given, among what the numerics admit, by
+ * the memory plan and a model of step time (trainer/cost_model.h). Stages are cut where the costliest is cheapest, and of
+ * those cuts the most even is taken.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
@@ -20,7 +20,13 @@ struct pd_machine;
 struct pd_laid_out {
     struct pd_layout layout;
     enum pd_recompute recompute;
+    uint32_t recompute_layers; /* of the first so many blocks of each rank, at most all; none: PD_LAYERS_ALL */
 };
+
+/* Blocks of the rank that has most of them. */
+uint32_t pd_laid_out_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model);
+/* "recompute=full", and where not all blocks are meant `between` and "recompute_layers=12".   ret (bytes) */
+void pd_recompute_text(enum pd_recompute recompute, uint32_t layers, const char *between, char *ret, size_t bytes);
 
 /* Pure, so that ranks which call it agree. With layout.auto memory has no limit here: a launcher that knows its devices
  * chooses with pd_choose_layouts and tells the ranks. */
@@ -37,7 +43,8 @@ struct pd_layout_choice {
     uint64_t worst_bytes; /* of a rank */
 };
 /* The fastest layouts of `world` ranks that fit the machine's memory, fastest first: all degrees that are admitted and not
- * given, every ZeRO stage and recomputation or the given one. Writes at most `capacity`.
+ * given, every ZeRO stage and recomputation or the given one, and of blocks that are recomputed the fewest with which it
+ * fits; all where nothing needs to be. Writes at most `capacity`.
  *   errors  PD_INVALID: nothing is admitted, or nothing fits: then with what the smallest would take */
 PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world,
                                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,

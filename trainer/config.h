@@ -84,7 +84,8 @@ struct pd_config {
         uint32_t host_ranks; /* what is planned counts so many on a host; 0: all */
         enum pd_transport transport;
         enum pd_recompute recompute;
-        bool automatic; /* the planner chooses what is not given of degrees, recompute and zero_stage */
+        uint32_t recompute_layers; /* of the first so many blocks of each rank; PD_LAYERS_ALL: not given */
+        bool automatic; /* the planner chooses what is not given of degrees, recompute, its layers and zero_stage */
         bool recompute_given, zero_stage_given; /* by a value, not "auto" */
         bool chosen;                            /* it did: degrees, recompute and zero_stage below are its own */
         uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */

@@ -170,6 +170,23 @@ static pd_status check_order(const struct pd_config *c, struct pd_error *err)
             c->layout.pp);
 }
 
+static pd_status check_recompute(const struct pd_config *c, struct pd_error *err)
+{
+    const bool is_left = c->layout.automatic && !c->layout.recompute_given;
+    const uint32_t layers = c->layout.recompute_layers;
+    if (layers == PD_LAYERS_ALL) return PD_OK;
+    if (layers > c->model.layers)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.recompute_layers is %u, and the model has %s; set layout.recompute_layers=%u, or leave it out for all",
+            layers, pd_counted(c->model.layers, "block").text, c->model.layers);
+    if (c->layout.recompute != PD_RECOMPUTE_NONE || is_left) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.recompute_layers is %u and layout.recompute is none, so that no block is recomputed; set "
+            "layout.recompute=full or selective, or leave layout.recompute_layers out",
+            layers);
+}
+
 static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
 {
     if (c->optimizer.min_lr > c->optimizer.lr)
@@ -262,6 +279,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_order(c, err));
+    PD_TRY(check_recompute(c, err));
     PD_TRY(check_offload(c, err));
     PD_TRY(check_budgets(c, err));
     PD_TRY(check_numerics(c, err));

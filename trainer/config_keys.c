@@ -145,6 +145,8 @@ const struct pd_key pd_keys[] = {
     WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
     WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
          "selective: norms and activations again; full: keep a block's input only"),
+    NUMBER(PD_KEY_U32, "layout.recompute_layers", layout.recompute_layers, "auto", 0, 65536, FREE,
+           "blocks a rank recomputes so, its first ones; auto: all, or with layout.auto what fits", .automatic = true),
     SWITCH("layout.auto", layout.automatic, "false", FREE,
            "the planner chooses what is not given of dp, tp, pp, sp, recompute and zero_stage"),
     NUMBER(PD_KEY_U32, "layout.dp", layout.dp, "0", 0, 65536, FREE, "data parallel; 0: what is left", .automatic = true),

@@ -30,7 +30,7 @@ struct pd_key {
     bool low_open, high_open;
     const char *const *words; /* NULL-terminated */
     enum pd_key_suffix suffix;
-    bool automatic; /* "auto" is read as 0 */
+    bool automatic; /* "auto" is read as 0, or as what is no value where that is the default */
     enum pd_resume_effect effect;
     const char *meaning; /* the comment beside it in --print-config */
 };

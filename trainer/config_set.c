@@ -253,10 +253,11 @@ static pd_status set_signed(void *base, const struct pd_key *key, const char *te
 static void set_automatic(void *base, const struct pd_key *key)
 {
     void *member = member_of(base, key->offset);
+    const bool has_zero = key->initial[0] == 'a'; /* where 0 is a value, auto is another */
     if (key->type == PD_KEY_U32)
-        *(uint32_t *)member = 0;
+        *(uint32_t *)member = has_zero ? UINT32_MAX : 0;
     else if (key->type == PD_KEY_U64)
-        *(uint64_t *)member = key->initial[0] == 'a' ? UINT64_MAX : 0; /* where 0 is a value, auto is another */
+        *(uint64_t *)member = has_zero ? UINT64_MAX : 0;
     else
         *(double *)member = -1;
 }
@@ -485,6 +486,7 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
         break;
     case PD_KEY_U32:
         snprintf(ret, bytes, "%" PRIu32, *(const uint32_t *)member);
+        if (key->automatic && *(const uint32_t *)member == UINT32_MAX) snprintf(ret, bytes, "auto");
         break;
     case PD_KEY_U64:
         snprintf(ret, bytes, "%" PRIu64, *(const uint64_t *)member);

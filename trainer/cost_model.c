@@ -89,6 +89,7 @@ struct setting {
     const struct pd_layout *layout;
     const struct pd_machine *machine;
     enum pd_recompute recompute;
+    uint32_t recompute_layers;
     double rows;       /* of a leaf on a rank */
     double act;        /* bytes of an activation */
     double share;      /* of the work, that the busiest tensor-parallel rank has */
@@ -150,12 +151,20 @@ struct traffic {
     double calls; /* transfers that nothing hides */
 };
 
+/* Blocks of a stage that are recomputed as `recompute` says. */
+static double recomputed(const struct setting *s, const struct stage *g)
+{
+    if (s->recompute == PD_RECOMPUTE_NONE) return 0;
+    return s->recompute_layers < g->blocks ? s->recompute_layers : g->blocks;
+}
+
 static struct traffic traffic_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_layout *l = s->layout;
     const struct pd_model_config *m = &s->model->config;
     const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp, dp = l->dp;
-    const double again = s->recompute == PD_RECOMPUTE_FULL, gradient = pd_dtype_bytes(s->config->numerics.gradient_type);
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0,
+                 gradient = pd_dtype_bytes(s->config->numerics.gradient_type);
     struct traffic t = {0};
     if (l->zero_stage == 3) {
         const double stays = l->pp > 1 || !g->blocks             ? 0
@@ -168,24 +177,24 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->leaves / s->slots;
     t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
     t.gradients += sp > 1 ? g->elements * sizeof(float) * (sp - 1) / sp : 0;
-    const double sums = g->blocks * (4 + 2 * again) + g->has_embedding + g->has_head;
+    const double sums = g->blocks * 4 + 2 * again + g->has_embedding + g->has_head;
     t.tensor = sums * s->rows * m->hidden * sizeof(float) * 2 * (tp - 1) / tp;
     const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
-    t.sequence = g->blocks * s->rows * (sp - 1) * s->act * (key_value * (2 + again) + query);
+    t.sequence = s->rows * (sp - 1) * s->act * (key_value * (2 * g->blocks + again) + query * g->blocks);
     const double links = (!g->has_embedding || s->interleave > 1) + (!g->has_head || s->interleave > 1);
     t.pipeline = l->pp > 1 ? links * s->interleave * s->rows * m->hidden * s->act : 0;
-    t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * (3 + again) : 0) + (l->pp > 1 ? links : 0);
+    t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * 3 + again : 0) + (l->pp > 1 ? links : 0);
     return t;
 }
 
 /* Bytes of a block's activations for one token: roughly, by what is kept. */
-static double kept_bytes(const struct setting *s)
+static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
 {
     const struct pd_model_config *m = &s->model->config;
     const double heads = ((double)m->heads + 2.0 * m->kv_heads) * m->head_size * s->share, ffn = m->ffn * s->share;
-    if (s->recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
+    if (recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
     const double products = m->hidden * 2.0 + heads * 2 + ffn * 2;
-    return (products + (s->recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
+    return (products + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
 }
 
 /* Bytes to and from drives, into a GPU and out of it: of one leaf, and of the update. */
@@ -219,10 +228,11 @@ static void add_copies(const struct setting *s, const struct stage *g, struct st
 static struct streams streams_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_config *c = s->config;
+    const double again = recomputed(s, g),
+                 token = again * kept_bytes(s, s->recompute) + (g->blocks - again) * kept_bytes(s, PD_RECOMPUTE_NONE);
     /* leaves that are kept at once */
     const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
-                 kept = away(alive * g->blocks * s->rows * kept_bytes(s), c->offload.activations_budget) / alive,
-                 held = g->elements / s->parts;
+                 kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
     struct streams x = {0};
     add_copies(s, g, &x);
     if (c->offload.optimizer == PD_PLACE_NVME) {
@@ -280,10 +290,8 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const struct traffic t = traffic_of(s, g);
     const uint32_t place = l->tp * l->sp, stage = place * l->dp;
     const double work = s->rows * s->share, stage_rate = rate_of(s, stage);
-    const double again = s->recompute == PD_RECOMPUTE_FULL        ? g->block_seconds
-                         : s->recompute == PD_RECOMPUTE_SELECTIVE ? g->moved_seconds /* norms and activations */
-                                                                  : 0;
-    const double compute = 3 * g->seconds * work, recompute = again * work;
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_seconds : g->moved_seconds; /* norms, activations */
+    const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
     const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
     const double beside =
         (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
@@ -326,6 +334,7 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .layout = l,
                         .machine = machine,
                         .recompute = laid_out->recompute,
+                        .recompute_layers = laid_out->recompute_layers,
                         .rows = (double)config->batch.leaf * config->batch.context / l->sp,
                         .act = pd_dtype_bytes(config->numerics.precision),
                         .parts = l->zero_shard,

@@ -18,6 +18,7 @@ static bool recompute_selective(struct pd_config *c)
 {
     const bool is_new = c->layout.recompute == PD_RECOMPUTE_NONE;
     c->layout.recompute = PD_RECOMPUTE_SELECTIVE;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
     return is_new;
 }
 
@@ -25,6 +26,14 @@ static bool recompute_full(struct pd_config *c)
 {
     const bool is_new = c->layout.recompute != PD_RECOMPUTE_FULL;
     c->layout.recompute = PD_RECOMPUTE_FULL;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
+    return is_new;
+}
+
+static bool recompute_more(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute_layers < c->model.layers;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
     return is_new;
 }
 
@@ -68,6 +77,7 @@ static const struct change {
     const char *words;
     bool (*apply)(struct pd_config *); /* false: it is so already */
 } changes[] = {
+    {"layout.recompute_layers=auto", recompute_more},
     {"layout.recompute=selective", recompute_selective},
     {"layout.fp8_codes=leaf", codes_made_again},
     {"offload.activations=cpu", activations_away},
@@ -78,6 +88,11 @@ static const struct change {
     {"offload.parameters=cpu", parameters_away},
 };
 enum { CHANGES = sizeof changes / sizeof *changes };
+
+static bool recomputes(const struct change *change)
+{
+    return change->apply == recompute_more || change->apply == recompute_selective || change->apply == recompute_full;
+}
 
 static uint64_t device_bytes(const struct pd_memory_plan *plan)
 {
@@ -110,13 +125,14 @@ static void add(struct pd_device_remedy *r, const char *words)
 /* What layout: auto chose would be chosen again: all of it is given. */
 static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
 {
-    static const char *const recompute[] = {"none", "selective", "full"};
+    char recompute[64];
+    pd_recompute_text(c->layout.recompute, c->layout.recompute_layers, " layout.", recompute, sizeof recompute);
     snprintf(
         r->words, sizeof r->words,
         "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u layout.zero_stage=%u "
-        "layout.zero_shard=%u layout.recompute=%s",
+        "layout.zero_shard=%u layout.%s",
         c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
-        c->layout.zero_shard, recompute[c->layout.recompute]);
+        c->layout.zero_shard, recompute);
 }
 
 /* Among the words of give_layout. */
@@ -125,14 +141,20 @@ static bool is_given(const char *words)
     return strncmp(words, "layout.recompute", 16) == 0 || strncmp(words, "layout.zero", 11) == 0;
 }
 
-static bool try_changes(const struct pd_engine_options *o, uint32_t which, struct pd_device_remedy *ret)
+/* layers: that are recomputed, where one of the changes is to recompute. */
+static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint32_t layers, struct pd_device_remedy *ret)
 {
     struct pd_config config = *o->config; /* borrows what it points to */
     struct pd_device_remedy r = {.bytes = 0};
+    char number[48];
     for (uint32_t i = 0; i < CHANGES; i++) {
         if (!(which >> i & 1)) continue;
         if (!changes[i].apply(&config)) return false;
-        add(&r, changes[i].words);
+        if (layers == PD_LAYERS_ALL || changes[i].apply != recompute_more) add(&r, changes[i].words);
+        if (layers == PD_LAYERS_ALL || !recomputes(&changes[i])) continue;
+        snprintf(number, sizeof number, "layout.recompute_layers=%u", layers);
+        add(&r, number);
+        config.layout.recompute_layers = layers;
     }
     if (!plan_with(o, &config, &r.bytes)) return false;
     if (config.layout.chosen) give_layout(&config, &r);
@@ -142,12 +164,29 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, struc
     return true;
 }
 
+/* Of the blocks that a remedy recomputes, the fewest with which it is one. */
+static void fewest_layers(const struct pd_engine_options *o, uint32_t which, uint64_t bytes, struct pd_device_remedy *r)
+{
+    uint32_t too_few = 0, enough = o->model->config.layers;
+    bool is_one = false;
+    for (int i = 0; i < CHANGES; i++)
+        is_one |= (which >> i & 1) && recomputes(&changes[i]);
+    while (is_one && enough - too_few > 1) {
+        struct pd_device_remedy some;
+        const uint32_t layers = too_few + (enough - too_few) / 2;
+        const bool is_enough = try_changes(o, which, layers, &some) && some.bytes <= bytes;
+        *(is_enough ? &enough : &too_few) = layers;
+        if (is_enough) *r = some;
+    }
+}
+
 bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
 {
     for (int count = 1; count <= CHANGES; count++) {
         for (uint32_t which = 1; which < 1u << CHANGES; which++) {
             struct pd_device_remedy r;
-            if (__builtin_popcount(which) != count || !try_changes(o, which, &r) || r.bytes > bytes) continue;
+            if (__builtin_popcount(which) != count || !try_changes(o, which, PD_LAYERS_ALL, &r) || r.bytes > bytes) continue;
+            fewest_layers(o, which, bytes, &r);
             *ret_remedy = r;
             return true;
         }

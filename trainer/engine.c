@@ -121,6 +121,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
                                            .keeps_codes = keeps_codes(e),
                                            .recompute = e->laid_out.recompute,
+                                           .recompute_layers = e->laid_out.recompute_layers,
                                            .separate_documents = c->data.separate_documents,
                                            .backward = true,
                                            .may_add = adds_in_place(e),

@@ -25,7 +25,7 @@
 struct pd_launch_layout {
     uint32_t ranks;
     char summary[64];   /* for people: "dp=2 tp=4" */
-    char settings[160]; /* for the ranks (trainer/launch_layout.h) */
+    char settings[192]; /* for the ranks (trainer/launch_layout.h) */
 };
 
 #define PD_LAUNCH_FOUND_BYTES 1600u

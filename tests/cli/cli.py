@@ -321,6 +321,8 @@ REFUSED = {
     "buffers": (["offload.optimizer=nvme", "offload.buffer_bytes=3M"],
                 "offload.buffer_bytes is 3145728, and state on nvme streams through 4194304 at least; set "
                 "offload.buffer_bytes=4M"),
+    "recompute-layers": (["layout.recompute=full", "layout.recompute_layers=5"], "layout.recompute_layers is 5, and the model has 4 "
+                         "blocks; set layout.recompute_layers=4, or leave it out for all"),
     "order": (["layout.pp=2", "layout.order=layers"],
               "layout.order is layers and layout.pp is 2, but pipeline stages take leaf after leaf; use layout.pp=1 or "
               "layout.order=leaves"),

@@ -120,6 +120,12 @@ def after_a_kill(bench, config):
                {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": fault})
 
 
+def recomputed_by_block(bench, config):
+    for recompute, graphs in itertools.product(("selective", "full"), "01"):
+        bench.same(f"{recompute} recomputation of one block, graphs {graphs}", config,
+                   [f"layout.recompute={recompute}", "layout.recompute_layers=1"], {"PERDURE_CUDA_GRAPHS": graphs})
+
+
 def saved_at_every_step(bench, config):
     bench.same("saved in the background after every step", config, ["checkpoint.every=1"])
 
@@ -351,6 +357,7 @@ def alone(bench, is_long):
     config = bench.config()
     whatever_comes_first(bench, config, [("7", "1"), ("now", "0"), ("late", "77")] if is_long else [("7", "1")])
     after_a_kill(bench, config)
+    recomputed_by_block(bench, config)
     saved_at_every_step(bench, config)
     from_cpu_and_back(bench, config)
     planned(bench, config)

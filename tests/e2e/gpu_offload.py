@@ -36,6 +36,7 @@ CASES = {
     "activations on the host": placed(activations="cpu"),
     "activations in files": placed(activations="nvme"),
     "activations in files, by layers, recomputed": placed(activations="nvme") + ["layout.order=layers", "layout.recompute=full"],
+    "activations in files, two blocks recomputed": placed(activations="nvme") + ["layout.recompute=full", "layout.recompute_layers=2"],
     "activations in files, some of them kept": placed(activations="nvme") + ["offload.activations_budget=100k"],
     "copies on the host, state on the device": placed(parameters="cpu"),
     "copies and state on the host": placed(optimizer="cpu", parameters="cpu"),
@@ -46,7 +47,8 @@ CASES = {
     "all in files, some of it kept": placed(**dict.fromkeys(PLACES, "nvme")) + [
         "offload.optimizer_budget=1M", "offload.parameters_budget=40k", "offload.gradients_budget=300k", "offload.activations_budget=50k"],
 }
-SOME = ("state on the host", "state in files, some of it kept", "activations in files, some of them kept", "all on the host", "all in files")
+SOME = ("state on the host", "state in files, some of it kept", "activations in files, two blocks recomputed",
+        "activations in files, some of them kept", "all on the host", "all in files")
 KILL = "worker.stepped@0:3:kill"
 
 

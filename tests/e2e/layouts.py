@@ -20,7 +20,7 @@ STEPS = 3
 LAYERS = 5
 LEAVES = 8
 VIRTUAL = {"8x8": (8, 8), "1x1": (1, 1)}
-RECOMPUTE = ["none", "selective", "full"]
+RECOMPUTE = ["none", "selective", "full", "selective,recompute_layers=2", "full,recompute_layers=1"]
 PRECISION = ["fp32", "bf16", "fp16"]
 FAMILY = ["llama", "gpt2"]
 CONFIG = """
@@ -109,7 +109,7 @@ def overrides_of(case, transport):
     return [f"layout.ranks={case['world']}", f"layout.dp={case['dp']}", f"layout.tp={case['tp']}", f"layout.pp={case['pp']}",
             f"layout.sp={case['sp']}", f"layout.schedule={case['schedule'][1]}", f"layout.interleave={case['schedule'][2]}",
             f"layout.zero_stage={case['stage']}", f"layout.zero_shard={case['shard']}",
-            f"layout.recompute={case['recompute']}", f"layout.transport={transport}", "layout.threads=1"]
+            *(f"layout.{part}" for part in f"recompute={case['recompute']}".split(",")), f"layout.transport={transport}", "layout.threads=1"]
 
 
 class Bench:

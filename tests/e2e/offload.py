@@ -29,7 +29,7 @@ FACTORS = {
     "order": ["auto", "layers"],
     "layout": ["dp=1", "dp=3", "dp=7", "tp=2", "sp=2", "pp=2", "dp=2,tp=2", "pp=3", "tp=2,sp=2", "dp=2,pp=2"],
     "zero_stage": ["1", "2", "3"],
-    "recompute": ["none", "selective", "full"],
+    "recompute": ["none", "selective", "full", "selective,recompute_layers=1", "full,recompute_layers=2"],
     "threads": ["1", "2"],
     "io": ["uring", "threads"],
     "buffer": ["4M", "16M"],
@@ -79,9 +79,9 @@ def stripes_of(case, directory, weights):
 
 def overrides_of(case, directory, transport):
     overrides = [f"offload.{name}={case[name]}" for name in ("optimizer", "parameters", "gradients", "activations")]
-    overrides += [f"layout.{part}" for part in case["layout"].split(",")]
+    overrides += [f"layout.{part}" for part in f"{case['layout']},recompute={case['recompute']}".split(",")]
     overrides += [f"layout.ranks={ranks_of(case['layout'])}", f"layout.transport={transport}", f"layout.order={case['order']}",
-                  f"layout.zero_stage={case['zero_stage']}", f"layout.recompute={case['recompute']}",
+                  f"layout.zero_stage={case['zero_stage']}",
                   f"layout.threads={case['threads']}", f"offload.buffer_bytes={case['buffer']}"]
     overrides += [f"offload.{name}_budget={case['budget']}" for name in ("optimizer", "parameters", "gradients", "activations")
                   if case[name] == "nvme"]

@@ -42,18 +42,42 @@ static bool stays(const struct pd_transformer *t, uint32_t place)
     return place >= t->away.away_places && place < block_places(t);
 }
 
-static uint64_t place_bytes(const struct pd_transformer *t)
-{
-    return page_up(pd_transformer_stream_bytes(t)) + page_up(t->away.kept_bytes);
-}
-
-static void find_away_places(struct pd_transformer *t)
+/* What a block keeps, its input aside. */
+static uint64_t kept_bytes(const struct pd_transformer *t, uint32_t block)
 {
     struct pd_block_activations counted;
+    return pd_activations_carve(t, block, &counted, NULL);
+}
+
+static uint64_t place_bytes(const struct pd_transformer *t, uint32_t block)
+{
+    return page_up(pd_transformer_stream_bytes(t)) + page_up(kept_bytes(t, block));
+}
+
+static uint32_t block_of_place(const struct pd_transformer *t, uint32_t place)
+{
+    for (uint32_t block = 0; block < t->model->config.layers; block++) {
+        const struct pd_held *held = &t->held[block];
+        if (held->chunk != PD_NOT_HELD && held->base <= place && place < held->base + held->depth) return block;
+    }
+    return PD_NOT_HELD;
+}
+
+/* Blocks that are recomputed come first, so that the last place that leaves is one of the largest. */
+static void find_away_places(struct pd_transformer *t)
+{
+    uint64_t stay = 0;
     if (!t->options.activations_in_files || !t->options.backward || !t->has_blocks) return;
-    t->away.kept_bytes = pd_activations_carve(t, &counted, NULL);
-    const uint64_t keeps = t->options.activations_budget / place_bytes(t);
-    t->away.away_places = keeps < block_places(t) ? block_places(t) - (uint32_t)keeps : 0;
+    t->away.away_places = block_places(t);
+    while (t->away.away_places) {
+        const uint32_t block = block_of_place(t, t->away.away_places - 1);
+        stay += place_bytes(t, block);
+        t->away.region_bytes = place_bytes(t, block);
+        t->away.regions_are_whole = t->held[block].recompute == PD_RECOMPUTE_NONE;
+        if (stay > t->options.activations_budget) break;
+        t->away.away_places--;
+    }
+    t->away.regions_are_whole &= t->away.away_places > 0;
 }
 
 uint32_t pd_transformer_span_count(const struct pd_transformer *t)
@@ -69,18 +93,18 @@ void pd_transformer_spans(const struct pd_transformer *t, uint64_t *ret_bytes)
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
             const bool leaves = is_block && held->base + i < t->away.away_places;
             ret_bytes[input_span(held->base + i)] = leaves ? pd_transformer_stream_bytes(t) : 0;
-            ret_bytes[kept_span(held->base + i)] = leaves ? t->away.kept_bytes : 0;
+            ret_bytes[kept_span(held->base + i)] = leaves ? kept_bytes(t, block) : 0;
         }
     }
 }
 
 uint64_t pd_transformer_away_bytes(const struct pd_transformer *t, uint32_t slots)
 {
-    uint64_t places = 0;
+    uint64_t bytes = 0;
     for (uint32_t block = 0; block < t->model->config.layers; block++)
         for (uint32_t slot = 0; t->held[block].chunk != PD_NOT_HELD && slot < slots; slot++)
-            places += pd_transformer_place(t, slot, block) < t->away.away_places;
-    return places * place_bytes(t);
+            if (pd_transformer_place(t, slot, block) < t->away.away_places) bytes += place_bytes(t, block);
+    return bytes;
 }
 
 void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spill)
@@ -146,11 +170,12 @@ void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
     for (uint32_t i = 0; i < turn_count(t); i++)
         t->away.turns[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream);
     for (int i = 0; i < REGIONS; i++)
-        t->away.regions[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, place_bytes(t));
+        t->away.regions[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, t->away.region_bytes);
     for (uint32_t place = t->away.away_places; place < block_places(t); place++) {
-        char *own = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, place_bytes(t));
+        const uint32_t block = block_of_place(t, place);
+        char *own = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, place_bytes(t, block));
         t->stream[place] = own;
-        pd_activations_carve(t, &t->blocks[place], own + stream);
+        pd_activations_carve(t, block, &t->blocks[place], own + stream);
     }
 }
 
@@ -164,7 +189,7 @@ static pd_status clear_region(struct pd_transformer *t, uint32_t region, struct 
     t->away.is_back[region] = false;
     if (place == PD_NOT_HELD) return PD_OK;
     PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err));
-    return t->away.kept_bytes ? pd_spill_wait(t->away.spill, kept_span(place), err) : PD_OK;
+    return kept_bytes(t, block_of_place(t, place)) ? pd_spill_wait(t->away.spill, kept_span(place), err) : PD_OK;
 }
 
 static pd_status next_region(struct pd_transformer *t, uint32_t place, uint32_t *ret_region, struct pd_error *err)
@@ -201,7 +226,7 @@ pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t 
     uint32_t region;
     if (!pd_activations_are_away(t) || stays(t, place)) return PD_OK;
     PD_TRY(next_region(t, PD_NOT_HELD, &region, err));
-    pd_activations_carve(t, &t->blocks[place], kept_of(t, region));
+    pd_activations_carve(t, block, &t->blocks[place], kept_of(t, region));
     return PD_OK;
 }
 
@@ -211,7 +236,7 @@ pd_status pd_activations_close(struct pd_transformer *t, uint32_t slot, uint32_t
     if (!pd_activations_are_away(t) || stays(t, place) || !t->away.learns) return PD_OK;
     PD_TRY(pd_spill_write(t->away.spill, input_span(place), t->stream[place], err));
     t->away.turn_place[turn_of(t, slot, block)] = place;
-    if (!t->away.kept_bytes) return PD_OK;
+    if (!kept_bytes(t, block)) return PD_OK;
     const uint32_t region = (t->away.next_region + REGIONS - 1) % REGIONS;
     t->away.region_place[region] = place;
     return pd_spill_write(t->away.spill, kept_span(place), kept_of(t, region), err);
@@ -235,7 +260,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
     t->away.is_back[region] = true;
     PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err)); /* it may still be on its way out */
     PD_TRY(pd_spill_read(t->away.spill, input_span(place), t->away.regions[region], err));
-    if (!t->away.kept_bytes) return PD_OK;
+    if (!kept_bytes(t, block)) return PD_OK;
     PD_TRY(pd_spill_wait(t->away.spill, kept_span(place), err));
     return pd_spill_read(t->away.spill, kept_span(place), kept_of(t, region), err);
 }
@@ -248,6 +273,6 @@ pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t
     const uint32_t region = find_region(t, place);
     PD_TRY(clear_region(t, region, err));
     t->stream[place] = t->away.regions[region];
-    pd_activations_carve(t, &t->blocks[place], kept_of(t, region));
+    pd_activations_carve(t, block, &t->blocks[place], kept_of(t, region));
     return PD_OK;
 }

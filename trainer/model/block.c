@@ -27,6 +27,7 @@ struct pass {
     const struct roles *roles;
     const struct pd_leaf_input *input;
     struct pd_block_activations *a;
+    enum pd_recompute recompute;
     void *x; /* (R,C) input of the block */
     void *const *w;
     float *const *g;
@@ -45,6 +46,7 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
                                                : &llama_roles,
                          .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
+                         .recompute = t->held[block].recompute,
                          .x = t->stream[place],
                          .w = w,
                          .g = g,
@@ -356,8 +358,8 @@ static pd_status inner(const struct pass *p, struct pd_error *err)
 
 static pd_status recompute(const struct pass *p, struct pd_error *err)
 {
-    if (p->t->options.recompute == PD_RECOMPUTE_NONE) return PD_OK;
-    if (p->t->options.recompute == PD_RECOMPUTE_FULL) return inner(p, err);
+    if (p->recompute == PD_RECOMPUTE_NONE) return PD_OK;
+    if (p->recompute == PD_RECOMPUTE_FULL) return inner(p, err);
     PD_TRY(norm1_forward(p, err));
     PD_TRY(norm2_forward(p, err));
     return activation_forward(p, err);

@@ -23,6 +23,7 @@ struct pd_model_config {
 };
 
 enum pd_recompute { PD_RECOMPUTE_NONE, PD_RECOMPUTE_SELECTIVE, PD_RECOMPUTE_FULL };
+#define PD_LAYERS_ALL UINT32_MAX /* blocks that are recomputed: every one */
 
 enum pd_init { PD_INIT_ZEROS, PD_INIT_ONES, PD_INIT_NORMAL };
 struct pd_tensor_init {

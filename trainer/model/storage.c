@@ -45,7 +45,7 @@ static void *take_from(struct room *room, uint64_t elements, uint64_t element_by
     return data;
 }
 
-/* What every recomputation but full keeps. */
+/* Kept by every recomputation but full. */
 static void take_products(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const struct pd_share *s = &t->share;
@@ -56,6 +56,7 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
     a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
 }
 
+/* Kept by none alone: norms and activation functions make it from the rest. */
 static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const uint64_t stream = t->rows * t->model->config.hidden;
@@ -68,41 +69,67 @@ static void take_cheap(const struct pd_transformer *t, struct pd_block_activatio
     a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
 }
 
-static bool keeps_products(const struct pd_transformer *t)
+static void take_kept(const struct pd_transformer *t, enum pd_recompute recompute, struct pd_block_activations *a,
+                      struct room *room)
 {
-    return t->options.backward && t->options.recompute != PD_RECOMPUTE_FULL;
+    if (recompute == PD_RECOMPUTE_NONE) take_cheap(t, a, room);
+    if (recompute != PD_RECOMPUTE_FULL) take_products(t, a, room);
 }
 
-static bool keeps_all(const struct pd_transformer *t)
+static void take_again(const struct pd_transformer *t, enum pd_recompute recompute, struct pd_block_activations *a,
+                       struct room *room)
 {
-    return t->options.backward && t->options.recompute == PD_RECOMPUTE_NONE;
+    if (recompute != PD_RECOMPUTE_NONE) take_cheap(t, a, room);
+    if (recompute == PD_RECOMPUTE_FULL) take_products(t, a, room);
 }
 
-static void take_kept(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, char *base)
 {
-    if (keeps_all(t)) take_cheap(t, a, room);
-    if (keeps_products(t)) take_products(t, a, room);
-}
-
-uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_activations *a, char *base)
-{
+    const enum pd_recompute recompute = t->held[block].recompute;
     struct room room = {.base = base};
-    take_kept(t, a, &room);
-    return room.used;
+    take_kept(t, recompute, a, &room);
+    const uint64_t kept = room.used;
+    if (t->away.regions_are_whole) take_again(t, recompute, a, &room);
+    return kept;
+}
+
+/* Of what a block of this rank makes again. */
+static enum pd_recompute largest_work(const struct pd_transformer *t)
+{
+    enum pd_recompute largest = PD_RECOMPUTE_NONE;
+    for (uint32_t block = 0; block < t->model->config.layers; block++)
+        if (t->held[block].chunk != PD_NOT_HELD && t->held[block].recompute > largest) largest = t->held[block].recompute;
+    return largest;
+}
+
+/* The first block that keeps everything, where no two leaves are between its forward and its backward: it is written behind
+ * the forward of the blocks before it and read in front of their backward, and they work there meanwhile. */
+static uint32_t lender(const struct pd_transformer *t)
+{
+    uint32_t block = 0;
+    while (block < t->model->config.layers &&
+           (t->held[block].chunk == PD_NOT_HELD || t->held[block].recompute != PD_RECOMPUTE_NONE))
+        block++;
+    const struct pd_held *held = &t->held[block];
+    const bool lends = block < t->model->config.layers && held->chunk == 0 && held->depth == 1;
+    return lends && !pd_activations_are_away(t) ? block : PD_NOT_HELD;
 }
 
 static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct room room = {.arena = arena};
+    const uint32_t lends = lender(t);
     if (!t->has_blocks) return;
-    if (!keeps_all(t)) take_cheap(t, &t->work, &room);
-    if (!keeps_products(t)) take_products(t, &t->work, &room);
+    if (lends != PD_NOT_HELD)
+        take_kept(t, PD_RECOMPUTE_NONE, &t->work, &room);
+    else if (!t->away.regions_are_whole)
+        take_again(t, largest_work(t), &t->work, &room);
     for (uint32_t block = 0; block < t->model->config.layers; block++) {
         const struct pd_held *held = &t->held[block];
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
             struct pd_block_activations *a = &t->blocks[held->base + i];
             *a = t->work;
-            if (!pd_activations_are_away(t)) take_kept(t, a, &room);
+            if (block != lends && !pd_activations_are_away(t)) take_kept(t, held->recompute, a, &room);
         }
     }
 }

@@ -59,6 +59,18 @@ static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
+/* Of the first blocks of a rank, in the order of its chunks: where several leaves are between forward and backward, the
+ * first chunk has the most of them. */
+static void set_recompute(struct pd_transformer *t, const struct pd_stage *chunk, uint32_t *blocks)
+{
+    for (uint32_t b = chunk->first_block; b < chunk->first_block + chunk->block_count; b++) {
+        const bool is_recomputed = (*blocks)++ < t->options.recompute_layers;
+        t->held[b].recompute = !t->options.backward ? PD_RECOMPUTE_FULL
+                               : is_recomputed      ? t->options.recompute
+                                                    : PD_RECOMPUTE_NONE;
+    }
+}
+
 static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
 {
     const uint32_t layers = t->model->config.layers, one = 1;
@@ -66,7 +78,7 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
     const uint32_t count = t->options.chunk_count ? t->options.chunk_count : 1;
     const struct pd_stage *chunks = t->options.chunk_count ? t->options.chunks : &whole;
     const uint32_t *depth = t->options.chunk_count ? t->options.depth : &one;
-    uint32_t places = 0;
+    uint32_t places = 0, blocks = 0;
     for (uint32_t unit = 0; unit <= layers; unit++)
         t->held[unit].chunk = PD_NOT_HELD;
     for (uint32_t i = 0; i < count; i++) {
@@ -74,7 +86,8 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
         PD_CHECK(depth[i] > 0 && chunks[i].first_block + units <= layers + 1);
         if (depth[i] > t->input_count) t->input_count = depth[i];
         for (uint32_t u = chunks[i].first_block; u < chunks[i].first_block + units; u++, places += depth[i])
-            t->held[u] = (struct pd_held){i, depth[i], places};
+            t->held[u] = (struct pd_held){.chunk = i, .depth = depth[i], .base = places};
+        set_recompute(t, &chunks[i], &blocks);
         t->has_head |= chunks[i].has_head;
         t->has_blocks |= chunks[i].block_count > 0;
     }

@@ -12,6 +12,7 @@
  *   none       every input of an operation of every block
  *   selective  what a matrix product or attention wrote; norms and activation functions are computed again
  *   full       the input of each block; the rest is computed again, with the same bits
+ * for the first recompute_layers blocks of a rank, and none for the others.
  *
  * A transformer holds the pipeline chunks of one rank. `slot` numbers the leaves of a step on this rank: between the forward
  * and the backward of a leaf at most depth[chunk] - 1 others of that chunk begin (trainer/parallel/schedule.h), so slot s
@@ -35,6 +36,7 @@ struct pd_transformer_options {
     bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
     bool keeps_codes;           /* codes of weights are made once between two pd_transformer_begin; nothing is cut */
     enum pd_recompute recompute;
+    uint32_t recompute_layers;   /* of the first so many blocks of this rank; the others keep what none keeps */
     bool separate_documents;     /* attention looks at `first` */
     bool backward;               /* false: forward only (validation, sampling), less memory */
     bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */

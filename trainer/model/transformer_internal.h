@@ -105,8 +105,9 @@ struct pd_sequence_parallel {
 struct pd_activations_away {
     struct pd_spill *spill;               /* borrowed */
     bool learns;                          /* what runs forward now goes backward later */
-    uint64_t kept_bytes;                  /* of a block, its input aside */
     uint32_t away_places;                 /* those before go to files, those of blocks from it on stay: a budget's */
+    uint64_t region_bytes;                /* of the largest place that goes */
+    bool regions_are_whole;               /* they have room for what is computed again, too: nobody needs `work` */
     char **turns;                         /* inputs of blocks in forward */
     uint32_t *turn_place;                 /* whose input is on its way out from there */
     char *regions[PD_ACTIVATION_REGIONS]; /* an input, then what is kept */
@@ -116,6 +117,7 @@ struct pd_activations_away {
 
 struct pd_held {
     uint32_t chunk, depth, base; /* place of slot s: base + s % depth */
+    enum pd_recompute recompute; /* of this block; full where there is no backward */
 };
 
 struct pd_transformer {
@@ -137,7 +139,7 @@ struct pd_transformer {
     struct pd_held *held;                /* (layers + 1), the last is the head */
     void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
     struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
-    struct pd_block_activations work;
+    struct pd_block_activations work;    /* of what is computed again */
     float *head_mean, *head_rstd;
     void *head_norm;    /* (R,C) */
     float *logits;      /* (logits_rows, V), rows ld_logits apart */
@@ -159,8 +161,9 @@ uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uin
 /* ---- storage.c ---- */
 PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err);
 
-/* What a block keeps, at `base`; returns the bytes it takes. base NULL: only counts. */
-uint64_t pd_activations_carve(const struct pd_transformer *t, struct pd_block_activations *a, char *base);
+/* What a block keeps, at `base`, and behind it what is computed again where regions are whole; returns the bytes of what is
+ * kept. base NULL: only counts. */
+uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, char *base);
 
 /* ---- activation_files.c: nothing happens where activations stay in memory ---- */
 bool pd_activations_are_away(const struct pd_transformer *t);

@@ -445,6 +445,50 @@ Test(config, print_loads_back)
     }
 }
 
+/* 0 blocks are a number of blocks; auto is none. */
+Test(config, recompute_layers)
+{
+    static const struct {
+        const char *layout, *printed;
+        uint32_t layers;
+    } good[] = {{"{recompute: full}", "recompute_layers: auto", PD_LAYERS_ALL},
+                {"{recompute: full, recompute_layers: auto}", "recompute_layers: auto", PD_LAYERS_ALL},
+                {"{recompute: full, recompute_layers: 0}", "recompute_layers: 0 ", 0},
+                {"{recompute: selective, recompute_layers: 2}", "recompute_layers: 2 ", 2},
+                {"{auto: true, recompute_layers: 2}", "recompute_layers: 2 ", 2}};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        char text[300];
+        snprintf(text, sizeof text, MINIMAL "layout: %s\n", good[i].layout);
+        struct pd_config c = parse(text, NULL);
+        char *yaml = printed(&c);
+        struct pd_config back = parse(yaml, NULL);
+        cr_expect_eq(c.layout.recompute_layers, good[i].layers, "%s", good[i].layout);
+        cr_expect_eq(back.layout.recompute_layers, good[i].layers, "%s", good[i].layout);
+        cr_expect_not_null(strstr(yaml, good[i].printed), "%s", good[i].layout);
+        free(yaml);
+        pd_config_deinit(&c);
+        pd_config_deinit(&back);
+    }
+    static const char *const bad[][2] = {
+        {"{recompute: full, recompute_layers: 5}", "run.yaml: layout.recompute_layers is 5, and the model has 4 blocks; set "
+                                                   "layout.recompute_layers=4, or leave it out "
+                                                   "for all"},
+        {"{recompute_layers: 2}",
+         "run.yaml: layout.recompute_layers is 2 and layout.recompute is none, so that no block is recomputed; set "
+         "layout.recompute=full or selective, or leave layout.recompute_layers out"},
+        {"{auto: true, recompute: none, recompute_layers: 2}",
+         "run.yaml: layout.recompute_layers is 2 and layout.recompute is none, so that no block is recomputed; set "
+         "layout.recompute=full or selective, or leave layout.recompute_layers out"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct pd_config c;
+        struct pd_error err;
+        char text[300];
+        snprintf(text, sizeof text, MINIMAL "layout: %s\n", bad[i][0]);
+        cr_expect_eq(pd_config_parse("run.yaml", text, NULL, 0, &c, &err), PD_INVALID, "%s", bad[i][0]);
+        cr_expect_str_eq(err.message, bad[i][1]);
+    }
+}
+
 /* What layout.auto is left to choose is so again when what was printed is read. */
 Test(config, what_is_left_to_the_planner_prints_so)
 {
@@ -543,6 +587,7 @@ Test(resume, table)
     cr_expect_eq(effect_of(MINIMAL "model: {preset: gpt2-124m}\nbatch: {context: 64}\n", "model.context=512", 1),
                  PD_RESUME_REFUSED);
     cr_expect_eq(effect_of(MINIMAL "batch: {context: 64}\n", "model.context=512", 1), PD_RESUME_FREE);
+    cr_expect_eq(effect_of(MINIMAL "layout: {recompute: full}\n", "layout.recompute_layers=2", 1), PD_RESUME_FREE);
     cr_expect_eq(effect_of(MINIMAL "numerics: {gradient_type: bf16}\n", "numerics.gradient_rounding=stochastic", 1),
                  PD_RESUME_NEW_LINEAGE);
 }

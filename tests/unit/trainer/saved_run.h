@@ -49,9 +49,10 @@ static inline void run_build_engine(struct run *r, const char *keys)
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 100, seed: 5}\n"
              "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\nlayout: {ranks: 1}\n%s",
+             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\n%s",
              r->text, keys);
-    OK(pd_config_parse("test", yaml, NULL, 0, &r->config, err));
+    const char *overrides[] = {"layout.ranks=1"};
+    OK(pd_config_parse("test", yaml, overrides, 1, &r->config, err));
     OK(pd_whole_engine_open(&r->config, NULL, NULL, 1, &r->whole, err));
 }
 

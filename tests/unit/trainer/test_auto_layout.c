@@ -361,6 +361,63 @@ Test(choose, recomputation_and_zero_stage_that_are_given_hold)
     choose(GIVEN "dp: 4, zero_stage: 0}\noffload: {optimizer: nvme}\n", 4, 0, PD_INVALID);
 }
 
+static double bytes_of(const char *recompute)
+{
+    char text[200];
+    snprintf(text, sizeof text, GIVEN "dp: 1, zero_stage: 3, recompute: %s}\n", recompute);
+    return (double)choose(text, 1, 0, PD_OK).worst_bytes;
+}
+
+/* Memory for less than none keeps and for more than all that are recomputed keep. */
+Test(choose, no_more_blocks_are_recomputed_than_must_be)
+{
+    const double none = bytes_of("none"), selective = bytes_of("selective"), full = bytes_of("full");
+    struct pd_layout_choice before = {.step_seconds = 0};
+    for (int tenths = 1; tenths < 10; tenths++) {
+        const double limit = none - (none - full) * tenths / 10;
+        const struct pd_layout_choice c = choose(GIVEN "dp: 1, zero_stage: 3}\n", 1, limit, PD_OK);
+        const uint32_t layers = c.laid_out.recompute_layers;
+        char one_less[64];
+        cr_assert(layers > 0 && layers < 12, "%d tenths: %u blocks", tenths, layers);
+        cr_expect_leq((double)c.worst_bytes, limit);
+        cr_expect_eq(c.laid_out.recompute, limit < selective ? PD_RECOMPUTE_FULL : PD_RECOMPUTE_SELECTIVE, "%d", tenths);
+        cr_expect_geq(c.step_seconds, before.step_seconds, "less memory takes no less time");
+        snprintf(one_less, sizeof one_less, "%s, recompute_layers: %u", limit < selective ? "full" : "selective",
+                 layers - 1);
+        cr_expect_gt(bytes_of(one_less), limit, "%u would have done", layers - 1);
+        before = c;
+    }
+    cr_expect_eq(choose(GIVEN "dp: 1, zero_stage: 3}\n", 1, none, PD_OK).laid_out.recompute, PD_RECOMPUTE_NONE);
+}
+
+/* How many are given holds, with whichever way to recompute is left; how is given, and all are. */
+Test(choose, blocks_that_are_given_hold)
+{
+    const struct pd_layout_choice c = choose(GIVEN "recompute_layers: 5}\n", 1, 0, PD_OK),
+                                  d = choose(GIVEN "recompute: full, recompute_layers: 5}\n", 1, 0, PD_OK),
+                                  e = choose(GIVEN "recompute: full}\n", 1, 0, PD_OK);
+    cr_expect_eq(c.laid_out.recompute, PD_RECOMPUTE_SELECTIVE);
+    cr_expect_eq(c.laid_out.recompute_layers, 5);
+    cr_expect_eq(d.laid_out.recompute, PD_RECOMPUTE_FULL);
+    cr_expect_eq(d.laid_out.recompute_layers, 5);
+    cr_expect_eq(e.laid_out.recompute_layers, PD_LAYERS_ALL);
+    choose(GIVEN "dp: 1, recompute: full, recompute_layers: 5}\n", 1, (double)d.worst_bytes - 1, PD_INVALID);
+}
+
+Test(cost, recomputation_is_in_proportion_to_blocks)
+{
+    struct pd_machine machine;
+    struct pd_error err;
+    char text[200];
+    cr_assert_eq(pd_machine_preset("h100-80g", &machine, &err), PD_OK);
+    const double all = cost_on(&machine, "model: {preset: gpt2-124m}\nlayout: {recompute: full}\n", 1).recompute_seconds;
+    cr_assert_gt(all, 0);
+    for (uint32_t layers = 0; layers <= 12; layers++) {
+        snprintf(text, sizeof text, "model: {preset: gpt2-124m}\nlayout: {recompute: full, recompute_layers: %u}\n", layers);
+        cr_expect_float_eq(cost_on(&machine, text, 1).recompute_seconds, all * layers / 12, 1e-9 * all, "%u", layers);
+    }
+}
+
 static void expect_less(const char *text, uint32_t world, bool places, bool state_alone, const char *expected)
 {
     char said[256];

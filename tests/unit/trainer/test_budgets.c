@@ -149,3 +149,29 @@ Test(budgets, a_budget_keeps_what_fits_and_no_more)
     cr_expect_eq(nearly_three.step_bytes, two.step_bytes);
     cr_expect_eq(none.plan.parameter_traffic - two.plan.parameter_traffic, 2 * 3 * COPIES, "written once, read twice");
 }
+
+/* What is kept differs from block to block where some are recomputed: it leaves, comes back and is planned by block. */
+static void check_layers(const char *how, const char *budget)
+{
+    const struct outcome none = run_with("");
+    struct outcome before = {.step_bytes = UINT64_MAX, .memory_bytes = UINT64_MAX};
+    for (uint32_t layers = 0; layers <= 6; layers++) {
+        char keys[300];
+        snprintf(keys, sizeof keys,
+                 ", activations: nvme, activations_budget: %s}\nlayout: {recompute: %s, recompute_layers: %u", budget, how,
+                 layers);
+        const struct outcome now = run_with(keys);
+        expect_same(&none, &now, keys);
+        cr_expect_leq(now.step_bytes, before.step_bytes, "%s", keys);
+        if (!strcmp(budget, "0")) cr_expect_leq(now.memory_bytes, before.memory_bytes, "%s", keys);
+        before = now;
+    }
+}
+
+Test(budgets, blocks_that_are_recomputed_keep_less)
+{
+    check_layers("full", "0");
+    check_layers("selective", "0");
+    check_layers("full", "200k");
+    check_layers("selective", "64k");
+}

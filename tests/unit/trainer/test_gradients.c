@@ -44,6 +44,7 @@ static void build(struct setup *s, struct pd_arena *arena, enum pd_recompute rec
                                                    .length = LENGTH,
                                                    .dtype = PD_F32,
                                                    .recompute = recompute,
+                                                   .recompute_layers = PD_LAYERS_ALL,
                                                    .separate_documents = true,
                                                    .backward = true,
                                                    .partition = pd_partition_whole()};

@@ -1,6 +1,6 @@
 /* Every layout of small odd models over ranks in this process, one to eight: losses, norms, validation, skips, parameters
  * and both moments have the bits of one rank with the same numerics, and every rank takes exactly what was planned. ZeRO
- * stages, schedules, recomputation, shard groups and threads go round with the layouts.
+ * stages, schedules, recomputation and of how many blocks, shard groups and threads go round with the layouts.
  *
  * By default every second layout of each numerics is tried, the others under other numerics; PERDURE_TEST_SCALE=10 tries all
  * of them with everything that goes round. PERDURE_LAYOUT=dp,tp,pp,sp runs that one alone. */
@@ -19,12 +19,14 @@ struct numerics {
 struct choice {
     uint32_t dp, tp, pp, sp, interleave, zero_stage, zero_shard;
     const char *schedule, *recompute, *order;
+    uint32_t layers; /* recomputed of a rank; more than there are: all */
 };
 
 static void configure(struct pd_config *c, const struct numerics *n, const struct choice *l)
 {
-    char yaml[1500], more[96];
+    char yaml[1500], more[96], layers[16] = "auto";
     struct pd_error err;
+    if (l->layers <= LAYERS && strcmp(l->recompute, "none") != 0) snprintf(layers, sizeof layers, "%u", l->layers);
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: %d, seed: 5}\n"
              "model: {%s, vocab: 257, context: 32, layers: %d, hidden: 48, ffn: 40}\n"
@@ -33,9 +35,10 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
              "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u}\n"
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
-             "recompute: %s, order: %s}\n",
+             "recompute: %s, recompute_layers: %s, order: %s}\n",
              STEPS, n->model, LAYERS, data_path(), 2 * LEAVES, n->precision, n->gradient_type, n->virtual_tp, n->virtual_sp,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule, l->recompute, l->order);
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule, l->recompute, layers,
+             l->order);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, c, &err), PD_OK, "%s", err.message);
@@ -45,7 +48,17 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
 static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t turn)
 {
     static const char *const recompute[] = {"none", "selective", "full"};
-    struct choice l = {dp, tp, pp, sp, 1, turn % 4, dp * sp, turn % 3 ? "1f1b" : "gpipe", recompute[turn / 2 % 3], "leaves"};
+    struct choice l = {dp,
+                       tp,
+                       pp,
+                       sp,
+                       1,
+                       turn % 4,
+                       dp * sp,
+                       turn % 3 ? "1f1b" : "gpipe",
+                       recompute[turn / 2 % 3],
+                       "leaves",
+                       (turn + 1) % 7};
     if (pp == 1 && turn % 2 == 0) l.order = "layers";
     if (pp > 1 && 2 * pp <= LAYERS && turn % 3 == 1) l.interleave = 2;
     if (turn % 5 == 2)
@@ -56,8 +69,9 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
 
 static void describe(const struct numerics *n, const struct choice *l, char *ret_text, size_t room)
 {
-    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s, %s", n->name,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute, l->order);
+    snprintf(ret_text, room, "%s: dp %u tp %u pp %u sp %u interleave %u %s, ZeRO-%u over %u, recompute %s (%u), %s", n->name,
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->schedule, l->zero_stage, l->zero_shard, l->recompute, l->layers,
+             l->order);
 }
 
 static void run(struct job *job, const struct numerics *n, const struct choice *l, uint32_t threads)
@@ -98,7 +112,7 @@ static void check_numerics(const struct numerics *n)
     static struct job one;
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
-    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "leaves"};
+    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "leaves", 0};
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);

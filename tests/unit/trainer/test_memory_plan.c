@@ -96,6 +96,9 @@ Test(memory_plan, other_layouts)
         "layout.dp=4 layout.zero_shard=2 layout.zero_stage=1",
         "layout.dp=6 layout.zero_shard=3 layout.zero_stage=2 numerics.precision=fp32",
         "layout.dp=2 layout.tp=4 numerics.virtual_tp=4 layout.recompute=full",
+        "layout.dp=2 layout.recompute=full layout.recompute_layers=3",
+        "layout.dp=2 layout.pp=2 layout.recompute=selective layout.recompute_layers=2",
+        "layout.dp=1 layout.pp=2 layout.interleave=2 layout.recompute=full layout.recompute_layers=2",
         "layout.dp=2 layout.tp=8 numerics.virtual_tp=8 numerics.gradient_type=bf16",
         "layout.dp=1 layout.pp=5 layout.recompute=selective",
         "layout.dp=3 layout.pp=2 layout.interleave=2",
@@ -135,12 +138,55 @@ Test(memory_plan, offloaded)
         "layout.dp=3 layout.pp=2 layout.interleave=2 offload.activations=nvme offload.activations_budget=300k",
         "layout.dp=2 layout.pp=3 offload.optimizer=nvme offload.parameters=nvme offload.parameters_budget=300k "
         "offload.optimizer_budget=1M",
+        "layout.dp=2 layout.pp=2 offload.activations=nvme offload.activations_budget=300k layout.recompute=full "
+        "layout.recompute_layers=2",
         "layout.dp=4 offload.optimizer=cpu offload.parameters=cpu offload.gradients=cpu offload.activations=cpu",
     };
     for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
         check(MODEL_ODD, overrides[i]);
         check(MODEL_TIED, overrides[i]);
         check(MODEL_LARGE, overrides[i]);
+    }
+}
+
+/* One block more that is recomputed never takes more memory, on any rank; the last leaves the least. */
+Test(memory_plan, blocks_that_are_recomputed)
+{
+    static const char *const layouts[] = {"layout.dp=1",
+                                          "layout.dp=2 layout.order=layers",
+                                          "layout.dp=1 layout.pp=2",
+                                          "layout.dp=1 layout.pp=2 layout.interleave=2",
+                                          "layout.dp=1 layout.pp=3 layout.schedule=gpipe",
+                                          "layout.dp=2 layout.tp=2 layout.sp=2 numerics.virtual_tp=2 numerics.virtual_sp=2",
+                                          "layout.dp=1 offload.activations=nvme",
+                                          "layout.dp=1 layout.pp=2 offload.activations=nvme"};
+    for (size_t i = 0; i < 2 * sizeof layouts / sizeof *layouts; i++) {
+        uint64_t before[8], first = 0, last = 0;
+        memset(before, 0xff, sizeof before);
+        for (uint32_t layers = 0; layers <= 9; layers++) {
+            char overrides[300];
+            struct pd_model *model;
+            struct pd_error err;
+            snprintf(overrides, sizeof overrides, "%s layout.recompute=%s layout.recompute_layers=%u", layouts[i / 2],
+                     i % 2 ? "full" : "selective", layers);
+            struct pd_config c = parse(MODEL_LARGE, overrides);
+            cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+            const uint32_t world = pd_degrees_first_world(&c, 1);
+            last = 0;
+            for (uint32_t rank = 0; rank < world; rank++) {
+                struct pd_memory_plan plan = {0};
+                const struct pd_engine_options options = {
+                    .config = &c, .model = model, .world = world, .rank = rank, .threads = 1};
+                cr_assert_eq(pd_engine_plan_of(&options, &plan, &err), PD_OK, "%s: %s", overrides, err.message);
+                cr_expect_leq(pd_memory_plan_total(&plan), before[rank], "%s: rank %u", overrides, rank);
+                before[rank] = pd_memory_plan_total(&plan);
+                last += before[rank];
+            }
+            if (!layers) first = last;
+            pd_model_free(model);
+            pd_config_deinit(&c);
+        }
+        cr_expect_lt(last, first, "%s", layouts[i / 2]);
     }
 }
 

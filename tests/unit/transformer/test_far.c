@@ -62,6 +62,7 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
                                              .length = LENGTH,
                                              .dtype = PD_F32,
                                              .recompute = recompute,
+                                             .recompute_layers = PD_LAYERS_ALL,
                                              .separate_documents = true,
                                              .backward = true,
                                              .is_far = s->is_far,

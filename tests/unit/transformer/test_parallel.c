@@ -121,6 +121,7 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .length = c->length,
                                                    .dtype = c->dtype,
                                                    .recompute = c->recompute,
+                                                   .recompute_layers = PD_LAYERS_ALL,
                                                    .separate_documents = c->documents,
                                                    .backward = true,
                                                    .is_far = c->is_far,

@@ -1,4 +1,5 @@
-/* Leaves in several slots over pipeline chunks: the same bits as leaf after leaf through the whole model. */
+/* Leaves in several slots over pipeline chunks, any number of blocks recomputed: the same bits as leaf after leaf through
+ * the whole model, and no more computed again than was asked for. */
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -12,6 +13,11 @@ struct setup {
     struct pd_thread_pool *pool;
     float **weights;
     uint64_t *offset; /* of tensors in a leaf's gradients, then of the tied table, then the end */
+};
+
+struct recomputed {
+    enum pd_recompute how;
+    uint32_t layers; /* of a rank */
 };
 
 struct stage {
@@ -59,6 +65,41 @@ static void setup_deinit(struct setup *s)
     pd_model_free(s->model);
 }
 
+/* What is computed again is counted by two operations of a block's forward: attention in full, SwiGLU or GELU in any way. */
+static const struct pd_math_ops *real;
+static struct pd_math_ops counting;
+static uint64_t attentions, activations;
+
+static pd_status count_attention(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
+{
+    attentions++;
+    return real->attention_forward(math, a, err);
+}
+
+static pd_status count_swiglu(struct pd_math *math, uint64_t rows, uint64_t columns, enum pd_dtype dtype,
+                              const void *gate_up, void *out, struct pd_error *err)
+{
+    activations++;
+    return real->swiglu_forward(math, rows, columns, dtype, gate_up, out, err);
+}
+
+static pd_status count_gelu(struct pd_math *math, uint64_t count, enum pd_dtype dtype, const void *x, void *out,
+                            struct pd_error *err)
+{
+    activations++;
+    return real->gelu_forward(math, count, dtype, x, out, err);
+}
+
+static void count_operations(struct pd_math *math)
+{
+    if (!real) real = math->ops;
+    counting = *real;
+    counting.attention_forward = count_attention;
+    counting.swiglu_forward = count_swiglu;
+    counting.gelu_forward = count_gelu;
+    math->ops = &counting;
+}
+
 static void recipe(struct stage *g, const struct setup *s, const struct pd_transformer_options *options)
 {
     struct pd_error err;
@@ -67,12 +108,13 @@ static void recipe(struct stage *g, const struct setup *s, const struct pd_trans
 }
 
 static void stage_init(struct stage *g, const struct setup *s, const struct pd_stage *chunks, const uint32_t *depth,
-                       uint32_t count, enum pd_recompute recompute)
+                       uint32_t count, struct recomputed recomputed, uint64_t *ret_bytes)
 {
     const struct pd_transformer_options options = {.sequences = SEQUENCES,
                                                    .length = LENGTH,
                                                    .dtype = PD_F32,
-                                                   .recompute = recompute,
+                                                   .recompute = recomputed.how,
+                                                   .recompute_layers = recomputed.layers,
                                                    .backward = true,
                                                    .partition = pd_partition_whole(),
                                                    .chunk_count = count,
@@ -89,6 +131,8 @@ static void stage_init(struct stage *g, const struct setup *s, const struct pd_s
     recipe(g, s, &options);
     pd_arena_usage(g->arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0);
+    count_operations(g->math);
+    *ret_bytes += pd_memory_plan_total(&plan);
 }
 
 static void stage_deinit(struct stage *g)
@@ -159,12 +203,13 @@ static void backward(struct stage *g, const struct setup *s, const struct pd_sta
     if (chunk->has_embedding) cr_assert_eq(pd_transformer_embed_backward(g->transformer, slot, gr, dstream, &err), PD_OK);
 }
 
-/* Leaf after leaf through one stage of everything. */
-static void run_whole(const struct setup *s, float **leaves, float (*losses)[ROWS])
+/* Leaf after leaf through one stage of everything. Returns the bytes it takes. */
+static uint64_t run_whole(const struct setup *s, struct recomputed recomputed, float **leaves, float (*losses)[ROWS])
 {
     struct stage g;
+    uint64_t bytes = 0;
     const struct pd_stage all = {0, LAYERS, true, true};
-    stage_init(&g, s, NULL, NULL, 0, PD_RECOMPUTE_NONE);
+    stage_init(&g, s, NULL, NULL, 0, recomputed, &bytes);
     void *dstream = calloc(1, pd_transformer_stream_bytes(g.transformer));
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
         fill(&g, s, 0, leaf);
@@ -173,19 +218,21 @@ static void run_whole(const struct setup *s, float **leaves, float (*losses)[ROW
     }
     free(dstream);
     stage_deinit(&g);
+    return bytes;
 }
 
 /* Two ranks of two chunks each, 0 and 2 on the first, 1 and 3 on the second. Each chunk is a leaf behind the one before;
  * when the last has a leaf, that leaf's backward runs at once, while younger ones are between forward and backward. */
-static void run_pipeline(const struct setup *s, enum pd_recompute recompute, float **leaves, float (*losses)[ROWS])
+static uint64_t run_pipeline(const struct setup *s, struct recomputed recomputed, float **leaves, float (*losses)[ROWS])
 {
     static const struct pd_stage chunk[4] = {
         {0, 2, true, false}, {2, 1, false, false}, {3, 1, false, false}, {4, 1, false, true}};
     const struct pd_stage first[2] = {chunk[0], chunk[2]}, second[2] = {chunk[1], chunk[3]};
     const uint32_t first_depth[2] = {4, 2}, second_depth[2] = {3, 1};
     struct stage ranks[2];
-    stage_init(&ranks[0], s, first, first_depth, 2, recompute);
-    stage_init(&ranks[1], s, second, second_depth, 2, recompute);
+    uint64_t taken = 0;
+    stage_init(&ranks[0], s, first, first_depth, 2, recomputed, &taken);
+    stage_init(&ranks[1], s, second, second_depth, 2, recomputed, &taken);
     const uint64_t bytes = pd_transformer_stream_bytes(ranks[0].transformer);
     char *dstream = calloc(1, bytes), *wire = calloc(4, bytes);
     for (uint32_t step = 0; step < LEAVES + 3; step++) {
@@ -207,29 +254,92 @@ static void run_pipeline(const struct setup *s, enum pd_recompute recompute, flo
     free(dstream), free(wire);
     stage_deinit(&ranks[0]);
     stage_deinit(&ranks[1]);
+    return taken;
+}
+
+/* Two stages in two ranks, 1F1B: the first has a leaf more in flight than the second, which has one. */
+static uint64_t run_stages(const struct setup *s, struct recomputed recomputed, float **leaves, float (*losses)[ROWS])
+{
+    static const struct pd_stage chunk[2] = {{0, 3, true, false}, {3, 2, false, true}};
+    static const uint32_t depth[2] = {2, 1};
+    struct stage ranks[2];
+    uint64_t taken = 0;
+    for (int i = 0; i < 2; i++)
+        stage_init(&ranks[i], s, &chunk[i], &depth[i], 1, recomputed, &taken);
+    char *dstream = calloc(1, pd_transformer_stream_bytes(ranks[0].transformer));
+    for (uint32_t leaf = 0; leaf <= LEAVES; leaf++) {
+        void *out;
+        struct pd_error err;
+        for (int i = 0; leaf < LEAVES && i < 2; i++)
+            fill(&ranks[i], s, leaf, leaf);
+        cr_assert_eq(pd_transformer_stream(ranks[1].transformer, leaf, 3, &out, &err), PD_OK);
+        if (leaf < LEAVES) forward(&ranks[0], s, &chunk[0], leaf, out);
+        if (leaf > 0) backward(&ranks[0], s, &chunk[0], leaf - 1, dstream, leaves[leaf - 1], NULL);
+        if (leaf == LEAVES) break;
+        forward(&ranks[1], s, &chunk[1], leaf, NULL);
+        backward(&ranks[1], s, &chunk[1], leaf, dstream, leaves[leaf], losses[leaf]);
+    }
+    free(dstream);
+    stage_deinit(&ranks[0]);
+    stage_deinit(&ranks[1]);
+    return taken;
+}
+
+typedef uint64_t run_fn(const struct setup *s, struct recomputed recomputed, float **leaves, float (*losses)[ROWS]);
+
+struct results {
+    float *leaves[LEAVES], losses[LEAVES][ROWS];
+};
+
+static uint64_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Any number of blocks that are recomputed has the bits of none, and one more never takes more memory. blocks: of the first
+ * rank; the second, if there is one, has the others. */
+static void check_layers(const struct setup *s, run_fn *run, uint32_t blocks, enum pd_recompute how,
+                         const struct results *expected, struct results *got)
+{
+    const uint64_t all = s->offset[s->model->tensors.count + 1];
+    uint64_t before = UINT64_MAX;
+    for (uint32_t layers = 0; layers <= LAYERS; layers++) {
+        const uint64_t again = LEAVES * (least(layers, blocks) + least(layers, LAYERS - blocks));
+        attentions = activations = 0;
+        const uint64_t bytes = run(s, (struct recomputed){how, layers}, got->leaves, got->losses);
+        cr_expect_eq(activations, LEAVES * LAYERS + again, "%u blocks recomputed", layers);
+        cr_expect_eq(attentions, LEAVES * LAYERS + (how == PD_RECOMPUTE_FULL ? again : 0), "%u blocks recomputed", layers);
+        cr_expect_leq(bytes, before, "%u blocks recomputed take more than %u", layers, layers - 1);
+        if (blocks == LAYERS && layers && layers < LAYERS) cr_expect_lt(bytes, before, "leaf after leaf each block counts");
+        before = bytes;
+        for (int i = 0; i < LEAVES; i++) {
+            cr_assert_arr_eq(got->losses[i], expected->losses[i], sizeof got->losses[i], "%u: losses of leaf %d", layers, i);
+            cr_assert_arr_eq(got->leaves[i], expected->leaves[i], all * sizeof(float), "%u: gradients of leaf %d", layers,
+                             i);
+            memset(got->leaves[i], 0, all * sizeof(float));
+        }
+    }
+    cr_expect_lt(before, run(s, (struct recomputed){how, 0}, got->leaves, got->losses));
 }
 
 static void check(enum pd_family family)
 {
     struct setup s;
-    float *expected[LEAVES], *got[LEAVES], expected_losses[LEAVES][ROWS], losses[LEAVES][ROWS];
+    struct results expected, got;
     setup_init(&s, family);
     const uint64_t all = s.offset[s.model->tensors.count + 1];
     for (int i = 0; i < LEAVES; i++) {
-        expected[i] = calloc(all, sizeof(float));
-        got[i] = calloc(all, sizeof(float));
+        expected.leaves[i] = calloc(all, sizeof(float));
+        got.leaves[i] = calloc(all, sizeof(float));
     }
-    run_whole(&s, expected, expected_losses);
-    for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
-        run_pipeline(&s, (enum pd_recompute)recompute, got, losses);
-        for (int i = 0; i < LEAVES; i++) {
-            cr_assert_eq(memcmp(losses[i], expected_losses[i], sizeof losses[i]), 0, "losses of leaf %d", i);
-            cr_assert_eq(memcmp(got[i], expected[i], all * sizeof(float)), 0, "gradients of leaf %d", i);
-            memset(got[i], 0, all * sizeof(float));
-        }
+    run_whole(&s, (struct recomputed){PD_RECOMPUTE_NONE, PD_LAYERS_ALL}, expected.leaves, expected.losses);
+    for (int how = PD_RECOMPUTE_SELECTIVE; how <= PD_RECOMPUTE_FULL; how++) {
+        check_layers(&s, run_whole, LAYERS, (enum pd_recompute)how, &expected, &got);
+        check_layers(&s, run_pipeline, 3, (enum pd_recompute)how, &expected, &got);
+        check_layers(&s, run_stages, 3, (enum pd_recompute)how, &expected, &got);
     }
     for (int i = 0; i < LEAVES; i++)
-        free(expected[i]), free(got[i]);
+        free(expected.leaves[i]), free(got.leaves[i]);
     setup_deinit(&s);
 }
 
