@@ -65,11 +65,19 @@ struct measured {
     uint64_t operations, lost; /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
+/* What the planner's recipe decides. */
+struct choice {
+    uint64_t leaf; /* 0: none yet */
+    const char *recompute;
+    uint32_t layers; /* that are recomputed, the first ones */
+};
+
 struct gpu_bench {
     const struct pd_bench_step_gpu *asked;
-    const char *model_name, *recompute;
-    uint32_t placement, threads;
-    uint64_t leaf, device_bytes, host_bytes, parameters;
+    const char *model_name;
+    struct choice choice;
+    uint32_t placement, threads, blocks, recomputed; /* recomputed: of the blocks */
+    uint64_t device_bytes, host_bytes, parameters;
     double flops_per_token, peak;
     char device[96], tokens_path[4096];
     bool is_done[MODES];
@@ -107,20 +115,21 @@ bool pd_bench_step_is_size(const char *name)
     return preset_of(name) != name;
 }
 
-static pd_status configure(struct run *r, const struct gpu_bench *b, const char *mode, uint64_t leaf, const char *recompute,
+static pd_status configure(struct run *r, const struct gpu_bench *b, const char *mode, struct choice choice,
                            struct pd_error *err)
 {
     const struct pd_bench_step_gpu *a = b->asked;
-    char yaml[16384], path[8192];
+    char yaml[16384], path[8192], layers[16] = "auto";
+    if (choice.layers != PD_LAYERS_ALL) snprintf(layers, sizeof layers, "%u", choice.layers);
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 1000, device: gpu}\nmodel: {preset: %s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
              "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
              "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
-             "layout: {ranks: 1, recompute: %s, threads: %u}\n%s",
+             "layout: {ranks: 1, recompute: %s, recompute_layers: %s, threads: %u}\n%s",
              b->model_name, pd_bench_quoted(b->tokens_path, sizeof path, path), (unsigned long long)a->sequences,
-             (unsigned long long)leaf, (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode, recompute,
-             b->threads, placements[b->placement].yaml);
+             (unsigned long long)choice.leaf, (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode,
+             choice.recompute, layers, b->threads, placements[b->placement].yaml);
     pd_config_deinit(&r->config);
     PD_TRY(pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err));
     const enum pd_place places[] = {r->config.offload.optimizer, r->config.offload.parameters, r->config.offload.gradients,
@@ -136,16 +145,18 @@ static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
     return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
 }
 
-/* The recipe's bytes of one choice. */
-static pd_status plan_one(struct run *r, const struct gpu_bench *b, uint64_t leaf, const char *recompute,
-                          struct pd_memory_plan *ret_plan, struct pd_error *err)
+/* Device bytes of one choice, by the recipe. */
+static pd_status plan_one(struct run *r, const struct gpu_bench *b, struct choice choice, uint64_t *ret_bytes,
+                          struct pd_error *err)
 {
     struct pd_model *model;
-    PD_TRY(configure(r, b, modes[0], leaf, recompute, err));
+    struct pd_memory_plan plan;
+    PD_TRY(configure(r, b, modes[0], choice, err));
     PD_TRY(pd_model_new(&r->config.model, &model, err));
     const struct pd_engine_options options = {
         .config = &r->config, .model = model, .world = 1, .threads = b->threads, .is_gpu = true};
-    const pd_status st = pd_engine_plan_of(&options, ret_plan, err);
+    const pd_status st = pd_engine_plan_of(&options, &plan, err);
+    if (!st) *ret_bytes = device_bytes_of(&plan);
     pd_model_free(model);
     return st;
 }
@@ -158,10 +169,23 @@ static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const ch
     for (uint64_t leaf = b->asked->leaf ? b->asked->leaf : LEAF_MAX; leaf && !*ret_leaf;
          leaf = b->asked->leaf ? 0 : leaf / 2) {
         if (b->asked->sequences % leaf) continue;
-        struct pd_memory_plan plan;
-        PD_TRY(plan_one(r, b, leaf, recompute, &plan, err));
-        *ret_needed = device_bytes_of(&plan);
+        PD_TRY(plan_one(r, b, (struct choice){leaf, recompute, PD_LAYERS_ALL}, ret_needed, err));
         if (*ret_needed <= room) *ret_leaf = leaf;
+    }
+    return PD_OK;
+}
+
+/* The fewest blocks to recompute with which the chosen leaf fits. */
+static pd_status fewest_layers(struct gpu_bench *b, struct run *r, uint64_t room, struct pd_error *err)
+{
+    uint32_t too_few = 0, enough = r->config.model.layers;
+    while (strcmp(b->choice.recompute, recomputes[0]) != 0 && enough - too_few > 1) {
+        uint64_t needed;
+        struct choice some = b->choice;
+        some.layers = too_few + (enough - too_few) / 2;
+        PD_TRY(plan_one(r, b, some, &needed, err));
+        *(needed <= room ? &enough : &too_few) = some.layers;
+        if (needed <= room) b->choice = some;
     }
     return PD_OK;
 }
@@ -172,13 +196,10 @@ static pd_status choose_leaf(struct gpu_bench *b, struct run *r, uint64_t room, 
         uint64_t leaf;
         if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
         PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, ret_needed, err));
-        if (leaf > b->leaf) {
-            b->leaf = leaf;
-            b->recompute = recomputes[i];
-        }
-        if (b->leaf >= LEAF_ENOUGH || (b->leaf && b->asked->leaf)) break;
+        if (leaf > b->choice.leaf) b->choice = (struct choice){leaf, recomputes[i], PD_LAYERS_ALL};
+        if (b->choice.leaf >= LEAF_ENOUGH || (b->choice.leaf && b->asked->leaf)) break;
     }
-    return PD_OK;
+    return b->choice.leaf && !b->asked->recompute ? fewest_layers(b, r, room, err) : PD_OK;
 }
 
 static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
@@ -196,9 +217,9 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
     const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
     for (b->placement = 0;; b->placement++) {
         PD_TRY(choose_leaf(b, r, room, &needed, err));
-        if (b->leaf || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
+        if (b->choice.leaf || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
     }
-    if (!b->leaf)
+    if (!b->choice.leaf)
         PD_FAIL(err, PD_INVALID,
                 "bench step: %s needs %s of device memory at least and %s is free; offload.* (--set) takes less",
                 b->model_name, pd_text_bytes(needed).text, pd_text_bytes(memory.free_bytes).text);
@@ -213,6 +234,9 @@ static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
     b->device_bytes = device_bytes_of(&r->whole.plan);
     b->host_bytes = pd_memory_plan_host(&r->whole.plan);
     b->parameters = r->whole.model->parameter_count;
+    b->blocks = r->config.model.layers;
+    b->recomputed = r->config.layout.recompute_layers < b->blocks ? r->config.layout.recompute_layers : b->blocks;
+    if (r->config.layout.recompute == PD_RECOMPUTE_NONE) b->recomputed = 0;
     b->flops_per_token = pd_model_flops_per_token(r->whole.model, r->config.batch.context);
     return pd_engine_init_state(r->whole.engine, err);
 }
@@ -309,8 +333,8 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
-    if (!st && !b->leaf) st = choose(b, &r, err);
-    if (!st) st = configure(&r, b, modes[mode], b->leaf, b->recompute, err);
+    if (!st && !b->choice.leaf) st = choose(b, &r, err);
+    if (!st) st = configure(&r, b, modes[mode], b->choice, err);
     if (!st) st = build(&r, b, err);
     if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);
     release(&r);
@@ -325,8 +349,9 @@ static const char *said_placement(const struct gpu_bench *b)
 static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 {
     PD_TRY(run_mode(b, mode, false, err));
-    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s, %s\n", b->model_name, modes[mode],
-            b->measured[mode].seconds, (unsigned long long)b->leaf, b->recompute, said_placement(b));
+    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s in %u of %u blocks, %s\n", b->model_name,
+            modes[mode], b->measured[mode].seconds, (unsigned long long)b->choice.leaf, b->choice.recompute, b->recomputed,
+            b->blocks, said_placement(b));
     PD_TRY(run_mode(b, mode, true, err));
     b->is_done[mode] = true;
     return PD_OK;
@@ -342,7 +367,8 @@ static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
     snprintf(b->tokens_path, sizeof b->tokens_path, "%.4000s/perdure-bench-XXXXXX",
              directory && *directory ? directory : "/tmp");
     struct run r = {.device = {.dev = NULL}};
-    PD_TRY(configure(&r, b, modes[0], 1, recomputes[0], err));
+    const char *recompute = b->asked->recompute ? b->asked->recompute : recomputes[0]; /* of which keys may say more */
+    PD_TRY(configure(&r, b, modes[0], (struct choice){1, recompute, PD_LAYERS_ALL}, err));
     const double words = r.config.model.vocab < UINT16_MAX ? r.config.model.vocab : UINT16_MAX;
     pd_config_deinit(&r.config);
     const int file = mkstemp(b->tokens_path);
@@ -381,10 +407,11 @@ static double other_seconds(const struct measured *m)
 
 static void print_text(const struct gpu_bench *b)
 {
-    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s, %s; %s of device memory, %s page-locked\n",
-           b->model_name, b->device, (unsigned long long)b->leaf, (unsigned long long)b->asked->context,
-           (unsigned long long)b->asked->sequences, b->recompute, said_placement(b), pd_text_bytes(b->device_bytes).text,
-           pd_text_bytes(b->host_bytes).text);
+    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s in %u of %u blocks, %s; %s of device memory, %s "
+           "page-locked\n",
+           b->model_name, b->device, (unsigned long long)b->choice.leaf, (unsigned long long)b->asked->context,
+           (unsigned long long)b->asked->sequences, b->choice.recompute, b->recomputed, b->blocks, said_placement(b),
+           pd_text_bytes(b->device_bytes).text, pd_text_bytes(b->host_bytes).text);
     for (int i = 0; i < MODES; i++) {
         const struct measured *m = &b->measured[i];
         if (!b->is_done[i]) continue;
@@ -445,8 +472,9 @@ static pd_status print_json(const struct gpu_bench *b, struct pd_error *err)
     pd_json_u64(&w, "parameters", b->parameters);
     pd_json_u64(&w, "tokens", b->asked->sequences * b->asked->context);
     pd_json_u64(&w, "context", b->asked->context);
-    pd_json_u64(&w, "leaf", b->leaf);
-    pd_json_string(&w, "recompute", b->recompute);
+    pd_json_u64(&w, "leaf", b->choice.leaf);
+    pd_json_string(&w, "recompute", b->choice.recompute);
+    pd_json_u64(&w, "recompute_layers", b->recomputed);
     pd_json_string(&w, "placement", said_placement(b));
     pd_json_u64(&w, "threads", b->threads);
     pd_json_u64(&w, "device_bytes", b->device_bytes);

@@ -3,8 +3,9 @@
  * what was waited for in its place (exchange, copies, an optimizer on the host), and what stood between them are the step.
  *
  * The leaf and what is recomputed are what the planner's recipe finds to fit: of none, selective and full recomputation the
- * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then. A model that fits with none leaves its
- * optimizer's state to the host, then its parameters too, where no key says what is offloaded. */
+ * first with which a leaf of LEAF_ENOUGH sequences fits, and the largest leaf then; of no more blocks than that leaf needs,
+ * unless what is recomputed was asked for. A model that fits with none leaves its optimizer's state to the host, then its
+ * parameters too, where no key says what is offloaded. */
 #ifndef PD_TOOLS_BENCH_STEP_GPU_H
 #define PD_TOOLS_BENCH_STEP_GPU_H
 

@@ -323,9 +323,8 @@ REFUSED = {
                 "offload.buffer_bytes=4M"),
     "recompute-layers": (["layout.recompute=full", "layout.recompute_layers=5"], "layout.recompute_layers is 5, and the model has 4 "
                          "blocks; set layout.recompute_layers=4, or leave it out for all"),
-    "order": (["layout.pp=2", "layout.order=layers"],
-              "layout.order is layers and layout.pp is 2, but pipeline stages take leaf after leaf; use layout.pp=1 or "
-              "layout.order=leaves"),
+    "order": (["layout.pp=2", "layout.order=layers"], "layout.order is layers and layout.pp is 2, but pipeline stages take leaf "
+                                                      "after leaf; use layout.pp=1 or layout.order=leaves"),
     "restart": (["restart.ranks=8,11"],
                 "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10"),
     "loss-scale": (["numerics.precision=fp16", "numerics.loss_scale=1000"],

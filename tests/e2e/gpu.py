@@ -329,8 +329,29 @@ def memory_stays(bench, early, late):
     print(f"so is what is live: {live[-1]}", flush=True)
 
 
+@simulated_only("a real GPU's memory is not for a test to choose")
+def benched_as_it_fits(bench):
+    """A leaf that does not fit with all kept is recomputed, in no more blocks than must be."""
+    shape = ("layers=6", "hidden=64", "heads=1", "kv_heads=1", "head_size=64", "ffn=256", "vocab=256")
+
+    def step(memory, *options):
+        result = bench.workspace.command(["bench", "step", "--device=gpu", "--preset=gpt2-124m", *(f"--set=model.{key}" for key in shape),
+                                          "--set=offload.optimizer=cpu", "--context=16", "--sequences=4", "--leaf=4", "--steps=1",
+                                          "--mode=invariant", "--json", *options], {"PERDURE_SIMT_MEMORY": str(memory)})
+        if result.returncode:
+            raise harness.Failure(f"bench step: exit {result.returncode}: {result.stderr}")
+        return json.loads(result.stdout)
+
+    kept = step(256 << 20, "--recompute=none")
+    found = step(kept["device_bytes"] * 32 // 31 - 4096)
+    if (kept["recompute_layers"], found["recompute"], found["recompute_layers"]) != (0, "selective", 1):
+        raise harness.Failure(f"recomputed: {kept}, in memory a little short of that: {found}")
+    print(f"bench step: {kept['device_bytes']} bytes with all kept, {found['device_bytes']} with one block recomputed", flush=True)
+
+
 def limits(bench):
     config = bench.config()
+    benched_as_it_fits(bench)
     lost_again_and_again(bench, config)
     does_not_fit(bench, config, TOO_LITTLE, HUGE, {})
     a_little_too_little(bench, config)
