@@ -262,6 +262,20 @@ static pd_status check_driver(struct pd_error *err)
     PD_FAIL(err, PD_UNSUPPORTED, "no NVIDIA driver (libcuda.so.1); see: perdure doctor");
 }
 
+/* The first call that makes a context. */
+static pd_status open_context(uint32_t index, struct pd_error *err)
+{
+    const cudaError_t code = cudaSetDevice((int)index);
+    if (code != cudaErrorDevicesUnavailable) CUDA_TRY(err, code, "GPU %u: cudaSetDevice", index);
+    if (code == cudaSuccess) return PD_OK;
+    (void)cudaGetLastError();
+    PD_FAIL(
+        err, PD_DEVICE_LOST,
+        "GPU %u: %s: another process has it for itself, or is about to end. nvidia-smi names it; several ranks on one GPU "
+        "need the compute mode Default (nvidia-smi --query-gpu=compute_mode --format=csv)",
+        index, cudaGetErrorString(code));
+}
+
 uint32_t pd_dev_cuda_count(void)
 {
     int count = 0;
@@ -288,7 +302,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     if (properties.major < CAPABILITY_MIN)
         PD_FAIL(err, PD_UNSUPPORTED, "GPU %u: %s has compute capability %d.%d, and kernels need %d.0; train on CPUs here",
                 index, properties.name, properties.major, properties.minor, CAPABILITY_MIN);
-    CUDA_TRY(err, cudaSetDevice((int)index), "GPU %u", index);
+    PD_TRY(open_context(index, err));
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no memory for a device", index);
     dev->ops = &cuda_ops;

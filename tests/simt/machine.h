@@ -16,6 +16,7 @@
  *                          it is given something
  *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
  *   PERDURE_SIMT_LOCKED    bytes that may be page-locked at a time; unset: any
+ *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
  *   PERDURE_SIMT_CAPABILITY  compute capability that each says to have, 80 for 8.0; unset: 90
  *   PERDURE_SIMT_REPORT    a file that a process appends a line of counts to when it ends
@@ -43,6 +44,7 @@ struct simt_settings {
     const char *name;
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
+    bool is_busy;
 };
 const simt_settings &simt_machine(void);
 

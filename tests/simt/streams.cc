@@ -501,6 +501,7 @@ cudaError_t cudaGetDeviceCount(int *count)
 cudaError_t cudaSetDevice(int device)
 {
     if (device < 0 || static_cast<unsigned>(device) >= simt_machine().gpus) return cudaErrorInvalidDevice;
+    if (simt_machine().is_busy) return cudaErrorDevicesUnavailable;
     current = device;
     return cudaSuccess;
 }
@@ -521,6 +522,8 @@ const char *cudaGetErrorString(cudaError_t code)
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorDevicesUnavailable:
+        return "CUDA-capable device(s) is/are busy or unavailable";
     case cudaErrorNoDevice:
         return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:

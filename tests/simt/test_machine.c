@@ -494,6 +494,16 @@ Test(machine, a_machine_may_have_no_gpu)
     cr_assert_eq(pd_dev_open_cuda(0, &dev, &err), PD_UNSUPPORTED);
 }
 
+/* Clusters give a GPU to one process at a time; a rank that ends may still have it when the next begins. */
+Test(machine, a_gpu_that_another_process_has_for_itself_is_named_with_its_mode)
+{
+    struct pd_dev *dev;
+    struct pd_error err = {0};
+    setenv("PERDURE_SIMT_BUSY", "1", 1);
+    cr_assert_eq(pd_dev_open_cuda(0, &dev, &err), PD_DEVICE_LOST, "tried again at a restart");
+    cr_assert(strstr(err.message, "another process") && strstr(err.message, "compute_mode"), "%s", err.message);
+}
+
 Test(machine, a_kernel_that_breaks_a_rule_costs_the_gpu)
 {
     struct gpu g;
