@@ -250,6 +250,11 @@ pd_status exercise_too_much_shared(struct pd_error *err)
     return PD_LAUNCH(err, barrier_after_return, 1, 32, 240000, nullptr, 32u);
 }
 
+pd_status exercise_too_much_shared_together(float *out, struct pd_error *err)
+{
+    return PD_LAUNCH(err, unwritten, 1, 32, 49152, nullptr, out);
+}
+
 pd_status exercise_too_many_threads(struct pd_error *err)
 {
     return PD_LAUNCH(err, barrier_after_return, 1, dim3(64, 32), 0, nullptr, 32u);

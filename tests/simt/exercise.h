@@ -29,6 +29,7 @@ pd_status exercise_missing_barrier(float *out, struct pd_error *err); /* (64) */
 pd_status exercise_never_waits(const uint16_t *from, struct pd_error *err);
 pd_status exercise_crooked_row(struct pd_error *err);
 pd_status exercise_too_much_shared(struct pd_error *err);
+pd_status exercise_too_much_shared_together(float *out, struct pd_error *err); /* (32) */
 pd_status exercise_too_many_threads(struct pd_error *err);
 
 #ifdef __cplusplus

@@ -462,7 +462,10 @@ void *simt_shared(const void *key, size_t bytes)
         if (v.key == key) return v.data;
     current->static_bytes += bytes;
     if (current->static_bytes > SHARED_STATIC_MAX) simt_fail("more than 48 KiB of PD_SHARED; take PD_SHARED_DYNAMIC");
-    if (current->static_bytes + current->shared_bytes > SHARED_MAX) simt_fail("more shared memory than a block gets");
+    /* Launches ask for more than 48 KiB where PD_SHARED_DYNAMIC alone is more (grid.h). */
+    const size_t most = current->shared_bytes > SHARED_STATIC_MAX ? shared_max() : SHARED_STATIC_MAX;
+    if (current->static_bytes + current->shared_bytes > most)
+        simt_fail("PD_SHARED and PD_SHARED_DYNAMIC together are more than the launch asks for");
     current->shared.push_back({key, bytes, poisoned(bytes)});
     return current->shared.back().data;
 }

@@ -157,6 +157,7 @@ Test(simt, other_broken_rules)
     REFUSED(exercise_too_much_shared(&err), "240000 bytes");
     REFUSED(exercise_too_many_threads(&err), "64 x 32");
     float out[200], x[200] = {0};
+    REFUSED(exercise_too_much_shared_together(out, &err), "unwritten", "more than the launch asks for");
     EACH_ORDER(exercise_reverse(200, x, out, &err)); /* abandoned fibers leave nothing behind */
 }
 
