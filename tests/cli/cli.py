@@ -59,7 +59,7 @@ def said(text):
 
 
 ANY = re.compile("")
-os.chdir(tempfile.mkdtemp(prefix="perdure-cli-"))
+os.chdir((ROOM := tempfile.TemporaryDirectory(prefix="perdure-cli-")).name)
 
 
 def write(name, content):
