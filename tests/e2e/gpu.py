@@ -310,7 +310,7 @@ def held_is_planned(bench, config):
 def memory_stays(bench, early, late):
     """What is free on the device at two steps of one run that saves. Simulated: what is live there, and page-locked; nothing at the end."""
     watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
-    small = ["model.layers=1", "batch.sequences=1", "validation.every=0", "checkpoint.every=5"]
+    small = ["model.layers=1", "batch.sequences=1", "validation.every=4", "validation.sequences=1", "checkpoint.every=5"]
     bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
                           {"PERDURE_SIMT_WATCH": watch, "PERDURE_SIMT_REPORT": report})
     rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
@@ -327,6 +327,22 @@ def memory_stays(bench, early, late):
     if left["device_bytes"] or left["locked_bytes"]:
         raise harness.Failure(f"left over at the end: {left}")
     print(f"so is what is live: {live[-1]}", flush=True)
+
+
+@simulated_only("nobody tells of its graphs")
+def graphs_stay(bench):
+    """All graphs of blocks are made in a run's first passes: later a receive may be under way that a driver would wait for, and memory
+    for them taken. Stages choose buffers, and a validation has fewer leaves than a step."""
+    for stages, layers, leaves in ((2, 2, 4), (2, 4, 5), (3, 3, 7)):
+        watch = bench.workspace.directory("watch")
+        bench.workspace.train(bench.config(), bench.workspace.directory(),
+                              ["run.steps=14", f"layout.ranks={stages}", f"layout.pp={stages}", f"layout.interleave={layers // stages}",
+                               f"model.layers={layers}", f"batch.sequences={leaves}", "validation.every=11", "validation.sequences=3"],
+                              {"PERDURE_SIMT_WATCH": watch})
+        graphs = [json.loads(line)["graphs"] for line in harness.read(watch).splitlines()]
+        if len(graphs) < 14 or not 0 < graphs[-7] == graphs[-1]:
+            raise harness.Failure(f"{stages} stages, {layers} layers, {leaves} leaves: graphs after each step are {graphs}")
+    print("graphs are made in the first passes", flush=True)
 
 
 @simulated_only("a real GPU's memory is not for a test to choose")
@@ -497,6 +513,7 @@ def body(workspace, arguments):
         gpus_of_their_own(bench, what)
         if what == "local":
             sums_in_place(bench, what)
+            graphs_stay(bench)
         if what == "mpi":
             killed_beside_others(bench)
             staged_in_locked_memory(bench)

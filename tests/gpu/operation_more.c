@@ -319,7 +319,7 @@ enum { TIMES = 4 };
 
 RUN(replay)
 {
-    const struct pd_math_key key = {{p[0], p[3], p[4]}, 3};
+    const struct pd_math_key key = {.parts = {p[0], p[3], p[4]}, .count = 3};
     uint32_t replayed = 0;
     for (uint32_t i = 0; i < TIMES; i++) {
         bool is_done = false;

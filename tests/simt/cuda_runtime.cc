@@ -86,8 +86,9 @@ void tell_watcher()
     const char *path = getenv("PERDURE_SIMT_WATCH");
     FILE *file = path ? fopen(path, "a") : nullptr;
     if (!file) return;
-    fprintf(file, "{\"device_bytes\":%llu,\"locked_bytes\":%llu,\"pageable_copies\":%llu}\n",
-            plain(simt_counted().device_bytes), plain(simt_counted().locked_bytes), plain(simt_counted().pageable_copies));
+    fprintf(file, "{\"device_bytes\":%llu,\"locked_bytes\":%llu,\"graphs\":%llu,\"pageable_copies\":%llu}\n",
+            plain(simt_counted().device_bytes), plain(simt_counted().locked_bytes), plain(simt_counted().graphs),
+            plain(simt_counted().pageable_copies));
     fclose(file);
 }
 

@@ -54,6 +54,7 @@ struct simt_counts {
     uint64_t streams, streams_made;         /* that were given work; all */
     uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
+    uint64_t graphs; /* that can be launched now: a device keeps some memory for each, here none */
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */
 };
 simt_counts &simt_counted(void);

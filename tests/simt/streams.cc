@@ -388,6 +388,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsign
     simt_turn turn;
     if (flags) return cudaErrorInvalidValue;
     *run = new CUgraphExec_st{graph->operations};
+    simt_counted().graphs++;
     return cudaSuccess;
 }
 
@@ -411,6 +412,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 /* Launches of it that are under way hold what they need. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run)
 {
+    simt_turn turn;
+    simt_counted().graphs--;
     delete run;
     return cudaSuccess;
 }

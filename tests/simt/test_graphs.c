@@ -15,6 +15,15 @@ static struct pd_span sum, term, seen;
 static struct pd_cuda_graphs *graphs;
 static struct pd_error err;
 
+#define PARTS(...) .parts = {__VA_ARGS__}, .count = sizeof(const void *[]){__VA_ARGS__} / sizeof(void *)
+#define KEY(...)           \
+    {                      \
+        PARTS(__VA_ARGS__) \
+    }
+#define RARE(...)                           \
+    {                                       \
+        PARTS(__VA_ARGS__), .is_rare = true \
+    }
 #define DONE(call) cr_assert_eq(call, PD_OK, "%s", err.message)
 
 static void open_device(void)
@@ -69,7 +78,7 @@ static bool run(const struct pd_math_key *key, int times, bool is_whole)
 
 Test(graphs, a_run_is_recorded_when_it_comes_again, .init = open_device, .fini = close_device)
 {
-    const struct pd_math_key two = {{&sum, &term}, 2}, three = {{&sum, &term, &seen}, 3};
+    const struct pd_math_key two = KEY(&sum, &term), three = KEY(&sum, &term, &seen);
     cr_assert_not(run(&two, 2, true), "new: queued as it comes");
     cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
     cr_assert_eq(value(), 2);
@@ -87,9 +96,25 @@ Test(graphs, a_run_is_recorded_when_it_comes_again, .init = open_device, .fini =
     cr_assert_eq(pd_cuda_graphs_count(graphs), 2);
 }
 
+Test(graphs, a_rare_run_takes_what_is_kept_and_is_not_kept, .init = open_device, .fini = close_device)
+{
+    const struct pd_math_key usual = KEY(&sum, &term), rare = RARE(&sum, &term), alone = RARE(&term);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_not(run(&rare, 1, true));
+        cr_assert_not(run(&alone, 1, true));
+    }
+    cr_assert_not(run(&usual, 1, true), "nobody noted it");
+    cr_assert_not(run(&rare, 1, true));
+    cr_assert_eq(pd_cuda_graphs_count(graphs), 0);
+    cr_assert_not(run(&usual, 1, true), "recorded");
+    cr_assert(run(&rare, 99, true), "kept");
+    cr_assert_eq(value(), 10);
+    cr_assert_eq(pd_cuda_graphs_count(graphs), 1);
+}
+
 Test(graphs, a_run_that_failed_is_neither_queued_nor_kept, .init = open_device, .fini = close_device)
 {
-    const struct pd_math_key key = {{&sum}, 1};
+    const struct pd_math_key key = KEY(&sum);
     cr_assert_not(run(&key, 1, true));
     cr_assert_not(run(&key, 5, false));
     cr_assert_eq(value(), 1);
@@ -120,7 +145,7 @@ static pd_status offend(enum offence how, struct pd_stream *other, struct pd_eve
 /* CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"; cudaThreadExchangeStreamCaptureMode. */
 Test(graphs, a_thread_that_records_waits_for_nothing_and_takes_no_memory, .init = open_device, .fini = close_device)
 {
-    const struct pd_math_key key = {{&sum}, 1};
+    const struct pd_math_key key = KEY(&sum);
     struct pd_stream *other;
     struct pd_event *event;
     bool is_done;
@@ -149,12 +174,12 @@ Test(graphs, there_is_an_end_to_what_is_kept, .init = open_device, .fini = close
 {
     static char names[PD_CUDA_GRAPHS_MAX + 2];
     for (uint32_t i = 0; i < 2 * (PD_CUDA_GRAPHS_MAX + 2); i++) {
-        const struct pd_math_key key = {{&names[i / 2]}, 1};
+        const struct pd_math_key key = KEY(&names[i / 2]);
         cr_assert_not(run(&key, 1, true));
     }
     cr_assert_eq(value(), 2 * (PD_CUDA_GRAPHS_MAX + 2));
     cr_assert_eq(pd_cuda_graphs_count(graphs), PD_CUDA_GRAPHS_MAX);
-    const struct pd_math_key first = {{&names[0]}, 1}, last = {{&names[PD_CUDA_GRAPHS_MAX + 1]}, 1};
+    const struct pd_math_key first = KEY(&names[0]), last = KEY(&names[PD_CUDA_GRAPHS_MAX + 1]);
     cr_assert(run(&first, 99, true));
     cr_assert_not(run(&last, 1, true));
     cr_assert_eq(value(), 2 * PD_CUDA_GRAPHS_MAX + 6);

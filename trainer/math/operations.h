@@ -123,6 +123,7 @@ struct pd_attention {
 struct pd_math_key {
     const void *parts[PD_MATH_KEY_PARTS];
     uint32_t count;
+    bool is_rare; /* what was kept serves it too, and it is not kept itself */
 };
 
 /* out = round(scale * tree of parts + bias + residual): partial sums of chunks or ranks become one. */

@@ -413,7 +413,8 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, NULL);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
-    const struct pd_math_key key = key_of(&p, block, pd_fp8_makes_codes(t) ? making_way : forward_way, out);
+    struct pd_math_key key = key_of(&p, block, pd_fp8_makes_codes(t) ? making_way : forward_way, out);
+    key.is_rare = !t->away.learns; /* a validation may be the first thing after many steps, and takes no memory for itself */
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
     if (!is_done) PD_TRY(kept(t, forward_run(&p, out, err), err));

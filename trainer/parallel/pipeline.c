@@ -122,29 +122,22 @@ static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buff
     return PD_OK;
 }
 
+/* The buffer is chosen, and what comes into it is begun. Not begun in the first passes on a device: a kernel's code is
+ * loaded when it is first launched, and a graph is made, for which the driver may wait until the device has nothing to do;
+ * what was expected comes when this rank has sent what it is made of. */
 static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
-    struct buffer *b;
     if (!ring->left) return PD_OK;
     ring->left--;
-    PD_TRY(take_free(p, ring, &b, err));
-    PD_TRY(start(p, b, comm, false, err));
-    ring->expected = b;
-    return PD_OK;
-}
-
-/* Not in the first passes on a device: a kernel's code is loaded when it is first launched, and a graph is made, for which
- * the driver may wait until the device has nothing to do; what was expected comes when this rank has sent what it is made
- * of. */
-static pd_status expect_ahead(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
-{
-    return p->first_passes ? PD_OK : expect(p, ring, comm, err);
+    PD_TRY(take_free(p, ring, &ring->expected, err));
+    return p->first_passes ? PD_OK : start(p, ring->expected, comm, false, err);
 }
 
 static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
     if (!ring->expected) PD_TRY(expect(p, ring, comm, err));
     PD_CHECK(ring->expected);
+    if (!ring->expected->comm) PD_TRY(start(p, ring->expected, comm, false, err));
     PD_TRY(finish(p, ring->expected, err));
     ring->expected->last_use = ++p->clock;
     ring->current = ring->expected;
@@ -174,11 +167,14 @@ pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gr
     pd_stalls_forget(p->stalls);
     p->streams_in.current = p->streams_out.current = p->gradients.current = NULL;
     PD_CHECK(!p->streams_in.expected && !p->gradients.expected);
+    p->clock = 0; /* every pass takes the same buffers as the one before, so no graph is made later than in the first */
+    for (uint32_t i = 0; i < BUFFERS_MAX; i++)
+        p->streams_in.buffers[i].last_use = p->streams_out.buffers[i].last_use = p->gradients.buffers[i].last_use = 0;
     p->streams_in.left = streams;
     p->gradients.left = gradients;
     p->has_gradients = false;
-    PD_TRY(expect_ahead(p, &p->streams_in, p->grid->forward_in, err));
-    return expect_ahead(p, &p->gradients, p->grid->backward_in, err);
+    PD_TRY(expect(p, &p->streams_in, p->grid->forward_in, err));
+    return expect(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd_error *err)
@@ -187,7 +183,7 @@ pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd
     PD_TRY(receive(p, ring, p->grid->forward_in, err));
     PD_TRY(pd_math_copy(p->math, stream, ring->current->data, p->bytes, err));
     ring->current = NULL;
-    return expect_ahead(p, ring, p->grid->forward_in, err);
+    return expect(p, ring, p->grid->forward_in, err);
 }
 
 pd_status pd_pipeline_next_stream(struct pd_pipeline *p, void **ret_stream, struct pd_error *err)
@@ -205,7 +201,7 @@ pd_status pd_pipeline_take_gradient(struct pd_pipeline *p, void **ret_gradient, 
     p->has_gradients = true;
     PD_TRY(receive(p, &p->gradients, p->grid->backward_in, err));
     *ret_gradient = p->gradients.current->data;
-    return expect_ahead(p, &p->gradients, p->grid->backward_in, err);
+    return expect(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_next_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)

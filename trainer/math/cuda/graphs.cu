@@ -94,6 +94,7 @@ pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_ke
     struct kept **slot = slot_of(g, key);
     *ret_done = *slot && (*slot)->run;
     if (*ret_done) return launch(g, *slot, err);
+    if (key->is_rare) return PD_OK;
     if (!*slot) return note(g, slot, key, err);
     if (cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess)
         g->recorded = *slot;

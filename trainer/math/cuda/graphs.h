@@ -2,8 +2,8 @@
  *
  * A run is known by its key: every address that its operations were given. What was kept under a key is queued again by
  * begin. Under a new key operations are queued as they come; under one that has come once they are recorded, and end keeps
- * them and queues them. A stream that a graph cannot be recorded on, or more than PD_CUDA_GRAPHS_MAX runs: as without
- * graphs.
+ * them and queues them, unless the key is rare: then they are queued as they come always. A stream that a graph cannot be
+ * recorded on, or more than PD_CUDA_GRAPHS_MAX runs: as without graphs.
  *
  *   errors   PD_DEVICE_LOST
  *   threads  one caller; nobody waits for the stream between begin and end */
