@@ -247,8 +247,13 @@ bool simt_memory_find(const void *at, uintptr_t *ret_base, simt_region *ret_regi
     return true;
 }
 
+/* Programs, libraries, heaps and stacks lie above; below may lie the address sanitizer's shadow, where two numbers of 32
+ * bits would be taken for an address. */
+static const uint64_t HOSTS_FIRST = uint64_t{1} << 45;
+
 bool simt_memory_is_hosts(uint64_t word)
 {
+    if (word < HOSTS_FIRST) return false;
     unsigned char there;
     const uintptr_t page = static_cast<uintptr_t>(word) / PAGE_BYTES * PAGE_BYTES;
     auto next = all().regions.upper_bound(static_cast<uintptr_t>(word));
