@@ -278,8 +278,14 @@ static enum stage stage_of_compute(const char *name)
     static const struct {
         const char *begin;
         enum stage stage;
-    } begins[] = {{"gemm", PRODUCTS},  {"attention", ATTENTION},   {"logits", LOSS}, {"cross_entropy", LOSS},
-                  {"adam", OPTIMIZER}, {"row_squares", OPTIMIZER}, {"copy", COPIES}};
+    } begins[] = {{"gemm", PRODUCTS},
+                  {"attention", ATTENTION},
+                  {"logits", LOSS},
+                  {"cross_entropy", LOSS},
+                  {"adam", OPTIMIZER},
+                  {"row_squares", OPTIMIZER},
+                  {"superaccumulate", OPTIMIZER},
+                  {"copy", COPIES}};
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (!strncmp(name, begins[i].begin, strlen(begins[i].begin))) return begins[i].stage;
     return POINTWISE;

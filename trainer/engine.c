@@ -302,12 +302,10 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     take_product(e, arena);
     PD_TRY(build_model(e, arena, err));
     PD_TRY(build_mirror(e, arena, err));
-    if (pd_leaves_device(&e->options, c->offload.gradients))
-        e->block_squares = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *e->block_squares);
-    e->row_sums = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
-    e->device_row_sums = e->row_sums;
-    if (e->options.is_gpu)
-        e->device_row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
+    e->squares_by_block = pd_leaves_device(&e->options, c->offload.gradients);
+    e->row_sums = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof(double));
+    e->squares = e->read_squares = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *e->squares);
+    if (e->options.is_gpu) e->read_squares = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *e->squares);
     e->io_bytes = c->offload.optimizer == PD_PLACE_NVME ? c->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN
                                                         : io_bytes_of(e->options.model, &e->grid.layout);
     e->io_buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->io_bytes);

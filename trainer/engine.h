@@ -52,12 +52,13 @@ struct pd_engine {
     struct pd_zero *zero;
     struct pd_transformer *transformer;
     struct pd_pipeline *pipeline;
-    int32_t *sample;                    /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
-    double *row_sums, *device_row_sums; /* workspace of the norm: the host's; what operations write, on a CPU the same */
-    struct pd_state_mirror mirror;      /* of state in the memory of a GPU */
-    struct pd_host_state *host_state;   /* state in the host's beside a GPU (trainer/host_state.h); NULL: elsewhere */
-    struct pd_superaccumulator *block_squares; /* with sums in files: of the blocks whose sums are complete */
-    void *io_buffers;                          /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
+    int32_t *sample;  /* (4,T) a sequence before it is cut into pieces; NULL where it is not */
+    double *row_sums; /* workspace of the norm: squares of rows */
+    struct pd_superaccumulator *squares, *read_squares; /* their sum; where the host reads it, on a CPU the same */
+    struct pd_state_mirror mirror;                      /* of state in the memory of a GPU */
+    struct pd_host_state *host_state; /* state in the host's beside a GPU (trainer/host_state.h); NULL: elsewhere */
+    bool squares_by_block;            /* sums in files are counted when a block's are complete */
+    void *io_buffers;                 /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
     uint64_t io_bytes;
     void *kept_state; /* (kept_bytes) of state in files: what its budget keeps in memory too; NULL: none */
     uint64_t kept_bytes;

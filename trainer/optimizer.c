@@ -27,33 +27,24 @@ uint64_t pd_optimizer_norm_rows(const struct pd_engine *e)
     return e->options.is_gpu ? 1u << 20 : 4096;
 }
 
-/* Squares on their way into a sum: rows of them are made and not added yet. */
-struct squares {
-    struct pd_superaccumulator *sum;
-    uint64_t rows;
-};
-
-static pd_status add_rows(struct pd_engine *e, struct squares *s, struct pd_error *err)
+/* Squares of `rows` rows are made and not yet in the sum. */
+static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *err)
 {
-    if (s->rows && e->device_row_sums != e->row_sums) {
-        PD_TRY(pd_math_copy(e->math, e->row_sums, e->device_row_sums, s->rows * sizeof *e->row_sums, err));
-        PD_TRY(pd_math_sync(e->math, err));
-    }
-    pd_superaccumulator_add_many(s->sum, e->row_sums, s->rows);
-    s->rows = 0;
-    return PD_OK;
+    const uint64_t count = *rows;
+    *rows = 0;
+    return pd_superaccumulate(e->math, count, e->row_sums, e->squares, err);
 }
 
 /* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
-static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, struct squares *s, struct pd_error *err)
+static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint64_t *made, struct pd_error *err)
 {
     const uint64_t columns = b->box.count[1], rows = b->box.count[0], most = pd_optimizer_norm_rows(e);
     const float *gradient = pd_zero_gradient(e->zero) + b->gradient_offset;
     for (uint64_t row = 0, count; row < rows; row += count) {
-        if (s->rows == most) PD_TRY(add_rows(e, s, err));
-        count = rows - row < most - s->rows ? rows - row : most - s->rows;
-        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->device_row_sums + s->rows, err));
-        s->rows += count;
+        if (*made == most) PD_TRY(add_rows(e, made, err));
+        count = rows - row < most - *made ? rows - row : most - *made;
+        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->row_sums + *made, err));
+        *made += count;
     }
     return PD_OK;
 }
@@ -63,42 +54,57 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
     return set == 0 || set + 1 == pd_zero_set_count(e->zero);
 }
 
-static pd_status add_set(struct pd_engine *e, uint32_t set, struct squares *sum, struct pd_error *err)
+static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
 {
     uint32_t first, end;
     pd_zero_set_boxes(e->zero, set, &first, &end);
     for (uint32_t i = first; i < end; i++)
-        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], sum, err));
+        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], made, err));
     return PD_OK;
 }
 
 static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
 {
     struct pd_engine *e = context;
-    struct squares squares = {e->block_squares, 0};
-    PD_TRY(add_set(e, set, &squares, err));
-    return add_rows(e, &squares, err);
+    uint64_t made = 0;
+    PD_TRY(add_set(e, set, &made, err));
+    return add_rows(e, &made, err);
 }
 
-void pd_optimizer_begin(struct pd_engine *e)
+static pd_status begin_squares(struct pd_engine *e, struct pd_error *err)
 {
-    if (!e->block_squares) return;
-    pd_superaccumulator_init(e->block_squares);
+    pd_superaccumulator_init(e->read_squares);
+    if (e->squares == e->read_squares) return PD_OK;
+    return pd_math_copy(e->math, e->squares, e->read_squares, sizeof *e->squares, err);
+}
+
+static pd_status read_squares(struct pd_engine *e, struct pd_error *err)
+{
+    if (e->squares == e->read_squares) return PD_OK;
+    PD_TRY(pd_math_copy(e->math, e->read_squares, e->squares, sizeof *e->squares, err));
+    PD_TRY(pd_math_sync(e->math, err));
+    PD_CHECK(e->read_squares->pending <= PD_SUPERACCUMULATOR_PENDING_MAX);
+    return PD_OK;
+}
+
+pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
+{
+    if (!e->squares_by_block) return PD_OK;
     pd_zero_on_sums(e->zero, add_block, e);
+    return begin_squares(e, err);
 }
 
 /* Sums of blocks in files were counted when they were complete. */
 pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
 {
-    struct pd_superaccumulator sum;
-    struct squares squares = {&sum, 0};
-    pd_superaccumulator_init(&sum);
-    if (e->block_squares) sum = *e->block_squares;
+    uint64_t made = 0;
+    if (!e->squares_by_block) PD_TRY(begin_squares(e, err));
     for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
-        if (!e->block_squares || is_end(e, set)) PD_TRY(add_set(e, set, &squares, err));
-    PD_TRY(add_rows(e, &squares, err));
-    PD_TRY(pd_exact_sum_reduce(&sum, e->comm, err));
-    const double total = sqrt(pd_superaccumulator_value(&sum)) / e->loss_scale;
+        if (!e->squares_by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
+    PD_TRY(add_rows(e, &made, err));
+    PD_TRY(read_squares(e, err));
+    PD_TRY(pd_exact_sum_reduce(e->read_squares, e->comm, err));
+    const double total = sqrt(pd_superaccumulator_value(e->read_squares)) / e->loss_scale;
     *ret_norm = tokens ? total / (double)tokens : 0.0;
     return PD_OK;
 }

@@ -11,12 +11,12 @@
 
 #include "trainer/engine.h"
 
-/* Sums of rows that are made before they are added up: few on a CPU, where they stay in its cache; many on a GPU, where the
- * host waits for them. */
+/* Sums of rows that are made before they are added up: few on a CPU, where they stay in its cache; many on a GPU, where each
+ * addition is a kernel. */
 uint64_t pd_optimizer_norm_rows(const struct pd_engine *engine);
 
 /* Before the first gradient of a step. */
-void pd_optimizer_begin(struct pd_engine *engine);
+PD_MUST_USE pd_status pd_optimizer_begin(struct pd_engine *engine, struct pd_error *err);
 /* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */
 PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm, struct pd_error *err);
 

@@ -412,7 +412,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     pd_superaccumulator_init(&s.loss);
-    pd_optimizer_begin(e);
+    PD_TRY(pd_optimizer_begin(e, err));
     pd_zero_begin_step(e->zero, first_sample);
     const uint64_t start = pd_trace_begin();
     PD_TRY(run_schedule(&s, err));

@@ -291,6 +291,35 @@ EXACT(round)
     }
 }
 
+COUNT(limbs, (s->length > 0) * sizeof(struct pd_superaccumulator) / sizeof(double))
+COUNT(one, s->length > 0)
+
+/* In two halves. */
+RUN(norm)
+{
+    (void)act;
+    struct pd_superaccumulator sum;
+    const uint64_t half = rows(s) / 2;
+    pd_superaccumulator_init(&sum);
+    PD_TRY(pd_math_copy(math, p[2], &sum, sizeof sum, err));
+    PD_TRY(pd_row_squares(math, rows(s), s->columns, p[0], p[1], err));
+    PD_TRY(pd_superaccumulate(math, half, p[1], p[2], err));
+    PD_TRY(pd_superaccumulate(math, rows(s) - half, (const double *)p[1] + half, p[2], err));
+    PD_TRY(pd_math_copy(math, &sum, p[2], sizeof sum, err));
+    PD_TRY(pd_math_sync(math, err));
+    const double value = pd_superaccumulator_value(&sum);
+    PD_TRY(pd_math_copy(math, p[3], &value, sizeof value, err));
+    return pd_math_sync(math, err);
+}
+
+EXACT(norm)
+{
+    long double sum = 0; /* one sum of thousands of terms in float64 would be further off than what is compared with it */
+    for (uint64_t i = 0; i < rows_columns(s); i++)
+        sum += (long double)v[0].exact[i] * v[0].exact[i];
+    v[3].exact[0] = (double)sum;
+}
+
 RUN(row_squares)
 {
     (void)act;
@@ -391,6 +420,10 @@ const struct operation more_operations[] = {
      FORMULA(round),
      .tolerance = 1e-12}, /* integers too */
     {"squares of rows", {{IN_ROWS_F32}, {F64, OUT, rows, 0}}, FORMULA(row_squares), .tolerance = 1e-14},
+    {"norm, exactly",
+     {{IN_ROWS_F32}, {F64, IN, rows, 0}, {F64, IN, limbs, 0}, {F64, OUT, one, 0}},
+     FORMULA(norm),
+     .tolerance = 1e-14},
     {"copy", {{IN_ROWS}, {OUT_ROWS}}, FORMULA(copy), .tolerance = 1e-12},
     {"replay", {{IN_ROWS}, {IN_COLUMNS}, {ROW_SUMS}, {OUT_ROWS}, {F32, BOTH, rows_columns, 1}}, FORMULA(replay)},
     {0}};

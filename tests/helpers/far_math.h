@@ -89,6 +89,9 @@ FAR_CALL(cast,
 FAR_CALL(row_squares,
          (struct pd_math * math, uint64_t rows, uint64_t columns, const float *x, double *sums, struct pd_error *err), rows,
          columns, x, sums)
+FAR_CALL(superaccumulate,
+         (struct pd_math * math, uint64_t n, const double *terms, struct pd_superaccumulator *sum, struct pd_error *err), n,
+         terms, sum)
 FAR_CALL(adam,
          (struct pd_math * math, const struct pd_adam_step *step, const struct pd_adam_range *range, struct pd_error *err),
          step, range)
@@ -138,6 +141,7 @@ static const struct pd_math_ops far_ops = {.name = "far",
                                            FAR_ENTRY(add),
                                            FAR_ENTRY(cast),
                                            FAR_ENTRY(row_squares),
+                                           FAR_ENTRY(superaccumulate),
                                            FAR_ENTRY(adam),
                                            FAR_ENTRY(copy),
                                            FAR_ENTRY(sync),

@@ -31,6 +31,7 @@ const struct pd_math_ops PD_CPU(ops) = {
     .quantize = PD_CPU(quantize),
     .round = PD_CPU(round),
     .row_squares = PD_CPU(row_squares),
+    .superaccumulate = pd_cpu_superaccumulate_slot,
     .adam = pd_cpu_adam_slot,
     .copy = pd_cpu_copy_slot,
     .sync = pd_cpu_sync_slot,

@@ -342,6 +342,14 @@ pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, 
     return math->ops->row_squares(math, rows, columns, x, sums, err);
 }
 
+pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
+                             struct pd_error *err)
+{
+    if (n == 0) return PD_OK;
+    PD_CHECK(terms && sum && n <= PD_SUPERACCUMULATOR_PENDING_MAX);
+    return math->ops->superaccumulate(math, n, terms, sum, err);
+}
+
 pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
 {
     if (r->n == 0) return PD_OK;

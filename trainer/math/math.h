@@ -25,6 +25,7 @@
 #include "ckpt/base/thread_pool.h"
 #include "offload/cpu_adam.h"
 #include "trainer/math/operations.h"
+#include "trainer/math/superaccumulator.h"
 
 enum pd_numerics_mode { PD_NUMERICS_INVARIANT, PD_NUMERICS_FAST };
 
@@ -73,6 +74,9 @@ struct pd_math_ops {
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */
     pd_status (*row_squares)(struct pd_math *, uint64_t rows, uint64_t columns, const float *x, double *sums,
                              struct pd_error *);
+    /* *sum += terms (n), exactly: as integers, so in any order (superaccumulator.h). A GPU does not normalise. */
+    pd_status (*superaccumulate)(struct pd_math *, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
+                                 struct pd_error *);
     /* AdamW over one range; step and range themselves are host memory */
     pd_status (*adam)(struct pd_math *, const struct pd_adam_step *, const struct pd_adam_range *, struct pd_error *);
     /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */
@@ -144,6 +148,8 @@ PD_MUST_USE pd_status pd_quantize(struct pd_math *math, const struct pd_quantize
 PD_MUST_USE pd_status pd_round(struct pd_math *math, const struct pd_round *round, struct pd_error *err);
 PD_MUST_USE pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *terms,
+                                         struct pd_superaccumulator *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
                               struct pd_error *err);
 PD_MUST_USE pd_status pd_math_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);

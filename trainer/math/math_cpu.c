@@ -73,6 +73,15 @@ pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
     return PD_OK;
 }
 
+pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
+                                      struct pd_error *err)
+{
+    (void)math;
+    (void)err;
+    pd_superaccumulator_add_many(sum, terms, n);
+    return PD_OK;
+}
+
 pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
     (void)math;

@@ -31,13 +31,13 @@ static void *stream_of(struct pd_math *math)
 }
 
 /* Runs a call between two events, where spans are asked for. `name`: of the span. */
-#define SPANNED(math, name, call)                                                                          \
-    do {                                                                                                   \
-        struct pd_math_cuda *cuda_ = cuda_of(math);                                                        \
+#define SPANNED(math, name, call)                                                                            \
+    do {                                                                                                     \
+        struct pd_math_cuda *cuda_ = cuda_of(math);                                                          \
         const uint32_t span_ = pd_device_spans_begin(cuda_->spans, cuda_->lane, PD_LANE_COMPUTE, (name), 0); \
-        const pd_status st_ = (call);                                                                      \
-        pd_device_spans_end(cuda_->spans, span_, cuda_->lane);                                             \
-        return st_;                                                                                        \
+        const pd_status st_ = (call);                                                                        \
+        pd_device_spans_end(cuda_->spans, span_, cuda_->lane);                                               \
+        return st_;                                                                                          \
     } while (0)
 
 /* ---- slots that need a stream and nothing else ---- */
@@ -149,6 +149,12 @@ static pd_status row_squares_slot(struct pd_math *math, uint64_t rows, uint64_t 
     SPANNED(math, "row_squares", pd_cuda_row_squares(stream_of(math), rows, columns, x, sums, err));
 }
 
+static pd_status superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
+                                      struct pd_error *err)
+{
+    SPANNED(math, "superaccumulate", pd_cuda_superaccumulate(stream_of(math), n, terms, sum, err));
+}
+
 static pd_status adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
                            struct pd_error *err)
 {
@@ -213,6 +219,7 @@ static const struct pd_math_ops cuda_ops = {
     .quantize = quantize_slot,
     .round = round_slot,
     .row_squares = row_squares_slot,
+    .superaccumulate = superaccumulate_slot,
     .adam = adam_slot,
     .copy = copy_slot,
     .sync = sync_slot,

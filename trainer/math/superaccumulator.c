@@ -7,7 +7,6 @@
 #define FLAG_PLUS_INFINITY 1u
 #define FLAG_MINUS_INFINITY 2u
 #define FLAG_NAN 4u
-#define PENDING_MAX (UINT64_C(1) << 30) /* a limb stays under 2^62 in magnitude */
 
 #define EXPONENT_ALL_ONES 0x7ffu
 #define FRACTION_BITS 52
@@ -57,7 +56,7 @@ void pd_superaccumulator_add(struct pd_superaccumulator *a, double term)
     uint64_t part[3] = {low & 0xffffffffu, (low >> 32) + (high & 0xffffffffu), high >> 32};
     for (unsigned i = 0; i < 3; i++)
         a->limbs[limb + i] += negative ? 0 - part[i] : part[i];
-    if (++a->pending >= PENDING_MAX) pd_superaccumulator_normalise(a);
+    if (++a->pending >= PD_SUPERACCUMULATOR_PENDING_MAX) pd_superaccumulator_normalise(a);
 }
 
 void pd_superaccumulator_add_many(struct pd_superaccumulator *a, const double *terms, uint64_t count)

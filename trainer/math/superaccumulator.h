@@ -20,8 +20,9 @@
 struct pd_superaccumulator {
     uint64_t limbs[PD_SUPERACCUMULATOR_LIMBS];
     uint64_t flags;   /* 1: +infinity, 2: -infinity, 4: NaN was added */
-    uint64_t pending; /* additions since the last normalisation */
+    uint64_t pending; /* additions since the last normalisation: at most PD_SUPERACCUMULATOR_PENDING_MAX */
 };
+#define PD_SUPERACCUMULATOR_PENDING_MAX (UINT64_C(1) << 30) /* a limb stays under 2^62 in magnitude */
 
 void pd_superaccumulator_init(struct pd_superaccumulator *accumulator);
 /* Independent of rounding mode and flush-to-zero: works on the bits, subnormals included. */
