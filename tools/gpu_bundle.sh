@@ -74,7 +74,10 @@ for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
 done
 
 # What is opened by name, whoever brings it: run.sh looks for what is not in lib. cuDNN opens NVRTC, which compiles its attention.
-{ grep -aoE 'lib(cublasLt|nccl|cudnn)\.so\.[0-9]+' "$perdure" || true; printf 'libnvrtc.so.%s\n' 12 13; } | sort -u >"$out/share/opened"
+{
+  tr -c '[:alnum:]._' '\n' <"$perdure" | sed -nE '/^lib(cublasLt|nccl|cudnn)\.so\.[0-9]+$/p'
+  printf 'libnvrtc.so.%s\n' 12 13
+} | sort -u >"$out/share/opened"
 
 # Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
 bring() {
