@@ -17,7 +17,7 @@
 enum { LEAF_ENOUGH = 4, LEAF_MAX = 64, MODES = 2 };
 
 static const char *const modes[MODES] = {"invariant", "fast"};
-static const char *const recomputes[] = {"none", "selective", "full"};
+static const char *const recomputes[] = {"none", "selective", "full"}; /* as enum pd_recompute */
 enum { RECOMPUTES = sizeof recomputes / sizeof *recomputes };
 /* What a model that does not fit otherwise leaves to the host; --set=offload... decides it instead. */
 static const struct placement {
@@ -235,6 +235,7 @@ static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
     b->host_bytes = pd_memory_plan_host(&r->whole.plan);
     b->parameters = r->whole.model->parameter_count;
     b->blocks = r->config.model.layers;
+    b->choice.recompute = recomputes[r->config.layout.recompute]; /* --set says it last */
     b->recomputed = r->config.layout.recompute_layers < b->blocks ? r->config.layout.recompute_layers : b->blocks;
     if (r->config.layout.recompute == PD_RECOMPUTE_NONE) b->recomputed = 0;
     b->flops_per_token = pd_model_flops_per_token(r->whole.model, r->config.batch.context);

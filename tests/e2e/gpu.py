@@ -363,6 +363,9 @@ def benched_as_it_fits(bench):
     found = step(kept["device_bytes"] * 32 // 31 - 4096)
     if (kept["recompute_layers"], found["recompute"], found["recompute_layers"]) != (0, "selective", 1):
         raise harness.Failure(f"recomputed: {kept}, in memory a little short of that: {found}")
+    told = step(256 << 20, "--set=layout.recompute=full")
+    if (told["recompute"], told["recompute_layers"]) != ("full", 6):
+        raise harness.Failure(f"layout.recompute=full is benched and called otherwise: {told}")
     print(f"bench step: {kept['device_bytes']} bytes with all kept, {found['device_bytes']} with one block recomputed", flush=True)
 
 
