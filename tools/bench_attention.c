@@ -481,5 +481,7 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
     PD_TRY(check(&b, err));
     const pd_status st = run(&b, err);
     release(&b);
-    return st;
+    if (st != PD_NO_MEMORY) return st;
+    const struct pd_error why = *err;
+    PD_FAIL(err, PD_INVALID, "bench attention: %.600s; take fewer --tokens, or end what else uses the memory", why.message);
 }
