@@ -15,7 +15,7 @@
 
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/thread_pool.h"
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 struct pd_adam_config {
     double rate, beta1, beta2, epsilon, weight_decay;

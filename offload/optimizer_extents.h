@@ -13,7 +13,7 @@
 #ifndef PD_OFFLOAD_OPTIMIZER_EXTENTS_H
 #define PD_OFFLOAD_OPTIMIZER_EXTENTS_H
 
-#include "ckpt/commit.h"
+#include "ckpt/store/commit.h"
 #include "offload/ring.h"
 
 #define PD_OPTIMIZER_BLOCK_ELEMENTS (PD_SHARD_BLOCK_BYTES / sizeof(float))

@@ -1,9 +1,9 @@
 /* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq of its boxes, generation after generation.
  *
- * A generation is a shard file in the making (ckpt/shard.h), or one on each of several drives: an update reads generation g,
- * verifies every block against what was hashed when it was written, and writes g+1 out of place with its own checksums. A
- * checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state is written
- * twice.
+ * A generation is a shard file in the making (ckpt/shard/shard.h), or one on each of several drives: an update reads
+ * generation g, verifies every block against what was hashed when it was written, and writes g+1 out of place with its own
+ * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state is
+ * written twice.
  *
  *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
@@ -16,7 +16,7 @@
 #ifndef PD_OFFLOAD_OPTIMIZER_STORE_H
 #define PD_OFFLOAD_OPTIMIZER_STORE_H
 
-#include "ckpt/store.h"
+#include "ckpt/store/store.h"
 #include "offload/cpu_adam.h"
 #include "offload/ring.h"
 

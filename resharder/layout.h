@@ -15,7 +15,7 @@
 #ifndef PD_RESHARDER_LAYOUT_H
 #define PD_RESHARDER_LAYOUT_H
 
-#include "ckpt/commit.h"
+#include "ckpt/store/commit.h"
 
 #define PD_LAYOUT_SMALL_BYTES 65536u
 #define PD_LAYOUT_CHUNKS_MAX 256u /* virtual_tp, and so boxes of one tensor and kind in a shard */

@@ -1,6 +1,6 @@
 #include "tools/command.h"
 
-#include "trainer/model/nearest.h"
+#include "ckpt/base/nearest.h"
 
 #include <errno.h>
 #include <stdio.h>

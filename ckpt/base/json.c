@@ -2,6 +2,8 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/utf8.h"
+
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -63,22 +65,6 @@ static void append_line(struct pd_json_writer *writer)
         append(writer, " ", 1);
 }
 
-/* Bytes of the well-formed UTF-8 sequence at `text` (Unicode 15, table 3-7), or 0. */
-static size_t utf8_length(const unsigned char *text, size_t left)
-{
-    unsigned char lead = text[0];
-    if (lead < 0x80) return 1;
-    size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || length > left) return 0;
-    unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    unsigned char high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    if (text[1] < low || text[1] > high) return 0;
-    for (size_t i = 2; i < length; i++) {
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    }
-    return length;
-}
-
 static void append_escaped(struct pd_json_writer *writer, unsigned char byte)
 {
     static const char short_forms[] = "\"\"\\\\\bb\ff\nn\rr\tt";
@@ -100,7 +86,8 @@ static void append_string(struct pd_json_writer *writer, const char *text, size_
     append(writer, "\"", 1);
     size_t plain = 0;
     for (size_t i = 0; i < bytes;) {
-        size_t length = utf8_length(data + i, bytes - i);
+        size_t length = 0;
+        (void)pd_utf8_decode(text + i, bytes - i, &length);
         bool special = length == 0 || data[i] < 0x20 || data[i] == '"' || data[i] == '\\' || data[i] == 0x7f;
         if (!special) {
             i += length;

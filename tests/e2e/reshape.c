@@ -8,9 +8,9 @@
  * of the degrees. Ranks are threads. Exit code 0: all equal. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
-#include "trainer/resume.h"
-#include "trainer/save.h"
-#include "trainer/whole_engine.h"
+#include "trainer/run/resume.h"
+#include "trainer/run/save.h"
+#include "trainer/run/whole_engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>

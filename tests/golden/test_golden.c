@@ -1,10 +1,10 @@
 /* Files of format versions 1 and 2 as they were written once. Reading them must work for ever; writing the same state with
  * the same HDF5 library (and zstd) must give the same bytes. PERDURE_GOLDEN_WRITE=<directory> writes <directory>/v1 and v2:
  * for a new format version, never to make an old one pass. */
-#include "ckpt/codec_zstd.h"
-#include "ckpt/h5.h"
-#include "ckpt/inspect.h"
-#include "tests/unit/ckpt/checkpoint_fixture.h"
+#include "ckpt/hdf5/h5.h"
+#include "ckpt/inspect/inspect.h"
+#include "ckpt/tensor/codec_zstd.h"
+#include "tests/unit/inspect/checkpoint_fixture.h"
 
 #include <math.h>
 

@@ -42,14 +42,14 @@ def expect(good, what, done):
 
 def made(room):
     bundle = f"{room}/bundle"
-    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, bundle, "--simulated")
+    done = call(f"{SOURCE}/tools/bundle/bundle.sh", BUILD, bundle, "--simulated")
     expect(done.returncode == 0 and os.path.getsize(f"{bundle}/share/text.txt") > 1 << 20, "making it", done)
-    for script in (f"{SOURCE}/tools/gpu_bundle.sh", f"{SOURCE}/tools/test.sh", f"{SOURCE}/tools/quickstart.sh", f"{bundle}/run.sh"):
+    for script in (f"{SOURCE}/tools/bundle/bundle.sh", f"{SOURCE}/tools/test.sh", f"{SOURCE}/tools/quickstart.sh", f"{bundle}/run.sh"):
         done = call(script, "--help")
         expect(done.returncode == 0 and len(done.stdout.splitlines()) > 2 and not done.stderr, f"{script} --help", done)
     for code, arguments in ((64, []), (64, [BUILD, f"{room}/none", "--nvidia"]), (64, [BUILD, f"{room}/none", "--nvidia", "some"]),
                             (64, [BUILD, bundle]), (66, [f"{room}/nothere", f"{room}/none"]), (66, [room, f"{room}/none"])):
-        done = call(f"{SOURCE}/tools/gpu_bundle.sh", *arguments)
+        done = call(f"{SOURCE}/tools/bundle/bundle.sh", *arguments)
         expect(done.returncode == code and len(done.stderr.splitlines()) == 1 and not os.path.exists(f"{room}/none"), arguments, done)
     return bundle
 
@@ -59,14 +59,14 @@ def of_other_sources(room, bundle):
     said = [call(f"{BUILD}/bin/{name}", "--version").stdout for name in ("perdure_simt", "gpu_operations_simt")]
     with open(f"{bundle}/MANIFEST", encoding="utf-8") as f:
         text = f.read()
-    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/other", "--simulated", GIT_DIR=f"{room}/nowhere")
+    done = call(f"{SOURCE}/tools/bundle/bundle.sh", BUILD, f"{room}/other", "--simulated", GIT_DIR=f"{room}/nowhere")
     expect(text.startswith("".join(said)) and "(no commit" not in text, f"programs in MANIFEST: {text[:200]}", done)
     warnings = [line for line in done.stderr.splitlines() if "was built from" in line and "the sources here are no commit" in line]
     expect(done.returncode == 0 and len(warnings) == (0 if "(no commit)" in said[0] else 2), "sources that are others", done)
 
 
 def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
-    done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/real", "--nvidia", "none")
+    done = call(f"{SOURCE}/tools/bundle/bundle.sh", BUILD, f"{room}/real", "--nvidia", "none")
     if HAS_CUDA == "ON":
         expect(done.returncode == 0 and os.path.exists(f"{room}/real/run.sh"), "a build with CUDA", done)
         # NVIDIA's libraries by name alone; NVRTC cannot compile for cuDNN without its built-ins, which it opens itself.
@@ -75,7 +75,7 @@ def without_cuda(room):  # nothing of NVIDIA's: half a gigabyte
         names |= {f"libcudnn_{part}.so.9" for part in ("graph", "ops", "heuristic", "engines_precompiled", "engines_runtime_compiled")}
         for name in names:
             program(f"{room}/cuda/lib64/{name}", "")
-        done = call(f"{SOURCE}/tools/gpu_bundle.sh", BUILD, f"{room}/all", "--nvidia", "all", CUDA_HOME=f"{room}/cuda")
+        done = call(f"{SOURCE}/tools/bundle/bundle.sh", BUILD, f"{room}/all", "--nvidia", "all", CUDA_HOME=f"{room}/cuda")
         expect(done.returncode == 0 and names <= set(os.listdir(f"{room}/all/lib")) and "relies on" not in done.stderr, "all of NVIDIA's", done)
     else:
         expect(done.returncode == 78 and "-DPERDURE_CUDA=ON" in done.stderr and not os.path.exists(f"{room}/real"), "none without", done)

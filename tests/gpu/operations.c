@@ -11,9 +11,9 @@
 
 #include "ckpt/base/half.h"
 #include "offload/device.h"
+#include "trainer/engine/rank_device.h"
 #include "trainer/math/fp8.h"
 #include "trainer/math/math_cuda.h"
-#include "trainer/rank_device.h"
 
 #include <math.h>
 #include <perdure_source_id.h>

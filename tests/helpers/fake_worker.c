@@ -8,8 +8,8 @@
  *
  * DIR/log-<rank> tells what happened, DIR/step is the newest committed step. */
 #include "ckpt/base/parse.h"
-#include "trainer/launched.h"
-#include "trainer/signals.h"
+#include "trainer/run/launched.h"
+#include "trainer/run/signals.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
 #ifndef PD_TESTS_STORE_ROOM_H
 #define PD_TESTS_STORE_ROOM_H
 
-#include "ckpt/io/simulated_disk.h"
-#include "ckpt/store.h"
+#include "ckpt/store/store.h"
+#include "tests/simulated_disk/simulated_disk.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

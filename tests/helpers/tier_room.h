@@ -5,7 +5,7 @@
 #define PD_TESTS_TIER_ROOM_H
 
 #include "ckpt/base/log.h"
-#include "ckpt/tiers.h"
+#include "ckpt/tiers/tiers.h"
 #include "tests/helpers/generation_room.h"
 #include "trainer/comm/comm.h"
 

@@ -7,7 +7,7 @@ extern "C" {
 #endif
 
 #include "ckpt/base/status.h"
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 pd_status exercise_places(unsigned *out, struct pd_error *err); /* (2*3*4 blocks of 2*5*3 threads, 12) */
 pd_status exercise_reverse(unsigned n, const float *x, float *out, struct pd_error *err); /* in blocks of 64 */

@@ -24,7 +24,7 @@
 
 #include "ckpt/base/half.h"
 extern "C" {
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 }
 #include "tests/simt/cuda_runtime_api.h"
 #include <simt_order.h>

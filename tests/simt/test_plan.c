@@ -1,7 +1,7 @@
 /* What is planned for GPUs, where no GPU is needed to count it. */
-#include "trainer/device_room.h"
-#include "trainer/launch_layout.h"
-#include "trainer/memory_plan.h"
+#include "trainer/launch/layout.h"
+#include "trainer/plan/device_room.h"
+#include "trainer/plan/memory_plan.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The house rules a compiler does not know: arrows between folders, sizes, banned calls, third-party headers in one file each,
+"""The house rules a compiler does not know: arrows between rooms, sizes, banned calls, third-party headers in one file each,
 no words of unfinished work. Prints every breach with file and line; exit code 1 when there is one."""
 import os
 import re
@@ -7,15 +7,39 @@ import sys
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", ".."))
 CODE = ("ckpt", "resharder", "offload", "trainer", "tools")
-ALLOWED = {  # folder -> what its files may include, besides themselves
-    "ckpt/base": [],
-    "ckpt/io": ["ckpt/base"],
-    "ckpt": ["ckpt/io", "ckpt/base"],
-    "resharder": ["ckpt"],
-    "offload": ["ckpt"],
-    "trainer": ["offload", "resharder", "ckpt"],
-    "tools": ["trainer", "resharder", "offload", "ckpt"],
+# The house: columns, and in each its rooms from the lowest up. A file includes its own room, rooms before it in its column, and the
+# columns named behind it. Rooms of one entry stand beside each other: neither includes the other.
+COLUMNS = {
+    "ckpt": (["ckpt/base", "ckpt/io", ("ckpt/group", "ckpt/tensor"), "ckpt/hdf5", "ckpt/shard", "ckpt/store",
+              ("ckpt/tiers", "ckpt/inspect")], []),
+    "resharder": (["resharder", ("resharder/load", "resharder/rewrite", "resharder/formats")], ["ckpt"]),
+    "offload": (["offload"], ["ckpt"]),
+    "trainer": ([("trainer/math", "trainer/data"), "trainer/comm", "trainer/model", "trainer/parallel", "trainer/config",
+                 "trainer/engine", "trainer/plan", "trainer/run", ("trainer/launch", "trainer/sample")],
+                ["offload", "resharder", "ckpt"]),
+    "tools": (["tools", ("tools/bench", "tools/doctor", "tools/bundle"), "tools/commands"],
+              ["trainer", "resharder", "offload", "ckpt"]),
 }
+ABOVE_ALL = {"tools/main.c": "tools/commands"}  # file -> the room whose place it has
+BESIDE = "trainer/math/cuda"  # a folder of its room, trainer/math
+SOURCES_MAX = 30  # .c files of a folder
+
+
+def make_allowed():
+    allowed, columns = {}, {}
+    for column, (entries, below) in COLUMNS.items():
+        known = [room for other in below for room in columns[other]]
+        rooms = []
+        for entry in entries:
+            beside = [entry] if isinstance(entry, str) else list(entry)
+            for room in beside:
+                allowed[room] = set(known + rooms + [room])
+            rooms += beside
+        columns[column] = rooms
+    return allowed
+
+
+ALLOWED = make_allowed()  # room -> rooms that its files may include
 BANNED = re.compile(r"\b(atoi|atol|atof|strcpy|strcat|sprintf|vsprintf|gets|strtok|alloca)\s*\(")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|not implemented", re.IGNORECASE)
 THIRD_PARTY = re.compile(r"#\s*include\s*<((?:hdf5|H5|liburing|xxhash|jansson|cyaml|yaml|zstd|mpi|nccl|cuda|cublas|dnnl|cudnn)[^>]*)>")
@@ -38,16 +62,19 @@ def sources(folders, endings=(".c", ".h", ".cu", ".cuh")):
                     yield os.path.join(root, name)
 
 
-def folder_of(relative):
-    for folder in sorted(ALLOWED, key=len, reverse=True):
-        if relative.startswith(folder + "/"):
-            return folder
-    return None
+def room_of(relative):
+    if relative in ABOVE_ALL:
+        return ABOVE_ALL[relative]
+    folder = os.path.dirname(relative)
+    return "trainer/math" if folder == BESIDE else folder
 
 
 def check_arrows(path, lines):
     relative = os.path.relpath(path, TOP)
-    folder = folder_of(relative)
+    room = room_of(relative)
+    if room not in ALLOWED:
+        breach(path, 1, f"{room} is no room of the house")
+        return
     for number, line in enumerate(lines, 1):
         match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
         if not match:
@@ -55,12 +82,18 @@ def check_arrows(path, lines):
         target = match.group(1)
         if not os.path.exists(os.path.join(TOP, target)):
             breach(path, number, f'"{target}" is not written from the root')
-            continue
-        other = folder_of(target)
-        if other != folder and not any(other == a or other.startswith(a + "/") for a in ALLOWED[folder]):
-            breach(path, number, f"{folder} may not include {target}: arrows only go down")
-        if folder in ("ckpt", "ckpt/base", "ckpt/io", "resharder") and re.search(r"<(cuda|nccl|mpi|cublas)", line):
+        elif room_of(target) not in ALLOWED[room]:
+            breach(path, number, f"{room} may not include {target}: arrows only go down")
+    for number, line in enumerate(lines, 1):
+        if room.startswith(("ckpt", "resharder")) and re.search(r"<(cuda|nccl|mpi|cublas)", line):
             breach(path, number, "neither CUDA nor MPI below trainer/ and offload/")
+
+
+def check_folders():
+    for folder in {os.path.dirname(path) for path in sources(CODE + ("tests",), (".c",))}:
+        count = sum(name.endswith(".c") for name in os.listdir(folder))
+        if count > SOURCES_MAX:
+            breaches.append(f"{os.path.relpath(folder, TOP)}: {count} .c files, at most {SOURCES_MAX}: what is the second room in there?")
 
 
 def check_functions(path, lines):
@@ -107,10 +140,10 @@ def check_third_party():
 
 
 def check_readmes():
-    for folder in ("ckpt", "ckpt/base", "ckpt/io", "resharder", "offload", "trainer", "trainer/model", "trainer/math",
-                   "trainer/comm", "trainer/data", "trainer/parallel", "tools", "tests"):
-        if not os.path.exists(os.path.join(TOP, folder, "README.md")):
-            breaches.append(f"{folder}/README.md is missing")
+    for room in sorted({*ALLOWED, BESIDE, *CODE, "tests", "tests/simt", "tests/simulated_disk"}):
+        folder = os.path.join(TOP, room)
+        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, "README.md")):
+            breaches.append(f"{room}/README.md is missing")
 
 
 def check_top_level():
@@ -123,6 +156,7 @@ def check_top_level():
 for source in sources(CODE):
     check_file(source)
 check_third_party()
+check_folders()
 check_readmes()
 check_top_level()
 print("\n".join(breaches) if breaches else "tidy")

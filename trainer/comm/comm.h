@@ -14,7 +14,7 @@
 #define PD_TRAINER_COMM_COMM_H
 
 #include "ckpt/base/status.h"
-#include "ckpt/group.h"
+#include "ckpt/group/group.h"
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -7,7 +7,7 @@
 #define PD_TRAINER_MATH_CPU_GEMM_KERNEL_H
 
 #include "ckpt/base/cpu.h"
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 /* op(A) seen by rows, or op(B) seen by columns: `width` vectors of length k. */
 struct pd_gemm_operand {

@@ -3,7 +3,7 @@
 #ifndef PD_TRAINER_MATH_OPERATIONS_H
 #define PD_TRAINER_MATH_OPERATIONS_H
 
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 #include <stdbool.h>
 
 /* Formats of eight bits (Micikevicius et al. 2022): trainer/math/fp8.h. */

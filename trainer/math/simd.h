@@ -9,7 +9,7 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
 #include "ckpt/base/status.h"
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 /* Registers want everything inlined; arrays in plain C gain nothing from it and take a compiler minutes. */
 #if PD_ISA_LEVEL == 0

@@ -190,3 +190,21 @@ double pd_model_flops_per_token(const struct pd_model *model, uint32_t length)
     double attention = 12.0 * c->layers * c->heads * c->head_size * (length + 1.0) / 2.0;
     return 6.0 * multiplied + attention;
 }
+
+/* ---- what it costs to compute ---- */
+
+double pd_attention_flops(const struct pd_model_config *c, uint32_t length)
+{
+    return 4.0 * c->heads * c->head_size * (length + 1.0) / 2.0;
+}
+
+double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit)
+{
+    const struct pd_model_config *c = &model->config;
+    if (unit == 0) return 2.0 * c->hidden;
+    if (unit == model->unit_count - 1) return 2.0 * c->hidden * c->vocab;
+    double multiplied = 0;
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
+        if (model->tensors.tensors[t].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[t]);
+    return 2.0 * multiplied + pd_attention_flops(c, length);
+}

@@ -3,7 +3,7 @@
 #ifndef PD_TRAINER_MODEL_MODEL_H
 #define PD_TRAINER_MODEL_MODEL_H
 
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 enum pd_family { PD_FAMILY_LLAMA, PD_FAMILY_GPT2 };
 enum pd_rope_scaling { PD_ROPE_SCALING_NONE, PD_ROPE_SCALING_LLAMA3 };
@@ -65,5 +65,10 @@ double pd_model_flops_per_token(const struct pd_model *model, uint32_t length);
 
 /* cos and sin of every position and frequency, Llama 3.1 scaling included.   ret (positions, D/2, 2) */
 void pd_model_rope_table(const struct pd_model_config *config, uint32_t positions, float *ret);
+
+/* Floating-point operations of a unit for one token, forward. */
+double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t unit);
+/* Of that, the attention of one block of a sequence. */
+double pd_attention_flops(const struct pd_model_config *config, uint32_t length);
 
 #endif

@@ -1,7 +1,7 @@
 /* Named sizes. Published ones have the shapes of their papers or model cards; byte-* and llama-{0.5,1.5,3}b are our own. */
 #include "trainer/model/model.h"
 
-#include "trainer/model/nearest.h"
+#include "ckpt/base/nearest.h"
 
 #include <stdio.h>
 #include <string.h>

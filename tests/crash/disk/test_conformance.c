@@ -3,8 +3,8 @@
  * this proves the part of the model that can be: what processes see while power is on. */
 #include "ckpt/base/digest.h"
 #include "ckpt/base/parse.h"
-#include "ckpt/io/disk_trace.h"
-#include "ckpt/io/simulated_disk.h"
+#include "tests/simulated_disk/disk_trace.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* What goes into which tier, and where a run finds it again. Four ranks on two hosts unless said otherwise. */
 #include "ckpt/base/log.h"
-#include "ckpt/tiers_internal.h"
+#include "ckpt/tiers/internal.h"
 #include "tests/helpers/tier_room.h"
 
 #include <criterion/criterion.h>

@@ -2,7 +2,7 @@
  * launch that was overtaken while its copies are on their way, a second launcher. Whatever they do, the newest sealed step
  * loads, and every file of every tier is whole. State lies in memory or in files, on one drive or two, shared, without
  * links. */
-#include "ckpt/tiers_internal.h"
+#include "ckpt/tiers/internal.h"
 #include "tests/helpers/tier_room.h"
 
 #include <criterion/criterion.h>

@@ -1,7 +1,7 @@
 /* Second copies of shards on other hosts. A host that is gone with all that lay there takes no checkpoint with it: first
  * what goes where, then every operation of a copy goes wrong, once or from then on, and afterwards power goes, or a host is
  * replaced by an empty one. */
-#include "ckpt/tiers_internal.h"
+#include "ckpt/tiers/internal.h"
 #include "tests/helpers/tier_sweep.h"
 
 #define RANKS 4u

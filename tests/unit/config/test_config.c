@@ -1,5 +1,5 @@
-#include "trainer/config.h"
-#include "trainer/config_keys.h"
+#include "trainer/config/config.h"
+#include "trainer/config/keys.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

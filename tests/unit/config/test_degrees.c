@@ -1,4 +1,4 @@
-#include "trainer/degrees.h"
+#include "trainer/config/degrees.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

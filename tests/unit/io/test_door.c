@@ -1,7 +1,7 @@
 /* One list of expectations, every door: io_uring on each rung of its ladder, the thread pool, the simulated disk. */
 #include "ckpt/io/door.h"
-#include "ckpt/io/simulated_disk.h"
 #include "ckpt/io/uring.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

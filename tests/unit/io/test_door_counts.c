@@ -1,6 +1,6 @@
 /* Every byte and every flush is counted once, whichever way it takes through a door. */
 #include "ckpt/io/door_counts.h"
-#include "ckpt/io/simulated_disk.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

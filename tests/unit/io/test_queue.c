@@ -1,7 +1,7 @@
 /* Queues under load: random transfers against a model in memory, on every kind of queue, from several threads. */
 #include "ckpt/base/parse.h"
-#include "ckpt/io/simulated_disk.h"
 #include "ckpt/io/uring.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

@@ -1,5 +1,5 @@
 #include "ckpt/io/raw_bench.h"
-#include "ckpt/io/simulated_disk.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* Symbolic links, by one script through every door: the simulated ones must say what the real ones say. */
-#include "ckpt/io/simulated_disk.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The launcher with real processes: a worker that fails as its plan says. */
 #include "ckpt/base/parse.h"
 #include "tests/helpers/scale.h"
-#include "trainer/launcher.h"
+#include "trainer/launch/launcher.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

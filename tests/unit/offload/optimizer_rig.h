@@ -2,7 +2,7 @@
 #ifndef PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
 #define PD_TESTS_UNIT_OFFLOAD_OPTIMIZER_RIG_H
 
-#include "ckpt/io/simulated_disk.h"
+#include "tests/simulated_disk/simulated_disk.h"
 #include "tests/unit/offload/optimizer_state.h"
 
 #define BUFFERS PD_OPTIMIZER_STORE_BUFFERS_MIN

@@ -1,8 +1,8 @@
 /* Extents through the ring: every byte goes where it belongs, in order, on every door; whatever fails is named and nothing
  * stays in flight. PERDURE_TEST_SCALE multiplies the random jobs. */
 #include "ckpt/io/door_ops.h"
-#include "ckpt/io/simulated_disk.h"
 #include "offload/ring.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

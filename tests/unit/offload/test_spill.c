@@ -1,6 +1,6 @@
 /* Spans that leave memory come back as they were, on every door and with every cut; what does not is told. */
-#include "ckpt/io/simulated_disk.h"
 #include "offload/spill.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

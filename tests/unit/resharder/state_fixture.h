@@ -4,9 +4,9 @@
 #define PD_TESTS_STATE_FIXTURE_H
 
 #include "ckpt/base/log.h"
-#include "ckpt/io/simulated_disk.h"
-#include "ckpt/store.h"
+#include "ckpt/store/store.h"
 #include "resharder/layout.h"
+#include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

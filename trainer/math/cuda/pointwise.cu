@@ -3,7 +3,7 @@
 #include "trainer/math/cuda/each.h"
 #include "trainer/math/cuda/functions.h"
 
-#include "ckpt/tensor.h"
+#include "ckpt/tensor/tensor.h"
 
 #define WIDE 8
 

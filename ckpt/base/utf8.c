@@ -1,0 +1,27 @@
+#include "ckpt/base/utf8.h"
+
+#include <string.h>
+
+uint32_t pd_utf8_decode(const char *text, size_t bytes, size_t *ret_length)
+{
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* longer forms of smaller ones are not UTF-8 */
+    const unsigned char *at = (const unsigned char *)text;
+    const uint32_t more = *at < 0x80 ? 0 : *at >= 0xf0 ? 3 : *at >= 0xe0 ? 2 : 1;
+    uint32_t point = more ? *at & (0x3fu >> more) : *at;
+    if ((*at >= 0x80 && *at < 0xc2) || *at > 0xf4 || more >= bytes) return UINT32_MAX;
+    for (uint32_t i = 1; i <= more; i++) {
+        if ((at[i] & 0xc0) != 0x80) return UINT32_MAX;
+        point = point << 6 | (at[i] & 0x3f);
+    }
+    if (point < least[more] || point > 0x10ffff || (point >= 0xd800 && point < 0xe000)) return UINT32_MAX;
+    *ret_length = more + 1;
+    return point;
+}
+
+uint32_t pd_utf8_next(const char **text)
+{
+    size_t length = 0;
+    const uint32_t point = pd_utf8_decode(*text, strnlen(*text, 4) + 1, &length);
+    *text += length;
+    return point;
+}

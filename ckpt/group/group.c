@@ -1,0 +1,129 @@
+#include "ckpt/group/group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+pd_status pd_group_barrier(struct pd_group *group, struct pd_error *err)
+{
+    return group->ops->barrier(group, err);
+}
+
+pd_status pd_group_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                          struct pd_error *err)
+{
+    PD_CHECK(root < group->size && (group->rank != root || recv || !bytes));
+    return group->ops->gather(group, root, send, bytes, recv, err);
+}
+
+pd_status pd_group_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    PD_CHECK(root < group->size);
+    return group->ops->broadcast(group, root, data, bytes, err);
+}
+
+pd_status pd_group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
+                            const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < send_count; i++)
+        PD_CHECK(sends[i].peer < group->size);
+    for (uint32_t i = 0; i < recv_count; i++)
+        PD_CHECK(recvs[i].peer < group->size);
+    return group->ops->exchange(group, sends, send_count, recvs, recv_count, err);
+}
+
+/* What one rank's outcome looks like to all: which rank failed first, or `size` when none did. */
+static pd_status first_failing_rank(struct pd_group *group, pd_status mine, uint32_t *ret_rank, struct pd_error *err)
+{
+    uint32_t status = mine, first = group->size;
+    uint32_t few[256], *all = group->size <= 256 ? few : NULL;
+    if (group->rank == 0 && !all) {
+        all = malloc(group->size * sizeof *all);
+        if (!all) PD_FAIL(err, PD_NO_MEMORY, "no memory to agree among %u ranks", group->size);
+    }
+    pd_status st = pd_group_gather(group, 0, &status, sizeof status, all, err);
+    if (st == PD_OK && group->rank == 0) {
+        for (first = 0; first < group->size && all[first] == PD_OK;)
+            first++;
+    }
+    if (all != few) free(all);
+    PD_TRY(st);
+    PD_TRY(pd_group_broadcast(group, 0, &first, sizeof first, err));
+    *ret_rank = first;
+    return PD_OK;
+}
+
+pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error *err)
+{
+    struct pd_error own = {.status = mine}, lost;
+    if (mine != PD_OK && err && err->status == mine) own = *err;
+    if (mine != PD_OK && !own.message[0]) pd_error_set(&own, mine, PD_WHERE, 0, "%s", pd_status_name(mine));
+    uint32_t failing = 0;
+    pd_status st = first_failing_rank(group, mine, &failing, &lost);
+    if (st == PD_OK && failing == group->size) return PD_OK;
+    /* A broken group cannot carry messages any more: whoever failed by himself says his own reason. */
+    if (st == PD_OK) st = pd_group_broadcast(group, failing, &own, sizeof own, &lost);
+    if (st != PD_OK) {
+        const struct pd_error *reason = mine != PD_OK ? &own : &lost;
+        if (err) *err = *reason;
+        return reason->status;
+    }
+    if (err) *err = own;
+    if (group->size == 1) return own.status;
+    return pd_error_context_rank(err, own.status, failing);
+}
+
+/* ---- one rank ---- */
+
+static pd_status single_barrier(struct pd_group *group, struct pd_error *err)
+{
+    (void)group;
+    (void)err;
+    return PD_OK;
+}
+
+static pd_status single_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
+                               struct pd_error *err)
+{
+    (void)group;
+    (void)root;
+    (void)err;
+    if (bytes) memmove(recv, send, bytes);
+    return PD_OK;
+}
+
+static pd_status single_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+{
+    (void)group;
+    (void)root;
+    (void)data;
+    (void)bytes;
+    (void)err;
+    return PD_OK;
+}
+
+static pd_status single_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
+                                 const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    (void)group;
+    if (send_count != recv_count) PD_FAIL(err, PD_BUG, "exchange: %u pieces sent, %u expected", send_count, recv_count);
+    for (uint32_t i = 0; i < send_count; i++) {
+        if (sends[i].bytes != recvs[i].bytes)
+            PD_FAIL(err, PD_BUG, "exchange: piece %u has %llu bytes, %llu expected", i, (unsigned long long)sends[i].bytes,
+                    (unsigned long long)recvs[i].bytes);
+        if (sends[i].bytes) memmove(recvs[i].data, sends[i].data, sends[i].bytes);
+    }
+    return PD_OK;
+}
+
+static const struct pd_group_ops single_ops = {
+    .name = "single",
+    .barrier = single_barrier,
+    .gather = single_gather,
+    .broadcast = single_broadcast,
+    .exchange = single_exchange,
+};
+
+void pd_group_init_single(struct pd_group *ret_group)
+{
+    *ret_group = (struct pd_group){.ops = &single_ops, .size = 1, .host_count = 1};
+}

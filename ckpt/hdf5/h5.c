@@ -1,0 +1,569 @@
+/* The HDF5 library and a file driver of our own for it, in the one file that knows hdf5.h.
+ *
+ *   invariants  1. the library never touches a disk: the driver reads and writes sparse pages in memory, and drops chunks,
+ * whose places the caller decides
+ *               2. every return of the library is looked at; its error stack is never printed and ends in our message
+ *               3. one mutex around the library, which need not be built thread-safe
+ *               4. nothing depends on time, environment or address: the same calls give the same bytes
+ */
+#include "ckpt/hdf5/h5.h"
+#include "ckpt/tensor/codec_zstd.h"
+
+#include <hdf5.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the driver knows. While a chunk is named, raw data is allocated where the caller wants it and goes nowhere. */
+struct room {
+    struct pd_h5_pages pages;
+    const struct pd_h5_chunk *chunk; /* or NULL */
+};
+
+struct pd_h5_file {
+    struct room room;
+    hid_t file, contiguous; /* dataset creation: early allocation, never filled */
+    hid_t link_creation;    /* intermediate groups */
+    hid_t types[PD_H5_TYPE_COUNT];
+};
+
+static pthread_mutex_t library_mutex = PTHREAD_MUTEX_INITIALIZER;
+static hid_t driver_id = H5I_INVALID_HID;
+
+/* ---- the driver ---- */
+
+struct driver_file {
+    H5FD_t base; /* the library's part comes first */
+    struct room *room;
+};
+
+struct driver_info {
+    struct room *room;
+};
+
+static struct room *room_of(const H5FD_t *file)
+{
+    return ((const struct driver_file *)(const void *)file)->room;
+}
+
+/* The chunk that is being named, when this is about raw data. */
+static const struct pd_h5_chunk *chunk_of(const H5FD_t *file, H5FD_mem_t type)
+{
+    return type == H5FD_MEM_DRAW ? room_of(file)->chunk : NULL;
+}
+
+static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max_address)
+{
+    (void)name, (void)flags, (void)max_address;
+    const struct driver_info *info = H5Pget_driver_info(fapl);
+    struct driver_file *file = info ? calloc(1, sizeof *file) : NULL;
+    if (file) file->room = info->room;
+    return (H5FD_t *)(void *)file;
+}
+
+static herr_t driver_close(H5FD_t *file)
+{
+    free(file);
+    return 0;
+}
+
+static herr_t driver_query(const H5FD_t *file, unsigned long *ret_flags)
+{
+    (void)file;
+    if (ret_flags) *ret_flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_AGGREGATE_SMALLDATA;
+    return 0;
+}
+
+static haddr_t driver_get_eoa(const H5FD_t *file, H5FD_mem_t type)
+{
+    const struct pd_h5_chunk *chunk = chunk_of(file, type);
+    return chunk ? (chunk->offset + chunk->bytes + PD_H5_PAGE_BYTES - 1) / PD_H5_PAGE_BYTES * PD_H5_PAGE_BYTES
+                 : room_of(file)->pages.bytes;
+}
+
+static herr_t driver_set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t address)
+{
+    if (!chunk_of(file, type)) room_of(file)->pages.bytes = address;
+    return 0;
+}
+
+static haddr_t driver_alloc(H5FD_t *file, H5FD_mem_t type, hid_t transfer, hsize_t bytes)
+{
+    (void)transfer;
+    const struct pd_h5_chunk *chunk = chunk_of(file, type);
+    if (chunk) return chunk->offset;
+    const haddr_t address = room_of(file)->pages.bytes;
+    room_of(file)->pages.bytes += bytes;
+    return address;
+}
+
+static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, void *buffer)
+{
+    (void)type, (void)transfer;
+    pd_h5_pages_read(&room_of(file)->pages, address, buffer, bytes);
+    return 0;
+}
+
+static herr_t driver_write(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, const void *buffer)
+{
+    (void)transfer;
+    if (chunk_of(file, type)) return 0;
+    return pd_h5_pages_write(&room_of(file)->pages, address, buffer, bytes, NULL) == PD_OK ? 0 : -1;
+}
+
+static const H5FD_class_t driver_class = {
+    .name = "perdure",
+    .maxaddr = INT64_MAX,
+    .fc_degree = H5F_CLOSE_STRONG,
+    .fapl_size = sizeof(struct driver_info),
+    .open = driver_open,
+    .close = driver_close,
+    .query = driver_query,
+    .alloc = driver_alloc,
+    .get_eoa = driver_get_eoa,
+    .set_eoa = driver_set_eoa,
+    .get_eof = driver_get_eoa,
+    .read = driver_read,
+    .write = driver_write,
+    .fl_map = H5FD_FLMAP_DICHOTOMY,
+};
+
+/* ---- errors and turns ---- */
+
+static herr_t take_innermost(unsigned position, const H5E_error2_t *entry, void *text)
+{
+    if (position == 0) snprintf(text, 256, "%s: %s", entry->func_name, entry->desc ? entry->desc : "no description");
+    return 0;
+}
+
+static pd_status library_fail(struct pd_error *err, const char *what, const char *name)
+{
+    char text[256] = "no further description";
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_innermost, text);
+    H5Eclear2(H5E_DEFAULT);
+    PD_FAIL(err, PD_BUG, "HDF5 cannot %s%s%s (%s)", what, name[0] ? " " : "", name, text);
+}
+
+/* The library wants to know a filter before it notes its number; it never runs here. */
+static size_t filter_refuses(unsigned flags, size_t count, const unsigned values[], size_t bytes, size_t *room,
+                             void **buffer)
+{
+    (void)flags, (void)count, (void)values, (void)bytes, (void)room, (void)buffer;
+    return 0;
+}
+
+static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
+                                        .id = PD_ZSTD_FILTER,
+                                        .encoder_present = 1,
+                                        .decoder_present = 1,
+                                        .name = "zstd",
+                                        .filter = filter_refuses};
+
+static pd_status enter_library(struct pd_error *err)
+{
+    pthread_mutex_lock(&library_mutex);
+    if (driver_id < 0) {
+        H5dont_atexit(); /* its exit handler would run beside threads of ours */
+        /* The superblock extension and groups made on the way are created from the default list, with the time of day in
+         * them unless it says otherwise. */
+        if (H5open() >= 0 && H5Pset_obj_track_times(H5P_GROUP_CREATE_DEFAULT, false) >= 0 && H5Zregister(&zstd_class) >= 0)
+            driver_id = H5FDregister(&driver_class);
+    }
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    if (driver_id >= 0) return PD_OK;
+    pd_status st = library_fail(err, "start", "");
+    pthread_mutex_unlock(&library_mutex);
+    return st;
+}
+
+static pd_status leave_library(pd_status st)
+{
+    pthread_mutex_unlock(&library_mutex);
+    return st;
+}
+
+const char *pd_h5_version(void)
+{
+    static char text[32];
+    unsigned major = 0, minor = 0, release = 0;
+    pthread_mutex_lock(&library_mutex);
+    if (!text[0] && H5get_libversion(&major, &minor, &release) >= 0)
+        snprintf(text, sizeof text, "%u.%u.%u", major, minor, release);
+    pthread_mutex_unlock(&library_mutex);
+    return text;
+}
+
+/* ---- types ---- */
+
+static hid_t make_bf16(void)
+{
+    hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+    bool ok = type >= 0 && H5Tset_fields(type, 15, 7, 8, 0, 7) >= 0 && H5Tset_precision(type, 16) >= 0 &&
+              H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, 127) >= 0;
+    if (ok) return type;
+    if (type >= 0) H5Tclose(type);
+    return H5I_INVALID_HID;
+}
+
+static hid_t make_f16(void)
+{
+    hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+    bool ok = type >= 0 && H5Tset_fields(type, 15, 10, 5, 0, 10) >= 0 && H5Tset_precision(type, 16) >= 0 &&
+              H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, 15) >= 0;
+    if (ok) return type;
+    if (type >= 0) H5Tclose(type);
+    return H5I_INVALID_HID;
+}
+
+static hid_t make_text(void)
+{
+    hid_t type = H5Tcopy(H5T_C_S1);
+    if (type >= 0 && H5Tset_size(type, 1) >= 0 && H5Tset_strpad(type, H5T_STR_NULLPAD) >= 0) return type;
+    if (type >= 0) H5Tclose(type);
+    return H5I_INVALID_HID;
+}
+
+static pd_status make_types(struct pd_h5_file *file, struct pd_error *err)
+{
+    file->types[PD_H5_F32] = H5Tcopy(H5T_IEEE_F32LE);
+    file->types[PD_H5_F64] = H5Tcopy(H5T_IEEE_F64LE);
+    file->types[PD_H5_U64] = H5Tcopy(H5T_STD_U64LE);
+    file->types[PD_H5_BF16] = make_bf16();
+    file->types[PD_H5_F16] = make_f16();
+    file->types[PD_H5_TEXT] = make_text();
+    for (int t = 0; t < PD_H5_TYPE_COUNT; t++)
+        if (file->types[t] < 0) return library_fail(err, "make a type", "");
+    return PD_OK;
+}
+
+/* ---- files ---- */
+
+static void close_handles(struct pd_h5_file *file)
+{
+    for (int t = 0; t < PD_H5_TYPE_COUNT; t++)
+        if (file->types[t] >= 0) H5Tclose(file->types[t]);
+    if (file->contiguous >= 0) H5Pclose(file->contiguous);
+    if (file->link_creation >= 0) H5Pclose(file->link_creation);
+    H5Eclear2(H5E_DEFAULT);
+}
+
+static pd_status make_lists(struct pd_h5_file *file, struct pd_error *err)
+{
+    file->contiguous = H5Pcreate(H5P_DATASET_CREATE);
+    file->link_creation = H5Pcreate(H5P_LINK_CREATE);
+    bool ok = file->contiguous >= 0 && file->link_creation >= 0 && H5Pset_layout(file->contiguous, H5D_CONTIGUOUS) >= 0 &&
+              H5Pset_alloc_time(file->contiguous, H5D_ALLOC_TIME_EARLY) >= 0 &&
+              H5Pset_fill_time(file->contiguous, H5D_FILL_TIME_NEVER) >= 0 &&
+              H5Pset_obj_track_times(file->contiguous, false) >= 0 &&
+              H5Pset_create_intermediate_group(file->link_creation, 1) >= 0;
+    return ok ? PD_OK : library_fail(err, "make property lists", "");
+}
+
+/* H5Pset_alignment would let object headers into the gaps between data; pages keep them apart. */
+static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
+{
+    struct driver_info info = {&file->room};
+    bool ok = creation >= 0 && access >= 0 && H5Pset_driver(access, driver_id, &info) >= 0 &&
+              H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
+              H5Pset_obj_track_times(creation, false) >= 0 && H5Pset_file_space_page_size(creation, PD_H5_PAGE_BYTES) >= 0 &&
+              H5Pset_file_space_strategy(creation, H5F_FSPACE_STRATEGY_PAGE, false, 1) >= 0;
+    return ok ? H5Fcreate("perdure", H5F_ACC_TRUNC, creation, access) : H5I_INVALID_HID;
+}
+
+static pd_status open_file(struct pd_h5_file *file, struct pd_error *err)
+{
+    PD_TRY(make_types(file, err));
+    PD_TRY(make_lists(file, err));
+    hid_t creation = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS);
+    file->file = create_file(file, creation, access);
+    pd_status st = file->file >= 0 ? PD_OK : library_fail(err, "create a file in memory", "");
+    if (creation >= 0) H5Pclose(creation);
+    if (access >= 0) H5Pclose(access);
+    return st;
+}
+
+pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err)
+{
+    struct pd_h5_file *file = calloc(1, sizeof *file);
+    if (!file) PD_FAIL(err, PD_NO_MEMORY, "no memory for an HDF5 file");
+    file->file = file->contiguous = file->link_creation = H5I_INVALID_HID;
+    for (int t = 0; t < PD_H5_TYPE_COUNT; t++)
+        file->types[t] = H5I_INVALID_HID;
+    pd_status st = enter_library(err);
+    if (!st) {
+        st = open_file(file, err);
+        leave_library(st);
+    }
+    if (st) {
+        pd_h5_free(file);
+        return st;
+    }
+    *ret_file = file;
+    return PD_OK;
+}
+
+void pd_h5_free(struct pd_h5_file *file)
+{
+    if (!file) return;
+    if (enter_library(NULL) == PD_OK) {
+        if (file->file >= 0) H5Fclose(file->file);
+        close_handles(file);
+        H5garbage_collect(); /* lists of what was freed: an index's are 16 KiB an object */
+        leave_library(PD_OK);
+    }
+    pd_h5_pages_deinit(&file->room.pages);
+    free(file);
+}
+
+pd_status pd_h5_finish(struct pd_h5_file *file, struct pd_h5_pages *ret_pages, struct pd_error *err)
+{
+    pd_status st = enter_library(err);
+    if (!st) {
+        if (H5Fclose(file->file) < 0) st = library_fail(err, "close the file", "");
+        file->file = H5I_INVALID_HID;
+        leave_library(st);
+    }
+    if (!st) {
+        *ret_pages = file->room.pages;
+        file->room.pages = (struct pd_h5_pages){0};
+    }
+    pd_h5_free(file);
+    return st;
+}
+
+/* ---- attributes ---- */
+
+static pd_status note(struct pd_h5_file *file, const char *object, const char *name, hid_t type, const void *value,
+                      struct pd_error *err)
+{
+    hid_t space = H5Screate(H5S_SCALAR);
+    hid_t attribute = type < 0 || space < 0
+                          ? H5I_INVALID_HID
+                          : H5Acreate_by_name(file->file, object, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    bool ok = attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
+    if (attribute >= 0 && H5Aclose(attribute) < 0) ok = false;
+    pd_status st = ok ? PD_OK : library_fail(err, "write attribute", name);
+    if (space >= 0) H5Sclose(space);
+    return st;
+}
+
+pd_status pd_h5_note(struct pd_h5_file *file, const char *object, const char *name, const char *text, struct pd_error *err)
+{
+    PD_TRY(enter_library(err));
+    hid_t type = H5Tcopy(H5T_C_S1);
+    bool ok = type >= 0 && H5Tset_size(type, strlen(text) + 1) >= 0;
+    pd_status st = ok ? note(file, object, name, type, text, err) : library_fail(err, "size attribute", name);
+    if (type >= 0) H5Tclose(type);
+    return leave_library(st);
+}
+
+pd_status pd_h5_note_u64(struct pd_h5_file *file, const char *object, const char *name, uint64_t value, struct pd_error *err)
+{
+    PD_TRY(enter_library(err));
+    unsigned char bytes[8];
+    for (int b = 0; b < 8; b++)
+        bytes[b] = (unsigned char)(value >> 8 * b);
+    return leave_library(note(file, object, name, file->types[PD_H5_U64], bytes, err));
+}
+
+/* ---- datasets ---- */
+
+static pd_status reserve(struct pd_h5_file *file, const char *path, hid_t type, uint32_t ndim, const uint64_t *shape,
+                         uint64_t *ret_offset, struct pd_error *err)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    PD_CHECK(ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = shape[d];
+    hid_t space = H5Screate_simple((int)ndim, dims, NULL);
+    hid_t dataset = space < 0
+                        ? H5I_INVALID_HID
+                        : H5Dcreate2(file->file, path, type, space, file->link_creation, file->contiguous, H5P_DEFAULT);
+    haddr_t offset = dataset < 0 ? HADDR_UNDEF : H5Dget_offset(dataset);
+    pd_status st = offset != HADDR_UNDEF ? PD_OK : library_fail(err, "create dataset", path);
+    if (dataset >= 0 && H5Dclose(dataset) < 0 && !st) st = library_fail(err, "close dataset", path);
+    if (space >= 0) H5Sclose(space);
+    if (!st) *ret_offset = offset;
+    return st;
+}
+
+pd_status pd_h5_dataset(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                        const uint64_t *shape, uint64_t *ret_offset, struct pd_error *err)
+{
+    PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT);
+    PD_TRY(enter_library(err));
+    return leave_library(reserve(file, path, file->types[type], ndim, shape, ret_offset, err));
+}
+
+/* One index entry a chunk: the library is told that it wrote the chunk there. */
+static bool name_chunks(struct pd_h5_file *file, hid_t dataset, uint32_t ndim, const uint64_t *shape,
+                        const uint64_t *chunk_shape, const struct pd_h5_chunk *chunks)
+{
+    static const unsigned char nothing[1];
+    hsize_t at[PD_TENSOR_DIMS_MAX] = {0};
+    bool ok = true;
+    for (const struct pd_h5_chunk *chunk = chunks; ok; chunk++) {
+        file->room.chunk = chunk;
+        ok = H5Dwrite_chunk(dataset, H5P_DEFAULT, chunk->filter_mask, at, chunk->bytes, nothing) >= 0;
+        file->room.chunk = NULL;
+        uint32_t d = ndim;
+        while (d > 0 && (at[d - 1] += chunk_shape[d - 1]) >= shape[d - 1])
+            at[--d] = 0;
+        if (d == 0) break;
+    }
+    return ok;
+}
+
+static hid_t chunked_creation(uint32_t ndim, const uint64_t *chunk_shape, int zstd_level)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    const unsigned level = (unsigned)zstd_level;
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = chunk_shape[d];
+    hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
+    if (creation >= 0 && H5Pset_chunk(creation, (int)ndim, dims) >= 0 && H5Pset_obj_track_times(creation, false) >= 0 &&
+        H5Pset_alloc_time(creation, H5D_ALLOC_TIME_INCR) >= 0 && H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER) >= 0 &&
+        H5Pset_shuffle(creation) >= 0 && H5Pset_filter(creation, PD_ZSTD_FILTER, H5Z_FLAG_OPTIONAL, 1, &level) >= 0)
+        return creation;
+    if (creation >= 0) H5Pclose(creation);
+    return H5I_INVALID_HID;
+}
+
+static pd_status create_chunked(struct pd_h5_file *file, const char *path, hid_t type, hid_t space, hid_t creation,
+                                uint64_t *ret_header, hid_t *ret_dataset, struct pd_error *err)
+{
+    H5O_info_t info;
+    hid_t dataset = space < 0 || creation < 0
+                        ? H5I_INVALID_HID
+                        : H5Dcreate2(file->file, path, type, space, file->link_creation, creation, H5P_DEFAULT);
+    if (dataset < 0) return library_fail(err, "create dataset", path);
+    *ret_dataset = dataset;
+    if (H5Oget_info2(dataset, &info, H5O_INFO_BASIC) < 0) return library_fail(err, "find dataset", path);
+    *ret_header = info.addr;
+    return PD_OK;
+}
+
+pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                        const uint64_t *shape, const uint64_t *chunk_shape, int zstd_level, const struct pd_h5_chunk *chunks,
+                        uint64_t *ret_header, struct pd_error *err)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    PD_CHECK((unsigned)type < PD_H5_TYPE_COUNT && ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = shape[d];
+    PD_TRY(enter_library(err));
+    hid_t dataset = H5I_INVALID_HID, space = H5Screate_simple((int)ndim, dims, NULL);
+    hid_t creation = chunked_creation(ndim, chunk_shape, zstd_level);
+    pd_status st = create_chunked(file, path, file->types[type], space, creation, ret_header, &dataset, err);
+    if (!st && !name_chunks(file, dataset, ndim, shape, chunk_shape, chunks))
+        st = library_fail(err, "index chunks of", path);
+    if (dataset >= 0 && H5Dclose(dataset) < 0 && !st) st = library_fail(err, "close dataset", path);
+    if (creation >= 0) H5Pclose(creation);
+    if (space >= 0) H5Sclose(space);
+    return leave_library(st);
+}
+
+pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields, uint32_t field_count,
+                        uint64_t rows, uint64_t *ret_offset, struct pd_error *err)
+{
+    PD_TRY(enter_library(err));
+    hid_t record = H5Tcreate(H5T_COMPOUND, (size_t)field_count * 8);
+    bool ok = record >= 0;
+    for (uint32_t f = 0; ok && f < field_count; f++) {
+        PD_CHECK(fields[f].type == PD_H5_U64 || fields[f].type == PD_H5_F64);
+        ok = H5Tinsert(record, fields[f].name, (size_t)f * 8, file->types[fields[f].type]) >= 0;
+    }
+    pd_status st = ok ? reserve(file, path, record, 1, &rows, ret_offset, err) : library_fail(err, "make records of", path);
+    if (record >= 0) H5Tclose(record);
+    return leave_library(st);
+}
+
+/* ---- virtual datasets ---- */
+
+/* One selection each is reused for all sources: creating spaces is most of the cost. */
+static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const struct pd_h5_source *source)
+{
+    hsize_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];
+    for (uint32_t d = 0; d < ndim; d++) {
+        start[d] = source->box.start[d];
+        count[d] = source->box.count[d];
+    }
+    hid_t space = H5Screate_simple((int)ndim, count, NULL);
+    bool ok = space >= 0 && H5Sselect_hyperslab(whole, H5S_SELECT_SET, start, NULL, count, NULL) >= 0 &&
+              H5Pset_virtual(creation, whole, source->file_name, source->dataset, space) >= 0;
+    if (space >= 0) H5Sclose(space);
+    return ok;
+}
+
+static pd_status create_virtual(struct pd_h5_file *file, const char *path, hid_t creation, hid_t whole, uint32_t ndim,
+                                const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err)
+{
+    const float fill = NAN;
+    bool ok = creation >= 0 && whole >= 0 && H5Pset_obj_track_times(creation, false) >= 0 &&
+              H5Pset_fill_value(creation, H5T_NATIVE_FLOAT, &fill) >= 0;
+    for (uint64_t s = 0; ok && s < source_count; s++)
+        ok = add_source(creation, whole, ndim, &sources[s]);
+    ok = ok && H5Sselect_all(whole) >= 0;
+    hid_t dataset =
+        !ok ? H5I_INVALID_HID
+            : H5Dcreate2(file->file, path, file->types[PD_H5_F32], whole, file->link_creation, creation, H5P_DEFAULT);
+    if (dataset < 0 || H5Dclose(dataset) < 0) return library_fail(err, "create virtual dataset", path);
+    return PD_OK;
+}
+
+pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, uint32_t ndim, const uint64_t *shape,
+                        const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err)
+{
+    hsize_t dims[PD_TENSOR_DIMS_MAX];
+    PD_CHECK(ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
+    for (uint32_t d = 0; d < ndim; d++)
+        dims[d] = shape[d];
+    PD_TRY(enter_library(err));
+    hid_t creation = H5Pcreate(H5P_DATASET_CREATE), whole = H5Screate_simple((int)ndim, dims, NULL);
+    pd_status st = create_virtual(file, path, creation, whole, ndim, sources, source_count, err);
+    if (creation >= 0) H5Pclose(creation);
+    if (whole >= 0) H5Sclose(whole);
+    return leave_library(st);
+}
+
+/* ---- names ---- */
+
+/* '/' separates groups, '%' is a pattern in virtual datasets, "." is the group itself. */
+static pd_status check_name(const struct pd_tensor *tensor, struct pd_error *err)
+{
+    size_t length = strnlen(tensor->name, PD_TENSOR_NAME_MAX);
+    if (length == 0 || length == PD_TENSOR_NAME_MAX)
+        PD_FAIL(err, PD_INVALID, "a tensor's name must have 1 to %d characters", PD_TENSOR_NAME_MAX - 1);
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)tensor->name[i];
+        if (c <= ' ' || c > '~' || strchr("/%[]", c))
+            PD_FAIL(err, PD_INVALID, "tensor \"%s\": character %zu of its name cannot stand in a dataset's name",
+                    tensor->name, i + 1);
+    }
+    if (strcmp(tensor->name, ".") == 0 || strcmp(tensor->name, "..") == 0)
+        PD_FAIL(err, PD_INVALID, "tensor \"%s\": this name cannot be a dataset's name", tensor->name);
+    return PD_OK;
+}
+
+pd_status pd_h5_tensor_path(const struct pd_tensor *tensor, enum pd_kind kind, char *ret_path, struct pd_error *err)
+{
+    PD_TRY(check_name(tensor, err));
+    snprintf(ret_path, PD_H5_PATH_MAX, "/%s/%s", pd_kind_name(kind), tensor->name);
+    return PD_OK;
+}
+
+pd_status pd_h5_box_path(const struct pd_tensor *tensor, enum pd_kind kind, const struct pd_box *box, char *ret_path,
+                         struct pd_error *err)
+{
+    PD_TRY(pd_h5_tensor_path(tensor, kind, ret_path, err));
+    size_t used = strlen(ret_path);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        used += (size_t)snprintf(ret_path + used, PD_H5_PATH_MAX - used, "%c%llu:%llu", d ? ',' : '[',
+                                 (unsigned long long)box->start[d], (unsigned long long)(box->start[d] + box->count[d]));
+    PD_CHECK(used + 2 <= PD_H5_PATH_MAX);
+    ret_path[used] = ']';
+    ret_path[used + 1] = '\0';
+    return PD_OK;
+}

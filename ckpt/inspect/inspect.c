@@ -1,0 +1,339 @@
+#include "ckpt/inspect/open.h"
+
+#include "ckpt/base/digest.h"
+#include "ckpt/store/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void pd_inspect_shard_name(uint32_t shard, char *ret_name, size_t room)
+{
+    snprintf(ret_name, room, "shard-%05u.h5", shard);
+}
+
+/* ---- shards ---- */
+
+static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
+{
+    char name[64], path[4096];
+    pd_inspect_shard_name(shard, name, sizeof name);
+    int length = snprintf(path, sizeof path, "%s/%s", in->directory, name);
+    if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
+    pd_status st = pd_shard_open(in->door, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
+    if (st == PD_NOT_FOUND && pd_store_absent_drive(in->door, in->directory, shard, path))
+        PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name, path);
+    return st;
+}
+
+pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
+{
+    PD_CHECK(shard < in->commit.shard_count);
+    if (!in->shards[shard]) {
+        struct pd_shard *opened = NULL;
+        PD_TRY(open_shard(in, shard, &opened, err));
+        uint32_t *place = &in->open_order[in->open_next];
+        in->open_next = (in->open_next + 1) % PD_INSPECT_OPEN_MAX;
+        if (*place != UINT32_MAX) {
+            pd_shard_close(in->shards[*place]);
+            in->shards[*place] = NULL;
+        }
+        *place = shard;
+        in->shards[shard] = opened;
+    }
+    *ret_shard = in->shards[shard];
+    return PD_OK;
+}
+
+/* ---- tensors ---- */
+
+static uint32_t *name_slot(const struct pd_inspect *in, const char *name)
+{
+    uint32_t at = (uint32_t)pd_digest64(name, strlen(name), 0) & (in->slot_count - 1);
+    while (in->name_slots[at] && strcmp(in->tensors.tensors[in->name_slots[at] - 1].name, name) != 0)
+        at = (at + 1) & (in->slot_count - 1);
+    return &in->name_slots[at];
+}
+
+uint32_t pd_inspect_find(const struct pd_inspect *in, const char *name)
+{
+    return in->slot_count ? *name_slot(in, name) - 1 : UINT32_MAX;
+}
+
+static pd_status grow_tensors(struct pd_inspect *in, struct pd_error *err)
+{
+    if (in->tensors.count < in->tensor_capacity) return PD_OK;
+    uint32_t capacity = in->tensor_capacity ? in->tensor_capacity * 2 : 256;
+    struct pd_tensor *tensors = realloc(in->tensors.tensors, capacity * sizeof *tensors);
+    if (tensors) in->tensors.tensors = tensors;
+    uint32_t *slots = calloc((size_t)capacity * 4, sizeof *slots);
+    if (!tensors || !slots) {
+        free(slots);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %u tensors", capacity);
+    }
+    free(in->name_slots);
+    in->name_slots = slots;
+    in->slot_count = capacity * 4;
+    in->tensor_capacity = capacity;
+    for (uint32_t t = 0; t < in->tensors.count; t++)
+        *name_slot(in, in->tensors.tensors[t].name) = t + 1;
+    return PD_OK;
+}
+
+static pd_status add_tensor(struct pd_inspect *in, const struct pd_tensor *tensor, uint32_t *ret_number,
+                            struct pd_error *err)
+{
+    PD_TRY(grow_tensors(in, err));
+    uint32_t *slot = name_slot(in, tensor->name);
+    if (!*slot) {
+        in->tensors.tensors[in->tensors.count++] = *tensor;
+        *slot = in->tensors.count;
+    }
+    const struct pd_tensor *known = &in->tensors.tensors[*slot - 1];
+    if (known->ndim != tensor->ndim || known->dtype != tensor->dtype ||
+        memcmp(known->shape, tensor->shape, sizeof known->shape) != 0)
+        PD_FAIL(err, PD_CORRUPT, "tensor %s has another shape here than in the shards before", tensor->name);
+    *ret_number = *slot - 1;
+    return PD_OK;
+}
+
+/* ---- boxes ---- */
+
+static pd_status add_box(struct pd_inspect *in, const struct pd_inspect_box *box, struct pd_error *err)
+{
+    if (in->box_count == in->box_capacity) {
+        uint64_t capacity = in->box_capacity ? in->box_capacity * 2 : 1024;
+        struct pd_inspect_box *grown = realloc(in->boxes, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu boxes", (unsigned long long)capacity);
+        in->boxes = grown;
+        in->box_capacity = capacity;
+    }
+    in->boxes[in->box_count++] = *box;
+    return PD_OK;
+}
+
+static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct pd_shard *shard, struct pd_error *err)
+{
+    const struct pd_tensor_table *table = pd_shard_tensors(shard);
+    uint32_t *global = malloc(((size_t)table->count + 1) * sizeof *global);
+    pd_status st = global ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u tensors", table->count);
+    for (uint32_t t = 0; !st && t < table->count; t++)
+        st = add_tensor(in, &table->tensors[t], &global[t], err);
+    for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
+        const struct pd_shard_box *box = &pd_shard_boxes(shard)[b];
+        st = add_box(in,
+                     &(struct pd_inspect_box){number, b, global[box->tensor], box->kind, box->box,
+                                              pd_shard_box_offset(shard, b), pd_shard_box_bytes(shard, b)},
+                     err);
+    }
+    free(global);
+    char name[64];
+    pd_inspect_shard_name(number, name, sizeof name);
+    return pd_error_context(err, st, "%s", name);
+}
+
+static int compare_boxes(const void *left, const void *right)
+{
+    const struct pd_inspect_box *a = left, *b = right;
+    if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
+    if (a->kind != b->kind) return a->kind < b->kind ? -1 : 1;
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
+        if (a->place.start[d] != b->place.start[d]) return a->place.start[d] < b->place.start[d] ? -1 : 1;
+    return a->shard != b->shard ? (a->shard < b->shard ? -1 : 1) : (a->box > b->box) - (a->box < b->box);
+}
+
+static pd_status sort_boxes(struct pd_inspect *in, struct pd_error *err)
+{
+    if (in->box_count) qsort(in->boxes, in->box_count, sizeof *in->boxes, compare_boxes);
+    uint64_t keys = (uint64_t)in->tensors.count * PD_KIND_COUNT;
+    in->tensor_first = calloc(keys + 1, sizeof *in->tensor_first);
+    if (!in->tensor_first) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", in->tensors.count);
+    uint64_t b = 0;
+    for (uint64_t key = 0; key <= keys; key++) {
+        while (b < in->box_count && (uint64_t)in->boxes[b].tensor * PD_KIND_COUNT + in->boxes[b].kind < key)
+            b++;
+        in->tensor_first[key] = b;
+    }
+    return PD_OK;
+}
+
+/* ---- opening ---- */
+
+static pd_status survey(struct pd_inspect *in, struct pd_error *err)
+{
+    in->shards = calloc(in->commit.shard_count, sizeof *in->shards);
+    in->buffers = aligned_alloc(PD_DOOR_ALIGN, PD_INSPECT_BUFFER_BYTES);
+    if (!in->shards || !in->buffers) PD_FAIL(err, PD_NO_MEMORY, "no memory to look at %u shards", in->commit.shard_count);
+    for (uint32_t s = 0; s < in->commit.shard_count; s++) {
+        struct pd_shard *shard = NULL;
+        struct pd_error failure = {0};
+        in->data_bytes += in->commit.shards[s].data_bytes;
+        pd_status st = pd_inspect_acquire(in, s, &shard, &failure);
+        if (!st) st = add_shard(in, s, shard, &failure);
+        if (st == PD_NO_MEMORY) {
+            if (err) *err = failure;
+            return st;
+        }
+        if (!st || in->incomplete) continue;
+        in->incomplete = st;
+        in->incomplete_error = failure;
+    }
+    return sort_boxes(in, err);
+}
+
+static pd_status find_record(struct pd_inspect *in, const char *path, struct pd_error *err)
+{
+    static const char name[] = "/commit.h5";
+    char record[4096];
+    size_t length = strlen(path);
+    bool is_record = length >= sizeof name - 1 && strcmp(path + length - (sizeof name - 1), name) == 0;
+    in->directory = is_record ? strndup(path, length - (sizeof name - 1)) : strdup(path);
+    if (!in->directory) PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
+    int written = snprintf(record, sizeof record, "%s%s", in->directory, name);
+    if (written < 0 || (size_t)written >= sizeof record) PD_FAIL(err, PD_INVALID, "%s: the path is too long", path);
+    pd_status st = pd_commit_read(in->door, record, &in->commit, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, PD_NOT_FOUND,
+                "%s is no checkpoint: it has no commit.h5; perdure ckpt ls lists the checkpoints of a run", in->directory);
+    return st;
+}
+
+pd_status pd_inspect_open(struct pd_door *door, const char *path, struct pd_inspect **ret_inspect, struct pd_error *err)
+{
+    struct pd_inspect *in = calloc(1, sizeof *in);
+    if (!in) PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
+    in->door = door;
+    memset(in->open_order, 0xff, sizeof in->open_order);
+    pd_status st = find_record(in, path, err);
+    if (!st) st = survey(in, err);
+    if (st) {
+        pd_inspect_close(in);
+        return st;
+    }
+    *ret_inspect = in;
+    return PD_OK;
+}
+
+void pd_inspect_close(struct pd_inspect *in)
+{
+    if (!in) return;
+    for (uint32_t s = 0; in->shards && s < in->commit.shard_count; s++)
+        pd_shard_close(in->shards[s]);
+    free(in->shards);
+    pd_commit_deinit(&in->commit);
+    pd_tensor_table_deinit(&in->tensors);
+    free(in->name_slots);
+    free(in->boxes);
+    free(in->tensor_first);
+    free(in->buffers);
+    free(in->directory);
+    free(in);
+}
+
+const struct pd_commit *pd_inspect_commit(const struct pd_inspect *inspect)
+{
+    return &inspect->commit;
+}
+
+pd_status pd_inspect_check_complete(const struct pd_inspect *inspect, struct pd_error *err)
+{
+    if (inspect->incomplete && err) *err = inspect->incomplete_error;
+    return inspect->incomplete;
+}
+
+const struct pd_tensor_table *pd_inspect_tensors(const struct pd_inspect *inspect)
+{
+    return &inspect->tensors;
+}
+
+uint64_t pd_inspect_box_count(const struct pd_inspect *inspect)
+{
+    return inspect->box_count;
+}
+
+const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect)
+{
+    return inspect->boxes;
+}
+
+/* ---- reading ---- */
+
+struct reading {
+    struct pd_inspect *in;
+    const struct pd_box *wanted;
+    float *dst;
+    struct pd_error *err;
+};
+
+/* `elements` begins with element `base` of the stored box. */
+static void copy_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part,
+                      const float *elements, uint64_t base)
+{
+    int inner = PD_TENSOR_DIMS_MAX - 1; /* runs go along this dimension: all behind it are one wide on both sides */
+    while (inner > 0 && stored->place.count[inner] == 1 && r->wanted->count[inner] == 1)
+        inner--;
+    struct pd_box row = *part;
+    for (;;) {
+        uint64_t from = pd_box_offset(&stored->place, &row) - base, to = pd_box_offset(r->wanted, &row);
+        memcpy(r->dst + to, elements + from, part->count[inner] * sizeof(float));
+        int d = inner;
+        while (d-- > 0) {
+            if (++row.start[d] < part->start[d] + part->count[d]) break;
+            row.start[d] = part->start[d];
+        }
+        if (d < 0) return;
+    }
+}
+
+static void halve(const struct pd_box *part, struct pd_box *ret_low, struct pd_box *ret_high)
+{
+    int d = 0;
+    while (part->count[d] == 1)
+        d++;
+    *ret_low = *ret_high = *part;
+    ret_low->count[d] = part->count[d] / 2;
+    ret_high->start[d] += ret_low->count[d];
+    ret_high->count[d] -= ret_low->count[d];
+}
+
+/* Elements of `part` lie in a range of the stored box; what is too long for the buffer is halved. */
+static pd_status read_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part)
+{
+    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / sizeof(float);
+    struct pd_box last = *part;
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
+        last.start[d] += part->count[d] - 1;
+    uint64_t first_block = pd_box_offset(&stored->place, part) / per_block;
+    uint64_t block_count = pd_box_offset(&stored->place, &last) / per_block + 1 - first_block;
+    if (block_count * PD_SHARD_BLOCK_BYTES > PD_INSPECT_BUFFER_BYTES) {
+        struct pd_box low, high;
+        halve(part, &low, &high);
+        PD_TRY(read_part(r, stored, &low));
+        return read_part(r, stored, &high);
+    }
+    struct pd_shard *shard = NULL;
+    PD_TRY(pd_inspect_acquire(r->in, stored->shard, &shard, r->err));
+    PD_TRY(pd_shard_read_blocks(shard, stored->box, first_block, block_count, r->in->buffers, r->err));
+    copy_part(r, stored, part, (const float *)(const void *)r->in->buffers, first_block * per_block);
+    return PD_OK;
+}
+
+pd_status pd_inspect_read(struct pd_inspect *in, uint32_t tensor, enum pd_kind kind, const struct pd_box *box, float *dst,
+                          struct pd_error *err)
+{
+    PD_CHECK(tensor < in->tensors.count && (unsigned)kind < PD_KIND_COUNT);
+    const struct pd_tensor *t = &in->tensors.tensors[tensor];
+    if (t->dtype != PD_F32) PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", t->name, pd_dtype_name(t->dtype));
+    struct reading r = {in, box, dst, err};
+    uint64_t key = (uint64_t)tensor * PD_KIND_COUNT + kind, covered = 0;
+    for (uint64_t b = in->tensor_first[key]; b < in->tensor_first[key + 1]; b++) {
+        struct pd_box part;
+        if (!pd_box_intersect(&in->boxes[b].place, box, &part)) continue;
+        PD_TRY(read_part(&r, &in->boxes[b], &part));
+        covered += pd_box_elements(&part);
+    }
+    if (covered != pd_box_elements(box))
+        PD_FAIL(err, PD_CORRUPT, "%s: the shards hold %llu of %llu elements asked for of tensor %s, %s", in->directory,
+                (unsigned long long)covered, (unsigned long long)pd_box_elements(box), t->name, pd_kind_name(kind));
+    return PD_OK;
+}

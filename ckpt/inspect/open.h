@@ -1,0 +1,37 @@
+/* An open checkpoint, as the files of inspect share it. */
+#ifndef PD_CKPT_INSPECT_OPEN_H
+#define PD_CKPT_INSPECT_OPEN_H
+
+#include "ckpt/inspect/inspect.h"
+
+#define PD_INSPECT_BUFFER_BYTES (16u << 20)
+#define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: descriptors are scarce */
+
+struct pd_inspect {
+    struct pd_door *door;
+    char *directory;
+    struct pd_commit commit;
+    struct pd_tensor_table tensors;
+    uint32_t tensor_capacity;
+    uint32_t *name_slots; /* (slot_count) open addressing, tensor number + 1 */
+    uint32_t slot_count;
+    struct pd_inspect_box *boxes; /* (box_count) sorted */
+    uint64_t box_count, box_capacity;
+    uint64_t *tensor_first;                   /* (tensors.count * PD_KIND_COUNT + 1) first box of each tensor and kind */
+    struct pd_shard **shards;                 /* (shard_count) open ones */
+    uint32_t open_order[PD_INSPECT_OPEN_MAX]; /* ring of open shard numbers */
+    uint32_t open_next;
+    pd_status incomplete; /* first failure to open a shard */
+    struct pd_error incomplete_error;
+    unsigned char *buffers; /* (PD_INSPECT_BUFFER_BYTES), aligned */
+    uint64_t data_bytes;    /* of all shards, as the record says */
+};
+
+void pd_inspect_shard_name(uint32_t shard, char *ret_name, size_t room);
+/* Borrowed until PD_INSPECT_OPEN_MAX other shards were acquired. */
+PD_MUST_USE pd_status pd_inspect_acquire(struct pd_inspect *inspect, uint32_t shard, struct pd_shard **ret_shard,
+                                         struct pd_error *err);
+/* Number of the tensor of that name, or UINT32_MAX. */
+uint32_t pd_inspect_find(const struct pd_inspect *inspect, const char *name);
+
+#endif

@@ -1,0 +1,162 @@
+/* Verification that goes on after damage, and names all of it. */
+#include "ckpt/inspect/open.h"
+#include "ckpt/shard/open.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DAMAGE_MAX 1000u
+
+struct verifying {
+    struct pd_inspect *in;
+    struct pd_damage_list list;
+    uint32_t shard;
+    const struct pd_shard *open;
+    uint64_t done_bytes;
+    pd_inspect_progress progress;
+    void *context;
+};
+
+void pd_damage_list_deinit(struct pd_damage_list *list)
+{
+    if (!list) return;
+    free(list->items);
+    *list = (struct pd_damage_list){0};
+}
+
+bool pd_damage_is_proven(const struct pd_damage *damage)
+{
+    return damage->status == PD_CORRUPT || damage->status == PD_NOT_FOUND;
+}
+
+/* All blocks of a compressed chunk fail with the chunk, in the same words: they are one finding. */
+static bool is_said(const struct verifying *v, const struct pd_damage *damage)
+{
+    const struct pd_damage *last = v->list.count ? &v->list.items[v->list.count - 1] : NULL;
+    return last && strcmp(last->file, damage->file) == 0 && strcmp(last->text, damage->text) == 0;
+}
+
+static pd_status add_damage(struct verifying *v, const struct pd_damage *damage, struct pd_error *err)
+{
+    if (v->list.count == DAMAGE_MAX || is_said(v, damage)) return PD_OK;
+    struct pd_damage *grown = realloc(v->list.items, ((size_t)v->list.count + 1) * sizeof *grown);
+    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory to list %u damages", v->list.count + 1);
+    v->list.items = grown;
+    grown[v->list.count++] = *damage;
+    return PD_OK;
+}
+
+static pd_status add_shard_damage(struct verifying *v, pd_status status, const struct pd_error *cause, struct pd_error *err)
+{
+    struct pd_damage damage = {.status = status};
+    pd_inspect_shard_name(v->shard, damage.file, sizeof damage.file);
+    snprintf(damage.text, sizeof damage.text, "%.*s", (int)sizeof damage.text - 1, cause->message);
+    return add_damage(v, &damage, err);
+}
+
+static pd_status visit_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
+                             pd_status verified, const struct pd_error *cause, struct pd_error *err)
+{
+    (void)data;
+    struct verifying *v = context;
+    v->list.bytes_checked += bytes;
+    v->list.blocks_checked++;
+    if (v->progress && v->list.blocks_checked % 64 == 0) v->progress(v->context, v->list.bytes_checked, v->in->data_bytes);
+    if (!verified) return PD_OK;
+    const struct pd_shard_box *where = &pd_shard_boxes(v->open)[box];
+    struct pd_damage damage = {.status = verified, .kind = where->kind, .block = block};
+    pd_inspect_shard_name(v->shard, damage.file, sizeof damage.file);
+    memcpy(damage.tensor, pd_shard_tensors(v->open)->tensors[where->tensor].name, sizeof damage.tensor);
+    snprintf(damage.text, sizeof damage.text, "%.*s", (int)sizeof damage.text - 1, cause->message);
+    return add_damage(v, &damage, err);
+}
+
+static pd_status verify_shard(struct verifying *v, struct pd_error *err)
+{
+    struct pd_shard *shard = NULL;
+    struct pd_error cause = {0};
+    const struct pd_shard_visitor visitor = {v, visit_block};
+    pd_status st = pd_inspect_acquire(v->in, v->shard, &shard, &cause);
+    if (!st) st = pd_shard_verify_rest(shard, &cause); /* it may have been open for long */
+    if (!st) {
+        v->open = shard;
+        st = pd_shard_scan(shard, v->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, &cause);
+    }
+    if (st == PD_NO_MEMORY) {
+        if (err) *err = cause;
+        return st;
+    }
+    return st ? add_shard_damage(v, st, &cause, err) : PD_OK;
+}
+
+/* Boxes of a tensor and kind are sorted by start: only those that begin before this one ends can overlap it. */
+static pd_status check_overlaps(struct verifying *v, uint64_t first, uint64_t end, bool *ret_overlap, struct pd_error *err)
+{
+    const struct pd_inspect_box *boxes = v->in->boxes;
+    for (uint64_t a = first; a < end; a++) {
+        for (uint64_t b = a + 1; b < end && boxes[b].place.start[0] < boxes[a].place.start[0] + boxes[a].place.count[0];
+             b++) {
+            struct pd_box common;
+            if (!pd_box_intersect(&boxes[a].place, &boxes[b].place, &common)) continue;
+            struct pd_damage damage = {.status = PD_CORRUPT, .kind = boxes[a].kind};
+            pd_inspect_shard_name(boxes[b].shard, damage.file, sizeof damage.file);
+            memcpy(damage.tensor, v->in->tensors.tensors[boxes[a].tensor].name, sizeof damage.tensor);
+            snprintf(damage.text, sizeof damage.text, "tensor %s, %s: boxes of shards %u and %u overlap", damage.tensor,
+                     pd_kind_name(damage.kind), boxes[a].shard, boxes[b].shard);
+            *ret_overlap = true;
+            return add_damage(v, &damage, err);
+        }
+    }
+    return PD_OK;
+}
+
+static pd_status check_tensor(struct verifying *v, uint32_t tensor, enum pd_kind kind, struct pd_error *err)
+{
+    const struct pd_tensor *t = &v->in->tensors.tensors[tensor];
+    const uint64_t key = (uint64_t)tensor * PD_KIND_COUNT + kind;
+    uint64_t first = v->in->tensor_first[key], end = v->in->tensor_first[key + 1], covered = 0;
+    bool overlap = false;
+    PD_TRY(check_overlaps(v, first, end, &overlap, err));
+    for (uint64_t b = first; b < end; b++)
+        covered += pd_box_elements(&v->in->boxes[b].place);
+    if (overlap || covered == pd_tensor_elements(t)) return PD_OK;
+    struct pd_damage damage = {.status = PD_CORRUPT, .kind = kind};
+    memcpy(damage.tensor, t->name, sizeof damage.tensor);
+    snprintf(damage.text, sizeof damage.text, "tensor %s, %s: the shards hold %llu of its %llu elements", t->name,
+             pd_kind_name(kind), (unsigned long long)covered, (unsigned long long)pd_tensor_elements(t));
+    return add_damage(v, &damage, err);
+}
+
+static pd_status check_coverage(struct verifying *v, struct pd_error *err)
+{
+    const uint64_t recorded = v->in->commit.state.tensor_count;
+    if (recorded != v->in->tensors.count) {
+        struct pd_damage damage = {.status = PD_CORRUPT, .file = "commit.h5"};
+        snprintf(damage.text, sizeof damage.text, "the shards hold %u tensors where the commit record says %llu",
+                 v->in->tensors.count, (unsigned long long)recorded);
+        PD_TRY(add_damage(v, &damage, err));
+    }
+    for (uint32_t t = 0; t < v->in->tensors.count; t++)
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            PD_TRY(check_tensor(v, t, (enum pd_kind)kind, err));
+    return PD_OK;
+}
+
+pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress progress, void *context,
+                            struct pd_damage_list *ret_list, struct pd_error *err)
+{
+    struct verifying v = {.in = inspect, .progress = progress, .context = context};
+    pd_status st = PD_OK;
+    for (; !st && v.shard < inspect->commit.shard_count; v.shard++)
+        st = verify_shard(&v, err);
+    /* With shards missing their boxes are too: what is missing has been said. */
+    if (!st && !inspect->incomplete) st = check_coverage(&v, err);
+    if (st) {
+        pd_damage_list_deinit(&v.list);
+        return st;
+    }
+    if (progress) progress(context, inspect->data_bytes, inspect->data_bytes);
+    *ret_list = v.list;
+    return PD_OK;
+}

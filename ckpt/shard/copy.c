@@ -1,0 +1,209 @@
+/* The file in pieces (shard_pieces.h), several on their way:
+ *
+ *   free --read--> arrived, verified --write--> free
+ *
+ *   invariants  1. nothing is written that was not verified, except pages that the file's own tables cover: those are
+ *                  verified in the file that was made
+ *               2. buffers are lent until everything is back, also after a failure */
+#include "ckpt/shard/copy.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/shard/open.h"
+#include "ckpt/shard/pieces.h"
+
+#include <string.h>
+
+#define SLOTS 8u
+#define SLOT_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
+#define NAP_NS UINT64_C(20000000)
+
+struct slot {
+    struct pd_transfer transfer;
+    unsigned char *buffer;
+    struct pd_shard_piece piece;
+    bool is_free;
+};
+
+struct copy {
+    const struct pd_shard_copy *request;
+    struct pd_shard *source;
+    struct pd_file *target;
+    struct pd_queue *queue;
+    struct slot slots[SLOTS];
+    uint32_t in_flight;
+    uint64_t slot_bytes;
+    struct pd_shard_cursor cursor; /* next to read */
+    uint64_t start_ns, begun_bytes;
+    struct pd_error *err;
+};
+
+/* ---- moving ---- */
+
+static bool must_stop(const struct copy *c)
+{
+    return c->request->stop && atomic_load_explicit(c->request->stop, memory_order_relaxed);
+}
+
+static pd_status wait_for_turn(struct copy *c)
+{
+    const uint64_t rate = c->request->bytes_per_second;
+    while (rate && !must_stop(c)) {
+        const double due = (double)c->begun_bytes / (double)rate, now = pd_clock_seconds_since(NULL, c->start_ns);
+        if (due <= now) break;
+        const uint64_t ns = due - now < 1e-9 * NAP_NS ? (uint64_t)((due - now) * 1e9) + 1 : NAP_NS;
+        pd_clock_sleep_ns(NULL, ns);
+    }
+    if (must_stop(c)) PD_FAIL(c->err, PD_STOPPED, "copying %s was given up", c->request->from);
+    return PD_OK;
+}
+
+static pd_status submit(struct copy *c, struct slot *slot)
+{
+    struct pd_transfer *transfer = &slot->transfer;
+    slot->is_free = false;
+    PD_TRY(pd_queue_submit(c->queue, &transfer, 1, c->err));
+    c->in_flight++;
+    return PD_OK;
+}
+
+static pd_status start_read(struct copy *c, struct slot *slot)
+{
+    slot->piece = pd_shard_cut_piece(c->source, &c->cursor, c->slot_bytes);
+    if (!slot->piece.bytes) return PD_OK;
+    c->begun_bytes += slot->piece.bytes;
+    slot->transfer = (struct pd_transfer){.file = c->source->file,
+                                          .data = slot->buffer,
+                                          .offset = slot->piece.offset,
+                                          .bytes = slot->piece.bytes,
+                                          .what = "read of a copy between tiers",
+                                          .user = slot};
+    return submit(c, slot);
+}
+
+static pd_status finish_transfer(struct copy *c, struct slot *slot)
+{
+    PD_TRY(pd_transfer_error(&slot->transfer, c->err));
+    if (slot->transfer.is_write) {
+        slot->is_free = true;
+        return PD_OK;
+    }
+    PD_TRY(pd_shard_verify_piece(c->source, &slot->piece, slot->buffer, c->err));
+    slot->transfer = (struct pd_transfer){.file = c->target,
+                                          .data = slot->buffer,
+                                          .offset = slot->transfer.offset,
+                                          .bytes = slot->transfer.bytes,
+                                          .is_write = true,
+                                          .what = "write of a copy between tiers",
+                                          .user = slot};
+    return submit(c, slot);
+}
+
+static pd_status reap(struct copy *c)
+{
+    struct pd_transfer *done[SLOTS];
+    uint32_t count = 0;
+    PD_TRY(pd_queue_reap(c->queue, done, SLOTS, &count, c->err));
+    PD_CHECK(count > 0 && count <= c->in_flight);
+    c->in_flight -= count;
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < count && !st; i++)
+        st = finish_transfer(c, done[i]->user);
+    return st;
+}
+
+static pd_status move_all(struct copy *c)
+{
+    do {
+        for (uint32_t i = 0; i < SLOTS && !pd_shard_is_at_end(c->source, &c->cursor); i++) {
+            if (!c->slots[i].is_free) continue;
+            PD_TRY(wait_for_turn(c));
+            PD_TRY(start_read(c, &c->slots[i]));
+        }
+        if (c->in_flight) PD_TRY(reap(c));
+    } while (c->in_flight || !pd_shard_is_at_end(c->source, &c->cursor));
+    return wait_for_turn(c); /* files of one piece keep to the cap as well */
+}
+
+static void wait_for_lent(struct copy *c)
+{
+    struct pd_transfer *done[SLOTS];
+    uint32_t count = 1;
+    while (count && pd_queue_reap(c->queue, done, SLOTS, &count, NULL) == PD_OK)
+        ;
+}
+
+static void cut_slots(struct copy *c)
+{
+    const struct pd_shard_copy *r = c->request;
+    PD_CHECK((uintptr_t)r->buffers % PD_DOOR_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
+    c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        c->slots[i] = (struct slot){.buffer = (unsigned char *)r->buffers + i * c->slot_bytes, .is_free = true};
+}
+
+static pd_status fill_target(struct copy *c)
+{
+    const uint64_t bytes = c->source->file_bytes;
+    struct pd_stat stat;
+    pd_status st = pd_file_preallocate(c->target, bytes, c->err);
+    if (st != PD_UNSUPPORTED) PD_TRY(st);
+    PD_TRY(pd_queue_open(c->source->door, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
+    c->start_ns = pd_clock_monotonic_ns(NULL);
+    st = move_all(c);
+    if (st) wait_for_lent(c);
+    pd_queue_close(c->queue);
+    PD_TRY(st);
+    PD_TRY(pd_file_stat(c->target, &stat, c->err));
+    if (stat.bytes != bytes) PD_TRY(pd_file_truncate(c->target, bytes, c->err));
+    return pd_file_sync(c->target, c->err);
+}
+
+/* ---- the file that was made ---- */
+
+/* All that no block checksum covered on the way. */
+static pd_status verify_made(const struct copy *c, struct pd_shard *made, struct pd_error *err)
+{
+    if (memcmp(&made->trailer, &c->source->trailer, sizeof made->trailer) != 0)
+        PD_FAIL(err, PD_CORRUPT, "it has another table than %s", c->request->from);
+    return pd_shard_verify_made(made, c->request->buffers, c->request->buffer_bytes, err);
+}
+
+static pd_status verify_target(const struct copy *c)
+{
+    const struct pd_shard_copy *r = c->request;
+    struct pd_shard *made = NULL;
+    struct pd_error own = {0};
+    pd_status st = pd_shard_open(c->source->door, r->to, r->identity, r->expect, &made, &own);
+    if (!st) st = verify_made(c, made, &own);
+    pd_shard_close(made);
+    if (!st) return PD_OK;
+    if (st == PD_CORRUPT && pd_shard_is_compressed(c->source))
+        PD_TRY(pd_shard_verify(c->source, r->buffers, r->buffer_bytes, c->err));
+    if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "what was written to %s reads back otherwise: %s", r->to, own.message);
+    if (c->err) *c->err = own;
+    return st;
+}
+
+pd_status pd_shard_copy_with(struct pd_door *door, const struct pd_shard_copy *request, struct pd_error *err)
+{
+    struct copy c = {.request = request, .err = err};
+    PD_TRY(pd_shard_open(door, request->from, request->identity, request->expect, &c.source, err));
+    cut_slots(&c);
+    pd_status st = pd_file_open(door, request->to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &c.target, err);
+    if (!st) {
+        st = fill_target(&c);
+        pd_status closed = pd_file_close(c.target, st ? NULL : err);
+        if (!st) st = closed;
+    }
+    if (!st) st = verify_target(&c);
+    pd_shard_close(c.source);
+    return st;
+}
+
+pd_status pd_shard_copy(struct pd_door *door, const char *from, const char *to, const struct pd_identity *identity,
+                        void *buffers, uint64_t buffer_bytes, struct pd_error *err)
+{
+    const struct pd_shard_copy request = {
+        .from = from, .to = to, .identity = identity, .buffers = buffers, .buffer_bytes = buffer_bytes};
+    return pd_shard_copy_with(door, &request, err);
+}

@@ -1,0 +1,56 @@
+/* An open shard, as reading and scanning share it. */
+#ifndef PD_CKPT_SHARD_OPEN_H
+#define PD_CKPT_SHARD_OPEN_H
+
+#include "ckpt/shard/table.h"
+
+struct pd_shard_decoder;
+
+/* Chunks that were decompressed last. A block may lie in two of them. */
+struct pd_shard_expander {
+    struct pd_shard_decoder *decoder;
+    unsigned char *stored;   /* (a chunk and a page) aligned, for direct I/O */
+    unsigned char *shuffled; /* (a chunk) */
+    struct {
+        unsigned char *data; /* (a chunk) */
+        uint64_t chunk;      /* number in the shard */
+        bool is_valid;
+    } kept[2];
+    uint32_t newest;
+};
+
+struct pd_shard {
+    struct pd_door *door;
+    char *path;
+    struct pd_file *file;
+    uint64_t file_bytes;
+    struct pd_identity identity;
+    struct pd_shard_trailer trailer;
+    unsigned char *table;      /* (trailer.table_bytes), verified */
+    const uint64_t *checksums; /* inside the table */
+    struct pd_shard_contents contents;
+    struct pd_shard_map map;
+    uint64_t *box_seeds;                /* (contents.box_count) */
+    unsigned char *bounce;              /* aligned; makes reading single blocks a matter of one thread */
+    struct pd_shard_expander *expander; /* of a compressed shard, once it is read */
+};
+
+/* ---- shards in chunks: shard_expand.c ---- */
+
+void pd_shard_expander_free(struct pd_shard_expander *expander); /* NULL is fine */
+/* Where the stored bytes of chunk `chunk` of a box lie: ret_bytes, whole pages. */
+uint64_t pd_shard_chunk_extent(const struct pd_shard *shard, uint32_t box, uint64_t chunk, uint64_t *ret_bytes);
+/* Checks and decompresses a chunk whose pages are at `pages`, and keeps it. PD_CORRUPT: it is damaged or was misread. */
+PD_MUST_USE pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t chunk, const void *pages,
+                                          struct pd_error *err);
+/* One block, verified, out of kept chunks where they are; reads what is not. As pd_shard_read_blocks. */
+PD_MUST_USE pd_status pd_shard_chunk_read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst,
+                                                struct pd_error *err);
+/* PD_CORRUPT that names file, tensor, kind, block and place. */
+PD_MUST_USE pd_status pd_shard_block_fail(const struct pd_shard *shard, uint32_t box, uint64_t block, const char *what,
+                                          struct pd_error *err);
+
+/* Metadata and shared pages against the digest in the table. */
+PD_MUST_USE pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err);
+
+#endif

@@ -1,0 +1,67 @@
+/* The commit record: the small file that makes a directory a checkpoint.
+ *
+ * commit.h5 holds the run state, the layout parameters and one row a shard, in contiguous datasets, with its own digest as a
+ * trailer (ckpt/FORMAT.md). Nothing in it grows with tensors times ranks: 4096 ranks stay under 512 KiB, hundreds under 64
+ * KiB.
+ */
+#ifndef PD_CKPT_STORE_COMMIT_H
+#define PD_CKPT_STORE_COMMIT_H
+
+#include "ckpt/shard/shard.h"
+
+#define PD_LAYOUT_STRIPES_MAX 16u
+
+/* How tensors were cut into boxes: the input of the layout function (resharder/layout.h), stored by value. */
+struct pd_layout {
+    uint32_t dp, tp, pp, sp; /* world = dp*tp*pp*sp */
+    uint32_t virtual_tp, virtual_sp;
+    uint32_t zero_shard;      /* parts of dimension 0, at most dp*sp */
+    uint32_t zero_stage;      /* 0..3: what ranks hold while training; never changes a box */
+    uint32_t interleave;      /* pipeline chunks a rank, 1 without interleaving */
+    uint64_t small_bytes;     /* a part under this many bytes: the tensor is not cut (64 KiB) */
+    uint32_t stage_count;     /* pp * interleave */
+    uint16_t first_unit[256]; /* first pipeline unit of each stage; stage_count entries, ascending, [0] = 0 */
+    uint32_t stripes;         /* shards a rank, one a drive; 0 as 1 */
+    uint16_t stripe_weight[PD_LAYOUT_STRIPES_MAX]; /* shares of a rank's rows, each at least 1; of one stripe unused */
+};
+
+/* Everything of a run that is not a tensor. */
+struct pd_run_state {
+    struct pd_identity identity; /* run id, lineage, step */
+    uint64_t fence;              /* of the launch that wrote it */
+    uint64_t updates;            /* applied updates: not the step, fp16 skips some */
+    uint64_t samples;            /* sequences consumed */
+    uint64_t tokens;             /* valid target tokens consumed */
+    double loss_scale;
+    uint64_t loss_scale_good_steps, skipped_steps;
+    uint64_t seed;
+    uint64_t data_fingerprint[2];
+    double last_loss;            /* of this step */
+    double best_validation_loss; /* NaN when there was none */
+    struct pd_layout layout;
+    uint64_t tensor_count; /* of the whole model */
+    uint64_t parameter_count;
+    char created_by[64]; /* "perdure 0.1.0" */
+    char *config;        /* resolved configuration, YAML text, terminated; owned */
+    char *environment;   /* versions of libraries and devices, JSON text; owned */
+};
+
+struct pd_commit {
+    struct pd_run_state state;
+    uint32_t shard_count;
+    struct pd_shard_summary *shards; /* (shard_count), row s: file name "shard-%05u.h5" of s; owned */
+};
+
+void pd_run_state_deinit(struct pd_run_state *state);
+void pd_commit_deinit(struct pd_commit *commit);
+
+/* The record as bytes, identical for identical input. *ret_bytes is malloc'ed, the caller's. */
+PD_MUST_USE pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes,
+                                       struct pd_error *err);
+/* PD_CORRUPT for anything but a complete valid record; `path` only names it in messages. */
+PD_MUST_USE pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, struct pd_commit *ret_commit,
+                                       struct pd_error *err);
+PD_MUST_USE pd_status pd_commit_read(struct pd_door *door, const char *path, struct pd_commit *ret_commit,
+                                     struct pd_error *err);
+
+#endif

@@ -1,0 +1,22 @@
+/* index.h5: for each tensor and kind a virtual dataset over the shard files beside it, fill value NaN, so that h5ls, h5dump
+ * and h5py see whole, unsharded tensors. For people and tools; perdure itself never reads through it.
+ *
+ * Static for a launch: it depends on the layout and the file offsets' datasets, not on the step.
+ */
+#ifndef PD_CKPT_STORE_INDEX_H
+#define PD_CKPT_STORE_INDEX_H
+
+#include "ckpt/shard/shard.h"
+
+/* Boxes of one shard file, in the order its writer got them. */
+struct pd_index_source {
+    const char *file_name; /* "shard-00003.h5" */
+    const struct pd_shard_box *boxes;
+    uint32_t box_count;
+};
+
+/* *ret_data is malloc'ed, the caller's. Dataset paths: "/<kind>/<tensor name>". */
+PD_MUST_USE pd_status pd_index_build(const struct pd_tensor_table *tensors, const struct pd_index_source *sources,
+                                     uint32_t source_count, void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+
+#endif

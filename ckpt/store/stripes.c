@@ -1,0 +1,443 @@
+/* Stripes: shards of a rank on further drives. Such a drive has a directory of its own, which the store opens as a store of
+ * its own without checkpoints: with a lock, a fence and a pool, so that files wait and are held there by the same rules.
+ *
+ *   <root>/stripe-<id>                     symbolic link to that directory
+ *   <root>/step-S-F/shard-<n>.h5           symbolic link to ../stripe-<id>/step-S-F/shard-<n>.h5
+ *   <root>/stripes                         token of the store
+ *   <drive>/stripe                         that token, and the id of this directory
+ *   <drive>/step-S-F/shard-<n>.h5          the shard; never under a temporary name
+ *
+ *   invariants  1. the record lies in the root alone and is the only proof: what it names on a drive, the names there and
+ * the links to them are durable before it is written, and go only after it is durably gone
+ *               2. a shard link names its directory by id, so that neither the order of drives, nor other drives later, nor
+ * a drive that was mounted elsewhere changes what an older checkpoint means: stripe-<id> alone is renewed
+ *               3. a directory of checkpoints on a drive that no checkpoint of the root goes by is cleared at open, and only
+ *                  where the token says that the drive is this store's
+ *               4. a drive that is not there makes its checkpoints partial, as an absent host does; its directory is not
+ * made anew while one goes by it (pd_store_absent_stripes) */
+#include "ckpt/base/digest.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/store/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MARK_BYTES 64u
+#define TOKEN_FORMAT "%32[0-9a-f]"
+
+struct pd_store *pd_store_stripe(struct pd_store *store, uint32_t stripe)
+{
+    PD_CHECK(stripe < store->shards);
+    return stripe && store->stripes[stripe] ? store->stripes[stripe] : store;
+}
+
+bool store_is_striped(const struct pd_store *store)
+{
+    return store->shards > 1 && store->stripes[1] != NULL;
+}
+
+/* ---- marks ---- */
+
+static pd_status write_mark(struct pd_store *store, const char *name, const char *text, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX], data[MARK_BYTES + 1];
+    struct pd_file *file = NULL;
+    snprintf(data, sizeof data, "%-*s\n", (int)MARK_BYTES - 1, text);
+    store_path(store, path, "%s", name);
+    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    pd_status st = pd_file_write(file, 0, data, MARK_BYTES, err);
+    if (st == PD_OK) st = pd_file_sync(file, err);
+    pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+    if (st == PD_OK) st = closed;
+    return st == PD_OK ? store_sync_dir(store, store->root, err) : st;
+}
+
+/* Absent, or never finished: an empty text. */
+static pd_status read_mark_at(struct pd_door *door, const char *dir, const char *name, char ret_text[MARK_BYTES + 1],
+                              struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    void *data = NULL;
+    uint64_t bytes = 0;
+    memset(ret_text, 0, MARK_BYTES + 1);
+    snprintf(path, sizeof path, "%.3500s/%.255s", dir, name);
+    pd_status st = store_read_file(door, path, MARK_BYTES, &data, &bytes, err);
+    if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
+    PD_TRY(st);
+    if (bytes == MARK_BYTES) memcpy(ret_text, data, bytes);
+    free(data);
+    return PD_OK;
+}
+
+static pd_status read_mark(struct pd_store *store, const char *name, char ret_text[MARK_BYTES + 1], struct pd_error *err)
+{
+    return read_mark_at(store->door, store->root, name, ret_text, err);
+}
+
+/* The id of the directory `dir`; 0: it has none, or is absent. */
+static pd_status read_id_at(struct pd_door *door, const char *dir, uint64_t *ret_id, struct pd_error *err)
+{
+    char text[MARK_BYTES + 1], token[33];
+    *ret_id = 0;
+    PD_TRY(read_mark_at(door, dir, "stripe", text, err));
+    if (sscanf(text, TOKEN_FORMAT " %" SCNu64, token, ret_id) != 2) *ret_id = 0;
+    return PD_OK;
+}
+
+/* Of a drive that is marked: false where it is not. */
+static pd_status read_drive(struct pd_store *drive, char ret_token[33], uint64_t *ret_id, bool *ret_has,
+                            struct pd_error *err)
+{
+    char text[MARK_BYTES + 1];
+    PD_TRY(read_mark(drive, "stripe", text, err));
+    *ret_has = sscanf(text, TOKEN_FORMAT " %" SCNu64, ret_token, ret_id) == 2 && strlen(ret_token) == 32;
+    return PD_OK;
+}
+
+/* The root means this drive by that id: it is the store's whatever became of its token. */
+static bool goes_by(struct pd_store *store, const struct pd_store *drive, uint64_t id)
+{
+    char path[STORE_PATH_MAX], target[STORE_PATH_MAX];
+    store_path(store, path, "stripe-%" PRIu64, id);
+    return pd_door_readlink(store->door, path, target, NULL) == PD_OK && strcmp(target, drive->root) == 0;
+}
+
+/* The store's token, made when there is none: a disk that lost it may have kept the links and what goes by them. */
+static pd_status settle_token(struct pd_store *store, struct pd_store *drive, char ret_token[33], struct pd_error *err)
+{
+    char text[MARK_BYTES + 1], there[33];
+    uint64_t id;
+    bool is_marked;
+    PD_TRY(read_mark(store, "stripes", text, err));
+    if (sscanf(text, TOKEN_FORMAT, ret_token) == 1 && strlen(ret_token) == 32) return PD_OK;
+    PD_TRY(read_drive(drive, there, &id, &is_marked, err));
+    memcpy(ret_token, is_marked && goes_by(store, drive, id) ? there : store->token, 33);
+    return write_mark(store, "stripes", ret_token, err);
+}
+
+static pd_status settle_drive(struct pd_store *drive, const char token[33], struct pd_error *err)
+{
+    char text[MARK_BYTES + 1], there[33];
+    uint64_t id;
+    bool is_marked;
+    PD_TRY(read_drive(drive, there, &id, &is_marked, err));
+    if (is_marked && strcmp(there, token) == 0) return PD_OK;
+    if (is_marked)
+        PD_FAIL(err, PD_INVALID, "it holds stripes of another checkpoint directory than %s: name another one, or empty it",
+                drive->parent->root);
+    /* Of this launch and drive alone; 48 bits, so that it is short. */
+    id = pd_digest64(drive->token, strlen(drive->token), drive->stripe) >> 16;
+    snprintf(text, sizeof text, "%s %" PRIu64, token, id);
+    return write_mark(drive, "stripe", text, err);
+}
+
+/* A link that is there is replaced at once: readers never miss it. */
+static pd_status place_link(struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX], fresh[STORE_PATH_MAX];
+    store_path(store, path, "stripe-%" PRIu64, drive->stripe_id);
+    store_path(store, fresh, "stripe-%" PRIu64 ".new", drive->stripe_id);
+    pd_status st = pd_door_unlink(store->door, fresh, err);
+    if (st != PD_NOT_FOUND) PD_TRY(st);
+    PD_TRY(pd_door_symlink(store->door, drive->root, fresh, err));
+    PD_TRY(pd_door_rename(store->door, fresh, path, err));
+    return store_sync_dir(store, store->root, err);
+}
+
+/* ---- opening ---- */
+
+/* Who shares the root must share the drive: a shard that only one host sees would have to be told to the others. */
+static pd_status check_hosts(const struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+{
+    const uint64_t bytes = store->group->size * sizeof *store->domain_of;
+    if (memcmp(store->domain_of, drive->domain_of, bytes) == 0) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "it is not shared by the same hosts as %s: take directories on drives of the same kind",
+            store->root);
+}
+
+static pd_status mark_drive(struct pd_store *store, struct pd_store *drive, struct pd_error *err)
+{
+    char token[33];
+    PD_TRY(settle_token(store, drive, token, err));
+    return settle_drive(drive, token, err);
+}
+
+static pd_status read_id(struct pd_store *drive, struct pd_error *err)
+{
+    char token[33];
+    bool is_marked;
+    PD_TRY(read_drive(drive, token, &drive->stripe_id, &is_marked, err));
+    if (!is_marked) PD_FAIL(err, PD_IO, "its file \"stripe\" is not to be seen here");
+    return PD_OK;
+}
+
+static pd_status join(struct pd_store *store, struct pd_store *drive, struct pd_error *err)
+{
+    struct pd_group *group = store->group;
+    PD_TRY(pd_group_agree(group, check_hosts(store, drive, err), err));
+    PD_TRY(pd_group_agree(group, store->leads_domain ? mark_drive(store, drive, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(group, read_id(drive, err), err));
+    PD_TRY(pd_group_agree(group, store->leads_domain ? place_link(store, drive, err) : PD_OK, err));
+    pd_fault_point("store.stripes.joined");
+    return PD_OK;
+}
+
+pd_status store_stripes_open(struct pd_store *store, struct pd_error *err)
+{
+    for (uint32_t s = 1; store->options.stripes && s < store->shards; s++) {
+        struct pd_store_options options = store->options;
+        options.stripes = NULL;
+        options.copies = false;
+        PD_TRY(store_open_drive(store, store->options.stripes[s - 1], &options, &store->stripes[s], err));
+        struct pd_store *drive = store->stripes[s];
+        drive->parent = store;
+        drive->stripe = s;
+        drive->shards = store->shards;
+        pd_status st = join(store, drive, err);
+        if (st != PD_OK) return pd_error_context(err, st, "checkpoint.stripes, %s", store->options.stripes[s - 1]);
+    }
+    return PD_OK;
+}
+
+static bool is_in(const struct store_items *items, const char *name)
+{
+    for (uint32_t i = 0; i < items->count; i++)
+        if (strcmp(items->rows[i].entry.name, name) == 0) return true;
+    return false;
+}
+
+static bool is_known(struct pd_store *store, const char *name)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    if (is_in(&store->sealed, name) || is_in(&store->partial, name)) return true;
+    for (uint32_t i = 0; i < store->unusable_count; i++)
+        if (strcmp(store->unusable[i].name, name) == 0) return true;
+    store_path(store, path, "quarantine/%s", name);
+    return pd_door_stat(store->door, path, &stat, NULL) != PD_NOT_FOUND;
+}
+
+static void clear_unknown(struct pd_store *store, struct pd_store *drive)
+{
+    struct pd_listing listing = {0};
+    if (pd_door_list(drive->door, drive->root, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        struct pd_step_name name;
+        struct pd_error own;
+        char path[STORE_PATH_MAX];
+        if (!pd_step_name_parse(listing.names[i], &name) || name.is_tmp || is_known(store, listing.names[i])) continue;
+        store_path(drive, path, "%s", listing.names[i]);
+        if (store_remove_files(drive, path, &own) != PD_OK)
+            pd_log_warn("ckpt", "what an interrupted save or removal left in %s stays: %s", path, own.message);
+    }
+    pd_listing_deinit(&listing);
+}
+
+void store_stripes_clear(struct pd_store *store)
+{
+    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
+        if (store->leads_domain) clear_unknown(store, store->stripes[s]);
+        store_clear_launches(store->stripes[s]);
+    }
+}
+
+/* ---- saving ---- */
+
+static pd_status make_step(struct pd_store *drive, const char *name, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    store_path(drive, path, "%s", name);
+    pd_status st = pd_door_mkdir(drive->door, path, err);
+    if (st != PD_EXISTS) return st;
+    PD_TRY(store_remove_files(drive, path, err)); /* a failed save of this launch could not clear it */
+    return pd_door_mkdir(drive->door, path, err);
+}
+
+static pd_status link_shard(struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+{
+    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    pd_shard_name_format(store->group->rank * store->shards + drive->stripe, shard);
+    snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drive->stripe_id, store->name, shard);
+    store_path(store, path, "%s.tmp/%s", store->name, shard);
+    return pd_door_symlink(store->door, target, path, err);
+}
+
+pd_status store_stripes_begin(struct pd_store *store, struct pd_error *err)
+{
+    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
+        struct pd_store *drive = store->stripes[s];
+        memcpy(drive->name, store->name, sizeof drive->name);
+        drive->identity = store->identity;
+        PD_TRY(pd_group_agree(store->group, store->leads_domain ? make_step(drive, store->name, err) : PD_OK, err));
+        PD_TRY(pd_group_agree(store->group, link_shard(store, drive, err), err));
+    }
+    return PD_OK;
+}
+
+pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err)
+{
+    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
+        struct pd_store *drive = store->stripes[s];
+        char path[STORE_PATH_MAX];
+        store_path(drive, path, "%s", store->name);
+        PD_TRY(store_sync_dir(drive, path, err));
+        PD_TRY(store_sync_dir(drive, drive->root, err));
+    }
+    return PD_OK;
+}
+
+/* ---- removing ---- */
+
+void store_stripes_recycle(struct pd_store *store, const char *name)
+{
+    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
+        char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+        pd_shard_name_format(store->group->rank * store->shards + s, shard);
+        store_path(store->stripes[s], path, "%s/%s", name, shard);
+        (void)!store_waiting_put(store->stripes[s], store->group->rank, path);
+    }
+}
+
+/* Through the links: also what lies on drives that this launch does not use. */
+pd_status store_stripes_remove(struct pd_store *store, const char *name, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < store->drive_count; i++) {
+        char path[STORE_PATH_MAX];
+        store_path(store, path, "stripe-%" PRIu64 "/%s", store->drives[i], name);
+        PD_TRY(store_remove_files(store, path, err));
+    }
+    return PD_OK;
+}
+
+/* In the quarantine a checkpoint's links begin one directory further down. */
+pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < store->drive_count; i++) {
+        char path[STORE_PATH_MAX], target[PD_STORE_NAME_MAX];
+        store_path(store, path, "quarantine/stripe-%" PRIu64, store->drives[i]);
+        snprintf(target, sizeof target, "../stripe-%" PRIu64, store->drives[i]);
+        pd_status st = pd_door_symlink(store->door, target, path, err);
+        if (st != PD_EXISTS) PD_TRY(st);
+    }
+    return PD_OK;
+}
+
+void store_stripes_find(struct pd_store *store)
+{
+    struct pd_listing listing = {0};
+    uint64_t id;
+    if (pd_door_list(store->door, store->root, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count && store->drive_count < STORE_DRIVES_MAX; i++)
+        if (pd_numbered_name_parse(listing.names[i], "stripe-", &id)) store->drives[store->drive_count++] = id;
+    pd_listing_deinit(&listing);
+}
+
+/* ---- drives that are not there ---- */
+
+/* Of a link to a shard: false where it is none of ours. */
+static bool id_of_shard(struct pd_door *door, const char *path, uint64_t *ret_id)
+{
+    static const char up[] = "../";
+    char target[STORE_PATH_MAX], link[PD_STORE_NAME_MAX];
+    if (pd_door_readlink(door, path, target, NULL) != PD_OK || strncmp(target, up, sizeof up - 1) != 0) return false;
+    snprintf(link, sizeof link, "%.*s", (int)strcspn(target + sizeof up - 1, "/"), target + sizeof up - 1);
+    return pd_numbered_name_parse(link, "stripe-", ret_id);
+}
+
+bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_t shard, char *ret_dir)
+{
+    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    const char *slash = strrchr(checkpoint, '/');
+    const int root = slash ? (int)(slash - checkpoint) : 0;
+    uint64_t id, there;
+    pd_shard_name_format(shard, name);
+    snprintf(path, sizeof path, "%.3700s/%s", checkpoint, name);
+    if (!slash || !id_of_shard(door, path, &id)) return false;
+    snprintf(path, sizeof path, "%.*s/stripe-%" PRIu64, root < 3700 ? root : 3700, checkpoint, id);
+    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return false;
+    return pd_door_readlink(door, path, ret_dir, NULL) == PD_OK;
+}
+
+static bool step_goes_by(struct pd_door *door, const char *step, uint64_t id)
+{
+    struct pd_listing listing = {0};
+    bool found = false;
+    if (pd_door_list(door, step, &listing, NULL) != PD_OK) return false;
+    for (uint32_t i = 0; !found && i < listing.count; i++) {
+        char path[STORE_PATH_MAX];
+        uint32_t shard;
+        uint64_t other;
+        snprintf(path, sizeof path, "%.3700s/%.255s", step, listing.names[i]);
+        found = pd_shard_name_parse(listing.names[i], &shard) && id_of_shard(door, path, &other) && other == id;
+    }
+    pd_listing_deinit(&listing);
+    return found;
+}
+
+/* One that is being prepared will be a checkpoint if its record was begun. */
+static bool may_be_sealed(struct pd_door *door, const char *step)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    snprintf(path, sizeof path, "%.3700s/commit.h5", step);
+    return pd_door_stat(door, path, &stat, NULL) != PD_NOT_FOUND;
+}
+
+static bool any_goes_by(struct pd_door *door, const char *root, const struct pd_listing *listing, uint64_t id)
+{
+    for (uint32_t i = 0; i < listing->count; i++) {
+        struct pd_step_name name;
+        char path[STORE_PATH_MAX];
+        snprintf(path, sizeof path, "%.3500s/%.255s", root, listing->names[i]);
+        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_sealed(door, path))) continue;
+        if (step_goes_by(door, path, id)) return true;
+    }
+    return false;
+}
+
+/* The directories of a launch, and what is there of them. */
+struct offered {
+    const char *const *dirs;
+    uint32_t count;
+    uint64_t ids[PD_LAYOUT_STRIPES_MAX];
+};
+
+/* The directory that link `name` of the root means: not there, though a checkpoint needs it. */
+static pd_status look_at_link(struct pd_door *door, const char *root, const struct pd_listing *listing, const char *name,
+                              const struct offered *offered, uint64_t *bits, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX], target[STORE_PATH_MAX], dir[STORE_PATH_MAX];
+    uint64_t id, there;
+    snprintf(path, sizeof path, "%.3500s/%.255s", root, name);
+    if (!pd_numbered_name_parse(name, "stripe-", &id) || pd_door_readlink(door, path, target, NULL) != PD_OK) return PD_OK;
+    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return PD_OK; /* opening says what is wrong */
+    for (uint32_t i = 0; i < offered->count; i++)
+        if (offered->ids[i] == id) return PD_OK;
+    for (uint32_t i = 0; i < offered->count; i++) {
+        PD_TRY(store_absolute(offered->dirs[i], dir, err));
+        if (!offered->ids[i] && strcmp(dir, target) == 0 && any_goes_by(door, root, listing, id)) *bits |= UINT64_C(1) << i;
+    }
+    return PD_OK;
+}
+
+pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes, uint32_t count,
+                                  uint64_t *ret_bits, struct pd_error *err)
+{
+    struct offered offered = {.dirs = stripes, .count = count};
+    struct pd_listing listing = {0};
+    uint64_t bits = 0;
+    PD_CHECK(count < PD_LAYOUT_STRIPES_MAX);
+    pd_status st = pd_door_list(door, root, &listing, err);
+    if (st != PD_OK && st != PD_NOT_FOUND) return st;
+    st = PD_OK;
+    for (uint32_t i = 0; i < count; i++) /* what cannot be read is something */
+        if (read_id_at(door, stripes[i], &offered.ids[i], NULL) != PD_OK) offered.ids[i] = UINT64_MAX;
+    for (uint32_t i = 0; st == PD_OK && i < listing.count; i++)
+        st = look_at_link(door, root, &listing, listing.names[i], &offered, &bits, err);
+    pd_listing_deinit(&listing);
+    if (st == PD_OK) *ret_bits = bits;
+    return st;
+}

@@ -1,0 +1,214 @@
+#include "ckpt/tensor/codec_zstd.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+#include <zstd_errors.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* ---- shuffle ---- */
+
+/* Elements [from, count) of a width known to the compiler. */
+static inline __attribute__((always_inline)) void shuffle_tail(unsigned char *dst, const unsigned char *src, uint64_t from,
+                                                               uint64_t count, uint32_t width)
+{
+    for (uint64_t i = from; i < count; i++)
+        for (uint32_t b = 0; b < width; b++)
+            dst[b * count + i] = src[i * width + b];
+}
+
+static inline __attribute__((always_inline)) void unshuffle_tail(unsigned char *dst, const unsigned char *src, uint64_t from,
+                                                                 uint64_t count, uint32_t width)
+{
+    for (uint64_t i = from; i < count; i++)
+        for (uint32_t b = 0; b < width; b++)
+            dst[i * width + b] = src[b * count + i];
+}
+
+#if defined(__SSE2__)
+/* Byte b of 16 words: narrowed twice, which is exact for values of 0 to 255. */
+static inline __m128i byte_of_words(const __m128i words[4], int b)
+{
+    const __m128i low = _mm_set1_epi32(0xff), count = _mm_cvtsi32_si128(8 * b);
+    __m128i first = _mm_packs_epi32(_mm_and_si128(_mm_srl_epi32(words[0], count), low),
+                                    _mm_and_si128(_mm_srl_epi32(words[1], count), low));
+    __m128i last = _mm_packs_epi32(_mm_and_si128(_mm_srl_epi32(words[2], count), low),
+                                   _mm_and_si128(_mm_srl_epi32(words[3], count), low));
+    return _mm_packus_epi16(first, last);
+}
+
+static uint64_t shuffle_4(unsigned char *dst, const unsigned char *src, uint64_t count)
+{
+    uint64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i words[4];
+        for (int k = 0; k < 4; k++)
+            words[k] = _mm_loadu_si128((const __m128i *)(const void *)(src + 4 * i + 16 * k));
+        for (int b = 0; b < 4; b++)
+            _mm_storeu_si128((__m128i *)(void *)(dst + (uint64_t)b * count + i), byte_of_words(words, b));
+    }
+    return i;
+}
+
+static uint64_t unshuffle_4(unsigned char *dst, const unsigned char *src, uint64_t count)
+{
+    uint64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i b[4];
+        for (int k = 0; k < 4; k++)
+            b[k] = _mm_loadu_si128((const __m128i *)(const void *)(src + (uint64_t)k * count + i));
+        const __m128i low[2] = {_mm_unpacklo_epi8(b[0], b[1]), _mm_unpackhi_epi8(b[0], b[1])};
+        const __m128i high[2] = {_mm_unpacklo_epi8(b[2], b[3]), _mm_unpackhi_epi8(b[2], b[3])};
+        for (int k = 0; k < 2; k++) {
+            _mm_storeu_si128((__m128i *)(void *)(dst + 4 * i + 32 * k), _mm_unpacklo_epi16(low[k], high[k]));
+            _mm_storeu_si128((__m128i *)(void *)(dst + 4 * i + 32 * k + 16), _mm_unpackhi_epi16(low[k], high[k]));
+        }
+    }
+    return i;
+}
+
+static uint64_t shuffle_2(unsigned char *dst, const unsigned char *src, uint64_t count)
+{
+    const __m128i low = _mm_set1_epi16(0xff);
+    uint64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(src + 2 * i));
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(src + 2 * i + 16));
+        _mm_storeu_si128((__m128i *)(void *)(dst + i), _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low)));
+        _mm_storeu_si128((__m128i *)(void *)(dst + count + i), _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+    }
+    return i;
+}
+
+static uint64_t unshuffle_2(unsigned char *dst, const unsigned char *src, uint64_t count)
+{
+    uint64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(src + i));
+        __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(src + count + i));
+        _mm_storeu_si128((__m128i *)(void *)(dst + 2 * i), _mm_unpacklo_epi8(low, high));
+        _mm_storeu_si128((__m128i *)(void *)(dst + 2 * i + 16), _mm_unpackhi_epi8(low, high));
+    }
+    return i;
+}
+#else
+static uint64_t no_vectors(unsigned char *dst, const unsigned char *src, uint64_t count)
+{
+    (void)dst, (void)src, (void)count;
+    return 0;
+}
+#define shuffle_4 no_vectors
+#define unshuffle_4 no_vectors
+#define shuffle_2 no_vectors
+#define unshuffle_2 no_vectors
+#endif
+
+void pd_byte_shuffle(void *dst, const void *src, uint64_t bytes, uint32_t element_bytes)
+{
+    const uint64_t count = bytes / element_bytes, whole = count * element_bytes;
+    if (element_bytes == 4)
+        shuffle_tail(dst, src, shuffle_4(dst, src, count), count, 4);
+    else if (element_bytes == 2)
+        shuffle_tail(dst, src, shuffle_2(dst, src, count), count, 2);
+    else
+        shuffle_tail(dst, src, 0, count, element_bytes);
+    memcpy((char *)dst + whole, (const char *)src + whole, bytes - whole);
+}
+
+void pd_byte_unshuffle(void *dst, const void *src, uint64_t bytes, uint32_t element_bytes)
+{
+    const uint64_t count = bytes / element_bytes, whole = count * element_bytes;
+    if (element_bytes == 4)
+        unshuffle_tail(dst, src, unshuffle_4(dst, src, count), count, 4);
+    else if (element_bytes == 2)
+        unshuffle_tail(dst, src, unshuffle_2(dst, src, count), count, 2);
+    else
+        unshuffle_tail(dst, src, 0, count, element_bytes);
+    memcpy((char *)dst + whole, (const char *)src + whole, bytes - whole);
+}
+
+/* ---- zstd ---- */
+
+/* Exponents are few values in no order: short matches among them are by chance and cost more than coding the bytes. */
+#define MATCH_BYTES_MIN 7
+
+struct pd_zstd {
+    ZSTD_CCtx *out; /* made when first used */
+    ZSTD_DCtx *in;
+};
+
+const char *pd_zstd_version(void)
+{
+    return ZSTD_versionString();
+}
+
+pd_status pd_zstd_new(struct pd_zstd **ret_zstd, struct pd_error *err)
+{
+    struct pd_zstd *zstd = calloc(1, sizeof *zstd);
+    if (!zstd) PD_FAIL(err, PD_NO_MEMORY, "no memory for zstd");
+    *ret_zstd = zstd;
+    return PD_OK;
+}
+
+void pd_zstd_free(struct pd_zstd *zstd)
+{
+    if (!zstd) return;
+    ZSTD_freeCCtx(zstd->out);
+    ZSTD_freeDCtx(zstd->in);
+    free(zstd);
+}
+
+uint64_t pd_zstd_heap_bytes(const struct pd_zstd *zstd)
+{
+    return sizeof *zstd + ZSTD_sizeof_CCtx(zstd->out) + ZSTD_sizeof_DCtx(zstd->in);
+}
+
+/* 0 where all went in, else zstd's own error, or that the room is too small. */
+static size_t compress_planes(ZSTD_CCtx *out, ZSTD_outBuffer *dst, const void *src, uint64_t bytes, uint64_t plane_bytes)
+{
+    ZSTD_inBuffer in = {src, 0, 0};
+    while (in.size < bytes || bytes == 0) {
+        in.size = bytes - in.size > plane_bytes ? in.size + plane_bytes : bytes;
+        const bool is_last = in.size == bytes;
+        const size_t left = ZSTD_compressStream2(out, dst, &in, is_last ? ZSTD_e_end : ZSTD_e_flush);
+        if (ZSTD_isError(left)) return left;
+        if (left) return (size_t)-ZSTD_error_dstSize_tooSmall;
+        if (is_last) break;
+    }
+    return 0;
+}
+
+pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t capacity, const void *src, uint64_t bytes,
+                           uint64_t plane_bytes, uint64_t *ret_bytes, struct pd_error *err)
+{
+    if (!zstd->out) zstd->out = ZSTD_createCCtx();
+    if (!zstd->out) PD_FAIL(err, PD_NO_MEMORY, "no memory to compress");
+    ZSTD_outBuffer room = {dst, capacity, 0};
+    ZSTD_CCtx_reset(zstd->out, ZSTD_reset_session_only);
+    ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_minMatch, MATCH_BYTES_MIN);
+    ZSTD_CCtx_setPledgedSrcSize(zstd->out, bytes);
+    const size_t failed = compress_planes(zstd->out, &room, src, bytes, plane_bytes);
+    const ZSTD_ErrorCode code = ZSTD_getErrorCode(failed);
+    if (failed && code != ZSTD_error_dstSize_tooSmall)
+        PD_FAIL(err, code == ZSTD_error_memory_allocation ? PD_NO_MEMORY : PD_BUG, "zstd, level %d: %s", level,
+                ZSTD_getErrorName(failed));
+    *ret_bytes = failed ? 0 : room.pos;
+    return PD_OK;
+}
+
+pd_status pd_zstd_decompress(struct pd_zstd *zstd, void *dst, uint64_t bytes, const void *src, uint64_t src_bytes,
+                             struct pd_error *err)
+{
+    if (!zstd->in) zstd->in = ZSTD_createDCtx();
+    if (!zstd->in) PD_FAIL(err, PD_NO_MEMORY, "no memory to decompress");
+    const size_t made = ZSTD_decompressDCtx(zstd->in, dst, bytes, src, src_bytes);
+    if (ZSTD_isError(made)) PD_FAIL(err, PD_CORRUPT, "zstd: %s", ZSTD_getErrorName(made));
+    if (made != bytes)
+        PD_FAIL(err, PD_CORRUPT, "zstd: %llu bytes came out of a frame where %llu are expected", (unsigned long long)made,
+                (unsigned long long)bytes);
+    return PD_OK;
+}

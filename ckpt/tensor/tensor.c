@@ -1,0 +1,124 @@
+#include "ckpt/tensor/tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *pd_dtype_name(enum pd_dtype dtype)
+{
+    static const char *const names[PD_DTYPE_COUNT] = {"fp32", "bf16", "fp16"};
+    PD_CHECK((unsigned)dtype < PD_DTYPE_COUNT);
+    return names[dtype];
+}
+
+uint32_t pd_dtype_bytes(enum pd_dtype dtype)
+{
+    PD_CHECK((unsigned)dtype < PD_DTYPE_COUNT);
+    return dtype == PD_F32 ? 4 : 2;
+}
+
+const char *pd_kind_name(enum pd_kind kind)
+{
+    static const char *const names[PD_KIND_COUNT] = {"param", "exp_avg", "exp_avg_sq"};
+    PD_CHECK((unsigned)kind < PD_KIND_COUNT);
+    return names[kind];
+}
+
+/* ---- boxes ---- */
+
+static uint64_t product(const uint64_t counts[PD_TENSOR_DIMS_MAX])
+{
+    uint64_t result = 1;
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
+        result *= counts[d];
+    return result;
+}
+
+uint64_t pd_tensor_elements(const struct pd_tensor *tensor)
+{
+    return product(tensor->shape);
+}
+
+uint64_t pd_box_elements(const struct pd_box *box)
+{
+    return product(box->count);
+}
+
+struct pd_box pd_box_whole(const struct pd_tensor *tensor)
+{
+    struct pd_box box = {{0}, {0}};
+    memcpy(box.count, tensor->shape, sizeof box.count);
+    return box;
+}
+
+bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_box *ret_box)
+{
+    struct pd_box common;
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++) {
+        uint64_t a_end = a->start[d] + a->count[d], b_end = b->start[d] + b->count[d];
+        uint64_t start = a->start[d] > b->start[d] ? a->start[d] : b->start[d], end = a_end < b_end ? a_end : b_end;
+        if (end <= start) return false;
+        common.start[d] = start;
+        common.count[d] = end - start;
+    }
+    *ret_box = common;
+    return true;
+}
+
+uint64_t pd_box_offset(const struct pd_box *outer, const struct pd_box *inner)
+{
+    uint64_t offset = 0;
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
+        offset = offset * outer->count[d] + (inner->start[d] - outer->start[d]);
+    return offset;
+}
+
+static bool is_within(const struct pd_box *inner, const struct pd_box *outer)
+{
+    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++) {
+        if (inner->start[d] < outer->start[d]) return false;
+        if (inner->start[d] + inner->count[d] > outer->start[d] + outer->count[d]) return false;
+    }
+    return true;
+}
+
+/* Dimensions from the innermost on that `part` fills in both boxes are one run of memory. */
+void pd_box_copy(void *dst, const struct pd_box *dst_box, const void *src, const struct pd_box *src_box,
+                 const struct pd_box *part, uint32_t element_bytes)
+{
+    if (pd_box_elements(part) == 0) return;
+    PD_CHECK(is_within(part, dst_box) && is_within(part, src_box));
+    uint64_t run = element_bytes;
+    int outer = PD_TENSOR_DIMS_MAX; /* dimensions [0, outer) are walked */
+    while (outer > 0) {
+        outer--;
+        run *= part->count[outer];
+        if (part->count[outer] != dst_box->count[outer] || part->count[outer] != src_box->count[outer]) break;
+    }
+    struct pd_box at = *part;
+    for (;;) {
+        memcpy((char *)dst + pd_box_offset(dst_box, &at) * element_bytes,
+               (const char *)src + pd_box_offset(src_box, &at) * element_bytes, run);
+        int d = outer;
+        while (d-- > 0) {
+            if (++at.start[d] < part->start[d] + part->count[d]) break;
+            at.start[d] = part->start[d];
+        }
+        if (d < 0) return;
+    }
+}
+
+/* ---- tables ---- */
+
+void pd_tensor_table_deinit(struct pd_tensor_table *table)
+{
+    if (!table) return;
+    free(table->tensors);
+    *table = (struct pd_tensor_table){0};
+}
+
+int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *name)
+{
+    for (uint32_t t = 0; t < table->count; t++)
+        if (strcmp(table->tensors[t].name, name) == 0) return t;
+    return -1;
+}

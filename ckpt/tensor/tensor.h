@@ -1,0 +1,67 @@
+/* The words everything else is said in: dtype, kind, tensor, box.
+ *
+ * A tensor is a named global array, as if nothing were sharded. For each tensor three arrays ("kinds") of the same shape
+ * are stored, all fp32: the master parameter and the two Adam moments. A box is a rectangle of a tensor in element
+ * indices; its elements are dense and row-major wherever they lie in memory or in a file.
+ */
+#ifndef PD_CKPT_TENSOR_TENSOR_H
+#define PD_CKPT_TENSOR_TENSOR_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_TENSOR_DIMS_MAX 4
+#define PD_TENSOR_NAME_MAX 160 /* terminator included */
+
+enum pd_dtype { PD_F32 = 0, PD_BF16 = 1, PD_F16 = 2, PD_DTYPE_COUNT };
+enum pd_kind { PD_PARAM = 0, PD_EXP_AVG = 1, PD_EXP_AVG_SQ = 2, PD_KIND_COUNT = 3 };
+
+struct pd_box {
+    uint64_t start[PD_TENSOR_DIMS_MAX]; /* unused dimensions: start 0, count 1 */
+    uint64_t count[PD_TENSOR_DIMS_MAX];
+};
+
+struct pd_tensor {
+    char name[PD_TENSOR_NAME_MAX];      /* Hugging Face name: "model.layers.3.self_attn.q_proj.weight" */
+    uint32_t ndim;                      /* 1 or 2 today, at most PD_TENSOR_DIMS_MAX */
+    uint64_t shape[PD_TENSOR_DIMS_MAX]; /* unused dimensions are 1 */
+    enum pd_dtype dtype;                /* as stored: PD_F32 for all three kinds today */
+    int32_t tp_dim;                     /* dimension that tensor parallelism splits: 0, 1, or -1 */
+    uint64_t tp_unit;                   /* rows (or columns) that stay together: 1, head size, ... */
+    uint32_t unit;                      /* pipeline unit: 0 embedding, 1..L blocks, L+1 head */
+    bool decay;                         /* weight decay applies */
+};
+
+struct pd_tensor_table {
+    struct pd_tensor *tensors; /* (count), owned */
+    uint32_t count;
+};
+
+const char *pd_dtype_name(enum pd_dtype dtype); /* "fp32", "bf16", "fp16" */
+uint32_t pd_dtype_bytes(enum pd_dtype dtype);
+const char *pd_kind_name(enum pd_kind kind); /* "param", "exp_avg", "exp_avg_sq" */
+
+uint64_t pd_tensor_elements(const struct pd_tensor *tensor);
+uint64_t pd_box_elements(const struct pd_box *box); /* 0 for an empty box */
+struct pd_box pd_box_whole(const struct pd_tensor *tensor);
+/* The common part of a and b; false and *ret_box untouched when it is empty. */
+bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_box *ret_box);
+/* Row-major element index inside `outer` of the first element of `inner`, which must lie within it. */
+uint64_t pd_box_offset(const struct pd_box *outer, const struct pd_box *inner);
+/* Copies the elements of `part` from a dense buffer that holds src_box into a dense buffer that holds dst_box. */
+void pd_box_copy(void *dst, const struct pd_box *dst_box, const void *src, const struct pd_box *src_box,
+                 const struct pd_box *part, uint32_t element_bytes);
+
+void pd_tensor_table_deinit(struct pd_tensor_table *table);
+/* Index of the tensor called `name`, or -1. */
+int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *name);
+
+/* Layout-independent digest: the sum modulo 2^64 over elements of mix(global index, bits). Digests of disjoint boxes of
+ * one tensor add up to the digest of their union, whatever the cut.   data (box elements) fp32, host */
+uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, const float *data);
+/* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32, host */
+uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
+                               const float *data);
+
+#endif

@@ -1,0 +1,384 @@
+/* Second copies: every shard of a checkpoint of the first tier travels to the next host, into the same checkpoint there.
+ *
+ *   this rank's shard --piece, verified, with its digest--> rank of the next host --> a file that it holds --sync,
+ *   verify--> the name that the commit record gives the shard
+ *
+ *   invariants  1. all ranks take the same number of rounds, known from the record, whatever becomes of a shard meanwhile:
+ *                  one that fails or is given up sends nothing from then on
+ *               2. a failure costs the copy of one shard; those that did arrive stay
+ *               3. what is copied is pinned, by the saver's thread, and then stays until a newer one is copied; of the store
+ * this thread uses what never changes, and files that it holds */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/shard/pieces.h"
+#include "ckpt/tiers/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PIECE_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
+#define NAP_NS UINT64_C(20000000)
+
+struct header { /* goes before every piece */
+    uint64_t offset, bytes, digest;
+    uint64_t is_end; /* everything was sent */
+};
+
+struct incoming { /* the shard of another rank */
+    uint32_t rank;
+    char path[TIERS_PATH_MAX];
+    struct pd_file *file;
+    unsigned char *buffer; /* (piece_bytes) */
+    struct header header;
+    bool is_whole;
+    pd_status status; /* of keeping it here */
+    struct pd_error error;
+};
+
+struct travel {
+    struct tier *tier;
+    const struct tier_job *job;
+    struct pd_store *store;
+    const struct pd_store_ring *ring;
+    struct pd_commit commit;
+    uint64_t piece_bytes;
+    struct incoming *incoming;    /* (ring->source_count) */
+    struct pd_group_piece *recvs; /* (ring->source_count) */
+
+    struct pd_shard *shard; /* this rank's */
+    struct pd_shard_cursor cursor;
+    struct header header;
+    uint64_t start_ns, begun_bytes;
+    pd_status status; /* of sending it */
+    struct pd_error error;
+};
+
+/* ---- sending ---- */
+
+static bool must_stop(const struct travel *v)
+{
+    return atomic_load_explicit(&v->tier->stop, memory_order_relaxed);
+}
+
+/* A checkpoint that is none any more is no failure. */
+static pd_status unless_gone(const struct travel *v, pd_status st)
+{
+    return st == PD_NOT_FOUND && !pd_store_has_record(v->store, v->job->name) ? PD_STOPPED : st;
+}
+
+static void open_mine(struct travel *v)
+{
+    const uint32_t rank = v->tier->group->rank;
+    char path[TIERS_PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/shard-%05" PRIu32 ".h5", v->job->source, rank);
+    v->status =
+        pd_shard_open(v->tier->tiers->door, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
+    v->status = unless_gone(v, v->status);
+}
+
+static pd_status wait_for_turn(const struct travel *v, struct pd_error *err)
+{
+    const double rate = (double)v->tier->bytes_per_second;
+    while (rate > 0 && !must_stop(v)) {
+        const double left = (double)v->begun_bytes / rate - pd_clock_seconds_since(NULL, v->start_ns);
+        if (left <= 0) break;
+        pd_clock_sleep_ns(NULL, left * 1e9 < (double)NAP_NS ? (uint64_t)(left * 1e9) + 1 : NAP_NS);
+    }
+    if (must_stop(v)) PD_FAIL(err, PD_STOPPED, "copying %s was given up", v->job->source);
+    return PD_OK;
+}
+
+static pd_status read_piece(struct travel *v, struct pd_error *err)
+{
+    PD_TRY(wait_for_turn(v, err));
+    const struct pd_shard_piece piece = pd_shard_cut_piece(v->shard, &v->cursor, v->piece_bytes);
+    if (piece.bytes) PD_TRY(pd_file_read(pd_shard_file(v->shard), piece.offset, v->tier->staging, piece.bytes, err));
+    PD_TRY(pd_shard_verify_piece(v->shard, &piece, v->tier->staging, err));
+    v->begun_bytes += piece.bytes;
+    v->header = (struct header){piece.offset, piece.bytes, pd_digest64(v->tier->staging, piece.bytes, 0), !piece.bytes};
+    return PD_OK;
+}
+
+static void prepare_piece(struct travel *v)
+{
+    v->header = (struct header){0};
+    if (!v->status) v->status = read_piece(v, &v->error);
+}
+
+/* ---- keeping ---- */
+
+static pd_status make_file(const struct travel *v, struct incoming *in, struct pd_error *err)
+{
+    PD_TRY(pd_store_copy_begin(v->store, in->rank, in->path, err));
+    PD_TRY(pd_file_open(v->tier->tiers->door, in->path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &in->file, err));
+    const pd_status st = pd_file_preallocate(in->file, v->commit.shards[in->rank].file_bytes, err);
+    return st == PD_UNSUPPORTED ? PD_OK : st;
+}
+
+static pd_status keep_piece(const struct incoming *in, struct pd_error *err)
+{
+    const struct header *h = &in->header;
+    if (!h->bytes) return PD_OK;
+    if (pd_digest64(in->buffer, h->bytes, 0) != h->digest)
+        PD_FAIL(err, PD_IO, "bytes %" PRIu64 " and on of the shard of rank %u arrived otherwise than they were sent",
+                h->offset, in->rank);
+    return pd_file_write(in->file, h->offset, in->buffer, h->bytes, err);
+}
+
+static void take_pieces(struct travel *v)
+{
+    for (uint32_t i = 0; i < v->ring->source_count; i++) {
+        struct incoming *in = &v->incoming[i];
+        if (in->header.is_end) in->is_whole = true;
+        if (!in->status) in->status = keep_piece(in, &in->error);
+    }
+}
+
+static pd_status end_file(const struct travel *v, struct incoming *in, struct pd_error *err)
+{
+    const uint64_t bytes = v->commit.shards[in->rank].file_bytes;
+    struct pd_stat stat;
+    PD_TRY(pd_file_stat(in->file, &stat, err));
+    if (stat.bytes != bytes) PD_TRY(pd_file_truncate(in->file, bytes, err));
+    return pd_file_sync(in->file, err);
+}
+
+/* Against the record: what was sent had been verified, and this is what became of it. */
+static pd_status verify_file(const struct travel *v, const struct incoming *in, struct pd_error *err)
+{
+    const struct pd_shard_summary *expect = &v->commit.shards[in->rank];
+    struct pd_shard *made = NULL;
+    struct pd_error own = {0};
+    pd_status st = pd_shard_open(v->tier->tiers->door, in->path, &v->commit.state.identity, expect, &made, &own);
+    if (!st) st = pd_shard_verify_made(made, v->tier->staging, v->tier->staging_bytes, &own);
+    pd_shard_close(made);
+    if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back otherwise: %s", in->path, own.message);
+    if (st && err) *err = own;
+    return st;
+}
+
+/* One that did not come in full is its sender's failure. */
+static void end_incoming(struct travel *v, struct incoming *in)
+{
+    pd_status st = in->status;
+    if (!st && in->is_whole) st = end_file(v, in, &in->error);
+    const pd_status closed = in->file ? pd_file_close(in->file, st ? NULL : &in->error) : PD_OK;
+    if (!st) st = closed;
+    if (!st && in->is_whole) st = verify_file(v, in, &in->error);
+    pd_fault_point("tiers.peer.written");
+    if (!st && !in->is_whole) (void)!pd_store_copy_end(v->store, v->job->name, in->rank, PD_STOPPED, NULL);
+    if (st || in->is_whole) st = pd_store_copy_end(v->store, v->job->name, in->rank, st, &in->error);
+    pd_fault_point("tiers.peer.placed");
+    in->status = unless_gone(v, st);
+}
+
+/* ---- rounds ---- */
+
+static pd_status exchange_headers(struct travel *v, struct pd_error *err)
+{
+    const struct pd_group_piece mine = {v->ring->holder, &v->header, sizeof v->header};
+    for (uint32_t i = 0; i < v->ring->source_count; i++)
+        v->recvs[i] = (struct pd_group_piece){v->incoming[i].rank, &v->incoming[i].header, sizeof v->header};
+    return pd_group_exchange(v->tier->group, &mine, 1, v->recvs, v->ring->source_count, err);
+}
+
+static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
+{
+    const struct pd_group_piece mine = {v->ring->holder, v->tier->staging, v->header.bytes};
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < v->ring->source_count; i++) {
+        const struct incoming *in = &v->incoming[i];
+        PD_CHECK(in->header.bytes <= v->piece_bytes);
+        if (in->header.bytes) v->recvs[count++] = (struct pd_group_piece){in->rank, in->buffer, in->header.bytes};
+    }
+    return pd_group_exchange(v->tier->group, &mine, v->header.bytes > 0, v->recvs, count, err);
+}
+
+/* Enough for the largest shard and for the word that it has ended. */
+static uint64_t count_rounds(const struct travel *v)
+{
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < v->commit.shard_count; r++)
+        most = v->commit.shards[r].file_bytes > most ? v->commit.shards[r].file_bytes : most;
+    return most / (v->piece_bytes - PD_SHARD_BLOCK_BYTES) + 2;
+}
+
+static pd_status run_rounds(struct travel *v, struct pd_error *err)
+{
+    v->start_ns = pd_clock_monotonic_ns(NULL);
+    for (uint64_t left = count_rounds(v); left > 0; left--) {
+        prepare_piece(v);
+        PD_TRY(exchange_headers(v, err));
+        PD_TRY(exchange_pieces(v, err));
+        take_pieces(v);
+    }
+    return PD_OK;
+}
+
+/* ---- a job ---- */
+
+static uint64_t piece_bytes_of(const struct pd_store_ring *ring)
+{
+    const uint64_t bytes = PD_TIERS_STAGING_BYTES / (1 + ring->most) / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    return bytes < PIECE_BYTES_MIN ? PIECE_BYTES_MIN : bytes;
+}
+
+/* More than PD_TIERS_STAGING_BYTES only where a rank keeps the shards of more than 63. */
+static pd_status make_staging(struct tier *tier, const struct pd_store_ring *ring, struct pd_error *err)
+{
+    const uint64_t pieces = piece_bytes_of(ring) * (1 + ring->source_count);
+    if (tier->staging) return PD_OK;
+    tier->staging_bytes = pieces > PD_TIERS_STAGING_BYTES ? pieces : PD_TIERS_STAGING_BYTES;
+    tier->staging = aligned_alloc(PD_DOOR_ALIGN, tier->staging_bytes);
+    if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between hosts");
+    return PD_OK;
+}
+
+static pd_status prepare(struct travel *v, struct pd_error *err)
+{
+    const uint32_t count = v->ring->source_count;
+    pd_status st = tier_read_source(v->tier, v->job, &v->commit, err);
+    PD_TRY(unless_gone(v, st));
+    PD_TRY(make_staging(v->tier, v->ring, err));
+    v->piece_bytes = piece_bytes_of(v->ring);
+    v->incoming = calloc(count + 1u, sizeof *v->incoming);
+    v->recvs = calloc(count + 1u, sizeof *v->recvs);
+    if (!v->incoming || !v->recvs) PD_FAIL(err, PD_NO_MEMORY, "no memory for the shards of %u ranks", count);
+    return PD_OK;
+}
+
+static void begin_shards(struct travel *v)
+{
+    open_mine(v);
+    for (uint32_t i = 0; i < v->ring->source_count; i++) {
+        struct incoming *in = &v->incoming[i];
+        in->rank = v->ring->sources[i];
+        in->buffer = (unsigned char *)v->tier->staging + (1 + i) * v->piece_bytes;
+        in->status = make_file(v, in, &in->error);
+    }
+}
+
+/* Real failures before what was only given up. */
+static pd_status judge(const struct travel *v, struct pd_error *err)
+{
+    pd_status st = v->status;
+    const struct pd_error *why = &v->error;
+    for (uint32_t i = 0; i < v->ring->source_count; i++) {
+        const struct incoming *in = &v->incoming[i];
+        if (!in->status || (st && st != PD_STOPPED)) continue;
+        st = in->status;
+        why = &in->error;
+    }
+    if (st && err) *err = *why;
+    return st;
+}
+
+pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err)
+{
+    struct pd_store *store = tier->tiers->tiers[0].store;
+    struct travel v = {.tier = tier, .job = job, .store = store, .ring = pd_store_ring(store)};
+    pd_status st = pd_group_agree(tier->group, prepare(&v, err), err);
+    if (!st) {
+        begin_shards(&v);
+        st = run_rounds(&v, err);
+        pd_shard_close(v.shard);
+        for (uint32_t i = 0; i < v.ring->source_count; i++)
+            end_incoming(&v, &v.incoming[i]);
+        if (!st) st = pd_group_agree(tier->group, judge(&v, err), err);
+    }
+    free(v.incoming);
+    free(v.recvs);
+    pd_commit_deinit(&v.commit);
+    return st;
+}
+
+/* ---- opening ---- */
+
+static pd_status check_options(const struct pd_tiers *t, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (i && t->tiers[i].options.copies)
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts", i);
+        if (t->tiers[i].options.copies > 1)
+            PD_FAIL(err, PD_INVALID,
+                    "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more", i,
+                    t->tiers[i].options.copies);
+    }
+    return PD_OK;
+}
+
+/* A run that has lost its other hosts goes on; one that never had any was told something else. */
+static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
+{
+    const struct tier *first = &t->tiers[0];
+    bool is_resumed = false;
+    *ret_can = !first->store || !first->is_writable || !pd_store_is_shared(first->store);
+    if (*ret_can) return PD_OK;
+    for (uint32_t i = 0; i < t->count; i++)
+        is_resumed = is_resumed || t->tiers[i].newest_step > 0;
+    if (t->group->host_count > 1)
+        PD_FAIL(err, PD_INVALID,
+                "%s is one directory for all hosts, and checkpoint.tiers[0].copies asks for a copy on another host: name a "
+                "directory of each host's own, or set copies to 0",
+                first->dir);
+    if (!is_resumed)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[0].copies asks for a copy of %s on another host, and all ranks are on one: start on more "
+                "hosts, or set copies to 0",
+                first->dir);
+    if (t->group->rank == 0)
+        pd_log_warn(TIERS_MODULE,
+                    "%s: one host is left, so there is no other to copy to: the run goes on without second copies",
+                    first->dir);
+    return PD_OK;
+}
+
+static pd_status make_copier(struct pd_tiers *t, struct pd_error *err)
+{
+    const struct tier *first = &t->tiers[0];
+    struct tier *tier = calloc(1, sizeof *tier);
+    if (!tier) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between hosts");
+    t->copier = tier;
+    tier_init(tier, t);
+    tier->is_copier = true;
+    tier->in_memory = first->in_memory;
+    tier->options = first->options;
+    tier->group = t->options.copy_group;
+    tier->bytes_per_second = first->bytes_per_second;
+    snprintf(tier->dir, sizeof tier->dir, "the second copy of %.4000s", first->dir);
+    tier->options.dir = tier->report.dir = tier->dir;
+    const struct pd_store_ring *ring = first->store ? pd_store_ring(first->store) : NULL;
+    return ring ? make_staging(tier, ring, err) : PD_OK;
+}
+
+pd_status tier_copier_open(struct pd_tiers *t, struct pd_error *err)
+{
+    bool can;
+    PD_TRY(check_options(t, err));
+    if (!t->tiers[0].options.copies || t->options.read_only) return PD_OK;
+    PD_TRY(check_hosts(t, &can, err));
+    PD_CHECK(t->options.copy_group);
+    return can ? pd_group_agree(t->group, make_copier(t, err), err) : PD_OK;
+}
+
+void tier_copier_start(struct pd_tiers *t)
+{
+    struct pd_store *store = t->tiers[0].store;
+    for (uint32_t i = 0; tier_copier_works(t) && i < pd_store_count(store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(store, i);
+        if (entry->hosts < 2) continue;
+        pd_store_pin(store, entry);
+        memcpy(t->copier->kept_name, entry->name, sizeof t->copier->kept_name);
+        t->copier->report.newest_step = entry->step;
+        return;
+    }
+}
+
+bool tier_copier_works(const struct pd_tiers *t)
+{
+    return t->copier && t->tiers[0].store && pd_store_ring(t->tiers[0].store);
+}

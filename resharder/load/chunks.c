@@ -1,0 +1,400 @@
+/* Loading boxes that lie in chunks. What comes from the disk waits in a ring, in the order in which it is needed; when it is
+ * a round's turn its chunks are decompressed, by all threads there are, to where the round is verified and sent from.
+ *
+ *   the caller's buffers:  | a round, decompressed | two chunks that go on in the next one | scratch of threads | ring ... |
+ *
+ *   invariants  1. a round is in the ring as a whole or not at all, and leaves it when its exchange is over
+ *               2. nothing reaches the decompressor before its digest was checked; a mismatch is read once more
+ *               3. a chunk that goes on in the next round is read and decompressed once: it is kept. At the edge between two
+ *                  readers both read it */
+#include "resharder/load/internal.h"
+
+#include "ckpt/base/stream_copy.h"
+#include "ckpt/base/thread_pool.h"
+#include "ckpt/shard/expand.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS_MAX 16u
+#define SCRATCH_BYTES (2ull * PD_SHARD_CHUNK_MAX) /* of a thread: shuffled; what an item has no whole chunk of */
+#define NOT_KEPT 2u
+
+struct job { /* one chunk, for one item */
+    const struct pd_read_item *item;
+    struct pd_shard_chunk chunk;
+    unsigned char *pages;
+    uint32_t kept;   /* which of the kept ones it is, or NOT_KEPT */
+    bool was_before; /* kept by the item before: nothing was read */
+    pd_status status;
+};
+
+struct round {
+    struct job *jobs; /* (job_room) */
+    uint32_t job_count;
+    uint64_t ring_end; /* the ring's head when it was submitted */
+};
+
+struct decoder { /* of one thread */
+    struct pd_shard_decoder *decoder;
+    unsigned char *output;
+};
+
+struct load_chunks {
+    unsigned char *expanded; /* (window_bytes) */
+    unsigned char *kept[2];  /* (a chunk) */
+    struct decoder decoders[THREADS_MAX];
+    uint32_t threads;
+    unsigned char *ring;
+    uint64_t ring_bytes, head, tail; /* positions that only grow */
+    uint64_t largest;                /* of what a round takes in one piece */
+    uint64_t *needs;                 /* (rounds) bytes of the ring */
+    uint64_t *at;                    /* (items) in one piece: position in the ring */
+    uint32_t job_room;
+    struct round rounds[LOAD_WINDOWS];
+    struct job *last; /* the chunk submitted last, when it goes on behind its item */
+    struct job last_job;
+    struct pd_transfer pending; /* grows while what follows is adjacent; bytes 0: none */
+    const struct loader *loader;
+    const struct round *running;
+    atomic_uint next_job; /* of it */
+};
+
+static struct round *round_of(const struct load_chunks *c, uint32_t round)
+{
+    return (struct round *)&c->rounds[round % LOAD_WINDOWS];
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t item_begin(const struct pd_read_item *item)
+{
+    return item->first_block * PD_SHARD_BLOCK_BYTES;
+}
+
+static uint64_t index_of(const struct loader *l, const struct pd_read_item *item)
+{
+    return (uint64_t)(item - l->plan->items);
+}
+
+char *load_chunks_data(const struct loader *l, const struct pd_read_item *item)
+{
+    const struct load_chunks *c = l->chunks;
+    if (load_is_in_chunks(l, item)) return (char *)c->expanded + item->window_offset;
+    return (char *)c->ring + c->at[index_of(l, item)] % c->ring_bytes + load_item_skip(l, item);
+}
+
+/* ---- the ring ---- */
+
+/* Where the next `bytes` begin: in one piece, so the end of the ring may stay empty. */
+static uint64_t next_place(const struct load_chunks *c, uint64_t bytes)
+{
+    const uint64_t place = c->head % c->ring_bytes;
+    return place + bytes <= c->ring_bytes ? c->head : c->head + (c->ring_bytes - place);
+}
+
+static uint64_t take(struct load_chunks *c, uint64_t bytes)
+{
+    const uint64_t place = next_place(c, bytes);
+    c->head = place + bytes;
+    PD_CHECK(c->head - c->tail <= c->ring_bytes);
+    return place;
+}
+
+bool load_chunks_fit(const struct loader *l, uint32_t round)
+{
+    const struct load_chunks *c = l->chunks;
+    return c->head - c->tail + c->needs[round] + c->largest <= c->ring_bytes;
+}
+
+void load_chunks_done(struct loader *l, uint32_t round)
+{
+    struct load_chunks *c = l->chunks;
+    c->tail = round_of(c, round)->ring_end;
+}
+
+/* ---- sending for them ---- */
+
+static pd_status flush(struct loader *l, struct load_window *w, struct pd_error *err)
+{
+    struct load_chunks *c = l->chunks;
+    const struct pd_transfer transfer = c->pending;
+    c->pending.bytes = 0;
+    return transfer.bytes ? load_send(l, w, &transfer, err) : PD_OK;
+}
+
+/* Chunks mostly follow each other in the file as they do here. */
+static pd_status send(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data, uint64_t offset,
+                      uint64_t bytes, struct pd_error *err)
+{
+    struct pd_transfer *p = &l->chunks->pending;
+    l->report.bytes_read += bytes;
+    if (p->bytes && p->file == file && p->offset + p->bytes == offset && (unsigned char *)p->data + p->bytes == data &&
+        p->bytes + bytes <= LOAD_READ_BYTES_MAX) {
+        p->bytes += bytes;
+        return PD_OK;
+    }
+    PD_TRY(flush(l, w, err));
+    *p = (struct pd_transfer){.file = file, .data = data, .offset = offset, .bytes = bytes};
+    return PD_OK;
+}
+
+static pd_status submit_plain(struct loader *l, struct load_window *w, const struct pd_read_item *item, struct pd_error *err)
+{
+    struct load_chunks *c = l->chunks;
+    struct pd_shard *shard = l->shards[item->shard];
+    const uint64_t skip = load_item_skip(l, item), span = load_align_up(skip + item->bytes);
+    const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item_begin(item);
+    const uint64_t at = c->at[index_of(l, item)] = take(c, span);
+    l->report.bytes_stored += item->bytes;
+    for (uint64_t done = 0; done < span; done += LOAD_READ_BYTES_MAX)
+        PD_TRY(send(l, w, pd_shard_file(shard), c->ring + at % c->ring_bytes + done, offset + done,
+                    min_u64(span - done, LOAD_READ_BYTES_MAX), err));
+    return PD_OK;
+}
+
+static bool continues(const struct load_chunks *c, const struct pd_read_item *item, const struct pd_shard_chunk *chunk)
+{
+    const struct job *last = c->last;
+    return last && last->item->shard == item->shard && last->item->box == item->box && last->chunk.number == chunk->number;
+}
+
+static pd_status submit_chunk(struct loader *l, struct load_window *w, const struct pd_read_item *item,
+                              const struct pd_shard_chunk *chunk, struct pd_error *err)
+{
+    struct load_chunks *c = l->chunks;
+    struct round *round = round_of(c, item->round);
+    struct pd_shard *shard = l->shards[item->shard];
+    PD_CHECK(round->job_count < c->job_room);
+    struct job *job = &round->jobs[round->job_count++];
+    *job = (struct job){.item = item, .chunk = *chunk, .kept = NOT_KEPT, .was_before = continues(c, item, chunk)};
+    const bool goes_on = chunk->begin + chunk->bytes > item_begin(item) + item->bytes;
+    if (job->was_before)
+        job->kept = c->last_job.kept;
+    else if (goes_on)
+        job->kept = c->last_job.kept == 0;
+    if (goes_on) c->last_job = *job;
+    c->last = goes_on ? &c->last_job : NULL;
+    if (chunk->begin >= item_begin(item)) l->report.bytes_stored += chunk->page_bytes;
+    if (job->was_before) return PD_OK;
+    job->pages = c->ring + take(c, chunk->page_bytes) % c->ring_bytes;
+    return send(l, w, pd_shard_file(shard), job->pages, chunk->offset, chunk->page_bytes, err);
+}
+
+pd_status load_chunks_submit(struct loader *l, struct load_window *w, const struct pd_read_item *item, struct pd_error *err)
+{
+    l->report.bytes_wanted += item->bytes;
+    if (!load_is_in_chunks(l, item)) return submit_plain(l, w, item, err);
+    struct pd_shard_chunk chunk;
+    const uint64_t begin = item_begin(item), end = begin + item->bytes;
+    for (uint64_t at = begin; at < end; at = chunk.begin + chunk.bytes) {
+        pd_shard_chunk_at(l->shards[item->shard], item->box, at, &chunk);
+        PD_TRY(submit_chunk(l, w, item, &chunk, err));
+    }
+    return PD_OK;
+}
+
+pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint32_t round, struct pd_error *err)
+{
+    round_of(l->chunks, round)->ring_end = l->chunks->head;
+    return flush(l, w, err);
+}
+
+/* ---- decompressing ---- */
+
+/* What of a chunk is the item's, from a whole chunk at `data`. */
+static void copy_share(const struct loader *l, const struct job *job, const unsigned char *data)
+{
+    const uint64_t item = item_begin(job->item), item_end = item + job->item->bytes,
+                   begin = job->chunk.begin > item ? job->chunk.begin : item,
+                   end = min_u64(job->chunk.begin + job->chunk.bytes, item_end);
+    pd_stream_copy(l->chunks->expanded + job->item->window_offset + (begin - item), data + (begin - job->chunk.begin),
+                   end - begin);
+}
+
+/* Straight to where it belongs, when all of it does. */
+static bool is_whole(const struct job *job)
+{
+    return job->chunk.begin >= item_begin(job->item) && job->chunk.bytes == job->chunk.whole_bytes &&
+           job->chunk.begin + job->chunk.bytes <= item_begin(job->item) + job->item->bytes;
+}
+
+static pd_status decode(const struct loader *l, const struct job *job, struct decoder *decoder, struct pd_error *err)
+{
+    struct load_chunks *c = l->chunks;
+    const struct pd_read_item *item = job->item;
+    unsigned char *place = job->kept != NOT_KEPT ? c->kept[job->kept] : decoder->output;
+    if (is_whole(job)) place = c->expanded + item->window_offset + (job->chunk.begin - item_begin(item));
+    PD_TRY(pd_shard_chunk_decode(l->shards[item->shard], item->box, &job->chunk, job->pages, decoder->decoder, place, err));
+    if (!is_whole(job)) copy_share(l, job, place);
+    return PD_OK;
+}
+
+static void decode_some(void *context, uint64_t thread)
+{
+    struct load_chunks *c = context;
+    for (uint32_t j; (j = atomic_fetch_add_explicit(&c->next_job, 1, memory_order_relaxed)) < c->running->job_count;) {
+        struct job *job = &c->running->jobs[j];
+        if (!job->was_before) job->status = decode(c->loader, job, &c->decoders[thread], NULL);
+    }
+}
+
+/* A mismatch is damage when it is read again and there is another one. */
+static pd_status read_again(struct loader *l, struct job *job, struct pd_error *err)
+{
+    struct pd_file *file = pd_shard_file(l->shards[job->item->shard]);
+    PD_TRY(pd_file_read(file, job->chunk.offset, job->pages, job->chunk.page_bytes, err));
+    return decode(l, job, &l->chunks->decoders[0], err);
+}
+
+pd_status load_chunks_expand(struct loader *l, uint32_t number, struct pd_error *err)
+{
+    struct load_chunks *c = l->chunks;
+    struct round *round = round_of(c, number);
+    for (uint32_t j = 0; j < round->job_count; j++) /* before its place is taken by another */
+        if (round->jobs[j].was_before) copy_share(l, &round->jobs[j], c->kept[round->jobs[j].kept]);
+    c->running = round;
+    atomic_store_explicit(&c->next_job, 0, memory_order_relaxed);
+    pd_parallel(l->request->pool, c->threads, decode_some, c);
+    for (uint32_t j = 0; j < round->job_count; j++) {
+        struct job *job = &round->jobs[j];
+        const pd_status st = job->status == PD_CORRUPT ? read_again(l, job, err) : PD_OK;
+        if (st) return load_blame(l, job->item->shard, st, err);
+        if (job->status == PD_NO_MEMORY) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to decompress");
+    }
+    round->job_count = 0;
+    return PD_OK;
+}
+
+/* ---- memory ---- */
+
+struct survey {
+    uint64_t need, most, largest; /* of a round; of the largest; in one piece */
+    uint32_t jobs, most_jobs, transfers, most_transfers;
+    bool has_chunks;
+};
+
+static void survey_item(const struct loader *l, const struct pd_read_item *item, struct survey *s)
+{
+    uint64_t largest = load_align_up(load_item_skip(l, item) + item->bytes);
+    if (!load_is_in_chunks(l, item)) {
+        s->need += largest;
+        s->transfers += (uint32_t)(largest / LOAD_READ_BYTES_MAX) + 1;
+    } else {
+        struct pd_shard_chunk chunk;
+        const uint64_t begin = item_begin(item), end = begin + item->bytes;
+        s->has_chunks = true;
+        largest = 0;
+        for (uint64_t at = begin; at < end; at = chunk.begin + chunk.bytes) {
+            pd_shard_chunk_at(l->shards[item->shard], item->box, at, &chunk);
+            s->need += chunk.page_bytes;
+            s->jobs++;
+            s->transfers++;
+            if (chunk.page_bytes > largest) largest = chunk.page_bytes;
+        }
+    }
+    if (largest > s->largest) s->largest = largest;
+}
+
+static void end_round(struct survey *s)
+{
+    if (s->need > s->most) s->most = s->need;
+    if (s->jobs > s->most_jobs) s->most_jobs = s->jobs;
+    if (s->transfers > s->most_transfers) s->most_transfers = s->transfers;
+    s->need = 0;
+    s->jobs = s->transfers = 0;
+}
+
+/* needs[round] of this rank's rounds, and the largest of everything. */
+static void survey_rounds(const struct loader *l, uint64_t *needs, struct survey *s)
+{
+    const struct pd_plan *plan = l->plan;
+    for (uint64_t i = 0; i < plan->item_count; i++) {
+        survey_item(l, &plan->items[i], s);
+        needs[plan->items[i].round] = s->need;
+        if (i + 1 == plan->item_count || plan->items[i + 1].round != plan->items[i].round) end_round(s);
+    }
+}
+
+static pd_status make_decoders(struct load_chunks *c, unsigned char **memory, struct pd_error *err)
+{
+    for (uint32_t t = 0; t < c->threads; t++, *memory += SCRATCH_BYTES) {
+        c->decoders[t].output = *memory + PD_SHARD_CHUNK_MAX;
+        PD_TRY(pd_shard_decoder_new(*memory, &c->decoders[t].decoder, err));
+    }
+    return PD_OK;
+}
+
+/* False: the buffers are too small to have anything on its way. */
+static bool cut(const struct loader *l, struct load_chunks *c, const struct survey *s)
+{
+    const uint64_t fixed = l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX, most = s->most + s->largest;
+    const uint64_t have = l->request->buffer_bytes / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    const uint32_t size = pd_thread_pool_size(l->request->pool);
+    if (have < fixed + SCRATCH_BYTES + most) return false;
+    const uint64_t room = (have - fixed - most) / SCRATCH_BYTES, share = have / 4 / SCRATCH_BYTES;
+    c->threads = size < THREADS_MAX ? size : THREADS_MAX;
+    if (c->threads > share) c->threads = share ? (uint32_t)share : 1;
+    if (c->threads > room) c->threads = (uint32_t)room;
+    c->ring_bytes = have - fixed - c->threads * SCRATCH_BYTES;
+    return true;
+}
+
+static pd_status allocate(struct loader *l, struct load_chunks *c, const struct survey *s, struct pd_error *err)
+{
+    unsigned char *memory = l->request->buffers;
+    c->loader = l;
+    c->largest = s->largest;
+    c->job_room = s->most_jobs;
+    c->at = calloc(l->plan->item_count + 1, sizeof *c->at);
+    c->rounds[0].jobs = calloc((uint64_t)LOAD_WINDOWS * c->job_room + 1, sizeof *c->rounds[0].jobs);
+    if (!c->at || !c->rounds[0].jobs)
+        PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", LOAD_WINDOWS);
+    for (uint32_t r = 1; r < LOAD_WINDOWS; r++)
+        c->rounds[r].jobs = c->rounds[0].jobs + (uint64_t)r * c->job_room;
+    c->expanded = memory;
+    c->kept[0] = memory + l->window_bytes;
+    c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
+    memory = c->kept[1] + PD_SHARD_CHUNK_MAX;
+    PD_TRY(make_decoders(c, &memory, err));
+    c->ring = memory;
+    return PD_OK;
+}
+
+pd_status load_chunks_new(struct loader *l, struct pd_error *err)
+{
+    struct survey survey = {0};
+    struct load_chunks *c = calloc(1, sizeof *c);
+    uint64_t *needs = calloc(l->plan->round_count + 1ull, sizeof *needs);
+    if (!c || !needs) {
+        free(c);
+        free(needs);
+        PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", l->plan->round_count);
+    }
+    c->needs = needs;
+    survey_rounds(l, needs, &survey);
+    const bool is_used = survey.has_chunks && cut(l, c, &survey);
+    pd_status st = is_used ? allocate(l, c, &survey, err) : PD_OK;
+    if (!is_used || st) {
+        load_chunks_free(c);
+        return st;
+    }
+    l->window_transfers = survey.most_transfers;
+    l->chunks = c;
+    return PD_OK;
+}
+
+void load_chunks_free(struct load_chunks *chunks)
+{
+    if (!chunks) return;
+    for (uint32_t t = 0; t < chunks->threads; t++)
+        pd_shard_decoder_free(chunks->decoders[t].decoder);
+    free(chunks->rounds[0].jobs);
+    free(chunks->needs);
+    free(chunks->at);
+    free(chunks);
+}

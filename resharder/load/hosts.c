@@ -1,0 +1,156 @@
+/* Which host can open which shard, and what becomes of one that turns out to be no good there. */
+#include "resharder/load/internal.h"
+
+#include "ckpt/base/log.h"
+#include "ckpt/store/names.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bit s: this rank's host has shard s. */
+static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all)
+{
+    const uint32_t shards = l->request->commit->shard_count;
+    struct pd_listing listing = {0};
+    uint32_t count = 0, number;
+    if (pd_door_list(l->door, l->request->directory, &listing, NULL)) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        if (!pd_shard_name_parse(listing.names[i], &number) || number >= shards) continue;
+        bits[number / 8] |= (uint8_t)(1u << number % 8);
+        count++;
+    }
+    pd_listing_deinit(&listing);
+    *ret_has_all = count == shards;
+}
+
+/* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
+static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, struct pd_error *err)
+{
+    struct pd_group *group = l->group;
+    uint8_t mine = has_all, *all = calloc(group->size, 1), alike = 1;
+    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
+    st = pd_group_agree(group, st, err);
+    if (!st) st = pd_group_gather(group, 0, &mine, 1, all, err);
+    for (uint32_t r = 0; !st && group->rank == 0 && r < group->size; r++)
+        alike &= all[r];
+    if (!st) st = pd_group_broadcast(group, 0, &alike, 1, err);
+    free(all);
+    *ret_alike = alike;
+    return st;
+}
+
+/* host_has and reader_host for the plan: `row` is this rank's host, then its bits; `all` has room for everybody's. */
+static pd_status unite(struct loader *l, const uint8_t *mine, uint64_t row, uint8_t *all, struct pd_error *err)
+{
+    struct pd_group *group = l->group;
+    const uint32_t shards = l->request->commit->shard_count;
+    PD_TRY(pd_group_gather(group, 0, mine, row, all, err));
+    PD_TRY(pd_group_broadcast(group, 0, all, group->size * row, err));
+    for (uint32_t r = 0; r < group->size; r++) {
+        const uint8_t *bits = all + r * row + sizeof(uint32_t);
+        memcpy(&l->reader_host[r], all + r * row, sizeof(uint32_t));
+        for (uint32_t s = 0; s < shards; s++)
+            if (bits[s / 8] >> s % 8 & 1) l->host_has[(uint64_t)l->reader_host[r] * shards + s] = 1;
+    }
+    return PD_OK;
+}
+
+static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint64_t row, struct pd_error *err)
+{
+    const struct pd_group *group = l->group;
+    uint8_t *all = calloc(group->size, row);
+    l->host_has = calloc(group->host_count, l->request->commit->shard_count);
+    l->reader_host = calloc(group->size, sizeof *l->reader_host);
+    pd_status st = all && l->host_has && l->reader_host
+                       ? PD_OK
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list the shards of all hosts");
+    st = pd_group_agree(l->group, st, err);
+    if (!st) st = unite(l, mine, row, all, err);
+    free(all);
+    return st;
+}
+
+pd_status load_find_shards(struct loader *l, struct pd_error *err)
+{
+    const uint64_t row = sizeof(uint32_t) + (l->request->commit->shard_count + 7ull) / 8;
+    uint8_t *mine = calloc(1, row);
+    bool has_all = false, alike = false;
+    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
+    st = pd_group_agree(l->group, st, err);
+    if (!st) {
+        memcpy(mine, &l->group->host, sizeof(uint32_t));
+        look_for_shards(l, mine + sizeof(uint32_t), &has_all);
+        st = see_alike(l, has_all, &alike, err);
+    }
+    if (!st && !alike) st = share_what_is_where(l, mine, row, err);
+    free(mine);
+    return st;
+}
+
+/* ---- copies ---- */
+
+pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struct pd_error *err)
+{
+    const bool may_be_elsewhere = st == PD_CORRUPT || st == PD_IO || st == PD_NOT_FOUND;
+    if (!may_be_elsewhere || l->blamed != LOAD_NO_SHARD) return st;
+    l->blamed = shard;
+    snprintf(l->blame, sizeof l->blame, "%.399s", err ? err->message : pd_status_name(st));
+    return st;
+}
+
+/* All hosts saw all shards, so that nobody has asked who has what. */
+static pd_status count_all_in(struct loader *l, struct pd_error *err)
+{
+    const uint32_t shards = l->request->commit->shard_count;
+    const uint64_t row = sizeof(uint32_t) + (shards + 7ull) / 8;
+    if (l->host_has) return PD_OK;
+    uint8_t *mine = malloc(row);
+    pd_status st = mine ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory to list shards");
+    st = pd_group_agree(l->group, st, err);
+    if (!st) {
+        memset(mine, 0xff, row);
+        memcpy(mine, &l->group->host, sizeof(uint32_t));
+        st = share_what_is_where(l, mine, row, err);
+    }
+    free(mine);
+    return st;
+}
+
+/* *ret_has: every shard that a rank has blamed is to be had on a host where nobody did. */
+static bool strike_out(struct loader *l, const uint32_t *blamed)
+{
+    const uint32_t shards = l->request->commit->shard_count;
+    bool any = false, has = true;
+    for (uint32_t r = 0; r < l->group->size; r++) {
+        if (blamed[r] == LOAD_NO_SHARD) continue;
+        l->host_has[(uint64_t)l->reader_host[r] * shards + blamed[r]] = 0;
+        any = true;
+    }
+    for (uint32_t r = 0; r < l->group->size; r++) {
+        bool is_somewhere = blamed[r] == LOAD_NO_SHARD;
+        for (uint32_t h = 0; !is_somewhere && h < l->group->host_count; h++)
+            is_somewhere = l->host_has[(uint64_t)h * shards + blamed[r]];
+        has = has && is_somewhere;
+    }
+    return any && has;
+}
+
+pd_status load_turn_to_copies(struct loader *l, bool *ret_again, struct pd_error *err)
+{
+    struct pd_group *group = l->group;
+    struct pd_error own = {0};
+    uint32_t *blamed = calloc(group->size, sizeof *blamed);
+    pd_status st =
+        blamed ? PD_OK : pd_error_set(&own, PD_NO_MEMORY, PD_WHERE, 0, "load: no memory for %u ranks", group->size);
+    st = pd_group_agree(group, st, &own);
+    if (!st) st = pd_group_gather(group, 0, &l->blamed, sizeof l->blamed, blamed, &own);
+    if (!st) st = pd_group_broadcast(group, 0, blamed, group->size * sizeof *blamed, &own);
+    if (!st) st = count_all_in(l, &own);
+    if (!st) *ret_again = strike_out(l, blamed);
+    if (*ret_again && l->blamed != LOAD_NO_SHARD)
+        pd_log_warn("load", "shard-%05u.h5 is of no use on this host and is read from another one: %s", l->blamed, l->blame);
+    free(blamed);
+    if (st && err) *err = own;
+    return st;
+}

@@ -1,0 +1,105 @@
+/* What the parts of a load share: rounds, windows and exchange (load.c), boxes in chunks (load_chunks.c), who can open what
+ * (load_hosts.c). */
+#ifndef PD_RESHARDER_LOAD_INTERNAL_H
+#define PD_RESHARDER_LOAD_INTERNAL_H
+
+#include "resharder/load/load.h"
+#include "resharder/plan.h"
+
+/* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
+ * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
+#define LOAD_READ_BYTES_MAX (UINT64_C(2) << 20)
+
+/* Rounds that have a place in memory; all but one of them on their way. */
+#define LOAD_WINDOWS 8u
+
+#define LOAD_NO_SHARD UINT32_MAX
+
+struct load_chunks;
+
+struct load_pieces {
+    struct pd_group_piece *data;
+    uint32_t count, capacity;
+    bool failed;
+};
+
+struct load_window {
+    struct pd_transfer *transfers; /* (window_transfers) */
+    uint64_t begin, end;           /* items of its round */
+    uint32_t sent, in_flight;
+    const struct pd_transfer *failed; /* the first one that did */
+};
+
+struct loader {
+    struct pd_door *door;
+    struct pd_group *group;
+    const struct pd_load_request *request;
+    struct pd_plan *plan;
+    struct pd_queue *queue;
+    struct pd_shard **shards; /* (stored shards) those this rank reads */
+    struct load_window windows[LOAD_WINDOWS];
+    uint64_t window_bytes, window_transfers;
+    struct load_chunks *chunks; /* or NULL: nothing is in chunks, or there is no room to read such ahead */
+    struct pd_shard *kept;      /* without room: the one that keeps chunks; or NULL */
+    uint64_t next_item;         /* first that is not sent for */
+    uint64_t next_coming;       /* first of the plan's that has not come */
+    uint8_t *host_has;          /* as the plan wants them; NULL when every rank sees every shard */
+    uint32_t *reader_host;      /* (ranks) */
+    uint32_t blamed;            /* shard that could not be read or is damaged where this rank read it */
+    char blame[400];            /* why */
+    uint32_t next_round, in_flight;
+    struct load_pieces sends, recvs;
+    struct pd_load_report report;
+};
+
+static inline uint64_t load_align_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+static inline bool load_is_in_chunks(const struct loader *l, const struct pd_read_item *item)
+{
+    return pd_shard_box_is_in_chunks(l->shards[item->shard], item->box);
+}
+
+/* Pages of the file that a box in one piece takes: boxes of a page and more begin on one; smaller ones lie anywhere and come
+ * with the pages around them. */
+static inline uint64_t load_item_skip(const struct loader *l, const struct pd_read_item *item)
+{
+    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN;
+}
+
+/* ---- load.c ---- */
+
+/* Sends for a transfer of a window. */
+PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
+                                struct pd_error *err);
+
+/* ---- load_hosts.c ---- */
+
+/* Fills host_has and reader_host, unless every rank sees every shard. */
+PD_MUST_USE pd_status load_find_shards(struct loader *l, struct pd_error *err);
+/* Notes the first shard whose bytes or file this rank could not use; returns `st`. */
+pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struct pd_error *err);
+/* Collective, after a failure: hosts where a shard was blamed count as without it. *ret_again: another attempt finds all
+ * that was blamed elsewhere. */
+PD_MUST_USE pd_status load_turn_to_copies(struct loader *l, bool *ret_again, struct pd_error *err);
+
+/* ---- load_chunks.c ---- */
+
+/* l->chunks, when something this rank reads is in chunks and the buffers have room for it; and l->window_transfers. */
+PD_MUST_USE pd_status load_chunks_new(struct loader *l, struct pd_error *err);
+void load_chunks_free(struct load_chunks *chunks); /* NULL is fine */
+/* Whether there is room to send for a round now. The one after those that are done always has. */
+bool load_chunks_fit(const struct loader *l, uint32_t round);
+PD_MUST_USE pd_status load_chunks_submit(struct loader *l, struct load_window *w, const struct pd_read_item *item,
+                                         struct pd_error *err);
+/* The last item of the round was submitted. */
+PD_MUST_USE pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint32_t round, struct pd_error *err);
+/* What came of a round is decompressed to where load_chunks_data says, not verified block by block. */
+PD_MUST_USE pd_status load_chunks_expand(struct loader *l, uint32_t round, struct pd_error *err);
+/* Its memory may be used again. */
+void load_chunks_done(struct loader *l, uint32_t round);
+char *load_chunks_data(const struct loader *l, const struct pd_read_item *item);
+
+#endif

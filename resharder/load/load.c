@@ -1,0 +1,504 @@
+/* Carries out a transfer plan. Rounds k+1, k+2, ... are on their way from the disk while round k is verified and exchanged,
+ * so that the disk never waits for us.
+ *
+ *   invariants  1. nothing of a block leaves its window before its checksum verified
+ *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
+ *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
+#include "resharder/load/internal.h"
+
+#include "ckpt/base/stream_copy.h"
+#include "ckpt/inspect/inspect.h"
+#include "ckpt/shard/expand.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint64_t bytes)
+{
+    if (p->count == p->capacity) {
+        uint32_t capacity = p->capacity ? p->capacity * 2 : 256;
+        struct pd_group_piece *grown = realloc(p->data, capacity * sizeof *grown);
+        if (!grown) {
+            p->failed = true;
+            return;
+        }
+        p->data = grown;
+        p->capacity = capacity;
+    }
+    p->data[p->count++] = (struct pd_group_piece){peer, data, bytes};
+}
+
+/* ---- shards ---- */
+
+static void shard_path(const struct loader *l, uint32_t shard, char *ret_path, size_t room)
+{
+    snprintf(ret_path, room, "%s/shard-%05u.h5", l->request->directory, shard);
+}
+
+/* ---- whether it is this model's checkpoint ---- */
+
+static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
+{
+    size_t used = 0;
+    for (uint32_t d = 0; d < tensor->ndim && used < room; d++)
+        used += (size_t)snprintf(ret + used, room - used, "%s%llu", d ? " x " : "", (unsigned long long)tensor->shape[d]);
+}
+
+/* Shards hold tensors in the order of the model: looks on from the one found last. */
+static const struct pd_tensor *find_next(const struct pd_tensor_table *model, const char *name, uint32_t *cursor)
+{
+    for (uint32_t i = 0; i < model->count; i++) {
+        const uint32_t t = (*cursor + i) % model->count;
+        if (strcmp(model->tensors[t].name, name) != 0) continue;
+        *cursor = t;
+        return &model->tensors[t];
+    }
+    return NULL;
+}
+
+/* Tensors of the checkpoint, or of one of its shards, that the model does not have like that. */
+static pd_status check_stored(const struct pd_tensor_table *stored, const struct pd_tensor_table *model,
+                              struct pd_error *err)
+{
+    uint32_t cursor = 0;
+    for (uint32_t t = 0; t < stored->count; t++) {
+        const struct pd_tensor *have = &stored->tensors[t], *want = find_next(model, have->name, &cursor);
+        if (!want)
+            PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it holds %s, which this model does not have",
+                    have->name);
+        char is[100], shall[100];
+        if (have->ndim == want->ndim && !memcmp(have->shape, want->shape, sizeof have->shape)) continue;
+        shape_text(have, is, sizeof is);
+        shape_text(want, shall, sizeof shall);
+        PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: %s is %s there and %s here", have->name, is, shall);
+    }
+    return PD_OK;
+}
+
+/* Looks at all shards, for the one sentence that says what is different. */
+static pd_status explain(const struct loader *l, struct pd_error *err)
+{
+    const struct pd_tensor_table *model = l->request->tensors;
+    struct pd_inspect *inspect = NULL;
+    PD_TRY(pd_inspect_open(l->door, l->request->directory, &inspect, err));
+    const struct pd_tensor_table *stored = pd_inspect_tensors(inspect);
+    pd_status st = check_stored(stored, model, err);
+    for (uint32_t t = 0; !st && t < model->count; t++)
+        if (pd_tensor_table_find(stored, model->tensors[t].name) < 0)
+            st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                              "the checkpoint is of another model: it lacks %s, which this model has",
+                              model->tensors[t].name);
+    pd_inspect_close(inspect);
+    return st;
+}
+
+static bool same_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model,
+                       const struct pd_shard_box *expected, uint32_t count)
+{
+    const struct pd_shard_box *boxes = pd_shard_boxes(shard);
+    if (pd_shard_box_count(shard) != count) return false;
+    for (uint32_t b = 0; b < count; b++)
+        if (boxes[b].kind != expected[b].kind || memcmp(&boxes[b].box, &expected[b].box, sizeof boxes[b].box) ||
+            strcmp(pd_shard_tensors(shard)->tensors[boxes[b].tensor].name, model->tensors[expected[b].tensor].name))
+            return false;
+    return true;
+}
+
+/* The shard's own table must say what the layout function says. */
+static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *err)
+{
+    const struct pd_tensor_table *model = l->request->tensors;
+    struct pd_shard_box *expected = NULL;
+    uint32_t count = 0;
+    PD_TRY(check_stored(pd_shard_tensors(l->shards[shard]), model, err));
+    PD_TRY(pd_layout_shard_boxes(&l->request->commit->state.layout, model, shard, &expected, &count, err));
+    bool same = same_boxes(l->shards[shard], model, expected, count);
+    free(expected);
+    if (same) return PD_OK;
+    PD_TRY(explain(l, err));
+    PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5: its boxes are not where the layout puts them", shard);
+}
+
+static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *err)
+{
+    if (l->shards[shard]) return PD_OK;
+    const struct pd_commit *commit = l->request->commit;
+    char path[4096];
+    shard_path(l, shard, path, sizeof path);
+    pd_status st = pd_shard_open(l->door, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err);
+    if (!st) st = check_table(l, shard, err);
+    return st ? load_blame(l, shard, st, err) : PD_OK;
+}
+
+/* All that this rank reads from, so that whatever is refused is refused before any work. */
+static pd_status open_shards(struct loader *l, struct pd_error *err)
+{
+    for (uint64_t i = 0; i < l->plan->item_count; i++)
+        PD_TRY(open_shard(l, l->plan->items[i].shard, err));
+    return PD_OK;
+}
+
+/* ---- where items go ---- */
+
+/* Pieces of an item that this rank owns itself: they reach their place without the group. */
+struct own_runs {
+    struct loader *l;
+    const struct pd_read_item *item;
+    uint32_t count;
+    struct pd_transfer_run last;
+};
+
+static void visit_count(void *context, const struct pd_transfer_run *run)
+{
+    struct own_runs *own = context;
+    own->count++;
+    own->last = *run;
+}
+
+static char *place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
+{
+    const struct pd_load_request *r = l->request;
+    return (char *)r->destination(r->context, item->tensor, item->kind, run->wanted_box) + run->wanted_offset;
+}
+
+static struct load_window *window_of(struct loader *l, uint32_t round)
+{
+    return &l->windows[round % LOAD_WINDOWS];
+}
+
+/* In the window, even where direct I/O could put it in its place: memory that no transfer has touched before makes the first
+ * one wait, several times longer than the copy takes that verifying makes nearly free. */
+static char *item_data(const struct loader *l, const struct pd_read_item *item)
+{
+    if (l->chunks) return load_chunks_data(l, item);
+    char *data = l->request->buffers;
+    const uint64_t skip = load_is_in_chunks(l, item) ? 0 : load_item_skip(l, item);
+    return data + item->round % LOAD_WINDOWS * l->window_bytes + item->window_offset + skip;
+}
+
+/* ---- reading ---- */
+
+pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer, struct pd_error *err)
+{
+    PD_CHECK(w->sent < l->window_transfers);
+    struct pd_transfer *t = &w->transfers[w->sent++];
+    *t = *transfer;
+    t->what = "read of a load";
+    t->user = w;
+    PD_TRY(pd_queue_submit(l->queue, &t, 1, err));
+    w->in_flight++;
+    l->in_flight++;
+    return PD_OK;
+}
+
+static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+{
+    struct load_window *w = window_of(l, item->round);
+    struct pd_shard *shard = l->shards[item->shard];
+    if (l->chunks) return load_chunks_submit(l, w, item, err);
+    const bool is_in_chunks = load_is_in_chunks(l, item);
+    const uint64_t skip = is_in_chunks ? 0 : load_item_skip(l, item), span = load_align_up(skip + item->bytes);
+    l->report.bytes_wanted += item->bytes;
+    l->report.bytes_stored += item->bytes;
+    l->report.bytes_read += span;
+    if (is_in_chunks) return PD_OK; /* without room to read ahead it is read when it is verified */
+    char *data = item_data(l, item) - skip;
+    const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item->first_block * PD_SHARD_BLOCK_BYTES;
+    for (uint64_t at = 0; at < span; at += LOAD_READ_BYTES_MAX) {
+        const struct pd_transfer transfer = {.file = pd_shard_file(shard),
+                                             .data = data + at,
+                                             .offset = offset + at,
+                                             .bytes = span - at < LOAD_READ_BYTES_MAX ? span - at : LOAD_READ_BYTES_MAX};
+        PD_TRY(load_send(l, w, &transfer, err));
+    }
+    return PD_OK;
+}
+
+static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    struct load_window *w = window_of(l, round);
+    w->begin = w->end = l->next_item;
+    w->sent = 0;
+    w->failed = NULL;
+    while (w->end < l->plan->item_count && l->plan->items[w->end].round == round)
+        PD_TRY(submit_item(l, &l->plan->items[w->end++], err));
+    l->next_item = w->end;
+    return l->chunks ? load_chunks_submit_rest(l, w, round, err) : PD_OK;
+}
+
+/* Sends for every round that has a window, while `round` and those after it occupy theirs. */
+static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS &&
+           (!l->chunks || load_chunks_fit(l, l->next_round)))
+        PD_TRY(submit_round(l, l->next_round++, err));
+    return PD_OK;
+}
+
+static pd_status reap_some(struct loader *l, struct pd_error *err)
+{
+    struct pd_transfer *done[64];
+    uint32_t count = 0;
+    PD_TRY(pd_queue_reap(l->queue, done, 64, &count, err));
+    PD_CHECK(count > 0);
+    l->in_flight -= count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct load_window *w = done[i]->user;
+        w->in_flight--;
+        if (done[i]->status && !w->failed) w->failed = done[i];
+    }
+    return PD_OK;
+}
+
+static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    struct load_window *w = window_of(l, round);
+    while (w->in_flight)
+        PD_TRY(reap_some(l, err));
+    if (!w->failed) return PD_OK;
+    pd_status st = pd_transfer_error(w->failed, err);
+    for (uint32_t s = 0; s < l->request->commit->shard_count; s++)
+        if (l->shards[s] && pd_shard_file(l->shards[s]) == w->failed->file) st = load_blame(l, s, st, err);
+    return st;
+}
+
+/* Buffers are lent until everything is back. */
+static void drain(struct loader *l)
+{
+    while (l->in_flight)
+        if (reap_some(l, NULL)) return;
+}
+
+static void visit_copy(void *context, const struct pd_transfer_run *run)
+{
+    struct own_runs *own = context;
+    pd_stream_copy(place_of(own->l, own->item, run), item_data(own->l, own->item) + run->item_offset, run->bytes);
+}
+
+/* Of one run, what lies in bytes [begin, end) of the item. */
+static void copy_part(const char *data, const struct pd_transfer_run *run, char *place, uint64_t begin, uint64_t end)
+{
+    uint64_t run_end = run->item_offset + run->bytes;
+    if (begin < run->item_offset) begin = run->item_offset;
+    if (end > run_end) end = run_end;
+    if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
+}
+
+/* Blocks of chunks that were not read ahead. One shard at a time keeps some. */
+static pd_status read_now(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+{
+    struct pd_shard *shard = l->shards[item->shard];
+    if (l->kept && l->kept != shard) pd_shard_forget(l->kept);
+    l->kept = shard;
+    return pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, item_data(l, item), err);
+}
+
+/* Verifies an item; when all that this rank wants of it is one run, each block is copied while it is in the cache. */
+static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+{
+    struct pd_shard *shard = l->shards[item->shard];
+    char *data = item_data(l, item);
+    struct own_runs own = {.l = l, .item = item};
+    pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
+    char *place = own.count == 1 ? place_of(l, item, &own.last) : NULL;
+    const bool is_read_now = !l->chunks && load_is_in_chunks(l, item);
+    if (is_read_now) PD_TRY(read_now(l, item, err));
+    for (uint64_t b = 0; b < item->block_count; b++) {
+        char *block = data + b * PD_SHARD_BLOCK_BYTES;
+        if (!is_read_now && pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
+            PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
+        if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
+    }
+    if (own.count > 1) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
+    return PD_OK;
+}
+
+static pd_status verify_round(struct loader *l, const struct load_window *w, struct pd_error *err)
+{
+    for (uint64_t i = w->begin; i < w->end; i++) {
+        const pd_status st = verify_item(l, &l->plan->items[i], err);
+        if (st) return load_blame(l, l->plan->items[i].shard, st, err);
+    }
+    return PD_OK;
+}
+
+/* ---- exchange ---- */
+
+struct run_context {
+    struct loader *l;
+    const struct pd_read_item *item;
+    uint32_t peer;
+};
+
+static void visit_send(void *context, const struct pd_transfer_run *run)
+{
+    struct run_context *c = context;
+    append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + run->item_offset, run->bytes);
+}
+
+static void visit_recv(void *context, const struct pd_transfer_run *run)
+{
+    struct run_context *c = context;
+    append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run), run->bytes);
+}
+
+static void name_sends(struct loader *l, const struct pd_read_item *item)
+{
+    struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
+    struct run_context c = {.l = l, .item = item};
+    uint32_t count = pd_plan_owners(l->plan, item, owners);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; k < owners[i].count; k++) {
+            c.peer = owners[i].first + k * owners[i].stride;
+            if (c.peer != l->group->rank) pd_plan_runs(l->plan, item, c.peer, visit_send, &c);
+        }
+}
+
+/* What of a round goes to whom, and what comes from whom. */
+static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    const struct pd_plan *plan = l->plan;
+    const struct load_window *w = window_of(l, round);
+    l->sends.count = l->recvs.count = 0;
+    for (uint64_t i = w->begin; i < w->end; i++)
+        name_sends(l, &plan->items[i]);
+    for (; l->next_coming < plan->coming_count && plan->coming[l->next_coming].round == round; l->next_coming++) {
+        const struct pd_read_item *item = &plan->coming[l->next_coming];
+        struct run_context c = {l, item, item->reader};
+        pd_plan_runs(plan, item, l->group->rank, visit_recv, &c);
+    }
+    if (l->sends.failed || l->recvs.failed) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the pieces of a round");
+    return PD_OK;
+}
+
+static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *err)
+{
+    pd_status st = submit_ahead(l, round, err);
+    if (!st) st = reap_round(l, round, err);
+    if (!st && l->chunks) st = load_chunks_expand(l, round, err);
+    if (!st) st = verify_round(l, window_of(l, round), err);
+    if (!st) st = name_pieces(l, round, err);
+    PD_TRY(pd_group_agree(l->group, st, err));
+    PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
+    if (l->chunks) load_chunks_done(l, round);
+    return PD_OK;
+}
+
+static pd_status run_rounds(struct loader *l, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    for (uint32_t round = 0; !st && round < l->plan->round_count; round++)
+        st = run_round(l, round, err);
+    drain(l);
+    return st;
+}
+
+/* Transfers of this reader's largest round, an item at most one more than its bytes fill. */
+static uint64_t count_transfers(const struct loader *l)
+{
+    uint64_t most = 0, count = 0;
+    for (uint64_t i = 0; i < l->plan->item_count; i++) {
+        const struct pd_read_item *item = &l->plan->items[i];
+        if (i == 0 || item->round != l->plan->items[i - 1].round) count = 0;
+        count += (item->bytes + 2 * PD_DOOR_ALIGN) / LOAD_READ_BYTES_MAX + 1;
+        if (count > most) most = count;
+    }
+    return most;
+}
+
+static pd_status check_record(const struct loader *l, struct pd_error *err)
+{
+    const struct pd_load_request *r = l->request;
+    const struct pd_commit *commit = r->commit;
+    if (pd_layout_shards(&commit->state.layout) != commit->shard_count)
+        PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u", commit->shard_count,
+                pd_layout_shards(&commit->state.layout));
+    if (pd_layout_world(r->wanted) != l->group->size)
+        PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
+    if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;
+    PD_TRY(explain(l, err));
+    PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it counts %llu tensors where this one has %u",
+            (unsigned long long)commit->state.tensor_count, r->tensors->count);
+}
+
+static pd_status prepare(struct loader *l, struct pd_error *err)
+{
+    const struct pd_load_request *r = l->request;
+    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
+    struct pd_plan_input input = {.tensors = r->tensors,
+                                  .stored = &r->commit->state.layout,
+                                  .wanted = r->wanted,
+                                  .kinds = r->kinds,
+                                  .tensor_wanted = r->tensor_wanted,
+                                  .rank = l->group->rank,
+                                  .readers = l->group->size,
+                                  .reader_host = l->reader_host,
+                                  .host_count = l->group->host_count,
+                                  .host_has = l->host_has,
+                                  .window_bytes = l->window_bytes};
+    PD_TRY(pd_plan_new(&input, &l->plan, err));
+    l->report.rounds = l->plan->round_count;
+    l->shards = calloc(r->commit->shard_count, sizeof *l->shards);
+    if (!l->shards) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
+    PD_TRY(open_shards(l, err));
+    l->window_transfers = count_transfers(l);
+    PD_TRY(load_chunks_new(l, err));
+    struct pd_transfer *transfers = calloc(LOAD_WINDOWS * l->window_transfers + 1, sizeof *transfers);
+    for (uint32_t i = 0; i < LOAD_WINDOWS; i++)
+        l->windows[i].transfers = transfers + i * l->window_transfers;
+    if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", LOAD_WINDOWS);
+    return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
+}
+
+/* Of one attempt; what is known of hosts stays. */
+static void release(struct loader *l)
+{
+    if (l->queue) pd_queue_close(l->queue);
+    for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++)
+        pd_shard_close(l->shards[s]);
+    free(l->shards);
+    load_chunks_free(l->chunks);
+    free(l->windows[0].transfers);
+    free(l->sends.data);
+    free(l->recvs.data);
+    pd_plan_free(l->plan);
+    *l = (struct loader){
+        .door = l->door, .group = l->group, .request = l->request, .host_has = l->host_has, .reader_host = l->reader_host};
+}
+
+/* *ret_again: a shard cannot be used where it was read, and other hosts have it. */
+static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bool *ret_again, struct pd_error *err)
+{
+    struct pd_error own = {0};
+    *ret_again = false;
+    l->blamed = LOAD_NO_SHARD;
+    pd_status st = pd_group_agree(l->group, prepare(l, &own), &own);
+    if (!st) st = run_rounds(l, &own);
+    *ret_report = l->report;
+    if (st && st != PD_PEER_LOST && l->request->has_copies) {
+        pd_status turned = load_turn_to_copies(l, ret_again, &own);
+        if (turned) st = turned;
+    }
+    if (st && err) *err = own;
+    release(l);
+    return st;
+}
+
+pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_load_request *request,
+                  struct pd_load_report *ret_report, struct pd_error *err)
+{
+    struct loader l = {.door = door, .group = group, .request = request};
+    struct pd_load_report report = {0};
+    pd_status st = pd_group_agree(group, check_record(&l, err), err);
+    if (!st) st = load_find_shards(&l, err);
+    for (bool again = !st; again;)
+        st = attempt(&l, &report, &again, err);
+    free(l.host_has);
+    free(l.reader_host);
+    if (st) return pd_error_context(err, st, "loading %s", request->directory);
+    if (ret_report) *ret_report = report;
+    return PD_OK;
+}

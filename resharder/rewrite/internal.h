@@ -1,0 +1,238 @@
+/* What the parts of a rewrite share: reading (rewrite_source.c), writing (rewrite_target.c), compressing
+ * (rewrite_pack.c), work beside the data (rewrite_crew.c) and the whole (rewrite.c).
+ *
+ * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that pieces of
+ * several boxes come out of, a target fills a slot with box after box. One thread moves data. */
+#ifndef PD_RESHARDER_REWRITE_INTERNAL_H
+#define PD_RESHARDER_REWRITE_INTERNAL_H
+
+#include "resharder/rewrite/rewrite.h"
+#include "resharder/rewrite/strand.h"
+
+#include <pthread.h>
+
+#define REWRITE_GROUP_MAX 128u /* target shards open at once */
+#define REWRITE_SLOTS_MAX 256u
+#define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
+#define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
+#define REWRITE_STAGINGS (REWRITE_CREW + 1)
+#define REWRITE_CREW 2u        /* threads beside the one that moves data */
+#define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
+
+struct rewriter;
+struct rewrite_pack;
+struct rewrite_expander;
+
+struct rewrite_slot {
+    struct pd_transfer transfer;
+    unsigned char *data;
+    bool in_flight;
+    struct rewrite_target *target; /* whose data it is; NULL: a window's */
+};
+
+/* Pages [begin, end) of a source shard. It grows until it is sent for. */
+struct rewrite_window {
+    struct rewrite_slot slot;
+    uint32_t shard;
+    uint64_t begin, end;
+    uint32_t pieces;       /* that are still to come out of it; 0: the window is free */
+    bool is_full, is_sent; /* it grows no more; it was sent for */
+    uint32_t verified_box; /* its blocks before verified_end have been, in this window */
+    uint64_t verified_end;
+    struct rewrite_window *next;  /* of the same source and class */
+    struct rewrite_window *later; /* full, and to be sent for after this one */
+};
+
+/* Boxes of less than a page lie in pages of their own and would tear the runs of the others. */
+enum rewrite_class { REWRITE_SMALL, REWRITE_LARGE, REWRITE_CLASSES };
+
+struct rewrite_pool {
+    struct rewrite_window *windows; /* (count) */
+    uint32_t count;
+    uint64_t bytes; /* of a window */
+};
+
+struct rewrite_source {
+    struct pd_shard *shard;
+    struct pd_shard_box *boxes; /* (box_count) as the layout says, numbers of the model's table */
+    uint32_t box_count, windows;
+    struct rewrite_window *first[REWRITE_CLASSES], *last[REWRITE_CLASSES];
+    uint64_t bytes, used_at;
+    bool is_awaited, is_opened; /* the crew opens it; it did: the crew's */
+};
+
+struct rewrite_target {
+    struct pd_shard_box *boxes;
+    struct pd_shard_writer *writer;
+    struct pd_shard_stream *stream;
+    uint32_t box_count, next; /* next: box to begin */
+    struct rewrite_slot *filling;
+    uint64_t begin, filled, hashed; /* of the slot: its place in the file; bytes */
+    uint32_t in_flight;
+    bool is_planned, is_written, is_finishing; /* is_planned: the crew's */
+    unsigned char small[PD_DOOR_ALIGN];        /* a box of less than a page, as it comes */
+};
+
+enum rewrite_job_kind { REWRITE_OPEN, REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
+struct rewrite_job {
+    enum rewrite_job_kind kind;
+    uint32_t number; /* of the source shard; of the target in its group */
+};
+
+/* Jobs are begun in their order, by the crew's threads and, when there is nothing left to move, by the one that moves data.
+ */
+struct rewrite_crew {
+    pthread_t threads[REWRITE_CREW];
+    uint32_t thread_count;
+    pthread_mutex_t mutex;    /* guards all that follows, is_planned of targets and is_opened of sources */
+    pthread_mutex_t metadata; /* HDF5's turn */
+    pthread_cond_t changed;   /* a job was added or done */
+    struct rewrite_job jobs[2 * REWRITE_GROUP_MAX + REWRITE_OPEN_FIRST + 1];
+    uint32_t begin, end, running;
+    bool is_made, leaves;
+    pd_status status; /* of the first job that failed */
+    struct pd_error error;
+    pthread_mutex_t staging[REWRITE_STAGINGS]; /* of writers: target t uses area t % REWRITE_STAGINGS */
+};
+
+struct rewriter {
+    struct pd_door *door;
+    const struct pd_rewrite_request *request;
+    const struct pd_layout *stored;
+    char directory[4096]; /* being prepared */
+    struct pd_queue *queue;
+    struct rewrite_crew crew;
+
+    struct rewrite_source *sources; /* (stored shards) */
+    uint32_t open_sources;
+    uint64_t source_bytes, clock;
+
+    struct pd_strand_cursor ahead; /* what is read next */
+    struct pd_stretch reading;
+    bool is_reading;
+    uint32_t read_box, reads_in_flight;
+    uint64_t next_block, end_block;      /* of `reading`, when its box is in one piece */
+    uint64_t next_byte, end_byte;        /* when it is in chunks */
+    struct rewrite_window *piece_window; /* that has a piece of it already */
+    uint64_t window_bytes_min;
+    struct rewrite_window *full; /* those that wait for their turn to be sent for */
+    struct rewrite_pool pools[REWRITE_CLASSES];
+    struct rewrite_expander *expander; /* NULL until there is a box in chunks */
+    uint64_t next_chunk;               /* of the stretch that is written: those before it have come out of their windows */
+    uint64_t stretch_end;              /* of it, in its source box */
+    struct rewrite_window windows[REWRITE_SLOTS_MAX];
+
+    struct rewrite_target targets[REWRITE_GROUP_MAX];
+    uint32_t group_begin, group_count;
+    struct rewrite_slot slots[REWRITE_SLOTS_MAX]; /* (slot_count), for writing */
+    uint32_t slot_count, writes_in_flight;
+    uint64_t slot_bytes;
+    unsigned char *staging;
+    struct rewrite_pack *pack;               /* or NULL: targets are not compressed */
+    uint64_t bytes_in_flight, busy_since_ns; /* the disk, when anything is in flight */
+
+    struct pd_shard_summary *summaries; /* (target shards) */
+    void *index;
+    uint64_t done, total;
+    struct pd_rewrite_report report;
+};
+
+static inline uint64_t rewrite_align_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+/* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
+uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
+
+/* ---- rewrite.c: transfers ---- */
+
+PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
+                                   uint64_t bytes, bool is_write, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
+
+/* ---- rewrite_source.c ---- */
+
+/* How large windows must be at least. */
+void rewrite_look_at_source(struct rewriter *r);
+
+void rewrite_cut_windows(struct rewriter *r, void *memory, uint64_t bytes);
+/* Begins to read what r->ahead will come to. */
+PD_MUST_USE pd_status rewrite_read_begin(struct rewriter *r, struct pd_error *err);
+/* Sends for what waits for its turn. */
+PD_MUST_USE pd_status rewrite_read_more(struct rewriter *r, struct pd_error *err);
+/* Verified bytes of a source box, from `offset` on: at most one block, valid until the next call. */
+PD_MUST_USE pd_status rewrite_read(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t offset,
+                                   const unsigned char **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+/* Whether windows take chunks; where they do not, blocks are read when they are needed. */
+bool rewrite_has_chunk_windows(const struct rewriter *r);
+/* The window that `bytes` bytes at `at` of the file come out of, as it came from the disk. */
+PD_MUST_USE pd_status rewrite_need_window(struct rewriter *r, struct rewrite_source *s, enum rewrite_class class,
+                                          uint64_t at, uint64_t bytes, struct rewrite_window **ret_window,
+                                          struct pd_error *err);
+/* The stretch that was read last is done with. */
+PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
+void rewrite_close_sources(struct rewriter *r);
+/* Whether the crew may open all of them at once. */
+bool rewrite_sources_fit(const struct rewriter *r);
+/* A job. */
+PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, struct pd_error *err);
+
+/* ---- rewrite_expand.c ---- */
+
+/* As rewrite_read, one whole block. */
+PD_MUST_USE pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
+                                           const unsigned char **ret_data, struct pd_error *err);
+void rewrite_expander_free(struct rewrite_expander *expander); /* NULL is fine */
+
+/* ---- rewrite_target.c ---- */
+
+/* What the rewrite of a shard with these boxes will hold, about. */
+uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
+void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes);
+/* The next bytes of the box that `stretch` is of; `offset` counts in the box. */
+PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                                     const unsigned char *data, uint64_t bytes, struct pd_error *err);
+/* Stored bytes of a compressed target, for `at` of its file, filled up with zeros to whole pages. */
+PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
+                                    uint64_t bytes, struct pd_error *err);
+/* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the crew. */
+PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
+void rewrite_release_targets(struct rewriter *r);
+/* Jobs. */
+PD_MUST_USE pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err);
+
+/* ---- rewrite_pack.c ---- */
+
+/* r->pack, where the request has a codec. */
+PD_MUST_USE pd_status rewrite_pack_new(struct rewriter *r, struct pd_error *err);
+void rewrite_pack_free(struct rewrite_pack *pack); /* NULL is fine */
+/* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
+uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes);
+/* As rewrite_append, for boxes of a page and more. */
+PD_MUST_USE pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                                          const unsigned char *data, uint64_t bytes, struct pd_error *err);
+/* All that came of a target is placed and staged. */
+PD_MUST_USE pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err);
+/* Transfers ended: what `auto` goes by. */
+void rewrite_pack_moved(struct rewriter *r, uint64_t bytes, uint64_t ns, bool is_busy);
+
+/* ---- rewrite_index.c ---- */
+
+/* index.h5 of the new layout, unless it grows too large for the memory: perdure itself does without. */
+PD_MUST_USE pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err);
+
+/* ---- rewrite_crew.c ---- */
+
+PD_MUST_USE pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err);
+void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number);
+/* Until the flag is set, of a target that is planned or of a source that is opened. */
+PD_MUST_USE pd_status rewrite_crew_wait(struct rewriter *r, const bool *flag, struct pd_error *err);
+/* Until all jobs are done, with a hand from the caller. */
+PD_MUST_USE pd_status rewrite_crew_finish(struct rewriter *r, struct pd_error *err);
+/* Jobs that were not begun are dropped. */
+void rewrite_crew_stop(struct rewriter *r);
+
+#endif

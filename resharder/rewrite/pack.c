@@ -1,0 +1,203 @@
+/* Compressed target shards. Data comes box by box, each box from its beginning to its end, so it is cut into chunks as it
+ * comes: chunks of a batch lie one behind the other, are compressed by all threads there are, and take their places in
+ * their shards in the order in which they came.
+ *
+ *   its memory:  | rest of a block | data of a batch ... | what becomes of each chunk ... | scratch of threads |
+ *
+ *   invariants  1. blocks are hashed where they lie in one piece: what a batch ends in the middle of goes in front of the
+ * next
+ *               2. at a fixed level a shard's bytes depend neither on threads nor on batches
+ *               3. a chunk of a shard is placed before that shard is complete */
+#include "resharder/rewrite/internal.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/shard/rates.h"
+#include "ckpt/shard/squeeze.h"
+#include "ckpt/tensor/codec_zstd.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS_MAX 8u
+#define BATCH_MAX (2 * THREADS_MAX)
+#define UNIT_BYTES ((uint64_t)PD_SHARD_CHUNK_MAX)
+
+struct rewrite_pack {
+    const struct pd_shard_codec *codec;
+    struct pd_shard_job jobs[BATCH_MAX];
+    struct rewrite_target *targets[BATCH_MAX]; /* whose chunk it is */
+    uint32_t count, batch, threads;
+    bool is_open;                     /* jobs[count] is being filled */
+    unsigned char *data, *at, *block; /* of a batch; where the next byte comes; where the block begins that it is of */
+    unsigned char *scratch[THREADS_MAX];
+    struct pd_zstd *zstd[THREADS_MAX];
+    atomic_uint next_job;
+    bool is_compressing; /* this batch */
+    struct pd_shard_rates rates;
+};
+
+/* ---- a batch ---- */
+
+static void squeeze_some(void *context, uint64_t thread)
+{
+    struct rewrite_pack *p = context;
+    for (uint32_t j; (j = atomic_fetch_add_explicit(&p->next_job, 1, memory_order_relaxed)) < p->count;) {
+        struct pd_shard_job *job = &p->jobs[j];
+        if (p->is_compressing || job->bytes < job->chunk_bytes) /* what has to be filled up is mostly smaller compressed */
+            pd_shard_job_squeeze(job, p->codec->level, p->zstd[thread], p->scratch[thread]);
+        else
+            pd_shard_job_keep(job);
+    }
+}
+
+static bool may_compress(const struct rewriter *r, uint64_t bytes)
+{
+    const struct rewrite_pack *p = r->pack;
+    if (!p->codec->is_auto) return true;
+    const bool is_full = r->reads_in_flight + r->writes_in_flight >= REWRITE_READS_IN_FLIGHT;
+    return pd_shard_rates_allow(&p->rates, r->bytes_in_flight, is_full, bytes);
+}
+
+static pd_status compress(struct rewriter *r, struct pd_error *err)
+{
+    struct rewrite_pack *p = r->pack;
+    uint64_t bytes = 0;
+    for (uint32_t j = 0; j < p->count; j++)
+        bytes += p->jobs[j].bytes;
+    p->is_compressing = may_compress(r, bytes);
+    atomic_store_explicit(&p->next_job, 0, memory_order_relaxed);
+    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    pd_parallel(p->is_compressing ? p->codec->pool : NULL, p->is_compressing ? p->threads : 1, squeeze_some, p);
+    if (!p->is_compressing) return PD_OK;
+    pd_shard_rates_compressed(&p->rates, bytes, pd_clock_monotonic_ns(NULL) - begin);
+    if (!p->codec->is_auto) return PD_OK;
+    if (r->reads_in_flight + r->writes_in_flight) PD_TRY(rewrite_reap(r, err));
+    pd_shard_rates_learn(&p->rates, r->reads_in_flight + r->writes_in_flight > 0);
+    return PD_OK;
+}
+
+static pd_status run_batch(struct rewriter *r, struct pd_error *err)
+{
+    struct rewrite_pack *p = r->pack;
+    PD_TRY(compress(r, err));
+    for (uint32_t j = 0; j < p->count; j++) {
+        const struct pd_shard_job *job = &p->jobs[j];
+        struct rewrite_target *t = p->targets[j];
+        if (job->status) PD_FAIL(err, job->status, "reshard: no memory to compress");
+        PD_TRY(rewrite_stage(r, t, pd_shard_job_place(t->writer, job), job->stored, job->stored_bytes, err));
+    }
+    const uint64_t rest = (uint64_t)(p->at - p->block);
+    memmove(p->data - rest, p->block, rest);
+    p->block = p->data - rest;
+    p->at = p->data;
+    p->count = 0;
+    return PD_OK;
+}
+
+pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err)
+{
+    const struct rewrite_pack *p = r->pack;
+    bool has_some = false;
+    for (uint32_t j = 0; p && j < p->count; j++)
+        has_some = has_some || p->targets[j] == t;
+    return has_some ? run_batch(r, err) : PD_OK;
+}
+
+/* ---- what comes ---- */
+
+static void open_job(struct rewriter *r, struct rewrite_target *t, uint64_t at)
+{
+    struct rewrite_pack *p = r->pack;
+    uint64_t chunk = 0;
+    const bool is_in_chunks = pd_shard_writer_chunk_at(t->writer, t->next - 1, at, &chunk);
+    PD_CHECK(is_in_chunks);
+    pd_shard_job_init(t->writer, t->next - 1, chunk, &p->jobs[p->count]);
+    p->jobs[p->count].data = p->at;
+    p->targets[p->count] = t;
+    p->is_open = true;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                              const unsigned char *data, uint64_t bytes, struct pd_error *err)
+{
+    struct rewrite_pack *p = r->pack;
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t at = offset + done;
+        if (at == 0) p->block = p->at;
+        if (!p->is_open) open_job(r, t, at);
+        const struct pd_shard_job *job = &p->jobs[p->count];
+        const uint64_t job_end = job->begin + job->bytes, have = (uint64_t)(p->at - p->block),
+                       piece = min_u64(min_u64(job_end - at, bytes - done), PD_SHARD_BLOCK_BYTES - have);
+        memcpy(p->at, data + done, piece);
+        p->at += piece;
+        done += piece;
+        at += piece;
+        if (have + piece == PD_SHARD_BLOCK_BYTES || at == box_bytes) {
+            pd_shard_stream_block(t->stream, t->next - 1, (at - 1) / PD_SHARD_BLOCK_BYTES, p->block, have + piece);
+            p->block = p->at;
+        }
+        if (at < job_end) continue;
+        p->is_open = false;
+        if (++p->count == p->batch) PD_TRY(run_batch(r, err));
+    }
+    return PD_OK;
+}
+
+void rewrite_pack_moved(struct rewriter *r, uint64_t bytes, uint64_t ns, bool is_busy)
+{
+    if (r->pack) pd_shard_rates_moved(&r->pack->rates, bytes, ns, is_busy);
+}
+
+/* ---- memory ---- */
+
+static uint64_t bytes_for(uint32_t threads, uint32_t batch)
+{
+    return PD_SHARD_BLOCK_BYTES + (2ull * batch + threads) * UNIT_BYTES;
+}
+
+uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes)
+{
+    struct rewrite_pack *p = r->pack;
+    unsigned char *at = memory;
+    if (!p) return 0;
+    const unsigned size = pd_thread_pool_size(p->codec->pool);
+    p->threads = size < THREADS_MAX ? size : THREADS_MAX;
+    while (p->threads > 1 && bytes_for(p->threads, 2 * p->threads) > bytes)
+        p->threads--;
+    p->batch = bytes_for(p->threads, 2 * p->threads) <= bytes ? 2 * p->threads : 1;
+    p->data = p->at = p->block = at + PD_SHARD_BLOCK_BYTES;
+    at = p->data + p->batch * UNIT_BYTES;
+    for (uint32_t j = 0; j < p->batch; j++, at += UNIT_BYTES)
+        p->jobs[j].output = at;
+    for (uint32_t t = 0; t < p->threads; t++, at += UNIT_BYTES)
+        p->scratch[t] = at;
+    p->count = 0;
+    p->is_open = false;
+    return bytes_for(p->threads, p->batch);
+}
+
+pd_status rewrite_pack_new(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_shard_codec *codec = &r->request->codec;
+    if (codec->codec == PD_CODEC_NONE) return PD_OK;
+    r->pack = calloc(1, sizeof *r->pack);
+    if (!r->pack) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to compress");
+    r->pack->codec = codec;
+    for (uint32_t t = 0; t < THREADS_MAX && t < pd_thread_pool_size(codec->pool); t++)
+        PD_TRY(pd_zstd_new(&r->pack->zstd[t], err));
+    return PD_OK;
+}
+
+void rewrite_pack_free(struct rewrite_pack *pack)
+{
+    if (!pack) return;
+    for (uint32_t t = 0; t < THREADS_MAX; t++)
+        pd_zstd_free(pack->zstd[t]);
+    free(pack);
+}

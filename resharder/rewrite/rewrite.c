@@ -1,0 +1,329 @@
+/* The read cursor runs ahead of the write cursor over the same stretches, by as much as the windows hold; whole blocks are
+ * hashed where they were copied to, and full slots go to the disk. What the crew does beside it: rewrite_crew.c.
+ *
+ *   invariants  1. no byte is copied out of a window before its block verified
+ *               2. a shard is written to once it is planned, and finished once it is complete and nothing of it in flight
+ *               3. nothing is in flight when a group ends, and no job is left */
+#include "resharder/rewrite/internal.h"
+
+#include "ckpt/base/clock.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of a group */
+#define SOURCES_PER_TARGET_GROUP 64u         /* a group is small enough to need about so many */
+
+uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch)
+{
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const struct pd_shard_box *b = &boxes[middle];
+        bool before = b->tensor != stretch->tensor ? b->tensor < stretch->tensor
+                      : b->kind != stretch->kind   ? b->kind < stretch->kind
+                                                   : b->box.start[1] < stretch->column;
+        if (before)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    PD_CHECK(low < count && boxes[low].tensor == stretch->tensor && boxes[low].kind == stretch->kind);
+    return low;
+}
+
+/* ---- transfers ---- */
+
+pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset, uint64_t bytes,
+                       bool is_write, struct pd_error *err)
+{
+    slot->transfer = (struct pd_transfer){
+        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write, .user = slot};
+    struct pd_transfer *transfer = &slot->transfer;
+    if (!r->bytes_in_flight) r->busy_since_ns = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_queue_submit(r->queue, &transfer, 1, err));
+    slot->in_flight = true;
+    r->bytes_in_flight += bytes;
+    if (slot->target) {
+        slot->target->in_flight++;
+        r->writes_in_flight++;
+    } else {
+        r->reads_in_flight++;
+    }
+    return PD_OK;
+}
+
+static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_error *err)
+{
+    struct rewrite_target *t = slot->target;
+    slot->in_flight = false;
+    r->bytes_in_flight -= slot->transfer.bytes;
+    slot->target = NULL;
+    if (!t) {
+        r->reads_in_flight--;
+    } else {
+        r->writes_in_flight--;
+        t->in_flight--;
+    }
+    PD_TRY(pd_transfer_error(&slot->transfer, err));
+    if (!t) return rewrite_read_more(r, err);
+    return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
+}
+
+static void note_moved(struct rewriter *r, struct pd_transfer *const *done, uint32_t count)
+{
+    const uint64_t now = pd_clock_monotonic_ns(NULL);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += done[i]->bytes;
+    rewrite_pack_moved(r, bytes, now - r->busy_since_ns, r->reads_in_flight + r->writes_in_flight > count);
+    r->busy_since_ns = now;
+}
+
+pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
+{
+    struct pd_transfer *done[64];
+    uint32_t count = 0;
+    pd_status st = PD_OK;
+    PD_TRY(pd_queue_reap(r->queue, done, 64, &count, err));
+    PD_CHECK(count > 0);
+    note_moved(r, done, count);
+    for (uint32_t i = 0; i < count; i++) {
+        pd_status one = land(r, done[i]->user, st ? NULL : err);
+        if (!st) st = one;
+    }
+    return st;
+}
+
+static pd_status drain(struct rewriter *r, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    while (r->reads_in_flight + r->writes_in_flight) {
+        pd_status one = rewrite_reap(r, st ? NULL : err);
+        if (!st) st = one;
+    }
+    return st;
+}
+
+/* ---- groups of target shards ---- */
+
+/* As many as the memory allows, and as few as keep the number of source shards low that their rows lie in. */
+static pd_status begin_group(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    const uint32_t targets = pd_layout_shards(q->layout), shards = q->commit->shard_count;
+    uint64_t most = (uint64_t)SOURCES_PER_TARGET_GROUP * targets / shards, heap = 0;
+    if (most < 1) most = 1;
+    if (most > REWRITE_GROUP_MAX) most = REWRITE_GROUP_MAX;
+    while (r->group_count < most && r->group_begin + r->group_count < targets && heap < GROUP_BYTES_MAX) {
+        struct rewrite_target *t = &r->targets[r->group_count];
+        PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->group_begin + r->group_count, &t->boxes, &t->box_count, err));
+        heap += rewrite_target_bytes(r, t);
+        r->group_count++;
+    }
+    r->report.groups++;
+    return PD_OK;
+}
+
+/* What is needed first is asked for first: a shard to read from, one to write to, and so on. */
+static void add_jobs(struct rewriter *r)
+{
+    const bool is_first = r->group_begin == 0;
+    const uint32_t sources = is_first && rewrite_sources_fit(r) ? r->request->commit->shard_count : 0;
+    for (uint32_t i = 0; i < sources || i < r->group_count; i++) {
+        if (i < sources) {
+            r->sources[i].is_awaited = true;
+            rewrite_crew_add(r, REWRITE_OPEN, i);
+        }
+        if (i < r->group_count) rewrite_crew_add(r, REWRITE_PLAN, i);
+    }
+    if (is_first) rewrite_crew_add(r, REWRITE_INDEX, 0);
+}
+
+static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
+{
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
+    if (s->target.offset == 0) {
+        PD_TRY(rewrite_crew_wait(r, &t->is_planned, err));
+        t->next++;
+    }
+    const uint32_t box = t->next - 1;
+    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
+    PD_TRY(rewrite_open_source(r, s->source.shard, err));
+    const struct rewrite_source *source = &r->sources[s->source.shard];
+    const uint32_t source_box = rewrite_find_box(source->boxes, source->box_count, s);
+    r->stretch_end = s->source.offset + s->bytes;
+    for (uint64_t done = 0; done < s->bytes;) {
+        const unsigned char *data = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(rewrite_read(r, s->source.shard, source_box, s->source.offset + done, &data, &bytes, err));
+        if (bytes > s->bytes - done) bytes = s->bytes - done;
+        PD_TRY(rewrite_append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
+        done += bytes;
+    }
+    r->done += s->bytes;
+    PD_TRY(rewrite_read_done(r, s->source.shard, source_box, err));
+    const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
+    return is_last ? rewrite_complete(r, t, err) : PD_OK;
+}
+
+static pd_status copy_group(struct rewriter *r, struct pd_error *err)
+{
+    struct pd_strand_cursor cursor = r->ahead;
+    struct pd_stretch stretch;
+    PD_TRY(rewrite_read_begin(r, err));
+    while (pd_strand_next(&cursor, &stretch)) {
+        PD_TRY(copy_stretch(r, &stretch, err));
+        if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
+    }
+    for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
+        if (r->targets[i].is_written) continue;
+        PD_TRY(rewrite_crew_wait(r, &r->targets[i].is_planned, err));
+        PD_TRY(rewrite_complete(r, &r->targets[i], err));
+    }
+    return PD_OK;
+}
+
+static void cut_memory(struct rewriter *r)
+{
+    unsigned char *memory = r->request->buffers;
+    uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
+    staging += rewrite_pack_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
+    const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    rewrite_cut_windows(r, memory + staging, half);
+    rewrite_cut_slots(r, memory + staging + half, half);
+}
+
+static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
+{
+    r->ahead = (struct pd_strand_cursor){.tensors = r->request->tensors,
+                                         .source = r->stored,
+                                         .target = r->request->layout,
+                                         .shard_begin = r->group_begin,
+                                         .shard_end = r->group_begin + r->group_count};
+    cut_memory(r);
+    add_jobs(r);
+    pd_status st = copy_group(r, err);
+    pd_status drained = drain(r, st ? NULL : err);
+    if (!st) st = drained;
+    return st ? st : rewrite_crew_finish(r, err);
+}
+
+static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_shards(r->request->layout);
+    pd_status st = PD_OK;
+    for (uint32_t count; !st && r->group_begin < shards; r->group_begin += count) {
+        st = begin_group(r, err);
+        if (!st) st = rewrite_group(r, err);
+        count = r->group_count;
+        if (!st) rewrite_release_targets(r);
+    }
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static pd_status check_request(const struct pd_rewrite_request *q, struct pd_error *err)
+{
+    const struct pd_run_state *state = &q->commit->state;
+    PD_TRY(pd_layout_check(q->layout, err));
+    if (pd_layout_shards(&state->layout) != q->commit->shard_count)
+        PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u", q->directory,
+                q->commit->shard_count, pd_layout_shards(&state->layout));
+    if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
+        PD_FAIL(err, PD_INVALID,
+                "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
+                state->layout.virtual_tp, state->layout.virtual_sp);
+    if (state->tensor_count != q->tensors->count)
+        PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->directory,
+                state->tensor_count, q->tensors->count);
+    return PD_OK;
+}
+
+static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    struct pd_run_state state = q->commit->state; /* borrowed texts */
+    state.layout = *q->layout;
+    PD_TRY(pd_store_begin(q->target, &state.identity, r->directory, err));
+    *strrchr(r->directory, '/') = '\0';
+    pd_status st = rewrite_shards(r, err);
+    rewrite_crew_stop(r);
+    rewrite_release_targets(r);
+    return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
+}
+
+/* How small chunks get is not known before. From a compressed source it is about what they take there, where levels and
+ * cuts differ too; from a plain one all that is certain is that they do not grow. */
+static pd_status check_space(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    const bool packs = q->codec.codec != PD_CODEC_NONE;
+    uint64_t bytes = r->total + r->total / 64, there = 0;
+    for (uint32_t s = 0; s < q->commit->shard_count; s++)
+        there += q->commit->shards[s].file_bytes;
+    there += there / 16;
+    const bool is_guess = packs && there < bytes;
+    pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
+    if (st == PD_NO_SPACE && packs && !is_guess)
+        return pd_error_context(err, st, "compressed shards may take less, but how much is not known before");
+    return st;
+}
+
+static pd_status prepare(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_rewrite_request *q = r->request;
+    PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_DOOR_ALIGN == 0);
+    PD_TRY(check_space(r, err));
+    r->sources = calloc(q->commit->shard_count, sizeof *r->sources);
+    r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
+    if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
+    r->staging = q->buffers;
+    PD_TRY(rewrite_pack_new(r, err));
+    rewrite_look_at_source(r);
+    PD_TRY(pd_queue_open(r->door, q->buffers, q->buffer_bytes, &r->queue, err));
+    return rewrite_crew_start(r, err);
+}
+
+static void release(struct rewriter *r)
+{
+    rewrite_crew_stop(r);
+    rewrite_release_targets(r);
+    if (r->queue) pd_queue_close(r->queue);
+    rewrite_close_sources(r);
+    rewrite_pack_free(r->pack);
+    pd_store_set_index(r->request->target, NULL, 0);
+    free(r->index);
+    free(r->sources);
+    free(r->summaries);
+    free(r);
+}
+
+static uint64_t stored_bytes(const struct pd_commit *commit)
+{
+    uint64_t bytes = 0;
+    for (uint32_t s = 0; s < commit->shard_count; s++)
+        bytes += commit->shards[s].data_bytes;
+    return bytes;
+}
+
+pd_status pd_rewrite(struct pd_door *door, const struct pd_rewrite_request *request, struct pd_rewrite_report *ret_report,
+                     struct pd_error *err)
+{
+    PD_TRY(check_request(request, err));
+    struct rewriter *r = calloc(1, sizeof *r);
+    if (!r) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory");
+    r->door = door;
+    r->request = request;
+    r->stored = &request->commit->state.layout;
+    r->total = stored_bytes(request->commit);
+    pd_status st = prepare(r, err);
+    if (!st) st = prepare_and_commit(r, err);
+    r->report.shards = pd_layout_shards(request->layout);
+    r->report.has_index = r->index != NULL;
+    if (!st && ret_report) *ret_report = r->report;
+    release(r);
+    return st ? pd_error_context(err, st, "rewriting %s", request->directory) : PD_OK;
+}

@@ -1,0 +1,210 @@
+#include "ckpt/inspect/inspect.h"
+#include "tests/unit/inspect/checkpoint_fixture.h"
+
+#include <math.h>
+
+static const struct checkpoint_cut cuts[] = {{1, 0}, {3, 0}, {4, 17}, {7, 32}};
+#define CUTS (sizeof cuts / sizeof *cuts)
+
+Test(inspect, every_cut_holds_the_same_state)
+{
+    struct fixture f;
+    uint64_t state = 0;
+    checkpoint_model(&f);
+    for (size_t c = 0; c < CUTS; c++) {
+        char directory[256], name[16];
+        struct pd_inspect *in = NULL;
+        struct pd_state_report report = {0};
+        snprintf(name, sizeof name, "c%zu", c);
+        checkpoint_write(&f, name, &cuts[c], directory, sizeof directory);
+        OK(pd_inspect_open(f.door, directory, &in, err));
+        OK(pd_inspect_check_complete(in, err));
+        OK(pd_inspect_report(in, true, NULL, NULL, &report, err));
+        cr_assert_eq(report.tensor_count, f.tensors.count);
+        for (uint32_t t = 0; t < f.tensors.count; t++) {
+            for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+                const struct pd_tensor *tensor = &pd_inspect_tensors(in)->tensors[t];
+                cr_assert_str_eq(tensor->name, f.tensors.tensors[t].name);
+                float *values = checkpoint_values(&f, t, kind);
+                struct pd_box whole = pd_box_whole(tensor);
+                const struct pd_tensor_report *row = &report.rows[t * PD_KIND_COUNT + (unsigned)kind];
+                cr_assert_eq(row->digest, pd_tensor_digest(tensor, &whole, values), "%s", tensor->name);
+                cr_assert_eq(row->elements, pd_tensor_elements(tensor));
+                double sum = 0, squares = 0;
+                for (uint64_t i = 0; i < row->elements; i++) {
+                    sum += values[i];
+                    squares += (double)values[i] * values[i];
+                    cr_assert(values[i] >= row->min && values[i] <= row->max);
+                }
+                cr_assert_float_eq(row->mean, sum / (double)row->elements, 1e-12);
+                cr_assert_float_eq(row->rms, sqrt(squares / (double)row->elements), 1e-12);
+                free(values);
+            }
+        }
+        if (c == 0) state = report.state_digest;
+        cr_assert_eq(report.state_digest, state);
+        pd_state_report_deinit(&report);
+        pd_inspect_close(in);
+    }
+    fixture_deinit(&f);
+}
+
+Test(inspect, reads_any_box_of_any_cut)
+{
+    struct fixture f;
+    uint64_t random = 5;
+    checkpoint_model(&f);
+    for (size_t c = 0; c < CUTS; c++) {
+        char directory[256], name[16];
+        struct pd_inspect *in = NULL;
+        snprintf(name, sizeof name, "c%zu", c);
+        checkpoint_write(&f, name, &cuts[c], directory, sizeof directory);
+        OK(pd_inspect_open(f.door, directory, &in, err));
+        for (int trial = 0; trial < 50; trial++) {
+            uint32_t t = (uint32_t)(fixture_random(&random) % f.tensors.count);
+            int kind = (int)(fixture_random(&random) % PD_KIND_COUNT);
+            const struct pd_tensor *tensor = &f.tensors.tensors[t];
+            struct pd_box whole = pd_box_whole(tensor), box = whole;
+            for (int d = 0; d < 2; d++) {
+                box.start[d] = fixture_random(&random) % tensor->shape[d];
+                box.count[d] = 1 + fixture_random(&random) % (tensor->shape[d] - box.start[d]);
+            }
+            float *values = checkpoint_values(&f, t, kind), *part = malloc(pd_box_elements(&box) * sizeof *part);
+            float *got = malloc(pd_box_elements(&box) * sizeof *got);
+            pd_box_copy(part, &box, values, &whole, &box, sizeof *part);
+            OK(pd_inspect_read(in, t, (enum pd_kind)kind, &box, got, err));
+            cr_assert_eq(memcmp(got, part, pd_box_elements(&box) * sizeof *part), 0);
+            free(values);
+            free(part);
+            free(got);
+        }
+        pd_inspect_close(in);
+    }
+    fixture_deinit(&f);
+}
+
+static uint32_t count_damage(struct fixture *f, const char *directory, struct pd_damage *ret_first)
+{
+    struct pd_inspect *in = NULL;
+    struct pd_damage_list list = {0};
+    OK(pd_inspect_open(f->door, directory, &in, err));
+    OK(pd_inspect_verify(in, NULL, NULL, &list, err));
+    uint32_t count = list.count;
+    if (count) *ret_first = list.items[0];
+    pd_damage_list_deinit(&list);
+    pd_inspect_close(in);
+    return count;
+}
+
+Test(inspect, verify_names_every_damage)
+{
+    struct fixture f;
+    struct pd_damage first = {0};
+    char directory[256], path[300];
+    checkpoint_model(&f);
+    checkpoint_write(&f, "c", &cuts[1], directory, sizeof directory);
+    cr_assert_eq(count_damage(&f, directory, &first), 0);
+
+    struct pd_inspect *in = NULL;
+    OK(pd_inspect_open(f.door, directory, &in, err));
+    const struct pd_inspect_box *large[2] = {NULL, NULL};
+    for (uint64_t b = 0; b < pd_inspect_box_count(in); b++) {
+        const struct pd_inspect_box *box = &pd_inspect_boxes(in)[b];
+        if (box->bytes > 4096 && box->shard < 2 && box->kind == PD_EXP_AVG && !large[box->shard]) large[box->shard] = box;
+    }
+    cr_assert(large[0] && large[1]);
+    for (int s = 0; s < 2; s++) {
+        snprintf(path, sizeof path, "%s/shard-%05d.h5", directory, s);
+        checkpoint_flip(path, (large[s]->file_offset + 5) * 8);
+    }
+    pd_inspect_close(in);
+    cr_assert_eq(count_damage(&f, directory, &first), 2);
+    cr_assert_str_eq(first.file, "shard-00000.h5");
+    cr_assert_str_eq(first.tensor, "embed.weight");
+    cr_assert_eq(first.kind, PD_EXP_AVG);
+    cr_assert_eq(first.block, 0);
+    cr_assert_not_null(strstr(first.text, "block 0"));
+
+    snprintf(path, sizeof path, "%s/shard-00002.h5", directory);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(count_damage(&f, directory, &first), 3);
+    struct pd_error error;
+    OK(pd_inspect_open(f.door, directory, &in, err));
+    cr_assert_eq(pd_inspect_check_complete(in, &error), PD_NOT_FOUND);
+    cr_assert_not_null(strstr(error.message, "shard-00002.h5"));
+    pd_inspect_close(in);
+    fixture_deinit(&f);
+}
+
+Test(inspect, no_checkpoint_is_said_so)
+{
+    struct fixture f;
+    struct pd_inspect *in = NULL;
+    struct pd_error error;
+    checkpoint_model(&f);
+    cr_assert_eq(pd_inspect_open(f.door, f.directory, &in, &error), PD_NOT_FOUND);
+    cr_assert_not_null(strstr(error.message, "commit.h5"));
+    cr_assert_null(in);
+    fixture_deinit(&f);
+}
+
+Test(inspect, difference_across_layouts)
+{
+    struct fixture f;
+    char left_directory[256], right_directory[256];
+    struct pd_inspect *left = NULL, *right = NULL;
+    struct pd_diff diff = {0};
+    checkpoint_model(&f);
+    checkpoint_write(&f, "left", &cuts[1], left_directory, sizeof left_directory);
+    checkpoint_write(&f, "right", &cuts[3], right_directory, sizeof right_directory);
+    OK(pd_inspect_open(f.door, left_directory, &left, err));
+    OK(pd_inspect_open(f.door, right_directory, &right, err));
+    OK(pd_inspect_diff(left, right, NULL, NULL, &diff, err));
+    cr_assert_eq(diff.count, f.tensors.count * PD_KIND_COUNT);
+    cr_assert_eq(diff.different_count, 0);
+    pd_diff_deinit(&diff);
+    pd_inspect_close(right);
+
+    /* The same model under other names for two tensors: other values come from other numbers. */
+    struct fixture g;
+    fixture_init(&g, 5, 1);
+    fixture_tensor(&g, 0, "embed.weight", 2, 101, 33);
+    fixture_tensor(&g, 1, "norm.weight", 1, 32, 1);
+    fixture_tensor(&g, 2, "mlp.down.weight", 2, 70, 600);
+    fixture_tensor(&g, 3, "mlp.up.weight", 2, 600, 70);
+    fixture_tensor(&g, 4, "extra", 1, 1, 1);
+    checkpoint_write(&g, "other", &cuts[2], right_directory, sizeof right_directory);
+    OK(pd_inspect_open(g.door, right_directory, &right, err));
+    OK(pd_inspect_diff(left, right, NULL, NULL, &diff, err));
+    cr_assert_eq(diff.count, 6 * PD_KIND_COUNT);
+    for (uint64_t r = 0; r < diff.count; r++) {
+        const struct pd_diff_row *row = &diff.rows[r];
+        if (!strcmp(row->name, "embed.weight")) cr_assert_eq(row->difference, PD_SAME);
+        if (!strcmp(row->name, "norm.weight")) cr_assert_eq(row->difference, PD_OTHER_SHAPE);
+        if (!strcmp(row->name, "scale")) cr_assert_eq(row->difference, PD_ONLY_LEFT);
+        if (!strcmp(row->name, "extra")) cr_assert_eq(row->difference, PD_ONLY_RIGHT);
+        if (strcmp(row->name, "mlp.up.weight") != 0) continue;
+        cr_assert_eq(row->difference, PD_DIFFERENT);
+        float *a = checkpoint_values(&f, 2, (int)row->kind), *b = checkpoint_values(&g, 3, (int)row->kind);
+        uint64_t differing = 0, first = 0;
+        double max_abs = 0;
+        for (uint64_t i = 0; i < 600 * 70; i++) {
+            if (a[i] == b[i]) continue;
+            if (!differing++) first = i;
+            max_abs = fmax(max_abs, fabs((double)a[i] - b[i]));
+        }
+        cr_assert_eq(row->differing, differing);
+        cr_assert_eq(row->first, first);
+        cr_assert_eq(row->left, a[first]);
+        cr_assert_eq(row->right, b[first]);
+        cr_assert_eq(row->max_abs, max_abs);
+        free(a);
+        free(b);
+    }
+    cr_assert_eq(diff.different_count, 5 * PD_KIND_COUNT);
+    pd_diff_deinit(&diff);
+    pd_inspect_close(left);
+    pd_inspect_close(right);
+    fixture_deinit(&f);
+    fixture_deinit(&g);
+}

@@ -1,0 +1,124 @@
+#include "trainer/launch/layout.h"
+
+#include "ckpt/base/log.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct pd_config parse_all(const char *rest)
+{
+    char yaml[700];
+    struct pd_config c;
+    struct pd_error err;
+    snprintf(yaml, sizeof yaml, "run: {dir: r}\ndata: {train: a}\n%s", rest);
+    cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+    return c;
+}
+
+static struct pd_config parse(const char *rest)
+{
+    char yaml[600];
+    snprintf(yaml, sizeof yaml, "model: {layers: 5}\n%s", rest);
+    return parse_all(yaml);
+}
+
+static void expect(struct pd_launch_chooser *chooser, uint32_t ranks, bool is_restart, const char *summary)
+{
+    struct pd_launch_layout layout = {0};
+    struct pd_error err;
+    cr_assert_eq(pd_launch_choose(chooser, ranks, is_restart, &layout, &err), PD_OK, "%s", err.message);
+    cr_expect_str_eq(layout.summary, summary, "%u ranks: %s, not %s", ranks, layout.summary, summary);
+}
+
+Test(launch_layout, restarts_keep_what_divides_and_come_back)
+{
+    struct pd_config c = parse("numerics: {virtual_tp: 2}\nlayout: {tp: 2, pp: 2, zero_stage: 1, recompute: full}\n");
+    struct pd_launch_chooser chooser;
+    struct pd_launch_layout layout;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
+    cr_expect_eq(pd_launch_choose(&chooser, 6, false, &layout, &err), PD_INVALID);
+    expect(&chooser, 8, false, "dp=2 tp=2 pp=2");
+    expect(&chooser, 4, true, "dp=1 tp=2 pp=2");
+    expect(&chooser, 1, true, "dp=1");
+    expect(&chooser, 8, true, "dp=2 tp=2 pp=2");
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+}
+
+/* What ranks make of the settings is what the launcher chose. */
+Test(launch_layout, ranks_get_what_was_chosen)
+{
+    struct pd_config c = parse("numerics: {virtual_tp: 2}\nlayout: {auto: true, tp: 2}\n"), on_rank;
+    struct pd_launch_chooser chooser;
+    struct pd_launch_layout layout;
+    struct pd_laid_out laid_out;
+    struct pd_error err;
+    char text[64];
+    on_rank = parse("numerics: {virtual_tp: 2}\nlayout: auto\n");
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
+    cr_assert_eq(pd_launch_choose(&chooser, 4, false, &layout, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(layout.ranks, 4);
+    cr_assert_eq(pd_launch_layout_apply(&on_rank, layout.settings, layout.ranks, &err), PD_OK, "%s", err.message);
+    cr_expect(!on_rank.layout.automatic);
+    cr_assert_eq(pd_lay_out(&on_rank, chooser.model, 4, &laid_out, &err), PD_OK, "%s", err.message);
+    const struct pd_layout *l = &laid_out.layout;
+    const struct pd_degrees degrees = {l->dp, l->tp, l->pp, l->sp, l->interleave};
+    pd_degrees_text(&degrees, text, sizeof text);
+    cr_expect_str_eq(text, layout.summary);
+    cr_expect_eq(l->tp, 2);
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+    pd_config_deinit(&on_rank);
+}
+
+/* State of twice this host's memory: not for eight ranks here, but for eight that have a host each. */
+Test(launch_layout, ranks_of_a_host_share_its_memory)
+{
+    enum { BYTES_OF_A_PARAMETER = 20, PARAMETERS_OF_A_LAYER = 16 << 22 };
+    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    char text[400];
+    struct pd_launch_layout layout;
+    struct pd_error err;
+    for (uint32_t host_ranks = 0; host_ranks < 2; host_ranks++) {
+        snprintf(text, sizeof text,
+                 "layout: {auto: true, host_ranks: %u}\nbatch: {sequences: 8, leaf: 1, context: 16}\n"
+                 "model: {layers: %d, hidden: 2048, heads: 16, ffn: 8192, vocab: 256, context: 16}\n",
+                 host_ranks, 2 + (int)(2 * memory / BYTES_OF_A_PARAMETER / PARAMETERS_OF_A_LAYER));
+        struct pd_config c = parse_all(text);
+        struct pd_launch_chooser chooser;
+        cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
+        const pd_status st = pd_launch_choose(&chooser, 8, false, &layout, &err);
+        cr_expect_eq(st, host_ranks ? PD_OK : PD_INVALID, "%u ranks a host: %s", host_ranks,
+                     st ? err.message : layout.summary);
+        pd_launch_chooser_deinit(&chooser);
+        pd_config_deinit(&c);
+    }
+}
+
+static uint32_t said;
+
+static void listen(void *context, const char *line, size_t bytes)
+{
+    (void)context;
+    said += memmem(line, bytes, "layout.host_ranks=4", strlen("layout.host_ranks=4")) != NULL;
+}
+
+Test(launch_layout, other_hosts_than_were_counted_are_told_of)
+{
+    pd_log_set_sink(listen, NULL);
+    struct pd_config c = parse("layout: {auto: true}\n");
+    pd_launch_layout_say_hosts(&c, 8, 2);
+    cr_expect_eq(said, 0, "nothing was chosen");
+    c.layout.chosen = true;
+    pd_launch_layout_say_hosts(&c, 8, 1);
+    cr_expect_eq(said, 0, "as counted");
+    pd_launch_layout_say_hosts(&c, 8, 2);
+    cr_expect_eq(said, 1);
+    c.layout.host_ranks = 4;
+    pd_launch_layout_say_hosts(&c, 8, 2);
+    cr_expect_eq(said, 1);
+    pd_config_deinit(&c);
+}

@@ -1,0 +1,433 @@
+/* A rewritten checkpoint is, byte for byte, what a run under the new layout would have written; a rewrite that stops at any
+ * operation of the disk leaves a store without it or with it whole, and can be done again. */
+#include "resharder/rewrite/rewrite.h"
+#include "tests/helpers/scale.h"
+#include "tests/unit/resharder/state_fixture.h"
+
+#include "ckpt/io/door_ops.h"
+#include "resharder/rewrite/strand.h"
+
+static struct pd_store *open_store(struct pd_door *door, struct pd_group *group)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_store *store = NULL;
+    OK(pd_store_open(door, "/target", &options, group, &store, err));
+    return store;
+}
+
+static struct pd_rewrite_request request_of(const struct state *s, const struct pd_commit *commit,
+                                            const struct pd_layout *layout, struct pd_store *store)
+{
+    return (struct pd_rewrite_request){.directory = "/stored",
+                                       .commit = commit,
+                                       .tensors = &s->table,
+                                       .layout = layout,
+                                       .target = store,
+                                       .buffers = s->buffers,
+                                       .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
+}
+
+static void read_whole(struct pd_door *door, const char *path, void **ret_data, uint64_t *ret_bytes)
+{
+    struct pd_file *file;
+    struct pd_stat st;
+    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    OK(pd_file_stat(file, &st, err));
+    *ret_data = malloc(st.bytes + 1);
+    *ret_bytes = st.bytes;
+    OK(pd_file_read(file, 0, *ret_data, st.bytes, err));
+    pd_file_close_readonly(file);
+}
+
+static void same_files(struct pd_door *door, const char *left, const char *right)
+{
+    void *a, *b;
+    uint64_t a_bytes, b_bytes;
+    read_whole(door, left, &a, &a_bytes);
+    read_whole(door, right, &b, &b_bytes);
+    cr_assert_eq(a_bytes, b_bytes, "%s", right);
+    cr_assert_eq(memcmp(a, b, a_bytes), 0, "%s and %s differ", left, right);
+    free(a);
+    free(b);
+}
+
+/* Shards as a run would have written them, and everything of the record but layout, shards and fence. */
+static void check_target(struct state *s, struct pd_door *door, struct pd_store *store, const struct pd_layout *layout,
+                         const struct pd_commit *commit)
+{
+    struct pd_commit there;
+    char directory[4096], path[4200];
+    cr_assert_eq(pd_store_count(store), 1u);
+    pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
+    cr_assert_eq(there.shard_count, pd_layout_shards(layout));
+    cr_assert_eq(memcmp(&there.state.layout, layout, sizeof *layout), 0);
+    cr_assert_eq(memcmp(&there.state.identity, &s->identity, sizeof s->identity), 0);
+    cr_assert_eq(there.state.updates, commit->state.updates);
+    cr_assert_str_eq(there.state.config, commit->state.config);
+    OK(pd_door_mkdir(door, "/expected", err));
+    for (uint32_t r = 0; r < there.shard_count; r++) {
+        struct pd_shard_summary summary;
+        char expected[64];
+        snprintf(expected, sizeof expected, "/expected/shard-%05u.h5", r);
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
+        struct pd_door *own = s->door;
+        s->door = door;
+        state_save_shard(s, layout, r, expected, &summary);
+        s->door = own;
+        same_files(door, expected, path);
+        cr_assert_eq(memcmp(&summary.digest, &there.shards[r].digest, sizeof summary.digest), 0);
+        cr_assert_eq(summary.writer_rank, there.shards[r].writer_rank);
+    }
+    pd_commit_deinit(&there);
+}
+
+Test(rewrite, any_layout_to_any_layout)
+{
+    for (uint64_t seed = 1; seed <= 16; seed++) {
+        struct state s;
+        struct pd_commit commit;
+        struct pd_group group;
+        struct pd_rewrite_report report;
+        state_init(&s, seed);
+        const uint32_t virtual_tp = 1u << state_random(&s, 4);
+        struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
+        s.compresses = seed % 4 == 1;
+        state_save(&s, &stored, "/stored", &commit);
+        s.compresses = false;
+        pd_group_init_single(&group);
+        OK(pd_door_mkdir(s.door, "/target", err));
+        struct pd_store *store = open_store(s.door, &group);
+        const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+        OK(pd_rewrite(s.door, &request, &report, err));
+        cr_assert_eq(report.shards, pd_layout_shards(&layout));
+        check_target(&s, s.door, store, &layout, &commit);
+        pd_store_close(store);
+        pd_commit_deinit(&commit);
+        state_deinit(&s);
+    }
+}
+
+struct packing {
+    uint64_t seed;
+    bool is_large, is_auto;
+    unsigned threads;
+    uint64_t buffer_bytes;
+    bool source_is_compressed;
+};
+
+static void load_everything(struct state *s, struct pd_store *store, const struct pd_layout *layout)
+{
+    char directory[4096], path[4200];
+    struct pd_commit there;
+    pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    OK(pd_store_read_commit(store, pd_store_entry_at(store, 0), &there, err));
+    for (uint32_t r = 0; r < pd_layout_shards(layout); r++) {
+        struct pd_shard *shard = NULL;
+        struct pd_shard_box *boxes = NULL;
+        uint32_t count = 0;
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
+        OK(pd_shard_open(s->door, path, &s->identity, &there.shards[r], &shard, err));
+        OK(pd_layout_shard_boxes(layout, &s->table, r, &boxes, &count, err));
+        cr_assert(pd_shard_is_compressed(shard) && pd_shard_box_count(shard) == count);
+        for (uint32_t b = 0; b < count; b++) {
+            const uint64_t bytes = pd_shard_box_bytes(shard, b);
+            float *expected = malloc(bytes), *is = malloc(bytes);
+            state_fill(s, &boxes[b], expected);
+            OK(pd_shard_read_blocks(shard, b, 0, pd_shard_block_count(shard, b), is, err));
+            cr_assert_eq(memcmp(expected, is, bytes), 0);
+            free(expected);
+            free(is);
+        }
+        free(boxes);
+        pd_shard_close(shard);
+    }
+    pd_commit_deinit(&there);
+}
+
+/* Stored bytes are read once: at most a twentieth more, and the pages around small boxes. */
+static void check_read(struct state *s, const struct pd_commit *commit, uint64_t bytes_read)
+{
+    uint64_t stored = 0, boxes = 0;
+    for (uint32_t r = 0; r < commit->shard_count; r++) {
+        struct pd_shard *shard = NULL;
+        char path[64];
+        snprintf(path, sizeof path, "/stored/shard-%05u.h5", r);
+        OK(pd_shard_open(s->door, path, &s->identity, &commit->shards[r], &shard, err));
+        stored += pd_shard_stored_bytes(shard);
+        boxes += pd_shard_box_count(shard);
+        pd_shard_close(shard);
+    }
+    cr_assert_leq(bytes_read, stored + stored / 20 + boxes * 2 * PD_DOOR_ALIGN, "%lu of %lu", bytes_read, stored);
+}
+
+static void check_packing(const struct packing *p)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_rewrite_report report;
+    state_init(&s, p->seed);
+    if (p->is_large) state_enlarge(&s);
+    const uint32_t virtual_tp = 1u << state_random(&s, 4);
+    struct pd_layout stored = state_layout(&s, virtual_tp), layout = state_layout(&s, virtual_tp);
+    s.compresses = p->source_is_compressed;
+    s.compresses_all = p->seed % 2;
+    state_save(&s, &stored, "/stored", &commit);
+    s.compresses = s.compresses_all = true;
+    pd_group_init_single(&group);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    struct pd_store *store = open_store(s.door, &group);
+    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = p->is_auto};
+    if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
+    request.buffers = aligned_alloc(PD_DOOR_ALIGN, p->buffer_bytes);
+    request.buffer_bytes = p->buffer_bytes;
+    OK(pd_rewrite(s.door, &request, &report, err));
+    cr_assert_eq(report.shards, pd_layout_shards(&layout));
+    if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
+    if (p->is_large && p->source_is_compressed) cr_assert_eq(report.expanded_together, p->threads > 1 ? 2 : 1);
+    if (p->is_auto)
+        load_everything(&s, store, &layout);
+    else
+        check_target(&s, s.door, store, &layout, &commit);
+    free(request.buffers);
+    pd_thread_pool_free(request.codec.pool);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* Byte for byte what a run with that level would have written, whatever threads and memory there are. */
+Test(rewrite, targets_are_compressed, .timeout = 1200)
+{
+    const uint64_t seeds = test_scale() >= 10 ? 16 : 8; /* eight have every pair of choices but the sizes of buffers */
+    for (uint64_t seed = 30; seed < 30 + seeds; seed++)
+        check_packing(&(struct packing){.seed = seed,
+                                        .is_large = seed % 2,
+                                        .is_auto = seed % 8 == 7,
+                                        .threads = (unsigned)(seed / 2 % 4),
+                                        .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN << seed % 3,
+                                        .source_is_compressed = seed / 2 % 2});
+}
+
+static const struct pd_door_ops *whole_ops;
+static uint64_t room;
+
+static int little_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+{
+    const int result = whole_ops->space(door, path, ret_space);
+    ret_space->available_bytes = room;
+    return result;
+}
+
+static pd_status rewrite_in(struct state *s, const struct pd_rewrite_request *request, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_door_ops ops = *s->door->ops;
+    whole_ops = s->door->ops;
+    ops.space = little_space;
+    room = bytes;
+    s->door->ops = &ops;
+    pd_status st = pd_rewrite(s->door, request, NULL, err);
+    s->door->ops = whole_ops;
+    return st;
+}
+
+/* What is compressed and stays so needs the room that it takes; where nobody knows how small it gets, that is said. */
+Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_error err = {0};
+    state_init(&s, 31);
+    state_enlarge(&s);
+    struct pd_layout stored = state_layout(&s, 4), layout = state_layout(&s, 4);
+    s.compresses = s.compresses_all = true;
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    cr_assert_eq(pd_door_mkdir(s.door, "/target", &err), PD_OK);
+    struct pd_store *store = open_store(s.door, &group);
+    struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    uint64_t takes = 0, plain = 0;
+    for (uint32_t r = 0; r < commit.shard_count; r++) {
+        takes += commit.shards[r].file_bytes;
+        plain += commit.shards[r].data_bytes;
+    }
+    cr_assert_lt(takes + takes / 8, plain);
+    cr_assert_eq(rewrite_in(&s, &request, takes + takes / 8, &err), PD_NO_SPACE);
+    cr_assert_null(strstr(err.message, "not known before"), "%s", err.message);
+    request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
+    cr_assert_eq(rewrite_in(&s, &request, takes, &err), PD_NO_SPACE);
+    cr_assert_eq(rewrite_in(&s, &request, takes + takes / 8, &err), PD_OK, "%s", err.message);
+    for (uint32_t r = 0; r < commit.shard_count; r++)
+        commit.shards[r].file_bytes = plain; /* as a plain source has them */
+    cr_assert_eq(rewrite_in(&s, &request, plain, &err), PD_NO_SPACE);
+    cr_assert_not_null(strstr(err.message, "compressed shards may take less, but how much is not known before"), "%s",
+                       err.message);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
+Test(rewrite, stretches_cover_everything_once)
+{
+    for (uint64_t seed = 100; seed < 160; seed++) {
+        struct state s;
+        state_init(&s, seed);
+        struct pd_layout source = state_layout(&s, 8), target = state_layout(&s, 8);
+        const uint32_t shards = pd_layout_shards(&target), middle = shards / 2;
+        uint64_t bytes = 0, all = 0;
+        for (uint32_t half = 0; half < 2; half++) {
+            struct pd_strand_cursor c = {.tensors = &s.table,
+                                         .source = &source,
+                                         .target = &target,
+                                         .shard_begin = half ? middle : 0,
+                                         .shard_end = half ? shards : middle};
+            struct pd_stretch stretch;
+            while (pd_strand_next(&c, &stretch)) {
+                cr_assert(stretch.target.shard >= c.shard_begin && stretch.target.shard < c.shard_end);
+                cr_assert_leq(stretch.target.offset + stretch.bytes, stretch.target.box_bytes);
+                cr_assert_leq(stretch.source.offset + stretch.bytes, stretch.source.box_bytes);
+                cr_assert_gt(stretch.bytes, 0);
+                bytes += stretch.bytes;
+            }
+        }
+        for (uint32_t t = 0; t < STATE_TENSORS; t++)
+            all += pd_tensor_elements(&s.tensors[t]) * 4 * PD_KIND_COUNT;
+        cr_assert_eq(bytes, all);
+        state_deinit(&s);
+    }
+}
+
+Test(rewrite, numerics_stay)
+{
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_error refusal = {0};
+    state_init(&s, 5);
+    struct pd_layout stored = state_layout(&s, 4), layout = state_layout(&s, 8);
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    struct pd_store *store = open_store(s.door, &group);
+    const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
+    cr_assert_eq(pd_rewrite(s.door, &request, NULL, &refusal), PD_INVALID);
+    cr_assert(strstr(refusal.message, "virtual_tp 4"), "%s", refusal.message);
+    cr_assert_eq(pd_store_count(store), 0u);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+/* ---- a stop at every operation ---- */
+
+struct attempt {
+    struct state *s;
+    const struct pd_commit *commit;
+    const struct pd_layout *layout;
+    struct pd_shard_codec codec;
+};
+
+/* *ret_fired: the fault, before the store was closed. */
+static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk, bool *ret_fired, struct pd_error *err)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
+    struct pd_door *door = NULL;
+    struct pd_store *store = NULL;
+    struct pd_group group;
+    pd_group_init_single(&group);
+    PD_TRY(pd_simulated_disk_door(disk, 0, &door, err));
+    pd_status st = pd_store_open(door, "/target", &options, &group, &store, err);
+    if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
+        struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
+        request.codec = a->codec;
+        st = pd_rewrite(door, &request, NULL, err);
+    }
+    *ret_fired = pd_simulated_disk_fired(disk) > 0;
+    pd_store_close(store);
+    pd_door_free(door);
+    return st;
+}
+
+/* What lies there after a stop is nothing, or the checkpoint; once more, and it is the checkpoint. */
+static void go_on(const struct attempt *a, struct pd_simulated_disk *disk)
+{
+    struct pd_group group;
+    struct pd_door *door;
+    bool fired;
+    OK(attempt(a, disk, &fired, err));
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    pd_group_init_single(&group);
+    struct pd_store *store = open_store(door, &group);
+    check_target(a->s, door, store, a->layout, a->commit);
+    cr_assert_eq(pd_store_unusable_count(store), 0u);
+    pd_store_close(store);
+    pd_door_free(door);
+}
+
+static void must_be_there(struct pd_simulated_disk *disk, uint64_t nth)
+{
+    struct pd_group group;
+    struct pd_door *door;
+    pd_group_init_single(&group);
+    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    struct pd_store *store = open_store(door, &group);
+    cr_assert_eq(pd_store_count(store), 1u, "operation %lu", nth);
+    pd_store_close(store);
+    pd_door_free(door);
+}
+
+static bool stop_at(const struct attempt *a, uint64_t nth, enum pd_disk_fault_kind kind)
+{
+    struct pd_simulated_disk *disk;
+    struct pd_error failed = {0};
+    OK(pd_simulated_disk_clone(a->s->disk, &disk, err));
+    pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = kind, .nth = nth});
+    bool fired_before;
+    pd_status st = attempt(a, disk, &fired_before, &failed);
+    const bool fired = pd_simulated_disk_fired(disk) > 0;
+    if (kind == PD_DISK_FAULT_POWER && fired) pd_simulated_disk_crash(disk, 0, nth);
+    pd_simulated_disk_set_fault(disk, NULL);
+    if (fired_before && !st) must_be_there(disk, nth); /* what came after the seal is nobody's business */
+    go_on(a, disk);
+    pd_simulated_disk_free(disk);
+    return fired;
+}
+
+static void stop_everywhere(bool is_compressed)
+{
+    static const enum pd_disk_fault_kind kinds[] = {PD_DISK_FAULT_POWER, PD_DISK_FAULT_ERROR};
+    struct state s;
+    struct pd_commit commit;
+    state_init(&s, 12);
+    struct pd_layout stored = state_layout(&s, 4), layout = stored;
+    layout.dp = 2;
+    layout.zero_shard = 2;
+    layout.tp = 2;
+    memset(layout.first_unit, 0, sizeof layout.first_unit);
+    layout.sp = layout.pp = layout.interleave = layout.stage_count = 1;
+    s.compresses = s.compresses_all = is_compressed;
+    state_save(&s, &stored, "/stored", &commit);
+    OK(pd_door_mkdir(s.door, "/target", err));
+    OK(pd_door_sync_dir(s.door, "/", err));
+    const struct attempt a = {
+        &s, &commit, &layout, {.codec = is_compressed ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = is_compressed}};
+    for (unsigned k = 0; k < 2; k++)
+        for (uint64_t nth = 1; stop_at(&a, nth, kinds[k]); nth += 1 + nth / 6)
+            continue;
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+Test(rewrite, stopped_anywhere_it_can_be_done_again)
+{
+    stop_everywhere(false);
+}
+
+Test(rewrite, stopped_anywhere_compressed_ones_too)
+{
+    stop_everywhere(true);
+}

@@ -1,0 +1,106 @@
+/* Directories of a configuration: none inside another, however it is written; what cannot be made is named with its key. */
+#include "trainer/run/directories.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char root[64];
+
+static void make_root(void)
+{
+    snprintf(root, sizeof root, "/tmp/perdure-directories-XXXXXX");
+    cr_assert_not_null(mkdtemp(root));
+    cr_assert_eq(chdir(root), 0);
+    cr_assert_eq(
+        system("mkdir -p a/b other run && ln -s ../a other/link && ln -s nowhere other/dangling && ln -s loop loop"), 0);
+}
+
+static void remove_root(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", root);
+    cr_assert_eq(chdir("/") || system(command), 0);
+}
+
+TestSuite(directories, .init = make_root, .fini = remove_root);
+
+/* NULL ends the overrides. */
+static struct pd_config configure(const char *const *overrides)
+{
+    struct pd_config config;
+    struct pd_error err = {0};
+    uint32_t count = 0;
+    while (overrides[count])
+        count++;
+    cr_assert_eq(pd_config_parse("run.yaml",
+                                 "run: {dir: run}\nmodel: {vocab: 256, layers: 2, hidden: 64, heads: 4}\ndata: {train: x}\n"
+                                 "offload: {optimizer: nvme}\n",
+                                 overrides, count, &config, &err),
+                 PD_OK, "%s", err.message);
+    return config;
+}
+
+#define TIER(n, dir) "checkpoint.tiers[" #n "].dir=" dir
+
+static const struct {
+    const char *overrides[4];
+    const char *words[3]; /* of the refusal; none: admitted */
+} cases[] = {
+    {{NULL}, {NULL}},
+    {{TIER(0, "a"), TIER(1, "other/x"), "checkpoint.stripes=[b]"}, {NULL}},
+    {{TIER(0, "a/b"), TIER(1, "a/bc")}, {NULL}},
+    {{TIER(0, "run/checkpoints"), TIER(1, "far")}, {NULL}}, /* what nothing else is saved into */
+    {{TIER(0, "run/near"), TIER(1, "run/far")}, {NULL}},
+    {{TIER(0, "a"), TIER(1, "a/b")}, {"checkpoint.tiers[1].dir, a/b, lies inside checkpoint.tiers[0].dir, a"}},
+    {{TIER(0, "a/b/new/x"), TIER(1, "a")}, {"checkpoint.tiers[0].dir, a/b/new/x, lies inside checkpoint.tiers[1].dir, a"}},
+    {{TIER(0, "a"), TIER(1, "./other/../a/")},
+     {"checkpoint.tiers[1].dir, ./other/../a/, is the same directory as", "[0].dir, a"}},
+    {{TIER(0, "a/new"), TIER(1, "other/../a//new/.")}, {"is the same directory as"}},
+    {{TIER(0, "a"), TIER(1, "new/../a")}, {"is the same directory as"}},
+    {{TIER(0, "a"), TIER(1, "other/link")},
+     {"is the same directory as", "/a, and /", "name another directory with checkpoint.tiers[1].dir="}},
+    {{TIER(0, "a"), TIER(1, "other/link/b/new")},
+     {"checkpoint.tiers[1].dir, other/link/b/new, lies inside checkpoint.tiers[0].dir"}},
+    {{TIER(0, "/"), TIER(1, "a")}, {"lies inside checkpoint.tiers[0].dir, /"}},
+    {{TIER(0, "run/checkpoints/near"), TIER(1, "far")},
+     {"checkpoint.tiers[0].dir", "lies inside checkpoint.dir, run/checkpoints"}},
+    {{TIER(0, "run"), TIER(1, "far")},
+     {"checkpoint.dir, run/checkpoints, lies inside checkpoint.tiers[0].dir, run", "with checkpoint.tiers[0].dir="}},
+    {{"checkpoint.stripes=[run/checkpoints/drive]"}, {"checkpoint.stripes[0]", "lies inside run.dir, run/checkpoints"}},
+    {{"checkpoint.dir=a", "checkpoint.stripes=[b, other/link]"},
+     {"checkpoint.stripes[1], other/link, is the same directory as checkpoint.dir, a"}},
+    {{"checkpoint.stripes=[b, b/c]"}, {"checkpoint.stripes[1], b/c, lies inside checkpoint.stripes[0], b"}},
+    {{TIER(0, "a"), TIER(1, "b"), "checkpoint.stripes=[b/c]"},
+     {"checkpoint.stripes[0], b/c, lies inside checkpoint.tiers[1].dir, b"}},
+};
+
+Test(directories, none_lies_inside_another)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_config config = configure(cases[i].overrides);
+        struct pd_error err = {0};
+        cr_expect_eq(pd_directories_check(&config, &err), cases[i].words[0] ? PD_INVALID : PD_OK, "case %zu: %s", i,
+                     err.message);
+        for (int w = 0; w < 3 && cases[i].words[w]; w++)
+            cr_expect(strstr(err.message, cases[i].words[w]), "case %zu: %s", i, err.message);
+        pd_config_deinit(&config);
+    }
+}
+
+Test(directories, what_cannot_be_made_is_named_with_its_key)
+{
+    struct pd_error err = {0};
+    cr_assert_eq(pd_directories_make("run.dir", "run/new/deep", &err), PD_OK);
+    cr_assert_eq(access("run/new/deep", F_OK), 0);
+    cr_assert_eq(pd_directories_make("checkpoint.tiers[2].dir", "/proc/xx", &err), PD_NOT_FOUND);
+    cr_assert_str_eq(err.message,
+                     "checkpoint.tiers[2].dir: /proc/xx: making the directory: No such file or directory; see to it "
+                     "that it can be made, or name another directory with checkpoint.tiers[2].dir=DIR");
+    cr_assert_eq(pd_directories_make("checkpoint.stripes[0]", "loop/x", &err), PD_IO);
+    cr_assert(strstr(err.message, "checkpoint.stripes[0]: loop/x: making the directory"), "%s", err.message);
+    cr_assert_eq(pd_directories_make("checkpoint.dir", "/dev/null/x", &err), PD_INVALID);
+    cr_assert(strstr(err.message, "checkpoint.dir: /dev/null is no directory"), "%s", err.message);
+}

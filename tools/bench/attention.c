@@ -1,0 +1,487 @@
+/* perdure bench attention: forward and backward of attention alone, in the arithmetic it must do over time it took.
+ *
+ * Counted are the pairs that causal attention looks at, length (length + 1) / 2 a head and sequence: two products forward,
+ * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
+ * own loss. Times are between two events of the stream, medians of several calls on random operands; on a GPU runs of
+ * calls of ours and of cuDNN, where there is one, take turns. */
+#include "tools/bench/attention_check.h"
+#include "tools/bench/bench.h"
+#include "tools/command.h"
+
+#include "ckpt/base/half.h"
+#include "ckpt/base/parse.h"
+#include "offload/device.h"
+#include "tools/output.h"
+#include "trainer/math/cuda/attention_cudnn.h"
+#include "trainer/math/math_cuda.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
+enum { OURS, CUDNN, PEERS };
+enum { TOGETHER = 8 };
+
+struct attention_bench {
+    uint64_t length, tokens, heads, kv_heads, head_size, calls; /* length 0: 1,024 to 8,192 */
+    const char *device, *precision;
+    enum pd_dtype dtype;
+    bool json;
+    struct pd_dev *dev;
+    struct pd_stream *stream;
+    struct pd_event *begin, *end;
+    struct pd_thread_pool *pool;
+    struct pd_arena *arena;
+    struct pd_math *math;
+    struct pd_span spans[ARRAYS];
+    bool has_cudnn;
+};
+
+struct result {
+    double forward_tflops, backward_tflops;
+    struct pd_attention_errors errors;
+};
+
+struct timing {
+    uint64_t length, sequences;
+    struct result peers[PEERS];
+    struct pd_error no_cudnn; /* why not, on a GPU */
+};
+
+/* ---- the device and its table ---- */
+
+static pd_status arena_map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    struct attention_bench *b = context;
+    struct pd_span span;
+    PD_TRY(pd_dev_alloc(b->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err));
+    *ret_data = span.data;
+    return PD_OK;
+}
+
+static void arena_unmap(void *context, bool is_host, void *data, uint64_t bytes)
+{
+    struct attention_bench *b = context;
+    struct pd_span span = {data, bytes, is_host};
+    pd_dev_free(b->dev, &span);
+}
+
+static bool on_gpu(const struct attention_bench *b)
+{
+    return pd_dev_stream_handle(b->dev, b->stream) != NULL;
+}
+
+/* The same recipe counts and takes. */
+static pd_status take_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_arena *arena,
+                           struct pd_error *err)
+{
+    const struct pd_math_cuda_options options = {.stream = pd_dev_stream_handle(b->dev, b->stream), .attention = largest};
+    if (on_gpu(b)) return pd_math_cuda_new(&options, arena, &b->math, err);
+    return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_NUMERICS_INVARIANT, PD_ISA_AUTO, arena, &b->math, err);
+}
+
+static pd_status make_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_error *err)
+{
+    struct pd_arena *dry = NULL;
+    struct pd_memory_plan plan;
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    pd_status st = take_math(b, largest, dry, err);
+    pd_arena_usage(dry, &plan);
+    pd_arena_free(dry);
+    const struct pd_arena_source source = {arena_map, arena_unmap, b};
+    if (!st) st = on_gpu(b) ? pd_arena_new_on(&plan, &source, &b->arena, err) : pd_arena_new(&plan, &b->arena, err);
+    return st ? st : take_math(b, largest, b->arena, err);
+}
+
+static pd_status open_device(struct attention_bench *b, struct pd_error *err)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const bool wants_gpu = strcmp(b->device, "gpu") == 0 || (strcmp(b->device, "auto") == 0 && pd_dev_cuda_count() > 0);
+    PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->dev, err) : pd_dev_open_cpu(&b->dev, err));
+    PD_TRY(pd_dev_enter(b->dev, err));
+    PD_TRY(pd_dev_stream_new(b->dev, &b->stream, err));
+    PD_TRY(pd_dev_event_new(b->dev, &b->begin, err));
+    PD_TRY(pd_dev_event_new(b->dev, &b->end, err));
+    return on_gpu(b) ? PD_OK : pd_thread_pool_new(cores > 0 ? (unsigned)cores : 1, &b->pool, err);
+}
+
+/* After a failure the stream may still have what it was given. */
+static void release(struct attention_bench *b)
+{
+    if (b->stream) (void)!pd_dev_stream_sync(b->dev, b->stream, NULL);
+    pd_math_free(b->math);
+    pd_arena_free(b->arena);
+    pd_thread_pool_free(b->pool);
+    if (!b->dev) return;
+    for (int i = 0; i < ARRAYS; i++)
+        pd_dev_free(b->dev, &b->spans[i]);
+    if (b->begin) pd_dev_event_free(b->dev, b->begin);
+    if (b->end) pd_dev_event_free(b->dev, b->end);
+    if (b->stream) pd_dev_stream_free(b->dev, b->stream);
+    pd_dev_close(b->dev);
+}
+
+/* ---- operands ---- */
+
+static uint64_t elements_of(const struct attention_bench *b, int array)
+{
+    if (array == LSE || array == DELTA) return b->tokens * b->heads;
+    const bool kv = array == K || array == V || array == DK || array == DV;
+    return b->tokens * (kv ? b->kv_heads : b->heads) * b->head_size;
+}
+
+/* Evenly from -2 to 2. */
+static void fill(enum pd_dtype dtype, void *data, uint64_t count, uint64_t *state)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+        const float x = (float)(*state >> 40) * 0x1p-22f - 2.0f;
+        if (dtype == PD_F32)
+            ((float *)data)[i] = x;
+        else
+            ((uint16_t *)data)[i] = dtype == PD_BF16 ? pd_bf16_from_f32(x) : pd_f16_from_f32(x);
+    }
+}
+
+static pd_status make_operands(struct attention_bench *b, struct pd_error *err)
+{
+    uint64_t state = 1;
+    struct pd_span host;
+    const uint64_t largest = elements_of(b, Q) * pd_dtype_bytes(b->dtype);
+    for (int i = 0; i < ARRAYS; i++) {
+        const uint64_t bytes = elements_of(b, i) * (i >= LSE ? sizeof(float) : pd_dtype_bytes(b->dtype));
+        PD_TRY(pd_dev_alloc(b->dev, PD_DEV_DEVICE, bytes, &b->spans[i], err));
+    }
+    PD_TRY(pd_dev_alloc(b->dev, PD_DEV_HOST, largest, &host, err));
+    pd_status st = PD_OK;
+    for (int i = 0; !st && i <= DOUT; i++) {
+        if (i == OUT) continue;
+        fill(b->dtype, host.data, elements_of(b, i), &state);
+        st = pd_dev_copy(b->dev, b->stream, b->spans[i], 0, host, 0, b->spans[i].bytes, err);
+        if (!st) st = pd_dev_stream_sync(b->dev, b->stream, err);
+    }
+    pd_dev_free(b->dev, &host);
+    return st;
+}
+
+static struct pd_attention attention_of(const struct attention_bench *b, uint64_t length)
+{
+    return (struct pd_attention){.sequences = (uint32_t)(b->tokens / length),
+                                 .length = (uint32_t)length,
+                                 .heads = (uint32_t)b->heads,
+                                 .kv_heads = (uint32_t)b->kv_heads,
+                                 .head_size = (uint32_t)b->head_size,
+                                 .dtype = b->dtype,
+                                 .scale = 1.0f / sqrtf((float)b->head_size),
+                                 .q = b->spans[Q].data,
+                                 .k = b->spans[K].data,
+                                 .v = b->spans[V].data,
+                                 .ld_qkv = b->heads * b->head_size,
+                                 .ld_kv = b->kv_heads * b->head_size,
+                                 .out = b->spans[OUT].data,
+                                 .lse = b->spans[LSE].data,
+                                 .dout = b->spans[DOUT].data,
+                                 .delta = b->spans[DELTA].data,
+                                 .dq = b->spans[DQ].data,
+                                 .dk = b->spans[DK].data,
+                                 .dv = b->spans[DV].data};
+}
+
+/* ---- measuring ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static pd_status call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward, struct pd_error *err)
+{
+    void *stream = pd_dev_stream_handle(b->dev, b->stream);
+    if (peer == CUDNN)
+        return backward ? pd_cudnn_attention_backward(stream, a, err) : pd_cudnn_attention_forward(stream, a, err);
+    return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
+}
+
+/* Of one call. On a GPU several behind each other: it is idle when the first is asked for, and the time
+ * that the host takes to launch it counts. */
+static pd_status time_call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward,
+                           double *ret_seconds, struct pd_error *err)
+{
+    const uint32_t together = on_gpu(b) && b->calls > 1 ? TOGETHER : 1;
+    double seconds;
+    PD_TRY(pd_dev_event_record(b->dev, b->begin, b->stream, err));
+    for (uint32_t i = 0; i < together; i++)
+        PD_TRY(call(b, peer, a, backward, err));
+    PD_TRY(pd_dev_event_record(b->dev, b->end, b->stream, err));
+    PD_TRY(pd_dev_stream_sync(b->dev, b->stream, err));
+    PD_TRY(pd_dev_event_seconds(b->dev, b->begin, b->end, &seconds, err));
+    *ret_seconds = seconds / together;
+    return PD_OK;
+}
+
+/* Median seconds of a call of each; the first two times are not counted. */
+static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward,
+                            double (*ret_seconds)[PEERS], struct pd_error *err)
+{
+    double seconds[PEERS][PD_BENCH_PAIRS_MAX + 2];
+    for (uint64_t i = 0; i < b->calls + 2; i++)
+        for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
+            PD_TRY(time_call(b, peer, a, backward, &seconds[peer][i], err));
+    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
+        qsort(seconds[peer] + 2, b->calls, sizeof **seconds, ascending);
+        (*ret_seconds)[peer] = seconds[peer][2 + b->calls / 2];
+    }
+    return PD_OK;
+}
+
+/* The first sequence of every array but lse and delta, on the host, rows dense. */
+static pd_status download(struct attention_bench *b, const struct pd_attention *a, struct pd_span *ret_host,
+                          struct pd_attention *ret_first, struct pd_error *err)
+{
+    uint64_t bytes[LSE], all = 0, offset = 0;
+    for (int i = 0; i < LSE; i++)
+        all += bytes[i] = elements_of(b, i) / a->sequences * pd_dtype_bytes(b->dtype);
+    PD_TRY(pd_dev_alloc(b->dev, PD_DEV_HOST, all, ret_host, err));
+    void *at[LSE];
+    for (int i = 0; i < LSE; offset += bytes[i++]) {
+        at[i] = (char *)ret_host->data + offset;
+        PD_TRY(pd_dev_copy(b->dev, b->stream, *ret_host, offset, b->spans[i], 0, bytes[i], err));
+    }
+    *ret_first = *a;
+    ret_first->q = at[Q], ret_first->k = at[K], ret_first->v = at[V], ret_first->out = at[OUT], ret_first->dout = at[DOUT];
+    ret_first->dq = at[DQ], ret_first->dk = at[DK], ret_first->dv = at[DV];
+    return pd_dev_stream_sync(b->dev, b->stream, err);
+}
+
+static pd_status find_errors(struct attention_bench *b, int peer, const struct pd_attention *a,
+                             struct pd_attention_errors *ret_errors, struct pd_error *err)
+{
+    struct pd_span host = {0};
+    struct pd_attention first;
+    PD_TRY(call(b, peer, a, false, err));
+    PD_TRY(call(b, peer, a, true, err));
+    pd_status st = download(b, a, &host, &first, err);
+    if (!st) st = pd_attention_errors_of(&first, ret_errors, err);
+    pd_dev_free(b->dev, &host);
+    return st;
+}
+
+/* cuDNN is asked once for each length, both ways: where it cannot, ours are measured alone. */
+static void look_for_cudnn(struct attention_bench *b, const struct pd_attention *a, struct pd_error *ret_why_not)
+{
+    b->has_cudnn = on_gpu(b) && pd_cudnn_attention_takes(a) && !call(b, CUDNN, a, false, ret_why_not) &&
+                   !call(b, CUDNN, a, true, ret_why_not);
+}
+
+static pd_status measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing, struct pd_error *err)
+{
+    const struct pd_attention a = attention_of(b, length);
+    const double pairs = 0.5 * (double)length * (double)(length + 1) * (double)(a.sequences * b->heads);
+    const double forward_operations = 1e-12 * 4 * pairs * (double)b->head_size;
+    double forward[PEERS], backward[PEERS];
+    *ret_timing = (struct timing){.length = length, .sequences = a.sequences};
+    look_for_cudnn(b, &a, &ret_timing->no_cudnn);
+    PD_TRY(seconds_of(b, &a, false, &forward, err));
+    PD_TRY(seconds_of(b, &a, true, &backward, err));
+    for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
+        struct result *r = &ret_timing->peers[peer];
+        r->forward_tflops = forward_operations / forward[peer];
+        r->backward_tflops = 2.5 * forward_operations / backward[peer];
+        PD_TRY(find_errors(b, peer, &a, &r->errors, err));
+    }
+    return PD_OK;
+}
+
+static void print_json_peer(struct pd_json_writer *w, const struct result *r, const char *const (*keys)[4])
+{
+    const double values[4] = {r->forward_tflops, r->backward_tflops, r->errors.forward, r->errors.backward};
+    for (int i = 0; i < 4; i++) {
+        if (r->forward_tflops > 0)
+            pd_json_double(w, (*keys)[i], values[i]);
+        else
+            pd_json_null(w, (*keys)[i]);
+    }
+}
+
+static void print_json_timing(struct pd_json_writer *w, const struct timing *t)
+{
+    static const char *const ours[4] = {"forward_tflops", "backward_tflops", "forward_error", "backward_error"};
+    static const char *const cudnns[4] = {"cudnn_forward_tflops", "cudnn_backward_tflops", "cudnn_forward_error",
+                                          "cudnn_backward_error"};
+    pd_json_u64(w, "length", t->length);
+    pd_json_u64(w, "sequences", t->sequences);
+    print_json_peer(w, &t->peers[OURS], &ours);
+    print_json_peer(w, &t->peers[CUDNN], &cudnns);
+    if (t->no_cudnn.status) pd_json_string(w, "no_cudnn", t->no_cudnn.message);
+}
+
+static void print_timing(const struct timing *t)
+{
+    static const char *const names[PEERS] = {"", ", cuDNN"};
+    printf("%llu x %llu tokens", (unsigned long long)t->sequences, (unsigned long long)t->length);
+    for (int peer = 0; peer < PEERS; peer++) {
+        const struct result *r = &t->peers[peer];
+        if (r->forward_tflops > 0)
+            printf("%s: forward %.3g TFLOP/s (off by %.1e), backward %.3g TFLOP/s (%.1e)", names[peer], r->forward_tflops,
+                   r->errors.forward, r->backward_tflops, r->errors.backward);
+    }
+    if (t->no_cudnn.status) printf("; no cuDNN: %s", t->no_cudnn.message);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static pd_status print_json(const struct attention_bench *b, const struct timing *timings, uint32_t count,
+                            struct pd_error *err)
+{
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "device", b->dev->description);
+    pd_json_string(&w, "precision", b->precision);
+    pd_json_array_begin(&w, "runs");
+    for (uint32_t i = 0; i < count; i++) {
+        pd_json_object_begin(&w, NULL);
+        print_json_timing(&w, &timings[i]);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    print_json_timing(&w, &timings[count - 1]);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status run(struct attention_bench *b, struct pd_error *err)
+{
+    static const uint64_t lengths[] = {1024, 2048, 4096, 8192};
+    struct timing timings[4];
+    uint32_t count = 0;
+    PD_TRY(open_device(b, err));
+    PD_TRY(make_operands(b, err));
+    const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
+    PD_TRY(make_math(b, &largest, err));
+    if (!b->json)
+        printf("%s, %s, %llu heads of %llu over %llu\n", b->dev->description, b->precision, (unsigned long long)b->heads,
+               (unsigned long long)b->head_size, (unsigned long long)b->kv_heads);
+    const uint32_t wanted = b->length ? 1 : 4;
+    for (; count < wanted && (b->length || lengths[count] <= b->tokens); count++) {
+        PD_TRY(measure(b, b->length ? b->length : lengths[count], &timings[count], err));
+        if (!b->json) print_timing(&timings[count]); /* minutes apart on a processor */
+    }
+    return b->json ? print_json(b, timings, count, err) : PD_OK;
+}
+
+/* ---- options ---- */
+
+enum {
+    OPTION_LENGTH = 0x2701,
+    OPTION_TOKENS,
+    OPTION_HEADS,
+    OPTION_KV_HEADS,
+    OPTION_HEAD_SIZE,
+    OPTION_CALLS,
+    OPTION_DEVICE,
+    OPTION_PRECISION
+};
+
+struct parsing {
+    struct attention_bench *bench;
+    struct pd_error *err;
+};
+
+static error_t set(struct parsing *p, const char *option, const char *text, uint64_t high, uint64_t *value)
+{
+    if (pd_parse_u64(text, value) && *value >= 1 && *value <= high) return 0;
+    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a number from 1 to %llu", option, text,
+                       (unsigned long long)high);
+    return EINVAL;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    struct parsing *p = state->input;
+    switch (key) {
+    case OPTION_LENGTH:
+        return set(p, "length", argument, 1 << 20, &p->bench->length);
+    case OPTION_TOKENS:
+        return set(p, "tokens", argument, 1 << 20, &p->bench->tokens);
+    case OPTION_HEADS:
+        return set(p, "heads", argument, 256, &p->bench->heads);
+    case OPTION_KV_HEADS:
+        return set(p, "kv-heads", argument, 256, &p->bench->kv_heads);
+    case OPTION_HEAD_SIZE:
+        return set(p, "head-size", argument, 256, &p->bench->head_size);
+    case OPTION_CALLS:
+        return set(p, "calls", argument, PD_BENCH_PAIRS_MAX, &p->bench->calls);
+    case OPTION_DEVICE:
+        p->bench->device = argument;
+        return 0;
+    case OPTION_PRECISION:
+        p->bench->precision = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option rows[] = {
+    {"length", OPTION_LENGTH, "N", 0, "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", 0},
+    {"tokens", OPTION_TOKENS, "N", 0, "tokens of a call (16384)", 0},
+    {"heads", OPTION_HEADS, "N", 0, "query heads (16)", 0},
+    {"kv-heads", OPTION_KV_HEADS, "N", 0, "key-value heads (4)", 0},
+    {"head-size", OPTION_HEAD_SIZE, "N", 0, "(128)", 0},
+    {"calls", OPTION_CALLS, "N", 0, "measured calls, 1 to 99 (9)", 0},
+    {"device", OPTION_DEVICE, "NAME", 0, "auto, cpu or gpu (auto)", 0},
+    {"precision", OPTION_PRECISION, "NAME", 0, "bf16, fp16 or fp32 (bf16)", 0},
+    {0},
+};
+static const struct argp attention_argp = {
+    rows,
+    parse,
+    NULL,
+    "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. forward_tflops and "
+    "backward_tflops are those of the longest sequences; forward_error and backward_error are of some rows beside float64. "
+    "On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before them. PERDURE_ATTENTION=mma, wgmma or "
+    "plain asks for other kernels of ours.",
+    NULL,
+    NULL,
+    NULL};
+
+static pd_status check(struct attention_bench *b, struct pd_error *err)
+{
+    static const char *const names[] = {"fp32", "bf16", "fp16"};
+    int dtype = 0;
+    while (dtype < 3 && strcmp(names[dtype], b->precision) != 0)
+        dtype++;
+    if (dtype == 3) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16, fp16 or fp32", b->precision);
+    if (strcmp(b->device, "auto") != 0 && strcmp(b->device, "cpu") != 0 && strcmp(b->device, "gpu") != 0)
+        PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or gpu", b->device);
+    if (b->heads % b->kv_heads != 0)
+        PD_FAIL(err, PD_USAGE, "--heads=%llu does not divide by --kv-heads=%llu: give a multiple of it",
+                (unsigned long long)b->heads, (unsigned long long)b->kv_heads);
+    if (b->tokens < (b->length ? b->length : 1024))
+        PD_FAIL(err, PD_USAGE, "--tokens=%llu is less than a sequence of %llu: give more, or a --length",
+                (unsigned long long)b->tokens, (unsigned long long)(b->length ? b->length : 1024));
+    b->dtype = (enum pd_dtype)dtype;
+    return PD_OK;
+}
+
+pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
+{
+    struct attention_bench b = {
+        .tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9, .device = "auto", .precision = "bf16"};
+    struct parsing parsing = {&b, err};
+    bool done;
+    PD_TRY(pd_command_parse(&attention_argp, argc, argv, &parsing, &b.json, &done, err));
+    if (done) return PD_OK;
+    PD_TRY(check(&b, err));
+    const pd_status st = run(&b, err);
+    release(&b);
+    if (st != PD_NO_MEMORY) return st;
+    const struct pd_error why = *err;
+    PD_FAIL(err, PD_INVALID, "bench attention: %.600s; take fewer --tokens, or end what else uses the memory", why.message);
+}

@@ -1,0 +1,581 @@
+/* perdure bench reshard: a checkpoint of a GPT-2 shaped state, loaded and written again under other layouts, against raw
+ * direct I/O of as many bytes; and the transfer plan of one rank of many.
+ *
+ * The offline rewrites come first, so that the largest resident memory is theirs. The state is then loaded by two ranks,
+ * threads of this process, each into memory that was touched before; the raw side reads the same shard files. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
+#include "ckpt/io/raw_bench.h"
+#include "resharder/load/load.h"
+#include "resharder/plan.h"
+#include "resharder/rewrite/rewrite.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/room.h"
+#include "tools/output.h"
+#include "trainer/model/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define IO_BYTES (UINT64_C(64) << 20)
+#define FILL_BYTES (UINT64_C(2) << 20)
+#define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
+#define HUGE_BYTES (UINT64_C(2) << 20)
+
+enum { LOADERS = 2, PLAN_TENSORS = 100000, PLAN_UNITS = 128 };
+
+struct loader_memory { /* of one rank */
+    struct pd_shard_box *boxes;
+    uint64_t *offsets; /* (box_count) into data */
+    uint32_t box_count;
+    unsigned char *data, *io_buffers;
+    uint64_t bytes;
+    struct pd_load_report report;
+};
+
+struct plan_result {
+    double seconds; /* the slowest of the ranks tried */
+    uint64_t bytes; /* the largest */
+    double parameters;
+};
+
+struct reshard_bench {
+    struct pd_bench_options options;
+    struct pd_bench_room room;
+    struct pd_group group; /* of one rank */
+    struct pd_model *model;
+    struct pd_layout stored, loaded, rewritten;
+    struct pd_commit commit;
+    char source[4096];
+    uint64_t data_bytes, file_bytes;
+    struct pd_raw_bench *raw;
+    unsigned char *rewrite_buffers; /* touched, as those of the raw side */
+    struct loader_memory loaders[LOADERS];
+    struct pd_pairs load_pairs, offline_pairs;
+    uint64_t peak_rss_bytes;
+    double offline_cpu_s; /* of the last rewrite: what of it no disk makes faster */
+    struct plan_result plan;
+};
+
+/* ---- layouts and model ---- */
+
+static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t units)
+{
+    pd_layout_init_dp(l, dp);
+    l->tp = tp;
+    l->pp = l->stage_count = pp;
+    l->virtual_tp = 4;
+    for (uint32_t s = 0; s < pp; s++)
+        l->first_unit[s] = (uint16_t)(s * units / pp);
+}
+
+/* GPT-2 of width 768 with as many layers as fit, and at least one. */
+static pd_status make_model(struct reshard_bench *b, struct pd_error *err)
+{
+    struct pd_model_config config;
+    PD_TRY(pd_model_preset("gpt2-124m", &config, err));
+    const uint64_t hidden = config.hidden, block = 12 * hidden * hidden + 13 * hidden;
+    const uint64_t parameters = b->options.bytes / STATE_BYTES_A_PARAMETER, outer = (config.vocab + config.context) * hidden;
+    if (parameters < outer + block) config.vocab = (uint32_t)(parameters / 3 / hidden) | 1;
+    config.context = 1024;
+    const uint64_t rest = (config.vocab + config.context) * hidden;
+    config.layers = parameters > rest + block ? (uint32_t)((parameters - rest) / block) : 1;
+    PD_TRY(pd_model_new(&config, &b->model, err));
+    make_layout(&b->stored, 3, 2, 1, b->model->unit_count);
+    make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
+    make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
+    return PD_OK;
+}
+
+/* ---- the source, made without ever holding it ---- */
+
+/* Bits of numbers, none of them infinite or NaN. */
+static void fill(uint32_t *words, uint64_t count, uint64_t seed)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        words[i] = (uint32_t)(seed >> 32) & ~(1u << 30);
+    }
+}
+
+static pd_status make_box(struct pd_shard_stream *stream, uint32_t box, uint64_t offset, uint64_t bytes, uint64_t seed,
+                          unsigned char *buffer, struct pd_error *err)
+{
+    for (uint64_t at = 0; at < bytes; at += FILL_BYTES) {
+        const uint64_t length = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
+        const uint64_t pages = (length + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+        memset(buffer + length, 0, pages - length);
+        fill((uint32_t *)(void *)buffer, length / 4, seed + at);
+        for (uint64_t b = 0; b < length; b += PD_SHARD_BLOCK_BYTES) {
+            const uint64_t left = length - b, block = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
+            pd_shard_stream_block(stream, box, (at + b) / PD_SHARD_BLOCK_BYTES, buffer + b, block);
+        }
+        if (bytes >= PD_DOOR_ALIGN) PD_TRY(pd_file_write(pd_shard_stream_file(stream), offset + at, buffer, pages, err));
+    }
+    return PD_OK;
+}
+
+static pd_status make_boxes(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
+                            uint32_t rank, const struct pd_shard_box *boxes, uint32_t count, unsigned char *buffer,
+                            struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct pd_shard_stream *stream = NULL;
+    PD_TRY(pd_shard_stream_begin(writer, path, identity, rank, &stream, err));
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < count; i++)
+        st = make_box(stream, i, pd_shard_writer_box_offset(writer, i), pd_box_elements(&boxes[i].box) * sizeof(float),
+                      rank * 1000003u + i, buffer, err);
+    if (!st) return pd_shard_stream_finish(stream, ret_summary, err);
+    pd_shard_stream_abort(stream);
+    return st;
+}
+
+static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned char *buffers, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &b->model->tensors;
+    struct pd_shard_box *boxes = NULL;
+    struct pd_shard_writer *writer = NULL;
+    uint32_t count = 0;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", b->source, rank);
+    pd_status st = pd_layout_shard_boxes(&b->stored, tensors, rank, &boxes, &count, err);
+    if (!st)
+        st = pd_shard_writer_new(b->room.door, tensors, boxes, count, buffers + FILL_BYTES, IO_BYTES - FILL_BYTES, &writer,
+                                 err);
+    if (!st)
+        st = make_boxes(writer, path, &b->commit.state.identity, rank, boxes, count, buffers, &b->commit.shards[rank], err);
+    pd_shard_writer_free(writer);
+    free(boxes);
+    return st;
+}
+
+static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
+{
+    const uint32_t world = pd_layout_world(&b->stored);
+    unsigned char *buffers = aligned_alloc(PD_DOOR_ALIGN, IO_BYTES);
+    pd_status st = PD_OK;
+    pd_bench_room_path(&b->room, "source", b->source);
+    b->commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *b->commit.shards)};
+    b->commit.state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1, .step = 1},
+                                            .loss_scale = 1,
+                                            .layout = b->stored,
+                                            .tensor_count = b->model->tensors.count,
+                                            .parameter_count = b->model->parameter_count,
+                                            .created_by = "perdure bench",
+                                            .config = strdup("bench: true\n"),
+                                            .environment = strdup("{}")};
+    if (!buffers || !b->commit.shards || !b->commit.state.config || !b->commit.state.environment)
+        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "bench: no memory");
+    if (!st) st = pd_door_mkdir(b->room.door, b->source, err);
+    for (uint32_t r = 0; !st && r < world; r++) {
+        st = make_shard(b, r, buffers, err);
+        b->data_bytes += b->commit.shards[r].data_bytes;
+        b->file_bytes += b->commit.shards[r].file_bytes;
+    }
+    free(buffers);
+    return st;
+}
+
+/* ---- memory that was touched before ---- */
+
+static pd_status map(uint64_t bytes, unsigned char **ret_data, struct pd_error *err)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
+    (void)madvise(data, bytes, MADV_HUGEPAGE);
+    memset(data, 0, bytes);
+    *ret_data = data;
+    return PD_OK;
+}
+
+/* ---- the raw side ---- */
+
+static pd_status read_raw(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+{
+    *ret_seconds = 0;
+    for (uint32_t s = 0; s < b->commit.shard_count; s++) {
+        char path[4096 + 32];
+        double seconds = 0;
+        snprintf(path, sizeof path, "%s/shard-%05u.h5", b->source, s);
+        PD_TRY(pd_raw_bench_read(b->raw, path, b->commit.shards[s].file_bytes, &seconds, err));
+        *ret_seconds += seconds;
+    }
+    return PD_OK;
+}
+
+/* ---- offline ---- */
+
+static double cpu_seconds(void)
+{
+    struct rusage usage;
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+static pd_status rewrite_into(struct reshard_bench *b, const char *target, double *ret_seconds, struct pd_error *err)
+{
+    const struct pd_store_options options = {.writable = true, .keep_last = 1};
+    struct pd_store *store = NULL;
+    PD_TRY(pd_store_open(b->room.door, target, &options, &b->group, &store, err));
+    const struct pd_rewrite_request request = {.directory = b->source,
+                                               .commit = &b->commit,
+                                               .tensors = &b->model->tensors,
+                                               .layout = &b->rewritten,
+                                               .target = store,
+                                               .buffers = b->rewrite_buffers,
+                                               .buffer_bytes = PD_REWRITE_BUFFER_BYTES};
+    const double cpu_before = cpu_seconds();
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_status st = pd_rewrite(b->room.door, &request, NULL, err);
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    b->offline_cpu_s = cpu_seconds() - cpu_before;
+    pd_store_close(store);
+    return st;
+}
+
+static pd_status rewrite_ours(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+{
+    char target[4096];
+    PD_TRY(pd_bench_room_remove(&b->room, "target", err));
+    pd_bench_room_path(&b->room, "target", target);
+    PD_TRY(pd_door_mkdir(b->room.door, target, err));
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    return rewrite_into(b, target, ret_seconds, err);
+}
+
+static pd_status rewrite_raw(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+{
+    char path[4096];
+    double writing = 0;
+    PD_TRY(pd_bench_room_remove(&b->room, "raw", err));
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    pd_bench_room_path(&b->room, "raw", path);
+    PD_TRY(pd_raw_bench_write(b->raw, path, b->file_bytes, PD_RAW_FRESH, &writing, err));
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(read_raw(b, ret_seconds, err));
+    *ret_seconds += writing;
+    return pd_bench_room_remove(&b->room, "raw", err);
+}
+
+/* ---- loads ---- */
+
+static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    struct loader_memory *m = context;
+    uint32_t low = 0, high = m->box_count;
+    while (low < high) { /* boxes ascend by tensor and kind */
+        const uint32_t middle = (low + high) / 2;
+        const struct pd_shard_box *b = &m->boxes[middle];
+        if (b->tensor < tensor || (b->tensor == tensor && b->kind < kind))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return m->data + m->offsets[low + box];
+}
+
+static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_error *err)
+{
+    struct loader_memory *m = &b->loaders[rank];
+    PD_TRY(pd_layout_shard_boxes(&b->loaded, &b->model->tensors, rank, &m->boxes, &m->box_count, err));
+    m->offsets = calloc(m->box_count + 1ull, sizeof *m->offsets);
+    if (!m->offsets) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
+    for (uint32_t i = 0; i < m->box_count; i++) {
+        m->offsets[i] = m->bytes;
+        m->bytes += (pd_box_elements(&m->boxes[i].box) * sizeof(float) + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    }
+    m->bytes = (m->bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    PD_TRY(map(m->bytes, &m->data, err));
+    return map(IO_BYTES, &m->io_buffers, err);
+}
+
+struct loading {
+    struct reshard_bench *b;
+    const char *directory;
+    const struct pd_commit *commit;
+};
+
+static pd_status load_rank(struct pd_group *group, void *context, struct pd_error *err)
+{
+    struct loading *l = context;
+    struct loader_memory *m = &l->b->loaders[group->rank];
+    const struct pd_load_request request = {.directory = l->directory,
+                                            .commit = l->commit,
+                                            .tensors = &l->b->model->tensors,
+                                            .wanted = &l->b->loaded,
+                                            .kinds = (1u << PD_KIND_COUNT) - 1,
+                                            .buffers = m->io_buffers,
+                                            .buffer_bytes = IO_BYTES,
+                                            .destination = destination,
+                                            .context = m};
+    return pd_load(l->b->room.door, group, &request, &m->report, err);
+}
+
+static pd_status load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit, double *ret_seconds,
+                      struct pd_error *err)
+{
+    struct loading l = {b, directory, commit};
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_status st = pd_group_run_local(LOADERS, 1, load_rank, &l, err);
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    return st;
+}
+
+static uint64_t memory_digest(const struct reshard_bench *b)
+{
+    uint64_t digests[LOADERS];
+    for (int r = 0; r < LOADERS; r++)
+        digests[r] = pd_digest64(b->loaders[r].data, b->loaders[r].bytes, 0);
+    return pd_digest_words(digests, LOADERS, 0);
+}
+
+/* What was rewritten must load as what it was rewritten from, or its speed means nothing. */
+static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
+{
+    const struct pd_store_options look = {.keep_last = 1};
+    struct pd_store *store = NULL;
+    struct pd_commit commit = {0};
+    char target[4096], directory[4096];
+    double unused;
+    PD_TRY(load(b, b->source, &b->commit, &unused, err));
+    const uint64_t digest = memory_digest(b);
+    for (int r = 0; r < LOADERS; r++)
+        memset(b->loaders[r].data, 0, b->loaders[r].bytes);
+    pd_bench_room_path(&b->room, "target", target);
+    PD_TRY(pd_store_open(b->room.door, target, &look, &b->group, &store, err));
+    pd_status st =
+        pd_store_count(store) == 1 ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: no checkpoint was rewritten");
+    if (!st) st = pd_store_read_commit(store, pd_store_entry_at(store, 0), &commit, err);
+    if (!st) pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
+    if (!st) st = load(b, directory, &commit, &unused, err);
+    pd_commit_deinit(&commit);
+    pd_store_close(store);
+    if (!st && memory_digest(b) != digest) PD_FAIL(err, PD_BUG, "bench: a rewritten checkpoint loads as another state");
+    return st;
+}
+
+/* ---- the plan of one rank of many ---- */
+
+/* 100,000 tensors of 1 T parameters in all: matrices split on either dimension, and vectors. */
+static pd_status make_many(struct pd_tensor_table *ret_tensors, double *ret_parameters, struct pd_error *err)
+{
+    struct pd_tensor *tensors = calloc(PLAN_TENSORS, sizeof *tensors);
+    if (!tensors) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %d tensors", PLAN_TENSORS);
+    *ret_parameters = 0;
+    for (uint32_t t = 0; t < PLAN_TENSORS; t++) {
+        const bool is_matrix = t % 12 < 10;
+        tensors[t] = (struct pd_tensor){.ndim = is_matrix ? 2 : 1,
+                                        .shape = {3465, is_matrix ? 3465 : 1, 1, 1},
+                                        .tp_dim = is_matrix ? (int32_t)(t % 2) : -1,
+                                        .tp_unit = is_matrix && t % 12 < 4 ? 63 : 1,
+                                        .unit = (uint32_t)((uint64_t)t * PLAN_UNITS / PLAN_TENSORS)};
+        *ret_parameters += (double)pd_tensor_elements(&tensors[t]);
+    }
+    *ret_tensors = (struct pd_tensor_table){tensors, PLAN_TENSORS};
+    return PD_OK;
+}
+
+static void make_wide_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t interleave)
+{
+    pd_layout_init_dp(l, dp);
+    l->tp = tp, l->pp = pp, l->sp = sp;
+    l->virtual_tp = 16;
+    l->virtual_sp = 2;
+    l->zero_shard = dp * sp;
+    l->interleave = interleave;
+    l->stage_count = pp * interleave;
+    for (uint32_t s = 0; s < l->stage_count; s++)
+        l->first_unit[s] = (uint16_t)(s * PLAN_UNITS / l->stage_count);
+}
+
+static void count_bytes(void *context, const struct pd_transfer_run *run)
+{
+    *(uint64_t *)context += run->bytes;
+}
+
+/* Every read, every piece sent and every piece that comes. */
+static uint64_t walk_plan(const struct pd_plan *plan, uint32_t rank)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < plan->item_count; i++) {
+        struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
+        uint32_t count = pd_plan_owners(plan, &plan->items[i], owners);
+        for (uint32_t o = 0; o < count; o++)
+            for (uint32_t k = 0; k < owners[o].count; k++)
+                pd_plan_runs(plan, &plan->items[i], owners[o].first + k * owners[o].stride, count_bytes, &bytes);
+    }
+    for (uint64_t i = 0; i < plan->coming_count; i++)
+        pd_plan_runs(plan, &plan->coming[i], rank, count_bytes, &bytes);
+    return bytes;
+}
+
+static pd_status plan_rank(struct pd_plan_input *input, uint32_t rank, struct plan_result *result, struct pd_error *err)
+{
+    struct pd_plan *plan = NULL;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    input->rank = rank;
+    PD_TRY(pd_plan_new(input, &plan, err));
+    const uint64_t bytes = walk_plan(plan, rank);
+    const double seconds = pd_clock_seconds_since(NULL, start);
+    if (seconds > result->seconds) result->seconds = seconds;
+    if (pd_plan_bytes(plan) > result->bytes) result->bytes = pd_plan_bytes(plan);
+    pd_plan_free(plan);
+    return bytes ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: rank %u has nothing to do", rank);
+}
+
+static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
+{
+    static const uint32_t ranks[] = {0, 5461, 10922, 16383};
+    struct pd_tensor_table tensors;
+    struct pd_layout stored, wanted;
+    PD_TRY(make_many(&tensors, &b->plan.parameters, err));
+    make_wide_layout(&stored, 128, 8, 16, 1, 1);
+    make_wide_layout(&wanted, 64, 16, 8, 2, 2);
+    struct pd_plan_input input = {.tensors = &tensors,
+                                  .stored = &stored,
+                                  .wanted = &wanted,
+                                  .kinds = (1u << PD_KIND_COUNT) - 1,
+                                  .readers = pd_layout_world(&wanted),
+                                  .host_count = pd_layout_world(&wanted) / 8,
+                                  .window_bytes = IO_BYTES / 8};
+    pd_status st = PD_OK;
+    for (unsigned i = 0; !st && i < sizeof ranks / sizeof *ranks; i++)
+        st = plan_rank(&input, ranks[i], &b->plan, err);
+    pd_tensor_table_deinit(&tensors);
+    return st;
+}
+
+/* ---- all of it ---- */
+
+static pd_status run_offline_pair(struct reshard_bench *b, uint64_t pair, struct pd_error *err)
+{
+    double ours = 0, raw = 0;
+    if (pair % 2) PD_TRY(rewrite_raw(b, &raw, err));
+    PD_TRY(rewrite_ours(b, &ours, err));
+    if (pair % 2 == 0) PD_TRY(rewrite_raw(b, &raw, err));
+    pd_pairs_add(&b->offline_pairs, ours, raw);
+    return PD_OK;
+}
+
+static pd_status run_load_pair(struct reshard_bench *b, uint64_t pair, struct pd_error *err)
+{
+    double ours = 0, raw = 0;
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    if (pair % 2) PD_TRY(read_raw(b, &raw, err));
+    PD_TRY(load(b, b->source, &b->commit, &ours, err));
+    if (pair % 2 == 0) PD_TRY(read_raw(b, &raw, err));
+    pd_pairs_add(&b->load_pairs, ours, raw);
+    return PD_OK;
+}
+
+static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
+{
+    struct rusage usage;
+    pd_group_init_single(&b->group);
+    PD_TRY(make_model(b, err));
+    PD_TRY(make_source(b, err));
+    PD_TRY(pd_raw_bench_new(b->room.door, 0, 0, &b->raw, err));
+    PD_TRY(map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
+    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
+        PD_TRY(run_offline_pair(b, pair, err));
+    (void)getrusage(RUSAGE_SELF, &usage);
+    b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
+    PD_TRY(measure_plan(b, err));
+    for (uint32_t r = 0; r < LOADERS; r++)
+        PD_TRY(make_memory(b, r, err));
+    PD_TRY(check_rewritten(b, err));
+    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
+        PD_TRY(run_load_pair(b, pair, err));
+    return PD_OK;
+}
+
+static void release(struct reshard_bench *b)
+{
+    for (uint32_t r = 0; r < LOADERS; r++) {
+        if (b->loaders[r].data) munmap(b->loaders[r].data, b->loaders[r].bytes);
+        if (b->loaders[r].io_buffers) munmap(b->loaders[r].io_buffers, IO_BYTES);
+        free(b->loaders[r].boxes);
+        free(b->loaders[r].offsets);
+    }
+    if (b->rewrite_buffers) munmap(b->rewrite_buffers, PD_REWRITE_BUFFER_BYTES);
+    pd_raw_bench_free(b->raw);
+    pd_commit_deinit(&b->commit);
+    pd_model_free(b->model);
+    pd_bench_room_close(&b->room);
+}
+
+static void read_totals(const struct reshard_bench *b, double *ret_amplification, double *ret_worst)
+{
+    uint64_t read = 0, most = 0;
+    for (uint32_t r = 0; r < LOADERS; r++) {
+        read += b->loaders[r].report.bytes_read;
+        if (b->loaders[r].report.bytes_read > most) most = b->loaders[r].report.bytes_read;
+    }
+    *ret_amplification = (double)read / (double)b->data_bytes;
+    *ret_worst = (double)most * LOADERS / (double)read;
+}
+
+static pd_status print(const struct reshard_bench *b, struct pd_error *err)
+{
+    const struct pd_pairs_summary loads = pd_pairs_summarise_throughput(&b->load_pairs),
+                                  offline = pd_pairs_summarise(&b->offline_pairs);
+    double amplification, worst;
+    read_totals(b, &amplification, &worst);
+    if (!b->options.json) {
+        printf("%s, %s of state stored under dp 3, tp 2, in %s\n", pd_door_describe(b->room.door),
+               pd_text_bytes(b->data_bytes).text, b->options.dir);
+        pd_bench_print_ratio("load under dp 2", "raw read", b->data_bytes, (uint32_t)b->options.pairs, &loads);
+        printf("  read %.4f times what is stored; the busier rank %.4f times its share\n", amplification, worst);
+        printf("reshard to tp 4, pp 2  %.2f s, raw read and write %.2f s, ratio %.3f (%.3f to %.3f)\n", offline.candidate_s,
+               offline.ceiling_s, offline.ratio, offline.ratio_low, offline.ratio_high);
+        printf("  at most %s resident, %.2f s of one core\n", pd_text_bytes(b->peak_rss_bytes).text, b->offline_cpu_s);
+        printf(
+            "plan of one rank, %s parameters in %d tensors, dp 128, tp 8, pp 16 to dp 64, tp 16, pp 8, sp 2: %.3f s, %s\n",
+            pd_text_short(b->plan.parameters).text, PLAN_TENSORS, b->plan.seconds, pd_text_bytes(b->plan.bytes).text);
+        return PD_OK;
+    }
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_bench_json_ratio(&w, "load_ratio", &loads);
+    pd_json_double(&w, "load_bytes_per_second", (double)b->data_bytes / loads.candidate_s);
+    pd_json_double(&w, "read_amplification", amplification);
+    pd_json_double(&w, "read_share_worst", worst);
+    pd_bench_json_ratio(&w, "offline_ratio", &offline);
+    pd_json_double(&w, "offline_seconds", offline.candidate_s);
+    pd_json_double(&w, "offline_cpu_seconds", b->offline_cpu_s);
+    pd_json_u64(&w, "peak_rss_bytes", b->peak_rss_bytes);
+    pd_json_double(&w, "plan_seconds", b->plan.seconds);
+    pd_json_u64(&w, "plan_bytes", b->plan.bytes);
+    pd_json_double(&w, "plan_parameters", b->plan.parameters);
+    pd_json_string(&w, "plan_from", "dp=128,tp=8,pp=16");
+    pd_json_string(&w, "plan_to", "dp=64,tp=16,pp=8,sp=2,interleave=2");
+    pd_json_u64(&w, "state_bytes", b->data_bytes);
+    pd_json_u64(&w, "pairs", b->options.pairs);
+    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
+{
+    struct reshard_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 3}};
+    bool done;
+    PD_TRY(pd_bench_parse(
+        "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads and "
+        "writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of ours / raw, "
+        "1 when reading and writing take turns. plan_seconds: one rank's transfer plan among 16,384.",
+        argc, argv, &b.options, &done, err));
+    if (done) return PD_OK;
+    PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, &b.room, err));
+    pd_status st = measure_all(&b, err);
+    if (!st) st = print(&b, err);
+    release(&b);
+    return st;
+}

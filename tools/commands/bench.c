@@ -1,0 +1,19 @@
+#include "tools/bench/bench.h"
+#include "tools/command.h"
+
+static const struct pd_command benches[] = {
+    {"io", "[--dir DIR]", "the I/O engine against bare system calls, writing and reading", pd_bench_io},
+    {"ckpt", "[--dir DIR] [--bytes 2G] [--every N]", "saving and loading a checkpoint against raw direct I/O",
+     pd_bench_ckpt},
+    {"reshard", "[--dir DIR] [--bytes 1G]", "loading and rewriting under other layouts, and the plan", pd_bench_reshard},
+    {"offload", "[--dir DIR] [--bytes 1536M]", "an optimizer step on state in files against the disk", pd_bench_offload},
+    {"step", "[--preset NAME]", "a training step against its matrix products alone", pd_bench_step},
+    {"attention", "[--device NAME]", "attention alone, forward and backward", pd_bench_attention},
+    {"adam", "[--threads N]", "the AdamW update against the bandwidth of memory", pd_bench_adam},
+    {0},
+};
+
+pd_status pd_cmd_bench(int argc, char **argv, struct pd_error *err)
+{
+    return pd_command_dispatch(benches, "perdure bench", argc, argv, err);
+}

@@ -1,0 +1,485 @@
+/* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
+#include "tools/commands/ckpt.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
+#include "resharder/layout.h"
+#include "tools/command.h"
+#include "tools/commands/ckpt_place.h"
+#include "tools/output.h"
+#include "trainer/engine/computed_on.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- ls ---- */
+
+static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit, const char *root)
+{
+    char step[24], lineage[24], fence[24], loss[24], world[16];
+    snprintf(step, sizeof step, "%" PRIu64, e->step);
+    snprintf(lineage, sizeof lineage, "%" PRIu64, e->lineage);
+    snprintf(fence, sizeof fence, "%" PRIu64, e->fence);
+    snprintf(loss, sizeof loss, "%.4f", commit->state.last_loss);
+    snprintf(world, sizeof world, "%u", pd_layout_world(&commit->state.layout));
+    pd_table_row(table, (const char *const[]){e->name, step, lineage, fence, world,
+                                              pd_text_short((double)commit->state.tokens).text, loss,
+                                              pd_text_bytes(e->bytes).text, root});
+}
+
+static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit,
+                    const char *root)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "name", e->name);
+    pd_json_string(w, "directory", root);
+    pd_json_u64(w, "step", e->step);
+    pd_json_u64(w, "lineage", e->lineage);
+    pd_json_u64(w, "fence", e->fence);
+    pd_json_u64(w, "world", pd_layout_world(&commit->state.layout));
+    pd_json_u64(w, "shards", e->shard_count);
+    pd_json_u64(w, "bytes", e->bytes);
+    pd_json_u64(w, "tokens", commit->state.tokens);
+    pd_json_u64(w, "samples", commit->state.samples);
+    pd_json_measured(w, "loss", commit->state.last_loss);
+    pd_json_object_end(w);
+}
+
+static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, struct pd_json_writer *w, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(place->store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
+        struct pd_commit commit;
+        if (place->named[0] && strcmp(place->named, entry->name) != 0) continue;
+        PD_TRY(pd_store_read_commit(place->store, entry, &commit, err));
+        ls_row(table, entry, &commit, place->root);
+        ls_json(w, entry, &commit, place->root);
+        pd_commit_deinit(&commit);
+    }
+    return PD_OK;
+}
+
+/* A place without checkpoints is no error of ls: verify is the command that asks for one. */
+static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err)
+{
+    char text[4400];
+    PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+    printf("%s\n", text);
+    return PD_OK;
+}
+
+static pd_status ls_tiers(const struct pd_run_tiers *tiers, struct pd_table *table, struct pd_json_writer *w,
+                          struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        struct pd_ckpt_place place;
+        if (!pd_run_tier_is_there(&tiers->tiers[i])) continue;
+        PD_TRY(pd_ckpt_place_open(tiers->tiers[i].dir, NULL, &place, err));
+        pd_status status = ls_rows(&place, table, w, err);
+        pd_ckpt_place_close(&place);
+        PD_TRY(status);
+    }
+    return PD_OK;
+}
+
+static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    static const char *const headings[] = {"CHECKPOINT", ">STEP", ">LINEAGE", ">FENCE", ">RANKS",
+                                           ">TOKENS",    ">LOSS", ">SIZE",    "TIER"};
+    struct pd_ckpt_place place;
+    struct pd_table table;
+    struct pd_json_writer w;
+    const struct pd_store_entry *entry;
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    pd_table_init(&table, headings, place.tiers.count ? 9 : 8);
+    pd_json_writer_init(&w, 2);
+    pd_json_array_begin(&w, NULL);
+    pd_status status = place.named[0] ? pd_ckpt_place_choose(&place, UINT64_MAX, &entry, err) : PD_OK;
+    if (!status) status = place.tiers.count ? ls_tiers(&place.tiers, &table, &w, err) : ls_rows(&place, &table, &w, err);
+    pd_json_array_end(&w);
+    if (!status && o->json) status = pd_output_json(&w, err);
+    if (!status && !o->json && table.rows > 1) status = pd_table_print(&table, err);
+    if (!status && !o->json && !pd_store_count(place.store)) status = ls_none(&place, err);
+    if (!status) status = pd_run_tiers_unread(&place.tiers, err);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* ---- show ---- */
+
+static void show_stages(const struct pd_layout *l)
+{
+    printf("            %u stages from unit", l->stage_count);
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        printf("%s %u", i ? "," : "", l->first_unit[i]);
+    printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
+}
+
+static void show_stripes(const struct pd_layout *l)
+{
+    printf("            %u stripes a rank, weights", l->stripes);
+    for (uint32_t s = 0; s < l->stripes; s++)
+        printf("%s %u", s ? "," : "", l->stripe_weight[s]);
+    printf("\n");
+}
+
+static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit)
+{
+    const struct pd_run_state *s = &commit->state;
+    const struct pd_layout *l = &s->layout;
+    char device[160];
+    printf("checkpoint  %s, %s in %s\n", e->name, pd_text_bytes(e->bytes).text,
+           pd_counted(commit->shard_count, "shard").text);
+    printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
+    printf("step        %" PRIu64 ", lineage %" PRIu64 ", fence %" PRIu64 "\n", s->identity.step, s->identity.lineage,
+           s->fence);
+    printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
+           pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
+    printf("loss        %.6f", s->last_loss);
+    if (!isnan(s->best_validation_loss)) printf(", best validation loss %.6f", s->best_validation_loss);
+    printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
+    printf("layout      dp %u, tp %u, pp %u, sp %u; state in %s, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp,
+           pd_counted(l->zero_shard, "part").text, l->zero_stage);
+    if (l->virtual_tp > 1 || l->virtual_sp > 1)
+        printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
+    if (l->stage_count > 1) show_stages(l);
+    if (l->stripes > 1) show_stripes(l);
+    printf("seed        %" PRIu64 "\n", s->seed);
+    printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
+    printf("made by     %s\n", s->created_by);
+    if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
+    pd_computed_on_say(s->environment, device, sizeof device);
+    printf("computed    on %s\n", device);
+}
+
+void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
+{
+    pd_json_object_begin(w, "layout");
+    pd_json_u64(w, "dp", l->dp);
+    pd_json_u64(w, "tp", l->tp);
+    pd_json_u64(w, "pp", l->pp);
+    pd_json_u64(w, "sp", l->sp);
+    pd_json_u64(w, "virtual_tp", l->virtual_tp);
+    pd_json_u64(w, "virtual_sp", l->virtual_sp);
+    pd_json_u64(w, "zero_stage", l->zero_stage);
+    pd_json_u64(w, "zero_shard", l->zero_shard);
+    pd_json_u64(w, "interleave", l->interleave);
+    pd_json_array_begin(w, "first_unit");
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        pd_json_u64(w, NULL, l->first_unit[i]);
+    pd_json_array_end(w);
+    if (l->stripes > 1) {
+        pd_json_array_begin(w, "stripe_weights");
+        for (uint32_t s = 0; s < l->stripes; s++)
+            pd_json_u64(w, NULL, l->stripe_weight[s]);
+        pd_json_array_end(w);
+    }
+    pd_json_object_end(w);
+}
+
+static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit, struct pd_error *err)
+{
+    const struct pd_run_state *s = &commit->state;
+    struct pd_json_writer w;
+    char words[72];
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "name", e->name);
+    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
+    pd_json_string(&w, "run_id", words);
+    pd_json_u64(&w, "step", s->identity.step);
+    pd_json_u64(&w, "lineage", s->identity.lineage);
+    pd_json_u64(&w, "fence", s->fence);
+    pd_json_u64(&w, "updates", s->updates);
+    pd_json_u64(&w, "samples", s->samples);
+    pd_json_u64(&w, "tokens", s->tokens);
+    pd_json_measured(&w, "loss", s->last_loss);
+    pd_json_measured(&w, "best_validation_loss", s->best_validation_loss);
+    pd_json_u64(&w, "parameters", s->parameter_count);
+    pd_json_u64(&w, "tensors", s->tensor_count);
+    pd_json_u64(&w, "bytes", e->bytes);
+    pd_json_u64(&w, "shards", commit->shard_count);
+    pd_ckpt_json_layout(&w, &s->layout);
+    pd_json_u64(&w, "seed", s->seed);
+    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,
+             pd_text_hex(s->data_fingerprint[1]).text);
+    pd_json_string(&w, "data_fingerprint", words);
+    pd_json_string(&w, "created_by", s->created_by);
+    pd_json_string(&w, "config", s->config);
+    pd_json_string(&w, "environment", s->environment);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    const struct pd_store_entry *entry;
+    struct pd_commit commit = {0};
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
+    if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
+    while (pd_ckpt_is_of_copy(status) && entry && pd_ckpt_place_next_copy(&place, err, &entry))
+        status = pd_store_read_commit(place.store, entry, &commit, err);
+    if (!status) {
+        if (o->config)
+            fputs(commit.state.config, stdout);
+        else if (o->json)
+            status = show_json(entry, &commit, err);
+        else
+            show_text(entry, &commit);
+        pd_commit_deinit(&commit);
+    }
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* ---- prune ---- */
+
+struct pruning {
+    const struct pd_ckpt_options *options;
+    struct pd_json_writer w;
+    bool names_place; /* of several: whose figures these are */
+};
+
+static void prune_report(struct pruning *p, uint32_t before, const struct pd_ckpt_place *place)
+{
+    const uint32_t after = pd_store_count(place->store);
+    if (!p->options->json && !before) printf("%s holds no checkpoint: nothing is removed\n", place->root);
+    if (!p->options->json && before)
+        printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
+               before - after, pd_counted(before, "checkpoint").text, after);
+    pd_json_object_begin(&p->w, NULL);
+    if (p->names_place) pd_json_string(&p->w, "directory", place->root);
+    pd_json_u64(&p->w, "removed", before - after);
+    pd_json_array_begin(&p->w, "kept");
+    for (uint32_t i = 0; i < after; i++)
+        pd_json_string(&p->w, NULL, pd_store_entry_at(place->store, i)->name);
+    pd_json_array_end(&p->w);
+    pd_json_object_end(&p->w);
+}
+
+/* Looks first: where there is nothing to delete, nothing is written either, since the path may be a mistake. */
+static pd_status prune_one(struct pruning *p, const char *path, struct pd_error *err)
+{
+    const struct pd_store_options options = {.writable = true,
+                                             .keep_last = p->options->keep_last,
+                                             .keep_every = p->options->keep_every,
+                                             .quarantine_bytes_max = UINT64_MAX};
+    struct pd_ckpt_place place;
+    pd_status status = PD_OK;
+    PD_TRY(pd_ckpt_place_open(path, NULL, &place, err));
+    if (place.named[0])
+        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
+    const bool is_empty = !pd_store_count(place.store);
+    if (!status && is_empty) prune_report(p, 0, &place);
+    pd_ckpt_place_close(&place);
+    if (status || is_empty) return status;
+    PD_TRY(pd_ckpt_place_open(path, &options, &place, err));
+    const uint32_t before = pd_store_count(place.store);
+    status = pd_store_prune(place.store, err);
+    if (!status) prune_report(p, before, &place);
+    pd_ckpt_place_close(&place);
+    return status;
+}
+
+/* A run with several tiers: each of them. */
+static pd_status prune_all(struct pruning *p, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    PD_TRY(pd_ckpt_place_open(p->options->paths[0], NULL, &place, err));
+    const struct pd_run_tiers tiers = place.tiers;
+    pd_ckpt_place_close(&place);
+    p->names_place = tiers.count;
+    pd_status status = PD_OK;
+    if (p->names_place) pd_json_array_begin(&p->w, NULL);
+    for (uint32_t i = 0; !status && i < tiers.count; i++)
+        if (pd_run_tier_is_there(&tiers.tiers[i])) status = prune_one(p, tiers.tiers[i].dir, err);
+    if (!p->names_place) status = prune_one(p, p->options->paths[0], err);
+    if (p->names_place) pd_json_array_end(&p->w);
+    return status;
+}
+
+static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    struct pruning p = {.options = o};
+    if (!o->keep_last)
+        PD_FAIL(err, PD_USAGE, "say how many of the newest stay: --keep-last=N; see perdure ckpt prune --help");
+    pd_json_writer_init(&p.w, 2);
+    pd_status status = prune_all(&p, err);
+    if (!status && o->json) status = pd_output_json(&p.w, err);
+    pd_json_writer_deinit(&p.w);
+    return status;
+}
+
+/* ---- arguments ---- */
+
+enum {
+    OPTION_STEP = 0x2001,
+    OPTION_CONFIG,
+    OPTION_KEEP_LAST,
+    OPTION_KEEP_EVERY,
+    OPTION_TENSOR,
+    OPTION_LAYOUT,
+    OPTION_COMPRESSION
+};
+
+static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
+{
+    if (pd_parse_u64(text, ret) && *ret <= max) return 0;
+    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a whole number, such as --%s=4", name, text, name);
+    return EINVAL;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    struct pd_ckpt_options *o = state->input;
+    uint64_t value = 0;
+    error_t result;
+    switch (key) {
+    case OPTION_STEP:
+        return parse_number(o, "step", argument, UINT64_MAX - 1, &o->step);
+    case OPTION_CONFIG:
+        o->config = true;
+        return 0;
+    case OPTION_TENSOR:
+        o->tensor = argument;
+        return 0;
+    case OPTION_LAYOUT:
+        o->layout = argument;
+        return 0;
+    case OPTION_COMPRESSION:
+        o->compression = argument;
+        return 0;
+    case OPTION_KEEP_EVERY:
+        return parse_number(o, "keep-every", argument, UINT64_MAX, &o->keep_every);
+    case OPTION_KEEP_LAST:
+        result = parse_number(o, "keep-last", argument, UINT32_MAX, &value);
+        o->keep_last = (uint32_t)value;
+        return result;
+    case ARGP_KEY_ARG:
+        if (o->path_count == o->path_max) {
+            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "\"%s\" is one path too many; see %s --help", argument,
+                               state->name);
+            return EINVAL;
+        }
+        o->paths[o->path_count++] = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option step_option = {
+    .name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not the newest but this one"};
+
+static pd_status run(const char *doc, const char *arguments, const struct argp_option *more, uint32_t paths,
+                     pd_status (*body)(const struct pd_ckpt_options *, struct pd_error *), int argc, char **argv,
+                     struct pd_error *err)
+{
+    struct argp argp = {.options = more, .parser = parse, .args_doc = arguments, .doc = doc};
+    struct pd_ckpt_options o = {.step = UINT64_MAX, .path_max = paths, .err = err};
+    bool done;
+    PD_TRY(pd_command_parse(&argp, argc, argv, &o, &o.json, &done, err));
+    if (done) return PD_OK;
+    if (o.path_count < paths)
+        PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
+                paths == 1                ? "a run or a directory of checkpoints"
+                : body == pd_ckpt_reshard ? "a checkpoint and the directory where the new one is to lie"
+                                          : "two checkpoints",
+                argv[0]);
+    return body(&o, err);
+}
+
+#define PATH_MEANS \
+    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken."
+
+static pd_status run_ls(int argc, char **argv, struct pd_error *err)
+{
+    return run("Lists valid checkpoints, newest first.", "PATH", NULL, 1, ls, argc, argv, err);
+}
+
+static pd_status run_show(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "config", .key = OPTION_CONFIG, .doc = "the configuration it was made with, as YAML, and nothing else"},
+        {0}};
+    return run("What a checkpoint's commit record says. " PATH_MEANS, "PATH", options, 1, show, argc, argv, err);
+}
+
+static pd_status run_verify(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {{.name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not all but this one"},
+                                          {0}};
+    return run(
+        "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 when "
+        "any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one checkpoint.",
+        "PATH", options, 1, pd_ckpt_verify, argc, argv, err);
+}
+
+static pd_status run_diff(int argc, char **argv, struct pd_error *err)
+{
+    return run("Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
+               "PATH PATH", NULL, 2, pd_ckpt_diff, argc, argv, err);
+}
+
+static pd_status run_stats(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "tensor", .key = OPTION_TENSOR, .arg = "TEXT", .doc = "only tensors whose name contains TEXT"},
+        {0}};
+    return run("Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
+               "PATH", options, 1, pd_ckpt_stats, argc, argv, err);
+}
+
+static pd_status run_prune(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        {.name = "keep-last", .key = OPTION_KEEP_LAST, .arg = "N", .doc = "the newest N stay"},
+        {.name = "keep-every", .key = OPTION_KEEP_EVERY, .arg = "N", .doc = "and those of steps that N divides"},
+        {0}};
+    return run("Deletes old checkpoints. Refuses while a run is using the directory.", "PATH", options, 1, prune, argc, argv,
+               err);
+}
+
+static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
+{
+    const struct argp_option options[] = {
+        step_option,
+        {.name = "layout",
+         .key = OPTION_LAYOUT,
+         .arg = "dp=N,tp=N,...",
+         .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not said is 1 (zero_shard: dp*sp)"},
+        {.name = "compression",
+         .key = OPTION_COMPRESSION,
+         .arg = "none|zstd:N|auto",
+         .doc = "of the new shards; auto compresses what the disk leaves time for; when not said, they are as those of SRC"},
+        {0}};
+    return run(
+        "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "
+        "bit. A run loads any checkpoint under any layout without this. DST is a directory of checkpoints; it is made "
+        "when absent, and nothing in it is overwritten. SRC is the directory of a run, a directory of checkpoints, or "
+        "one checkpoint; of several the newest is taken.",
+        "SRC DST", options, 2, pd_ckpt_reshard, argc, argv, err);
+}
+
+pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
+{
+    static const struct pd_command commands[] = {
+        {"ls", "PATH", "list checkpoints", run_ls},
+        {"show", "PATH", "step, layout, progress, configuration of one", run_show},
+        {"verify", "PATH", "read every byte and compare with its checksums", run_verify},
+        {"diff", "PATH PATH", "compare the tensors of two", run_diff},
+        {"stats", "PATH", "digest and statistics of each tensor", run_stats},
+        {"reshard", "--layout=dp=4,tp=2 SRC DST", "write one again under another layout", run_reshard},
+        {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
+        {0},
+    };
+    return pd_command_dispatch(commands, argv[0], argc, argv, err);
+}

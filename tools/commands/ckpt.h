@@ -1,0 +1,45 @@
+/* The parts of `perdure ckpt`. */
+#ifndef PD_TOOLS_COMMANDS_CKPT_H
+#define PD_TOOLS_COMMANDS_CKPT_H
+
+#include "ckpt/base/progress.h"
+#include "ckpt/inspect/inspect.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_ckpt_options {
+    const char *paths[2];
+    uint32_t path_count, path_max;
+    uint64_t step;           /* UINT64_MAX: the newest */
+    const char *tensor;      /* part of a name, or NULL */
+    const char *layout;      /* "dp=4,tp=2", or NULL */
+    const char *compression; /* "none", "zstd:3", "auto", or NULL: as the source is */
+    bool config, json;
+    uint32_t keep_last;
+    uint64_t keep_every;
+    struct pd_error *err;
+};
+
+/* Every byte, of one checkpoint or of all: cmd_ckpt_verify.c. */
+pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
+/* Of tensors: cmd_ckpt_tensors.c. */
+pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
+pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
+
+/* Another layout: cmd_ckpt_reshard.c. */
+pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
+/* A layout as an object of the JSON that show and reshard print: cmd_ckpt.c. */
+struct pd_json_writer;
+void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
+
+/* Bytes done of bytes in all, on stderr: ckpt_progress.c. NULL where nothing is to be shown. */
+struct pd_ckpt_progress {
+    struct pd_progress_mode mode;
+    uint64_t start_ns, shown_ns;
+    bool is_shown;
+};
+pd_inspect_progress pd_ckpt_progress_start(struct pd_ckpt_progress *progress);
+void pd_ckpt_progress_end(const struct pd_ckpt_progress *progress);
+
+#endif

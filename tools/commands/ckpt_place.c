@@ -1,0 +1,286 @@
+#include "tools/commands/ckpt_place.h"
+
+#include "ckpt/base/words.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool exists(const char *directory, const char *name)
+{
+    char path[4200];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return stat(path, &st) == 0;
+}
+
+/* step-000000001200-7 */
+static bool is_step_name(const char *name)
+{
+    return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
+}
+
+static pd_status find_root(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
+{
+    char *real = realpath(path, NULL);
+    if (!real && errno == ENOENT)
+        PD_FAIL(err, PD_NOT_FOUND, "%s does not exist; name a run, its checkpoints or one of them", path);
+    if (!real) PD_FAIL_ERRNO(err, errno, "%s: looking for checkpoints", path);
+    struct stat st;
+    bool is_directory = stat(real, &st) == 0 && S_ISDIR(st.st_mode);
+    bool fits = strlen(real) < sizeof place->root - 64;
+    char *name = strrchr(real, '/');
+    if (fits && is_directory && name && is_step_name(name + 1) && strlen(name + 1) < sizeof place->named) {
+        snprintf(place->named, sizeof place->named, "%.63s", name + 1);
+        *name = '\0';
+    }
+    if (fits)
+        snprintf(place->root, sizeof place->root, "%.4000s%s", real,
+                 !place->named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
+    free(real);
+    if (!is_directory) PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run, its checkpoints or one of them", path);
+    if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path", path);
+    return PD_OK;
+}
+
+/* A relative checkpoint.dir is where the run was started. */
+static pd_status refuse_absent(const struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+{
+    const char *dir = place->tiers.tiers[0].dir;
+    PD_FAIL(err, PD_NOT_FOUND, "%.600s/config.yaml names %.600s for its checkpoints (checkpoint.dir), which is not there%s",
+            path, dir,
+            dir[0] == '/' ? "; bring it back, or name where they are now" : " from here; name the directory itself");
+}
+
+/* A run with several tiers: where its newest checkpoint lies, else the first. */
+static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
+{
+    if (place->named[0]) return PD_OK;
+    pd_run_tiers_of_run(path, &place->tiers);
+    if (!place->tiers.count) return PD_OK;
+    pd_status status = pd_run_tiers_look(&place->tiers, err);
+    if (place->tiers.count > 1 && !pd_run_tiers_say(&place->tiers))
+        return status ? status
+                      : pd_error_set(err, PD_NOT_FOUND, PD_WHERE, 0,
+                                     "none of the directories that %s/config.yaml names for checkpoints is there", path);
+    if (place->tiers.count == 1 && place->tiers.tiers[0].is_absent && !exists(path, "checkpoints"))
+        return refuse_absent(place, path, err);
+    const struct pd_run_tier *chosen = pd_run_tiers_newest(&place->tiers);
+    for (uint32_t i = 0; !chosen && i < place->tiers.count; i++)
+        if (pd_run_tier_is_there(&place->tiers.tiers[i])) chosen = &place->tiers.tiers[i];
+    if (chosen || place->tiers.count > 1) status = PD_OK;
+    if (chosen) snprintf(place->root, sizeof place->root, "%s", chosen->dir);
+    if (place->tiers.count == 1) place->tiers.count = 0;
+    return status;
+}
+
+pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *prune, struct pd_ckpt_place *ret_place,
+                             struct pd_error *err)
+{
+    static const struct pd_store_options look = {.keep_last = 1};
+    struct pd_ckpt_place *place = ret_place;
+    *place = (struct pd_ckpt_place){0};
+    PD_TRY(find_root(path, place, err));
+    PD_TRY(find_tier(place, path, err));
+    pd_group_init_single(&place->group);
+    PD_TRY(pd_door_new_auto(&place->door, err));
+    pd_status status = pd_store_open(place->door, place->root, prune ? prune : &look, &place->group, &place->store, err);
+    if (status) {
+        pd_door_free(place->door);
+        place->door = NULL;
+    }
+    return status;
+}
+
+void pd_ckpt_place_close(struct pd_ckpt_place *place)
+{
+    pd_store_close(place->store);
+    if (place->door) pd_door_free(place->door);
+    *place = (struct pd_ckpt_place){0};
+}
+
+static void list_steps(const struct pd_ckpt_place *place, char *ret, size_t bytes)
+{
+    uint32_t count = pd_store_count(place->store);
+    size_t used = 0;
+    ret[0] = '\0';
+    for (uint32_t i = 0; i < count && i < 6; i++) {
+        used += (size_t)snprintf(ret + used, bytes - used, "%s%" PRIu64, i ? ", " : "",
+                                 pd_store_entry_at(place->store, i)->step);
+    }
+    if (count > 6) snprintf(ret + used, bytes - used, ", ...");
+}
+
+/* What was asked for and lies there all the same, with what is wrong with it; else the newest such; NULL: nothing. */
+static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place *place, uint64_t step)
+{
+    const bool is_any = !place->named[0] && step == UINT64_MAX;
+    for (uint32_t i = pd_store_unusable_count(place->store); i-- > 0;) {
+        const struct pd_store_unusable *unusable = pd_store_unusable_at(place->store, i);
+        if (is_any || (place->named[0] ? strcmp(unusable->name, place->named) == 0 : unusable->step == step))
+            return unusable;
+    }
+    return NULL;
+}
+
+/* Of a save or a rewrite that was killed; "" where there is none. */
+static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64], struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    ret_name[0] = '\0';
+    PD_TRY(pd_door_list(place->door, place->root, &listing, err));
+    for (uint32_t i = 0; i < listing.count; i++) {
+        const size_t length = strlen(listing.names[i]);
+        if (strncmp(listing.names[i], "step-", 5) == 0 && length > 9 && length < 64 &&
+            strcmp(listing.names[i] + length - 4, ".tmp") == 0)
+            snprintf(ret_name, 64, "%s", listing.names[i]);
+    }
+    pd_listing_deinit(&listing);
+    return PD_OK;
+}
+
+/* What lies there and is none; false: nothing. */
+static bool say_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
+{
+    const uint32_t unusable = pd_store_unusable_count(place->store);
+    if (unusable)
+        snprintf(ret_text, bytes,
+                 "%s holds %s, damaged or incomplete, and none that is whole; perdure ckpt verify %s tells more",
+                 place->root, pd_counted(unusable, "checkpoint").text, place->root);
+    else if (quarantined)
+        snprintf(ret_text, bytes,
+                 "%s holds %s in its quarantine directory, moved there as damaged (see reason.txt), and none that is whole; "
+                 "bring back a copy, or begin again with another run.dir",
+                 place->root, pd_counted(quarantined, "checkpoint").text);
+    return unusable || quarantined;
+}
+
+pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
+{
+    char begun[64];
+    uint32_t quarantined;
+    PD_TRY(find_begun(place, begun, err));
+    PD_TRY(pd_store_count_quarantined(place->store, &quarantined, err));
+    if (begun[0])
+        snprintf(ret_text, bytes,
+                 "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
+                 place->root, begun);
+    else if (!say_flawed(place, quarantined, ret_text, bytes))
+        snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
+    return PD_OK;
+}
+
+static pd_status say_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = find_unusable(place, step);
+    char text[4400];
+    if (unusable)
+        PD_FAIL(err, unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT,
+                "%s/%s is no valid checkpoint: %s; perdure ckpt verify tells what else is wrong with it", place->root,
+                unusable->name, unusable->cause);
+    if (place->named[0])
+        PD_FAIL(err, PD_CORRUPT,
+                "%s/%s is no valid checkpoint: it holds nothing that a save would leave; perdure ckpt ls %s", place->root,
+                place->named, place->root);
+    if (!pd_store_count(place->store)) {
+        PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+        PD_FAIL(err, PD_CORRUPT, "%s", text);
+    }
+    char steps[160];
+    list_steps(place, steps, sizeof steps);
+    PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there are steps %s", place->root, step,
+            steps);
+}
+
+static const struct pd_store_entry *find_entry(const struct pd_ckpt_place *place, uint64_t step)
+{
+    for (uint32_t i = 0; i < pd_store_count(place->store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(place->store, i);
+        if (place->named[0] ? strcmp(entry->name, place->named) == 0 : step == UINT64_MAX || entry->step == step)
+            return entry;
+    }
+    return NULL;
+}
+
+static pd_status move_to(struct pd_ckpt_place *place, const char *dir, struct pd_error *err)
+{
+    static const struct pd_store_options look = {.keep_last = 1};
+    pd_store_close(place->store);
+    place->store = NULL;
+    snprintf(place->root, sizeof place->root, "%s", dir);
+    return pd_store_open(place->door, place->root, &look, &place->group, &place->store, err);
+}
+
+/* Another tier may have what the one with the newest does not. */
+static pd_status look_elsewhere(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
+                                struct pd_error *err)
+{
+    char first[sizeof place->root];
+    memcpy(first, place->root, sizeof first);
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        if (strcmp(place->tiers.tiers[i].dir, first) == 0 || !pd_run_tier_is_there(&place->tiers.tiers[i])) continue;
+        PD_TRY(move_to(place, place->tiers.tiers[i].dir, err));
+        if ((*ret_entry = find_entry(place, step))) return PD_OK;
+    }
+    return place->tiers.count ? move_to(place, first, err) : PD_OK;
+}
+
+/* The newest that is whole may not be the newest that lies there. */
+static void say_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
+{
+    static const char format[] = "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n";
+    const uint32_t here = pd_store_unusable_count(place->store);
+    const struct pd_store_unusable *newest = here ? pd_store_unusable_at(place->store, here - 1) : NULL;
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        const struct pd_run_tier *tier = &place->tiers.tiers[i];
+        if (tier->unusable[0] && tier->unusable_step >= chosen->step)
+            fprintf(stderr, format, tier->dir, tier->unusable, tier->flaw, place->root, chosen->name);
+    }
+    if (!place->tiers.count && newest && newest->step >= chosen->step)
+        fprintf(stderr, format, place->root, newest->name, newest->cause, place->root, chosen->name);
+}
+
+pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const struct pd_store_entry **ret_entry,
+                               struct pd_error *err)
+{
+    *ret_entry = find_entry(place, step);
+    if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
+    if (*ret_entry && !place->named[0] && step == UINT64_MAX) say_passed(place, *ret_entry);
+    return *ret_entry ? PD_OK : say_none(place, step, err);
+}
+
+bool pd_ckpt_is_of_copy(pd_status status)
+{
+    return status == PD_CORRUPT || status == PD_NOT_FOUND || status == PD_IO;
+}
+
+bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry)
+{
+    const struct pd_store_entry bad = **entry;
+    char before[sizeof place->root];
+    memcpy(before, place->root, sizeof before);
+    if (place->named[0]) return false;
+    for (uint32_t i = 0; i < place->tiers.count; i++) {
+        const struct pd_run_tier *tier = &place->tiers.tiers[i];
+        if (strcmp(tier->dir, before) == 0) place->tried |= 1u << i;
+        if (place->tried >> i & 1 || !pd_run_tier_is_there(tier) || move_to(place, tier->dir, NULL)) continue;
+        *entry = find_entry(place, bad.step);
+        if (!*entry || (*entry)->lineage != bad.lineage) continue;
+        fprintf(stderr, "perdure: %s/%s: %s; taking the copy in %s\n", before, bad.name, cause->message, place->root);
+        return true;
+    }
+    return false;
+}
+
+pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err)
+{
+    static const char next[] = "; perdure ckpt verify tells which checkpoints are whole: name one of them";
+    if (status != PD_CORRUPT || !err) return status;
+    const size_t used = strlen(err->message);
+    if (!strstr(err->message, "perdure ckpt") && used + sizeof next <= sizeof err->message)
+        memcpy(err->message + used, next, sizeof next);
+    return status;
+}

@@ -1,0 +1,336 @@
+/* perdure ckpt reshard: a checkpoint, written again under another layout. */
+#include "ckpt/base/arena.h"
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
+#include "ckpt/shard/expand.h"
+#include "resharder/rewrite/rewrite.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_place.h"
+#include "tools/output.h"
+#include "trainer/model/model.h"
+#include "trainer/plan/auto_layout.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#define COMPRESSORS_MAX 4
+
+struct reshard {
+    const struct pd_ckpt_options *options;
+    struct pd_ckpt_place source, target;
+    bool has_made_target;               /* its directory */
+    const struct pd_store_entry *entry; /* of the source */
+    char directory[4096];               /* of the source */
+    struct pd_commit commit;
+    struct pd_config config;
+    struct pd_model *model;
+    struct pd_laid_out laid_out;
+    struct pd_shard_codec codec; /* of the new shards */
+    char compression[16];        /* the same, as it is written */
+    struct pd_rewrite_report report;
+    double seconds;
+};
+
+/* ---- --layout ---- */
+
+/* All but the last are keys of a configuration too. */
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave", "stripes"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names, STRIPES = DEGREES - 1 };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1, 1};
+
+static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
+{
+    const char *equals = strchr(word, '=');
+    for (int i = 0; equals && i < DEGREES; i++) {
+        if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
+            continue;
+        if (is_given[i])
+            PD_FAIL(err, PD_USAGE, "--layout: %s is given twice, %" PRIu64 " and then %s; leave one of them out",
+                    degree_names[i], values[i], equals + 1);
+        is_given[i] = true;
+        if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536", equals + 1);
+    }
+    PD_FAIL(err, PD_USAGE,
+            "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
+            "interleave, stripes; numerics such as virtual_tp stay as they are)",
+            word);
+}
+
+static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
+{
+    bool is_given[DEGREES] = {false};
+    memcpy(values, degree_defaults, sizeof degree_defaults);
+    const char *p = text, *end;
+    do {
+        const size_t length = strcspn(p, ",");
+        char word[64];
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
+        PD_TRY(parse_degree(word, is_given, values, err));
+        end = p + length;
+        p = end + 1;
+    } while (*end);
+    for (int i = 0; i < 4; i++)
+        if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    if (!values[STRIPES] || values[STRIPES] > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "--layout: stripes is %" PRIu64 " and must be between 1 and %u", values[STRIPES],
+                PD_LAYOUT_STRIPES_MAX);
+    return PD_OK;
+}
+
+/* Shards of equal weight, as many a rank. */
+static void stripe(struct pd_layout *layout, uint64_t stripes)
+{
+    layout->stripes = stripes > 1 ? (uint32_t)stripes : 0;
+    for (uint32_t s = 0; s < PD_LAYOUT_STRIPES_MAX; s++)
+        layout->stripe_weight[s] = s < layout->stripes;
+}
+
+/* What a training run with this layout would take: the saved configuration with other degrees. */
+static pd_status lay_out(struct reshard *r, struct pd_error *err)
+{
+    uint64_t values[DEGREES], world = 1;
+    char texts[STRIPES + 2][48];
+    const char *overrides[STRIPES + 2];
+    PD_TRY(parse_degrees(r->options->layout, values, err));
+    for (int i = 0; i < 4; i++)
+        world *= values[i];
+    if (world > 65536)
+        PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
+                r->options->layout, world);
+    for (int i = 0; i < STRIPES; i++)
+        snprintf(texts[i], sizeof texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
+    snprintf(texts[STRIPES], sizeof texts[0], "layout.auto=false");
+    snprintf(texts[STRIPES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
+    for (int i = 0; i < STRIPES + 2; i++)
+        overrides[i] = texts[i];
+    PD_TRY(pd_config_parse("saved configuration", r->commit.state.config, overrides, STRIPES + 2, &r->config, err));
+    PD_TRY(pd_model_new(&r->config.model, &r->model, err));
+    PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
+    r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;
+    stripe(&r->laid_out.layout, values[STRIPES]);
+    return PD_OK;
+}
+
+/* ---- --compression ---- */
+
+/* When nothing is said: as the first shard of the source is. One that cannot be opened is the rewrite's to complain about.
+ */
+static struct pd_shard_codec codec_of_source(const struct reshard *r)
+{
+    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
+    struct pd_shard *shard = NULL;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-00000.h5", r->directory);
+    if (pd_shard_open(r->source.door, path, &r->commit.state.identity, &r->commit.shards[0], &shard, NULL)) return codec;
+    codec = pd_shard_codec_of(shard);
+    pd_shard_close(shard);
+    return codec;
+}
+
+static pd_status choose_codec(struct reshard *r, struct pd_error *err)
+{
+    const char *text = r->options->compression;
+    pd_status st = text ? pd_shard_codec_parse(text, &r->codec, err) : PD_OK;
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, zstd:1 to zstd:%d, or auto", text, PD_SHARD_LEVEL_MAX);
+    if (!text) r->codec = codec_of_source(r);
+    if (r->codec.codec == PD_CODEC_NONE)
+        snprintf(r->compression, sizeof r->compression, "none");
+    else if (r->codec.is_auto)
+        snprintf(r->compression, sizeof r->compression, "auto");
+    else
+        snprintf(r->compression, sizeof r->compression, "zstd:%d", r->codec.level);
+    return PD_OK;
+}
+
+/* ---- source and target ---- */
+
+static pd_status read_record(struct reshard *r, struct pd_error *err)
+{
+    pd_commit_deinit(&r->commit);
+    r->commit = (struct pd_commit){0};
+    PD_TRY(pd_store_read_commit(r->source.store, r->entry, &r->commit, err));
+    pd_store_entry_path(r->source.store, r->entry, r->directory);
+    return PD_OK;
+}
+
+/* `st` came of reading the source, with *err: PD_OK when a copy in another tier is the source now. */
+static pd_status take_copy(struct reshard *r, pd_status st, struct pd_error *err)
+{
+    while (pd_ckpt_is_of_copy(st) && pd_ckpt_place_next_copy(&r->source, err, &r->entry))
+        if ((st = read_record(r, err)) == PD_OK) return PD_OK;
+    return st;
+}
+
+static pd_status open_source(struct reshard *r, struct pd_error *err)
+{
+    PD_TRY(pd_ckpt_place_open(r->options->paths[0], NULL, &r->source, err));
+    PD_TRY(pd_ckpt_place_choose(&r->source, r->options->step, &r->entry, err));
+    pd_status st = read_record(r, err);
+    return st ? take_copy(r, st, err) : PD_OK;
+}
+
+static pd_status check_entry(const struct reshard *r, const struct pd_store_entry *entry, struct pd_error *err)
+{
+    const struct pd_identity *mine = &r->commit.state.identity;
+    struct pd_commit there = {0};
+    PD_TRY(pd_store_read_commit(r->target.store, entry, &there, err));
+    const bool other_run = memcmp(there.state.identity.run_id, mine->run_id, sizeof mine->run_id) != 0;
+    pd_commit_deinit(&there);
+    if (other_run) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run; name another directory", r->target.root);
+    if (entry->lineage == mine->lineage && entry->step == mine->step)
+        PD_FAIL(err, PD_INVALID, "%s holds step %" PRIu64 " of this run already, as %s; name another directory",
+                r->target.root, entry->step, entry->name);
+    return PD_OK;
+}
+
+static pd_status check_entries(const struct reshard *r, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
+        PD_TRY(check_entry(r, pd_store_entry_at(r->target.store, i), err));
+    return PD_OK;
+}
+
+/* Looks before anything is written. */
+static pd_status check_target(struct reshard *r, struct pd_error *err)
+{
+    const char *path = r->options->paths[1];
+    struct stat st;
+    if (stat(path, &st) != 0) return PD_OK; /* it will be made */
+    if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no directory; name one to put the new checkpoint in", path);
+    PD_TRY(pd_ckpt_place_open(path, NULL, &r->target, err));
+    pd_status status = PD_OK;
+    if (r->target.named[0])
+        status =
+            pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name a directory to put the new one in", path);
+    if (!status) status = check_entries(r, err);
+    pd_ckpt_place_close(&r->target);
+    return status;
+}
+
+static pd_status open_target(struct reshard *r, struct pd_error *err)
+{
+    static const struct pd_store_options options = {
+        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
+    const char *path = r->options->paths[1];
+    pd_status st = pd_door_mkdir(r->source.door, path, err);
+    if (st == PD_NOT_FOUND)
+        PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
+    if (st && st != PD_EXISTS) return st;
+    r->has_made_target = !st;
+    PD_TRY(pd_ckpt_place_open(path, &options, &r->target, err));
+    return check_entries(r, err); /* what was killed when it was all but done is there now */
+}
+
+/* ---- the work ---- */
+
+/* As many as it has processors, within the memory that a rewrite takes. */
+static unsigned compressors(void)
+{
+    cpu_set_t set;
+    const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count < COMPRESSORS_MAX ? (unsigned)count : COMPRESSORS_MAX;
+}
+
+static pd_status rewrite(struct reshard *r, struct pd_error *err)
+{
+    struct pd_ckpt_progress progress;
+    struct pd_arena *arena = NULL;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_REWRITE_BUFFER_BYTES}};
+    if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
+    PD_TRY(pd_arena_new(&memory, &arena, err));
+    struct pd_rewrite_request request = {.directory = r->directory,
+                                         .commit = &r->commit,
+                                         .tensors = &r->model->tensors,
+                                         .layout = &r->laid_out.layout,
+                                         .codec = r->codec,
+                                         .target = r->target.store,
+                                         .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_REWRITE_BUFFER_BYTES),
+                                         .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
+                                         .progress = pd_ckpt_progress_start(&progress),
+                                         .context = &progress};
+    pd_status st = pd_rewrite(r->target.door, &request, &r->report, err);
+    pd_ckpt_progress_end(&progress);
+    r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_arena_free(arena);
+    return st;
+}
+
+/* Every copy that lies in a tier, until one is whole. */
+static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
+{
+    pd_status st;
+    do {
+        st = rewrite(r, err);
+    } while (st == PD_CORRUPT && (st = take_copy(r, st, err)) == PD_OK);
+    return pd_ckpt_say_next(st, err);
+}
+
+static pd_status print(const struct reshard *r, struct pd_error *err)
+{
+    const struct pd_layout *l = &r->laid_out.layout;
+    const struct pd_store_entry *entry = pd_store_entry_at(r->target.store, 0);
+    char path[4096];
+    struct rusage usage;
+    struct pd_json_writer w;
+    for (uint32_t i = 0; i < pd_store_count(r->target.store); i++)
+        if (pd_store_entry_at(r->target.store, i)->fence == pd_store_fence(r->target.store))
+            entry = pd_store_entry_at(r->target.store, i);
+    pd_store_entry_path(r->target.store, entry, path);
+    if (!r->options->json) {
+        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s%s%s, %.1f s\n", path, entry->step, l->dp,
+               l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text,
+               r->codec.codec == PD_CODEC_NONE ? "" : ", ", r->codec.codec == PD_CODEC_NONE ? "" : r->compression,
+               r->seconds);
+        if (!r->report.has_index)
+            fprintf(stderr, "without index.h5, the view for people: there are too many boxes to make it in little memory; a "
+                            "run that goes "
+                            "on from here makes one with its next checkpoint\n");
+        return PD_OK;
+    }
+    (void)getrusage(RUSAGE_SELF, &usage);
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", path);
+    pd_json_u64(&w, "step", entry->step);
+    pd_json_u64(&w, "shards", r->report.shards);
+    pd_json_u64(&w, "bytes", entry->bytes);
+    pd_json_string(&w, "compression", r->compression);
+    pd_json_u64(&w, "bytes_read", r->report.bytes_read);
+    pd_json_u64(&w, "bytes_written", r->report.bytes_written);
+    pd_json_double(&w, "seconds", r->seconds);
+    pd_json_bool(&w, "index", r->report.has_index);
+    pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);
+    pd_ckpt_json_layout(&w, l);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct reshard r = {.options = options};
+    if (!options->layout)
+        PD_FAIL(err, PD_USAGE, "say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
+    PD_TRY(pd_fault_configure_env(err));
+    pd_status st = open_source(&r, err);
+    if (!st) st = lay_out(&r, err);
+    if (!st) st = choose_codec(&r, err);
+    if (!st) st = check_target(&r, err);
+    if (!st) st = open_target(&r, err);
+    if (!st) st = rewrite_any(&r, err);
+    if (!st) st = print(&r, err);
+    pd_thread_pool_free(r.codec.pool);
+    pd_model_free(r.model);
+    pd_config_deinit(&r.config);
+    pd_commit_deinit(&r.commit);
+    pd_ckpt_place_close(&r.target);
+    if (st && r.has_made_target) (void)!pd_door_rmdir(r.source.door, options->paths[1], NULL);
+    pd_ckpt_place_close(&r.source);
+    return st;
+}

@@ -1,0 +1,294 @@
+/* perdure ckpt diff, stats: the tensors of checkpoints. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/words.h"
+#include "ckpt/inspect/inspect.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_place.h"
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One checkpoint, looked into. */
+struct opened {
+    struct pd_ckpt_place place;
+    const struct pd_store_entry *entry; /* NULL: PATH named it */
+    struct pd_inspect *inspect;
+    char path[4096];
+};
+
+static void opened_close(struct opened *o)
+{
+    pd_inspect_close(o->inspect);
+    o->inspect = NULL;
+    pd_ckpt_place_close(&o->place);
+}
+
+static pd_status look_into(struct opened *o, struct pd_error *err)
+{
+    pd_inspect_close(o->inspect);
+    o->inspect = NULL;
+    if (o->entry) pd_store_entry_path(o->place.store, o->entry, o->path);
+    pd_status status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
+    if (!status) status = pd_inspect_check_complete(o->inspect, err);
+    return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* no valid checkpoint where one must be */
+}
+
+/* `status` came of reading it, with *err: PD_OK when a copy in another tier is open instead. */
+static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *err)
+{
+    while (pd_ckpt_is_of_copy(status) && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
+        if ((status = look_into(o, err)) == PD_OK) return PD_OK;
+    return status;
+}
+
+/* A checkpoint that PATH names is opened even when the store would not list it. */
+static pd_status opened_open(const char *path, uint64_t step, struct opened *o, struct pd_error *err)
+{
+    *o = (struct opened){0};
+    PD_TRY(pd_ckpt_place_open(path, NULL, &o->place, err));
+    pd_status status = PD_OK;
+    if (o->place.named[0]) {
+        int length = snprintf(o->path, sizeof o->path, "%s/%s", o->place.root, o->place.named);
+        PD_CHECK(length > 0 && (size_t)length < sizeof o->path);
+    } else {
+        status = pd_ckpt_place_choose(&o->place, step, &o->entry, err);
+    }
+    if (!status && (status = look_into(o, err))) status = take_copy(o, status, err);
+    if (status) opened_close(o);
+    return status;
+}
+
+/* ---- stats ---- */
+
+static bool wanted(const struct pd_ckpt_options *options, const char *name)
+{
+    return !options->tensor || strstr(name, options->tensor);
+}
+
+static void stats_row(struct pd_table *table, const struct pd_tensor *t, enum pd_kind kind, const struct pd_tensor_report *r)
+{
+    char bad[64] = "";
+    if (r->nan_count || r->inf_count)
+        snprintf(bad, sizeof bad, "%" PRIu64 " NaN, %" PRIu64 " inf", r->nan_count, r->inf_count);
+    pd_table_row(table, (const char *const[]){t->name, pd_kind_name(kind), pd_text_count(r->elements).text,
+                                              pd_text_number(r->min).text, pd_text_number(r->max).text,
+                                              pd_text_number(r->mean).text, pd_text_number(r->rms).text,
+                                              pd_text_hex(r->digest).text, bad});
+}
+
+static void stats_json_row(struct pd_json_writer *w, const struct pd_tensor *t, enum pd_kind kind,
+                           const struct pd_tensor_report *r)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "tensor", t->name);
+    pd_json_string(w, "kind", pd_kind_name(kind));
+    pd_json_array_begin(w, "shape");
+    for (uint32_t d = 0; d < t->ndim; d++)
+        pd_json_u64(w, NULL, t->shape[d]);
+    pd_json_array_end(w);
+    pd_json_u64(w, "elements", r->elements);
+    pd_json_hex64(w, "digest", r->digest);
+    pd_json_double(w, "min", r->min);
+    pd_json_double(w, "max", r->max);
+    pd_json_double(w, "mean", r->mean);
+    pd_json_double(w, "rms", r->rms);
+    pd_json_u64(w, "nan", r->nan_count);
+    pd_json_u64(w, "inf", r->inf_count);
+    pd_json_object_end(w);
+}
+
+static pd_status stats_print(const struct pd_ckpt_options *options, const struct opened *o,
+                             const struct pd_state_report *report, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", ""};
+    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
+    struct pd_json_writer w;
+    struct pd_table table;
+    uint32_t shown = 0;
+    pd_json_writer_init(&w, 2);
+    pd_table_init(&table, headings, 9);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "checkpoint", o->path);
+    pd_json_u64(&w, "step", pd_inspect_commit(o->inspect)->state.identity.step);
+    if (!options->tensor) pd_json_hex64(&w, "state_digest", report->state_digest);
+    pd_json_u64(&w, "bytes_read", report->bytes_read);
+    pd_json_array_begin(&w, "tensors");
+    for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
+        const struct pd_tensor *t = &tensors->tensors[i / PD_KIND_COUNT];
+        if (!wanted(options, t->name)) continue;
+        stats_row(&table, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        stats_json_row(&w, t, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
+        shown++;
+    }
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    pd_status status = PD_OK;
+    if (!shown)
+        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "no tensor has \"%s\" in its name; leave --tensor out to see all",
+                              options->tensor);
+    else if (options->json)
+        status = pd_output_json(&w, err);
+    else
+        status = pd_table_print(&table, err);
+    if (!status && !options->json && !options->tensor)
+        printf("state digest of step %" PRIu64 ": %s\n", pd_inspect_commit(o->inspect)->state.identity.step,
+               pd_text_hex(report->state_digest).text);
+    pd_json_writer_deinit(&w);
+    pd_table_deinit(&table);
+    return status;
+}
+
+/* All tensors with the digest of the whole, or the named ones, for which nothing else is read. */
+static pd_status stats_report(const struct pd_ckpt_options *options, const struct opened *o, pd_inspect_progress show,
+                              struct pd_ckpt_progress *progress, struct pd_state_report *ret_report, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
+    if (!options->tensor) return pd_inspect_report(o->inspect, true, show, progress, ret_report, err);
+    bool *chosen = calloc(tensors->count + 1ull, sizeof *chosen);
+    if (!chosen) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
+    for (uint32_t t = 0; t < tensors->count; t++)
+        chosen[t] = wanted(options, tensors->tensors[t].name);
+    pd_status status = pd_inspect_report_some(o->inspect, chosen, show, progress, ret_report, err);
+    free(chosen);
+    return status;
+}
+
+pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct opened o;
+    struct pd_ckpt_progress progress;
+    struct pd_state_report report = {0};
+    PD_TRY(opened_open(options->paths[0], options->step, &o, err));
+    pd_status status = PD_OK;
+    do {
+        status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
+    } while (status && !(status = take_copy(&o, status, err)));
+    status = pd_ckpt_say_next(status, err);
+    if (!status) {
+        pd_ckpt_progress_end(&progress);
+        status = stats_print(options, &o, &report, err);
+    }
+    pd_state_report_deinit(&report);
+    opened_close(&o);
+    return status;
+}
+
+/* ---- diff ---- */
+
+static const char *const difference_names[] = {"same", "different", "only in the first", "only in the second",
+                                               "other shape"};
+
+static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
+{
+    char share[96] = "", first[64] = "", values[80] = "";
+    if (r->difference == PD_DIFFERENT) {
+        snprintf(share, sizeof share, "%s of %s", pd_text_count(r->differing).text, pd_text_count(r->elements).text);
+        snprintf(first, sizeof first, "%s", pd_text_count(r->first).text);
+        snprintf(values, sizeof values, "%.9g, %.9g", r->left, r->right);
+    }
+    pd_table_row(table,
+                 (const char *const[]){r->name, pd_kind_name(r->kind), difference_names[r->difference], share,
+                                       r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values});
+}
+
+static pd_status diff_text(const struct pd_diff *diff, struct pd_error *err)
+{
+    static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
+    struct pd_table table;
+    if (diff->different_count) {
+        pd_table_init(&table, headings, 7);
+        for (uint64_t i = 0; i < diff->count; i++)
+            if (diff->rows[i].difference != PD_SAME) diff_row(&table, &diff->rows[i]);
+        PD_TRY(pd_table_print(&table, err));
+    }
+    printf("%" PRIu64 " of %s differ\n", diff->different_count, pd_counted(diff->count, "array").text);
+    return PD_OK;
+}
+
+static pd_status diff_json(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+{
+    static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "left", sides[0].path);
+    pd_json_string(&w, "right", sides[1].path);
+    pd_json_u64(&w, "arrays", diff->count);
+    pd_json_u64(&w, "different", diff->different_count);
+    pd_json_array_begin(&w, "differences");
+    for (uint64_t i = 0; i < diff->count; i++) {
+        const struct pd_diff_row *r = &diff->rows[i];
+        if (r->difference == PD_SAME) continue;
+        pd_json_object_begin(&w, NULL);
+        pd_json_string(&w, "tensor", r->name);
+        pd_json_string(&w, "kind", pd_kind_name(r->kind));
+        pd_json_string(&w, "difference", words[r->difference]);
+        pd_json_u64(&w, "elements", r->elements);
+        pd_json_u64(&w, "differing", r->differing);
+        pd_json_double(&w, "max_abs", r->max_abs);
+        pd_json_u64(&w, "first", r->first);
+        pd_json_double(&w, "left", r->left);
+        pd_json_double(&w, "right", r->right);
+        pd_json_object_end(&w);
+    }
+    pd_json_array_end(&w);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+/* The difference met damage on one side: which, is seen when all of it is read. */
+static bool is_bad(struct opened *o, struct pd_error *err)
+{
+    struct pd_damage_list list = {0};
+    pd_status status = pd_inspect_verify(o->inspect, NULL, NULL, &list, err);
+    const bool bad = status || list.count;
+    if (!status && bad) (void)pd_error_set(err, list.items[0].status, PD_WHERE, 0, "%s", list.items[0].text);
+    pd_damage_list_deinit(&list);
+    return bad;
+}
+
+static pd_status take_other_side(struct opened sides[2], pd_status status)
+{
+    for (int i = 0; i < 2 && pd_ckpt_is_of_copy(status); i++) {
+        struct pd_error own = {0};
+        if (!sides[i].place.tiers.count || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
+        if (!take_copy(&sides[i], own.status, &own)) return PD_OK;
+        return status; /* nothing is looked into on that side any more */
+    }
+    return status;
+}
+
+static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
+{
+    struct pd_ckpt_progress progress;
+    struct pd_diff diff = {0};
+    pd_status status = PD_OK;
+    do {
+        status =
+            pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
+        pd_ckpt_progress_end(&progress);
+    } while (status && !(status = take_other_side(sides, status)));
+    status = pd_ckpt_say_next(status, err);
+    if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
+    if (!status && diff.different_count)
+        status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
+    pd_diff_deinit(&diff);
+    return status;
+}
+
+pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct opened sides[2];
+    PD_TRY(opened_open(options->paths[0], options->step, &sides[0], err));
+    pd_status status = opened_open(options->paths[1], options->step, &sides[1], err);
+    if (!status) {
+        status = diff_opened(options, sides, err);
+        opened_close(&sides[1]);
+    }
+    opened_close(&sides[0]);
+    return status;
+}

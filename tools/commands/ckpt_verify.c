@@ -1,0 +1,376 @@
+/* perdure ckpt verify: every byte of one checkpoint, or of all that lie in a directory, and what lies there and is none. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/words.h"
+#include "ckpt/inspect/inspect.h"
+#include "tools/commands/ckpt.h"
+#include "tools/commands/ckpt_place.h"
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what is to be checked ---- */
+
+struct candidate {
+    char name[64];
+    const struct pd_store_unusable *unusable; /* borrowed; NULL: the store offers it */
+};
+
+struct verify {
+    struct pd_ckpt_place place;
+    struct candidate *candidates; /* (count), newest first, owned */
+    uint32_t count;
+    uint64_t newest_whole; /* step of the newest that the store offers */
+    bool is_json, names_one;
+    struct pd_json_writer w;
+    uint32_t total, damaged, findings, unchecked, quarantined; /* of all places */
+    struct pd_error verdict; /* of the first place with damage, else of the first that cannot be checked */
+    char first_damaged[64];
+    struct pd_error first_unchecked;
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    return strcmp(((const struct candidate *)b)->name, ((const struct candidate *)a)->name);
+}
+
+static bool is_asked_for(const struct verify *v, uint64_t asked_step, const char *name, uint64_t step)
+{
+    return v->place.named[0] ? strcmp(v->place.named, name) == 0 : asked_step == UINT64_MAX || asked_step == step;
+}
+
+static void collect(struct verify *v, uint64_t step)
+{
+    for (uint32_t i = 0; i < pd_store_count(v->place.store); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(v->place.store, i);
+        if (entry->step > v->newest_whole) v->newest_whole = entry->step;
+        if (!is_asked_for(v, step, entry->name, entry->step)) continue;
+        memcpy(v->candidates[v->count++].name, entry->name, sizeof entry->name);
+    }
+    for (uint32_t i = 0; i < pd_store_unusable_count(v->place.store); i++) {
+        const struct pd_store_unusable *unusable = pd_store_unusable_at(v->place.store, i);
+        if (!is_asked_for(v, step, unusable->name, unusable->step)) continue;
+        v->candidates[v->count].unusable = unusable;
+        memcpy(v->candidates[v->count++].name, unusable->name, sizeof unusable->name);
+    }
+    qsort(v->candidates, v->count, sizeof *v->candidates, newest_first);
+}
+
+static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
+{
+    const struct pd_store_entry *entry;
+    uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
+    v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
+    if (!v->candidates) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", most);
+    collect(v, step);
+    if (v->count) return PD_OK;
+    if (!v->place.named[0]) return pd_ckpt_place_choose(&v->place, step, &entry, err); /* says what there is */
+    snprintf(v->candidates[0].name, sizeof v->candidates[0].name, "%s", v->place.named);
+    v->count = 1;
+    return PD_OK;
+}
+
+/* ---- one checkpoint ---- */
+
+struct checked {
+    const struct candidate *candidate;
+    char path[4200];
+    struct pd_damage_list list;
+    char warning[320]; /* or empty */
+    double seconds;
+};
+
+static pd_status add_finding(struct pd_damage_list *list, const char *file, pd_status status, const char *text,
+                             struct pd_error *err)
+{
+    struct pd_damage *items = realloc(list->items, (list->count + 1u) * sizeof *items);
+    if (!items) PD_FAIL(err, PD_NO_MEMORY, "no memory for the findings");
+    list->items = items;
+    struct pd_damage *d = &items[list->count++];
+    *d = (struct pd_damage){.status = status};
+    snprintf(d->file, sizeof d->file, "%s", file);
+    snprintf(d->text, sizeof d->text, "%.511s", text);
+    return PD_OK;
+}
+
+/* The store's reason begins with the name of a file, unless it is about the record. */
+static pd_status add_unusable(struct checked *c, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    pd_status status = unusable->flaw == PD_STORE_UNREADABLE || unusable->is_drive_absent ? PD_IO : PD_CORRUPT;
+    bool is_shard = strncmp(unusable->cause, "shard-", 6) == 0;
+    if (is_shard && c->list.count) return PD_OK; /* found just now, too */
+    char file[64] = "commit.h5", text[512];
+    if (is_shard) snprintf(file, sizeof file, "%.*s", (int)strcspn(unusable->cause, " "), unusable->cause);
+    snprintf(text, sizeof text, "%s: %s", unusable->name, unusable->cause);
+    return add_finding(&c->list, file, status, text, err);
+}
+
+static bool is_gone(const struct verify *v, const struct checked *c)
+{
+    struct pd_stat stat;
+    return pd_door_stat(v->place.door, c->path, &stat, NULL) == PD_NOT_FOUND;
+}
+
+static uint64_t little_endian(const unsigned char *bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 8; i-- > 0;)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+/* The index is for people and covered by no checksum of ours: an HDF5 file of the length it says it has is all we ask. */
+static void check_index(const struct verify *v, struct checked *c)
+{
+    static const unsigned char signature[8] = "\211HDF\r\n\032\n";
+    enum { VERSION = 8, END_OF_FILE = 28, HEAD = 48 };
+    unsigned char head[HEAD] = {0};
+    char path[4300];
+    struct pd_file *file;
+    struct pd_stat stat = {0};
+    snprintf(path, sizeof path, "%s/index.h5", c->path);
+    pd_status st = pd_file_open(v->place.door, path, PD_OPEN_READ, &file, NULL);
+    const char *what = st == PD_NOT_FOUND ? "is absent" : st ? "cannot be read" : NULL;
+    if (!st) {
+        st = pd_file_stat(file, &stat, NULL);
+        if (!st && stat.bytes >= HEAD) st = pd_file_read(file, 0, head, HEAD, NULL);
+        pd_file_close_readonly(file);
+        if (st)
+            what = "cannot be read";
+        else if (memcmp(head, signature, sizeof signature))
+            what = "is no HDF5 file";
+        else if (head[VERSION] >= 2 && little_endian(head + END_OF_FILE) != stat.bytes)
+            what = "has another length than it says";
+    }
+    if (what)
+        snprintf(c->warning, sizeof c->warning,
+                 "%s: index.h5 %s; it is for people (h5dump, h5py), training does not need it and the next launch makes it "
+                 "for the checkpoints it saves",
+                 c->candidate->name, what);
+}
+
+static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *err)
+{
+    struct pd_inspect *inspect;
+    struct pd_ckpt_progress progress;
+    struct pd_error why = {0};
+    pd_status st = pd_inspect_open(v->place.door, c->path, &inspect, &why);
+    if (st == PD_NO_MEMORY) {
+        if (err) *err = why;
+        return st;
+    }
+    /* Its record is gone or wrong; the store's reason says so already where there is one. */
+    if (st && c->candidate->unusable) return PD_OK;
+    if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
+    st = pd_inspect_verify(inspect, pd_ckpt_progress_start(&progress), &progress, &c->list, err);
+    pd_ckpt_progress_end(&progress);
+    c->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    pd_inspect_close(inspect);
+    return st;
+}
+
+/* What an interrupted removal left is no damage; it is older than what a removal keeps. */
+static bool is_a_removal(const struct verify *v, const struct checked *c)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    return !v->names_one && unusable && unusable->flaw == PD_STORE_UNRECORDED && unusable->step < v->newest_whole;
+}
+
+static pd_status check(struct verify *v, struct checked *c, struct pd_error *err)
+{
+    const struct pd_store_unusable *unusable = c->candidate->unusable;
+    int length = snprintf(c->path, sizeof c->path, "%s/%s", v->place.root, c->candidate->name);
+    PD_CHECK(length > 0 && (size_t)length < sizeof c->path);
+    PD_TRY(read_all(v, c, err));
+    if (unusable) PD_TRY(add_unusable(c, err));
+    if (!c->list.count) check_index(v, c);
+    bool is_gone_now = !v->names_one && is_gone(v, c);
+    if (is_gone_now || is_a_removal(v, c)) {
+        snprintf(c->warning, sizeof c->warning, "%s is no checkpoint: it %s", c->candidate->name,
+                 is_gone_now ? "was removed while it was read"
+                             : "has no commit.h5, as a removal leaves it that was interrupted; the next launch clears it");
+        c->list.count = 0;
+    }
+    return PD_OK;
+}
+
+/* ---- telling ---- */
+
+static uint32_t count_proven(const struct pd_damage_list *list)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < list->count; i++)
+        count += pd_damage_is_proven(&list->items[i]);
+    return count;
+}
+
+static void tell_findings(struct pd_json_writer *w, const char *key, const struct pd_damage_list *list, bool are_proven)
+{
+    pd_json_array_begin(w, key);
+    for (uint32_t i = 0; i < list->count; i++) {
+        const struct pd_damage *d = &list->items[i];
+        if (pd_damage_is_proven(d) != are_proven) continue;
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "file", d->file);
+        pd_json_string(w, "tensor", d->tensor[0] ? d->tensor : NULL);
+        if (d->tensor[0]) pd_json_string(w, "kind", pd_kind_name(d->kind));
+        if (d->tensor[0]) pd_json_u64(w, "block", d->block);
+        pd_json_string(w, "text", d->text);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
+static void tell_json(struct pd_json_writer *w, const struct checked *c)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_string(w, "checkpoint", c->path);
+    pd_json_bool(w, "ok", c->list.count == 0);
+    pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
+    pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
+    pd_json_double(w, "seconds", c->seconds);
+    pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
+    tell_findings(w, "damage", &c->list, true);
+    tell_findings(w, "unchecked", &c->list, false);
+    pd_json_object_end(w);
+}
+
+static void tell_text(const struct checked *c)
+{
+    const uint32_t count = count_proven(&c->list), unchecked = c->list.count - count;
+    for (uint32_t i = 0; i < c->list.count; i++)
+        printf("%s%s\n", pd_damage_is_proven(&c->list.items[i]) ? "" : "cannot be checked: ", c->list.items[i].text);
+    if (c->warning[0]) printf("warning: %s\n", c->warning);
+    if (!c->list.blocks_checked && !c->list.count) return;
+    printf("%s: %s: %s, %s blocks checked in %.1f s, %s",
+           count       ? "DAMAGED"
+           : unchecked ? "UNCHECKED"
+                       : "ok",
+           c->candidate->name, pd_text_bytes(c->list.bytes_checked).text, pd_text_count(c->list.blocks_checked).text,
+           c->seconds, pd_counted(count, "finding").text);
+    if (unchecked) printf(", %" PRIu32 " not checked", unchecked);
+    printf("\n");
+}
+
+/* What cannot be read is a storage error, not proof of damage. */
+static void count_findings(struct verify *v, const struct checked *c)
+{
+    const uint32_t proven = count_proven(&c->list);
+    if (proven && !v->damaged++) memcpy(v->first_damaged, c->candidate->name, sizeof v->first_damaged);
+    v->findings += proven;
+    if (proven || !c->list.count || v->unchecked++) return;
+    const struct pd_damage *first = &c->list.items[0];
+    pd_error_set(&v->first_unchecked, first->status, PD_WHERE, 0, "%s/%s cannot be checked: %.400s", v->place.root,
+                 c->candidate->name, first->text);
+}
+
+static pd_status verdict(const struct verify *v, struct pd_error *err)
+{
+    if (v->damaged == 1)
+        PD_FAIL(err, PD_CORRUPT, "checkpoint %s/%s: %s; a run loads the newest checkpoint that is whole", v->place.root,
+                v->first_damaged, pd_counted(v->findings, "finding").text);
+    if (v->damaged)
+        PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
+                v->damaged, v->count, v->place.root, v->first_damaged);
+    if (v->unchecked)
+        PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
+                v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
+    return PD_OK;
+}
+
+static pd_status check_all(struct verify *v, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < v->count; i++) {
+        struct checked c = {.candidate = &v->candidates[i]};
+        pd_status st = check(v, &c, err);
+        if (!st && v->is_json) tell_json(&v->w, &c);
+        if (!st && !v->is_json) tell_text(&c);
+        if (!st) count_findings(v, &c);
+        pd_damage_list_deinit(&c.list);
+        PD_TRY(st);
+    }
+    return PD_OK;
+}
+
+static pd_status count_quarantined(struct verify *v, struct pd_error *err)
+{
+    uint32_t quarantined;
+    PD_TRY(pd_store_count_quarantined(v->place.store, &quarantined, err));
+    v->quarantined += quarantined;
+    if (quarantined && !v->names_one && !v->is_json)
+        printf("%u damaged checkpoint%s moved aside by earlier launches: %s/quarantine\n", quarantined,
+               quarantined == 1 ? "" : "s", v->place.root);
+    return PD_OK;
+}
+
+static pd_status finish(struct verify *v, struct pd_error *err)
+{
+    pd_json_array_end(&v->w);
+    pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->unchecked);
+    pd_json_u64(&v->w, "damaged", v->damaged);
+    pd_json_u64(&v->w, "unchecked", v->unchecked);
+    pd_json_u64(&v->w, "findings", v->findings);
+    pd_json_u64(&v->w, "quarantined", v->quarantined);
+    pd_json_object_end(&v->w);
+    return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
+}
+
+/* What lies in one place. That there is nothing is an error, and programs get their answer all the same: *ret_none. */
+static pd_status verify_place(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    v->count = 0;
+    v->newest_whole = 0;
+    pd_status status = choose(v, step, &why);
+    if (status && status != PD_CORRUPT && err) *err = why;
+    if (status == PD_CORRUPT) {
+        *ret_none = why;
+        status = PD_OK;
+    }
+    if (!status) status = check_all(v, err);
+    v->total += v->count;
+    if (!status) status = count_quarantined(v, err);
+    if (!status && v->verdict.status != PD_CORRUPT && (v->damaged || !v->verdict.status)) (void)verdict(v, &v->verdict);
+    free(v->candidates);
+    v->candidates = NULL;
+    return status;
+}
+
+static pd_status verify_tiers(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
+{
+    const struct pd_run_tiers tiers = v->place.tiers;
+    if (!tiers.count) return verify_place(v, step, ret_none, err);
+    for (uint32_t i = 0; i < tiers.count; i++) {
+        if (!pd_run_tier_is_there(&tiers.tiers[i])) continue;
+        pd_ckpt_place_close(&v->place);
+        PD_TRY(pd_ckpt_place_open(tiers.tiers[i].dir, NULL, &v->place, err));
+        if (!v->is_json) printf("%s:\n", v->place.root);
+        PD_TRY(verify_place(v, step, ret_none, err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err)
+{
+    struct verify v = {.is_json = options->json};
+    struct pd_error none = {0};
+    PD_TRY(pd_ckpt_place_open(options->paths[0], NULL, &v.place, err));
+    v.names_one = v.place.named[0] || options->step != UINT64_MAX;
+    pd_json_writer_init(&v.w, 2);
+    pd_json_object_begin(&v.w, NULL);
+    pd_json_array_begin(&v.w, "checkpoints");
+    const struct pd_run_tiers tiers = v.place.tiers;
+    pd_status status = verify_tiers(&v, options->step, &none, err);
+    if (!status) status = finish(&v, err);
+    if (!status && (v.verdict.status || !v.total)) {
+        if (err) *err = v.verdict.status ? v.verdict : none;
+        status = v.verdict.status ? v.verdict.status : PD_CORRUPT;
+    }
+    if (!status) status = pd_run_tiers_unread(&tiers, err);
+    pd_json_writer_deinit(&v.w);
+    pd_ckpt_place_close(&v.place);
+    return status;
+}

@@ -1,0 +1,552 @@
+#include "ckpt/base/clock.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
+#include "resharder/layout.h"
+#include "tools/command.h"
+#include "tools/commands/plan_report.h"
+#include "trainer/config/check.h"
+#include "trainer/engine/gpus.h"
+#include "trainer/math/math_cuda.h"
+#include "trainer/run/directories.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WORLDS_MAX 16u
+#define RUNGS_MAX 8u
+#define RATE_MAX 1e20
+enum {
+    OPTION_WORLD = 'w',
+    OPTION_THREADS = 't',
+    OPTION_PRINT = 0x2001,
+    OPTION_DEVICE,
+    OPTION_MEMORY,
+    OPTION_FLOPS,
+    OPTION_LINK,
+    OPTION_NETWORK,
+    OPTION_NVME,
+    OPTION_HOST_RANKS,
+    OPTION_ALTERNATIVES,
+    OPTION_LADDER,
+};
+
+struct options {
+    const char *config_path;
+    const char **overrides; /* (argc), owned */
+    uint32_t override_count;
+    uint32_t worlds[WORLDS_MAX], world_count, threads, alternatives, host_ranks;
+    bool print_config, ladder;
+    const char *device;
+    uint64_t device_bytes;
+    double flops, link, network, nvme; /* 0: as the device has them */
+    struct pd_machine machine;
+    char card[160]; /* name of a machine that no preset is made for */
+    struct pd_error *err;
+};
+
+/* ---- arguments ---- */
+
+static error_t refuse(struct options *o, const char *option, const char *text, const char *expected)
+{
+    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected %s", option, text, expected);
+    return EINVAL;
+}
+
+static error_t parse_worlds(struct options *o, const char *text)
+{
+    char word[16];
+    const size_t bytes = strlen(text);
+    if (!bytes || text[0] == ',' || text[bytes - 1] == ',' || strstr(text, ",,"))
+        return refuse(o, "world", text, "a number of ranks, or several such as 4,8");
+    for (; *text; text += *text == ',') {
+        size_t length = strcspn(text, ",");
+        uint64_t value = 0;
+        snprintf(word, sizeof word, "%.*s", (int)(length < 15 ? length : 15), text);
+        if (!pd_parse_u64(word, &value) || value < 1 || value > 65536) {
+            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--world=%s: expected a number of ranks, 1 to 65536", word);
+            return EINVAL;
+        }
+        if (o->world_count == WORLDS_MAX) {
+            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--world: more than %u world sizes", WORLDS_MAX);
+            return EINVAL;
+        }
+        o->worlds[o->world_count++] = (uint32_t)value;
+        text += length;
+    }
+    return 0;
+}
+
+/* "312T": powers of 1000. */
+static error_t parse_rate(struct options *o, const char *option, const char *text, double *ret_rate)
+{
+    static const char letters[] = "kMGTP";
+    char number[32];
+    const size_t length = strlen(text);
+    const char *letter = length > 1 ? strchr(letters, text[length - 1]) : NULL;
+    double value = 0;
+    snprintf(number, sizeof number, "%.*s", (int)(length - (letter != NULL)), text);
+    const bool is_number = length < sizeof number && pd_parse_double(number, &value) && value > 0;
+    if (letter) value *= pow(1000, (double)(letter - letters + 1));
+    if (!is_number || value < 1 || value > RATE_MAX) return refuse(o, option, text, "a rate such as 25G or 312T, 1 to 1e20");
+    *ret_rate = value;
+    return 0;
+}
+
+static error_t parse_count(struct options *o, const char *option, const char *text, uint32_t low, uint32_t high,
+                           uint32_t *ret_count)
+{
+    char expected[64];
+    uint64_t value;
+    snprintf(expected, sizeof expected, "a number from %u to %u", low, high);
+    if (!pd_parse_u64(text, &value) || value < low || value > high) return refuse(o, option, text, expected);
+    *ret_count = (uint32_t)value;
+    return 0;
+}
+
+static error_t parse_machine(int key, char *text, struct options *o)
+{
+    switch (key) {
+    case OPTION_DEVICE:
+        o->device = text;
+        return 0;
+    case OPTION_MEMORY:
+        if (pd_parse_bytes(text, &o->device_bytes) && o->device_bytes) return 0;
+        return refuse(o, "device-memory", text, "a size such as 40G");
+    case OPTION_FLOPS:
+        return parse_rate(o, "flops", text, &o->flops);
+    case OPTION_LINK:
+        return parse_rate(o, "link", text, &o->link);
+    case OPTION_NETWORK:
+        return parse_rate(o, "network", text, &o->network);
+    case OPTION_NVME:
+        return parse_rate(o, "nvme", text, &o->nvme);
+    case OPTION_HOST_RANKS:
+        return parse_count(o, "host-ranks", text, 1, 65536, &o->host_ranks);
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    struct options *o = state->input;
+    switch (key) {
+    case OPTION_WORLD:
+        return parse_worlds(o, argument);
+    case OPTION_PRINT:
+        o->print_config = true;
+        return 0;
+    case OPTION_LADDER:
+        o->ladder = true;
+        return 0;
+    case OPTION_THREADS:
+        return parse_count(o, "threads", argument, 1, 4096, &o->threads);
+    case OPTION_ALTERNATIVES:
+        return parse_count(o, "alternatives", argument, 0, PD_PLAN_ALTERNATIVES_MAX, &o->alternatives);
+    case ARGP_KEY_ARG:
+        if (!o->config_path && !strchr(argument, '='))
+            o->config_path = argument;
+        else
+            o->overrides[o->override_count++] = argument;
+        return 0;
+    default:
+        return parse_machine(key, argument, o);
+    }
+}
+
+/* With run.device gpu and no --device: the card of this machine, else a usual one. */
+static pd_status find_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_gpus gpus = {.count = 0};
+    const bool asks = !o->device && config->run.device == PD_DEVICE_GPU;
+    if (asks) pd_gpus_find(&gpus);
+    if (!gpus.count) return pd_machine_preset(asks ? "h100-80g" : o->device ? o->device : "cpu", &o->machine, err);
+    const struct pd_gpu *gpu = &gpus.gpus[0];
+    if (pd_machine_of_gpu(gpu, &o->machine)) return PD_OK;
+    fprintf(stderr, "perdure: plan: rates of %s are not known; those of %s stand for them, its memory is its own, %s\n",
+            gpu->name, o->machine.name, pd_bytes_text((double)gpu->bytes).text);
+    snprintf(o->card, sizeof o->card, "%s (rates of %s)", gpu->name, o->machine.name);
+    o->machine.name = o->card;
+    return PD_OK;
+}
+
+static pd_status resolve_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
+{
+    PD_TRY(find_machine(o, config, err));
+    if (o->device_bytes) o->machine.device_bytes = (double)o->device_bytes;
+    if (o->flops > 0) pd_machine_set_flops(&o->machine, o->flops);
+    if (o->link > 0) o->machine.link = o->link;
+    if (o->network > 0) o->machine.network = o->network;
+    if (o->nvme > 0) o->machine.nvme = o->nvme;
+    if (config->layout.host_ranks) o->machine.host_ranks = config->layout.host_ranks;
+    if (o->host_ranks) o->machine.host_ranks = o->host_ranks;
+    return PD_OK;
+}
+
+/* ---- arithmetic ---- */
+
+/* As a worker chooses when all ranks are on this machine. */
+static uint32_t threads_of(const struct options *o, const struct pd_config *config, uint32_t ranks)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (o->threads) return o->threads;
+    if (config->layout.threads) return config->layout.threads;
+    return cores > (long)ranks ? (uint32_t)(cores / (long)ranks) : 1;
+}
+
+static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
+{
+    const struct pd_layout *k = &a->layout, *l = &b->layout;
+    return k->dp == l->dp && k->tp == l->tp && k->pp == l->pp && k->sp == l->sp && k->interleave == l->interleave &&
+           k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute &&
+           a->recompute_layers == b->recompute_layers;
+}
+
+/* The fastest of all layouts of the world; what the configuration gives is set aside. */
+static pd_status find_alternatives(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                                   struct pd_planned_world *w, struct pd_error *err)
+{
+    struct pd_config free_config = *config; /* borrows what it points to */
+    struct pd_layout_choice choices[PD_PLAN_ALTERNATIVES_MAX + 1];
+    uint32_t count = 0;
+    if (!o->alternatives) return PD_OK;
+    free_config.layout.dp = free_config.layout.tp = free_config.layout.pp = free_config.layout.sp = 0;
+    free_config.layout.recompute_given = free_config.layout.zero_stage_given = false;
+    free_config.layout.recompute_layers = PD_LAYERS_ALL;
+    pd_status st =
+        pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
+    if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself says so */
+    PD_TRY(st);
+    for (uint32_t i = 0; i < count && w->alternative_count < o->alternatives; i++)
+        if (!is_same(&choices[i].laid_out, &w->laid_out)) w->alternatives[w->alternative_count++] = choices[i];
+    return PD_OK;
+}
+
+static void count_idle(const struct pd_model *model, struct pd_planned_world *w)
+{
+    const struct pd_layout *l = &w->laid_out.layout;
+    for (uint32_t tp = 0; tp < l->tp; tp++) {
+        const struct pd_partition p = {.tp = l->tp, .tp_rank = tp, .virtual_tp = l->virtual_tp, .sp = 1, .virtual_sp = 1};
+        const struct pd_range heads = pd_partition_units(&p, model->config.heads),
+                              ffn = pd_partition_units(&p, model->config.ffn);
+        w->without_heads += heads.begin >= heads.end;
+        w->without_ffn += ffn.begin >= ffn.end;
+    }
+}
+
+static pd_status lay_out(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                         struct pd_planned_world *w, struct pd_error *err)
+{
+    struct pd_layout_choice best;
+    uint32_t count;
+    if (!config->layout.automatic) return pd_lay_out(config, model, w->ranks, &w->laid_out, err);
+    PD_TRY(pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, err));
+    w->laid_out = best.laid_out;
+    return PD_OK;
+}
+
+static pd_status plan_offload(const struct pd_config *config, const struct pd_model *model, struct pd_planned_world *w,
+                              struct pd_error *err)
+{
+    struct pd_engine_options options = {
+        .config = config, .model = model, .world = w->ranks, .threads = w->threads, .laid_out = &w->laid_out};
+    options.is_gpu = config->run.device == PD_DEVICE_GPU;
+    w->process_bytes = pd_process_bytes(model, w->threads);
+    if (!pd_config_offloads(config, options.is_gpu)) return PD_OK;
+    w->offload = calloc(w->memory.group_count, sizeof *w->offload);
+    if (!w->offload) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        options.rank = w->memory.groups[g].first_rank;
+        PD_TRY(pd_offload_plan_of(&options, &w->offload[g], err));
+    }
+    return PD_OK;
+}
+
+/* What lets a world fit that does not; or what makes it smaller. */
+static void find_remedy(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                        struct pd_planned_world *w)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_layout_choice best;
+    struct pd_world_memory memory;
+    struct pd_error ignored;
+    uint32_t count;
+    if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
+    changed.layout.order = PD_ORDER_LEAVES;
+    if (config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &w->laid_out.layout) &&
+        !pd_config_check(&changed, &ignored) &&
+        !pd_world_memory_plan(&changed, model, w->threads, &w->laid_out, &memory, &ignored)) {
+        const bool fits = (double)memory.worst_bytes <= o->machine.device_bytes;
+        pd_world_memory_deinit(&memory);
+        if (fits) {
+            snprintf(w->remedy, sizeof w->remedy, "with layout.order=leaves it does");
+            return;
+        }
+    }
+    const pd_status st = pd_choose_layouts(config, model, w->ranks, w->threads, &o->machine, 1, &best, &count, &ignored);
+    const char *advice = st == PD_INVALID ? strstr(ignored.message, ": take ") : NULL;
+    if (!st || w->alternative_count)
+        snprintf(w->remedy, sizeof w->remedy, "%s", !st ? "with layout=auto it does" : "an alternative below does");
+    else if (advice)
+        snprintf(w->remedy, sizeof w->remedy, "%s", advice + 2);
+}
+
+static pd_status plan_world(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                            uint32_t ranks, bool is_alone, struct pd_planned_world *w, struct pd_error *err)
+{
+    *w = (struct pd_planned_world){
+        .ranks = ranks, .threads = threads_of(o, config, ranks), .threads_given = o->threads || config->layout.threads};
+    PD_TRY(lay_out(o, config, model, w, err));
+    PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
+    for (uint32_t g = 0; g < w->memory.group_count; g++)
+        pd_plan_split(config, &w->memory.groups[g].plan);
+    PD_TRY(plan_offload(config, model, w, err));
+    pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
+    count_idle(model, w);
+    if (!is_alone) return PD_OK;
+    PD_TRY(find_alternatives(o, config, model, w, err));
+    find_remedy(o, config, model, w);
+    return PD_OK;
+}
+
+/* ---- the ladder ---- */
+
+struct rung_kind {
+    const char *name;
+    enum pd_dtype precision;
+    bool is_alone; /* one rank that holds everything */
+    uint32_t zero_stage;
+    enum pd_recompute recompute;
+};
+
+static pd_status plan_rung(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                           uint32_t world, const struct rung_kind *kind, struct pd_plan_rung *ret_rung, struct pd_error *err)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_laid_out laid_out;
+    struct pd_world_memory memory;
+    const struct pd_degrees one = {1, 1, 1, 1, 1};
+    changed.numerics.precision = kind->precision;
+    if (kind->precision == PD_F32) { /* everything */
+        changed.numerics.gradient_type = PD_F32;
+        changed.numerics.gradient_rounding = PD_ROUNDING_NEAREST;
+        changed.numerics.linears = PD_LINEARS_PRECISION;
+    }
+    changed.layout.zero_stage = kind->zero_stage;
+    changed.layout.recompute = kind->recompute;
+    changed.layout.recompute_layers = PD_LAYERS_ALL;
+    if (config->layout.automatic) { /* the degrees it chooses; the rungs say the rest */
+        PD_TRY(pd_lay_out(config, model, world, &laid_out, err));
+        const struct pd_layout *l = &laid_out.layout;
+        changed.layout.automatic = false;
+        changed.layout.dp = l->dp, changed.layout.tp = l->tp, changed.layout.pp = l->pp, changed.layout.sp = l->sp;
+        changed.layout.interleave = l->interleave;
+    }
+    if (kind->is_alone)
+        PD_TRY(pd_lay_out_degrees(&changed, model, &one, &laid_out, err));
+    else
+        PD_TRY(pd_lay_out(&changed, model, world, &laid_out, err));
+    PD_TRY(pd_world_memory_plan(&changed, model, threads_of(o, config, 1), &laid_out, &memory, err));
+    ret_rung->world = kind->is_alone ? 1 : world;
+    ret_rung->worst = memory.groups[memory.worst].plan;
+    pd_plan_split(config, &ret_rung->worst);
+    snprintf(ret_rung->name, sizeof ret_rung->name, "%s", kind->name);
+    pd_world_memory_deinit(&memory);
+    return PD_OK;
+}
+
+/* From everything in fp32 on one device to what sharding, half precision and recomputation leave of it (Rajbhandari et al.
+ * 2020, figure 1; Chen et al. 2016). Degrees of the ranks are the configuration's. */
+static pd_status plan_ladder(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                             uint32_t world, struct pd_plan_rung *rungs, uint32_t *ret_count, struct pd_error *err)
+{
+    static const struct rung_kind kinds[] = {
+        {"fp32, whole", PD_F32, true, 3, PD_RECOMPUTE_NONE},
+        {"bf16 beside an fp32 master, whole", PD_BF16, true, 3, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-1", PD_BF16, false, 1, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-2", PD_BF16, false, 2, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-3", PD_BF16, false, 3, PD_RECOMPUTE_NONE},
+        {"bf16, ZeRO-3, selective recomputation", PD_BF16, false, 3, PD_RECOMPUTE_SELECTIVE},
+        {"bf16, ZeRO-3, full recomputation", PD_BF16, false, 3, PD_RECOMPUTE_FULL},
+    };
+    *ret_count = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        PD_TRY(plan_rung(o, config, model, world, &kinds[i], &rungs[(*ret_count)++], err));
+    return PD_OK;
+}
+
+/* ---- the command ---- */
+
+/* Without --world: what the configuration says, else powers of two up to the number of leaves. */
+static void choose_worlds(struct options *o, const struct pd_config *config)
+{
+    if (o->world_count) return;
+    if (config->layout.ranks || config->layout.dp) {
+        o->worlds[o->world_count++] = pd_degrees_first_world(config, 1);
+        return;
+    }
+    const uint32_t least = config->layout.automatic ? 1 : pd_degrees_first_world(config, 1),
+                   leaves = config->batch.sequences / config->batch.leaf;
+    for (uint32_t w = 1; w <= leaves && o->world_count < 8; w *= 2)
+        o->worlds[o->world_count++] = least * w;
+}
+
+/* Of several worlds one that nothing admits is said in its row, and the others are planned all the same. */
+static pd_status plan_each(const struct options *o, const struct pd_plan_subject *subject, struct pd_planned_world *worlds,
+                           uint32_t *ret_refused, struct pd_error *err)
+{
+    const bool is_alone = o->world_count == 1;
+    for (uint32_t i = 0; i < o->world_count; i++) {
+        pd_status st = plan_world(o, subject->config, subject->model, o->worlds[i], is_alone, &worlds[i], err);
+        if (st != PD_INVALID || is_alone) {
+            PD_TRY(st);
+            continue;
+        }
+        snprintf(worlds[i].refusal, sizeof worlds[i].refusal, "%.511s", err->message);
+        (*ret_refused)++;
+    }
+    return PD_OK;
+}
+
+static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *subject, bool json, struct pd_error *err)
+{
+    struct pd_planned_world worlds[WORLDS_MAX] = {0};
+    uint32_t refused = 0;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_status status = plan_each(o, subject, worlds, &refused, err);
+    const double seconds = pd_clock_seconds_since(NULL, start);
+    if (!status && json)
+        status = pd_plan_print_json(subject, worlds, o->world_count, NULL, 0, seconds, err);
+    else if (!status)
+        status = pd_plan_print(subject, worlds, o->world_count, err);
+    if (!status && refused == o->world_count)
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %s: %s", refused,
+                              pd_counted(worlds[0].ranks, "rank").text, worlds[0].refusal);
+    for (uint32_t i = 0; i < o->world_count; i++) {
+        pd_world_memory_deinit(&worlds[i].memory);
+        free(worlds[i].offload);
+    }
+    return status;
+}
+
+static pd_status plan(struct options *o, const struct pd_config *config, const struct pd_model *model, bool json,
+                      struct pd_error *err)
+{
+    const struct pd_plan_subject subject = {config, model, &o->machine};
+    choose_worlds(o, config);
+    if (!o->ladder) return plan_worlds(o, &subject, json, err);
+    struct pd_plan_rung rungs[RUNGS_MAX];
+    uint32_t count;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(plan_ladder(o, config, model, o->worlds[o->world_count - 1], rungs, &count, err));
+    const double seconds = pd_clock_seconds_since(NULL, start);
+    return json ? pd_plan_print_json(&subject, NULL, 0, rungs, count, seconds, err)
+                : pd_plan_print_ladder(&subject, rungs, count, err);
+}
+
+static pd_status print_config(const struct pd_config *config, struct pd_error *err)
+{
+    char *text;
+    PD_TRY(pd_config_print(config, &text, err));
+    fputs(text, stdout);
+    free(text);
+    return PD_OK;
+}
+
+/* Whether this build can tell what a GPU's table takes. */
+static bool counts_gpus(void)
+{
+    const struct pd_math_cuda_options options = {.mode = PD_NUMERICS_INVARIANT};
+    struct pd_arena *dry;
+    struct pd_math *math = NULL;
+    if (pd_arena_new_dry(&dry, NULL)) return false;
+    const bool can = !pd_math_cuda_new(&options, dry, &math, NULL);
+    pd_arena_free(dry);
+    return can;
+}
+
+/* A GPU's memory is counted apart from the host's. */
+static pd_status plan_for_device(const struct options *o, struct pd_config *config, struct pd_error *err)
+{
+    const bool is_gpu = strcmp(o->machine.name, "cpu") != 0 && config->run.device != PD_DEVICE_CPU;
+    if (is_gpu) PD_TRY(pd_check_fp8(config, o->machine.name, o->machine.capability, err));
+    const bool is_counted = is_gpu && counts_gpus();
+    if (is_gpu && !is_counted)
+        fprintf(stderr, "perdure: plan: this build has no CUDA and counts what a rank takes on a CPU; a GPU's takes more\n");
+    config->run.device = is_counted ? PD_DEVICE_GPU : PD_DEVICE_CPU;
+    return PD_OK;
+}
+
+static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)
+{
+    struct pd_config config;
+    struct pd_model *model = NULL;
+    if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
+    if (o->world_count && !o->print_config)
+        o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
+    PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
+    pd_status status = resolve_machine(o, &config, err);
+    if (!status) status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
+    if (!status && !o->print_config) status = plan_for_device(o, &config, err);
+    if (!status && !o->print_config) status = pd_directories_check(&config, err);
+    if (!status && !o->print_config) status = plan(o, &config, model, json, err);
+    pd_model_free(model);
+    pd_config_deinit(&config);
+    return status;
+}
+
+pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
+{
+    static const struct argp_option option_table[] = {
+        {.name = "world", .key = OPTION_WORLD, .arg = "N[,N...]", .doc = "number of ranks; several give one line each"},
+        {.name = "print-config",
+         .key = OPTION_PRINT,
+         .doc = "the resolved configuration, every key with its meaning, and nothing else"},
+        {.name = "threads",
+         .key = OPTION_THREADS,
+         .arg = "N",
+         .doc = "threads a rank (default: cores of this machine / ranks)"},
+        {.name = "device",
+         .key = OPTION_DEVICE,
+         .arg = "NAME",
+         .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
+                "default this machine's, or h100-80g"},
+        {.name = "device-memory", .key = OPTION_MEMORY, .arg = "SIZE", .doc = "of a rank, such as 40G; cpu: no limit"},
+        {.name = "flops",
+         .key = OPTION_FLOPS,
+         .arg = "RATE",
+         .doc = "that training reaches on a rank in the configuration's precision, such as 150T"},
+        {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
+        {.name = "network", .key = OPTION_NETWORK, .arg = "RATE", .doc = "bytes a second and rank between hosts"},
+        {.name = "nvme",
+         .key = OPTION_NVME,
+         .arg = "RATE",
+         .doc = "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)"},
+        {.name = "host-ranks", .key = OPTION_HOST_RANKS, .arg = "N", .doc = "ranks of a host"},
+        {.name = "alternatives",
+         .key = OPTION_ALTERNATIVES,
+         .arg = "N",
+         .doc = "how many of the fastest other layouts are shown (default: 3)"},
+        {.name = "ladder",
+         .key = OPTION_LADDER,
+         .doc = "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world"},
+        {0},
+    };
+    static const struct argp argp = {
+        .options = option_table,
+        .parser = parse,
+        .args_doc = "CONFIG [key=value...]",
+        .doc =
+            "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
+            "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts."};
+    struct options o = {.err = err, .alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
+    bool json = false, done = false;
+    if (!o.overrides) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
+    pd_status status = pd_command_parse(&argp, argc, argv, &o, &json, &done, err);
+    if (!status && !done) status = load_and_plan(&o, json, err);
+    free(o.overrides);
+    return status;
+}

@@ -1,0 +1,665 @@
+#include "tools/commands/plan_report.h"
+
+#include "ckpt/base/words.h"
+#include "tools/output.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUPS_SHOWN 12u
+
+static const char *const recompute_names[] = {"none", "selective", "full"};
+
+static uint64_t total_of(const struct pd_memory_plan *plan)
+{
+    return pd_memory_plan_total(plan);
+}
+
+static bool is_on_gpu(const struct pd_config *config)
+{
+    return config->run.device == PD_DEVICE_GPU;
+}
+
+void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan)
+{
+    for (int c = 0; is_on_gpu(config) && c < PD_MEMORY_CATEGORY_COUNT; c++)
+        plan->bytes[c] -= plan->host_bytes[c];
+}
+
+/* Page-locked memory of the host, of one rank. */
+static uint64_t pinned_of(const struct pd_config *config, const struct pd_memory_plan *plan)
+{
+    return is_on_gpu(config) ? pd_memory_plan_host(plan) : 0;
+}
+
+static struct pd_degrees degrees_of(const struct pd_layout *l)
+{
+    return (struct pd_degrees){.dp = l->dp, .tp = l->tp, .pp = l->pp, .sp = l->sp, .interleave = l->interleave};
+}
+
+/* "dp=2 tp=4 zero_stage=3 recompute=none" */
+static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t bytes)
+{
+    const struct pd_degrees degrees = degrees_of(&laid_out->layout);
+    char recompute[48];
+    pd_degrees_text(&degrees, ret, bytes);
+    pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, " ", recompute, sizeof recompute);
+    size_t used = strlen(ret);
+    snprintf(ret + used, bytes - used, " zero_stage=%u %s", laid_out->layout.zero_stage, recompute);
+}
+
+static struct pd_text seconds_text(double seconds)
+{
+    struct pd_text t;
+    if (seconds < 1)
+        snprintf(t.text, sizeof t.text, "%.3g ms", seconds * 1e3);
+    else
+        snprintf(t.text, sizeof t.text, "%.4g s", seconds);
+    return t;
+}
+
+static bool fits(const struct pd_machine *machine, uint64_t bytes)
+{
+    return machine->device_bytes <= 0 || (double)bytes <= machine->device_bytes;
+}
+
+/* ---- text ---- */
+
+/* What a tier has to hold at once, as the check before the first step counts it. */
+static uint32_t copies_of(const struct pd_config *c, uint32_t tier)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    return pd_tiers_copies(tiers, count, tier, c->offload.optimizer == PD_PLACE_NVME);
+}
+
+static void print_tiers(const struct pd_config *c, uint64_t state)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
+        printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir, pd_counted(copies_of(c, i), "checkpoint").text,
+               pd_text_bytes(state * copies_of(c, i)).text,
+               tiers[i].copies ? ", half of it second copies of other hosts' shards" : "");
+}
+
+static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint64_t state)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    pd_json_array_begin(w, "tiers");
+    for (uint32_t i = 0; i < count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "dir", tiers[i].dir);
+        pd_json_u64(w, "checkpoints", copies_of(c, i));
+        pd_json_u64(w, "bytes", state * copies_of(c, i));
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
+static void describe(const struct pd_plan_subject *s)
+{
+    const struct pd_model_config *m = &s->model->config;
+    const struct pd_config *c = s->config;
+    const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context,
+                   state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float);
+    printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
+           m->family == PD_FAMILY_GPT2 ? "gpt2" : "llama", pd_counted(m->layers, "block").text, m->hidden,
+           pd_counted(m->heads, "head").text, m->vocab);
+    printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
+           c->batch.context, pd_text_count(tokens).text,
+           pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
+           pd_counted(c->batch.sequences / c->batch.leaf, "leaf").text, c->batch.leaf);
+    if (c->checkpoint.tiers_count)
+        printf("checkpoint  %s\n", pd_text_bytes(state).text);
+    else
+        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", pd_text_bytes(state).text,
+               c->checkpoint.keep_last, c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
+               pd_text_bytes(state * copies_of(c, 0)).text);
+    print_tiers(c, state);
+}
+
+static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
+{
+    const char *headings[PD_TABLE_COLUMNS_MAX];
+    char names[PD_MEMORY_CATEGORY_COUNT][32];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < first_count; i++)
+        headings[count++] = first[i];
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
+        snprintf(names[c], sizeof names[c], ">%s", pd_memory_category_name((enum pd_memory_category)c));
+        headings[count++] = names[c];
+    }
+    headings[count++] = ">total";
+    pd_table_init(table, headings, count);
+}
+
+static void memory_row(struct pd_table *table, const char *const *first, uint32_t first_count,
+                       const struct pd_memory_plan *plan)
+{
+    struct pd_text texts[PD_MEMORY_CATEGORY_COUNT + 1];
+    const char *cells[PD_TABLE_COLUMNS_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < first_count; i++)
+        cells[count++] = first[i];
+    for (int c = 0; c <= PD_MEMORY_CATEGORY_COUNT; c++) {
+        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? total_of(plan) : plan->bytes[c]);
+        cells[count++] = texts[c].text;
+    }
+    pd_table_row(table, cells);
+}
+
+static int by_ranks(const void *a, const void *b)
+{
+    const struct pd_memory_group *x = a, *y = b;
+    if (x->ranks != y->ranks) return x->ranks > y->ranks ? -1 : 1;
+    return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
+}
+
+/* All groups, or those of most ranks first where not all are shown; malloc'ed. */
+static pd_status choose_groups(const struct pd_world_memory *m, struct pd_memory_group **ret_groups, uint32_t *ret_shown,
+                               struct pd_error *err)
+{
+    struct pd_memory_group *groups = malloc(m->group_count * sizeof *groups);
+    if (!groups) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
+    memcpy(groups, m->groups, m->group_count * sizeof *groups);
+    *ret_shown = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
+    if (*ret_shown < m->group_count) qsort(groups, m->group_count, sizeof *groups, by_ranks);
+    *ret_groups = groups;
+    return PD_OK;
+}
+
+static const struct pd_offload_plan *offload_of(const struct pd_planned_world *w, const struct pd_memory_group *group)
+{
+    uint32_t g = 0;
+    while (w->memory.groups[g].first_rank != group->first_rank)
+        g++;
+    return &w->offload[g];
+}
+
+static const char *rank_text(uint32_t value, char ret_text[16])
+{
+    snprintf(ret_text, 16, "%u", value);
+    return ret_text;
+}
+
+/* Where it lies and what moves, for the groups that are shown of memory, too. */
+static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
+{
+    static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">page-locked", ">NVMe", ">to and from it a step"};
+    struct pd_memory_group *groups;
+    struct pd_table table;
+    uint32_t shown;
+    PD_TRY(choose_groups(&w->memory, &groups, &shown, err));
+    pd_table_init(&table, headings, 6);
+    for (uint32_t g = 0; g < shown; g++) {
+        const struct pd_memory_group *group = &groups[g];
+        const struct pd_offload_plan none = {0}, *offload = w->offload ? offload_of(w, group) : &none;
+        const uint64_t pinned = pinned_of(s->config, &group->plan);
+        char ranks[16], first[16];
+        pd_table_row(&table, (const char *const[]){
+                                 rank_text(group->ranks, ranks), rank_text(group->first_rank, first),
+                                 pd_text_bytes(total_of(&group->plan)).text, pinned ? pd_text_bytes(pinned).text : "-",
+                                 pd_text_bytes(offload->nvme_bytes).text, pd_text_bytes(offload->step_bytes).text});
+    }
+    free(groups);
+    PD_TRY(pd_table_print(&table, err));
+    return PD_OK;
+}
+
+/* Of the group whose ranks move most. */
+static void print_streams(const struct pd_planned_world *w)
+{
+    const struct pd_offload_plan *p = &w->offload[0];
+    for (uint32_t g = 1; g < w->memory.group_count; g++)
+        if (w->offload[g].step_bytes > p->step_bytes) p = &w->offload[g];
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } kinds[] = {{"state", p->state_traffic},
+                 {"parameters", p->parameter_traffic},
+                 {"gradients", p->gradient_traffic},
+                 {"activations", p->activation_traffic}};
+    bool any = false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (!kinds[i].bytes) continue;
+        printf("%s%s %s",
+               any ? ", " : "a rank reads and writes on NVMe in a step, at most: ", pd_text_bytes(kinds[i].bytes).text,
+               kinds[i].name);
+        any = true;
+    }
+    if (any) printf("\n");
+    if (!p->nvme_bytes) return;
+    if (p->generations)
+        printf("state is in %u files of %s, the one that is read, the one that is written and kept checkpoints",
+               p->generations, pd_text_bytes(p->generation_bytes).text);
+    if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
+    printf(
+        "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");
+}
+
+/* Of the group whose ranks move most. */
+static void print_bus(const struct pd_planned_world *w)
+{
+    uint64_t in = 0, out = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        in = w->offload[g].bus_in_bytes > in ? w->offload[g].bus_in_bytes : in;
+        out = w->offload[g].bus_out_bytes > out ? w->offload[g].bus_out_bytes : out;
+    }
+    if (in || out)
+        printf("offload moves over a rank's bus in a step, at most: %s to the device, %s from it\n", pd_text_bytes(in).text,
+               pd_text_bytes(out).text);
+}
+
+static void print_library(const struct pd_planned_world *w)
+{
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++)
+        if (w->memory.groups[g].plan.library_bytes > most) most = w->memory.groups[g].plan.library_bytes;
+    if (most)
+        printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
+               "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
+               pd_text_bytes(most).text);
+}
+
+static void print_where(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
+                                    s->config->offload.gradients, s->config->offload.activations};
+    bool any = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        any = any || places[i] == PD_PLACE_CPU;
+    if (w->offload) print_streams(w);
+    if (w->offload) print_bus(w);
+    if (any && !is_on_gpu(s->config))
+        printf("note: the device is the CPU: what offload.* puts on cpu is where it is with device\n");
+    printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
+           pd_text_bytes(w->process_bytes).text);
+}
+
+/* All groups, or the largest of them. */
+static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *err)
+{
+    static const char *const headings[] = {">RANKS", ">FIRST"};
+    struct pd_memory_group *groups;
+    struct pd_table table;
+    uint32_t shown;
+    PD_TRY(choose_groups(m, &groups, &shown, err));
+    begin_memory_table(&table, headings, 2);
+    uint32_t ranks = 0, rest = 0;
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        char count[16], first[16];
+        if (g >= shown) {
+            rest += groups[g].ranks;
+            continue;
+        }
+        ranks += groups[g].ranks;
+        memory_row(&table, (const char *const[]){rank_text(groups[g].ranks, count), rank_text(groups[g].first_rank, first)},
+                   2, &groups[g].plan);
+    }
+    free(groups);
+    PD_TRY(pd_table_print(&table, err));
+    if (rest)
+        printf("and %s with %s in all; --json lists them\n", pd_counted(m->group_count - shown, "smaller group").text,
+               pd_counted(rest, "rank").text);
+    return PD_OK;
+}
+
+static void print_traffic(const struct pd_step_cost *c)
+{
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } kinds[] = {{"parameters", c->parameter_bytes},
+                 {"gradients", c->gradient_bytes},
+                 {"sums of tensor parallelism", c->tensor_bytes},
+                 {"keys, values and queries", c->sequence_bytes},
+                 {"between stages", c->pipeline_bytes}};
+    bool any = false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (!kinds[i].bytes) continue;
+        printf("%s%s %s", any ? ", " : "a rank receives in a step, at most: ", pd_text_bytes(kinds[i].bytes).text,
+               kinds[i].name);
+        any = true;
+    }
+    printf(any ? "\n" : "nothing is exchanged\n");
+    if (c->ghosts)
+        printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->ghosts,
+               c->ghosts == 1 ? "is a ghost" : "are ghosts", pd_text_bytes(c->ghost_bytes).text);
+}
+
+static void print_time(const struct pd_planned_world *w, const struct pd_machine *machine)
+{
+    const struct pd_step_cost *c = &w->cost;
+    printf("step %s on %s: compute %s", seconds_text(c->step_seconds).text, machine->name,
+           seconds_text(c->compute_seconds).text);
+    if (c->recompute_seconds > 0) printf(", recomputation %s", seconds_text(c->recompute_seconds).text);
+    if (c->exposed_seconds > 0) printf(", transfers that nothing hides %s", seconds_text(c->exposed_seconds).text);
+    if (c->bubble > 0) printf(", bubble %s (%.1f %%)", seconds_text(c->bubble_seconds).text, 100 * c->bubble);
+    printf(", optimizer %s", seconds_text(c->optimizer_seconds).text);
+    if (c->nvme_seconds > 0)
+        printf("; NVMe is busy for %s at %s/s", seconds_text(c->nvme_seconds).text,
+               pd_text_bytes((uint64_t)machine->nvme).text);
+    if (c->bus_seconds > 0)
+        printf("; the bus is busy for %s at %s/s each way", seconds_text(c->bus_seconds).text,
+               pd_text_bytes((uint64_t)machine->bus).text);
+    printf("\n");
+}
+
+static void print_warnings(const struct pd_planned_world *w)
+{
+    const uint32_t tp = w->laid_out.layout.tp;
+    if (w->without_heads)
+        printf("note: %u of %u tensor-parallel ranks have no attention head, since a chunk is a whole number of heads; a "
+               "smaller layout.tp wastes nothing\n",
+               w->without_heads, tp);
+    if (w->without_ffn) printf("note: %u of %u tensor-parallel ranks have no column of the MLP\n", w->without_ffn, tp);
+}
+
+static pd_status print_alternatives(const struct pd_planned_world *w, struct pd_error *err)
+{
+    static const char *const headings[] = {"ALTERNATIVE", ">STEP", ">WORST RANK"};
+    struct pd_table table;
+    if (!w->alternative_count) return PD_OK;
+    pd_table_init(&table, headings, 3);
+    for (uint32_t i = 0; i < w->alternative_count; i++) {
+        char text[128];
+        layout_text(&w->alternatives[i].laid_out, text, sizeof text);
+        pd_table_row(&table, (const char *const[]){text, seconds_text(w->alternatives[i].step_seconds).text,
+                                                   pd_text_bytes(w->alternatives[i].worst_bytes).text});
+    }
+    return pd_table_print(&table, err);
+}
+
+static void print_flags(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const struct pd_layout *l = &w->laid_out.layout;
+    const struct {
+        const char *name;
+        uint32_t value;
+    } more[] = {{"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"interleave", l->interleave}};
+    printf("flags: layout.ranks=%u", w->ranks);
+    if (w->threads_given) printf(" layout.threads=%u", w->threads);
+    printf(" layout.dp=%u", l->dp);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (more[i].value > 1) printf(" layout.%s=%u", more[i].name, more[i].value);
+    printf(" layout.zero_stage=%u", l->zero_stage);
+    if (l->zero_shard != l->dp * l->sp) printf(" layout.zero_shard=%u", l->zero_shard);
+    char recompute[64];
+    pd_recompute_text(w->laid_out.recompute, w->laid_out.recompute_layers, " layout.", recompute, sizeof recompute);
+    printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
+}
+
+/* What lies where, of a rank at most and of all. */
+static void print_totals(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const struct pd_offload_plan none = {0};
+    uint64_t pinned = 0, pinned_all = 0, nvme = 0, nvme_all = 0;
+    for (uint32_t g = 0; g < w->memory.group_count; g++) {
+        const struct pd_memory_group *group = &w->memory.groups[g];
+        const uint64_t locked = pinned_of(s->config, &group->plan),
+                       files = (w->offload ? &w->offload[g] : &none)->nvme_bytes;
+        pinned = locked > pinned ? locked : pinned;
+        nvme = files > nvme ? files : nvme;
+        pinned_all += locked * group->ranks;
+        nvme_all += files * group->ranks;
+    }
+    printf("on the device: worst rank %s, mean %s, all ranks %s\n", pd_text_bytes(w->memory.worst_bytes).text,
+           pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
+           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
+    if (pinned)
+        printf("page-locked on the host: worst rank %s, all ranks %s\n", pd_text_bytes(pinned).text,
+               pd_text_bytes(pinned_all).text);
+    if (nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(nvme).text, pd_text_bytes(nvme_all).text);
+    if (!pinned && !nvme) printf("nothing on host or NVMe\n");
+}
+
+static pd_status print_details(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
+{
+    char text[128];
+    layout_text(&w->laid_out, text, sizeof text);
+    printf("\nworld %u: %s%s; %s a rank and step%s, %s a rank\n", w->ranks, text,
+           pd_goes_by_layers(s->config, &w->laid_out.layout) ? " order=layers" : "", pd_counted(w->cost.slots, "leaf").text,
+           w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
+    PD_TRY(print_groups(&w->memory, err));
+    if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, err));
+    print_totals(s, w);
+    print_library(w);
+    print_where(s, w);
+    if (!fits(s->machine, w->memory.worst_bytes))
+        printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
+               s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
+    print_warnings(w);
+    print_traffic(&w->cost);
+    print_time(w, s->machine);
+    PD_TRY(print_alternatives(w, err));
+    print_flags(s, w);
+    return PD_OK;
+}
+
+static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t count, struct pd_error *err)
+{
+    static const char *const headings[] = {">WORLD", "LAYOUT",         ">LEAVES A RANK", ">WORST RANK",
+                                           ">MEAN",  ">PARAMETERS IN", ">GRADIENTS IN",  ">STEP"};
+    struct pd_table table;
+    printf("\n");
+    pd_table_init(&table, headings, 8);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_planned_world *w = &worlds[i];
+        const struct pd_degrees degrees = degrees_of(&w->laid_out.layout);
+        char ranks[16], slots[16], layout[64];
+        snprintf(ranks, sizeof ranks, "%u", w->ranks);
+        if (w->refusal[0]) {
+            pd_table_row(&table, (const char *const[]){ranks, "none, see below", "-", "-", "-", "-", "-", "-"});
+            continue;
+        }
+        snprintf(slots, sizeof slots, "%u", w->cost.slots);
+        pd_degrees_text(&degrees, layout, sizeof layout);
+        pd_table_row(&table, (const char *const[]){ranks, layout, slots, pd_text_bytes(w->memory.worst_bytes).text,
+                                                   pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
+                                                   pd_text_bytes(w->cost.parameter_bytes).text,
+                                                   pd_text_bytes(w->cost.gradient_bytes).text,
+                                                   seconds_text(w->cost.step_seconds).text});
+    }
+    PD_TRY(pd_table_print(&table, err));
+    for (uint32_t i = 0; i < count; i++)
+        if (worlds[i].refusal[0]) printf("world %u: %s\n", worlds[i].ranks, worlds[i].refusal);
+    printf("--world=N shows one by category\n");
+    return PD_OK;
+}
+
+pd_status pd_plan_print(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
+                        struct pd_error *err)
+{
+    describe(s);
+    return count == 1 ? print_details(s, &worlds[0], err) : print_summary(worlds, count, err);
+}
+
+pd_status pd_plan_print_ladder(const struct pd_plan_subject *s, const struct pd_plan_rung *rungs, uint32_t count,
+                               struct pd_error *err)
+{
+    static const char *const headings[] = {"A RANK OF", ">RANKS", ""};
+    struct pd_table table;
+    describe(s);
+    printf("\n");
+    begin_memory_table(&table, headings, s->machine->device_bytes > 0 ? 3 : 2);
+    for (uint32_t i = 0; i < count; i++) {
+        char world[16];
+        snprintf(world, sizeof world, "%u", rungs[i].world);
+        memory_row(
+            &table,
+            (const char *const[]){rungs[i].name, world, fits(s->machine, total_of(&rungs[i].worst)) ? "fits" : "too large"},
+            s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
+    }
+    PD_TRY(pd_table_print(&table, err));
+    if (s->machine->device_bytes > 0) printf("a device has %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text);
+    return PD_OK;
+}
+
+/* ---- JSON ---- */
+
+static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *plan)
+{
+    pd_json_object_begin(w, "memory_bytes");
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+        pd_json_u64(w, pd_memory_category_name((enum pd_memory_category)c), plan->bytes[c]);
+    pd_json_u64(w, "total", total_of(plan));
+    pd_json_object_end(w);
+}
+
+static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p, uint64_t pinned)
+{
+    pd_json_u64(w, "host_bytes", pinned);
+    pd_json_u64(w, "pinned_bytes", pinned);
+    pd_json_u64(w, "nvme_bytes", p->nvme_bytes);
+    pd_json_u64(w, "nvme_generations", p->generations);
+    pd_json_u64(w, "nvme_generation_bytes", p->generation_bytes);
+    pd_json_u64(w, "nvme_scratch_bytes", p->scratch_bytes);
+    pd_json_u64(w, "nvme_step_bytes", p->step_bytes);
+    pd_json_u64(w, "nvme_state_bytes", p->state_traffic);
+    pd_json_u64(w, "nvme_parameter_bytes", p->parameter_traffic);
+    pd_json_u64(w, "nvme_gradient_bytes", p->gradient_traffic);
+    pd_json_u64(w, "nvme_activation_bytes", p->activation_traffic);
+    pd_json_u64(w, "bus_in_bytes", p->bus_in_bytes);
+    pd_json_u64(w, "bus_out_bytes", p->bus_out_bytes);
+}
+
+static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
+{
+    const struct pd_offload_plan none = {0};
+    const struct pd_world_memory *m = &x->memory;
+    pd_json_array_begin(w, "groups");
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "first_rank", m->groups[g].first_rank);
+        pd_json_u64(w, "ranks", m->groups[g].ranks);
+        write_memory(w, &m->groups[g].plan);
+        pd_json_u64(w, "device_bytes", total_of(&m->groups[g].plan));
+        pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
+        write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
+/* Of the rank that has most blocks. */
+static uint32_t recomputed_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model)
+{
+    const uint32_t blocks = pd_laid_out_blocks(laid_out, model);
+    if (laid_out->recompute == PD_RECOMPUTE_NONE) return 0;
+    return laid_out->recompute_layers < blocks ? laid_out->recompute_layers : blocks;
+}
+
+static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *laid_out, const struct pd_model *model)
+{
+    const struct pd_layout *l = &laid_out->layout;
+    pd_json_object_begin(w, "layout");
+    pd_json_u64(w, "dp", l->dp);
+    pd_json_u64(w, "tp", l->tp);
+    pd_json_u64(w, "pp", l->pp);
+    pd_json_u64(w, "sp", l->sp);
+    pd_json_u64(w, "interleave", l->interleave);
+    pd_json_u64(w, "zero_stage", l->zero_stage);
+    pd_json_u64(w, "zero_shard", l->zero_shard);
+    pd_json_string(w, "recompute", recompute_names[laid_out->recompute]);
+    pd_json_u64(w, "recompute_layers", recomputed_blocks(laid_out, model));
+    pd_json_object_end(w);
+}
+
+static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
+{
+    pd_json_u64(w, "slots", c->slots);
+    pd_json_u64(w, "ghosts", c->ghosts);
+    pd_json_u64(w, "ghost_bytes", c->ghost_bytes);
+    pd_json_u64(w, "parameter_bytes_received", c->parameter_bytes);
+    pd_json_u64(w, "gradient_bytes_received", c->gradient_bytes);
+    pd_json_u64(w, "tensor_bytes_received", c->tensor_bytes);
+    pd_json_u64(w, "sequence_bytes_received", c->sequence_bytes);
+    pd_json_u64(w, "pipeline_bytes_received", c->pipeline_bytes);
+    pd_json_double(w, "bubble", c->bubble);
+    pd_json_double(w, "compute_seconds", c->compute_seconds);
+    pd_json_double(w, "recompute_seconds", c->recompute_seconds);
+    pd_json_double(w, "exposed_seconds", c->exposed_seconds);
+    pd_json_double(w, "bubble_seconds", c->bubble_seconds);
+    pd_json_double(w, "optimizer_seconds", c->optimizer_seconds);
+    pd_json_double(w, "nvme_seconds", c->nvme_seconds);
+    pd_json_double(w, "bus_seconds", c->bus_seconds);
+    pd_json_double(w, "step_seconds", c->step_seconds);
+}
+
+static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
+                        const struct pd_planned_world *x)
+{
+    pd_json_object_begin(w, NULL);
+    pd_json_u64(w, "world", x->ranks);
+    pd_json_u64(w, "threads", x->threads);
+    pd_json_string(w, "refusal", x->refusal[0] ? x->refusal : NULL);
+    if (x->refusal[0]) {
+        pd_json_object_end(w);
+        return;
+    }
+    write_layout(w, &x->laid_out, model);
+    write_groups(w, config, x);
+    pd_json_u64(w, "process_bytes", x->process_bytes);
+    pd_json_u64(w, "worst_rank_bytes", x->memory.worst_bytes);
+    pd_json_u64(w, "mean_rank_bytes", (uint64_t)x->memory.mean_bytes);
+    pd_json_u64(w, "ranks_without_heads", x->without_heads);
+    pd_json_u64(w, "ranks_without_ffn", x->without_ffn);
+    write_cost(w, &x->cost);
+    pd_json_array_begin(w, "alternatives");
+    for (uint32_t i = 0; i < x->alternative_count; i++) {
+        pd_json_object_begin(w, NULL);
+        write_layout(w, &x->alternatives[i].laid_out, model);
+        pd_json_double(w, "step_seconds", x->alternatives[i].step_seconds);
+        pd_json_u64(w, "worst_rank_bytes", x->alternatives[i].worst_bytes);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+    pd_json_object_end(w);
+}
+
+static void write_ladder(struct pd_json_writer *w, const struct pd_machine *machine, const struct pd_plan_rung *rungs,
+                         uint32_t count)
+{
+    pd_json_array_begin(w, "ladder");
+    for (uint32_t i = 0; i < count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_string(w, "name", rungs[i].name);
+        pd_json_u64(w, "world", rungs[i].world);
+        write_memory(w, &rungs[i].worst);
+        pd_json_bool(w, "fits", fits(machine, total_of(&rungs[i].worst) + rungs[i].worst.library_bytes));
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
+pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
+                             const struct pd_plan_rung *rungs, uint32_t rung_count, double seconds, struct pd_error *err)
+{
+    const struct pd_config *c = s->config;
+    const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    pd_json_object_begin(&w, NULL);
+    pd_json_u64(&w, "parameters", s->model->parameter_count);
+    pd_json_u64(&w, "tensors", s->model->tensors.count);
+    pd_json_u64(&w, "tokens_per_step", tokens);
+    pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
+    pd_json_u64(&w, "leaves", c->batch.sequences / c->batch.leaf);
+    pd_json_u64(&w, "checkpoint_bytes", s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
+    tiers_json(&w, s->config, s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
+    if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
+    pd_json_array_begin(&w, "worlds");
+    for (uint32_t i = 0; i < count; i++)
+        write_world(&w, c, s->model, &worlds[i]);
+    pd_json_array_end(&w);
+    if (count == 1) { /* once more where programs that know one world look */
+        write_groups(&w, c, &worlds[0]);
+        pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
+    }
+    pd_json_double(&w, "plan_seconds", seconds);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}

@@ -1,0 +1,51 @@
+/* What `perdure plan` found, and how it is said: text for people, JSON for programs. */
+#ifndef PD_TOOLS_COMMANDS_PLAN_REPORT_H
+#define PD_TOOLS_COMMANDS_PLAN_REPORT_H
+
+#include "trainer/plan/cost_model.h"
+#include "trainer/plan/memory_plan.h"
+#include "trainer/plan/offload_plan.h"
+
+#define PD_PLAN_ALTERNATIVES_MAX 9u
+
+struct pd_planned_world {
+    uint32_t ranks, threads;
+    bool threads_given; /* by somebody, not this machine's cores */
+    char refusal[512];  /* why no layout of so many ranks is admitted, and all below is empty; or "" */
+    struct pd_laid_out laid_out;
+    struct pd_world_memory memory;   /* owned; split */
+    struct pd_offload_plan *offload; /* (memory.group_count) of each group's first rank, owned; NULL: nothing is away */
+    uint64_t process_bytes;          /* beside the memory of its ranks */
+    struct pd_step_cost cost;
+    struct pd_layout_choice alternatives[PD_PLAN_ALTERNATIVES_MAX]; /* the fastest that fit, other than this one */
+    uint32_t alternative_count;
+    char remedy[256];                    /* where it does not fit: what helps; or "" */
+    uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage that have none */
+};
+
+/* One rung on the way from everything on one device to what is asked for. */
+struct pd_plan_rung {
+    char name[64];
+    uint32_t world;
+    struct pd_memory_plan worst; /* rank, split */
+};
+
+struct pd_plan_subject {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    const struct pd_machine *machine;
+};
+
+/* With run.device gpu: bytes become those of the device alone, beside host_bytes. Before anything is printed. */
+void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
+
+PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
+                                    uint32_t count, struct pd_error *err);
+PD_MUST_USE pd_status pd_plan_print_ladder(const struct pd_plan_subject *subject, const struct pd_plan_rung *rungs,
+                                           uint32_t count, struct pd_error *err);
+/* worlds or rungs may be empty. */
+PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
+                                         uint32_t count, const struct pd_plan_rung *rungs, uint32_t rung_count,
+                                         double seconds, struct pd_error *err);
+
+#endif

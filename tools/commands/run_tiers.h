@@ -1,0 +1,43 @@
+/* The tiers of a run, as the tools look at them: where they lie and what is newest. */
+#ifndef PD_TOOLS_COMMANDS_RUN_TIERS_H
+#define PD_TOOLS_COMMANDS_RUN_TIERS_H
+
+#include "trainer/config/config.h"
+
+struct pd_run_tier {
+    char dir[4096];
+    uint32_t count; /* sealed checkpoints; 0 too where the directory is absent */
+    uint64_t lineage, step;
+    bool is_absent;
+    pd_status status; /* why it cannot be looked at */
+    char cause[512];
+    uint64_t unusable_step; /* of the newest that lies there and is not whole; its name is empty where there is none */
+    char unusable[64], flaw[384];
+    uint32_t quarantined; /* were damaged, and lie beside the others */
+    char unnamed[64];     /* the newest that is whole but for its final name, which a launch gives it; "": none */
+};
+
+struct pd_run_tiers {
+    struct pd_run_tier tiers[PD_TIERS_MAX];
+    uint32_t count;
+    bool is_quiet; /* ranks that are about to start will log what is wrong with checkpoints */
+};
+
+void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers);
+/* Those that config.yaml of a run directory names, a checkpoint.dir elsewhere among them; none where checkpoints lie in
+ * <run.dir>/checkpoints alone, or where it is no run. */
+void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
+/* Fills in what lies there, of all. errors  of the first that cannot be looked at */
+PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
+bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked at */
+/* On stderr, those that are not. False: none is there. */
+bool pd_run_tiers_say(const struct pd_run_tiers *tiers);
+/* errors  PD_IO of the first that cannot be looked at: an answer about all of them is not complete */
+PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
+/* Where no tier holds any: that checkpoints lie there all the same, what is wrong with the newest, and the command to look
+ * closer. Empty where there is nothing, and nothing that cannot be read. */
+void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, char *ret_text, size_t bytes);
+/* By (lineage, step), of equal ones the earlier; NULL: no tier holds any. */
+const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers);
+
+#endif

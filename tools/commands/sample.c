@@ -1,0 +1,213 @@
+/* perdure sample: text from a checkpoint. */
+#include "tools/command.h"
+
+#include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
+#include "tools/commands/run_tiers.h"
+#include "tools/output.h"
+#include "trainer/sample/sample.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct sample {
+    const char *path, *prompt, *tokens;
+    uint64_t count, top_k, seed, threads;
+    double temperature;
+    bool json, bytes;
+    char bad[128]; /* what is wrong with the arguments, or "" */
+    struct pd_json_writer writer;
+};
+
+enum { OPTION_PROMPT = 0x2001, OPTION_TOKENS, OPTION_COUNT, OPTION_TEMPERATURE, OPTION_TOP_K, OPTION_SEED, OPTION_THREADS };
+
+static const struct argp_option sample_options[] = {
+    {"prompt", OPTION_PROMPT, "TEXT", 0, "text to go on from (models over bytes)", 0},
+    {"tokens", OPTION_TOKENS, "N,N,...", 0, "tokens to go on from (any model)", 0},
+    {"count", OPTION_COUNT, "N", 0, "tokens to draw (200)", 0},
+    {"temperature", OPTION_TEMPERATURE, "X", 0, "0: always the likeliest (0.8)", 0},
+    {"top-k", OPTION_TOP_K, "N", 0, "draw among the N likeliest; 0: all (0)", 0},
+    {"seed", OPTION_SEED, "N", 0, "the same seed draws the same text (1)", 0},
+    {"threads", OPTION_THREADS, "N", 0, "0: all cores (0)", 0},
+    {0},
+};
+
+static error_t parse_number(struct sample *s, const char *option, const char *argument, uint64_t *ret)
+{
+    if (!pd_parse_u64(argument, ret))
+        snprintf(s->bad, sizeof s->bad, "--%s=%.60s: expected a whole number", option, argument);
+    return 0;
+}
+
+static error_t parse_sample(int key, char *argument, struct argp_state *state)
+{
+    struct sample *s = state->input;
+    switch (key) {
+    case OPTION_PROMPT:
+        s->prompt = argument;
+        return 0;
+    case OPTION_TOKENS:
+        s->tokens = argument;
+        return 0;
+    case OPTION_COUNT:
+        return parse_number(s, "count", argument, &s->count);
+    case OPTION_TOP_K:
+        return parse_number(s, "top-k", argument, &s->top_k);
+    case OPTION_SEED:
+        return parse_number(s, "seed", argument, &s->seed);
+    case OPTION_THREADS:
+        return parse_number(s, "threads", argument, &s->threads);
+    case OPTION_TEMPERATURE:
+        if (!pd_parse_double(argument, &s->temperature) || s->temperature < 0)
+            snprintf(s->bad, sizeof s->bad, "--temperature=%.60s: expected a number from 0 on", argument);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (s->path) snprintf(s->bad, sizeof s->bad, "\"%.60s\" is one path too many", argument);
+        s->path = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp sample_argp = {
+    sample_options,
+    parse_sample,
+    "PATH",
+    "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, or the "
+    "directory given as checkpoint.dir.",
+    NULL,
+    NULL,
+    NULL};
+
+static void loaded(void *context, const struct pd_config *config, uint64_t step)
+{
+    struct sample *s = context;
+    pd_log(PD_LOG_DEBUG, "sample", "step %llu, %s", (unsigned long long)step, s->path);
+    s->bytes = config->model.vocab <= 256;
+    if (s->json) pd_json_u64(&s->writer, "step", step);
+    if (s->json) pd_json_array_begin(&s->writer, "tokens");
+    if (!s->json && s->prompt) fputs(s->prompt, stdout);
+}
+
+static bool emit(void *context, int32_t token)
+{
+    struct sample *s = context;
+    if (s->json)
+        pd_json_i64(&s->writer, NULL, token);
+    else if (s->bytes)
+        putchar(token);
+    else
+        printf("%d ", token);
+    fflush(stdout);
+    return !ferror(stdout);
+}
+
+/* Tokens of the prompt: bytes of the text, or the numbers given. */
+static pd_status encode(const struct sample *s, uint32_t vocab, int32_t **ret_tokens, uint32_t *ret_count,
+                        struct pd_error *err)
+{
+    const char *text = s->tokens ? s->tokens : s->prompt ? s->prompt : "\n";
+    if (!s->tokens && vocab > 256)
+        PD_FAIL(err, PD_INVALID, "this model has %u tokens and reads no text: give the prompt as --tokens=N,N,...", vocab);
+    int32_t *tokens = calloc(strlen(text) + 1, sizeof *tokens);
+    if (!tokens) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for the prompt");
+    uint32_t count = 0;
+    if (!s->tokens) {
+        for (const char *p = text; *p; p++)
+            tokens[count++] = (unsigned char)*p;
+    } else {
+        for (const char *p = text; *p;) {
+            char word[24];
+            size_t length = strcspn(p, ",");
+            uint64_t value;
+            snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
+            if (!pd_parse_u64(word, &value) || value > INT32_MAX) {
+                free(tokens);
+                PD_FAIL(err, PD_USAGE, "--tokens: \"%s\" is not a token number; write --tokens=1,2,3", word);
+            }
+            tokens[count++] = (int32_t)value;
+            p += length;
+            if (*p == ',') p++;
+        }
+    }
+    *ret_tokens = tokens;
+    *ret_count = count;
+    return PD_OK;
+}
+
+/* PATH may be a run directory: its checkpoints lie in a directory of their own, or in that of the tier with the newest. */
+static pd_status checkpoints_of(const char *path, char *buffer, size_t room, const char **ret_path, struct pd_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name a run or its directory of checkpoints", path);
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_run(path, &tiers);
+    pd_status looked = pd_run_tiers_look(&tiers, err);
+    if (tiers.count > 1) (void)pd_run_tiers_say(&tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (looked && !newest) return looked;
+    if (newest)
+        snprintf(buffer, room, "%s", newest->dir);
+    else
+        snprintf(buffer, room, "%s/checkpoints", path);
+    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
+    return PD_OK;
+}
+
+static pd_status draw(struct sample *s, struct pd_error *err)
+{
+    char buffer[4096];
+    struct pd_config config;
+    int32_t *tokens = NULL;
+    struct pd_sample_options options = {.count = (uint32_t)s->count,
+                                        .temperature = s->temperature,
+                                        .top_k = (uint32_t)s->top_k,
+                                        .seed = s->seed,
+                                        .threads = (uint32_t)s->threads,
+                                        .loaded = loaded,
+                                        .emit = emit,
+                                        .context = s};
+    PD_TRY(checkpoints_of(s->path, buffer, sizeof buffer, &options.checkpoints, err));
+    PD_TRY(pd_sample_config(options.checkpoints, &config, err));
+    uint32_t vocab = config.model.vocab;
+    pd_config_deinit(&config);
+    PD_TRY(encode(s, vocab, &tokens, &options.prompt_count, err));
+    options.prompt = tokens;
+    pd_status st = pd_sample_run(&options, err);
+    free(tokens);
+    return st;
+}
+
+pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
+{
+    struct sample s = {.count = 200, .temperature = 0.8, .seed = 1};
+    bool done;
+    PD_TRY(pd_command_parse(&sample_argp, argc, argv, &s, &s.json, &done, err));
+    if (done) return PD_OK;
+    if (s.bad[0]) PD_FAIL(err, PD_USAGE, "%s; see perdure sample --help", s.bad);
+    if (!s.path)
+        PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
+    if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");
+    if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
+        PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
+    if (s.json) {
+        pd_json_writer_init(&s.writer, 0);
+        pd_json_object_begin(&s.writer, NULL);
+    }
+    pd_status st = draw(&s, err);
+    if (!s.json) {
+        if (!st) putchar('\n');
+        return st;
+    }
+    if (st) {
+        pd_json_writer_deinit(&s.writer);
+        return st;
+    }
+    pd_json_array_end(&s.writer);
+    pd_json_object_end(&s.writer);
+    return pd_output_json(&s.writer, err);
+}

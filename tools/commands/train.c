@@ -1,0 +1,405 @@
+/* perdure train: the launcher of a run. perdure worker: what it starts, one a rank (or one for all of them). */
+#include "tools/command.h"
+
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/base/trace.h"
+#include "ckpt/base/words.h"
+#include "ckpt/store/names.h"
+#include "ckpt/store/store.h"
+#include "offload/device.h"
+#include "tools/commands/run_tiers.h"
+#include "tools/output.h"
+#include "trainer/comm/comm.h"
+#include "trainer/launch/launcher.h"
+#include "trainer/launch/layout.h"
+#include "trainer/run/directories.h"
+#include "trainer/run/worker.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define OVERRIDES_MAX 128
+
+struct train {
+    bool json;
+    const char *config_path;
+    const char *overrides[OVERRIDES_MAX];
+    uint32_t override_count;
+    bool fresh, print_config;
+    const char *trace;
+};
+
+enum { OPTION_FRESH = 0x2001, OPTION_PRINT_CONFIG, OPTION_TRACE };
+
+static const struct argp_option train_options[] = {
+    {"fresh", OPTION_FRESH, NULL, 0, "start a new run; refuses a directory that holds checkpoints", 0},
+    {"print-config", OPTION_PRINT_CONFIG, NULL, 0, "show the resolved configuration and start nothing", 0},
+    {"trace", OPTION_TRACE, "FILE", 0,
+     "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own", 0},
+    {0},
+};
+
+static error_t parse_train(int key, char *argument, struct argp_state *state)
+{
+    struct train *t = state->input;
+    switch (key) {
+    case OPTION_FRESH:
+        t->fresh = true;
+        return 0;
+    case OPTION_PRINT_CONFIG:
+        t->print_config = true;
+        return 0;
+    case OPTION_TRACE:
+        t->trace = argument;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (!t->config_path && !strchr(argument, '=')) {
+            t->config_path = argument;
+            return 0;
+        }
+        if (t->override_count == OVERRIDES_MAX) return E2BIG;
+        t->overrides[t->override_count++] = argument;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp train_argp = {
+    train_options,
+    parse_train,
+    "CONFIG [section.key=value...]",
+    "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die "
+    "are replaced by a restart with what is left. Of a key given twice the last counts."
+    "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
+    NULL,
+    NULL,
+    NULL};
+
+/* ---- newest committed step, as the launcher asks ---- */
+
+static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
+{
+    const struct pd_launch_chooser *chooser = context;
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_config(chooser->config, &tiers);
+    tiers.is_quiet = true;
+    (void)!pd_run_tiers_look(&tiers, NULL); /* the ranks say what cannot be read */
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (newest)
+        *ret_step = newest->step;
+    else
+        pd_run_tiers_found(&tiers, chooser->config->run.dir, ret_found, PD_LAUNCH_FOUND_BYTES);
+    return newest;
+}
+
+static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                        struct pd_error *err)
+{
+    return pd_launch_choose(context, ranks, is_restart, ret_layout, err);
+}
+
+/* ---- train ---- */
+
+/* A save that was killed behind its record and before its name is a checkpoint all the same: the start would go on from it.
+ */
+static pd_status check_unnamed(const struct pd_run_tiers *tiers, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++)
+        if (tiers->tiers[i].unnamed[0])
+            PD_FAIL(err, PD_INVALID,
+                    "--fresh: %.600s/%s is a whole checkpoint whose save was killed before it was renamed, and a start goes "
+                    "on from it; choose another run.dir, move it away, or leave --fresh out to go on",
+                    tiers->tiers[i].dir, tiers->tiers[i].unnamed);
+    return PD_OK;
+}
+
+static pd_status check_fresh(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_config(config, &tiers);
+    PD_TRY(pd_run_tiers_look(&tiers, err));
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (!newest) return check_unnamed(&tiers, err);
+    PD_FAIL(err, PD_INVALID,
+            "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
+            "leave --fresh out to go on",
+            newest->dir, pd_counted(newest->count, "checkpoint").text, (unsigned long long)newest->step);
+}
+
+static bool holds_checkpoints_itself(const char *dir)
+{
+    bool any = false;
+    DIR *listing = opendir(dir);
+    if (!listing) return false;
+    for (const struct dirent *entry; !any && (entry = readdir(listing));) {
+        struct pd_step_name name;
+        any = pd_step_name_parse(entry->d_name, &name) && !name.is_tmp;
+    }
+    closedir(listing);
+    return any;
+}
+
+static bool is_same_directory(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static bool is_named_for_checkpoints(const struct pd_config *config, const char *dir)
+{
+    struct pd_run_tiers tiers;
+    bool any = false;
+    pd_run_tiers_of_config(config, &tiers);
+    for (uint32_t i = 0; i < tiers.count; i++)
+        any |= is_same_directory(tiers.tiers[i].dir, dir);
+    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++)
+        any |= is_same_directory(config->checkpoint.stripes[i], dir);
+    return any;
+}
+
+/* A run looks for checkpoints below run.dir; those that lie in it, as a reshard leaves them, it would begin again beside. */
+static pd_status check_run_dir(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    const char *dir = config->run.dir;
+    if (!holds_checkpoints_itself(dir) || is_named_for_checkpoints(config, dir)) return PD_OK;
+    pd_run_tiers_of_config(config, &tiers);
+    tiers.is_quiet = true;
+    (void)!pd_run_tiers_look(&tiers, NULL);
+    if (pd_run_tiers_newest(&tiers)) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
+            "%s=%.400s, and another run.dir=DIR",
+            dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
+}
+
+/* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
+ * runs. Those that killed launches of this host left behind go. */
+static void private_config_path(const struct pd_config *config, char *ret_path)
+{
+    char host[256] = "host", pattern[4096];
+    glob_t stale;
+    gethostname(host, sizeof host - 1);
+    snprintf(pattern, sizeof pattern, "%s/.config-%s-*.yaml", config->run.dir, host);
+    if (glob(pattern, 0, NULL, &stale) == 0) {
+        for (size_t i = 0; i < stale.gl_pathc; i++) {
+            const char *number = strrchr(stale.gl_pathv[i], '-') + 1;
+            if (kill((pid_t)strtol(number, NULL, 10), 0) && errno == ESRCH) unlink(stale.gl_pathv[i]);
+        }
+        globfree(&stale);
+    }
+    snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
+}
+
+/* Training makes it. */
+static bool is_run_dir(const struct pd_config *config, const char *folder)
+{
+    size_t bytes = strlen(config->run.dir);
+    while (bytes > 1 && config->run.dir[bytes - 1] == '/')
+        bytes--;
+    return strlen(folder) == bytes && strncmp(folder, config->run.dir, bytes) == 0;
+}
+
+/* A file, or one that can be made, in a directory that is there or will be. */
+static pd_status check_trace(const struct pd_config *config, const char *file, struct pd_error *err)
+{
+    char folder[4096];
+    struct stat found;
+    const char *slash = strrchr(file, '/');
+    if (!*file) PD_FAIL(err, PD_USAGE, "--trace: an empty name; give a file, as in --trace trace.json");
+    if ((slash && !slash[1]) || (!stat(file, &found) && S_ISDIR(found.st_mode)))
+        PD_FAIL(err, PD_USAGE, "--trace %s: this is a directory; name a file in it, such as %s%strace.json", file, file,
+                slash && !slash[1] ? "" : "/");
+    if (!slash || slash == file) return PD_OK;
+    if (slash - file >= (ptrdiff_t)sizeof folder) PD_FAIL(err, PD_USAGE, "--trace: the name is too long");
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - file), file);
+    if ((stat(folder, &found) || !S_ISDIR(found.st_mode)) && !is_run_dir(config, folder))
+        PD_FAIL(err, PD_USAGE, "--trace %s: there is no directory %s: mkdir -p %s", file, folder, folder);
+    return PD_OK;
+}
+
+/* Before ranks are started, and started again; on other hosts, which the starter of layout.transport=mpi knows, they say it.
+ */
+static pd_status check_device(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_dev *dev;
+    if (config->run.device != PD_DEVICE_GPU || config->layout.transport == PD_TRANSPORT_MPI || pd_dev_cuda_count())
+        return PD_OK;
+    const pd_status st = pd_dev_open_cuda(0, &dev, err);
+    if (st)
+        return pd_error_context(
+            err, st, "run.device is gpu; run.device=cpu needs none, layout.transport=mpi takes those of other hosts");
+    pd_dev_close(dev);
+    return PD_OK;
+}
+
+/* Past a ".", a word and a number, or where it was. */
+static const char *skip_part(const char *at, const char *word)
+{
+    const size_t length = strlen(word);
+    if (at[0] != '.' || strncmp(at + 1, word, length) != 0) return at;
+    const size_t digits = strspn(at + 1 + length, "0123456789");
+    return digits ? at + 1 + length + digits : at;
+}
+
+/* What open_trace makes beside the file itself would else be taken for this launch's. */
+static void remove_old_traces(const char *path)
+{
+    char folder[8192], old[8192 + 256];
+    const char *name = strrchr(path, '/') + 1, *dot = strrchr(name, '.');
+    const size_t stem = dot ? (size_t)(dot - name) : strlen(name);
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    DIR *directory = opendir(folder);
+    if (!directory) return; /* of a directory that cannot be read nothing is known */
+    for (const struct dirent *entry; (entry = readdir(directory));) {
+        if (strncmp(entry->d_name, name, stem) != 0) continue;
+        const char *parts = entry->d_name + stem, *end = skip_part(skip_part(parts, "restart"), "rank");
+        if (end == parts || strcmp(end, name + stem) != 0) continue;
+        snprintf(old, sizeof old, "%s%s", folder, entry->d_name);
+        unlink(old);
+    }
+    closedir(directory);
+}
+
+/* For workers, which may have another current directory. */
+static pd_status hand_on_trace(const struct pd_config *config, const char *file, struct pd_error *err)
+{
+    char path[8192], here[4096] = "";
+    if (file) PD_TRY(check_trace(config, file, err));
+    if (!file) file = "";
+    if (*file && *file != '/' && !getcwd(here, sizeof here))
+        PD_FAIL_ERRNO(err, errno, "--trace %s: the current directory", file);
+    snprintf(path, sizeof path, "%s%s%s", here, *here ? "/" : "", file);
+    if (*file) remove_old_traces(path);
+    setenv(PD_LAUNCH_ENV_TRACE, path, 1);
+    return PD_OK;
+}
+
+static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+{
+    char path[4096], self[4096];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
+    self[length] = '\0';
+    PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
+    private_config_path(config, path);
+    pd_status st = pd_worker_write_config(config, path, err);
+    if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
+    if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
+    const char *worker[] = {self, "worker", path, NULL};
+    struct pd_launch l = {.worker = worker, .newest_step = newest_step, .context = chooser, .choose = choose};
+    pd_launch_configure(&l, config);
+    st = pd_launch_run(&l, err);
+    unlink(path);
+    return st;
+}
+
+/* What the run has come to, for programs; people read the progress on stderr. */
+static pd_status print_result(const struct pd_config *config, struct pd_error *err)
+{
+    struct pd_run_tiers tiers;
+    struct pd_json_writer w;
+    pd_run_tiers_of_config(config, &tiers);
+    tiers.is_quiet = true;
+    (void)!pd_run_tiers_look(&tiers, NULL);
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    pd_json_writer_init(&w, 0);
+    pd_json_object_begin(&w, NULL);
+    pd_json_string(&w, "run_dir", config->run.dir);
+    pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
+    pd_json_u64(&w, "checkpoint_count", newest ? newest->count : 0);
+    pd_json_u64(&w, "newest_step", newest ? newest->step : 0);
+    pd_json_u64(&w, "steps", config->run.steps);
+    pd_json_object_end(&w);
+    return pd_output_json(&w, err);
+}
+
+pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
+{
+    struct train t = {0};
+    struct pd_config config;
+    bool done;
+    PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, &t.json, &done, err));
+    if (done) return PD_OK;
+    if (!t.print_config) pd_launch_signals_hold();
+    if (!t.config_path)
+        PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
+    PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
+    pd_status st = PD_OK;
+    if (t.print_config) {
+        char *yaml = NULL;
+        st = pd_config_print(&config, &yaml, err);
+        if (!st) fputs(yaml, stdout);
+        free(yaml);
+    } else {
+        st = pd_directories_check(&config, err);
+        if (!st) st = check_device(&config, err);
+        if (!st) st = check_run_dir(&config, err);
+        if (!st && t.fresh) st = check_fresh(&config, err);
+        if (!st) st = hand_on_trace(&config, t.trace, err);
+        struct pd_launch_chooser chooser = {0};
+        if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
+        if (!st) st = launch(&config, &chooser, err);
+        pd_launch_chooser_deinit(&chooser);
+        if (!st && t.json) st = print_result(&config, err);
+    }
+    pd_config_deinit(&config);
+    return st;
+}
+
+/* ---- worker ---- */
+
+/* trace.json of rank 2 after one restart: trace.restart1.rank2.json. */
+static pd_status open_trace(const struct pd_launched *launched, struct pd_error *err)
+{
+    const char *path = getenv(PD_LAUNCH_ENV_TRACE);
+    char name[8192], rank[32] = "", restart[32] = "";
+    if (!path || !*path) return PD_OK;
+    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
+    if (!dot || (slash && dot < slash)) dot = path + strlen(path);
+    if (launched->restart) snprintf(restart, sizeof restart, ".restart%u", launched->restart);
+    if (launched->rank) snprintf(rank, sizeof rank, ".rank%u", launched->rank);
+    snprintf(name, sizeof name, "%.*s%s%s%s", (int)(dot - path), path, restart, rank, dot);
+    return pd_trace_open(name, err);
+}
+
+/* What was trained stands, whatever became of the trace. */
+static void close_trace(void)
+{
+    struct pd_error error;
+    if (pd_trace_close(&error)) pd_log(PD_LOG_WARN, "trace", "%s", error.message);
+}
+
+static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
+{
+    struct pd_config config;
+    PD_TRY(pd_config_load(config_path, NULL, 0, &config, err));
+    pd_status st = PD_OK;
+    if (launched->layout[0]) st = pd_launch_layout_apply(&config, launched->layout, launched->ranks, err);
+    if (!st) st = pd_worker_main(&config, launched, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
+pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
+{
+    struct pd_launched launched;
+    if (argc != 2) PD_FAIL(err, PD_USAGE, "worker is started by perdure train");
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_launched_begin(&launched, err));
+    pd_status st = open_trace(&launched, err);
+    if (!st) st = work(&launched, argv[1], err);
+    close_trace();
+    bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
+    if (launched.is_launched) err->message[0] = '\0'; /* the launcher says it, once for all ranks */
+    return is_told && pd_comm_mpi_is_over() ? PD_OK : st;
+}

@@ -1,0 +1,203 @@
+/* Processor and memory, as the kernel tells them. */
+#include "tools/doctor/findings.h"
+
+#include "ckpt/base/cpu.h"
+#include "ckpt/base/parse.h"
+#include "tools/output.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+/* The first line of a file without its end, or "". */
+static bool first_line(const char *path, char *ret, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    ret[0] = '\0';
+    if (!file) return false;
+    bool got = fgets(ret, (int)bytes, file) != NULL;
+    fclose(file);
+    ret[strcspn(ret, "\n")] = '\0';
+    return got;
+}
+
+/* The value of "key : value" in a file of such lines. */
+static bool value_of(const char *path, const char *key, char *ret, size_t bytes)
+{
+    char line[512];
+    FILE *file = fopen(path, "re");
+    ret[0] = '\0';
+    if (!file) return false;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, key, strlen(key)) != 0) continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        colon[strcspn(colon, "\n")] = '\0';
+        snprintf(ret, bytes, "%s", colon);
+        found = true;
+    }
+    fclose(file);
+    return found;
+}
+
+/* "24684788 kB" */
+static uint64_t memory_line(const char *key)
+{
+    char text[64];
+    uint64_t kib = 0;
+    if (!value_of("/proc/meminfo", key, text, sizeof text)) return 0;
+    text[strcspn(text, " ")] = '\0';
+    return pd_parse_u64(text, &kib) ? kib * 1024 : 0;
+}
+
+/* The smallest limit on the way from our memory cgroup to the root, both versions; 0: none. */
+static uint64_t cgroup_limit(const char *controller_v1, const char *file_v1, const char *file_v2)
+{
+    char line[512], path[768], text[64];
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    uint64_t limit = 0, value;
+    if (!file) return 0;
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = '\0';
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group) continue;
+        *group++ = '\0';
+        bool v2 = controllers[1] == '\0';
+        if (!v2 && strcmp(controllers + 1, controller_v1) != 0) continue;
+        for (;;) {
+            snprintf(path, sizeof path, "/sys/fs/cgroup/%s%s%s/%s", v2 ? "" : controller_v1, v2 ? "" : "/",
+                     strcmp(group, "/") == 0 ? "" : group, v2 ? file_v2 : file_v1);
+            if (first_line(path, text, sizeof text) && pd_parse_u64(text, &value) && value < UINT64_C(1) << 60)
+                if (!limit || value < limit) limit = value;
+            char *slash = strrchr(group, '/');
+            if (!slash || group[0] == '\0') break;
+            *slash = '\0';
+        }
+    }
+    fclose(file);
+    return limit;
+}
+
+/* Cores' worth of time that a cgroup grants: "200000 100000"; 0: no limit. */
+static double cpu_quota(void)
+{
+    char text[64];
+    if (!first_line("/sys/fs/cgroup/cpu.max", text, sizeof text)) return 0;
+    char *space = strchr(text, ' ');
+    uint64_t quota, period;
+    if (!space) return 0;
+    *space = '\0';
+    if (!pd_parse_u64(text, &quota) || !pd_parse_u64(space + 1, &period) || !period) return 0;
+    return (double)quota / (double)period;
+}
+
+static void find_cores(struct pd_findings *findings)
+{
+    char model[128];
+    cpu_set_t set;
+    long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
+    if (!value_of("/proc/cpuinfo", "model name", model, sizeof model)) snprintf(model, sizeof model, "unknown processor");
+    double quota = cpu_quota();
+    struct pd_finding *f = pd_findings_add(findings, "cores", PD_FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
+    if (quota > 0 && quota < (double)usable) {
+        f->state = PD_FINDING_LIMITED;
+        pd_finding_advise(f, "the cgroup grants %.1f cores of time: set layout.ranks and layout.threads to no more", quota);
+    }
+}
+
+static void find_isa(struct pd_findings *findings)
+{
+    enum pd_isa isa;
+    struct pd_error err;
+    char offered[64] = "";
+    for (int i = PD_ISA_PORTABLE; i < PD_ISA_COUNT; i++) {
+        size_t used = strlen(offered);
+        if (pd_isa_available((enum pd_isa)i))
+            snprintf(offered + used, sizeof offered - used, "%s%s", used ? ", " : "", pd_isa_name((enum pd_isa)i));
+    }
+    if (pd_isa_resolve(PD_ISA_AUTO, &isa, &err)) {
+        struct pd_finding *f = pd_findings_add(findings, "kernels", PD_FINDING_MISSING, "%s", offered);
+        pd_finding_advise(f, "%.190s", err.message);
+        return;
+    }
+    pd_findings_add(findings, "kernels", isa == PD_ISA_PORTABLE ? PD_FINDING_LIMITED : PD_FINDING_OK, "%s; used: %s",
+                    offered, pd_isa_name(isa));
+}
+
+void pd_find_processor(struct pd_findings *findings)
+{
+    find_cores(findings);
+    find_isa(findings);
+    pd_find_gpus(findings);
+}
+
+static void find_ram(struct pd_findings *findings)
+{
+    uint64_t total = memory_line("MemTotal"), available = memory_line("MemAvailable");
+    uint64_t limit = cgroup_limit("memory", "memory.limit_in_bytes", "memory.max");
+    struct pd_finding *f = pd_findings_add(findings, "memory", PD_FINDING_OK, "%s, %s available", pd_text_bytes(total).text,
+                                           pd_text_bytes(available).text);
+    if (limit && limit < total) {
+        f->state = PD_FINDING_LIMITED;
+        pd_finding_advise(f, "the memory cgroup ends at %s: compare with perdure plan", pd_text_bytes(limit).text);
+    }
+}
+
+static void find_lockable(struct pd_findings *findings)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit)) return;
+    if (limit.rlim_cur == RLIM_INFINITY || geteuid() == 0) {
+        pd_findings_add(findings, "lockable memory", PD_FINDING_OK, "unlimited");
+        return;
+    }
+    struct pd_finding *f =
+        pd_findings_add(findings, "lockable memory", PD_FINDING_OK, "%s", pd_text_bytes(limit.rlim_cur).text);
+    if (limit.rlim_cur >= 64 * MIB) return;
+    f->state = PD_FINDING_LIMITED;
+    pd_finding_advise(f, "I/O buffers may stay unregistered: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
+}
+
+static void find_shared(struct pd_findings *findings)
+{
+    struct statvfs space;
+    if (statvfs("/dev/shm", &space)) {
+        struct pd_finding *f = pd_findings_add(findings, "/dev/shm", PD_FINDING_MISSING, "not there");
+        pd_finding_advise(f, "ranks of one host share memory there: mount -t tmpfs tmpfs /dev/shm");
+        return;
+    }
+    uint64_t free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
+    struct pd_finding *f =
+        pd_findings_add(findings, "/dev/shm", PD_FINDING_OK, "%s, %s free",
+                        pd_text_bytes((uint64_t)space.f_blocks * space.f_frsize).text, pd_text_bytes(free_bytes).text);
+    if (free_bytes >= 256 * MIB) return;
+    f->state = PD_FINDING_LIMITED;
+    pd_finding_advise(f, "many ranks will not fit: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes");
+}
+
+static void find_files(struct pd_findings *findings)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    struct pd_finding *f =
+        pd_findings_add(findings, "open files", PD_FINDING_OK, "%" PRIu64 " at most", (uint64_t)limit.rlim_cur);
+    if (limit.rlim_cur >= 1024) return;
+    f->state = PD_FINDING_LIMITED;
+    pd_finding_advise(f, "checkpoints of many ranks need more: ulimit -n 4096");
+}
+
+void pd_find_memory(struct pd_findings *findings)
+{
+    find_ram(findings);
+    find_lockable(findings);
+    find_shared(findings);
+    find_files(findings);
+}

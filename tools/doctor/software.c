@@ -1,0 +1,134 @@
+/* The kernel, MPI, the libraries this process runs with, and tools beside it. */
+#include "tools/doctor/findings.h"
+
+#include "trainer/math/onednn.h"
+
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+/* Whether a program of that name is on PATH; its path. */
+static bool on_path(const char *program, char *ret_path, size_t bytes)
+{
+    const char *path = getenv("PATH");
+    for (const char *at = path ? path : ""; *at;) {
+        size_t length = strcspn(at, ":");
+        snprintf(ret_path, bytes, "%.*s/%s", (int)length, at, program);
+        if (access(ret_path, X_OK) == 0) return true;
+        at += length + (at[length] == ':');
+    }
+    return false;
+}
+
+/* The first line that a command prints. */
+static void first_line_of(const char *command, char *ret, size_t bytes)
+{
+    ret[0] = '\0';
+    FILE *pipe = popen(command, "re");
+    if (!pipe) return;
+    if (!fgets(ret, (int)bytes, pipe)) ret[0] = '\0';
+    char rest[256];
+    while (fgets(rest, sizeof rest, pipe)) {
+    }
+    pclose(pipe);
+    ret[strcspn(ret, "\n")] = '\0';
+}
+
+static void find_mpi(struct pd_findings *findings)
+{
+    char path[512], version[128];
+    bool srun = getenv("SLURM_JOB_ID") && on_path("srun", path, sizeof path);
+    if (srun) {
+        pd_findings_add(findings, "mpi launcher", PD_FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));
+        return;
+    }
+    if (!on_path("mpirun", path, sizeof path)) {
+        struct pd_finding *f = pd_findings_add(findings, "mpi launcher", PD_FINDING_MISSING, "no mpirun on PATH");
+        pd_finding_advise(f, "apt-get install openmpi-bin; without it: layout.transport=local");
+        return;
+    }
+    first_line_of("mpirun --version 2>&1", version, sizeof version);
+    pd_findings_add(findings, "mpi launcher", PD_FINDING_OK, "%.100s: %.90s", path, version);
+}
+
+/* Third-party libraries that matter, by the start of their file name. */
+static const struct library {
+    const char *prefix, *what, *missing;
+} libraries[] = {
+    {"libhdf5_serial.so", "hdf5", "apt-get install libhdf5-dev, then build again"},
+    {"liburing.so", "liburing", "apt-get install liburing-dev, then build again"},
+    {"libxxhash.so", "xxhash", "apt-get install libxxhash-dev, then build again"},
+    {"libzstd.so", "zstd", "apt-get install libzstd-dev, then build again"},
+    {"libmpi.so", "mpi library", "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF"},
+    {"libyaml-0.so", "yaml", "apt-get install libyaml-dev, then build again"},
+    {"libjansson.so", "jansson", "apt-get install libjansson-dev, then build again"},
+};
+#define LIBRARY_COUNT (sizeof libraries / sizeof libraries[0])
+
+struct loaded {
+    char paths[LIBRARY_COUNT][256];
+};
+
+static int look_at_object(struct dl_phdr_info *info, size_t bytes, void *context)
+{
+    struct loaded *loaded = context;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    (void)bytes;
+    if (!slash) return 0;
+    for (size_t i = 0; i < LIBRARY_COUNT; i++)
+        if (strncmp(slash + 1, libraries[i].prefix, strlen(libraries[i].prefix)) == 0)
+            snprintf(loaded->paths[i], sizeof loaded->paths[i], "%s", info->dlpi_name);
+    return 0;
+}
+
+/* The version stands in the name of the file that a soname leads to. */
+static void find_libraries(struct pd_findings *findings)
+{
+    struct loaded loaded = {0};
+    dl_iterate_phdr(look_at_object, &loaded);
+    for (size_t i = 0; i < LIBRARY_COUNT; i++) {
+        if (!loaded.paths[i][0]) {
+            struct pd_finding *f = pd_findings_add(findings, libraries[i].what, PD_FINDING_MISSING, "not in this build");
+            pd_finding_advise(f, "%s", libraries[i].missing);
+            continue;
+        }
+        char *real = realpath(loaded.paths[i], NULL);
+        pd_findings_add(findings, libraries[i].what, PD_FINDING_OK, "%.190s", real ? real : loaded.paths[i]);
+        free(real);
+    }
+}
+
+static void find_onednn(struct pd_findings *findings)
+{
+    if (pd_onednn_available()) {
+        pd_findings_add(findings, "onednn", PD_FINDING_OK, "%s, for numerics.mode=fast", pd_onednn_version());
+        return;
+    }
+    struct pd_finding *f = pd_findings_add(findings, "onednn", PD_FINDING_LIMITED, "not in this build");
+    pd_finding_advise(f, "numerics.mode=fast needs it: apt-get install libdnnl-dev, then build again");
+}
+
+static void find_tools(struct pd_findings *findings)
+{
+    char path[512];
+    if (on_path("h5ls", path, sizeof path)) {
+        pd_findings_add(findings, "hdf5 tools", PD_FINDING_OK, "%.190s", path);
+        return;
+    }
+    struct pd_finding *f = pd_findings_add(findings, "hdf5 tools", PD_FINDING_LIMITED, "no h5ls on PATH");
+    pd_finding_advise(f, "to look into checkpoints: apt-get install hdf5-tools");
+}
+
+void pd_find_software(struct pd_findings *findings)
+{
+    struct utsname kernel;
+    if (uname(&kernel) == 0)
+        pd_findings_add(findings, "kernel", PD_FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
+    find_mpi(findings);
+    find_libraries(findings);
+    find_onednn(findings);
+    find_tools(findings);
+}

@@ -1,0 +1,289 @@
+#include "trainer/config/check.h"
+
+#include "ckpt/base/words.h"
+#include "offload/optimizer_store.h"
+#include "trainer/config/degrees.h"
+#include "trainer/config/keys.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_LEAVES_MAX 8u
+#define DIRECTORY_MAX 3000u
+
+/* ---- resolve ---- */
+
+static uint32_t largest_divisor_up_to(uint32_t of, uint32_t limit)
+{
+    for (uint32_t d = limit; d > 1; d--)
+        if (of % d == 0) return d;
+    return 1;
+}
+
+static pd_status resolve_checkpoint_dir(struct pd_config *c, struct pd_error *err)
+{
+    if (c->checkpoint.dir[0] || !c->run.dir[0]) return PD_OK;
+    size_t bytes = strlen(c->run.dir) + sizeof "/checkpoints";
+    char *dir = malloc(bytes);
+    if (!dir) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
+    snprintf(dir, bytes, "%s/checkpoints", c->run.dir);
+    free(c->checkpoint.dir);
+    c->checkpoint.dir = dir;
+    return PD_OK;
+}
+
+static void resolve_weights(struct pd_data_source *sources, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (sources[i].weight == 0) sources[i].weight = 1;
+}
+
+pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
+{
+    pd_model_config_resolve(&c->model);
+    if (!c->batch.leaf) c->batch.leaf = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_LEAVES_MAX);
+    if (!c->batch.context) c->batch.context = c->model.context;
+    if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
+    if (c->optimizer.warmup_steps == UINT64_MAX)
+        c->optimizer.warmup_steps = c->run.steps / 10 < 100 ? c->run.steps / 10 : 100;
+    if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
+    resolve_weights(c->data.train, c->data.train_count);
+    resolve_weights(c->data.validation, c->data.validation_count);
+    PD_TRY(resolve_checkpoint_dir(c, err));
+    return pd_config_tiers_resolve(c, err);
+}
+
+/* ---- check ---- */
+
+static pd_status check_sources(const char *key, const struct pd_data_source *sources, uint32_t count, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!sources[i].path || !sources[i].path[0])
+            PD_FAIL(err, PD_INVALID, "%s[%u].path is missing; name the file", key, i);
+    return PD_OK;
+}
+
+static pd_status check_data(const struct pd_config *c, struct pd_error *err)
+{
+    if (!c->run.dir[0])
+        PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
+    if (strlen(c->run.dir) > DIRECTORY_MAX || strlen(c->checkpoint.dir) > DIRECTORY_MAX + sizeof "/checkpoints")
+        PD_FAIL(err, PD_INVALID, "run.dir and checkpoint.dir may have at most %u bytes, so that names fit below them",
+                DIRECTORY_MAX);
+    if (!c->data.train_count)
+        PD_FAIL(err, PD_INVALID,
+                "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
+    PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
+    PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
+    if (c->data.document_token >= (int64_t)c->model.vocab)
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is no token of the model: model.vocab is %u",
+                c->data.document_token, c->model.vocab);
+    if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
+                "data.validation[0].path=FILE, or validation.every=0",
+                c->validation.every);
+    return PD_OK;
+}
+
+static uint32_t nearest_leaf(uint32_t sequences, uint32_t leaf)
+{
+    for (uint32_t distance = 0;; distance++) {
+        if (leaf > distance && sequences % (leaf - distance) == 0) return leaf - distance;
+        if (leaf + distance <= sequences && sequences % (leaf + distance) == 0) return leaf + distance;
+    }
+}
+
+static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
+{
+    uint32_t sequences = c->batch.sequences, leaf = c->batch.leaf < sequences ? c->batch.leaf : sequences;
+    if (sequences % c->batch.leaf)
+        PD_FAIL(err, PD_INVALID, "batch.sequences %u is no multiple of batch.leaf %u; the nearest leaf that fits is %u",
+                sequences, c->batch.leaf, nearest_leaf(sequences, leaf));
+    if (c->batch.context > c->model.context)
+        PD_FAIL(err, PD_INVALID,
+                "batch.context %u is longer than model.context %u, beyond which there are no positions; set "
+                "batch.context=%u or model.context=%u",
+                c->batch.context, c->model.context, c->model.context, c->batch.context);
+    if ((uint64_t)c->batch.leaf * c->batch.context > INT32_MAX)
+        PD_FAIL(err, PD_INVALID, "a leaf of %s of %u tokens is over 2^31 tokens; set a smaller batch.leaf",
+                pd_counted(c->batch.leaf, "sequence").text, c->batch.context);
+    return PD_OK;
+}
+
+static pd_status check_budgets(const struct pd_config *c, struct pd_error *err)
+{
+    const struct {
+        const char *what;
+        enum pd_place place;
+        uint64_t budget;
+    } all[] = {{"optimizer", c->offload.optimizer, c->offload.optimizer_budget},
+               {"parameters", c->offload.parameters, c->offload.parameters_budget},
+               {"gradients", c->offload.gradients, c->offload.gradients_budget},
+               {"activations", c->offload.activations, c->offload.activations_budget}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].budget && all[i].place != PD_PLACE_NVME)
+            PD_FAIL(err, PD_INVALID,
+                    "offload.%s_budget is %" PRIu64 " and offload.%s is not nvme, so that all of it is in memory; set "
+                    "offload.%s=nvme, or leave offload.%s_budget out",
+                    all[i].what, all[i].budget, all[i].what, all[i].what, all[i].what);
+    return PD_OK;
+}
+
+static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
+{
+    const bool parameters = c->offload.parameters == PD_PLACE_NVME, gradients = c->offload.gradients == PD_PLACE_NVME;
+    if (c->offload.optimizer == PD_PLACE_NVME && c->offload.buffer_bytes < PD_OPTIMIZER_STORE_BUFFERS_MIN)
+        PD_FAIL(err, PD_INVALID,
+                "offload.buffer_bytes is %" PRIu64 ", and state on nvme streams through %" PRIu64 " at least; set "
+                "offload.buffer_bytes=%" PRIu64 "M",
+                c->offload.buffer_bytes, PD_OPTIMIZER_STORE_BUFFERS_MIN, PD_OPTIMIZER_STORE_BUFFERS_MIN >> 20);
+    if (!parameters && !gradients) return PD_OK;
+    if (c->offload.optimizer != PD_PLACE_NVME)
+        PD_FAIL(err, PD_INVALID,
+                "offload.%s is nvme and offload.optimizer is not, which is three times larger and more; set "
+                "offload.optimizer=nvme too",
+                parameters ? "parameters" : "gradients");
+    if (!gradients) return PD_OK;
+    if (c->layout.pp > 1)
+        PD_FAIL(
+            err, PD_INVALID,
+            "offload.gradients is nvme and layout.pp is %u, but pipeline stages take leaf after leaf, so that sums would "
+            "travel once a leaf; use layout.pp=1 or offload.gradients=device",
+            c->layout.pp);
+    if (c->layout.order == PD_ORDER_LEAVES)
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is nvme and layout.order is leaves, so that sums would travel once a leaf; use "
+                "layout.order=layers or offload.gradients=device");
+    return PD_OK;
+}
+
+static pd_status check_order(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->layout.order != PD_ORDER_LAYERS || c->layout.pp <= 1) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.order is layers and layout.pp is %u, but pipeline stages take leaf after leaf; use layout.pp=1 or "
+            "layout.order=leaves",
+            c->layout.pp);
+}
+
+static pd_status check_recompute(const struct pd_config *c, struct pd_error *err)
+{
+    const bool is_left = c->layout.automatic && !c->layout.recompute_given;
+    const uint32_t layers = c->layout.recompute_layers;
+    if (layers == PD_LAYERS_ALL) return PD_OK;
+    if (layers > c->model.layers)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.recompute_layers is %u, and the model has %s; set layout.recompute_layers=%u, or leave it out for all",
+            layers, pd_counted(c->model.layers, "block").text, c->model.layers);
+    if (c->layout.recompute != PD_RECOMPUTE_NONE || is_left) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.recompute_layers is %u and layout.recompute is none, so that no block is recomputed; set "
+            "layout.recompute=full or selective, or leave layout.recompute_layers out",
+            layers);
+}
+
+static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->optimizer.min_lr > c->optimizer.lr)
+        PD_FAIL(err, PD_INVALID, "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr",
+                c->optimizer.min_lr, c->optimizer.lr);
+    return PD_OK;
+}
+
+static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_error *err)
+{
+    if ((value & (value - 1)) == 0) return PD_OK;
+    uint32_t below = 1;
+    while (2 * below < value)
+        below *= 2;
+    PD_FAIL(err, PD_INVALID, "%s %u is no power of two; the nearest are %u and %u", key, value, below, 2 * below);
+}
+
+/* Keys that only fp16 reads are refused elsewhere once they were changed. */
+static pd_status check_left_alone(const struct pd_config *c, const char *name, struct pd_error *err)
+{
+    char now[64], initial[64];
+    struct pd_config other = *c;
+    const struct pd_key *key = pd_key_find(name);
+    PD_TRY(pd_key_set(&other, name, key->initial, err));
+    pd_key_text(c, key, now, sizeof now);
+    pd_key_text(&other, key, initial, sizeof initial);
+    if (strcmp(now, initial) == 0) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "%s is %s, but only fp16 scales the loss; leave it out, or set numerics.precision=fp16", name,
+            now);
+}
+
+static pd_status check_loss_scale(const struct pd_config *c, struct pd_error *err)
+{
+    int exponent;
+    if (c->numerics.precision != PD_F16) {
+        PD_TRY(check_left_alone(c, "numerics.loss_scale", err));
+        return check_left_alone(c, "numerics.loss_scale_interval", err);
+    }
+    if (frexp(c->numerics.loss_scale, &exponent) != 0.5)
+        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is no power of two; the nearest are %g and %g",
+                c->numerics.loss_scale, ldexp(0.5, exponent), ldexp(1, exponent));
+    return PD_OK;
+}
+
+static pd_status check_rounding(const struct pd_config *c, struct pd_error *err)
+{
+    if (c->numerics.gradient_rounding == PD_ROUNDING_NEAREST || c->numerics.gradient_type != PD_F32) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "numerics.gradient_rounding is stochastic, but gradients in fp32 are not rounded; leave it out, or set "
+            "numerics.gradient_type=bf16");
+}
+
+static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
+{
+    const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
+    PD_TRY(check_rounding(c, err));
+    PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
+    PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
+    if (pieces > c->batch.context) {
+        uint32_t admitted = 1;
+        while (4 * admitted <= c->batch.context)
+            admitted *= 2;
+        PD_FAIL(err, PD_INVALID,
+                "numerics.virtual_sp %u cuts a sequence into %u pieces, but batch.context is only %s; use "
+                "numerics.virtual_sp=%u at most",
+                c->numerics.virtual_sp, pieces, pd_counted(c->batch.context, "token").text, admitted);
+    }
+    return check_loss_scale(c, err);
+}
+
+static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
+{
+    const struct pd_degrees anything = {0};
+    for (uint32_t i = 0; i < c->restart.ranks_count; i++) {
+        const uint32_t ranks = c->restart.ranks[i];
+        if (pd_degrees_list(c, ranks, &anything, NULL, 0)) continue;
+        uint32_t below = ranks;
+        while (below > 1 && !pd_degrees_list(c, below, &anything, NULL, 0))
+            below--;
+        PD_FAIL(err, PD_INVALID, "restart.ranks[%u] is %u, and no layout of %u ranks is admitted; the next below is %u", i,
+                ranks, ranks, below);
+    }
+    return PD_OK;
+}
+
+pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
+{
+    PD_TRY(pd_model_config_check(&c->model, err));
+    PD_TRY(check_data(c, err));
+    PD_TRY(check_batch(c, err));
+    PD_TRY(check_optimizer(c, err));
+    PD_TRY(check_order(c, err));
+    PD_TRY(check_recompute(c, err));
+    PD_TRY(check_offload(c, err));
+    PD_TRY(check_budgets(c, err));
+    PD_TRY(check_numerics(c, err));
+    PD_TRY(pd_config_tiers_check(c, err));
+    PD_TRY(pd_degrees_check(c, err));
+    return check_restarts(c, err);
+}

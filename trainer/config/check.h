@@ -1,0 +1,13 @@
+/* What a configuration leaves open, and what is wrong with it as a whole. */
+#ifndef PD_TRAINER_CONFIG_CHECK_H
+#define PD_TRAINER_CONFIG_CHECK_H
+
+#include "trainer/config/config.h"
+
+/* Fills what was left to be chosen: leaf, context, schedule, directories, weights. Nothing here looks at the machine:
+ * numerics must not depend on it. */
+PD_MUST_USE pd_status pd_config_resolve(struct pd_config *config, struct pd_error *err);
+/* Everything that can be checked without opening a file.   errors  PD_INVALID: key, cause, nearest admitted value */
+PD_MUST_USE pd_status pd_config_check(const struct pd_config *config, struct pd_error *err);
+
+#endif

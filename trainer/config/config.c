@@ -1,0 +1,262 @@
+/* A configuration is made in five passes: defaults; the preset that is named last; values of the file, then of the command
+ * line; sizes that follow from others; checks. */
+#include "trainer/config/config.h"
+
+#include "trainer/config/check.h"
+#include "trainer/config/keys.h"
+#include "trainer/config/yaml.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FILE_BYTES_MAX (16u << 20)
+
+struct source {
+    const char *name;
+    struct pd_yaml yaml;
+    const char *const *overrides;
+    uint32_t override_count;
+};
+
+void pd_config_deinit(struct pd_config *config)
+{
+    if (!config) return;
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        char **member = (char **)((char *)config + pd_keys[i].offset);
+        if (pd_keys[i].type == PD_KEY_STRING) {
+            free(*member);
+            *member = NULL;
+        } else if (pd_key_is_list(&pd_keys[i])) {
+            pd_key_clear_list(config, &pd_keys[i]);
+        }
+    }
+}
+
+static pd_status set_defaults(struct pd_config *config, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (pd_keys[i].initial) PD_TRY(pd_key_set(config, pd_keys[i].name, pd_keys[i].initial, err));
+    config->layout.recompute_given = config->layout.zero_stage_given = false;
+    return PD_OK;
+}
+
+/* ---- values of file and command line ---- */
+
+static pd_status split_override(const char *override, char *ret_path, size_t path_bytes, const char **ret_text,
+                                struct pd_error *err)
+{
+    const char *equals = strchr(override, '=');
+    if (!equals || equals == override)
+        PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
+    if ((size_t)(equals - override) >= path_bytes) PD_FAIL(err, PD_USAGE, "the key of \"%.60s...\" is too long", override);
+    snprintf(ret_path, path_bytes, "%.*s", (int)(equals - override), override);
+    *ret_text = equals + 1;
+    return PD_OK;
+}
+
+static pd_status visit_entry(const struct pd_yaml_entry *entry, struct pd_config *config, struct pd_error *err)
+{
+    const struct pd_key *key = pd_key_find(entry->path);
+    bool is_list = key && pd_key_is_list(key);
+    switch (entry->node) {
+    case PD_YAML_SECTION:
+        if (key && !is_list) PD_FAIL(err, PD_INVALID, "%s: expected a value, found a section", entry->path);
+        return PD_OK;
+    case PD_YAML_LIST:
+        if (key && !is_list) PD_FAIL(err, PD_INVALID, "%s: expected one value, found a list", entry->path);
+        if (is_list) {
+            pd_key_clear_list(config, key);
+            return PD_OK;
+        }
+        return pd_key_set(config, entry->path, "", err);
+    default:
+        return pd_key_set(config, entry->path, entry->value, err);
+    }
+}
+
+/* `optimizer:` with nothing below it. */
+static bool is_empty_section(const struct pd_yaml_entry *entry)
+{
+    if (entry->node != PD_YAML_VALUE || entry->value[0]) return false;
+    size_t length = strlen(entry->path);
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (strncmp(pd_keys[i].name, entry->path, length) == 0 && pd_keys[i].name[length] == '.') return true;
+    return false;
+}
+
+static pd_status apply(const struct source *source, struct pd_config *config, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < source->yaml.count; i++) {
+        const struct pd_yaml_entry *e = &source->yaml.entries[i];
+        if (is_empty_section(e)) continue;
+        pd_status status = visit_entry(e, config, err);
+        if (status) return pd_error_context(err, status, "%s:%u:%u", source->name, e->line, e->column);
+    }
+    for (uint32_t i = 0; i < source->override_count; i++) {
+        char path[256];
+        const char *text = NULL;
+        PD_TRY(split_override(source->overrides[i], path, sizeof path, &text, err));
+        pd_status status = pd_key_set(config, path, text, err);
+        if (status) return pd_error_context(err, status, "command line");
+    }
+    return PD_OK;
+}
+
+/* The last text given for a key, or NULL. ret_entry may be NULL: where the file gives it, or NULL for the command line. */
+static const char *given_at(const struct source *source, const char *name, const struct pd_yaml_entry **ret_entry)
+{
+    const char *last = NULL;
+    const struct pd_yaml_entry *entry = NULL;
+    for (uint32_t i = 0; i < source->yaml.count; i++) {
+        const struct pd_yaml_entry *e = &source->yaml.entries[i];
+        if (!e->value || strcmp(e->path, name) != 0) continue;
+        last = e->value;
+        entry = e;
+    }
+    size_t length = strlen(name);
+    for (uint32_t i = 0; i < source->override_count; i++) {
+        if (strncmp(source->overrides[i], name, length) != 0 || source->overrides[i][length] != '=') continue;
+        last = source->overrides[i] + length + 1;
+        entry = NULL;
+    }
+    if (ret_entry) *ret_entry = entry;
+    return last;
+}
+
+static const char *given(const struct source *source, const char *name)
+{
+    return given_at(source, name, NULL);
+}
+
+/* A preset's sizes that follow from others do so again when those are changed and they are not named themselves. */
+static void forget_derived(const struct source *source, struct pd_model_config *model)
+{
+    bool family = given(source, "model.family"), hidden = given(source, "model.hidden"),
+         heads = given(source, "model.heads");
+    if (family || heads) model->kv_heads = 0;
+    if (hidden || heads) model->head_size = 0;
+    if (family || hidden) model->ffn = 0;
+}
+
+static pd_status apply_preset(const struct source *source, struct pd_config *config, struct pd_error *err)
+{
+    const struct pd_yaml_entry *entry;
+    const char *preset = given_at(source, "model.preset", &entry);
+    if (!preset) preset = config->model_preset;
+    pd_status status = preset[0] ? pd_model_preset(preset, &config->model, err) : PD_OK;
+    if (status && entry) return pd_error_context(err, status, "%s:%u:%u", source->name, entry->line, entry->column);
+    if (status) return pd_error_context(err, status, "command line");
+    forget_derived(source, &config->model);
+    return PD_OK;
+}
+
+/* Checks look at a whole configuration; whoever gave the key that a message begins with is to mend it. */
+static const char *blamed(const struct source *source, const char *message)
+{
+    static const char key_characters[] = "abcdefghijklmnopqrstuvwxyz0123456789_.";
+    const size_t whole = strcspn(message, " :"), bare = strspn(message, key_characters);
+    for (uint32_t i = 0; i < source->override_count; i++) {
+        const char *override = source->overrides[i];
+        const size_t length = strcspn(override, "=");
+        if (length && (length == whole || length == bare) && strncmp(override, message, length) == 0) return "command line";
+    }
+    return source->name;
+}
+
+static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
+{
+    PD_TRY(set_defaults(config, err));
+    PD_TRY(apply_preset(source, config, err));
+    PD_TRY(apply(source, config, err));
+    if (config->model.family == PD_FAMILY_GPT2 && given(source, "model.qkv_bias") && !config->model.qkv_bias)
+        PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family gpt2 has biases everywhere; leave it out",
+                source->name);
+    pd_status status = pd_config_resolve(config, err);
+    if (!status) status = pd_config_check(config, err);
+    return status && err ? pd_error_context(err, status, "%s", blamed(source, err->message)) : status;
+}
+
+pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides, uint32_t override_count,
+                          struct pd_config *ret_config, struct pd_error *err)
+{
+    struct source source = {.name = name, .overrides = overrides, .override_count = override_count};
+    struct pd_config config = {0};
+    PD_TRY(pd_yaml_read(name, yaml, &source.yaml, err));
+    pd_status status = build(&source, &config, err);
+    pd_yaml_deinit(&source.yaml);
+    if (status)
+        pd_config_deinit(&config);
+    else
+        *ret_config = config;
+    return status;
+}
+
+/* ---- the file ---- */
+
+/* malloc'ed and terminated. */
+static pd_status read_all(int descriptor, const char *path, char **ret_text, struct pd_error *err)
+{
+    size_t bytes = 0, capacity = 65536;
+    char *text = malloc(capacity + 1);
+    while (text) {
+        ssize_t got = read(descriptor, text + bytes, capacity - bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            int number = errno;
+            free(text);
+            if (number == EISDIR) PD_FAIL(err, PD_INVALID, "configuration %s is a directory; name the file in it", path);
+            PD_FAIL_ERRNO(err, number, "cannot read the configuration %s", path);
+        }
+        if (got == 0) break;
+        bytes += (size_t)got;
+        if (bytes < capacity) continue;
+        char *grown = capacity < FILE_BYTES_MAX ? realloc(text, 2 * capacity + 1) : NULL;
+        if (!grown) {
+            free(text);
+            PD_FAIL(err, PD_INVALID, "configuration %s is over %u MiB; is it the right file?", path, FILE_BYTES_MAX >> 20);
+        }
+        text = grown;
+        capacity *= 2;
+    }
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", path);
+    text[bytes] = '\0';
+    if (strlen(text) != bytes) {
+        free(text);
+        PD_FAIL(err, PD_INVALID, "configuration %s holds zero bytes; it is no YAML text", path);
+    }
+    *ret_text = text;
+    return PD_OK;
+}
+
+pd_status pd_config_load(const char *path, const char *const *overrides, uint32_t override_count,
+                         struct pd_config *ret_config, struct pd_error *err)
+{
+    if (!path) return pd_config_parse("command line", "", overrides, override_count, ret_config, err);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) PD_FAIL_ERRNO(err, errno, "cannot open the configuration %s (examples are in tools/configs)", path);
+    char *text = NULL;
+    pd_status status = read_all(descriptor, path, &text, err);
+    close(descriptor);
+    PD_TRY(status);
+    status = pd_config_parse(path, text, overrides, override_count, ret_config, err);
+    free(text);
+    return status;
+}
+
+struct pd_data_options pd_config_data(const struct pd_config *c)
+{
+    return (struct pd_data_options){.train = c->data.train,
+                                    .validation = c->data.validation,
+                                    .train_count = c->data.train_count,
+                                    .validation_count = c->data.validation_count,
+                                    .validation_fraction = c->data.validation_fraction,
+                                    .context = c->batch.context,
+                                    .vocab = c->model.vocab,
+                                    .separate_documents = c->data.separate_documents,
+                                    .document_token = c->data.document_token,
+                                    .seed = c->run.seed};
+}

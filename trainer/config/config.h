@@ -1,0 +1,161 @@
+/* The configuration of a run: YAML and section.key=value overrides, resolved into one plain struct.
+ *
+ * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. One table (config_keys.c) drives reading,
+ * overriding, printing, comparing and suggestions: type, default, range, what a change means on resume, and the comment that
+ * --print-config shows. An unknown key is an error with line, column and the nearest key. Counts take k, M, G as powers of
+ * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
+ *
+ * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
+ * keep_last, keep_every, bandwidth, copies}. Model sizes that follow from others (kv_heads,
+ * head_size, ffn) follow again when the others are changed and they are not named.
+ *
+ * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
+ *         new lineage   batch, numerics, data, seed, betas and epsilon, norm_epsilon, RoPE
+ *         refused       model shape
+ */
+#ifndef PD_TRAINER_CONFIG_CONFIG_H
+#define PD_TRAINER_CONFIG_CONFIG_H
+
+#include "ckpt/tiers/tiers.h"
+#include "offload/placement.h"
+#include "trainer/data/data.h"
+#include "trainer/math/math.h"
+#include "trainer/model/model.h"
+#include "trainer/parallel/schedule.h"
+
+enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_LEAF };
+enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
+enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
+enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
+enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
+enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
+
+/* What is left out is taken from checkpoint.*. */
+struct pd_config_tier {
+    char *dir;
+    uint64_t every;
+    uint32_t keep_last;
+    uint64_t keep_every;
+    uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
+    uint32_t copies;    /* of the first tier, on another host: 0 or 1 */
+    char *compression;  /* none, zstd:N, auto */
+};
+
+struct pd_config {
+    struct {
+        char *dir;     /* run directory: metrics.jsonl, log, and by default the checkpoints */
+        uint64_t seed; /* initialisation and sample order */
+        uint64_t steps;
+        uint32_t log_every;           /* steps between progress lines of metrics.jsonl; 1 */
+        enum pd_device_choice device; /* auto: GPUs where there are any */
+    } run;
+    char *model_preset; /* model.preset; other model keys override it */
+    struct pd_model_config model;
+    struct {
+        struct pd_data_source *train, *validation;
+        uint32_t train_count, validation_count;
+        double validation_fraction;
+        bool separate_documents;
+        int64_t document_token;
+    } data;
+    struct {
+        uint32_t sequences; /* G: sequences a step, whatever the layout */
+        uint32_t leaf;      /* m: sequences a leaf; V = G/m leaves a step */
+        uint32_t context;   /* T; 0: the model's context */
+    } batch;
+    struct {
+        double lr, min_lr;                                     /* peak; end of the cosine */
+        uint64_t warmup_steps, decay_steps;                    /* decay_steps 0: run.steps */
+        double beta1, beta2, epsilon, weight_decay, clip_norm; /* clip_norm 0: off */
+    } optimizer;
+    struct {
+        enum pd_numerics_mode mode;
+        enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
+        enum pd_dtype gradient_type;        /* leaf gradients as exchanged: PD_F32, PD_BF16 */
+        enum pd_rounding gradient_rounding; /* of those to bf16 */
+        uint32_t virtual_tp, virtual_sp;
+        double loss_scale;            /* fp16: the first one, a power of two */
+        uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
+    } numerics;
+    struct {
+        uint32_t ranks;      /* 0: as many as there are devices */
+        uint32_t threads;    /* a rank; 0: cores / ranks on this host */
+        uint32_t host_ranks; /* what is planned counts so many on a host; 0: all */
+        enum pd_transport transport;
+        enum pd_recompute recompute;
+        uint32_t recompute_layers; /* of the first so many blocks of each rank; PD_LAYERS_ALL: not given */
+        bool automatic; /* the planner chooses what is not given of degrees, recompute, its layers and zero_stage */
+        bool recompute_given, zero_stage_given; /* by a value, not "auto" */
+        bool chosen;                            /* it did: degrees, recompute and zero_stage below are its own */
+        uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
+        uint32_t interleave;                    /* pipeline chunks a rank */
+        enum pd_schedule_kind schedule;
+        enum pd_codes fp8_codes;         /* how long codes of weights are kept, where linears are fp8 */
+        enum pd_order order;             /* layers: every leaf of a block before the next block; one stage only */
+        uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
+    } layout;
+    struct {
+        enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
+        enum pd_place parameters;  /* compute copies of blocks. nvme: scratch beside the generations */
+        enum pd_place gradients;   /* sums of blocks; likewise */
+        enum pd_place activations; /* what is kept of a block between forward and backward; likewise */
+        uint64_t buffer_bytes;     /* of the ring that state streams through */
+        /* Bytes a rank keeps in memory of what is on nvme: not read back; 0: none beyond what streaming takes */
+        uint64_t optimizer_budget, parameters_budget, gradients_budget, activations_budget;
+    } offload;
+    struct {
+        char *dir;      /* "": <run.dir>/checkpoints */
+        uint64_t every; /* steps; 0: only at the end and on a signal */
+        uint32_t keep_last;
+        uint64_t keep_every;
+        uint32_t in_flight;           /* saves under way at once */
+        char *compression;            /* of shards: none, zstd:N, auto */
+        struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the keys above */
+        uint32_t tiers_count;
+        char **stripes; /* directories on further drives, of the first tier */
+        uint32_t stripes_count;
+        char *stripe_weights; /* "": measured */
+        double leave_seconds; /* asked to leave: for further tiers, once one that outlives a reboot has the last step */
+    } checkpoint;
+    struct {
+        uint64_t every;     /* steps; 0: never */
+        uint32_t sequences; /* a validation pass */
+    } validation;
+    struct {
+        uint32_t limit;  /* restarts without progress before giving up (93) */
+        uint32_t *ranks; /* ranks of the 1st, 2nd, ... restart; empty: what is left */
+        uint32_t ranks_count;
+        double peer_timeout; /* seconds before a silent rank is named and the launch ends */
+    } restart;
+    bool accept_new_lineage; /* resume with changed numerics, batch or data on purpose */
+};
+
+/* `path` NULL: defaults only. overrides: "section.key=value". Everything is validated and resolved.
+ *   errors  PD_INVALID with file, line, key, cause and the nearest admitted value; PD_NOT_FOUND for the file */
+PD_MUST_USE pd_status pd_config_load(const char *path, const char *const *overrides, uint32_t override_count,
+                                     struct pd_config *ret_config, struct pd_error *err);
+PD_MUST_USE pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides,
+                                      uint32_t override_count, struct pd_config *ret_config, struct pd_error *err);
+void pd_config_deinit(struct pd_config *config);
+/* The resolved whole as YAML that loads back to the same struct; malloc'ed. What --print-config shows and a commit keeps. */
+PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err);
+
+/* The tiers of a run, resolved; borrowed from the configuration. Returns their count, at least one. */
+uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX]);
+
+/* What a run reads; borrowed from the configuration. */
+struct pd_data_options pd_config_data(const struct pd_config *config);
+
+enum pd_resume_effect { PD_RESUME_FREE, PD_RESUME_NEW_LINEAGE, PD_RESUME_REFUSED };
+struct pd_resume_difference {
+    const char *key; /* "batch.sequences", static */
+    enum pd_resume_effect effect;
+    char before[64], now[64];
+};
+/* All differences, worst first; at most `capacity` are written, the total is returned. Contents of data files are compared
+ * by fingerprint (pd_data_check_fingerprint), not here. */
+uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
+                           uint32_t capacity);
+
+#endif

@@ -1,0 +1,71 @@
+/* Every key of the configuration in one table: it drives reading, overriding, printing, comparing and suggestions. */
+#ifndef PD_TRAINER_CONFIG_KEYS_H
+#define PD_TRAINER_CONFIG_KEYS_H
+
+#include "trainer/config/config.h"
+
+enum pd_key_type {
+    PD_KEY_STRING,
+    PD_KEY_U32,
+    PD_KEY_U64,
+    PD_KEY_I64,
+    PD_KEY_FLOAT,
+    PD_KEY_DOUBLE,
+    PD_KEY_BOOL,
+    PD_KEY_WORD,    /* an enum: words[value] */
+    PD_KEY_SOURCES, /* a list of data files: path, or {path, format, weight} */
+    PD_KEY_RANKS,   /* a list of u32 */
+    PD_KEY_TIERS,   /* a list of struct pd_config_tier */
+    PD_KEY_STRINGS, /* a list of char * */
+};
+
+enum pd_key_suffix { PD_SUFFIX_NONE, PD_SUFFIX_COUNT, PD_SUFFIX_SIZE }; /* 10k steps are 10000; 8k tokens are 8192 */
+
+struct pd_key {
+    const char *name;
+    enum pd_key_type type;
+    size_t offset, count_offset; /* in struct pd_config; count_offset of lists */
+    const char *initial;         /* text of the default; NULL: the preset's (model), or empty */
+    double low, high;            /* numbers: admitted range, both included unless open */
+    bool low_open, high_open;
+    const char *const *words; /* NULL-terminated */
+    enum pd_key_suffix suffix;
+    bool automatic; /* "auto" is read as 0, or as what is no value where that is the default */
+    enum pd_resume_effect effect;
+    const char *meaning; /* the comment beside it in --print-config */
+};
+
+extern const struct pd_key pd_keys[];
+extern const uint32_t pd_key_count;
+
+/* The key called name (no indices), or NULL. */
+const struct pd_key *pd_key_find(const char *name);
+/* "unknown key; did you mean optimizer.lr?"   ret (bytes) */
+void pd_key_suggest(const char *path, char *ret, size_t bytes);
+
+/* `path` may carry an index and a member: data.train[0].path, restart.ranks[1]. The value replaces what was there.
+ *   errors  PD_INVALID: unknown key with the nearest one; what was expected and what is there */
+PD_MUST_USE pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err);
+bool pd_key_is_list(const struct pd_key *key);
+/* Empties a list before its elements come. */
+void pd_key_clear_list(struct pd_config *config, const struct pd_key *key);
+/* The value of a scalar as text that pd_key_set reads back to the same bits.   ret (bytes) */
+void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes);
+/* To layout.auto, whatever its value is: "auto" is read back so. */
+bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key);
+/* ---- between config_set.c and config_tiers.c ---- */
+
+/* A scalar member of any struct: key->offset counts from `base`. */
+PD_MUST_USE pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err);
+/* Room for element `index` of a list, zeroed, which is there already or the next. */
+PD_MUST_USE pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+                                   struct pd_error *err);
+/* checkpoint.tiers[index].member = text */
+PD_MUST_USE pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
+                                      const char *text, struct pd_error *err);
+void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count);
+/* Members that were left out, from checkpoint.*. */
+PD_MUST_USE pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err);
+PD_MUST_USE pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err);
+
+#endif

@@ -1,0 +1,53 @@
+/* What a changed key means for a run that goes on.
+ *
+ *   free         the future is made otherwise, the past stays what it was: learning rate and schedule, decay, clipping,
+ * steps, intervals, layout, directories new lineage  what was computed so far would not have come out of this configuration,
+ * so bits can no longer be compared with a run that never stopped: batch, numerics, data, seed, the betas under which the
+ * moments were gathered, what shapes attention without changing a tensor refused      the stored tensors do not fit: model
+ * shape
+ *
+ * The effect of each key stands in config_keys.c. Files may move: their contents are compared by fingerprint, not by path.
+ */
+#include "trainer/config/keys.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* GPT-2 has a row of its position table for each place, so there the context is a shape. Elsewhere it is a limit that
+ * batch.context keeps anyway. */
+static enum pd_resume_effect effect_of(const struct pd_config *saved, const struct pd_key *key)
+{
+    if (strcmp(key->name, "model.context") == 0 && saved->model.family == PD_FAMILY_LLAMA) return PD_RESUME_FREE;
+    return key->effect;
+}
+
+static bool differs(const struct pd_config *saved, const struct pd_config *now, const struct pd_key *key,
+                    struct pd_resume_difference *ret)
+{
+    char before[4096], after[4096];
+    pd_key_text(saved, key, before, sizeof before);
+    pd_key_text(now, key, after, sizeof after);
+    if (strcmp(before, after) == 0) return false;
+    ret->key = key->name;
+    ret->effect = effect_of(saved, key);
+    snprintf(ret->before, sizeof ret->before, "%.63s", before);
+    snprintf(ret->now, sizeof ret->now, "%.63s", after);
+    return true;
+}
+
+uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config *now, struct pd_resume_difference *ret,
+                           uint32_t capacity)
+{
+    static const enum pd_resume_effect worst_first[] = {PD_RESUME_REFUSED, PD_RESUME_NEW_LINEAGE, PD_RESUME_FREE};
+    uint32_t total = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        for (uint32_t i = 0; i < pd_key_count; i++) {
+            struct pd_resume_difference difference;
+            if (effect_of(saved, &pd_keys[i]) != worst_first[pass]) continue;
+            if (!differs(saved, now, &pd_keys[i], &difference)) continue;
+            if (total < capacity) ret[total] = difference;
+            total++;
+        }
+    }
+    return total;
+}

@@ -1,0 +1,501 @@
+/* Reading and writing one key of the configuration by name. */
+#include "trainer/config/keys.h"
+
+#include "ckpt/base/nearest.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/utf8.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define LIST_MAX 65536u
+
+static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
+
+/* A path taken apart: data.train[3].path is name, index and member. */
+struct place {
+    char name[96], member[32];
+    bool has_index, well_formed;
+    uint64_t index;
+};
+
+static struct place place_of(const char *path)
+{
+    struct place p = {.well_formed = true};
+    const char *open = strchr(path, '[');
+    snprintf(p.name, sizeof p.name, "%.*s", (int)(open ? open - path : (ptrdiff_t)strlen(path)), path);
+    if (!open) return p;
+    const char *close = strchr(open, ']');
+    char digits[16];
+    if (!close || close == open + 1 || close - open > 12) {
+        p.well_formed = false;
+        return p;
+    }
+    snprintf(digits, sizeof digits, "%.*s", (int)(close - open - 1), open + 1);
+    p.has_index = true;
+    p.well_formed = pd_parse_u64(digits, &p.index) && (close[1] == '\0' || close[1] == '.');
+    snprintf(p.member, sizeof p.member, "%s", close[1] == '.' ? close + 2 : "");
+    return p;
+}
+
+const struct pd_key *pd_key_find(const char *name)
+{
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (strcmp(pd_keys[i].name, name) == 0) return &pd_keys[i];
+    return NULL;
+}
+
+/* Somebody who wrote "lr" or "optim.lr" means the key with that last part. */
+static uint32_t distance_to(const char *path, const char *key)
+{
+    uint32_t whole = pd_edit_distance(path, key) * 2;
+    const char *path_last = strrchr(path, '.'), *key_last = strrchr(key, '.');
+    path_last = path_last ? path_last + 1 : path;
+    key_last = key_last ? key_last + 1 : key;
+    uint32_t last = pd_edit_distance(path_last, key_last) * 2 + 3;
+    return whole < last ? whole : last;
+}
+
+static bool is_section(const char *path)
+{
+    size_t length = strlen(path);
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (strncmp(pd_keys[i].name, path, length) == 0 && pd_keys[i].name[length] == '.') return true;
+    return false;
+}
+
+void pd_key_suggest(const char *path, char *ret, size_t bytes)
+{
+    if (is_section(path)) {
+        snprintf(ret, bytes, "%s is a section: its keys go below it, or are written %s.KEY", path, path);
+        return;
+    }
+    uint32_t best = UINT32_MAX;
+    const char *nearest = NULL;
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        uint32_t distance = distance_to(path, pd_keys[i].name);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = pd_keys[i].name;
+    }
+    if (nearest && best <= strlen(path) + 3)
+        snprintf(ret, bytes, "unknown key %s; did you mean %s?", path, nearest);
+    else
+        snprintf(ret, bytes, "unknown key %s; --print-config lists all keys", path);
+}
+
+static void *member_of(void *base, size_t offset)
+{
+    return (char *)base + offset;
+}
+
+static pd_status replace_string(char **target, const char *text, struct pd_error *err)
+{
+    for (const char *at = text; *at;)
+        if (pd_utf8_next(&at) == UINT32_MAX)
+            PD_FAIL(err, PD_INVALID, "byte %td is no UTF-8, which a YAML text must be; rename the file", at - text);
+    char *copy = strdup(text);
+    if (!copy) PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
+    free(*target);
+    *target = copy;
+    return PD_OK;
+}
+
+/* hint: where the word belongs, or NULL. */
+static pd_status set_word(int *target, const char *const *words, const char *text, const char *hint, struct pd_error *err)
+{
+    char list[160] = "";
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(words[i], text) == 0) {
+            *target = i;
+            return PD_OK;
+        }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", i == 0 ? "" : words[i + 1] ? ", " : " or ", words[i]);
+    }
+    PD_FAIL(err, PD_INVALID, "expected %s, found \"%s\"%s", list, text, hint ? hint : "");
+}
+
+/* Formats of eight bits are not activations' anywhere. */
+static const char *word_hint(const struct pd_key *key, const char *text)
+{
+    const bool is_fp8 = !strcmp(key->name, "numerics.precision") && !strncmp(text, "fp8", 3);
+    return is_fp8 ? "; linears of blocks are in fp8 by numerics.linears=fp8" : NULL;
+}
+
+static pd_status set_bool(bool *target, const char *text, struct pd_error *err)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"}, *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 4; i++) {
+        if (strcasecmp(text, yes[i]) != 0 && strcasecmp(text, no[i]) != 0) continue;
+        *target = strcasecmp(text, yes[i]) == 0;
+        return PD_OK;
+    }
+    PD_FAIL(err, PD_INVALID, "expected true or false, found \"%s\"", text);
+}
+
+static void number_text(double value, char *ret, size_t bytes)
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(ret, bytes, "%.*g", digits, value);
+        if (strtod(ret, NULL) == value) return;
+    }
+}
+
+static pd_status check_range(const struct pd_key *key, double value, const char *text, struct pd_error *err)
+{
+    bool low_fits = key->low_open ? value > key->low : value >= key->low;
+    bool high_fits = key->high_open ? value < key->high : value <= key->high;
+    if (low_fits && high_fits) return PD_OK;
+    char low[32], high[32];
+    number_text(key->low, low, sizeof low);
+    number_text(key->high, high, sizeof high);
+    PD_FAIL(err, PD_INVALID, "expected a number %s %s and %s %s, found %s", key->low_open ? "above" : "of at least", low,
+            key->high_open ? "under" : "at most", high, text);
+}
+
+static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint64_t *ret)
+{
+    if (pd_parse_u64(text, ret)) return true;
+    size_t length = strlen(text);
+    if (suffix == PD_SUFFIX_NONE || length < 2 || length > 20) return false;
+    static const char letters[] = "kmg";
+    const char *letter = strchr(letters, text[length - 1] | 0x20);
+    char digits[24];
+    uint64_t value;
+    snprintf(digits, sizeof digits, "%.*s", (int)(length - 1), text);
+    if (!letter || !*letter || !pd_parse_u64(digits, &value)) return false;
+    for (int64_t power = letter - letters; power >= 0; power--)
+        if (__builtin_mul_overflow(value, suffix == PD_SUFFIX_SIZE ? 1024u : 1000u, &value)) return false;
+    *ret = value;
+    return true;
+}
+
+/* What no member could hold is refused by the key's range: it is a number all the same. NAN: it is none. */
+static double too_far(const char *text, enum pd_key_suffix suffix)
+{
+    static const char letters[] = "kmg";
+    const char *digits = text + (*text == '-');
+    const size_t length = strspn(digits, "0123456789");
+    const char last = digits[length], *letter = last && suffix ? strchr(letters, last | 0x20) : NULL;
+    if (!length || (last && (!letter || digits[length + 1]))) return NAN;
+    return strtod(text, NULL) * (letter ? pow(1000, (double)(letter - letters + 1)) : 1);
+}
+
+static pd_status refuse_whole(const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    const double value = too_far(text, key->suffix);
+    if (!isnan(value)) PD_TRY(check_range(key, value, text, err));
+    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
+}
+
+static pd_status refuse_real(const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    char *end;
+    const double value = strtod(text, &end);
+    const bool is_digits = strspn(text, "+-0123456789.eE") == strlen(text);
+    if (is_digits && end != text && !*end) PD_TRY(check_range(key, value, text, err));
+    PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
+}
+
+static pd_status set_unsigned(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    uint64_t value;
+    if (!parse_with_suffix(text, key->suffix, &value)) return refuse_whole(key, text, err);
+    PD_TRY(check_range(key, (double)value, text, err));
+    if (key->type == PD_KEY_U32)
+        *(uint32_t *)member_of(base, key->offset) = (uint32_t)value;
+    else
+        *(uint64_t *)member_of(base, key->offset) = value;
+    return PD_OK;
+}
+
+static pd_status set_real(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    double value;
+    if (!pd_parse_double(text, &value)) return refuse_real(key, text, err);
+    PD_TRY(check_range(key, value, text, err));
+    if (key->type == PD_KEY_FLOAT)
+        *(float *)member_of(base, key->offset) = (float)value;
+    else
+        *(double *)member_of(base, key->offset) = value;
+    return PD_OK;
+}
+
+static pd_status set_signed(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    int64_t value;
+    if (!pd_parse_i64(text, &value)) return refuse_whole(key, text, err);
+    PD_TRY(check_range(key, (double)value, text, err));
+    *(int64_t *)member_of(base, key->offset) = value;
+    return PD_OK;
+}
+
+static void set_automatic(void *base, const struct pd_key *key)
+{
+    void *member = member_of(base, key->offset);
+    const bool has_zero = key->initial[0] == 'a'; /* where 0 is a value, auto is another */
+    if (key->type == PD_KEY_U32)
+        *(uint32_t *)member = has_zero ? UINT32_MAX : 0;
+    else if (key->type == PD_KEY_U64)
+        *(uint64_t *)member = has_zero ? UINT64_MAX : 0;
+    else
+        *(double *)member = -1;
+}
+
+pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    if (key->automatic && strcmp(text, "auto") == 0) {
+        set_automatic(base, key);
+        return PD_OK;
+    }
+    switch (key->type) {
+    case PD_KEY_STRING:
+        return replace_string(member_of(base, key->offset), text, err);
+    case PD_KEY_U32:
+    case PD_KEY_U64:
+        return set_unsigned(base, key, text, err);
+    case PD_KEY_I64:
+        return set_signed(base, key, text, err);
+    case PD_KEY_FLOAT:
+    case PD_KEY_DOUBLE:
+        return set_real(base, key, text, err);
+    case PD_KEY_BOOL:
+        return set_bool(member_of(base, key->offset), text, err);
+    default:
+        return set_word(member_of(base, key->offset), key->words, text, word_hint(key, text), err);
+    }
+}
+
+/* ---- lists ---- */
+
+bool pd_key_is_list(const struct pd_key *key)
+{
+    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS ||
+           key->type == PD_KEY_STRINGS;
+}
+
+void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
+{
+    uint32_t *count = member_of(config, key->count_offset);
+    void **items = member_of(config, key->offset);
+    if (key->type == PD_KEY_SOURCES)
+        for (uint32_t i = 0; i < *count; i++)
+            free(((struct pd_data_source *)*items)[i].path);
+    if (key->type == PD_KEY_TIERS) pd_key_clear_tiers(*items, *count);
+    for (uint32_t i = 0; key->type == PD_KEY_STRINGS && i < *count; i++)
+        free(((char **)*items)[i]);
+    free(*items);
+    *items = NULL;
+    *count = 0;
+}
+
+pd_status pd_key_reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+                       struct pd_error *err)
+{
+    uint32_t *count = member_of(config, key->count_offset);
+    void **items = member_of(config, key->offset);
+    if (index < *count) return PD_OK;
+    if (index > *count)
+        PD_FAIL(err, PD_INVALID, "element %" PRIu64 " of a list that has %u; the next is %s[%u]", index, *count, key->name,
+                *count);
+    if (index >= LIST_MAX) PD_FAIL(err, PD_INVALID, "a list of more than %u elements", LIST_MAX);
+    void *grown = realloc(*items, (index + 1) * item_bytes);
+    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
+    memset((char *)grown + index * item_bytes, 0, item_bytes);
+    *items = grown;
+    (*count)++;
+    return PD_OK;
+}
+
+static pd_status set_source(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                            struct pd_error *err)
+{
+    static const struct pd_key weight_range = {.low = 0, .high = 1e9, .low_open = true};
+    if (!p->has_index) pd_key_clear_list(config, key);
+    bool is_path = p->member[0] == '\0' || strcmp(p->member, "path") == 0;
+    if (!is_path && strcmp(p->member, "format") != 0 && strcmp(p->member, "weight") != 0)
+        PD_FAIL(err, PD_INVALID, "a data file has path, format and weight, and no \"%s\"", p->member);
+    PD_TRY(pd_key_reach(config, key, p->index, sizeof(struct pd_data_source), err));
+    struct pd_data_source *source = *(struct pd_data_source **)member_of(config, key->offset) + p->index;
+    if (is_path) return replace_string(&source->path, text, err);
+    if (strcmp(p->member, "format") == 0) {
+        int format;
+        PD_TRY(set_word(&format, format_words, text, NULL, err));
+        source->format = (enum pd_data_format)format;
+        return PD_OK;
+    }
+    double weight;
+    if (!pd_parse_double(text, &weight)) return refuse_real(&weight_range, text, err);
+    PD_TRY(check_range(&weight_range, weight, text, err));
+    source->weight = weight;
+    return PD_OK;
+}
+
+static pd_status set_rank(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *text,
+                          struct pd_error *err)
+{
+    uint64_t value;
+    if (!pd_parse_u64(text, &value) || value == 0 || value > 65536)
+        PD_FAIL(err, PD_INVALID, "expected a number of ranks from 1 to 65536, found \"%s\"", text);
+    PD_TRY(pd_key_reach(config, key, index, sizeof(uint32_t), err));
+    (*(uint32_t **)member_of(config, key->offset))[index] = (uint32_t)value;
+    return PD_OK;
+}
+
+/* "3,2" or "[3, 2]" replaces the list; an index replaces one. */
+static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                           struct pd_error *err)
+{
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a number of ranks has no \"%s\"", p->member);
+    if (p->has_index) return set_rank(config, key, p->index, text, err);
+    pd_key_clear_list(config, key);
+    char word[32];
+    uint64_t index = 0;
+    const char *separators = ", []";
+    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
+        size_t length = strcspn(text, separators);
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), text);
+        PD_TRY(set_rank(config, key, index++, word, err));
+        text += length;
+    }
+    return PD_OK;
+}
+
+/* "a, b" or "[a, b]" replaces the list; an index replaces one. */
+static pd_status set_strings(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                             struct pd_error *err)
+{
+    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a directory has no \"%s\"", p->member);
+    if (p->has_index) {
+        PD_TRY(pd_key_reach(config, key, p->index, sizeof(char *), err));
+        return replace_string(&(*(char ***)member_of(config, key->offset))[p->index], text, err);
+    }
+    pd_key_clear_list(config, key);
+    const char *separators = ", []";
+    uint64_t index = 0;
+    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
+        const size_t length = strcspn(text, ",]");
+        char *word = strndup(text, length);
+        if (!word) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
+        pd_status st = pd_key_reach(config, key, index, sizeof(char *), err);
+        if (st) {
+            free(word);
+            return st;
+        }
+        (*(char ***)member_of(config, key->offset))[index++] = word;
+        text += length;
+    }
+    return PD_OK;
+}
+
+/* Without an index only "[]": a list has no other text. */
+static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
+                          struct pd_error *err)
+{
+    if (p->has_index) return pd_key_set_tier(config, key, p->index, p->member, text, err);
+    if (text[strspn(text, " []")] != '\0')
+        PD_FAIL(err, PD_INVALID, "expected a list of {dir, every, ...}, found \"%s\"; one is written %s[0].dir=DIR", text,
+                key->name);
+    pd_key_clear_list(config, key);
+    return PD_OK;
+}
+
+/* What layout.auto chooses unless a value is given. NULL: no such key. */
+static bool *given_of(struct pd_config *config, const struct pd_key *key)
+{
+    return key->offset == offsetof(struct pd_config, layout.recompute)    ? &config->layout.recompute_given
+           : key->offset == offsetof(struct pd_config, layout.zero_stage) ? &config->layout.zero_stage_given
+                                                                          : NULL;
+}
+
+static pd_status set_scalar(struct pd_config *config, const struct pd_key *key, const char *text, struct pd_error *err)
+{
+    bool *given = given_of(config, key);
+    const bool is_value = strcmp(text, "auto") != 0;
+    PD_TRY(pd_key_set_member(config, key, given && !is_value ? key->initial : text, err));
+    if (given) *given = is_value;
+    return PD_OK;
+}
+
+pd_status pd_key_set(struct pd_config *config, const char *path, const char *text, struct pd_error *err)
+{
+    if (strcmp(path, "layout") == 0) {
+        if (strcmp(text, "auto") != 0)
+            PD_FAIL(err, PD_INVALID, "layout: expected auto, or a section with dp, tp, pp and sp; found \"%s\"", text);
+        path = "layout.auto", text = "true";
+    }
+    struct place p = place_of(path);
+    const struct pd_key *key = pd_key_find(p.name);
+    bool is_list = key && pd_key_is_list(key);
+    if (!key || !p.well_formed || (p.has_index && !is_list)) {
+        char suggestion[320];
+        if (key && p.well_formed) {
+            PD_FAIL(err, PD_INVALID, "%s: %s is one value, not a list", path, key->name);
+        } else if (is_list) {
+            PD_FAIL(err, PD_INVALID, "%s: an element is written %s[0]", path, key->name);
+        }
+        pd_key_suggest(path, suggestion, sizeof suggestion);
+        PD_FAIL(err, PD_INVALID, "%s", suggestion);
+    }
+    pd_status status;
+    if (key->type == PD_KEY_SOURCES)
+        status = set_source(config, key, &p, text, err);
+    else if (key->type == PD_KEY_RANKS)
+        status = set_ranks(config, key, &p, text, err);
+    else if (key->type == PD_KEY_TIERS)
+        status = set_tier(config, key, &p, text, err);
+    else if (key->type == PD_KEY_STRINGS)
+        status = set_strings(config, key, &p, text, err);
+    else
+        status = set_scalar(config, key, text, err);
+    return status ? pd_error_context(err, status, "%s", path) : PD_OK;
+}
+
+bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key)
+{
+    const bool *given = given_of((struct pd_config *)config, key);
+    return config->layout.automatic && given && !*given;
+}
+
+void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes)
+{
+    const void *member = (const char *)config + key->offset;
+    switch (key->type) {
+    case PD_KEY_STRING:
+        snprintf(ret, bytes, "%s", *(char *const *)member ? *(char *const *)member : "");
+        break;
+    case PD_KEY_U32:
+        snprintf(ret, bytes, "%" PRIu32, *(const uint32_t *)member);
+        if (key->automatic && *(const uint32_t *)member == UINT32_MAX) snprintf(ret, bytes, "auto");
+        break;
+    case PD_KEY_U64:
+        snprintf(ret, bytes, "%" PRIu64, *(const uint64_t *)member);
+        break;
+    case PD_KEY_I64:
+        snprintf(ret, bytes, "%" PRId64, *(const int64_t *)member);
+        break;
+    case PD_KEY_FLOAT:
+        for (int digits = 6; digits <= 9; digits++) {
+            snprintf(ret, bytes, "%.*g", digits, (double)*(const float *)member);
+            if ((float)strtod(ret, NULL) == *(const float *)member) break;
+        }
+        break;
+    case PD_KEY_DOUBLE:
+        number_text(*(const double *)member, ret, bytes);
+        break;
+    case PD_KEY_BOOL:
+        snprintf(ret, bytes, "%s", *(const bool *)member ? "true" : "false");
+        break;
+    case PD_KEY_WORD:
+        snprintf(ret, bytes, "%s", key->words[*(const int *)member]);
+        break;
+    default:
+        snprintf(ret, bytes, "%u elements", *(const uint32_t *)((const char *)config + key->count_offset));
+        break;
+    }
+}

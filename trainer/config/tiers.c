@@ -1,0 +1,188 @@
+/* checkpoint.tiers: a list of directories with what is saved into each. */
+#include "ckpt/base/nearest.h"
+#include "trainer/config/keys.h"
+#include "trainer/config/stripes.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DIRECTORY_MAX 3000u
+#define ABSENT UINT64_MAX
+
+#define MEMBER(NAME, TYPE, LOW, HIGH, SUFFIX)                                                                          \
+    {                                                                                                                  \
+        .name = #NAME, .type = TYPE, .offset = offsetof(struct pd_config_tier, NAME), .low = LOW, .high = HIGH, SUFFIX \
+    }
+#define COUNT .suffix = PD_SUFFIX_COUNT
+#define PLAIN .suffix = PD_SUFFIX_NONE
+
+static const struct pd_key members[] = {
+    MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),       MEMBER(every, PD_KEY_U64, 0, 1e15, COUNT),
+    MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),  MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNT),
+    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
+    MEMBER(copies, PD_KEY_U32, 0, 1e6, PLAIN),
+};
+#define MEMBER_COUNT (sizeof members / sizeof *members)
+
+static pd_status refuse_member(const char *member, struct pd_error *err)
+{
+    const struct pd_key *nearest = &members[0];
+    for (size_t i = 1; i < MEMBER_COUNT; i++)
+        if (pd_edit_distance(member, members[i].name) < pd_edit_distance(member, nearest->name)) nearest = &members[i];
+    if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
+    PD_FAIL(
+        err, PD_INVALID,
+        "a tier has dir, every, keep_last, keep_every, bandwidth, copies and compression, and no \"%s\"; did you mean %s?",
+        member, nearest->name);
+}
+
+pd_status pd_key_set_tier(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
+                          const char *text, struct pd_error *err)
+{
+    const uint32_t before = config->checkpoint.tiers_count;
+    if (index >= PD_TIERS_MAX) PD_FAIL(err, PD_INVALID, "there may be at most %u tiers", PD_TIERS_MAX);
+    for (size_t i = 0; i < MEMBER_COUNT; i++) {
+        if (strcmp(members[i].name, member) != 0) continue;
+        PD_TRY(pd_key_reach(config, key, index, sizeof(struct pd_config_tier), err));
+        struct pd_config_tier *tier = &config->checkpoint.tiers[index];
+        if (config->checkpoint.tiers_count > before) tier->every = tier->keep_every = ABSENT;
+        return pd_key_set_member(tier, &members[i], text, err);
+    }
+    return refuse_member(member, err);
+}
+
+void pd_key_clear_tiers(struct pd_config_tier *tiers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        free(tiers[i].dir);
+        free(tiers[i].compression);
+    }
+}
+
+pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
+        struct pd_config_tier *tier = &config->checkpoint.tiers[i];
+        if (tier->every == ABSENT) tier->every = config->checkpoint.every;
+        if (tier->keep_every == ABSENT) tier->keep_every = config->checkpoint.keep_every;
+        if (!tier->keep_last) tier->keep_last = config->checkpoint.keep_last;
+        if (!tier->dir && !(tier->dir = strdup(config->checkpoint.dir))) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
+        if (!tier->compression && !(tier->compression = strdup(config->checkpoint.compression)))
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for a tier");
+    }
+    return PD_OK;
+}
+
+static pd_status check_compression(const char *key, const char *text, struct pd_error *err)
+{
+    struct pd_shard_codec codec;
+    return pd_error_context(err, pd_shard_codec_parse(text, &codec, err), "%s", key);
+}
+
+/* What can be said before there are hosts. */
+static pd_status check_copies(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
+{
+    if (tiers[i].copies > 1)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more; set it to 1", i,
+                tiers[i].copies);
+    if (i && tiers[i].copies)
+        PD_FAIL(
+            err, PD_INVALID,
+            "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts; set checkpoint.tiers[0].copies=1",
+            i);
+    return PD_OK;
+}
+
+static pd_status check_stripes(const struct pd_config *config, struct pd_error *err)
+{
+    const uint32_t count = config->checkpoint.stripes_count;
+    uint16_t weights[PD_LAYOUT_STRIPES_MAX];
+    if (count + 1 > PD_LAYOUT_STRIPES_MAX)
+        PD_FAIL(err, PD_INVALID, "checkpoint.stripes names %u directories; there may be at most %u", count,
+                PD_LAYOUT_STRIPES_MAX - 1);
+    if (count && config->offload.optimizer != PD_PLACE_NVME)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.stripes cuts state in files over drives, and offload.optimizer is not nvme: set "
+                "offload.optimizer=nvme, or leave checkpoint.stripes out");
+    for (uint32_t i = 0; i < count; i++) {
+        const char *dir = config->checkpoint.stripes[i];
+        if (!dir || !dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] is empty; name a directory", i);
+        if (strlen(dir) > DIRECTORY_MAX)
+            PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] may have at most %u bytes, so that names fit below it", i,
+                    DIRECTORY_MAX);
+        for (uint32_t k = 0; k < i; k++)
+            if (strcmp(config->checkpoint.stripes[k], dir) == 0)
+                PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] and [%u] are both %s; name a directory a drive", k, i, dir);
+    }
+    if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].copies)
+        PD_FAIL(
+            err, PD_INVALID,
+            "checkpoint.tiers[0].copies and checkpoint.stripes: state on several drives has no copies on other hosts; leave "
+            "one of them out");
+    if (count && config->checkpoint.stripe_weights[0] &&
+        !pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights))
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.stripe_weights is \"%s\"; write %u numbers from 1 to 65535, of checkpoint.dir and of each of "
+                "checkpoint.stripes, or nothing",
+                config->checkpoint.stripe_weights, count + 1);
+    return PD_OK;
+}
+
+pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err)
+{
+    PD_TRY(check_stripes(config, err));
+    PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
+    for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
+        const char *dir = config->checkpoint.tiers[i].dir;
+        char key[64];
+        if (!dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
+        snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
+        PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
+        PD_TRY(check_copies(config->checkpoint.tiers, i, err));
+        if (strlen(dir) > DIRECTORY_MAX)
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
+                    DIRECTORY_MAX);
+        for (uint32_t k = 0; k < i; k++)
+            if (strcmp(config->checkpoint.tiers[k].dir, dir) == 0)
+                PD_FAIL(
+                    err, PD_INVALID,
+                    "checkpoint.tiers[%u] and [%u] are both %s; a tier is a directory of its own (one may leave dir out: "
+                    "it takes checkpoint.dir)",
+                    k, i, dir);
+    }
+    return PD_OK;
+}
+
+/* Was checked. */
+static struct pd_shard_codec codec_of(const char *text)
+{
+    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
+    PD_CHECK(pd_shard_codec_parse(text, &codec, NULL) == PD_OK);
+    return codec;
+}
+
+uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX])
+{
+    const uint32_t count = config->checkpoint.tiers_count;
+    if (!count)
+        ret_tiers[0] = (struct pd_tier_options){.dir = config->checkpoint.dir,
+                                                .every = config->checkpoint.every,
+                                                .keep_last = config->checkpoint.keep_last,
+                                                .keep_every = config->checkpoint.keep_every,
+                                                .codec = codec_of(config->checkpoint.compression)};
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_config_tier *tier = &config->checkpoint.tiers[i];
+        ret_tiers[i] = (struct pd_tier_options){.dir = tier->dir,
+                                                .every = tier->every,
+                                                .keep_last = tier->keep_last,
+                                                .keep_every = tier->keep_every,
+                                                .bandwidth = tier->bandwidth,
+                                                .copies = tier->copies,
+                                                .codec = codec_of(tier->compression)};
+    }
+    return count ? count : 1;
+}

@@ -1,0 +1,179 @@
+#include "trainer/config/yaml.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+#define ENTRIES_MAX 65536u
+#define PATH_MAX_BYTES 256u
+#define DEPTH_MAX 8
+
+struct reader {
+    const char *name;
+    yaml_parser_t parser;
+    struct pd_yaml yaml;
+    uint32_t capacity;
+    struct pd_error *err;
+};
+
+#define FAIL_AT(r, mark, ...)                                                                                       \
+    do {                                                                                                            \
+        (void)pd_error_set((r)->err, PD_INVALID, PD_WHERE, 0, __VA_ARGS__);                                         \
+        return pd_error_context((r)->err, PD_INVALID, "%s:%zu:%zu", (r)->name, (mark).line + 1, (mark).column + 1); \
+    } while (0)
+
+static pd_status next_event(struct reader *r, yaml_event_t *event)
+{
+    if (yaml_parser_parse(&r->parser, event)) return PD_OK;
+    if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
+    yaml_mark_t mark = r->parser.problem_mark;
+    if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
+    FAIL_AT(r, mark, "this is not YAML: %s", r->parser.problem ? r->parser.problem : "unreadable");
+}
+
+static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char *path, const char *value, yaml_mark_t mark)
+{
+    for (uint32_t i = 0; i < r->yaml.count; i++)
+        if (strcmp(r->yaml.entries[i].path, path) == 0)
+            FAIL_AT(r, mark, "%s is there already, in line %u", path, r->yaml.entries[i].line);
+    if (r->yaml.count == ENTRIES_MAX) FAIL_AT(r, mark, "more than %u values", ENTRIES_MAX);
+    if (r->yaml.count == r->capacity) {
+        uint32_t capacity = r->capacity ? 2 * r->capacity : 64;
+        struct pd_yaml_entry *grown = realloc(r->yaml.entries, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %u values", r->name, capacity);
+        r->yaml.entries = grown;
+        r->capacity = capacity;
+    }
+    struct pd_yaml_entry *e = &r->yaml.entries[r->yaml.count++];
+    *e = (struct pd_yaml_entry){node, strdup(path), value ? strdup(value) : NULL, (uint32_t)mark.line + 1,
+                                (uint32_t)mark.column + 1};
+    if (!e->path || (value && !e->value)) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %s", r->name, path);
+    return PD_OK;
+}
+
+static pd_status read_node(struct reader *r, const yaml_event_t *event, const char *path, int depth);
+
+static pd_status read_section(struct reader *r, const char *path, int depth)
+{
+    for (;;) {
+        yaml_event_t key, value;
+        PD_TRY(next_event(r, &key));
+        if (key.type == YAML_MAPPING_END_EVENT) {
+            yaml_event_delete(&key);
+            return PD_OK;
+        }
+        pd_status status;
+        char below[PATH_MAX_BYTES + 64];
+        if (key.type != YAML_SCALAR_EVENT || key.data.scalar.length >= 64) {
+            yaml_mark_t mark = key.start_mark;
+            yaml_event_delete(&key);
+            FAIL_AT(r, mark, "a key must be one short word");
+        }
+        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)key.data.scalar.value);
+        yaml_event_delete(&key);
+        PD_TRY(next_event(r, &value));
+        status = read_node(r, &value, below, depth + 1);
+        yaml_event_delete(&value);
+        PD_TRY(status);
+    }
+}
+
+static pd_status read_list(struct reader *r, const char *path, int depth)
+{
+    for (uint32_t index = 0;; index++) {
+        yaml_event_t value;
+        PD_TRY(next_event(r, &value));
+        if (value.type == YAML_SEQUENCE_END_EVENT) {
+            yaml_event_delete(&value);
+            return PD_OK;
+        }
+        char below[PATH_MAX_BYTES + 64];
+        snprintf(below, sizeof below, "%s[%u]", path, index);
+        pd_status status = read_node(r, &value, below, depth + 1);
+        yaml_event_delete(&value);
+        PD_TRY(status);
+    }
+}
+
+static pd_status read_node(struct reader *r, const yaml_event_t *event, const char *path, int depth)
+{
+    yaml_mark_t mark = event->start_mark;
+    if (depth > DEPTH_MAX || strlen(path) >= PATH_MAX_BYTES) FAIL_AT(r, mark, "nested too deep");
+    switch (event->type) {
+    case YAML_SCALAR_EVENT:
+        if (event->data.scalar.length != strlen((const char *)event->data.scalar.value))
+            FAIL_AT(r, mark, "%s holds a zero byte", path);
+        return add_entry(r, PD_YAML_VALUE, path, (const char *)event->data.scalar.value, mark);
+    case YAML_MAPPING_START_EVENT:
+        if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
+        return read_section(r, path, depth);
+    case YAML_SEQUENCE_START_EVENT:
+        if (!path[0]) FAIL_AT(r, mark, "the file is a list; it must have sections: run, model, data, ...");
+        PD_TRY(add_entry(r, PD_YAML_LIST, path, NULL, mark));
+        return read_list(r, path, depth);
+    case YAML_ALIAS_EVENT:
+        FAIL_AT(r, mark, "%s is an alias; write the value out", path);
+    default:
+        FAIL_AT(r, mark, "a value is missing");
+    }
+}
+
+/* The root of a document, up to its end. */
+static pd_status read_document(struct reader *r)
+{
+    yaml_event_t event;
+    PD_TRY(next_event(r, &event));
+    pd_status status = PD_OK;
+    /* A text of nothing but comments is one empty scalar. */
+    bool empty = event.type == YAML_SCALAR_EVENT && event.data.scalar.length == 0;
+    if (event.type == YAML_SCALAR_EVENT && !empty) {
+        yaml_mark_t mark = event.start_mark;
+        yaml_event_delete(&event);
+        FAIL_AT(r, mark, "expected sections: run, model, data, ...; is this the configuration?");
+    }
+    if (!empty) status = read_node(r, &event, "", 0);
+    yaml_event_delete(&event);
+    return status;
+}
+
+static pd_status read_stream(struct reader *r)
+{
+    uint32_t documents = 0;
+    for (;;) {
+        yaml_event_t event;
+        PD_TRY(next_event(r, &event));
+        yaml_event_type_t type = event.type;
+        yaml_mark_t mark = event.start_mark;
+        yaml_event_delete(&event);
+        if (type == YAML_STREAM_END_EVENT) return PD_OK;
+        if (type != YAML_DOCUMENT_START_EVENT) continue;
+        if (documents++) FAIL_AT(r, mark, "a second document begins; a configuration is one");
+        PD_TRY(read_document(r));
+    }
+}
+
+pd_status pd_yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
+{
+    struct reader r = {.name = name, .err = err};
+    if (!yaml_parser_initialize(&r.parser)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to parse it", name);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, strlen(text));
+    pd_status status = read_stream(&r);
+    yaml_parser_delete(&r.parser);
+    if (status)
+        pd_yaml_deinit(&r.yaml);
+    else
+        *ret_yaml = r.yaml;
+    return status;
+}
+
+void pd_yaml_deinit(struct pd_yaml *yaml)
+{
+    for (uint32_t i = 0; i < yaml->count; i++) {
+        free(yaml->entries[i].path);
+        free(yaml->entries[i].value);
+    }
+    free(yaml->entries);
+    *yaml = (struct pd_yaml){0};
+}

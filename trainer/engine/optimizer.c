@@ -1,0 +1,183 @@
+#include "trainer/engine/optimizer.h"
+
+#include "offload/cpu_adam.h"
+#include "trainer/comm/exact_sum.h"
+#include "trainer/engine/host_state.h"
+#include "trainer/engine/state_files.h"
+#include "trainer/model/polynomial.h"
+
+#include <math.h>
+
+double pd_learning_rate(const struct pd_config *config, uint64_t update)
+{
+    const double peak = config->optimizer.lr, floor_lr = config->optimizer.min_lr;
+    const uint64_t warmup = config->optimizer.warmup_steps;
+    const uint64_t end = config->optimizer.decay_steps ? config->optimizer.decay_steps : config->run.steps;
+    if (update < warmup) return peak * (double)(update + 1) / (double)warmup;
+    if (update >= end || end <= warmup) return floor_lr;
+    double quarters = 2.0 * (double)(update - warmup) / (double)(end - warmup); /* of a turn: 0 to 2 */
+    uint64_t nearest = (uint64_t)(quarters + 0.5);
+    double cosine, sine;
+    pd_polynomial_cos_sin((quarters - (double)nearest) * (3.14159265358979323846 / 2), nearest, &cosine, &sine);
+    return floor_lr + 0.5 * (peak - floor_lr) * (1.0 + cosine);
+}
+
+uint64_t pd_optimizer_norm_rows(const struct pd_engine *e)
+{
+    return e->options.is_gpu ? 1u << 20 : 4096;
+}
+
+/* Squares of `rows` rows are made and not yet in the sum. */
+static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *err)
+{
+    const uint64_t count = *rows;
+    *rows = 0;
+    return pd_superaccumulate(e->math, count, e->row_sums, e->squares, err);
+}
+
+/* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
+static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint64_t *made, struct pd_error *err)
+{
+    const uint64_t columns = b->box.count[1], rows = b->box.count[0], most = pd_optimizer_norm_rows(e);
+    const float *gradient = pd_zero_gradient(e->zero) + b->gradient_offset;
+    for (uint64_t row = 0, count; row < rows; row += count) {
+        if (*made == most) PD_TRY(add_rows(e, made, err));
+        count = rows - row < most - *made ? rows - row : most - *made;
+        PD_TRY(pd_row_squares(e->math, count, columns, gradient + row * columns, e->row_sums + *made, err));
+        *made += count;
+    }
+    return PD_OK;
+}
+
+static bool is_end(const struct pd_engine *e, uint32_t set)
+{
+    return set == 0 || set + 1 == pd_zero_set_count(e->zero);
+}
+
+static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
+{
+    uint32_t first, end;
+    pd_zero_set_boxes(e->zero, set, &first, &end);
+    for (uint32_t i = first; i < end; i++)
+        if (pd_zero_boxes(e->zero)[i].owned) PD_TRY(add_box(e, &pd_zero_boxes(e->zero)[i], made, err));
+    return PD_OK;
+}
+
+static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
+{
+    struct pd_engine *e = context;
+    uint64_t made = 0;
+    PD_TRY(add_set(e, set, &made, err));
+    return add_rows(e, &made, err);
+}
+
+static pd_status begin_squares(struct pd_engine *e, struct pd_error *err)
+{
+    pd_superaccumulator_init(e->read_squares);
+    if (e->squares == e->read_squares) return PD_OK;
+    return pd_math_copy(e->math, e->squares, e->read_squares, sizeof *e->squares, err);
+}
+
+static pd_status read_squares(struct pd_engine *e, struct pd_error *err)
+{
+    if (e->squares == e->read_squares) return PD_OK;
+    PD_TRY(pd_math_copy(e->math, e->read_squares, e->squares, sizeof *e->squares, err));
+    PD_TRY(pd_math_sync(e->math, err));
+    PD_CHECK(e->read_squares->pending <= PD_SUPERACCUMULATOR_PENDING_MAX);
+    return PD_OK;
+}
+
+pd_status pd_optimizer_begin(struct pd_engine *e, struct pd_error *err)
+{
+    if (!e->squares_by_block) return PD_OK;
+    pd_zero_on_sums(e->zero, add_block, e);
+    return begin_squares(e, err);
+}
+
+/* Sums of blocks in files were counted when they were complete. */
+pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_error *err)
+{
+    uint64_t made = 0;
+    if (!e->squares_by_block) PD_TRY(begin_squares(e, err));
+    for (uint32_t set = 0; set < pd_zero_set_count(e->zero); set++)
+        if (!e->squares_by_block || is_end(e, set)) PD_TRY(add_set(e, set, &made, err));
+    PD_TRY(add_rows(e, &made, err));
+    PD_TRY(read_squares(e, err));
+    PD_TRY(pd_exact_sum_reduce(e->read_squares, e->comm, err));
+    const double total = sqrt(pd_superaccumulator_value(e->read_squares)) / e->loss_scale;
+    *ret_norm = tokens ? total / (double)tokens : 0.0;
+    return PD_OK;
+}
+
+/* Factor on every summed gradient: mean over tokens, and clip to the configured norm. The loss scale, a power of two, goes
+ * out as exactly as it came in. */
+static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
+{
+    const struct pd_config *c = e->options.config;
+    double scale = 1.0 / (double)tokens / e->loss_scale;
+    if (c->optimizer.clip_norm > 0 && norm > c->optimizer.clip_norm) scale *= c->optimizer.clip_norm / norm;
+    return scale;
+}
+
+pd_status pd_optimizer_update_begin(struct pd_engine *e, struct pd_error *err)
+{
+    if (!e->files) return PD_OK;
+    if (e->before_update) e->before_update(e->update_context);
+    return pd_state_files_update_begin(e, err);
+}
+
+void pd_optimizer_update_leave(struct pd_engine *e)
+{
+    if (e->files) pd_state_files_update_abandon(e);
+}
+
+/* Master and moments lie where AdamW is done. */
+static pd_status update_boxes(struct pd_engine *e, const struct pd_adam_step *step, struct pd_error *err)
+{
+    const enum pd_dtype precision = e->options.config->numerics.precision;
+    const bool asks = pd_blocks_leave_device(&e->options);
+    char *copy = pd_zero_compute_copy(e->zero);
+    if (asks) PD_TRY(pd_zero_update_begin(e->zero, err));
+    for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
+        const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];
+        struct pd_adam_range range = {.n = b->elements,
+                                      .decay = e->options.model->tensors.tensors[b->tensor].decay,
+                                      .param = pd_zero_state(e->zero, PD_PARAM) + b->offset,
+                                      .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
+                                      .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
+                                      .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
+                                      .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
+                                      .copy_dtype = precision};
+        if (asks) PD_TRY(pd_zero_update_box(e->zero, i, &range.grad, &range.copy, err));
+        if (!copy) range.copy = NULL; /* the master serves */
+        PD_TRY(pd_adam(e->math, step, &range, err));
+    }
+    return asks ? pd_zero_update_end(e->zero, err) : PD_OK;
+}
+
+pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_adam_config adam = {.rate = pd_learning_rate(c, updates),
+                                        .beta1 = c->optimizer.beta1,
+                                        .beta2 = c->optimizer.beta2,
+                                        .epsilon = c->optimizer.epsilon,
+                                        .weight_decay = c->optimizer.weight_decay,
+                                        .step = updates + 1,
+                                        .scale = scale_of(e, tokens, norm)};
+    const struct pd_adam_step step = pd_adam_step_make(&adam);
+    if (!tokens)
+        PD_FAIL(err, PD_INVALID,
+                "a batch has no token to learn from: every target of it is masked; look at data.document_token");
+    if (e->files) return pd_state_files_update(e, &step, err);
+    if (e->mirror.device)
+        PD_TRY(pd_state_mirror_before_update(&e->mirror, err));
+    else if (e->before_update)
+        e->before_update(e->update_context);
+    if (e->host_state) {
+        PD_TRY(pd_host_state_update(e->host_state, &step, err));
+        return pd_zero_updated(e->zero, err);
+    }
+    PD_TRY(update_boxes(e, &step, err));
+    return pd_zero_updated(e->zero, err);
+}

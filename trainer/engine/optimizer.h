@@ -1,0 +1,31 @@
+/* Global norm, clipping and AdamW. The norm counts the boxes a rank owns, so that replicas count once; the update is made on
+ * all that it holds, with the same bits everywhere.
+ *
+ * Gradients are sums over tokens; the factor that makes them means (1 / valid tokens of the batch), the inverse of the loss
+ * scale and the clip are one scale, applied when AdamW reads them. The norm does not depend on the layout: squares in fp64,
+ * rows in 16 lanes, then an integer superaccumulator, combined over ranks by integer sums. source  Loshchilov and Hutter
+ * 2019 (AdamW); Pascanu et al. 2013 (clipping by global norm)
+ */
+#ifndef PD_TRAINER_ENGINE_OPTIMIZER_H
+#define PD_TRAINER_ENGINE_OPTIMIZER_H
+
+#include "trainer/engine/engine.h"
+
+/* Sums of rows that are made before they are added up: few on a CPU, where they stay in its cache; many on a GPU, where each
+ * addition is a kernel. */
+uint64_t pd_optimizer_norm_rows(const struct pd_engine *engine);
+
+/* Before the first gradient of a step. */
+PD_MUST_USE pd_status pd_optimizer_begin(struct pd_engine *engine, struct pd_error *err);
+/* Norm of the gradient of the mean loss over `tokens`. Not finite when any gradient is not. */
+PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t tokens, double *ret_norm, struct pd_error *err);
+
+/* When no gradient of the step is worked on any more: state in files begins to come while sums end and the norm is made. */
+PD_MUST_USE pd_status pd_optimizer_update_begin(struct pd_engine *engine, struct pd_error *err);
+/* Applies one update to the held boxes and refreshes the compute copy; `updates` were applied before it. After begin. */
+PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t updates, uint64_t tokens, double norm,
+                                          struct pd_error *err);
+/* After an update, or in its place where there is to be none: what was begun for it is dropped. */
+void pd_optimizer_update_leave(struct pd_engine *engine);
+
+#endif

@@ -1,0 +1,166 @@
+#include "trainer/engine/rank_device.h"
+
+#include "ckpt/base/log.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MODULE "device"
+
+#define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
+
+pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, struct pd_rank_device *ret_device,
+                              struct pd_error *err)
+{
+    struct pd_rank_device device = {0};
+    const uint32_t count = choice == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
+    *ret_device = device;
+    if (!count && choice != PD_DEVICE_GPU) return PD_OK;
+    pd_status st = pd_dev_open_cuda(count ? rank_here % count : 0, &device.dev, err);
+    if (!st) st = pd_dev_enter(device.dev, err);
+    if (!st) st = pd_dev_stream_new(device.dev, &device.compute, err);
+    if (st) {
+        pd_rank_device_close(&device);
+        return pd_error_context(err, st, "run.device is %s; run.device=cpu needs no GPU",
+                                choice == PD_DEVICE_GPU ? "gpu" : "auto");
+    }
+    *ret_device = device;
+    return PD_OK;
+}
+
+pd_status pd_rank_device_stream(struct pd_rank_device *d, enum pd_rank_stream which, struct pd_stream **ret_stream,
+                                struct pd_error *err)
+{
+    PD_CHECK(d->dev && which < PD_STREAM_COUNT);
+    if (!d->streams[which]) PD_TRY(pd_dev_stream_new(d->dev, &d->streams[which], err));
+    *ret_stream = d->streams[which];
+    return PD_OK;
+}
+
+pd_status pd_rank_device_watch(struct pd_rank_device *d, struct pd_error *err)
+{
+    return d->dev ? pd_device_spans_new(d->dev, d->compute, SPANS_MAX, &d->spans, err) : PD_OK;
+}
+
+void pd_rank_device_close(struct pd_rank_device *d)
+{
+    struct pd_error ignored;
+    if (d->spans) (void)!pd_device_spans_collect(d->spans, &ignored); /* of a save after the last step */
+    pd_device_spans_free(d->spans);
+    for (int i = 0; i < PD_STREAM_COUNT; i++)
+        pd_dev_stream_free(d->dev, d->streams[i]);
+    pd_dev_stream_free(d->dev, d->compute);
+    pd_dev_close(d->dev);
+    *d = (struct pd_rank_device){0};
+}
+
+static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    const struct pd_rank_device *d = context;
+    struct pd_span span;
+    pd_status st = pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err);
+    if (st == PD_NO_MEMORY && is_host) { /* as often as it is tried */
+        if (err) err->status = PD_INVALID;
+        return pd_error_context(
+            err, PD_INVALID,
+            "the host's memory has no room for what this rank page-locks; take fewer ranks a host, or keep "
+            "more of offload.* on the device or on nvme");
+    }
+    PD_TRY(st);
+    if (is_host)
+        memset(span.data, 0, bytes);
+    else
+        st = pd_dev_fill(d->dev, d->compute, span, 0, err);
+    if (!st) st = pd_dev_stream_sync(d->dev, d->compute, err);
+    if (st) {
+        pd_dev_free(d->dev, &span);
+        return st;
+    }
+    *ret_data = span.data;
+    return PD_OK;
+}
+
+static void unmap(void *context, bool is_host, void *data, uint64_t bytes)
+{
+    const struct pd_rank_device *d = context;
+    struct pd_span span = {data, bytes, is_host};
+    pd_dev_free(d->dev, &span);
+}
+
+struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
+{
+    return (struct pd_arena_source){map, unmap, d};
+}
+
+void pd_rank_device_quiet(struct pd_rank_device *d)
+{
+    struct pd_error ignored;
+    if (d->compute) (void)!pd_dev_stream_sync(d->dev, d->compute, &ignored);
+    for (int i = 0; i < PD_STREAM_COUNT; i++)
+        if (d->streams[i]) (void)!pd_dev_stream_sync(d->dev, d->streams[i], &ignored);
+}
+
+pd_status pd_rank_device_settle(struct pd_rank_device *d, struct pd_error *err)
+{
+    return d->dev ? pd_dev_stream_sync(d->dev, d->compute, err) : PD_OK;
+}
+
+static pd_status ready(void *way, struct pd_error *err)
+{
+    return pd_rank_device_settle(((struct pd_rank_way *)way)->device, err);
+}
+
+static pd_status copy(void *way, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    const struct pd_rank_way *w = way;
+    const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
+    PD_TRY(pd_dev_enter(w->device->dev, err));
+    PD_TRY(pd_device_spans_copy(w->device->spans, w->device->dev, w->stream, w->lane, w->name, to, from, err));
+    return pd_dev_stream_sync(w->device->dev, w->stream, err);
+}
+
+static bool lock(void *way, void *data, uint64_t bytes)
+{
+    struct pd_rank_device *d = ((struct pd_rank_way *)way)->device;
+    struct pd_error err;
+    if (!pd_dev_lock(d->dev, data, bytes, &err)) return true;
+    if (!atomic_exchange(&d->has_refused, true))
+        pd_log(PD_LOG_WARN, MODULE, "exchanges go through memory that is not page-locked, which is slower: %s", err.message);
+    return false;
+}
+
+static void unlock(void *way, void *data, uint64_t bytes)
+{
+    pd_dev_unlock(((struct pd_rank_way *)way)->device->dev, data, bytes);
+}
+
+pd_status pd_rank_device_memory(struct pd_rank_device *d, enum pd_rank_stream which, struct pd_comm_memory *ret_memory,
+                                struct pd_error *err)
+{
+    PD_CHECK(which == PD_STREAM_GATHERS || which == PD_STREAM_EXCHANGES);
+    const bool gathers = which == PD_STREAM_GATHERS;
+    struct pd_rank_way *way = gathers ? &d->gathers : &d->exchanges;
+    struct pd_stream *stream;
+    PD_TRY(pd_rank_device_stream(d, which, &stream, err));
+    *way = (struct pd_rank_way){d, stream, gathers ? PD_LANE_GATHERS : PD_LANE_EXCHANGES,
+                                gathers ? "gather of parameters" : "exchange"};
+    *ret_memory = (struct pd_comm_memory){ready, copy, lock, unlock, way};
+    return PD_OK;
+}
+
+pd_status pd_rank_device_say_lost(const struct pd_rank_device *d, pd_status status, struct pd_error *err)
+{
+    char host[64] = "this host", which[160] = "the GPU";
+    if (status != PD_DEVICE_LOST || !err) return status;
+    if (gethostname(host, sizeof host)) snprintf(host, sizeof host, "this host");
+    host[sizeof host - 1] = '\0';
+    if (d->dev) snprintf(which, sizeof which, "GPU %u (%s)", d->dev->index, d->dev->description);
+    const size_t at = strlen(err->message);
+    snprintf(err->message + at, sizeof err->message - at,
+             "; nothing on %s of %s can be trusted now: nvidia-smi -q and the kernel's log (dmesg | grep Xid) say what "
+             "happened, perdure doctor whether it opens again; then run the same command again",
+             which, host);
+    return status;
+}

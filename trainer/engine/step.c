@@ -1,0 +1,455 @@
+/* One training step, readable from top to bottom: see engine.h for its outline. */
+#include "trainer/engine/engine.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/trace.h"
+#include "trainer/comm/exact_sum.h"
+#include "trainer/engine/optimizer.h"
+
+#include <math.h>
+#include <string.h>
+
+#define NO_SET UINT32_MAX
+
+/* A walk through the actions of a schedule. */
+struct step {
+    struct pd_engine *e;
+    const struct pd_schedule *schedule;
+    enum pd_split split;
+    bool learns; /* false: forward only */
+    uint64_t first_sample;
+    uint64_t leaves, sequences;       /* of all ranks; sequences that count */
+    uint32_t next_action, next_place; /* of the parameters that come next */
+    struct pd_superaccumulator loss;
+    uint64_t tokens, wait_ns;
+};
+
+/* ---- input and loss ---- */
+
+/* A sequence cut into the pieces of this rank, behind the `sequence` before it in each. */
+static void scatter(struct pd_engine *e, const int32_t *from, uint64_t sequence, int32_t *to)
+{
+    const struct pd_partition *p = &e->grid.partition;
+    const uint32_t length = e->options.config->batch.context, sequences = e->options.config->batch.leaf;
+    for (uint32_t place = 0; place < pd_partition_piece_count(p); place++) {
+        struct pd_range r = pd_partition_piece(p, length, pd_partition_piece_at(p, place));
+        const uint64_t n = r.end - r.begin;
+        memcpy(to + sequence * n, from + r.begin, n * sizeof *to);
+        to += sequences * n;
+    }
+}
+
+static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequence, struct pd_leaf_input *in,
+                               struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const uint64_t length = e->options.config->batch.context;
+    struct pd_leaf_input whole = {in->tokens + sequence * length, in->targets + sequence * length,
+                                  in->positions + sequence * length, in->first + sequence * length};
+    if (e->sample)
+        whole = (struct pd_leaf_input){e->sample, e->sample + length, e->sample + 2 * length, e->sample + 3 * length};
+    PD_TRY(pd_data_sample(e->data, s->split, s->first_sample + sample, whole.tokens, whole.targets, whole.positions,
+                          whole.first, err));
+    if (sample >= s->sequences)
+        for (uint64_t t = 0; t < length; t++)
+            whole.targets[t] = -1;
+    if (!e->sample) return PD_OK;
+    scatter(e, whole.tokens, sequence, in->tokens);
+    scatter(e, whole.targets, sequence, in->targets);
+    scatter(e, whole.positions, sequence, in->positions);
+    scatter(e, whole.first, sequence, in->first);
+    return PD_OK;
+}
+
+static uint64_t leaf_of(const struct step *s, uint32_t slot)
+{
+    return (uint64_t)slot * s->e->grid.layout.dp + s->e->grid.place.dp;
+}
+
+/* This rank has no leaf in this slot: it takes part in the transfers of its stage only. */
+static bool is_ghost(const struct step *s, uint32_t slot)
+{
+    return leaf_of(s, slot) >= s->leaves;
+}
+
+static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
+{
+    const uint64_t sequences = s->e->options.config->batch.leaf;
+    struct pd_leaf_input *in = pd_transformer_input(s->e->transformer, slot);
+    for (uint64_t i = 0; i < sequences; i++)
+        PD_TRY(fill_sequence(s, leaf_of(s, slot) * sequences + i, i, in, err));
+    return pd_transformer_input_filled(s->e->transformer, slot, err);
+}
+
+/* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. */
+static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
+{
+    const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
+    const float *losses = pd_transformer_losses(s->e->transformer);
+    if (s->e->grid.place.tp > 0) return PD_OK;
+    PD_TRY(pd_math_sync(s->e->math, err));
+    for (uint64_t r = 0; r < pd_transformer_rows(s->e->transformer); r++) {
+        if (targets[r] < 0) continue;
+        pd_superaccumulator_add(&s->loss, losses[r]);
+        s->tokens++;
+    }
+    return PD_OK;
+}
+
+/* ---- parameters in the order they are used ---- */
+
+static uint32_t head_set(const struct pd_engine *e)
+{
+    return pd_zero_set_count(e->zero) - 1;
+}
+
+static bool is_end(const struct pd_engine *e, uint32_t set)
+{
+    return set == 0 || set == head_set(e);
+}
+
+/* The `place`-th set of parameters that an action reads; NO_SET behind the last. */
+static uint32_t set_at(const struct step *s, const struct pd_action *a, uint32_t place)
+{
+    const struct pd_stage *c = &s->e->chunks[a->chunk];
+    const uint32_t first = a->is_backward ? c->has_head : c->has_embedding;
+    if (a->unit != PD_ALL_UNITS) return place == 0 && !(a->is_backward && a->unit == 0) ? a->unit : NO_SET;
+    if (place < first) return a->is_backward ? head_set(s->e) : 0;
+    place -= first;
+    if (place < c->block_count)
+        return 1 + (a->is_backward ? c->first_block + c->block_count - 1 - place : c->first_block + place);
+    return place == c->block_count && !a->is_backward && !s->learns && c->has_head ? head_set(s->e) : NO_SET;
+}
+
+static uint32_t next_set(struct step *s)
+{
+    while (s->next_action < s->schedule->count) {
+        uint32_t set = set_at(s, &s->schedule->actions[s->next_action], s->next_place);
+        if (set != NO_SET) return set;
+        s->next_action++;
+        s->next_place = 0;
+    }
+    return NO_SET;
+}
+
+/* By layers the leaves of a unit follow each other: what comes behind all of them. */
+static uint32_t next_other_set(struct step *s, uint32_t set)
+{
+    if (!s->e->by_layers) return next_set(s);
+    for (uint32_t i = s->next_action; i < s->schedule->count; i++) {
+        const uint32_t other = set_at(s, &s->schedule->actions[i], 0);
+        if (other != set) return other;
+    }
+    return NO_SET;
+}
+
+/* The parameters of `set`, which is the next in order, while those after it are on their way. */
+static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
+{
+    PD_CHECK(next_set(s) == set);
+    PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
+    s->next_place++;
+    uint32_t next = next_other_set(s, set);
+    if (next == NO_SET || next == set || (is_end(s->e, next) && is_end(s->e, set))) return PD_OK;
+    return pd_zero_prefetch(s->e->zero, next, err);
+}
+
+/* ---- forward ---- */
+
+/* One unit of one leaf, where the schedule goes by layers: the stage is alone. */
+static pd_status unit_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *const *weights;
+    if (!ghost && a->unit == 0) PD_TRY(fill_input(s, a->slot, err));
+    PD_TRY(enter(s, a->unit, &weights, err));
+    if (ghost) return PD_OK;
+    if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
+    if (a->unit < head_set(e)) return pd_transformer_block_forward(e->transformer, a->slot, a->unit - 1, weights, NULL, err);
+    PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
+    return account(s, a->slot, err);
+}
+
+static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    void *const *weights;
+    for (uint32_t i = 0; i < c->block_count; i++) {
+        void *out = NULL;
+        PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
+        if (ghost) continue;
+        bool leaves_stage = i + 1 == c->block_count && !c->has_head;
+        if (leaves_stage) PD_TRY(pd_pipeline_next_stream(e->pipeline, &out, err));
+        PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
+        if (leaves_stage) PD_TRY(pd_pipeline_send_stream(e->pipeline, err));
+    }
+    return PD_OK;
+}
+
+static pd_status head_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    void *const *weights;
+    PD_TRY(enter(s, head_set(s->e), &weights, err));
+    if (ghost) return PD_OK;
+    PD_TRY(pd_transformer_head(s->e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
+    return account(s, a->slot, err);
+}
+
+static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    void *const *weights;
+    if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, ghost, err);
+    if (!ghost && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
+    if (c->has_embedding) {
+        PD_TRY(enter(s, 0, &weights, err));
+        if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
+    } else if (!ghost) {
+        void *stream;
+        PD_TRY(pd_transformer_stream(e->transformer, a->slot, c->first_block, &stream, err));
+        PD_TRY(pd_pipeline_take_stream(e->pipeline, stream, err));
+    }
+    PD_TRY(blocks_forward(s, a, ghost, err));
+    return c->has_head && !s->learns ? head_forward(s, a, ghost, err) : PD_OK;
+}
+
+/* ---- backward ---- */
+
+/* What was saved of the block whose backward follows that of `unit` in this action, or comes in one after it. */
+static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint32_t unit, struct pd_error *err)
+{
+    struct pd_transformer *t = s->e->transformer;
+    const struct pd_stage *c = &s->e->chunks[a->chunk];
+    const struct pd_action *end = s->schedule->actions + s->schedule->count;
+    if (a->unit == PD_ALL_UNITS)
+        return unit - 1 > c->first_block ? pd_transformer_prefetch(t, a->slot, unit - 2, err) : PD_OK;
+    for (a++; a < end; a++)
+        if (a->unit > 0 && a->unit < head_set(s->e) && !is_ghost(s, a->slot))
+            return pd_transformer_prefetch(t, a->slot, a->unit - 1, err);
+    return PD_OK;
+}
+
+/* Where backward puts those of a leaf, or adds them. */
+static pd_status leaf_gradients(struct pd_engine *e, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                struct pd_error *err)
+{
+    pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
+    return pd_zero_leaf_gradients(e->zero, set, slot, ret_gradients, err);
+}
+
+static pd_status head_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *const *weights;
+    float *const *gradients;
+    PD_TRY(enter(s, head_set(e), &weights, err));
+    PD_TRY(leaf_gradients(e, head_set(e), a->slot, &gradients, err));
+    if (!ghost) {
+        PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
+        PD_TRY(account(s, a->slot, err));
+    }
+    return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
+}
+
+static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool ghost, void *dstream,
+                                struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *const *weights;
+    float *const *gradients;
+    PD_TRY(enter(s, 1 + block, &weights, err));
+    PD_TRY(leaf_gradients(e, 1 + block, a->slot, &gradients, err));
+    if (ghost) return PD_OK;
+    PD_TRY(prefetch_saved(s, a, 1 + block, err));
+    return pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err);
+}
+
+static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    for (uint32_t i = c->block_count; i-- > 0;) {
+        const uint32_t block = c->first_block + i, set = 1 + block;
+        PD_TRY(block_backward(s, a, block, ghost, dstream, err));
+        if (!ghost && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
+        PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
+    }
+    return PD_OK;
+}
+
+static pd_status embed_backward(struct step *s, uint32_t slot, bool ghost, void *dstream, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    float *const *gradients;
+    PD_TRY(leaf_gradients(e, 0, slot, &gradients, err));
+    if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
+    return pd_zero_push_gradients(e->zero, 0, slot, err);
+}
+
+static pd_status unit_backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    void *dstream = e->dstreams[a->slot];
+    if (a->unit == 0) return embed_backward(s, a->slot, ghost, dstream, err);
+    if (a->unit == head_set(e)) return head_backward(s, a, ghost, dstream, err);
+    PD_TRY(block_backward(s, a, a->unit - 1, ghost, dstream, err));
+    return pd_zero_push_gradients(e->zero, a->unit, a->slot, err);
+}
+
+static pd_status backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+{
+    struct pd_engine *e = s->e;
+    const struct pd_stage *c = &e->chunks[a->chunk];
+    void *dstream = NULL;
+    if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, ghost, err);
+    if (!ghost)
+        PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->pipeline, &dstream, err)
+                           : pd_pipeline_take_gradient(e->pipeline, &dstream, err));
+    if (c->has_head) PD_TRY(head_backward(s, a, ghost, dstream, err));
+    PD_TRY(blocks_backward(s, a, ghost, dstream, err));
+    return c->has_embedding ? embed_backward(s, a->slot, ghost, dstream, err) : PD_OK;
+}
+
+/* ---- the schedule ---- */
+
+/* All ranks leave together or none does. */
+static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
+{
+    uint64_t leave = e->should_leave && e->should_leave(e->leave_context);
+    if (e->comm) PD_TRY(pd_comm_all_reduce(e->comm, &leave, 1, PD_REDUCE_OR_U64, err));
+    if (leave) PD_FAIL(err, PD_STOPPED, "left between two leaves, as asked");
+    return PD_OK;
+}
+
+/* Counts what will come from the neighbours, and starts the first of it. */
+static pd_status begin_transfers(struct step *s, struct pd_error *err)
+{
+    uint64_t streams = 0, gradients = 0;
+    for (uint32_t i = 0; i < s->schedule->count; i++) {
+        const struct pd_action *a = &s->schedule->actions[i];
+        const struct pd_stage *c = &s->e->chunks[a->chunk];
+        if (is_ghost(s, a->slot)) continue;
+        if (a->is_backward)
+            gradients += !c->has_head;
+        else
+            streams += !c->has_embedding;
+    }
+    return pd_pipeline_begin(s->e->pipeline, streams, gradients, err);
+}
+
+/* With one stage all ranks come to every slot together; stages meet at the beginning only. */
+static pd_status run_schedule(struct step *s, struct pd_error *err)
+{
+    const bool is_one_stage = s->e->grid.layout.pp == 1;
+    pd_transformer_begin(s->e->transformer, s->learns);
+    if (!is_one_stage) PD_TRY(check_leave(s->e, err));
+    PD_TRY(begin_transfers(s, err));
+    for (uint32_t i = 0; i < s->schedule->count; i++) {
+        const struct pd_action *a = &s->schedule->actions[i];
+        const bool ghost = is_ghost(s, a->slot);
+        const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
+        if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
+        const uint64_t begin = pd_trace_begin();
+        PD_TRY(a->is_backward ? backward(s, a, ghost, err) : forward(s, a, ghost, err));
+        pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
+    }
+    return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
+}
+
+/* Mean of the exact sum over all ranks. */
+static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *err)
+{
+    uint64_t sums[2] = {s->tokens, s->wait_ns};
+    PD_TRY(pd_exact_sum_reduce(&s->loss, s->e->comm, err));
+    if (s->e->comm) PD_TRY(pd_comm_all_reduce(s->e->comm, sums, 2, PD_REDUCE_SUM_U64, err));
+    s->tokens = sums[0];
+    s->wait_ns = sums[1];
+    *ret_mean = s->tokens ? pd_superaccumulator_value(&s->loss) / (double)s->tokens : 0.0;
+    return PD_OK;
+}
+
+static pd_status check_finite(const struct step *s, const struct pd_step_result *result, struct pd_error *err)
+{
+    const bool may_overflow = s->e->options.config->numerics.precision == PD_F16;
+    if (isfinite(result->loss) && (may_overflow || isfinite(result->gradient_norm))) return PD_OK;
+    PD_FAIL(err, PD_BUG,
+            "loss %g, gradient norm %g: not finite; lower optimizer.lr, or look at the data of samples %llu to %llu",
+            result->loss, result->gradient_norm, (unsigned long long)s->first_sample,
+            (unsigned long long)s->first_sample + s->e->options.config->batch.sequences - 1);
+}
+
+/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. */
+static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_error *err)
+{
+    const uint64_t computed = pd_trace_begin();
+    PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
+    PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, err));
+    pd_trace_end(computed, "step", "sums and norm", updates);
+    PD_TRY(check_finite(s, result, err));
+    result->skipped = !isfinite(result->gradient_norm);
+    if (result->skipped) return PD_OK;
+    const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
+    PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
+    pd_trace_end(begun, "step", "update", updates);
+    if (s->e->options.device && !s->e->mirror.device)
+        pd_device_spans_note(s->e->options.device->spans, PD_LANE_HOST, "optimizer", start_ns);
+    return PD_OK;
+}
+
+pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t updates, struct pd_step_result *ret_result,
+                         struct pd_error *err)
+{
+    const uint32_t pp = e->grid.layout.pp;
+    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    struct step s = {.e = e,
+                     .schedule = &e->schedule,
+                     .split = PD_SPLIT_TRAIN,
+                     .learns = true,
+                     .first_sample = first_sample,
+                     .leaves = e->leaves,
+                     .sequences = e->options.config->batch.sequences};
+    struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
+    pd_superaccumulator_init(&s.loss);
+    PD_TRY(pd_optimizer_begin(e, err));
+    pd_zero_begin_step(e->zero, first_sample);
+    const uint64_t start = pd_trace_begin();
+    PD_TRY(run_schedule(&s, err));
+    PD_TRY(reduce_loss(&s, &result.loss, err));
+    result.tokens = s.tokens;
+    PD_TRY(pd_optimizer_update_begin(e, err));
+    pd_status updated = update(&s, updates, &result, err);
+    pd_optimizer_update_leave(e);
+    PD_TRY(updated);
+    if (e->options.device) PD_TRY(pd_device_spans_collect(e->options.device->spans, err));
+    pd_trace_end(start, "step", "step", updates);
+    if (pp > 1) {
+        const double busy_ns = (double)(pd_clock_monotonic_ns(NULL) - begin) * e->options.world;
+        result.bubble = (double)s.wait_ns / busy_ns;
+        result.bubble_theory = pd_schedule_bubble(pp, e->chunk_count, e->slots);
+    }
+    *ret_result = result;
+    return PD_OK;
+}
+
+pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
+{
+    const struct pd_layout *layout = &e->grid.layout;
+    const uint32_t leaf = e->options.config->batch.leaf, leaves = (sequences + leaf - 1) / leaf;
+    const struct pd_schedule_options options = {.pp = layout->pp,
+                                                .pp_rank = e->grid.place.pp,
+                                                .interleave = e->chunk_count,
+                                                .slots = pd_schedule_slots(leaves, layout->dp, layout->pp, e->chunk_count),
+                                                .forward_only = true,
+                                                .units = e->by_layers ? e->options.model->unit_count : 0,
+                                                .group = e->slots};
+    struct pd_schedule schedule;
+    PD_TRY(pd_schedule_new(&options, &schedule, err));
+    struct step s = {.e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .leaves = leaves, .sequences = sequences};
+    pd_superaccumulator_init(&s.loss);
+    pd_status st = run_schedule(&s, err);
+    if (!st) st = reduce_loss(&s, ret_loss, err);
+    pd_schedule_deinit(&schedule);
+    return st;
+}

@@ -1,0 +1,35 @@
+/* One start of all ranks: spawn, watch, pass signals on, and say at the end what ended it.
+ *
+ *   invariants  1. when pd_launch_job_run returns, no worker of this host is left
+ *               2. a request to leave reaches every worker of this host that has begun or will begin, once; workers of
+ *                  other hosts through the starter, once all ranks have joined (before that a signal would end it)
+ *               3. a worker is signalled through its pidfd, so a reused number is never hit
+ *   threads     one; SIGCHLD, SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP must be blocked and come through `signals` */
+#ifndef PD_TRAINER_LAUNCH_JOB_H
+#define PD_TRAINER_LAUNCH_JOB_H
+
+#include "trainer/launch/starter.h"
+
+/* What the user asked for so far; lives as long as the launch. */
+struct pd_launch_requests {
+    int signals; /* signalfd */
+    bool wants_leave, wants_abort;
+    uint32_t saves, interrupts;
+};
+
+struct pd_launch_verdict {
+    pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
+    uint32_t lost;    /* ranks that ended without a word */
+    bool has_begun;   /* a worker came up, and if it was not killed joined the others */
+    bool was_cut_off; /* somebody killed the starter, or the one worker of local ranks */
+    char message[sizeof((struct pd_error *)0)->message];
+};
+
+/* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */
+void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms);
+
+/*   errors  of the launcher itself only; how the ranks ended is the verdict's */
+PD_MUST_USE pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
+                                        struct pd_launch_verdict *ret_verdict, struct pd_error *err);
+
+#endif

@@ -1,0 +1,300 @@
+#include "trainer/launch/launcher.h"
+
+#include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
+#include "trainer/launch/job.h"
+#include "trainer/run/launched.h"
+#include "trainer/run/note.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define MODULE "launch"
+#define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
+#define PAUSE_MS_MAX 5000
+#define DIR_PREFIX ".launch-"
+
+struct launch_state {
+    const struct pd_launch *launch;
+    struct pd_launch_requests requests;
+    struct pd_start start;
+    struct pd_launch_layout layout; /* of this start */
+    bool has_step;
+    uint64_t step;                     /* newest committed at the last start */
+    char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
+    uint32_t restarts, idle_restarts;  /* all; since the last progress */
+    char last_words[sizeof((struct pd_error *)0)->message];
+};
+
+void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config)
+{
+    launch->dir = config->run.dir;
+    launch->ranks = config->layout.ranks;
+    launch->threads = config->layout.threads;
+    launch->transport = config->layout.transport;
+    launch->restart_ranks = config->restart.ranks;
+    launch->restart_ranks_count = config->restart.ranks_count;
+    launch->restart_limit = config->restart.limit;
+}
+
+/* ---- how many ranks ---- */
+
+static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool is_restart, struct pd_error *err)
+{
+    const struct pd_launch *launch = state->launch;
+    struct pd_launch_layout layout = {.ranks = ranks};
+    if (launch->choose) PD_TRY(launch->choose(launch->context, ranks, is_restart, &layout, err));
+    state->layout = layout;
+    state->start.ranks = layout.ranks;
+    return PD_OK;
+}
+
+/* Ranks that are threads of one process took no device with them. */
+static uint32_t next_ranks(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    const struct pd_launch *launch = state->launch;
+    if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
+    if (state->start.transport == PD_TRANSPORT_LOCAL) return state->start.ranks;
+    return verdict->lost < state->start.ranks ? state->start.ranks - verdict->lost : 1;
+}
+
+/* ---- what follows an end ---- */
+
+static void step_look(struct launch_state *state)
+{
+    uint64_t step;
+    state->found[0] = '\0';
+    if (!state->launch->newest_step || !state->launch->newest_step(state->launch->context, &step, state->found)) return;
+    if (!state->has_step || step > state->step) {
+        state->idle_restarts = 0;
+        state->last_words[0] = '\0';
+    }
+    state->has_step = true;
+    state->step = step;
+}
+
+static void say_step(const struct launch_state *state, char *ret_text, size_t bytes)
+{
+    if (state->has_step)
+        snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
+    else
+        snprintf(ret_text, bytes, "%s", state->found[0] ? "what its ranks find whole" : "the beginning");
+}
+
+static bool is_repeatable(pd_status status)
+{
+    return status == PD_PEER_LOST || status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
+}
+
+static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    return verdict->status != PD_PEER_LOST && strcmp(state->last_words, verdict->message) == 0;
+}
+
+static pd_status fail_stuck(const struct launch_state *state, const struct pd_launch_verdict *verdict, struct pd_error *err)
+{
+    char from[48];
+    say_step(state, from, sizeof from);
+    PD_FAIL(err, PD_STUCK,
+            "no progress beyond %s in %s; the last: %.600s. Remove the cause, then run the same command again", from,
+            pd_counted(state->launch->restart_limit, "restart").text, verdict->message);
+}
+
+/* What keeps the very first ranks from beginning keeps all others: a limit, a word of the command, a host out of reach. */
+static pd_status fail_before_begin(const struct launch_state *state, const struct pd_launch_verdict *verdict,
+                                   struct pd_error *err)
+{
+    const char *local =
+        state->start.transport == PD_TRANSPORT_MPI ? "; on one host layout.transport=local needs no mpirun" : "";
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%.600s; no rank has joined, so nothing is tried again. What it said is above; see the limits of this shell "
+            "with ulimit -a%s",
+            verdict->message, local);
+}
+
+/* Sets what the next start is, or returns the end of the launch. */
+static pd_status judge(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
+                       struct pd_error *err)
+{
+    *ret_is_over = true;
+    if (verdict->status == PD_OK) return PD_OK;
+    if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
+    if (verdict->status == PD_STOPPED || !is_repeatable(verdict->status))
+        PD_FAIL(err, verdict->status, "%s", verdict->message);
+    if (state->requests.wants_leave)
+        PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
+    if (!verdict->has_begun && !verdict->was_cut_off && state->restarts == 0) return fail_before_begin(state, verdict, err);
+    step_look(state);
+    if (is_the_same_again(state, verdict)) PD_FAIL(err, verdict->status, "twice the same: %.900s", verdict->message);
+    if (state->idle_restarts >= state->launch->restart_limit) return fail_stuck(state, verdict, err);
+    snprintf(state->last_words, sizeof state->last_words, "%s", verdict->message);
+    PD_TRY(choose_layout(state, next_ranks(state, verdict), true, err));
+    state->start.restart = ++state->restarts;
+    state->idle_restarts++;
+    *ret_is_over = false;
+    return PD_OK;
+}
+
+/* ---- the life of a launch ---- */
+
+static void say_start(const struct launch_state *state)
+{
+    char from[48], which[32] = "starting";
+    say_step(state, from, sizeof from);
+    if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
+    if (!state->has_step && state->found[0]) pd_log(PD_LOG_WARN, MODULE, "%s", state->found);
+    pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s) from %s", which, state->start.ranks,
+           state->start.ranks == 1 ? "" : "s", state->layout.summary, state->layout.summary[0] ? "; " : "",
+           state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
+}
+
+static void say_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    pd_log(PD_LOG_WARN, MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
+           state->launch->restart_limit);
+}
+
+/* True when a request to leave ended the pause. */
+static bool pause_before_restart(struct launch_state *state)
+{
+    int pause_ms = PAUSE_MS;
+    for (uint32_t i = 1; i < state->idle_restarts && pause_ms < PAUSE_MS_MAX; i++)
+        pause_ms *= 2;
+    for (int waited = 0; waited < pause_ms && !state->requests.wants_leave && !state->requests.wants_abort; waited += 50)
+        pd_launch_requests_poll(&state->requests, 50);
+    return state->requests.wants_leave || state->requests.wants_abort;
+}
+
+static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
+{
+    step_look(state);
+    for (;;) {
+        struct pd_launch_verdict verdict;
+        bool is_over;
+        say_start(state);
+        PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
+        pd_status st = judge(state, &verdict, &is_over, err);
+        if (is_over) return st;
+        say_end(state, &verdict);
+        if (pause_before_restart(state))
+            PD_FAIL(err, PD_STOPPED, "asked to leave between two starts: %.800s", verdict.message);
+    }
+}
+
+static sigset_t signals_of_launch(void)
+{
+    static const int numbers[] = {SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGCHLD};
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        sigaddset(&mask, numbers[i]);
+    return mask;
+}
+
+void pd_launch_signals_hold(void)
+{
+    sigset_t mask = signals_of_launch();
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+}
+
+static pd_status signals_block(struct launch_state *state, sigset_t *ret_before, struct pd_error *err)
+{
+    sigset_t mask = signals_of_launch();
+    state->requests.signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (state->requests.signals < 0) PD_FAIL_ERRNO(err, errno, "signals of the launcher");
+    sigprocmask(SIG_BLOCK, &mask, ret_before);
+    return PD_OK;
+}
+
+/* Signals that came too late to matter must not end the process when they are let in again. */
+static void signals_restore(struct launch_state *state, const sigset_t *before)
+{
+    pd_launch_requests_poll(&state->requests, 0);
+    close(state->requests.signals);
+    sigprocmask(SIG_SETMASK, before, NULL);
+}
+
+/* Directories of launches that were killed. */
+static void stale_dirs_remove(const char *parent)
+{
+    DIR *listing = opendir(parent);
+    if (!listing) return;
+    for (const struct dirent *entry; (entry = readdir(listing));) {
+        char path[PATH_MAX];
+        struct pd_note_begun owner;
+        int length = snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
+        if (strncmp(entry->d_name, DIR_PREFIX, strlen(DIR_PREFIX)) || length < 0 || (size_t)length >= sizeof path) continue;
+        if (!pd_note_read_owner(path, &owner) || !owner.is_here) continue;
+        if (kill(owner.process, 0) == 0 || errno != ESRCH) continue;
+        pd_note_dir_remove(path);
+    }
+    closedir(listing);
+}
+
+static bool private_dir_try(const char *parent, char *ret_dir, size_t bytes)
+{
+    if (!parent || !*parent) return false;
+    stale_dirs_remove(parent);
+    int length = snprintf(ret_dir, bytes, "%s/" DIR_PREFIX "XXXXXX", parent);
+    return length > 0 && (size_t)length < bytes && mkdtemp(ret_dir);
+}
+
+/* A full or read-only run directory is for the ranks to complain about, in better words. */
+static pd_status private_dir_make(const struct pd_launch *launch, char *ret_dir, size_t bytes, struct pd_error *err)
+{
+    const char *temporary = getenv("TMPDIR");
+    if (private_dir_try(launch->dir, ret_dir, bytes)) return PD_OK;
+    if (private_dir_try(temporary, ret_dir, bytes) || private_dir_try("/tmp", ret_dir, bytes)) return PD_OK;
+    PD_FAIL_ERRNO(err, errno, "making a directory for the launch in %s, $TMPDIR or /tmp", launch->dir ? launch->dir : "-");
+}
+
+/* `mpirun -n 4 perdure train` would start four launchers of the same run. */
+static bool is_a_rank(void)
+{
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};
+    uint64_t size;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *text = getenv(variables[i]);
+        if (text && pd_parse_u64(text, &size) && size > 1) return true;
+    }
+    return false;
+}
+
+static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
+{
+    const struct pd_launch *launch = state->launch;
+    enum pd_transport transport;
+    state->start = (struct pd_start){
+        .threads = launch->threads, .dir = dir, .worker = launch->worker, .layout = state->layout.settings};
+    PD_TRY(choose_layout(state, launch->ranks, false, err));
+    PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
+    state->start.transport = transport;
+    sigset_t before;
+    PD_TRY(signals_block(state, &before, err));
+    pd_status st = launch_loop(state, err);
+    signals_restore(state, &before);
+    return st;
+}
+
+pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
+{
+    char dir[3072], whole[PATH_MAX];
+    struct launch_state state = {.launch = launch};
+    if (is_a_rank())
+        PD_FAIL(err, PD_USAGE,
+                "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
+                "mpirun go into PERDURE_MPIRUN=\"mpirun --hostfile hosts\"");
+    PD_TRY(private_dir_make(launch, dir, sizeof dir, err));
+    pd_note_write_owner(dir);
+    pd_status st = launch_in(&state, realpath(dir, whole) ? whole : dir, err);
+    pd_note_dir_remove(dir);
+    return st;
+}

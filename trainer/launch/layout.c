@@ -1,0 +1,153 @@
+#include "trainer/launch/layout.h"
+
+#include "ckpt/base/words.h"
+#include "offload/device.h"
+#include "resharder/layout.h"
+#include "trainer/engine/gpus.h"
+#include "trainer/plan/cost_model.h"
+#include "trainer/run/launched.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
+{
+    struct pd_launch_chooser c = {.config = config};
+    PD_TRY(pd_model_new(&config->model, &c.model, err));
+    *ret_chooser = c;
+    return PD_OK;
+}
+
+void pd_launch_chooser_deinit(struct pd_launch_chooser *chooser)
+{
+    pd_model_free(chooser->model);
+    *chooser = (struct pd_launch_chooser){0};
+}
+
+/* ---- layout.auto ---- */
+
+/* How many GPUs ranks of this host would be; 0: they are CPU ranks. */
+static uint32_t gpus_of(const struct pd_config *config)
+{
+    return config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
+}
+
+static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
+{
+    struct pd_error ignored; /* a rank that opens it says it */
+    for (uint32_t i = 0; i < gpus && i < ranks; i++) {
+        struct pd_launch_room r = {.gpu = i};
+        if (pd_dev_cuda_room(i, r.name, &r.memory, &ignored)) continue;
+        if (!ret->memory.total_bytes || r.memory.free_bytes < ret->memory.free_bytes) *ret = r;
+    }
+}
+
+/* What several ranks share is divided; a twentieth is left to the driver and to libraries. */
+static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine)
+{
+    const uint32_t gpus = gpus_of(c->config);
+    const struct pd_dev_memory *m = &c->room.memory;
+    const uint32_t here = pd_launch_ranks_of_a_host(c->config, ranks);
+    if (!gpus) return false;
+    if (!m->total_bytes) find_room(gpus, here, &c->room);
+    const char *name = pd_gpu_machine_name(c->room.name);
+    if (pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL)) return false;
+    if (m->total_bytes) ret_machine->device_bytes = fmax(1, (double)m->free_bytes - 0.05 * (double)m->total_bytes);
+    pd_machine_share(ret_machine, (here + gpus - 1) / gpus);
+    ret_machine->host_ranks = here;
+    return true;
+}
+
+/* Ranks of this host share its memory. A tenth is left to the system. */
+static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine,
+                            struct pd_error *err)
+{
+    if (gpu_machine(c, ranks, ret_machine)) return PD_OK;
+    PD_TRY(pd_machine_preset("cpu", ret_machine, err));
+    ret_machine->host_ranks = pd_launch_ranks_of_a_host(c->config, ranks);
+    ret_machine->device_bytes =
+        0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ret_machine->host_ranks;
+    return PD_OK;
+}
+
+static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, bool is_admitted,
+                                struct pd_laid_out *ret_laid_out, struct pd_error *err)
+{
+    struct pd_machine machine;
+    struct pd_layout_choice best;
+    uint32_t count;
+    struct pd_config config = *c->config; /* borrows what it points to */
+    const struct pd_launch_room *room = &c->room;
+    PD_TRY(machine_of(c, ranks, &machine, err));
+    if (gpus_of(c->config)) config.run.device = PD_DEVICE_GPU; /* counted so */
+    const pd_status st =
+        pd_choose_layouts(&config, c->model, ranks,
+                          pd_launched_threads(c->config->layout.threads, pd_launch_ranks_of_a_host(c->config, ranks)),
+                          &machine, 1, &best, &count, err);
+    if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
+        return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
+                                pd_bytes_text((double)room->memory.free_bytes).text,
+                                pd_bytes_text((double)room->memory.total_bytes).text);
+    PD_TRY(st);
+    *ret_laid_out = best.laid_out;
+    return PD_OK;
+}
+
+static pd_status choose_automatic(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart,
+                                  struct pd_laid_out *ret_laid_out, struct pd_error *err)
+{
+    const struct pd_degrees held = {c->config->layout.dp, c->config->layout.tp, c->config->layout.pp, c->config->layout.sp,
+                                    0};
+    while (is_restart && ranks > 1 && !pd_degrees_list(c->config, ranks, &held, NULL, 0))
+        ranks--;
+    return choose_fastest(c, ranks, pd_degrees_list(c->config, ranks, &held, NULL, 0) > 0, ret_laid_out, err);
+}
+
+/* ---- degrees of the configuration ---- */
+
+static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_laid_out *ret_laid_out,
+                              struct pd_error *err)
+{
+    struct pd_degrees degrees;
+    if (!is_restart) {
+        PD_TRY(pd_degrees_of(c->config, ranks, &degrees, err));
+        c->degrees = degrees;
+    } else if (ranks == pd_degrees_world(&c->degrees)) {
+        degrees = c->degrees;
+    } else if (!pd_degrees_fewer(c->config, ranks, &c->degrees, &degrees)) {
+        PD_FAIL(err, PD_INVALID, "no layout of %u ranks or fewer is admitted; the smallest has 1", ranks);
+    }
+    return pd_lay_out_degrees(c->config, c->model, &degrees, ret_laid_out, err);
+}
+
+/* ---- words ---- */
+
+static void say(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
+{
+    char recompute[48];
+    const struct pd_layout *l = &laid_out->layout;
+    const struct pd_degrees degrees = {l->dp, l->tp, l->pp, l->sp, l->interleave};
+    ret->ranks = pd_layout_world(l);
+    pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, ",", recompute, sizeof recompute);
+    pd_degrees_text(&degrees, ret->summary, sizeof ret->summary);
+    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s",
+             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, recompute);
+}
+
+pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                           struct pd_error *err)
+{
+    struct pd_laid_out laid_out;
+    if (!ranks) {
+        const uint32_t gpus = gpus_of(c->config);
+        ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_launched_cores());
+    }
+    if (c->config->layout.automatic)
+        PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));
+    else
+        PD_TRY(choose_given(c, ranks, is_restart, &laid_out, err));
+    say(&laid_out, ret_layout);
+    return PD_OK;
+}

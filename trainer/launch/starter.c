@@ -1,0 +1,183 @@
+#include "trainer/launch/starter.h"
+
+#include "ckpt/base/parse.h"
+#include "trainer/run/launched.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool is_on_path(const char *program)
+{
+    if (strchr(program, '/')) return access(program, X_OK) == 0;
+    const char *at = getenv("PATH");
+    char candidate[4096];
+    while (at && *at) {
+        size_t length = strcspn(at, ":");
+        snprintf(candidate, sizeof candidate, "%.*s/%s", (int)length, at, program);
+        if (access(candidate, X_OK) == 0) return true;
+        at += length + (at[length] == ':');
+    }
+    return false;
+}
+
+static bool always(void)
+{
+    return true;
+}
+
+static bool is_slurm_of_nodes(void)
+{
+    uint64_t nodes;
+    const char *job = getenv("SLURM_JOB_ID"), *count = getenv("SLURM_JOB_NUM_NODES");
+    return job && count && pd_parse_u64(count, &nodes) && nodes > 1;
+}
+
+/* mpirun needs no words but the count: the rest is environment, which other MPIs do not mind. */
+static const struct starter {
+    const char *name;
+    bool (*applies)(void);
+    const char *words;
+} starters[] = {
+    {"srun", is_slurm_of_nodes, "--kill-on-bad-exit=1 --cpu-bind=none --overlap"},
+    {"mpirun", always, ""},
+    {"mpiexec", always, ""},
+};
+
+static const struct starter *starter_find(void)
+{
+    for (size_t i = 0; i < sizeof starters / sizeof *starters; i++)
+        if (starters[i].applies() && is_on_path(starters[i].name)) return &starters[i];
+    return NULL;
+}
+
+static const char *own_starter(void)
+{
+    const char *own = getenv("PERDURE_MPIRUN");
+    return own && *own ? own : NULL;
+}
+
+/* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
+static const char *const exported[] = {PD_LAUNCH_ENV_DIR,     PD_LAUNCH_ENV_RANKS,     PD_LAUNCH_ENV_THREADS,
+                                       PD_LAUNCH_ENV_RESTART, PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,
+                                       PD_LAUNCH_ENV_LAYOUT,  PD_LAUNCH_ENV_TRACE};
+#define EXPORTED (sizeof exported / sizeof *exported)
+
+static bool exports_by_word(void)
+{
+    const char *own = own_starter();
+    return own && strstr(own, " -x ");
+}
+
+static void export_by_setting(void)
+{
+    const char *name = "OMPI_MCA_mca_base_env_list", *given = getenv(name);
+    char list[4096];
+    int used = snprintf(list, sizeof list, "%s", given ? given : "");
+    for (size_t i = 0; i < EXPORTED && used >= 0 && (size_t)used < sizeof list; i++)
+        used += snprintf(list + used, sizeof list - (size_t)used, "%s%s", used ? ";" : "", exported[i]);
+    setenv(name, list, 1);
+}
+
+pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_transport *ret_transport, struct pd_error *err)
+{
+    bool can_start = PERDURE_HAVE_MPI && (own_starter() || starter_find());
+    if (asked == PD_TRANSPORT_MPI && !PERDURE_HAVE_MPI)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "layout.transport is mpi and this build has none: use layout.transport=local, or configure with "
+                "-DPERDURE_MPI=ON");
+    if (asked == PD_TRANSPORT_MPI && !can_start)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "layout.transport is mpi and there is no mpirun on PATH: apt-get install openmpi-bin, or use "
+                "layout.transport=local");
+    if (asked == PD_TRANSPORT_AUTO)
+        *ret_transport = ranks > 1 && can_start ? PD_TRANSPORT_MPI : PD_TRANSPORT_LOCAL;
+    else
+        *ret_transport = asked;
+    return PD_OK;
+}
+
+static pd_status command_add(struct pd_starter_command *command, uint32_t *count, char *word, struct pd_error *err)
+{
+    if (*count >= PD_STARTER_WORDS_MAX)
+        PD_FAIL(err, PD_USAGE, "the command of a worker has more than %u words", PD_STARTER_WORDS_MAX);
+    command->argv[(*count)++] = word;
+    return PD_OK;
+}
+
+/* Cuts command->text into words in place. */
+static pd_status command_add_text(struct pd_starter_command *command, uint32_t *count, struct pd_error *err)
+{
+    char *rest = command->text;
+    for (char *word; (word = strtok_r(rest, " \t", &rest));)
+        PD_TRY(command_add(command, count, word, err));
+    return PD_OK;
+}
+
+static pd_status starter_text(const struct pd_start *start, struct pd_starter_command *command, struct pd_error *err)
+{
+    const char *own = own_starter();
+    const struct starter *starter = own ? NULL : starter_find();
+    if (!own && !starter) PD_FAIL(err, PD_UNSUPPORTED, "there is no mpirun on PATH: apt-get install openmpi-bin");
+    command->name = own ? "PERDURE_MPIRUN" : starter->name;
+    int length = snprintf(command->text, sizeof command->text, "%s %s -n %u", own ? own : starter->name,
+                          own ? "" : starter->words, start->ranks);
+    if (length < 0 || (size_t)length >= sizeof command->text) PD_FAIL(err, PD_USAGE, "PERDURE_MPIRUN is too long");
+    return PD_OK;
+}
+
+pd_status pd_starter_command_make(const struct pd_start *start, struct pd_starter_command *ret_command, struct pd_error *err)
+{
+    uint32_t count = 0;
+    *ret_command = (struct pd_starter_command){.name = start->worker[0]};
+    if (start->transport == PD_TRANSPORT_MPI) {
+        PD_TRY(starter_text(start, ret_command, err));
+        PD_TRY(command_add_text(ret_command, &count, err));
+        for (size_t i = 0; exports_by_word() && i < EXPORTED; i++) {
+            PD_TRY(command_add(ret_command, &count, "-x", err));
+            PD_TRY(command_add(ret_command, &count, (char *)(uintptr_t)exported[i], err));
+        }
+    }
+    for (uint32_t i = 0; start->worker[i]; i++)
+        PD_TRY(command_add(ret_command, &count, (char *)(uintptr_t)start->worker[i], err));
+    return PD_OK;
+}
+
+static void set_number(const char *variable, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    setenv(variable, text, 1);
+}
+
+/* Open MPI reads its settings from here. Its single-copy path is often forbidden in containers and not used by us; binding
+ * would put the threads of a rank on one core; its own banners would bury our one line. */
+static void mpi_environment_set(void)
+{
+    static const char *const settings[][2] = {
+        {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+        {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+        {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+        {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+        {"OMPI_MCA_mpi_yield_when_idle", "1"},
+        {"OMPI_MCA_orte_execute_quiet", "1"},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        setenv(settings[i][0], settings[i][1], 0);
+    if (!exports_by_word()) export_by_setting();
+}
+
+void pd_starter_environment_set(const struct pd_start *start, int launcher_process)
+{
+    setenv(PD_LAUNCH_ENV_DIR, start->dir, 1);
+    setenv(PD_LAUNCH_ENV_TRANSPORT, start->transport == PD_TRANSPORT_LOCAL ? "local" : "mpi", 1);
+    setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
+    setenv(PD_LAUNCH_ENV_TRACE, "", 0);
+    set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
+    set_number(PD_LAUNCH_ENV_THREADS, start->threads);
+    set_number(PD_LAUNCH_ENV_RESTART, start->restart);
+    set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);
+    if (start->transport == PD_TRANSPORT_MPI) mpi_environment_set();
+}

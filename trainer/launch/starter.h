@@ -1,0 +1,37 @@
+/* The programs that start ranks: which one, with which words and which environment. */
+#ifndef PD_TRAINER_LAUNCH_STARTER_H
+#define PD_TRAINER_LAUNCH_STARTER_H
+
+#include "trainer/config/config.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PD_STARTER_WORDS_MAX 128u
+
+struct pd_start {
+    enum pd_transport transport; /* LOCAL or MPI */
+    uint32_t ranks, threads, restart;
+    const char *dir;           /* for notes */
+    const char *layout;        /* settings for the ranks; NULL or "": none */
+    const char *const *worker; /* argv, NULL at the end */
+};
+
+struct pd_starter_command {
+    char *argv[PD_STARTER_WORDS_MAX + 1]; /* NULL at the end; owned by the text below or by the worker's argv */
+    char text[4096];
+    const char *name; /* "mpirun", for messages */
+};
+
+/* LOCAL or MPI for what was asked: AUTO takes MPI for several ranks where it can start them.
+ *   errors  PD_UNSUPPORTED: MPI was asked for and nothing here starts its ranks */
+PD_MUST_USE pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_transport *ret_transport,
+                                        struct pd_error *err);
+
+/* PERDURE_MPIRUN ("mpirun --hostfile hosts") goes before srun (inside a Slurm job of several nodes), before mpirun. */
+PD_MUST_USE pd_status pd_starter_command_make(const struct pd_start *start, struct pd_starter_command *ret_command,
+                                              struct pd_error *err);
+
+/* In the child, before exec. Settings of the user are kept. */
+void pd_starter_environment_set(const struct pd_start *start, int launcher_process);
+
+#endif

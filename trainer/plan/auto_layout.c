@@ -1,0 +1,321 @@
+#include "trainer/plan/auto_layout.h"
+
+#include "ckpt/base/words.h"
+#include "resharder/layout.h"
+#include "trainer/config/check.h"
+#include "trainer/plan/cost_model.h"
+#include "trainer/plan/memory_plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what would fit ---- */
+
+/* Where more ranks are admitted at all, one of the degrees can grow. */
+static bool can_be_more(const struct pd_config *config, uint32_t world)
+{
+    const struct pd_degrees any = {0};
+    for (uint32_t more = world + 1; more <= 2 * world; more++)
+        if (pd_degrees_list(config, more, &any, NULL, 0)) return true;
+    return false;
+}
+
+/* Ranks share what has chunks; a chunk has a head. */
+static bool can_have_chunks(const struct pd_config *config, uint32_t world)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_error ignored;
+    changed.numerics.virtual_tp *= 2;
+    return world > 1 && changed.numerics.virtual_tp <= config->model.heads && !pd_config_check(&changed, &ignored);
+}
+
+void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places, bool state_alone, char *ret, size_t bytes)
+{
+    const bool stage_given = c->layout.automatic && c->layout.zero_stage_given,
+               recompute_given = c->layout.automatic && c->layout.recompute_given;
+    const struct {
+        const char *words;
+        bool can;
+    } all[] = {{c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
+               {"layout.zero_stage=auto", stage_given && c->layout.zero_stage < 3 && world > 1},
+               {"layout.recompute=auto", recompute_given && c->layout.recompute != PD_RECOMPUTE_FULL && !state_alone},
+               {"layout.recompute_layers=auto",
+                c->layout.automatic && c->layout.recompute_layers < c->model.layers && !state_alone},
+               {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
+               {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
+               {"a smaller batch.leaf (a new lineage)", !state_alone && c->batch.leaf > 1},
+               {"a larger numerics.virtual_tp (a new lineage)", !state_alone && can_have_chunks(c, world)},
+               {"a shorter batch.context (a new lineage)", !state_alone && c->batch.context > 1}};
+    const int count = sizeof all / sizeof *all;
+    int last = count - 1;
+    size_t at = (size_t)snprintf(ret, bytes, "take ");
+    while (last > 0 && !all[last].can)
+        last--;
+    if (!all[last].can) snprintf(ret, bytes, "take a smaller model");
+    for (int i = 0, named = 0; i <= last && at < bytes; i++)
+        if (all[i].can)
+            at += (size_t)snprintf(ret + at, bytes - at, "%s%s", !named++ ? "" : i == last ? " or " : ", ", all[i].words);
+}
+
+/* ---- the planner ---- */
+
+struct candidates {
+    struct pd_layout_choice *list; /* owned */
+    uint32_t count, capacity;
+};
+
+static pd_status add_candidate(struct candidates *all, const struct pd_laid_out *laid_out, double seconds,
+                               struct pd_error *err)
+{
+    if (all->count == all->capacity) {
+        const uint32_t capacity = all->capacity ? 2 * all->capacity : 64;
+        struct pd_layout_choice *grown = realloc(all->list, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
+        all->list = grown;
+        all->capacity = capacity;
+    }
+    all->list[all->count++] = (struct pd_layout_choice){.laid_out = *laid_out, .step_seconds = seconds};
+    return PD_OK;
+}
+
+/* The planner says how many blocks are recomputed, unless how or how many is given. */
+static bool chooses_layers(const struct pd_config *config)
+{
+    return !config->layout.recompute_given && config->layout.recompute_layers == PD_LAYERS_ALL;
+}
+
+/* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. Where it is open
+ * how many blocks are recomputed a candidate stands for one, the fastest of its kind (decide_layers). */
+static pd_status add_degrees(struct candidates *all, const struct pd_config *config, const struct pd_model *model,
+                             const struct pd_degrees *degrees, const struct pd_machine *machine, struct pd_error *err)
+{
+    struct pd_laid_out laid_out;
+    PD_TRY(pd_lay_out_degrees(config, model, degrees, &laid_out, err));
+    const bool is_shared = degrees->dp * degrees->sp > 1;
+    const uint32_t least_stage = is_shared && config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
+    for (uint32_t up = 0; up <= 3 - least_stage; up++) {
+        laid_out.layout.zero_stage = 3 - up;
+        if (config->layout.zero_stage_given ? up != 3 - config->layout.zero_stage : up && !is_shared) continue;
+        for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
+            struct pd_step_cost cost;
+            if (config->layout.recompute_given && recompute != (int)config->layout.recompute) continue;
+            if (recompute == PD_RECOMPUTE_NONE && config->layout.recompute_layers != PD_LAYERS_ALL) continue;
+            laid_out.recompute = (enum pd_recompute)recompute;
+            if (chooses_layers(config)) laid_out.recompute_layers = recompute ? 1 : PD_LAYERS_ALL;
+            pd_step_cost(config, model, &laid_out, machine, &cost);
+            PD_TRY(add_candidate(all, &laid_out, cost.step_seconds, err));
+        }
+    }
+    return PD_OK;
+}
+
+static pd_status list_candidates(struct candidates *all, const struct pd_config *config, const struct pd_model *model,
+                                 uint32_t world, const struct pd_machine *machine, struct pd_error *err)
+{
+    const struct pd_degrees held = {config->layout.dp, config->layout.tp, config->layout.pp, config->layout.sp, 0};
+    const uint32_t count = pd_degrees_list(config, world, &held, NULL, 0);
+    if (!count) {
+        struct pd_degrees unused;
+        PD_TRY(pd_degrees_of(config, world, &unused, err)); /* says what is wrong with what is given */
+        PD_FAIL(err, PD_INVALID, "layout: no layout of %s is admitted", pd_counted(world, "rank").text);
+    }
+    struct pd_degrees *degrees = calloc(count, sizeof *degrees);
+    if (!degrees) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
+    pd_degrees_list(config, world, &held, degrees, count);
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < count && !st; i++)
+        st = add_degrees(all, config, model, &degrees[i], machine, err);
+    free(degrees);
+    if (!st && !all->count)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.zero_stage is 0, which keeps the whole state on every rank, and offload.optimizer is nvme, which keeps "
+            "it once; use layout.zero_stage=1, or offload.optimizer=device");
+    return st;
+}
+
+static int compare(uint32_t a, uint32_t b)
+{
+    return (a > b) - (a < b);
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+    const struct pd_layout_choice *x = a, *y = b;
+    const struct pd_layout *k = &x->laid_out.layout, *l = &y->laid_out.layout;
+    if (x->step_seconds != y->step_seconds) return x->step_seconds < y->step_seconds ? -1 : 1;
+    if (k->zero_stage != l->zero_stage) return compare(l->zero_stage, k->zero_stage);
+    if (k->tp != l->tp) return compare(k->tp, l->tp);
+    if (k->pp != l->pp) return compare(k->pp, l->pp);
+    if (k->sp != l->sp) return compare(k->sp, l->sp);
+    if (x->laid_out.recompute != y->laid_out.recompute) return compare(x->laid_out.recompute, y->laid_out.recompute);
+    return compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
+}
+
+/* State alone, so that most of what cannot fit costs nothing to refuse. */
+static double least_bytes(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
+{
+    const double elements = (double)model->parameter_count / l->tp / l->pp, parts = l->zero_stage ? l->zero_shard : 1;
+    const double copy = config->numerics.precision == PD_F32 ? 0 : pd_dtype_bytes(config->numerics.precision);
+    const struct pd_engine_options o = {.config = config, .is_gpu = config->run.device == PD_DEVICE_GPU};
+    const double state = pd_leaves_device(&o, config->offload.optimizer) ? 0 : 12,
+                 gradients = pd_leaves_device(&o, config->offload.gradients) ? 0 : 4;
+    const bool holds_all = l->zero_stage < 3 && !pd_leaves_device(&o, config->offload.parameters);
+    return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);
+}
+
+static pd_status measure(const struct pd_config *config, const struct pd_model *model, uint32_t threads, double limit,
+                         struct pd_layout_choice *choice, struct pd_error *err)
+{
+    struct pd_world_memory memory;
+    struct pd_memory_plan first;
+    const struct pd_engine_options options = {.config = config,
+                                              .model = model,
+                                              .world = pd_layout_world(&choice->laid_out.layout),
+                                              .threads = threads,
+                                              .laid_out = &choice->laid_out,
+                                              .is_gpu = config->run.device == PD_DEVICE_GPU};
+    PD_TRY(pd_engine_plan_of(&options, &first, err));
+    choice->worst_bytes = pd_memory_of_device(config, &first);
+    if (limit > 0 && (double)choice->worst_bytes > limit) return PD_OK;
+    PD_TRY(pd_world_memory_plan(config, model, threads, &choice->laid_out, &memory, err));
+    choice->worst_bytes = memory.worst_bytes;
+    pd_world_memory_deinit(&memory);
+    return PD_OK;
+}
+
+/* Bytes of the smallest: measured, or at least so many. */
+struct smallest {
+    double measured, least;
+};
+
+/* Layers, which the order is by itself where blocks are on drives, keep what backward needs of every leaf at once. */
+static bool leaves_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                       const struct pd_machine *machine)
+{
+    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_layout_choice best;
+    struct pd_error ignored;
+    uint32_t count;
+    const struct pd_layout one = {.pp = 1};
+    changed.layout.order = PD_ORDER_LEAVES;
+    return config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &one) &&
+           !pd_config_check(&changed, &ignored) &&
+           !pd_choose_layouts(&changed, model, world, threads, machine, 1, &best, &count, &ignored);
+}
+
+static pd_status nothing_fits(const struct pd_config *config, uint32_t world, double limit, struct smallest smallest,
+                              bool leaves_help, struct pd_error *err)
+{
+    char advice[256];
+    const bool is_measured = smallest.measured <= smallest.least;
+    pd_less_memory_text(config, world, config->run.device == PD_DEVICE_GPU, !isfinite(smallest.measured), advice,
+                        sizeof advice);
+    if (leaves_help) snprintf(advice, sizeof advice, "take layout.order=leaves, which fits");
+    PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
+            pd_counted(world, "rank").text, pd_bytes_text(limit).text, is_measured ? "" : "more than ",
+            pd_bytes_text(is_measured ? smallest.measured : smallest.least).text, advice);
+}
+
+static bool fits(const struct pd_layout_choice *c, double limit)
+{
+    return limit <= 0 || (double)c->worst_bytes <= limit;
+}
+
+/* The fewest blocks with which it fits: one more never takes more memory. All of them where none needs to be, which is
+ * another candidate, or where even all do not fit. */
+static pd_status decide_layers(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
+                               const struct pd_machine *machine, struct pd_layout_choice *choice, struct pd_error *err)
+{
+    const double limit = machine->device_bytes;
+    uint32_t too_few = 0, enough = pd_laid_out_blocks(&choice->laid_out, model);
+    struct pd_layout_choice none = *choice, all = *choice;
+    struct pd_step_cost cost;
+    none.laid_out.recompute = PD_RECOMPUTE_NONE;
+    none.laid_out.recompute_layers = all.laid_out.recompute_layers = PD_LAYERS_ALL;
+    PD_TRY(measure(config, model, threads, limit, &all, err));
+    if (fits(&all, limit)) PD_TRY(measure(config, model, threads, limit, &none, err));
+    *choice = all;
+    while (fits(&all, limit) && !fits(&none, limit) && enough - too_few > 1) {
+        struct pd_layout_choice some = all;
+        some.laid_out.recompute_layers = too_few + (enough - too_few) / 2;
+        PD_TRY(measure(config, model, threads, limit, &some, err));
+        *(fits(&some, limit) ? &enough : &too_few) = some.laid_out.recompute_layers;
+        if (fits(&some, limit)) *choice = some;
+    }
+    pd_step_cost(config, model, &choice->laid_out, machine, &cost);
+    choice->step_seconds = cost.step_seconds;
+    return PD_OK;
+}
+
+/* The first of the rest goes to where its time belongs. */
+static void sink(struct pd_layout_choice *list, uint32_t count)
+{
+    const struct pd_layout_choice later = list[0];
+    uint32_t i = 0;
+    for (; i + 1 < count && by_seconds(&later, &list[i + 1]) > 0; i++)
+        list[i] = list[i + 1];
+    list[i] = later;
+}
+
+static pd_status choose(const struct candidates *all, const struct pd_config *config, const struct pd_model *model,
+                        uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
+                        struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err)
+{
+    const double limit = machine->device_bytes;
+    struct smallest smallest = {INFINITY, INFINITY};
+    uint32_t count = 0, i = 0;
+    while (i < all->count && count < capacity) {
+        struct pd_layout_choice *c = &all->list[i];
+        const double least = least_bytes(config, model, &c->laid_out.layout);
+        if (limit > 0 && least > limit) {
+            smallest.least = fmin(smallest.least, least);
+            i++;
+            continue;
+        }
+        const bool is_open = c->laid_out.recompute && !c->worst_bytes && chooses_layers(config);
+        if (is_open) {
+            PD_TRY(decide_layers(config, model, threads, machine, c, err));
+            sink(c, all->count - i);
+            continue;
+        }
+        if (!c->worst_bytes) PD_TRY(measure(config, model, threads, limit, c, err));
+        smallest.measured = fmin(smallest.measured, (double)c->worst_bytes);
+        if (fits(c, limit)) ret_choices[count++] = *c;
+        i++;
+    }
+    if (!count) {
+        const uint32_t world = pd_layout_world(&all->list[0].laid_out.layout);
+        const bool leaves_help = isfinite(smallest.measured) && leaves_fit(config, model, world, threads, machine);
+        return nothing_fits(config, world, limit, smallest, leaves_help, err);
+    }
+    *ret_count = count;
+    return PD_OK;
+}
+
+pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                            const struct pd_machine *machine, uint32_t capacity, struct pd_layout_choice *ret_choices,
+                            uint32_t *ret_count, struct pd_error *err)
+{
+    struct candidates all = {0};
+    pd_status st = list_candidates(&all, config, model, world, machine, err);
+    if (!st) qsort(all.list, all.count, sizeof *all.list, by_seconds);
+    if (!st) st = choose(&all, config, model, threads, machine, capacity, ret_choices, ret_count, err);
+    free(all.list);
+    return st;
+}
+
+pd_status pd_lay_out(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                     struct pd_laid_out *ret_laid_out, struct pd_error *err)
+{
+    if (!config->layout.automatic) return pd_lay_out_given(config, model, world, ret_laid_out, err);
+    struct pd_machine machine;
+    struct pd_layout_choice best;
+    uint32_t count;
+    PD_TRY(pd_machine_preset("cpu", &machine, err));
+    PD_TRY(pd_choose_layouts(config, model, world, 1, &machine, 1, &best, &count, err));
+    *ret_laid_out = best.laid_out;
+    return PD_OK;
+}

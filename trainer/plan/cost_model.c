@@ -1,0 +1,349 @@
+#include "trainer/plan/cost_model.h"
+#include "trainer/engine/gpus.h"
+
+#include "resharder/layout.h"
+#include "trainer/engine/engine.h"
+#include "trainer/parallel/zero.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rates that training reaches: about half of what a data sheet of a GPU says, dense, and what our kernels reach on some
+ * eight cores, which compute in fp32 whatever is stored. On a GPU fp32 is fp32, without tensor cores: cuBLASLt is not asked
+ * for TF32 (NVIDIA A100: 19.5, 312 Tflop/s in fp32, bf16; H100 and H200 SXM: 67, 989, 1,979 in fp32, bf16, fp8). Of a host
+ * beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
+static const struct pd_machine machines[] = {
+    {"cpu", 0, {200e9, 200e9, 200e9}, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0, 0},
+    {"a100-40g", 40e9, {9.7e12, 156e12, 156e12}, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"a100-80g", 80e9, {9.7e12, 156e12, 156e12}, 2.0e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
+    {"h100-80g", 80e9, {33e12, 450e12, 900e12}, 3.3e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
+    {"h200-141g", 141e9, {33e12, 450e12, 900e12}, 4.8e12, 400e9, 45e9, 1e-5, 8, 3e9, 300e9, 50e9, 90},
+};
+enum { MACHINES = sizeof machines / sizeof machines[0] };
+
+pd_status pd_machine_preset(const char *name, struct pd_machine *ret_machine, struct pd_error *err)
+{
+    for (int i = 0; i < MACHINES; i++) {
+        if (strcmp(machines[i].name, name) != 0) continue;
+        *ret_machine = machines[i];
+        return PD_OK;
+    }
+    PD_FAIL(err, PD_USAGE, "--device=%s: expected cpu, a100-40g, a100-80g, h100-80g or h200-141g", name);
+}
+
+bool pd_machine_of_gpu(const struct pd_gpu *gpu, struct pd_machine *ret_machine)
+{
+    const char *name = pd_gpu_machine_name(gpu->name);
+    const pd_status st = pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL);
+    PD_CHECK(!st);
+    if (name) return true;
+    ret_machine->device_bytes = (double)gpu->bytes;
+    ret_machine->capability = gpu->major * 10 + gpu->minor;
+    return false;
+}
+
+void pd_machine_set_flops(struct pd_machine *machine, double flops)
+{
+    for (int r = 0; r < PD_RATE_COUNT; r++)
+        machine->flops[r] = flops;
+}
+
+void pd_machine_share(struct pd_machine *machine, double ranks)
+{
+    for (int r = 0; r < PD_RATE_COUNT; r++)
+        machine->flops[r] /= ranks;
+    machine->device_bytes /= ranks;
+    machine->memory_rate /= ranks;
+    machine->bus /= ranks;
+}
+
+/* ---- one pipeline rank ---- */
+
+struct stage {
+    uint32_t blocks;
+    bool has_embedding, has_head;
+    double seconds, block_seconds;   /* a token, forward, whole */
+    double moved_seconds;            /* about what norms and activations of its blocks take, by memory */
+    double elements, block_elements; /* a tensor-parallel rank's */
+};
+
+struct setting {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    const struct pd_layout *layout;
+    const struct pd_machine *machine;
+    enum pd_recompute recompute;
+    uint32_t recompute_layers;
+    double rows;       /* of a leaf on a rank */
+    double act;        /* bytes of an activation */
+    double share;      /* of the work, that the busiest tensor-parallel rank has */
+    double parts;      /* zero_shard */
+    double slots_once; /* leaves that share one pass over the parameters */
+    uint32_t slots, interleave, leaves;
+};
+
+static double tp_elements(const struct setting *s, uint32_t unit)
+{
+    double sum = 0;
+    for (uint32_t t = s->model->unit_first[unit]; t < s->model->unit_first[unit + 1]; t++) {
+        const struct pd_tensor *tensor = &s->model->tensors.tensors[t];
+        sum += (double)pd_tensor_elements(tensor) * (tensor->tp_dim < 0 ? 1 : s->share);
+    }
+    return sum;
+}
+
+static double seconds_of(const struct setting *s, double flops)
+{
+    return flops / s->machine->flops[s->config->numerics.precision == PD_F32 ? PD_RATE_F32 : PD_RATE_HALF];
+}
+
+/* Of a block's operations only the linears are in eight bits. */
+static double block_seconds(const struct setting *s)
+{
+    const double all = pd_unit_flops(s->model, s->config->batch.context, 1),
+                 attention = pd_attention_flops(&s->model->config, s->config->batch.context);
+    if (s->config->numerics.linears != PD_LINEARS_FP8) return seconds_of(s, all);
+    return (all - attention) / s->machine->flops[PD_RATE_FP8] + seconds_of(s, attention);
+}
+
+static struct stage stage_of(const struct setting *s, uint32_t pp)
+{
+    struct stage g = {.has_embedding = pp == 0, .has_head = pp + 1 == s->layout->pp};
+    const uint32_t last = s->model->unit_count - 1;
+    for (uint32_t chunk = 0; chunk < s->interleave; chunk++)
+        g.blocks += pd_grid_stage(s->layout, s->model, pp, chunk).block_count;
+    if (s->layout->pp == 1) g.blocks = last - 1;
+    const uint32_t length = s->config->batch.context;
+    g.block_seconds = g.blocks * block_seconds(s);
+    g.moved_seconds = 0.05 * g.blocks * pd_unit_flops(s->model, length, 1) / s->machine->flops[PD_RATE_HALF];
+    g.block_elements = g.blocks * tp_elements(s, 1);
+    g.seconds = g.block_seconds;
+    g.elements = g.block_elements;
+    if (g.has_embedding) g.seconds += seconds_of(s, pd_unit_flops(s->model, length, 0)), g.elements += tp_elements(s, 0);
+    if (g.has_head) {
+        g.seconds += seconds_of(s, pd_unit_flops(s->model, length, last));
+        g.elements += tp_elements(s, last);
+        if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0);
+    }
+    return g;
+}
+
+/* Bytes of one leaf. */
+struct traffic {
+    double parameters, gradients, tensor, sequence, pipeline;
+    double gradients_sent;
+    double calls; /* transfers that nothing hides */
+};
+
+/* Blocks of a stage that are recomputed as `recompute` says. */
+static double recomputed(const struct setting *s, const struct stage *g)
+{
+    if (s->recompute == PD_RECOMPUTE_NONE) return 0;
+    return s->recompute_layers < g->blocks ? s->recompute_layers : g->blocks;
+}
+
+static struct traffic traffic_of(const struct setting *s, const struct stage *g)
+{
+    const struct pd_layout *l = s->layout;
+    const struct pd_model_config *m = &s->model->config;
+    const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp, dp = l->dp;
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0,
+                 gradient = pd_dtype_bytes(s->config->numerics.gradient_type);
+    struct traffic t = {0};
+    if (l->zero_stage == 3) {
+        const double stays = l->pp > 1 || !g->blocks             ? 0
+                             : g->blocks < PD_ZERO_BLOCK_BUFFERS ? 1
+                                                                 : (double)PD_ZERO_BLOCK_BUFFERS / g->blocks;
+        double elements = g->elements + g->block_elements * (1 - stays);
+        if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
+        t.parameters = elements * others * s->act / s->slots_once;
+    }
+    t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->leaves / s->slots;
+    t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
+    t.gradients += sp > 1 ? g->elements * sizeof(float) * (sp - 1) / sp : 0;
+    const double sums = g->blocks * 4 + 2 * again + g->has_embedding + g->has_head;
+    t.tensor = sums * s->rows * m->hidden * sizeof(float) * 2 * (tp - 1) / tp;
+    const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
+    t.sequence = s->rows * (sp - 1) * s->act * (key_value * (2 * g->blocks + again) + query * g->blocks);
+    const double links = (!g->has_embedding || s->interleave > 1) + (!g->has_head || s->interleave > 1);
+    t.pipeline = l->pp > 1 ? links * s->interleave * s->rows * m->hidden * s->act : 0;
+    t.calls = (tp > 1 ? sums * log2(tp) : 0) + (sp > 1 ? g->blocks * 3 + again : 0) + (l->pp > 1 ? links : 0);
+    return t;
+}
+
+/* Bytes of a block's activations for one token: roughly, by what is kept. */
+static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
+{
+    const struct pd_model_config *m = &s->model->config;
+    const double heads = ((double)m->heads + 2.0 * m->kv_heads) * m->head_size * s->share, ffn = m->ffn * s->share;
+    if (recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
+    const double products = m->hidden * 2.0 + heads * 2 + ffn * 2;
+    return (products + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
+}
+
+/* Bytes to and from drives, into a GPU and out of it: of one leaf, and of the update. */
+struct streams {
+    double leaf, leaf_in, leaf_out, update, update_in, update_out;
+};
+
+/* What a budget leaves elsewhere, of so many bytes. */
+static double away(double bytes, uint64_t budget)
+{
+    return bytes > (double)budget ? bytes - (double)budget : 0;
+}
+
+/* Of memory beside the host's; on a CPU cpu is where device is. */
+static bool crosses(const struct setting *s, enum pd_place place)
+{
+    return s->machine->host_rate > 0 && place != PD_PLACE_DEVICE;
+}
+
+static void add_copies(const struct setting *s, const struct stage *g, struct streams *x)
+{
+    const struct pd_config *c = s->config;
+    const double copies = away(g->block_elements / s->parts * s->act, c->offload.parameters_budget),
+                 sums = away(g->block_elements / s->parts * sizeof(float), c->offload.gradients_budget);
+    if (c->offload.parameters == PD_PLACE_NVME) x->leaf += 2 * copies / s->slots_once, x->update += copies;
+    if (crosses(s, c->offload.parameters)) x->leaf_in += 2 * copies / s->slots_once, x->update_out += copies;
+    if (c->offload.gradients == PD_PLACE_NVME) x->leaf += sums / s->slots, x->update += sums;
+    if (crosses(s, c->offload.gradients)) x->leaf_out += sums / s->slots, x->update_in += sums;
+}
+
+static struct streams streams_of(const struct setting *s, const struct stage *g)
+{
+    const struct pd_config *c = s->config;
+    const double again = recomputed(s, g),
+                 token = again * kept_bytes(s, s->recompute) + (g->blocks - again) * kept_bytes(s, PD_RECOMPUTE_NONE);
+    /* leaves that are kept at once */
+    const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
+                 kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
+    struct streams x = {0};
+    add_copies(s, g, &x);
+    if (c->offload.optimizer == PD_PLACE_NVME) {
+        const double state = held * PD_KIND_COUNT * sizeof(float);
+        x.update += state + away(state, c->offload.optimizer_budget);
+    }
+    if (crosses(s, c->offload.optimizer)) x.update_in += held * s->act, x.update_out += held * sizeof(float);
+    if (c->offload.activations == PD_PLACE_NVME) x.leaf += 2 * kept;
+    if (crosses(s, c->offload.activations)) x.leaf_in += kept, x.leaf_out += kept;
+    return x;
+}
+
+static double rate_of(const struct setting *s, uint32_t span)
+{
+    return span <= s->machine->host_ranks ? s->machine->link : s->machine->network;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
+ * it is the host's (offload/host_adam.h): gradients come down and copies go up meanwhile, and pass its memory once more. */
+static double adam_seconds(const struct setting *s, double elements)
+{
+    const struct pd_machine *m = s->machine;
+    const double state = 2.0 * PD_KIND_COUNT * sizeof(float), gradient = sizeof(float);
+    if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
+        return elements * (state + gradient) / m->memory_rate;
+    const uint32_t world = pd_layout_world(s->layout), sharing = world < m->host_ranks ? world : m->host_ranks;
+    return elements * (state + 2 * (gradient + s->act)) * sharing / m->host_rate; /* the bus: streams_of */
+}
+
+static double bus_seconds(const struct setting *s, double in, double out)
+{
+    return s->machine->bus > 0 ? larger(in, out) / s->machine->bus : 0;
+}
+
+static double leaf_streams(const struct setting *s, const struct streams *x)
+{
+    return larger(x->leaf / s->machine->nvme, bus_seconds(s, x->leaf_in, x->leaf_out));
+}
+
+static double update_streams(const struct setting *s, const struct streams *x)
+{
+    return larger(x->update / s->machine->nvme, bus_seconds(s, x->update_in, x->update_out));
+}
+
+/* ---- the step ---- */
+
+static void add_stage(const struct setting *s, const struct stage *g, struct pd_step_cost *c, double *slowest)
+{
+    const struct pd_layout *l = s->layout;
+    const struct traffic t = traffic_of(s, g);
+    const uint32_t place = l->tp * l->sp, stage = place * l->dp;
+    const double work = s->rows * s->share, stage_rate = rate_of(s, stage);
+    const double again = s->recompute == PD_RECOMPUTE_FULL ? g->block_seconds : g->moved_seconds; /* norms, activations */
+    const double compute = 3 * g->seconds * work, recompute = g->blocks ? again * work * recomputed(s, g) / g->blocks : 0;
+    const double exposed = t.tensor / rate_of(s, l->tp) + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
+    const double beside =
+        (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
+    const struct streams streams = streams_of(s, g);
+    const double leaf = larger(larger(compute + recompute + exposed, beside), leaf_streams(s, &streams)), slots = s->slots;
+    double once = 0;
+    if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
+    double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
+                  : s->parts < l->dp * l->sp ? g->elements / s->parts * sizeof(float)
+                                             : 0;
+    const double held = l->zero_stage == 0 ? g->elements : g->elements / s->parts;
+    if (l->dp * l->sp == 1) sums = 0;
+    c->parameter_bytes = (uint64_t)larger((double)c->parameter_bytes, t.parameters * slots + once);
+    c->gradient_bytes = (uint64_t)larger((double)c->gradient_bytes, t.gradients * slots + sums);
+    c->tensor_bytes = (uint64_t)larger((double)c->tensor_bytes, t.tensor * slots);
+    c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
+    c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
+    if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
+    const double optimizer = larger(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
+    c->nvme_seconds = larger(c->nvme_seconds, (streams.leaf * slots + streams.update) / s->machine->nvme);
+    c->bus_seconds = larger(c->bus_seconds, bus_seconds(s, streams.leaf_in * slots + streams.update_in,
+                                                        streams.leaf_out * slots + streams.update_out));
+    c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
+    if (leaf <= *slowest) return;
+    *slowest = leaf;
+    c->compute_seconds = compute * slots;
+    c->recompute_seconds = recompute * slots;
+    c->exposed_seconds = (leaf - (compute + recompute)) * slots; /* nothing exposed: exactly 0 */
+}
+
+static struct setting setting_of(const struct pd_config *config, const struct pd_model *model,
+                                 const struct pd_laid_out *laid_out, const struct pd_machine *machine)
+{
+    const struct pd_layout *l = &laid_out->layout;
+    const struct pd_partition p = {.tp = l->tp, .virtual_tp = l->virtual_tp, .sp = l->sp, .virtual_sp = l->virtual_sp};
+    const struct pd_range heads = pd_partition_units(&p, model->config.heads),
+                          ffn = pd_partition_units(&p, model->config.ffn);
+    struct setting s = {.config = config,
+                        .model = model,
+                        .layout = l,
+                        .machine = machine,
+                        .recompute = laid_out->recompute,
+                        .recompute_layers = laid_out->recompute_layers,
+                        .rows = (double)config->batch.leaf * config->batch.context / l->sp,
+                        .act = pd_dtype_bytes(config->numerics.precision),
+                        .parts = l->zero_shard,
+                        .interleave = l->pp > 1 ? l->interleave : 1,
+                        .leaves = config->batch.sequences / config->batch.leaf};
+    s.share =
+        larger((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
+    s.slots = pd_schedule_slots(s.leaves, l->dp, l->pp, s.interleave);
+    s.slots_once = pd_goes_by_layers(config, l) ? s.slots : 1;
+    return s;
+}
+
+void pd_step_cost(const struct pd_config *config, const struct pd_model *model, const struct pd_laid_out *laid_out,
+                  const struct pd_machine *machine, struct pd_step_cost *ret_cost)
+{
+    const struct setting s = setting_of(config, model, laid_out, machine);
+    const struct pd_layout *l = &laid_out->layout;
+    struct pd_step_cost c = {.slots = s.slots, .ghosts = s.slots * l->dp - s.leaves};
+    double slowest = -1;
+    for (uint32_t pp = 0; pp < l->pp; pp++) {
+        const struct stage g = stage_of(&s, pp);
+        add_stage(&s, &g, &c, &slowest);
+    }
+    c.bubble = pd_schedule_bubble(l->pp, s.interleave, s.slots);
+    c.bubble_seconds = slowest * (l->pp - 1) / s.interleave;
+    c.step_seconds = slowest * s.slots + c.bubble_seconds + c.optimizer_seconds;
+    *ret_cost = c;
+}

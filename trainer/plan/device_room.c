@@ -1,0 +1,250 @@
+#include "trainer/plan/device_room.h"
+
+#include "trainer/config/check.h"
+#include "trainer/plan/auto_layout.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what to change ---- */
+
+static bool codes_made_again(struct pd_config *c)
+{
+    const bool is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_LEAF;
+    c->layout.fp8_codes = PD_CODES_LEAF;
+    return is_new;
+}
+
+static bool recompute_selective(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute == PD_RECOMPUTE_NONE;
+    c->layout.recompute = PD_RECOMPUTE_SELECTIVE;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
+    return is_new;
+}
+
+static bool recompute_full(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute != PD_RECOMPUTE_FULL;
+    c->layout.recompute = PD_RECOMPUTE_FULL;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
+    return is_new;
+}
+
+static bool recompute_more(struct pd_config *c)
+{
+    const bool is_new = c->layout.recompute_layers < c->model.layers;
+    c->layout.recompute_layers = PD_LAYERS_ALL;
+    return is_new;
+}
+
+static bool zero_3(struct pd_config *c)
+{
+    const bool is_new = c->layout.zero_stage != 3;
+    c->layout.zero_stage = 3;
+    return is_new;
+}
+
+static bool leaves(enum pd_place *place)
+{
+    const bool is_new = *place == PD_PLACE_DEVICE;
+    *place = PD_PLACE_CPU;
+    return is_new;
+}
+
+static bool activations_away(struct pd_config *c)
+{
+    return leaves(&c->offload.activations);
+}
+
+static bool optimizer_away(struct pd_config *c)
+{
+    return leaves(&c->offload.optimizer);
+}
+
+static bool gradients_away(struct pd_config *c)
+{
+    c->layout.order = PD_ORDER_LAYERS; /* without it they cannot */
+    return leaves(&c->offload.gradients);
+}
+
+static bool parameters_away(struct pd_config *c)
+{
+    return leaves(&c->offload.parameters);
+}
+
+/* What costs least time comes first. */
+static const struct change {
+    const char *words;
+    bool (*apply)(struct pd_config *); /* false: it is so already */
+} changes[] = {
+    {"layout.recompute_layers=auto", recompute_more},
+    {"layout.recompute=selective", recompute_selective},
+    {"layout.fp8_codes=leaf", codes_made_again},
+    {"offload.activations=cpu", activations_away},
+    {"layout.zero_stage=3", zero_3},
+    {"layout.recompute=full", recompute_full},
+    {"offload.optimizer=cpu", optimizer_away},
+    {"offload.gradients=cpu layout.order=layers", gradients_away},
+    {"offload.parameters=cpu", parameters_away},
+};
+enum { CHANGES = sizeof changes / sizeof *changes };
+
+static bool recomputes(const struct change *change)
+{
+    return change->apply == recompute_more || change->apply == recompute_selective || change->apply == recompute_full;
+}
+
+static uint64_t device_bytes(const struct pd_memory_plan *plan)
+{
+    return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
+}
+
+static bool plan_with(const struct pd_engine_options *o, const struct pd_config *config, uint64_t *ret_bytes)
+{
+    struct pd_engine_options changed = *o;
+    struct pd_laid_out laid_out;
+    struct pd_memory_plan plan;
+    struct pd_error err;
+    changed.config = config;
+    changed.laid_out = &laid_out;
+    changed.device = NULL;
+    changed.is_gpu = true;
+    if (pd_config_check(config, &err) || pd_lay_out(config, o->model, o->world, &laid_out, &err) ||
+        pd_engine_plan_of(&changed, &plan, &err))
+        return false;
+    *ret_bytes = device_bytes(&plan);
+    return true;
+}
+
+static void add(struct pd_device_remedy *r, const char *words)
+{
+    const size_t at = strlen(r->words);
+    snprintf(r->words + at, sizeof r->words - at, "%s%s", at ? " " : "", words);
+}
+
+/* What layout: auto chose would be chosen again: all of it is given. */
+static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
+{
+    char recompute[64];
+    pd_recompute_text(c->layout.recompute, c->layout.recompute_layers, " layout.", recompute, sizeof recompute);
+    snprintf(
+        r->words, sizeof r->words,
+        "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u layout.zero_stage=%u "
+        "layout.zero_shard=%u layout.%s",
+        c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
+        c->layout.zero_shard, recompute);
+}
+
+/* Among the words of give_layout. */
+static bool is_given(const char *words)
+{
+    return strncmp(words, "layout.recompute", 16) == 0 || strncmp(words, "layout.zero", 11) == 0;
+}
+
+/* layers: that are recomputed, where one of the changes is to recompute. */
+static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint32_t layers, struct pd_device_remedy *ret)
+{
+    struct pd_config config = *o->config; /* borrows what it points to */
+    struct pd_device_remedy r = {.bytes = 0};
+    char number[48];
+    for (uint32_t i = 0; i < CHANGES; i++) {
+        if (!(which >> i & 1)) continue;
+        if (!changes[i].apply(&config)) return false;
+        if (layers == PD_LAYERS_ALL || changes[i].apply != recompute_more) add(&r, changes[i].words);
+        if (layers == PD_LAYERS_ALL || !recomputes(&changes[i])) continue;
+        snprintf(number, sizeof number, "layout.recompute_layers=%u", layers);
+        add(&r, number);
+        config.layout.recompute_layers = layers;
+    }
+    if (!plan_with(o, &config, &r.bytes)) return false;
+    if (config.layout.chosen) give_layout(&config, &r);
+    for (uint32_t i = 0; i < CHANGES && config.layout.chosen; i++)
+        if (which >> i & 1 && !is_given(changes[i].words)) add(&r, changes[i].words);
+    *ret = r;
+    return true;
+}
+
+/* Of the blocks that a remedy recomputes, the fewest with which it is one. */
+static void fewest_layers(const struct pd_engine_options *o, uint32_t which, uint64_t bytes, struct pd_device_remedy *r)
+{
+    uint32_t too_few = 0, enough = o->model->config.layers;
+    bool is_one = false;
+    for (int i = 0; i < CHANGES; i++)
+        is_one |= (which >> i & 1) && recomputes(&changes[i]);
+    while (is_one && enough - too_few > 1) {
+        struct pd_device_remedy some;
+        const uint32_t layers = too_few + (enough - too_few) / 2;
+        const bool is_enough = try_changes(o, which, layers, &some) && some.bytes <= bytes;
+        *(is_enough ? &enough : &too_few) = layers;
+        if (is_enough) *r = some;
+    }
+}
+
+bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
+{
+    for (int count = 1; count <= CHANGES; count++) {
+        for (uint32_t which = 1; which < 1u << CHANGES; which++) {
+            struct pd_device_remedy r;
+            if (__builtin_popcount(which) != count || !try_changes(o, which, PD_LAYERS_ALL, &r) || r.bytes > bytes) continue;
+            fewest_layers(o, which, bytes, &r);
+            *ret_remedy = r;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- what is said ---- */
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / 1048576;
+}
+
+/* What no change that keeps the bits brings. */
+static void say_less(const struct pd_engine_options *o, char *ret, size_t bytes)
+{
+    struct pd_config config = *o->config; /* borrows what it points to */
+    config.run.device = PD_DEVICE_GPU;
+    pd_less_memory_text(&config, o->world, false, false, ret, bytes);
+}
+
+pd_status pd_device_room_check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
+{
+    struct pd_dev_memory memory;
+    struct pd_device_remedy r;
+    char advice[512];
+    const uint64_t need = device_bytes(plan);
+    PD_TRY(pd_dev_memory(o->device->dev, &memory, err));
+    if (need <= memory.free_bytes) return PD_OK;
+    if (pd_device_room_remedy(o, memory.free_bytes, &r))
+        snprintf(advice, sizeof advice, "with %s it takes %.1f MiB, and the bits stay the same", r.words, mib(r.bytes));
+    else
+        say_less(o, advice, sizeof advice);
+    PD_FAIL(err, PD_INVALID,
+            "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
+            "perdure plan CONFIG --world=%u run.device=gpu",
+            o->device->dev->index, mib(need), mib(memory.free_bytes), mib(memory.total_bytes),
+            need <= memory.total_bytes ? ", others hold the rest" : "", advice, o->world);
+}
+
+pd_status pd_device_room_taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
+{
+    if (status != PD_NO_MEMORY) return status;
+    if (err) err->status = PD_INVALID;
+    if (!o->device) return PD_INVALID;
+    return pd_error_context(
+        err, PD_INVALID, "GPU %u: what this rank needs does not fit beside what others hold; of more ranks each needs less",
+        o->device->dev->index);
+}
+
+pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
+                          struct pd_arena **ret_arena, struct pd_error *err)
+{
+    PD_TRY(pd_engine_plan_of(options, ret_plan, err));
+    if (!options->device) return pd_device_room_taken(options, pd_arena_new(ret_plan, ret_arena, err), err);
+    const struct pd_arena_source source = pd_rank_device_source(options->device);
+    PD_TRY(pd_device_room_check(options, ret_plan, err));
+    return pd_device_room_taken(options, pd_arena_new_on(ret_plan, &source, ret_arena, err), err);
+}

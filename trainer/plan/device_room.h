@@ -1,0 +1,28 @@
+/* Whether what a rank was planned to take fits its device. What does not is the configuration's fault, however often it is
+ * tried: PD_INVALID, which no launcher repeats, with what is needed, what is free and what to change. */
+#ifndef PD_TRAINER_PLAN_DEVICE_ROOM_H
+#define PD_TRAINER_PLAN_DEVICE_ROOM_H
+
+#include "trainer/engine/engine.h"
+
+/* Before a byte of it is taken. A libraries' own estimate is not counted. `options->device` is open.
+ *   errors  PD_INVALID; PD_DEVICE_LOST */
+PD_MUST_USE pd_status pd_device_room_check(const struct pd_engine_options *options, const struct pd_memory_plan *plan,
+                                           struct pd_error *err);
+/* The status of taking it: of PD_NO_MEMORY, PD_INVALID, and on a GPU who else may have taken what was free. */
+PD_MUST_USE pd_status pd_device_room_taken(const struct pd_engine_options *options, pd_status status, struct pd_error *err);
+
+/* An empty arena of what the engine of these options takes, in the memory of their device.   ret_plan: what it was made from
+ *   errors  PD_INVALID: it does not fit */
+PD_MUST_USE pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
+                                      struct pd_arena **ret_arena, struct pd_error *err);
+
+/* The fewest of a few changes that keep a run's bits and with which this rank takes no more than so many bytes of its GPU.
+ * False: no such change is known. Plans a hundred times, at most. */
+struct pd_device_remedy {
+    char words[384]; /* "layout.recompute=full offload.activations=cpu"; with degrees where the planner chose them */
+    uint64_t bytes;  /* what it takes then */
+};
+bool pd_device_room_remedy(const struct pd_engine_options *options, uint64_t bytes, struct pd_device_remedy *ret_remedy);
+
+#endif

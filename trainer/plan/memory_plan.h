@@ -1,0 +1,35 @@
+/* Memory of every rank of a world, by groups of ranks that need the same bytes in every category.
+ *
+ * Few ranks are planned by the engine's recipe (trainer/engine/engine.h), the others follow by arithmetic: what a rank takes is a
+ * sum of what its pipeline place takes (chunks, leaves kept, heads and tokens it computes) and of what its share of the
+ * state takes, so a rank whose two parts were each seen elsewhere needs no recipe of its own. Time grows with tensors plus
+ * ranks, not with their product. */
+#ifndef PD_TRAINER_PLAN_MEMORY_PLAN_H
+#define PD_TRAINER_PLAN_MEMORY_PLAN_H
+
+#include "trainer/engine/engine.h"
+
+struct pd_memory_group {
+    uint32_t first_rank; /* the lowest of them; they need not follow each other */
+    uint32_t ranks;
+    struct pd_memory_plan plan;
+};
+
+struct pd_world_memory {
+    struct pd_memory_group *groups; /* (group_count), owned; by first rank */
+    uint32_t group_count, worst;    /* worst: the group that takes most */
+    uint64_t worst_bytes;           /* this and the mean: of pd_memory_of_device */
+    double mean_bytes;
+    uint32_t recipes; /* runs of the engine's recipe that it took */
+};
+
+/* Of a plan's bytes those that must find room in the rank's device: with run.device gpu all but page-locked memory of the
+ * host, and what libraries take beside it; else all. */
+uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan);
+
+PD_MUST_USE pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
+                                           const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory,
+                                           struct pd_error *err);
+void pd_world_memory_deinit(struct pd_world_memory *memory);
+
+#endif

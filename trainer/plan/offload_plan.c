@@ -1,0 +1,165 @@
+#include "trainer/plan/offload_plan.h"
+
+#include "ckpt/tiers/tiers.h"
+#include "offload/optimizer_store.h"
+#include "resharder/layout.h"
+#include "trainer/engine/scratch.h"
+
+#include <stdlib.h>
+
+#define SETS_THAT_STAY 2u
+
+bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
+{
+    const struct pd_engine_options o = {.config = c, .is_gpu = is_gpu};
+    return pd_leaves_device(&o, c->offload.optimizer) || pd_leaves_device(&o, c->offload.activations) ||
+           pd_blocks_leave_device(&o);
+}
+
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+}
+
+static uint32_t generations_of(const struct pd_config *c)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, tiers);
+    return pd_tiers_own(tiers, count, 0, true);
+}
+
+static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &e->options.model->tensors;
+    struct pd_shard_box *boxes;
+    uint32_t count, counts[PD_LAYOUT_STRIPES_MAX], begin = 0;
+    pd_status st = PD_OK;
+    PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
+    for (uint32_t b = 0; b < count; b++) {
+        const uint64_t bytes = pd_box_elements(&boxes[b].box) * sizeof(float);
+        if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * page_up(bytes);
+    }
+    for (uint32_t s = 0; !st && s < pd_layout_stripes(&e->grid.layout); begin += counts[s++]) {
+        uint64_t unused, bytes = 0;
+        st = pd_optimizer_store_plan(tensors, boxes + begin, counts[s], e->io_bytes, &unused, &bytes, err);
+        p->generation_bytes += bytes;
+    }
+    free(boxes);
+    p->state_traffic -= e->kept_bytes; /* written, and not read */
+    p->generations = generations_of(e->options.config);
+    return st;
+}
+
+/* What comes back and what leaves in a step, of a part that is away. */
+static void note(const struct pd_engine *e, enum pd_place place, uint64_t in, uint64_t out, uint64_t *drives,
+                 struct pd_offload_plan *p)
+{
+    if (place == PD_PLACE_NVME) *drives = in + out;
+    p->bus_in_bytes += e->options.is_gpu ? in : 0;
+    p->bus_out_bytes += e->options.is_gpu ? out : 0;
+}
+
+/* Bytes of a pass over all blocks, and of the blocks that are not read again when the next pass begins where it ended. */
+struct pass {
+    uint64_t all, first, last;
+};
+
+static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
+{
+    struct pass pass = {0};
+    const uint32_t blocks_end = pd_zero_set_count(zero) - 1;
+    uint32_t away, unused;
+    pd_zero_first_away(zero, &away, &unused);
+    for (uint32_t set = 1; set < blocks_end; set++) {
+        uint32_t begin, end;
+        uint64_t bytes = 0;
+        pd_zero_set_boxes(zero, set, &begin, &end);
+        for (uint32_t b = begin; b < end; b++)
+            bytes += page_up(spans[b]);
+        pass.all += bytes;
+        if (set < away + SETS_THAT_STAY) pass.first += bytes;
+        if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
+    }
+    return pass;
+}
+
+static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    uint64_t *spans = calloc(pd_zero_box_count(e->zero) + 1ull, sizeof *spans);
+    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_zero_parameter_spans(e->zero, spans);
+    const struct pass pass = pass_over(e->zero, spans);
+    const uint64_t leaves = e->by_layers ? 1 : e->slots,
+                   read = 2 * leaves * pass.all - leaves * pass.last - (leaves - 1) * pass.first;
+    note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
+    free(spans);
+    return PD_OK;
+}
+
+static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const uint32_t sets = pd_zero_set_count(e->zero);
+    uint32_t unused, away;
+    uint64_t *spans = calloc(sets + 1ull, sizeof *spans);
+    pd_zero_first_away(e->zero, &unused, &away);
+    if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_zero_gradient_spans(e->zero, spans);
+    uint64_t bytes = 0;
+    for (uint32_t set = away + SETS_THAT_STAY; set < sets; set++)
+        bytes += page_up(spans[set]);
+    note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
+    free(spans);
+    return PD_OK;
+}
+
+/* AdamW is the host's: summed gradients come out, new copies go in. */
+static void plan_update(const struct pd_engine *e, struct pd_offload_plan *p)
+{
+    uint64_t elements = 0;
+    for (uint32_t b = 0; b < pd_zero_box_count(e->zero); b++)
+        elements += pd_zero_boxes(e->zero)[b].elements;
+    p->bus_out_bytes += elements * sizeof(float);
+    p->bus_in_bytes += elements * pd_dtype_bytes(e->options.config->numerics.precision);
+}
+
+static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)
+{
+    const struct pd_config *c = e->options.config;
+    const struct pd_engine_options *o = &e->options;
+    uint64_t heap;
+    if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
+    if (o->is_gpu && pd_leaves_device(o, c->offload.optimizer)) plan_update(e, p);
+    if (pd_leaves_device(o, c->offload.parameters)) PD_TRY(plan_parameters(e, p, err));
+    if (pd_leaves_device(o, c->offload.gradients)) PD_TRY(plan_gradients(e, p, err));
+    PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
+    if (pd_leaves_device(o, c->offload.activations)) {
+        const uint64_t bytes = pd_transformer_away_bytes(e->transformer, e->slots);
+        note(e, c->offload.activations, bytes, bytes, &p->activation_traffic, p);
+    }
+    p->nvme_bytes = p->generations * p->generation_bytes + p->scratch_bytes;
+    p->step_bytes = p->state_traffic + p->parameter_traffic + p->gradient_traffic + p->activation_traffic;
+    return PD_OK;
+}
+
+pd_status pd_offload_plan_of(const struct pd_engine_options *options, struct pd_offload_plan *ret_plan, struct pd_error *err)
+{
+    struct pd_arena *arena;
+    struct pd_engine *engine = NULL;
+    *ret_plan = (struct pd_offload_plan){0};
+    if (!pd_config_offloads(options->config, options->is_gpu)) return PD_OK;
+    PD_TRY(pd_arena_new_dry(&arena, err));
+    pd_status st = pd_engine_new(options, NULL, NULL, NULL, arena, &engine, err);
+    if (!st) st = plan_engine(engine, ret_plan, err);
+    pd_engine_free(engine);
+    pd_arena_free(arena);
+    return st;
+}
+
+#define PROGRAM_BYTES (UINT64_C(17) << 20)
+#define THREAD_BYTES (UINT64_C(256) << 10)
+#define TENSOR_BYTES (UINT64_C(6) << 10)
+
+uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads)
+{
+    return PROGRAM_BYTES + threads * THREAD_BYTES + model->tensors.count * TENSOR_BYTES;
+}

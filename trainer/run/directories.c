@@ -1,0 +1,180 @@
+#include "trainer/run/directories.h"
+
+#include "trainer/run/worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NAMED_MAX (PD_TIERS_MAX + PD_LAYOUT_STRIPES_MAX + 1u)
+
+/* ---- keys ---- */
+
+static bool follows_from_run(const struct pd_config *config)
+{
+    const size_t length = strlen(config->run.dir);
+    const char *dir = config->checkpoint.dir;
+    return strncmp(dir, config->run.dir, length) == 0 && strcmp(dir + length, "/checkpoints") == 0;
+}
+
+void pd_directories_tier_key(const struct pd_config *config, uint32_t tier, char ret_key[PD_DIRECTORY_KEY_MAX])
+{
+    if (config->checkpoint.tiers_count)
+        snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "checkpoint.tiers[%u].dir", tier);
+    else
+        snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "%s", follows_from_run(config) ? "run.dir" : "checkpoint.dir");
+}
+
+void pd_directories_stripe_key(uint32_t stripe, char ret_key[PD_DIRECTORY_KEY_MAX])
+{
+    snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "checkpoint.stripes[%u]", stripe);
+}
+
+/* Its name outlives a power loss once the directory above it is synced, where the file system knows that. */
+static void sync_parent(const char *path)
+{
+    char parent[4096];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash) slash[slash == parent] = '\0';
+    int descriptor = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) return;
+    (void)fsync(descriptor);
+    close(descriptor);
+}
+
+static pd_status make_path(const char *path, struct pd_error *err)
+{
+    char partial[4096];
+    struct stat st;
+    snprintf(partial, sizeof partial, "%s", path);
+    for (char *slash = strchr(partial + 1, '/');; slash = strchr(slash + 1, '/')) {
+        if (slash) *slash = '\0';
+        const int number = mkdir(partial, 0777) ? errno : 0;
+        if (!number)
+            sync_parent(partial);
+        else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode)))
+            PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
+        if (stat(partial, &st) == 0 && !S_ISDIR(st.st_mode))
+            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial,
+                    path);
+        if (!slash) return PD_OK;
+        *slash = '/';
+    }
+}
+
+pd_status pd_directories_make(const char *key, const char *path, struct pd_error *err)
+{
+    struct pd_error own = {0};
+    pd_status st = make_path(path, &own);
+    if (!st) return PD_OK;
+    pd_error_set(err, st, own.where, 0, "%s: %.700s%s%s%s", key, own.message,
+                 st == PD_INVALID ? "" : "; see to it that it can be made, or name another directory with ",
+                 st == PD_INVALID ? "" : key, st == PD_INVALID ? "" : "=DIR");
+    if (err) err->sys_errno = own.sys_errno;
+    return st;
+}
+
+/* ---- which lies where ---- */
+
+struct named {
+    char key[PD_DIRECTORY_KEY_MAX];
+    const char *path;
+    char real[4096];
+    bool is_idle; /* nothing is saved there: it may be another one */
+};
+
+/* `rest`, of which nothing exists, below `real`; "." and ".." are taken as they read. */
+static void append(char real[4096], char *rest)
+{
+    char *more;
+    for (char *name = strtok_r(rest, "/", &more); name; name = strtok_r(NULL, "/", &more)) {
+        const size_t used = strlen(real);
+        char *slash = strrchr(real, '/');
+        if (strcmp(name, ".") == 0) continue;
+        if (strcmp(name, "..") == 0) {
+            if (slash) *slash = '\0';
+        } else {
+            snprintf(real + used, 4096 - used, "/%s", name);
+        }
+    }
+}
+
+/* What exists of it without links, and the rest; the root is "". */
+static void resolve(const char *path, char ret_real[4096])
+{
+    char whole[8300], part[8300], here[4096] = "";
+    if (path[0] != '/' && !getcwd(here, sizeof here)) here[0] = '\0';
+    snprintf(whole, sizeof whole, "%s/%.4000s", path[0] == '/' ? "" : here, path);
+    for (size_t end = strlen(whole);; end--) {
+        while (end > 0 && whole[end] && whole[end] != '/')
+            end--;
+        snprintf(part, sizeof part, "%.*s", (int)end, whole);
+        char *real = realpath(end ? part : "/", NULL);
+        if (!real) continue;
+        snprintf(ret_real, 4096, "%s", strcmp(real, "/") == 0 ? "" : real);
+        free(real);
+        append(ret_real, whole + end);
+        return;
+    }
+}
+
+static bool is_inside(const struct named *inner, const struct named *outer)
+{
+    const size_t length = strlen(outer->real);
+    const bool begins = strncmp(inner->real, outer->real, length) == 0;
+    if (begins && inner->real[length] == '\0') return !inner->is_idle && !outer->is_idle;
+    return begins && inner->real[length] == '/';
+}
+
+static uint32_t list(const struct pd_config *config, struct named *ret_all)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    const uint32_t tier_count = pd_config_tiers(config, tiers);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < tier_count; i++, count++) {
+        pd_directories_tier_key(config, i, ret_all[count].key);
+        ret_all[count].path = tiers[i].dir;
+    }
+    for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++, count++) {
+        pd_directories_stripe_key(i, ret_all[count].key);
+        ret_all[count].path = config->checkpoint.stripes[i];
+    }
+    if (config->checkpoint.tiers_count) {
+        snprintf(ret_all[count].key, PD_DIRECTORY_KEY_MAX, "checkpoint.dir");
+        ret_all[count].path = config->checkpoint.dir;
+        ret_all[count++].is_idle = true;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        resolve(ret_all[i].path, ret_all[i].real);
+    return count;
+}
+
+static pd_status refuse(const struct named *inner, const struct named *outer, struct pd_error *err)
+{
+    const bool is_same = strcmp(inner->real, outer->real) == 0;
+    const bool is_linked = strcmp(inner->real, inner->path) != 0 || strcmp(outer->real, outer->path) != 0;
+    char links[700] = "";
+    if (is_linked) snprintf(links, sizeof links, " (that is %.330s, and %.330s)", inner->real, outer->real);
+    PD_FAIL(err, PD_INVALID,
+            "%s, %.200s, %s %s, %.200s%.200s: each holds checkpoints of its own; name another directory with %s=DIR",
+            inner->key, inner->path, is_same ? "is the same directory as" : "lies inside", outer->key, outer->path, links,
+            inner->is_idle ? outer->key : inner->key);
+}
+
+pd_status pd_directories_check(const struct pd_config *config, struct pd_error *err)
+{
+    struct named *all = calloc(NAMED_MAX, sizeof *all);
+    if (!all) PD_FAIL(err, PD_NO_MEMORY, "no memory for the names of directories");
+    const uint32_t count = list(config, all);
+    pd_status st = PD_OK;
+    for (uint32_t i = count; i-- > 0;)
+        for (uint32_t k = 0; !st && k < count; k++)
+            if (i != k && is_inside(&all[i], &all[k])) st = refuse(&all[i], &all[k], err);
+    free(all);
+    return st;
+}

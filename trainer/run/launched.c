@@ -1,0 +1,91 @@
+#include "trainer/run/launched.h"
+
+#include "ckpt/base/parse.h"
+#include "trainer/run/note.h"
+#include "trainer/run/signals.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+static uint64_t number_of(const char *variable, uint64_t otherwise)
+{
+    uint64_t value;
+    const char *text = getenv(variable);
+    return text && pd_parse_u64(text, &value) ? value : otherwise;
+}
+
+/* MPI tells the rank only after it has started; the programs that start ranks tell it before. */
+static uint32_t rank_from_environment(void)
+{
+    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        uint64_t rank = number_of(variables[i], UINT64_MAX);
+        if (rank < UINT32_MAX) return (uint32_t)rank;
+    }
+    return 0;
+}
+
+/* The parent of a worker is the launcher, or the starter of ranks, which dies with the launcher. */
+static pd_status die_with_parent(const struct pd_launched *launched, struct pd_error *err)
+{
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) PD_FAIL_ERRNO(err, errno, "asking to end with the launcher");
+    pid_t parent = getppid(), launcher = (pid_t)number_of(PD_LAUNCH_ENV_PARENT, 0);
+    bool is_orphan = launched->transport == PD_TRANSPORT_LOCAL ? parent != launcher : parent == 1 && launcher != 1;
+    if (is_orphan) PD_FAIL(err, PD_PEER_LOST, "the launcher ended while this worker was starting");
+    return PD_OK;
+}
+
+pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err)
+{
+    struct pd_launched launched = {.transport = PD_TRANSPORT_AUTO};
+    PD_TRY(pd_signals_install(err));
+    const char *dir = getenv(PD_LAUNCH_ENV_DIR), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
+    if (dir && transport && strlen(dir) < sizeof launched.dir) {
+        launched.is_launched = true;
+        launched.ranks = (uint32_t)number_of(PD_LAUNCH_ENV_RANKS, 0);
+        launched.threads = (uint32_t)number_of(PD_LAUNCH_ENV_THREADS, 0);
+        launched.restart = (uint32_t)number_of(PD_LAUNCH_ENV_RESTART, 0);
+        launched.transport = strcmp(transport, "local") == 0 ? PD_TRANSPORT_LOCAL : PD_TRANSPORT_MPI;
+        launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
+        snprintf(launched.dir, sizeof launched.dir, "%s", dir);
+        const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
+        snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
+        PD_TRY(die_with_parent(&launched, err));
+        pd_note_write_begun(launched.dir, launched.rank, launched.transport == PD_TRANSPORT_LOCAL ? 1 : launched.ranks);
+    }
+    *ret_launched = launched;
+    return PD_OK;
+}
+
+void pd_launched_ready(const struct pd_launched *launched)
+{
+    /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
+    signal(SIGXFSZ, SIG_IGN);
+    if (launched->is_launched) pd_note_write_ready(launched->dir, launched->rank);
+}
+
+bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
+{
+    return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");
+}
+
+uint32_t pd_launched_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (uint32_t)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : 1;
+}
+
+uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here)
+{
+    if (asked > 0) return asked;
+    uint32_t share = ranks_here ? pd_launched_cores() / ranks_here : 1;
+    return share ? share : 1;
+}

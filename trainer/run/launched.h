@@ -1,0 +1,46 @@
+/* The worker's side of the launcher: what it was started for, that it dies with its launcher, and its last words.
+ *
+ *   pd_launched_begin(&launched)      first thing in main: signals are caught, the parent's death ends this process
+ *   pd_launched_ready(&launched)      the ranks have joined (MPI is up)
+ *   pd_launched_end(&launched, ...)   the last thing before exit, after ranks agreed upon the status
+ *
+ * Without a launcher (a worker started by hand under mpirun) all of it is harmless. */
+#ifndef PD_TRAINER_RUN_LAUNCHED_H
+#define PD_TRAINER_RUN_LAUNCHED_H
+
+#include "ckpt/base/status.h"
+#include "trainer/config/config.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_launched {
+    bool is_launched;            /* by a launcher of perdure */
+    uint32_t ranks;              /* of the whole job; 0: not launched */
+    uint32_t threads;            /* a rank; 0: cores / ranks of this host */
+    uint32_t restart;            /* 0: the first start of this launch */
+    enum pd_transport transport; /* LOCAL: this process runs all ranks. MPI: it is one. AUTO: not launched */
+    uint32_t rank;               /* of this process; 0 for LOCAL */
+    char dir[3072];              /* for notes */
+    char layout[160];            /* settings that the launcher chose; "": those of the configuration */
+};
+
+PD_MUST_USE pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *err);
+void pd_launched_ready(const struct pd_launched *launched);
+/* True: the launcher has it in writing, so the exit code of this process tells it nothing more. */
+bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
+
+/* Threads for each of `ranks_here` ranks of this host: `asked`, or an even share of the cores this process may use. */
+uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
+uint32_t pd_launched_cores(void);
+
+/* How a launcher tells: environment variables, names shared by both sides. */
+#define PD_LAUNCH_ENV_DIR "PERDURE_LAUNCH_DIR"
+#define PD_LAUNCH_ENV_RANKS "PERDURE_LAUNCH_RANKS"
+#define PD_LAUNCH_ENV_THREADS "PERDURE_LAUNCH_THREADS"
+#define PD_LAUNCH_ENV_RESTART "PERDURE_LAUNCH_RESTART"
+#define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"
+#define PD_LAUNCH_ENV_LAYOUT "PERDURE_LAUNCH_LAYOUT"
+#define PD_LAUNCH_ENV_PARENT "PERDURE_LAUNCH_PARENT"
+#define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE" /* the file of --trace; "": none */
+
+#endif

@@ -1,0 +1,46 @@
+/* What a run says while it goes: metrics.jsonl in the run directory, one object a step, and a progress line for people.
+ *
+ * The line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere (line;
+ * line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. A step that was computed again after a
+ * restart appears again, under its launch's fence: the last line of a step counts.
+ */
+#ifndef PD_TRAINER_RUN_METRICS_H
+#define PD_TRAINER_RUN_METRICS_H
+
+#include "ckpt/tiers/tiers.h"
+#include "trainer/engine/engine.h"
+
+struct pd_metrics;
+
+struct pd_metrics_step {
+    uint64_t step, fence;
+    struct pd_step_result result;
+    double loss_scale;          /* of the step */
+    uint64_t skipped_steps;     /* of the run */
+    double seconds;             /* of the step */
+    double validation_loss;     /* NaN: not measured at this step */
+    uint64_t device_free_bytes; /* of a GPU; 0: a CPU */
+    uint64_t memory_bytes;      /* resident, of rank 0 */
+    struct pd_tiers *tiers;     /* what lies in each, where there are several; may be NULL */
+    uint64_t last_checkpoint;   /* newest committed step; 0: none */
+    double save_seconds;        /* of the saves that ended since the line before; 0: none */
+    double stall_seconds;       /* of these training waited */
+};
+
+struct pd_metrics_options {
+    const char *directory;
+    uint64_t steps, log_every;
+    uint32_t ranks, threads;
+    bool has_loss_scale, has_stages; /* say loss scale and skips; say the bubble */
+    double flops_per_token;
+    double gemm_flops_per_second; /* of all ranks together, measured at start */
+};
+
+PD_MUST_USE pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_metrics **ret_metrics,
+                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_metrics_write(struct pd_metrics *metrics, const struct pd_metrics_step *step, struct pd_error *err);
+void pd_metrics_close(struct pd_metrics *metrics); /* NULL is fine; ends the progress line */
+
+uint64_t pd_metrics_resident_bytes(void); /* of this process; 0 where /proc is absent */
+
+#endif

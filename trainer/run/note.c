@@ -1,0 +1,187 @@
+#include "trainer/run/note.h"
+
+#include "ckpt/base/parse.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NOTE_PATH_BYTES 4096
+#define NOTE_BYTES 2048
+
+static bool note_write(const char *dir, const char *kind, uint32_t rank, const char *text)
+{
+    char path[NOTE_PATH_BYTES], draft[NOTE_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    if (length < 0 || (size_t)length >= sizeof path - 8) return false;
+    snprintf(draft, sizeof draft, "%s/.%s-%u", dir, kind, rank);
+    int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) return false;
+    size_t bytes = strlen(text);
+    bool is_written = write(fd, text, bytes) == (ssize_t)bytes;
+    is_written &= close(fd) == 0;
+    return is_written && rename(draft, path) == 0;
+}
+
+static bool note_read(const char *dir, const char *kind, uint32_t rank, char *ret_text)
+{
+    char path[NOTE_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s-%u", dir, kind, rank);
+    if (length < 0 || (size_t)length >= sizeof path) return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t got = read(fd, ret_text, NOTE_BYTES - 1);
+    close(fd);
+    if (got < 0) return false;
+    ret_text[got] = '\0';
+    return true;
+}
+
+/* PERDURE_TEST_HOSTS=n, as in communication: rank r of a job pretends to be on host r * n / size, the launcher on host 0. */
+static uint64_t pretended_host(uint32_t rank, uint32_t size)
+{
+    uint64_t hosts;
+    const char *text = getenv("PERDURE_TEST_HOSTS");
+    return text && size && pd_parse_u64(text, &hosts) ? rank * hosts / size : 0;
+}
+
+/* Boot and process namespace: where these are equal, process numbers mean the same. */
+static void here(uint64_t host, char *ret_text, size_t bytes)
+{
+    char boot[64] = "?", space[64] = "?";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, boot, sizeof boot - 1) : -1;
+    if (fd >= 0) close(fd);
+    if (got > 0) boot[got] = '\0';
+    got = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    if (got > 0) space[got] = '\0';
+    snprintf(ret_text, bytes, "%llu %.*s %s", (unsigned long long)host, (int)strcspn(boot, "\n"), boot, space);
+}
+
+static bool process_write(const char *dir, const char *kind, uint32_t rank, uint32_t size)
+{
+    char place[192], text[256];
+    const char *job = getenv("OMPI_MCA_ess_base_jobid");
+    here(pretended_host(rank, size), place, sizeof place);
+    snprintf(text, sizeof text, "%d\n%s\n%.20s\n", (int)getpid(), place, job ? job : "");
+    return note_write(dir, kind, rank, text);
+}
+
+bool pd_note_write_owner(const char *dir)
+{
+    return process_write(dir, "owner", 0, 0);
+}
+
+bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size)
+{
+    return process_write(dir, "begun", rank, size);
+}
+
+bool pd_note_write_ready(const char *dir, uint32_t rank)
+{
+    return note_write(dir, "ready", rank, "");
+}
+
+bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message)
+{
+    char text[NOTE_BYTES];
+    snprintf(text, sizeof text, "%u\n%s\n", (unsigned)status, message);
+    return note_write(dir, "ended", rank, text);
+}
+
+/* The line at *text, cut off in place; *text moves behind it. */
+static char *next_line(char **text)
+{
+    char *line = *text, *end = line + strcspn(line, "\n");
+    *text = *end ? end + 1 : end;
+    *end = '\0';
+    return line;
+}
+
+static bool process_read(const char *dir, const char *kind, uint32_t rank, struct pd_note_begun *ret)
+{
+    char text[NOTE_BYTES], place[192], *at = text;
+    uint64_t process, job;
+    if (!note_read(dir, kind, rank, text) || !pd_parse_u64(next_line(&at), &process) || process > INT32_MAX) return false;
+    here(0, place, sizeof place);
+    *ret = (struct pd_note_begun){.process = (int32_t)process, .is_here = strcmp(next_line(&at), place) == 0};
+    if (pd_parse_u64(next_line(&at), &job) && job <= UINT32_MAX) ret->mpi_job = (uint32_t)job;
+    return true;
+}
+
+bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret)
+{
+    return process_read(dir, "owner", 0, ret);
+}
+
+bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret)
+{
+    return process_read(dir, "begun", rank, ret);
+}
+
+bool pd_note_read_ready(const char *dir, uint32_t rank)
+{
+    char text[NOTE_BYTES];
+    return note_read(dir, "ready", rank, text);
+}
+
+bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret)
+{
+    char text[NOTE_BYTES], *at = text;
+    uint64_t status;
+    if (!note_read(dir, "ended", rank, text) || !pd_parse_u64(next_line(&at), &status) || status >= PD_STATUS_COUNT)
+        return false;
+    ret->status = (pd_status)status;
+    snprintf(ret->message, sizeof ret->message, "%s", next_line(&at));
+    return true;
+}
+
+static bool has_prefix(const char *name, const char *const *prefixes)
+{
+    for (; *prefixes; prefixes++)
+        if (strncmp(name, *prefixes, strlen(*prefixes)) == 0) return true;
+    return false;
+}
+
+/* Open MPI leaves the memory of a killed rank in /dev/shm, 4 MiB each, under its host, user, job and rank. */
+static void memory_unlink(const char *dir, const char *name)
+{
+    char pattern[128];
+    uint64_t rank;
+    struct pd_note_begun note;
+    glob_t found;
+    if (strncmp(name, "begun-", 6) || !pd_parse_u64(name + 6, &rank) || rank >= UINT32_MAX) return;
+    if (!pd_note_read_begun(dir, (uint32_t)rank, &note) || !note.is_here || note.mpi_job == 0) return;
+    snprintf(pattern, sizeof pattern, "/dev/shm/vader_segment.*.%u.%x.*", (unsigned)geteuid(), note.mpi_job);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found)) return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
+static void notes_unlink(const char *dir, const char *const *prefixes)
+{
+    DIR *listing = opendir(dir);
+    if (!listing) return;
+    for (const struct dirent *entry; (entry = readdir(listing));) {
+        if (!has_prefix(entry->d_name[0] == '.' ? entry->d_name + 1 : entry->d_name, prefixes)) continue;
+        memory_unlink(dir, entry->d_name);
+        unlinkat(dirfd(listing), entry->d_name, 0);
+    }
+    closedir(listing);
+}
+
+void pd_note_clear(const char *dir)
+{
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", NULL});
+}
+
+void pd_note_dir_remove(const char *dir)
+{
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "owner-", NULL});
+    rmdir(dir);
+}

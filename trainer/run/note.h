@@ -1,0 +1,43 @@
+/* Notes that workers leave for their launcher in its private directory, one file a rank and kind:
+ *
+ *   begun-<rank>   process, boot, process namespace, number of the MPI job: signals are caught from here on
+ *   ready-<rank>   the rank has joined the others
+ *   ended-<rank>   status and message of its end
+ *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
+ *
+ * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
+ * same: the launcher then knows less and says so. */
+#ifndef PD_TRAINER_RUN_NOTE_H
+#define PD_TRAINER_RUN_NOTE_H
+
+#include "ckpt/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pd_note_begun {
+    int32_t process;
+    bool is_here;     /* on this host, where the number means this process */
+    uint32_t mpi_job; /* Open MPI's number of the job; 0: unknown */
+};
+
+struct pd_note_ended {
+    pd_status status;
+    char message[sizeof((struct pd_error *)0)->message];
+};
+
+bool pd_note_write_owner(const char *dir);
+bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size);
+bool pd_note_write_ready(const char *dir, uint32_t rank);
+bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
+
+/* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
+bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret);
+bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret);
+bool pd_note_read_ready(const char *dir, uint32_t rank);
+bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
+
+/* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */
+void pd_note_clear(const char *dir);
+void pd_note_dir_remove(const char *dir);
+
+#endif

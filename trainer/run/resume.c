@@ -1,0 +1,285 @@
+#include "trainer/run/resume.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "trainer/engine/computed_on.h"
+#include "trainer/engine/state_files.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define MODULE "resume"
+
+/* ---- configuration ---- */
+
+static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
+                     size_t room)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < count && used < room; i++)
+        if (d[i].effect == effect)
+            used += (size_t)snprintf(text + used, room - used, "%s%s was %s and is now %s", used ? "; " : "", d[i].key,
+                                     d[i].before, d[i].now);
+}
+
+/* Arithmetic or data changed, on purpose. */
+struct change {
+    bool any;
+    char text[640];
+};
+
+/* Another precision begins with the loss scale of its own. */
+static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
+                                 struct pd_error *err)
+{
+    struct pd_config saved;
+    struct pd_resume_difference differences[32];
+    char *text = ret_change->text;
+    const size_t room = sizeof ret_change->text;
+    PD_TRY(pd_error_context(err, pd_config_parse("saved configuration", commit->state.config, NULL, 0, &saved, err),
+                            "the checkpoint's record"));
+    uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
+    if (saved.numerics.precision != e->options.config->numerics.precision) {
+        commit->state.loss_scale = e->loss_scale;
+        commit->state.loss_scale_good_steps = 0;
+    }
+    pd_config_deinit(&saved);
+    if (count > 32) count = 32;
+    describe(differences, count, PD_RESUME_REFUSED, text, room);
+    if (text[0])
+        PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
+    describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
+    ret_change->any = text[0] != '\0';
+    if (text[0] && !e->options.config->accept_new_lineage)
+        PD_FAIL(err, PD_INVALID,
+                "%s: steps would no longer have the bits of an uninterrupted run; restore it, or go on in a new "
+                "lineage with accept_new_lineage=true",
+                text);
+    uint64_t fingerprint[2];
+    pd_data_fingerprint(e->data, fingerprint);
+    if (memcmp(fingerprint, commit->state.data_fingerprint, sizeof fingerprint)) {
+        pd_status st = pd_data_check_fingerprint(e->data, commit->state.data_fingerprint, err);
+        if (st && !e->options.config->accept_new_lineage)
+            return pd_error_context(err, st,
+                                    "data changed since the checkpoint (accept_new_lineage=true goes on all the same)");
+        const size_t used = strlen(text);
+        snprintf(text + used, room - used, "%sthe data is not what it was", used ? "; " : "");
+        ret_change->any = true;
+    }
+    return PD_OK;
+}
+
+/* ---- fresh start ---- */
+
+static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *tiers, struct pd_run_state *state,
+                             struct pd_error *err)
+{
+    state->fence = pd_tiers_fence(tiers);
+    state->layout = e->grid.layout;
+    state->seed = e->options.config->run.seed;
+    state->tensor_count = e->options.model->tensors.count;
+    state->parameter_count = e->options.model->parameter_count;
+    pd_data_fingerprint(e->data, state->data_fingerprint);
+    snprintf(state->created_by, sizeof state->created_by, "perdure %s", PERDURE_VERSION);
+    free(state->config);
+    free(state->environment);
+    state->config = state->environment = NULL;
+    PD_TRY(pd_computed_on(e->options.device, &state->environment, err));
+    return pd_config_print(e->options.config, &state->config, err);
+}
+
+/* Bits of another device, or of another library on it, are not those of before. */
+static void say_other_device(const struct pd_engine *e, const struct pd_run_state *saved)
+{
+    char *now = NULL, before_said[320], now_said[320];
+    const char *before = saved->environment ? saved->environment : "";
+    if (pd_computed_on(e->options.device, &now, NULL)) return;
+    if (strcmp(before, now) != 0) {
+        pd_computed_on_say(before, before_said, sizeof before_said);
+        pd_computed_on_say(now, now_said, sizeof now_said);
+        pd_log(
+            PD_LOG_WARN, MODULE,
+            "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those of "
+            "a run that stayed",
+            (unsigned long long)saved->identity.step, before_said, now_said, (unsigned long long)saved->identity.step + 1);
+    }
+    free(now);
+}
+
+static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, struct pd_run_state *state, struct pd_error *err)
+{
+    *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
+    state->identity.lineage = 1;
+    if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
+        state->identity.run_id[0] = pd_clock_wall_ns(NULL);
+    PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
+    if (e->files) return pd_group_agree(group, pd_state_files_init(e, &state->identity, err), err);
+    return pd_engine_init_state(e, err);
+}
+
+/* ---- one candidate ---- */
+
+struct candidate {
+    uint32_t tier;
+    struct pd_store *store; /* of its tier */
+    struct pd_store_entry entry;
+    uint64_t lineage; /* the highest of any tier */
+};
+
+static bool choose(struct pd_tiers *tiers, struct candidate *ret)
+{
+    if (!pd_tiers_newest(tiers, &ret->tier, &ret->entry)) return false;
+    ret->store = pd_tiers_store(tiers, ret->tier);
+    ret->lineage = pd_tiers_lineage(tiers);
+    return true;
+}
+
+static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
+{
+    return pd_engine_box_data(context, tensor, kind, box);
+}
+
+static pd_status load_state(struct pd_door *door, struct pd_group *group, struct pd_engine *e,
+                            struct pd_load_request *request, const struct pd_identity *identity,
+                            struct pd_load_report *ret_report, struct pd_error *err)
+{
+    if (e->files) return pd_state_files_load(e, door, group, request, identity, ret_report, err);
+    PD_TRY(pd_load(door, group, request, ret_report, err));
+    return pd_engine_loaded(e, err);
+}
+
+static void say_new_lineage(const struct pd_identity *identity, const struct change *change)
+{
+    pd_log(PD_LOG_WARN, MODULE,
+           "accept_new_lineage: %s: a new lineage, number %llu, from step %llu on, whose bits are not those of a run that "
+           "never changed",
+           change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
+}
+
+static pd_status load_entry(struct pd_door *door, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
+                            struct pd_commit *commit, struct pd_resume_report *report, struct pd_error *err)
+{
+    char path[4096];
+    struct pd_load_report load;
+    struct change change = {.any = false};
+    pd_status st = pd_store_read_commit(c->store, &c->entry, commit, err);
+    if (!st) st = compare_configs(e, commit, &change, err);
+    PD_TRY(pd_group_agree(group, st, err));
+    pd_store_entry_path(c->store, &c->entry, path);
+    struct pd_load_request request = {.directory = path,
+                                      .commit = commit,
+                                      .tensors = &e->options.model->tensors,
+                                      .wanted = &e->grid.layout,
+                                      .kinds = (1u << PD_KIND_COUNT) - 1,
+                                      .buffers = e->io_buffers,
+                                      .buffer_bytes = e->io_bytes,
+                                      .pool = e->pool,
+                                      .has_copies = !pd_store_is_shared(c->store),
+                                      .destination = destination,
+                                      .context = e};
+    struct pd_identity identity = commit->state.identity;
+    if (change.any) identity.lineage = c->lineage + 1;
+    PD_TRY(load_state(door, group, e, &request, &identity, &load, err));
+    if (change.any && group->rank == 0) say_new_lineage(&identity, &change);
+    commit->state.identity = identity;
+    report->bytes_read = load.bytes_read;
+    report->from_world = pd_layout_world(&commit->state.layout);
+    report->resumed = true;
+    return PD_OK;
+}
+
+static pd_status pass_over(const struct candidate *c, struct pd_group *group, const struct pd_error *damage,
+                           struct pd_error *err)
+{
+    char path[4096];
+    pd_store_entry_path(c->store, &c->entry, path);
+    if (group->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s", path,
+               damage->message);
+    return pd_store_quarantine(c->store, &c->entry, damage->message, err);
+}
+
+/* A storage error says nothing about the bytes; the same step of another tier is as good, and an older one is not. */
+static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group,
+                         const struct pd_error *cause)
+{
+    char path[4096];
+    struct candidate next;
+    pd_tiers_pass_over(tiers, c->tier, &c->entry);
+    if (!choose(tiers, &next) || next.entry.lineage != c->entry.lineage || next.entry.step != c->entry.step) return false;
+    pd_store_entry_path(c->store, &c->entry, path);
+    if (group->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; taking the same step from another tier: %s", path, cause->message);
+    return true;
+}
+
+static pd_status refuse_absent_drive(const char *root, const struct pd_store_unusable *newest, struct pd_error *err)
+{
+    PD_FAIL(
+        err, PD_CORRUPT,
+        "step %llu of %.300s is not whole, and no other step is: %s; mount that drive again, or set checkpoint.stripes to "
+        "where it is now; to start from step 1 take another run.dir, or move %.200s away",
+        (unsigned long long)newest->step, root, newest->cause, root);
+}
+
+/* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
+static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
+                                struct pd_error *err)
+{
+    char root[4096], what[704] = "", aside[64] = "";
+    uint32_t quarantined, unusable = pd_store_unusable_count(store);
+    PD_TRY(pd_store_count_quarantined(store, &quarantined, err));
+    if (!unusable && !quarantined && !report->damaged) return PD_OK;
+    pd_store_entry_path(store, &(struct pd_store_entry){0}, root);
+    root[strlen(root) - 1] = '\0'; /* the slash before the name */
+    if (report->damaged) {
+        snprintf(what, sizeof what, ". The last: %.600s", damage->message);
+    } else if (unusable) {
+        const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
+        if (newest->is_drive_absent) return refuse_absent_drive(root, newest, err);
+        snprintf(what, sizeof what, ". The newest of %u: %s: %s", unusable, newest->name, newest->cause);
+    }
+    if (quarantined) snprintf(aside, sizeof aside, " (%u in its quarantine directory)", quarantined);
+    PD_FAIL(err, PD_CORRUPT,
+            "%.500s holds no whole checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and bring "
+            "missing files or hosts back, or start from step 1 with another run.dir or after moving that directory away%s",
+            root, aside, what);
+}
+
+pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
+                    struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
+{
+    struct pd_resume_report report = {0};
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    struct pd_error damage = {0};
+    struct candidate candidate;
+    while (!report.resumed && choose(tiers, &candidate)) {
+        struct pd_commit commit = {0};
+        pd_status st = load_entry(door, &candidate, group, e, &commit, &report, &damage);
+        if (!st) {
+            *ret_state = commit.state;
+            commit.state = (struct pd_run_state){0};
+        }
+        pd_commit_deinit(&commit);
+        if (st == PD_CORRUPT) {
+            report.damaged++;
+            PD_TRY(pass_over(&candidate, group, &damage, err));
+        } else if (st && (st != PD_IO || !is_elsewhere(tiers, &candidate, group, &damage))) {
+            if (err) *err = damage;
+            return st;
+        }
+    }
+    for (uint32_t t = 0; !report.resumed && t < pd_tiers_count(tiers); t++) {
+        struct pd_store *store = pd_tiers_store(tiers, t);
+        if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));
+    }
+    if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
+    report.seconds = pd_clock_seconds_since(NULL, start);
+    *ret_report = report;
+    if (report.resumed && group->rank == 0) say_other_device(e, ret_state);
+    return fill_launch(e, tiers, ret_state, err);
+}

@@ -1,0 +1,29 @@
+/* Where a run goes on: the newest checkpoint that is whole, under whatever layout it was saved, or the first step.
+ *
+ * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
+ * quarantine, loudly, and the one before is taken; a storage error is not damage and ends the launch. The first step is for
+ * a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a launch fails.
+ * Changed configuration follows the table of pd_config_compare.
+ */
+#ifndef PD_TRAINER_RUN_RESUME_H
+#define PD_TRAINER_RUN_RESUME_H
+
+#include "ckpt/tiers/tiers.h"
+#include "trainer/engine/engine.h"
+
+struct pd_resume_report {
+    bool resumed;        /* false: a fresh start */
+    uint32_t from_world; /* ranks that wrote it */
+    uint32_t damaged;    /* checkpoints that were passed over */
+    double seconds;
+    uint64_t bytes_read; /* by this rank */
+};
+
+/* Fills the engine's state and *ret_state (the caller's to deinit): identity, counters, layout of this launch. Collective.
+ * The tiers are not started yet.
+ *   errors  PD_INVALID: the configuration may not change so; PD_CORRUPT: there are checkpoints and none is whole */
+PD_MUST_USE pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group,
+                                struct pd_engine *engine, struct pd_run_state *ret_state,
+                                struct pd_resume_report *ret_report, struct pd_error *err);
+
+#endif

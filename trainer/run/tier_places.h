@@ -1,0 +1,29 @@
+/* The directories of a run's tiers, before they are opened: which are there, which can be made, which may hold something.
+ *
+ * A directory that is absent and cannot be made ends a start where it may hold the newest checkpoint. It may not where it
+ * would lie in memory, which is lost with it, and where no checkpoint of the run was ever seen in it: `<run.dir>/used-tiers`
+ * names those that had one, a line each. */
+#ifndef PD_TRAINER_RUN_TIER_PLACES_H
+#define PD_TRAINER_RUN_TIER_PLACES_H
+
+#include "trainer/config/config.h"
+
+struct pd_tier_places {
+    const struct pd_config *config; /* borrowed */
+    uint32_t rank;
+    uint64_t used, absent; /* bits of tiers: had a checkpoint; rank 0 did not find it when the launch began */
+    char causes[PD_TIERS_MAX][700];
+};
+
+/* Rank 0 looks, before any rank makes anything. */
+PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_config *config,
+                                          struct pd_group *group, const struct pd_tiers_options *options,
+                                          struct pd_error *err);
+/* Makes those that are absent; where there are several and one cannot be made, fills in `missing` of that tier.
+ *   errors  where there is one; PD_INVALID: something else lies there */
+PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_door *door,
+                                          struct pd_tiers_options *options, struct pd_error *err);
+/* Rank 0 writes down those that have a checkpoint by now; a failure only makes the next launch more careful. */
+void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers);
+
+#endif

@@ -1,0 +1,27 @@
+/* One rank of a run, from the first open to the last save.
+ *
+ * All ranks make the same decisions: what one rank alone learns (a signal, a full disk, a damaged block) is agreed upon
+ * before anyone acts on it, so every rank returns the same status for the same cause, and exit codes are those of the cause.
+ */
+#ifndef PD_TRAINER_RUN_WORKER_H
+#define PD_TRAINER_RUN_WORKER_H
+
+#include "trainer/comm/comm.h"
+#include "trainer/config/config.h"
+#include "trainer/run/launched.h"
+
+/* Runs the whole of `config` on this rank of `comm` (size 1 is fine). Collective. `launched` hears of a failure at once;
+ * NULL: nobody. errors  PD_STOPPED: a signal asked to leave and the state is saved; PD_PEER_LOST, PD_IO, ... as their names
+ * say */
+PD_MUST_USE pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
+                                    struct pd_error *err);
+
+/* What a worker process does: all ranks as threads of it (transport local), or its rank of the MPI job. `launched` says how
+ * many and of what kind; without a launcher the configuration does. */
+PD_MUST_USE pd_status pd_worker_main(const struct pd_config *config, const struct pd_launched *launched,
+                                     struct pd_error *err);
+
+/* The resolved configuration as a file: whole or not at all. */
+PD_MUST_USE pd_status pd_worker_write_config(const struct pd_config *config, const char *path, struct pd_error *err);
+
+#endif
