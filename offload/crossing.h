@@ -1,4 +1,4 @@
-/* Where the host updates state for a device: summed gradients come out of it, compute copies go in, an extent at a time.
+/* Where the host updates state for a device: summed gradients come out of it, working copies go in, an extent at a time.
  *
  *   extent i + 1   gradients come out                     on copies_out
  *   extent i                          the caller works
@@ -27,7 +27,7 @@ struct pd_crossing_options {
     struct pd_stream *compute, *copies_in, *copies_out;
     uint64_t extent_elements;      /* of an extent at most, each part rounded up to pages of gradients: a multiple of 1024 */
     uint64_t copy_bytes;           /* of an element of the copy: 2 or 4 */
-    void *buffers;                 /* (pd_crossing_bytes) host memory, page-locked where that matters */
+    void *buffers;                 /* (pd_crossing_bytes) host memory, pinned where that matters */
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
 };
 

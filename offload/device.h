@@ -26,7 +26,7 @@ struct pd_span {
     bool is_host; /* allocated with PD_DEV_HOST */
 };
 
-enum pd_dev_place { PD_DEV_DEVICE, PD_DEV_HOST /* page-locked where that matters */ };
+enum pd_dev_place { PD_DEV_DEVICE, PD_DEV_HOST /* pinned where that matters */ };
 
 struct pd_dev_memory {
     uint64_t total_bytes, free_bytes;
@@ -95,7 +95,7 @@ PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *s
 void *pd_dev_stream_handle(struct pd_dev *dev, struct pd_stream *stream);
 /* The device is the one that the calling thread's launches go to. Each thread that launches says so once. */
 PD_MUST_USE pd_status pd_dev_enter(struct pd_dev *dev, struct pd_error *err);
-/* Page-locks host memory that is there already, as a whole: copies from and to it then go on beside the caller. Not needed
+/* Pins host memory that is there already, as a whole: copies from and to it then go on beside the caller. Not needed
  * for spans of PD_DEV_HOST. Both take the same range; memory is unlocked before it is freed. */
 PD_MUST_USE pd_status pd_dev_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err);
 void pd_dev_unlock(struct pd_dev *dev, void *data, uint64_t bytes);

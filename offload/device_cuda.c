@@ -63,8 +63,8 @@ static pd_status cuda_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_
     void *data;
     PD_TRY(select_device(dev, err));
     if (place == PD_DEV_HOST)
-        CUDA_TRY(err, cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "GPU %u: %llu bytes of page-locked memory",
-                 dev->index, (unsigned long long)bytes);
+        CUDA_TRY(err, cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "GPU %u: %llu bytes of pinned memory", dev->index,
+                 (unsigned long long)bytes);
     else
         CUDA_TRY(err, cudaMalloc(&data, bytes), "GPU %u: %llu bytes of device memory", dev->index,
                  (unsigned long long)bytes);
@@ -129,7 +129,7 @@ static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struc
 {
     PD_TRY(select_device(dev, err));
     CUDA_TRY(err, cudaHostRegister(data, bytes, cudaHostRegisterPortable),
-             "GPU %u: page-locking %llu bytes; ulimit -l and the memory of the machine bound it", dev->index,
+             "GPU %u: pinning %llu bytes; ulimit -l and the memory of the machine bound it", dev->index,
              (unsigned long long)bytes);
     return PD_OK;
 }

@@ -1,4 +1,4 @@
-/* AdamW on the host over state in the host's memory, for a device that makes the gradients and reads the compute copies.
+/* AdamW on the host over state in the host's memory, for a device that makes the gradients and reads the working copies.
  *
  *   extent i + 1   gradients come out                     on copies_out
  *   extent i                          AdamW               the caller and its pool
@@ -26,7 +26,7 @@ struct pd_host_adam_options {
     struct pd_thread_pool *pool;
     enum pd_isa isa;
     enum pd_dtype copy_dtype;
-    void *buffers; /* (buffer_bytes) host memory, page-locked where that matters; used while an update runs */
+    void *buffers; /* (buffer_bytes) host memory, pinned where that matters; used while an update runs */
     uint64_t buffer_bytes;
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
 };

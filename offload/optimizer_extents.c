@@ -8,7 +8,7 @@
 
 static uint64_t page_bytes(uint64_t elements)
 {
-    return (elements * sizeof(float) + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (elements * sizeof(float) + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 /* ---- groups ---- */
@@ -130,7 +130,7 @@ uint64_t pd_optimizer_groups_keep(struct pd_optimizer_groups *groups, uint64_t b
 static bool is_selected(const struct pd_optimizer_cursor *c, const struct pd_optimizer_group *group)
 {
     if (c->select == PD_OPTIMIZER_STREAMED) return !pd_optimizer_is_resident(group);
-    return pd_optimizer_is_resident(group) && group->elements * sizeof(float) >= PD_DOOR_ALIGN;
+    return pd_optimizer_is_resident(group) && group->elements * sizeof(float) >= PD_VFS_ALIGN;
 }
 
 /* What is left of a bundle. */

@@ -331,7 +331,7 @@ static pd_status open_old(struct pd_optimizer_pass *pass, struct pd_error *err)
 {
     for (uint32_t s = 0; s < pass->store->stripes; s++) {
         struct pd_optimizer_file *file = &pass->old->files[s];
-        PD_TRY(pd_file_open(pass->store->options.door, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err));
+        PD_TRY(pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err));
     }
     return PD_OK;
 }
@@ -410,7 +410,7 @@ static void hand_over_small(const struct pd_optimizer_pass *pass)
     const struct pd_optimizer_store *store = pass->store;
     for (uint32_t box = 0; box < store->options.box_count; box++) {
         uint64_t bytes = pd_box_elements(&store->options.boxes[box].box) * sizeof(float);
-        if (bytes < PD_DOOR_ALIGN) hash_block(pass, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
+        if (bytes < PD_VFS_ALIGN) hash_block(pass, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
     }
 }
 

@@ -102,7 +102,7 @@ PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *sto
 
 static inline uint64_t pd_optimizer_page_bytes(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 /* The file that a box lies in, and its number there. */

@@ -82,7 +82,7 @@ static pd_status build_generation(struct pd_optimizer_store *store, struct pd_op
     generation->files = calloc(store->stripes, sizeof *generation->files);
     if (!generation->resident || !generation->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for boxes that stay in memory");
     for (uint32_t s = 0; s < store->stripes; s++)
-        PD_TRY(pd_shard_writer_new(o->door, o->tensors, o->boxes + store->first_box[s],
+        PD_TRY(pd_shard_writer_new(o->vfs, o->tensors, o->boxes + store->first_box[s],
                                    store->first_box[s + 1] - store->first_box[s], o->buffers, buffer_bytes,
                                    &generation->files[s].writer, err));
     return PD_OK;
@@ -93,14 +93,14 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
     const struct pd_optimizer_store_options *o = &store->options;
     cut_stripes(store);
     PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, store->stripes, &store->groups, err));
-    PD_CHECK(!o->kept || (uintptr_t)o->kept % PD_DOOR_ALIGN == 0);
+    PD_CHECK(!o->kept || (uintptr_t)o->kept % PD_VFS_ALIGN == 0);
     (void)pd_optimizer_groups_keep(&store->groups, o->kept ? o->kept_bytes : 0);
     store->resident_at = calloc((size_t)o->box_count + 1, sizeof *store->resident_at);
     if (!store->resident_at) PD_FAIL(err, PD_NO_MEMORY, "no memory for the state of %u boxes", o->box_count);
     place_resident(store);
     for (int g = 0; g < 2; g++)
         PD_TRY(build_generation(store, &store->generations[g], err));
-    return pd_ring_new(o->door, o->buffers, o->buffer_bytes, &store->ring, err);
+    return pd_ring_new(o->vfs, o->buffers, o->buffer_bytes, &store->ring, err);
 }
 
 /* Beside its shard writers. */
@@ -186,7 +186,7 @@ pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, c
 
 uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes)
 {
-    return buffer_bytes / PD_RING_SLOTS / PD_KIND_COUNT / PD_DOOR_ALIGN * PD_DOOR_ALIGN / sizeof(float);
+    return buffer_bytes / PD_RING_SLOTS / PD_KIND_COUNT / PD_VFS_ALIGN * PD_VFS_ALIGN / sizeof(float);
 }
 
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store, uint32_t stripe)
@@ -246,7 +246,7 @@ static void let_go(struct pd_optimizer_store *store, struct pd_optimizer_generat
         if (store->options.store)
             pd_store_generation_release(pd_store_stripe(store->options.store, s), file->slot, is_bad);
         else if (is_bad)
-            (void)!pd_door_unlink(store->options.door, file->path, NULL);
+            (void)!pd_vfs_unlink(store->options.vfs, file->path, NULL);
     }
 }
 

@@ -2,8 +2,8 @@
  *
  * A generation is a shard file in the making (ckpt/shard/shard.h), or one on each of several drives: an update reads
  * generation g, verifies every block against what was hashed when it was written, and writes g+1 out of place with its own
- * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state is
- * written twice.
+ * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state
+ * is written twice.
  *
  *   invariants  1. bits equal those of pd_cpu_adam over the same elements in memory
  *               2. an update that fails leaves the generation before it as it was, and current
@@ -23,7 +23,7 @@
 struct pd_optimizer_store;
 
 struct pd_optimizer_store_options {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_store *store; /* where generations lie: its pool. NULL: files of their own in `directory` */
     const char *directory;
     const struct pd_tensor_table *tensors;
@@ -34,9 +34,9 @@ struct pd_optimizer_store_options {
     uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX]; /* of each, when there are several */
     struct pd_thread_pool *pool;
     enum pd_isa isa;
-    void *buffers; /* (buffer_bytes) of the ring, aligned to PD_DOOR_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
+    void *buffers; /* (buffer_bytes) of the ring, aligned to PD_VFS_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
     uint64_t buffer_bytes;
-    /* (kept_bytes, aligned to PD_DOOR_ALIGN) state that stays here beside its files: read by the first update alone, written
+    /* (kept_bytes, aligned to PD_VFS_ALIGN) state that stays here beside its files: read by the first update alone, written
      * by every one. NULL: none */
     void *kept;
     uint64_t kept_bytes;

@@ -69,10 +69,10 @@ uint64_t pd_ring_bytes(uint64_t buffer_bytes)
     return sizeof(struct pd_ring) + PD_RING_SLOTS * transfers_of(slot_bytes_of(buffer_bytes)) * sizeof(struct pd_transfer);
 }
 
-pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
+pd_status pd_ring_new(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
                       struct pd_error *err)
 {
-    PD_CHECK(slot_bytes_of(buffer_bytes) > 0 && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
+    PD_CHECK(slot_bytes_of(buffer_bytes) > 0 && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
     struct pd_ring *ring = calloc(1, sizeof *ring);
     if (!ring) PD_FAIL(err, PD_NO_MEMORY, "no memory for a ring of buffers");
     ring->slot_bytes = slot_bytes_of(buffer_bytes);
@@ -84,7 +84,7 @@ pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes
         ring->slots[i].data = (unsigned char *)buffers + i * ring->slot_bytes;
         ring->slots[i].transfers = ring->transfers + (size_t)i * ring->transfer_max;
     }
-    if (!st) st = pd_queue_open(door, buffers, PD_RING_SLOTS * ring->slot_bytes, &ring->queue, err);
+    if (!st) st = pd_queue_open(vfs, buffers, PD_RING_SLOTS * ring->slot_bytes, &ring->queue, err);
     if (st) {
         pd_ring_free(ring);
         return st;
@@ -173,7 +173,7 @@ static void describe(struct running *r)
     PD_CHECK(slot->extent.count <= PD_RING_PIECES_MAX);
     for (uint32_t p = 0; p < slot->extent.count; p++) {
         struct pd_ring_piece *piece = &slot->extent.pieces[p];
-        PD_CHECK(piece->bytes % PD_DOOR_ALIGN == 0 && piece->bytes <= r->ring->slot_bytes - bytes);
+        PD_CHECK(piece->bytes % PD_VFS_ALIGN == 0 && piece->bytes <= r->ring->slot_bytes - bytes);
         piece->data = piece->own ? piece->own : slot->data + bytes;
         bytes += piece->bytes;
     }

@@ -14,14 +14,14 @@
 #ifndef PD_OFFLOAD_RING_H
 #define PD_OFFLOAD_RING_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
 #define PD_RING_PIECES_MAX 256u /* of one extent */
 #define PD_RING_SLOTS 16u
 
 struct pd_ring;
 
-/* All multiples of PD_DOOR_ALIGN, so that direct files take them. */
+/* All multiples of PD_VFS_ALIGN, so that direct files take them. */
 struct pd_ring_piece {
     struct pd_file *from; /* NULL: nothing is read, the work fills it */
     uint64_t from_offset;
@@ -54,8 +54,8 @@ struct pd_ring_report {
     double seconds, work_seconds, wait_seconds; /* from begin to end; wait: nothing to work on */
 };
 
-/* `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 16 x 12 MiB is fast. */
-PD_MUST_USE pd_status pd_ring_new(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
+/* `buffers` (buffer_bytes, aligned to PD_VFS_ALIGN): borrowed; at least PD_RING_SLOTS * 64 KiB, 16 x 12 MiB is fast. */
+PD_MUST_USE pd_status pd_ring_new(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes, struct pd_ring **ret_ring,
                                   struct pd_error *err);
 void pd_ring_free(struct pd_ring *ring);       /* NULL is fine */
 uint64_t pd_ring_bytes(uint64_t buffer_bytes); /* heap that a ring over so many bytes takes beside them */

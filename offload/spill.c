@@ -46,7 +46,7 @@ static uint64_t blocks_of(uint64_t bytes, uint64_t block_bytes)
 
 static uint64_t requests_of(uint64_t bytes)
 {
-    return blocks_of(round_up(bytes, PD_DOOR_ALIGN), REQUEST_BYTES);
+    return blocks_of(round_up(bytes, PD_VFS_ALIGN), REQUEST_BYTES);
 }
 
 uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
@@ -101,8 +101,8 @@ static pd_status make_file(struct pd_spill *s, uint64_t bytes, struct pd_error *
 {
     const struct pd_spill_options *o = &s->options;
     const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | PD_OPEN_DIRECT;
-    PD_TRY(pd_file_open(o->door, o->path, flags, &s->file, err));
-    PD_TRY(pd_door_unlink(o->door, o->path, err));
+    PD_TRY(pd_file_open(o->vfs, o->path, flags, &s->file, err));
+    PD_TRY(pd_vfs_unlink(o->vfs, o->path, err));
     pd_status st = bytes ? pd_file_preallocate(s->file, bytes, err) : PD_OK;
     return st == PD_UNSUPPORTED ? PD_OK : st;
 }
@@ -111,10 +111,10 @@ static pd_status build(struct pd_spill *s, struct pd_error *err)
 {
     uint64_t bytes = 0;
     if (s->options.device) return pd_spill_far_new(&s->options, &s->far, err);
-    PD_CHECK(s->options.block_bytes && s->options.block_bytes % PD_DOOR_ALIGN == 0);
+    PD_CHECK(s->options.block_bytes && s->options.block_bytes % PD_VFS_ALIGN == 0);
     PD_TRY(take_tables(s, &bytes, err));
     PD_TRY(make_file(s, bytes, err));
-    return pd_queue_open(s->options.door, NULL, 0, &s->queue, err);
+    return pd_queue_open(s->options.vfs, NULL, 0, &s->queue, err);
 }
 
 pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill **ret_spill, struct pd_error *err)
@@ -228,8 +228,8 @@ static pd_status reap(struct pd_spill *s, struct pd_error *err)
 static pd_status start(struct pd_spill *s, uint32_t index, void *data, bool is_write, struct pd_error *err)
 {
     struct span *span = &s->spans[index];
-    const uint64_t bytes = round_up(span->bytes, PD_DOOR_ALIGN);
-    PD_CHECK(span->state == SPAN_IDLE && span->bytes && (uintptr_t)data % PD_DOOR_ALIGN == 0);
+    const uint64_t bytes = round_up(span->bytes, PD_VFS_ALIGN);
+    PD_CHECK(span->state == SPAN_IDLE && span->bytes && (uintptr_t)data % PD_VFS_ALIGN == 0);
     for (uint32_t i = 0; i < span->transfer_count; i++) {
         const uint64_t at = i * REQUEST_BYTES, left = bytes - at;
         span->transfers[i] = (struct pd_transfer){.file = s->file,
@@ -268,7 +268,7 @@ static pd_status read_again(struct pd_spill *s, uint32_t index, struct pd_error 
 {
     struct span *span = &s->spans[index];
     char *data = span->data;
-    PD_TRY(pd_file_read(s->file, span->offset, data, round_up(span->bytes, PD_DOOR_ALIGN), err));
+    PD_TRY(pd_file_read(s->file, span->offset, data, round_up(span->bytes, PD_VFS_ALIGN), err));
     for (uint64_t block = 0; block < block_count(s, index); block++)
         PD_TRY(verify_block(s, index, block, data + block * s->options.block_bytes, block_length(s, index, block), err));
     return PD_OK;

@@ -17,7 +17,7 @@
 #define PD_OFFLOAD_SPILL_H
 
 #include "ckpt/base/thread_pool.h"
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 #include "offload/device_spans.h"
 
 struct pd_spill;
@@ -28,7 +28,7 @@ struct pd_spill_device {
     struct pd_stream *compute, *copies_in, *copies_out;
     struct pd_stream *others;      /* on which others bring in what is written later; NULL: nobody does */
     void *memory;                  /* (pd_spill_memory_bytes) of the host, in place of a file; NULL: there is one */
-    void *staging;                 /* (pd_spill_staging_bytes) of the host, page-locked, at a page: on the way to a file */
+    void *staging;                 /* (pd_spill_staging_bytes) of the host, pinned, at a page: on the way to a file */
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
     /* For spans of time: of the two streams, and of what lies in spans of memory. */
     const char *lane_in, *lane_out, *name;
@@ -36,9 +36,9 @@ struct pd_spill_device {
 #define PD_SPILL_STAGING_SLOTS 6u
 
 struct pd_spill_options {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const char *path;           /* of a file that is made, opened and unlinked */
-    uint64_t block_bytes;       /* of one checksum: a multiple of PD_DOOR_ALIGN */
+    uint64_t block_bytes;       /* of one checksum: a multiple of PD_VFS_ALIGN */
     const uint64_t *span_bytes; /* (span_count), read by new alone; 0: a span that is never used */
     uint32_t span_count;
     const char *what_in, *what_out;       /* of transfers, in traces (pd_transfer.what) */
@@ -56,7 +56,7 @@ uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, ui
 uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count);
 uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count);
 
-/* `data`: aligned to PD_DOOR_ALIGN, with room (zeros or anything) to the next multiple of it; a device's has neither to be.
+/* `data`: aligned to PD_VFS_ALIGN, with room (zeros or anything) to the next multiple of it; a device's has neither to be.
  * Starts and returns. */
 PD_MUST_USE pd_status pd_spill_write(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);
 PD_MUST_USE pd_status pd_spill_read(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err);

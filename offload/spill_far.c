@@ -42,7 +42,7 @@ struct pd_spill_far {
 
 static uint64_t page_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count)

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_PAGES (PD_SHARD_BLOCK_BYTES / PD_DOOR_ALIGN)
+#define BLOCK_PAGES (PD_SHARD_BLOCK_BYTES / PD_VFS_ALIGN)
 
 static uint64_t ceil_div(uint64_t a, uint64_t b)
 {
@@ -43,7 +43,7 @@ static bool tensor_is_wanted(const struct pd_plan *plan, uint32_t tensor)
 /* Pages that reading a box takes: whole ones; a box of less than a page may lie across two. */
 static uint64_t pages_of(uint64_t bytes)
 {
-    return bytes < PD_DOOR_ALIGN ? 2 : ceil_div(bytes, PD_DOOR_ALIGN);
+    return bytes < PD_VFS_ALIGN ? 2 : ceil_div(bytes, PD_VFS_ALIGN);
 }
 
 static uint32_t line_of(const struct pd_plan *plan, uint32_t shard)
@@ -231,7 +231,7 @@ static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
     for (uint32_t kind = 0; kind < PD_KIND_COUNT; kind++)
         lines->kind_count += kind_is_wanted(plan, kind);
     /* The last block of a round may begin in its last page. */
-    lines->window_pages = in->window_bytes / PD_DOOR_ALIGN - (BLOCK_PAGES - 1);
+    lines->window_pages = in->window_bytes / PD_VFS_ALIGN - (BLOCK_PAGES - 1);
     sort_tensors(plan);
     PD_TRY(count_pages(plan, err));
     PD_TRY(line_up(plan, err));
@@ -421,7 +421,7 @@ static struct pd_read_item item_with(const struct pd_plan *plan, const struct pl
     item.reader = stretch->reader;
     item.round = (uint32_t)round;
     const uint64_t first = stretch->base + (place->position + item.first_block * BLOCK_PAGES - stretch->begin);
-    item.window_offset = first % window * PD_DOOR_ALIGN;
+    item.window_offset = first % window * PD_VFS_ALIGN;
     return item;
 }
 

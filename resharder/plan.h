@@ -23,7 +23,7 @@ struct pd_read_item {
     uint64_t first_block, block_count;
     uint64_t bytes; /* of data: the last block of a box may be short */
     uint32_t reader, round;
-    uint64_t window_offset; /* place in the reader's window, a multiple of PD_DOOR_ALIGN */
+    uint64_t window_offset; /* place in the reader's window, a multiple of PD_VFS_ALIGN */
 };
 
 /* One contiguous run of elements from a stored item to a wanted box. */

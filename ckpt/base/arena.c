@@ -123,8 +123,7 @@ static pd_status map_from(const struct pd_arena_source *source, bool is_host, ui
     if (bytes == 0) return PD_OK;
     pd_status st = source->map(source->context, is_host, bytes, &data, err);
     if (st)
-        return pd_error_context(err, st, "%" PRIu64 " bytes of %s memory for %s%s", bytes,
-                                is_host ? "page-locked" : "device",
+        return pd_error_context(err, st, "%" PRIu64 " bytes of %s memory for %s%s", bytes, is_host ? "pinned" : "device",
                                 pd_memory_category_name((enum pd_memory_category)category),
                                 st == PD_DEVICE_LOST ? "" : "; `perdure plan` shows what is needed");
     region->base = data;

@@ -18,7 +18,7 @@
 #define PD_ARENA_ALIGN 4096u
 
 enum pd_memory_category {
-    PD_MEMORY_PARAMETERS, /* gathered and owned compute copies */
+    PD_MEMORY_PARAMETERS, /* gathered and owned working copies */
     PD_MEMORY_GRADIENTS,
     PD_MEMORY_OPTIMIZER, /* fp32 master and moments */
     PD_MEMORY_ACTIVATIONS,

@@ -7,12 +7,12 @@
 struct pd_counted pd_counted(uint64_t count, const char *noun)
 {
     struct pd_counted words;
-    const int length = (int)strlen(noun);
-    const char *plural = length && noun[length - 1] == 'f' ? "ves" : "s";
+    const size_t length = strlen(noun);
+    const char *plural = length >= 2 && noun[length - 2] == 'c' && noun[length - 1] == 'h' ? "es" : "s";
     if (count == 1)
         snprintf(words.text, sizeof words.text, "1 %s", noun);
     else
-        snprintf(words.text, sizeof words.text, "%" PRIu64 " %.*s%s", count, length - (plural[0] == 'v'), noun, plural);
+        snprintf(words.text, sizeof words.text, "%" PRIu64 " %s%s", count, noun, plural);
     return words;
 }
 

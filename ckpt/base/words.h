@@ -7,7 +7,7 @@
 struct pd_counted {
     char text[64];
 };
-/* "1 rank", "2 ranks", "3 leaves". `noun` in the singular, with a regular plural. */
+/* "1 rank", "2 ranks", "3 batches". `noun` in the singular, with a regular plural. */
 struct pd_counted pd_counted(uint64_t count, const char *noun);
 
 struct pd_bytes_text {

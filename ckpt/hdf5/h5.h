@@ -1,5 +1,5 @@
 /* HDF5 files built in memory: groups, contiguous datasets whose place in the file is known at once, chunked datasets whose
- * chunks lie wherever the caller says, virtual datasets, static text attributes. The only door to the HDF5 library; nothing
+ * chunks lie wherever the caller says, virtual datasets, static text attributes. The only VFS to the HDF5 library; nothing
  * of it appears here.
  *
  * A dataset reserves its bytes and writes none: the caller puts them at the returned offset. Paths are absolute; groups that

@@ -20,8 +20,8 @@ static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_sha
     pd_inspect_shard_name(shard, name, sizeof name);
     int length = snprintf(path, sizeof path, "%s/%s", in->directory, name);
     if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
-    pd_status st = pd_shard_open(in->door, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
-    if (st == PD_NOT_FOUND && pd_store_absent_drive(in->door, in->directory, shard, path))
+    pd_status st = pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
+    if (st == PD_NOT_FOUND && pd_store_absent_drive(in->vfs, in->directory, shard, path))
         PD_FAIL(err, PD_IO, "%s lies in %.300s, a directory of checkpoint.stripes whose drive is not there", name, path);
     return st;
 }
@@ -162,7 +162,7 @@ static pd_status sort_boxes(struct pd_inspect *in, struct pd_error *err)
 static pd_status survey(struct pd_inspect *in, struct pd_error *err)
 {
     in->shards = calloc(in->commit.shard_count, sizeof *in->shards);
-    in->buffers = aligned_alloc(PD_DOOR_ALIGN, PD_INSPECT_BUFFER_BYTES);
+    in->buffers = aligned_alloc(PD_VFS_ALIGN, PD_INSPECT_BUFFER_BYTES);
     if (!in->shards || !in->buffers) PD_FAIL(err, PD_NO_MEMORY, "no memory to look at %u shards", in->commit.shard_count);
     for (uint32_t s = 0; s < in->commit.shard_count; s++) {
         struct pd_shard *shard = NULL;
@@ -191,18 +191,18 @@ static pd_status find_record(struct pd_inspect *in, const char *path, struct pd_
     if (!in->directory) PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
     int written = snprintf(record, sizeof record, "%s%s", in->directory, name);
     if (written < 0 || (size_t)written >= sizeof record) PD_FAIL(err, PD_INVALID, "%s: the path is too long", path);
-    pd_status st = pd_commit_read(in->door, record, &in->commit, err);
+    pd_status st = pd_commit_read(in->vfs, record, &in->commit, err);
     if (st == PD_NOT_FOUND)
         PD_FAIL(err, PD_NOT_FOUND,
                 "%s is no checkpoint: it has no commit.h5; perdure ckpt ls lists the checkpoints of a run", in->directory);
     return st;
 }
 
-pd_status pd_inspect_open(struct pd_door *door, const char *path, struct pd_inspect **ret_inspect, struct pd_error *err)
+pd_status pd_inspect_open(struct pd_vfs *vfs, const char *path, struct pd_inspect **ret_inspect, struct pd_error *err)
 {
     struct pd_inspect *in = calloc(1, sizeof *in);
     if (!in) PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
-    in->door = door;
+    in->vfs = vfs;
     memset(in->open_order, 0xff, sizeof in->open_order);
     pd_status st = find_record(in, path, err);
     if (!st) st = survey(in, err);

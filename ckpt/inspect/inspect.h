@@ -13,7 +13,7 @@ struct pd_inspect;
 
 /* Reads and verifies the commit record, then the table of every shard. `path` may be the directory or its commit.h5.
  * A shard that cannot be opened is damage, noted for pd_inspect_verify; the others are still there to look at. */
-PD_MUST_USE pd_status pd_inspect_open(struct pd_door *door, const char *path, struct pd_inspect **ret_inspect,
+PD_MUST_USE pd_status pd_inspect_open(struct pd_vfs *vfs, const char *path, struct pd_inspect **ret_inspect,
                                       struct pd_error *err);
 void pd_inspect_close(struct pd_inspect *inspect);
 const struct pd_commit *pd_inspect_commit(const struct pd_inspect *inspect); /* borrowed */

@@ -8,7 +8,7 @@
 #define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: descriptors are scarce */
 
 struct pd_inspect {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char *directory;
     struct pd_commit commit;
     struct pd_tensor_table tensors;

@@ -126,55 +126,55 @@ int pd_posix_set_buffered(struct pd_file *file)
     return fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) == 0 ? 0 : errno;
 }
 
-int pd_posix_rename(struct pd_door *door, const char *from, const char *to)
+int pd_posix_rename(struct pd_vfs *vfs, const char *from, const char *to)
 {
-    (void)door;
+    (void)vfs;
     return rename(from, to) == 0 ? 0 : errno;
 }
 
-int pd_posix_link(struct pd_door *door, const char *from, const char *to)
+int pd_posix_link(struct pd_vfs *vfs, const char *from, const char *to)
 {
-    (void)door;
+    (void)vfs;
     return link(from, to) == 0 ? 0 : errno;
 }
 
-int pd_posix_symlink(struct pd_door *door, const char *target, const char *path)
+int pd_posix_symlink(struct pd_vfs *vfs, const char *target, const char *path)
 {
-    (void)door;
+    (void)vfs;
     return symlink(target, path) == 0 ? 0 : errno;
 }
 
-int pd_posix_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX])
+int pd_posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
 {
-    (void)door;
-    const ssize_t length = readlink(path, ret_target, PD_DOOR_PATH_MAX);
+    (void)vfs;
+    const ssize_t length = readlink(path, ret_target, PD_VFS_PATH_MAX);
     if (length < 0) return errno;
-    if (length == PD_DOOR_PATH_MAX) return ENAMETOOLONG;
-    memset(ret_target + length, 0, PD_DOOR_PATH_MAX - (size_t)length);
+    if (length == PD_VFS_PATH_MAX) return ENAMETOOLONG;
+    memset(ret_target + length, 0, PD_VFS_PATH_MAX - (size_t)length);
     return 0;
 }
 
-int pd_posix_unlink(struct pd_door *door, const char *path)
+int pd_posix_unlink(struct pd_vfs *vfs, const char *path)
 {
-    (void)door;
+    (void)vfs;
     return unlink(path) == 0 ? 0 : errno;
 }
 
-int pd_posix_mkdir(struct pd_door *door, const char *path)
+int pd_posix_mkdir(struct pd_vfs *vfs, const char *path)
 {
-    (void)door;
+    (void)vfs;
     return mkdir(path, 0777) == 0 ? 0 : errno;
 }
 
-int pd_posix_rmdir(struct pd_door *door, const char *path)
+int pd_posix_rmdir(struct pd_vfs *vfs, const char *path)
 {
-    (void)door;
+    (void)vfs;
     return rmdir(path) == 0 ? 0 : errno;
 }
 
-int pd_posix_sync_dir(struct pd_door *door, const char *path)
+int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path)
 {
-    (void)door;
+    (void)vfs;
     int fd = open_retried(path, O_RDONLY | O_DIRECTORY);
     if (fd < 0) return errno;
     int result = fsync(fd) == 0 ? 0 : errno;
@@ -182,9 +182,9 @@ int pd_posix_sync_dir(struct pd_door *door, const char *path)
     return result;
 }
 
-int pd_posix_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat)
+int pd_posix_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
 {
-    (void)door;
+    (void)vfs;
     struct stat st;
     if (stat(path, &st) != 0) return errno;
     fill_stat(&st, ret_stat);
@@ -206,9 +206,9 @@ static const struct {
     {0x958458f6, true, "hugetlbfs"},
 };
 
-int pd_posix_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+int pd_posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
 {
-    (void)door;
+    (void)vfs;
     struct statfs fs;
     int result;
     do {
@@ -232,9 +232,9 @@ int pd_posix_space(struct pd_door *door, const char *path, struct pd_space *ret_
     return 0;
 }
 
-int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing)
+int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
 {
-    (void)door;
+    (void)vfs;
     DIR *dir = opendir(path);
     if (!dir) return errno;
     int result = 0;
@@ -261,9 +261,9 @@ static bool has_name(int fd, const char *path)
 }
 
 /* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
-int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
+int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
-    (void)door;
+    (void)vfs;
     int fd = open_retried(path, O_RDWR | O_CREAT);
     if (fd < 0) return errno;
     int result;

@@ -1,8 +1,8 @@
-/* The slots that every real door shares: plain system calls on file descriptors. */
+/* The slots that every real VFS shares: plain system calls on file descriptors. */
 #ifndef PD_IO_POSIX_H
 #define PD_IO_POSIX_H
 
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 int pd_posix_open(struct pd_file *file, unsigned flags);
 int pd_posix_close(struct pd_file *file);
@@ -13,21 +13,21 @@ int pd_posix_truncate(struct pd_file *file, uint64_t bytes);
 int pd_posix_sync(struct pd_file *file);
 int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat);
 int pd_posix_set_buffered(struct pd_file *file);
-int pd_posix_rename(struct pd_door *door, const char *from, const char *to);
-int pd_posix_link(struct pd_door *door, const char *from, const char *to);
-int pd_posix_symlink(struct pd_door *door, const char *target, const char *path);
-int pd_posix_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX]);
-int pd_posix_unlink(struct pd_door *door, const char *path);
-int pd_posix_mkdir(struct pd_door *door, const char *path);
-int pd_posix_rmdir(struct pd_door *door, const char *path);
-int pd_posix_sync_dir(struct pd_door *door, const char *path);
-int pd_posix_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat);
-int pd_posix_space(struct pd_door *door, const char *path, struct pd_space *ret_space);
-int pd_posix_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing);
-int pd_posix_lock(struct pd_door *door, const char *path, struct pd_lock *lock);
+int pd_posix_rename(struct pd_vfs *vfs, const char *from, const char *to);
+int pd_posix_link(struct pd_vfs *vfs, const char *from, const char *to);
+int pd_posix_symlink(struct pd_vfs *vfs, const char *target, const char *path);
+int pd_posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX]);
+int pd_posix_unlink(struct pd_vfs *vfs, const char *path);
+int pd_posix_mkdir(struct pd_vfs *vfs, const char *path);
+int pd_posix_rmdir(struct pd_vfs *vfs, const char *path);
+int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path);
+int pd_posix_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat);
+int pd_posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space);
+int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing);
+int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock);
 void pd_posix_unlock(struct pd_lock *lock);
 
-/* What a door of system calls has in its table: all but who closes files, its queues and its end. */
+/* What a VFS of system calls has in its table: all but who closes files, its queues and its end. */
 #define PD_POSIX_SLOTS                                                                                                    \
     .open = pd_posix_open, .read = pd_posix_read, .write = pd_posix_write, .preallocate = pd_posix_preallocate,           \
     .truncate = pd_posix_truncate, .sync = pd_posix_sync, .file_stat = pd_posix_file_stat,                                \

@@ -1,25 +1,25 @@
 /* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
  * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
 #include "ckpt/base/trace.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-pd_status pd_queue_open(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
+pd_status pd_queue_open(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
                         struct pd_error *err)
 {
     struct pd_queue *queue = calloc(1, sizeof *queue);
     int result = queue ? 0 : ENOMEM;
     if (queue) {
-        *queue = (struct pd_queue){.door = door, .depth = door->queue_depth};
-        result = door->ops->queue_open(queue, buffers, buffers ? buffer_bytes : 0);
+        *queue = (struct pd_queue){.vfs = vfs, .depth = vfs->queue_depth};
+        result = vfs->ops->queue_open(queue, buffers, buffers ? buffer_bytes : 0);
     }
     if (result) {
         free(queue);
-        PD_FAIL_ERRNO(err, result, "opening an I/O queue of depth %" PRIu32, door->queue_depth);
+        PD_FAIL_ERRNO(err, result, "opening an I/O queue of depth %" PRIu32, vfs->queue_depth);
     }
     *ret_queue = queue;
     return PD_OK;
@@ -69,11 +69,11 @@ void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int r
 static int check_transfer(const struct pd_queue *queue, const struct pd_transfer *transfer)
 {
     const struct pd_file *file = transfer->file;
-    PD_CHECK(file && file->door == queue->door);
+    PD_CHECK(file && file->vfs == queue->vfs);
     if (transfer->is_write && atomic_load(&file->sync_failed)) return EIO;
     if (transfer->offset > INT64_MAX || transfer->bytes > INT64_MAX - transfer->offset) return EINVAL;
     uint64_t place = transfer->offset | transfer->bytes | (uintptr_t)transfer->data;
-    return atomic_load(&file->direct) && place % PD_DOOR_ALIGN != 0 ? EINVAL : 0;
+    return atomic_load(&file->direct) && place % PD_VFS_ALIGN != 0 ? EINVAL : 0;
 }
 
 /* As many valid transfers as fit go down in one call. */

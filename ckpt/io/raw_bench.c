@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 struct pd_raw_bench {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_queue *queue;
     uint64_t block_bytes, buffer_bytes;
     uint32_t depth;
@@ -24,19 +24,19 @@ static void fill(char *data, uint64_t bytes)
         words[i] = state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
 }
 
-pd_status pd_raw_bench_new(struct pd_door *door, uint64_t block_bytes, uint32_t depth, struct pd_raw_bench **ret_bench,
+pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t depth, struct pd_raw_bench **ret_bench,
                            struct pd_error *err)
 {
     struct pd_raw_bench *bench = calloc(1, sizeof *bench);
     if (!bench) PD_FAIL_ERRNO(err, ENOMEM, "raw disk benchmark");
-    *bench = (struct pd_raw_bench){.door = door, .depth = depth ? depth : PD_RAW_DEPTH};
+    *bench = (struct pd_raw_bench){.vfs = vfs, .depth = depth ? depth : PD_RAW_DEPTH};
     bench->block_bytes = block_bytes ? block_bytes : PD_RAW_BLOCK_BYTES;
-    bool fits = bench->block_bytes % PD_DOOR_ALIGN == 0 &&
-                pd_checked_mul_u64(bench->block_bytes, bench->depth, &bench->buffer_bytes);
+    bool fits =
+        bench->block_bytes % PD_VFS_ALIGN == 0 && pd_checked_mul_u64(bench->block_bytes, bench->depth, &bench->buffer_bytes);
     pd_status st = PD_OK;
     if (!fits)
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "blocks of %" PRIu64 " bytes are no multiple of %u or too large",
-                          bench->block_bytes, PD_DOOR_ALIGN);
+                          bench->block_bytes, PD_VFS_ALIGN);
     void *buffers =
         st ? MAP_FAILED : mmap(NULL, bench->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffers != MAP_FAILED) {
@@ -47,7 +47,7 @@ pd_status pd_raw_bench_new(struct pd_door *door, uint64_t block_bytes, uint32_t 
     if (!st && (!bench->buffers || !bench->transfers))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM, "%" PRIu64 " bytes of I/O buffers", bench->buffer_bytes);
     if (!st) fill(bench->buffers, bench->buffer_bytes);
-    if (!st) st = pd_queue_open(door, bench->buffers, bench->buffer_bytes, &bench->queue, err);
+    if (!st) st = pd_queue_open(vfs, bench->buffers, bench->buffer_bytes, &bench->queue, err);
     if (st) {
         pd_raw_bench_free(bench);
         return st;
@@ -115,7 +115,7 @@ static pd_status move_all(struct pd_raw_bench *bench, struct progress *progress,
 static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh, struct pd_error *err)
 {
     struct progress progress = {.is_write = true, .bytes = bytes};
-    PD_TRY(pd_file_open(bench->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &progress.file, err));
+    PD_TRY(pd_file_open(bench->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &progress.file, err));
     pd_status st = PD_OK;
     if (fresh) {
         st = pd_file_preallocate(progress.file, bytes, err);
@@ -127,20 +127,20 @@ static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64
     return st ? st : closed;
 }
 
-static bool is_recyclable(struct pd_door *door, const char *path, uint64_t bytes)
+static bool is_recyclable(struct pd_vfs *vfs, const char *path, uint64_t bytes)
 {
     struct pd_stat st;
-    return pd_door_stat(door, path, &st, NULL) == PD_OK && st.bytes >= bytes && st.allocated_bytes >= bytes;
+    return pd_vfs_stat(vfs, path, &st, NULL) == PD_OK && st.bytes >= bytes && st.allocated_bytes >= bytes;
 }
 
 pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint64_t bytes, enum pd_raw_state state,
                              double *ret_seconds, struct pd_error *err)
 {
-    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
+    if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
     if (state == PD_RAW_FRESH) {
-        pd_status st = pd_door_unlink(bench->door, path, err);
+        pd_status st = pd_vfs_unlink(bench->vfs, path, err);
         if (st && st != PD_NOT_FOUND) return st;
-    } else if (!is_recyclable(bench->door, path, bytes)) {
+    } else if (!is_recyclable(bench->vfs, path, bytes)) {
         PD_TRY(write_file(bench, path, bytes, true, err));
     }
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
@@ -152,10 +152,10 @@ pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint6
 pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64_t bytes, double *ret_seconds,
                             struct pd_error *err)
 {
-    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
+    if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
     struct progress progress = {.bytes = bytes};
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_file_open(bench->door, path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress.file, err));
+    PD_TRY(pd_file_open(bench->vfs, path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress.file, err));
     pd_status st = move_all(bench, &progress, err);
     pd_status closed = pd_file_close(progress.file, st ? NULL : err);
     if (st || closed) return st ? st : closed;
@@ -196,13 +196,13 @@ static pd_status move_mixed(struct pd_raw_bench *bench, struct progress *progres
 pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path, uint64_t bytes,
                              double *ret_seconds, struct pd_error *err)
 {
-    if (!pd_checked_align_u64(bytes, PD_DOOR_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", read_path);
-    if (!is_recyclable(bench->door, read_path, bytes)) PD_TRY(write_file(bench, read_path, bytes, true, err));
-    if (!is_recyclable(bench->door, write_path, bytes)) PD_TRY(write_file(bench, write_path, bytes, true, err));
+    if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", read_path);
+    if (!is_recyclable(bench->vfs, read_path, bytes)) PD_TRY(write_file(bench, read_path, bytes, true, err));
+    if (!is_recyclable(bench->vfs, write_path, bytes)) PD_TRY(write_file(bench, write_path, bytes, true, err));
     struct progress progress[2] = {{.bytes = bytes}, {.is_write = true, .bytes = bytes}};
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_file_open(bench->door, read_path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress[0].file, err));
-    pd_status st = pd_file_open(bench->door, write_path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &progress[1].file, err);
+    PD_TRY(pd_file_open(bench->vfs, read_path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress[0].file, err));
+    pd_status st = pd_file_open(bench->vfs, write_path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &progress[1].file, err);
     if (!st) st = move_mixed(bench, progress, err);
     pd_status closed = progress[1].file ? pd_file_close(progress[1].file, st ? NULL : err) : PD_OK;
     pd_file_close_readonly(progress[0].file);

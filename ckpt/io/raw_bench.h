@@ -8,15 +8,15 @@
 #ifndef PD_IO_RAW_BENCH_H
 #define PD_IO_RAW_BENCH_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
 #define PD_RAW_BLOCK_BYTES (UINT64_C(4) << 20)
 #define PD_RAW_DEPTH 8u
 
 struct pd_raw_bench;
 
-/* block_bytes 0: PD_RAW_BLOCK_BYTES; depth 0: PD_RAW_DEPTH; at most what the door's queues hold. */
-PD_MUST_USE pd_status pd_raw_bench_new(struct pd_door *door, uint64_t block_bytes, uint32_t depth,
+/* block_bytes 0: PD_RAW_BLOCK_BYTES; depth 0: PD_RAW_DEPTH; at most what the VFS's queues hold. */
+PD_MUST_USE pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t depth,
                                        struct pd_raw_bench **ret_bench, struct pd_error *err);
 void pd_raw_bench_free(struct pd_raw_bench *bench);
 
@@ -26,7 +26,7 @@ enum pd_raw_state {
                       */
 };
 
-/* Seconds from open to the end of fdatasync and close. `bytes` is rounded up to PD_DOOR_ALIGN; the file stays. */
+/* Seconds from open to the end of fdatasync and close. `bytes` is rounded up to PD_VFS_ALIGN; the file stays. */
 PD_MUST_USE pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint64_t bytes,
                                          enum pd_raw_state state, double *ret_seconds, struct pd_error *err);
 /* Seconds to read the first `bytes` of an existing file, open and close included.  errors  PD_CORRUPT: it is shorter */

@@ -1,5 +1,5 @@
-/* One list of jobs for all queues of a door; every queue has a list of its own for what is finished, so that its owner
- * sleeps and wakes without the others. Workers run the door's read and write slots: this engine works over any table. */
+/* One list of jobs for all queues of a VFS; every queue has a list of its own for what is finished, so that its owner
+ * sleeps and wakes without the others. Workers run the VFS's read and write slots: this engine works over any table. */
 #include "ckpt/io/threads.h"
 #include "ckpt/io/posix.h"
 
@@ -175,39 +175,39 @@ int pd_io_threads_queue_open(struct pd_io_threads *threads, struct pd_queue *que
     return 0;
 }
 
-/* ---- the door ---- */
+/* ---- the VFS ---- */
 
-static int door_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+static int vfs_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
     (void)buffers; /* threads have nothing to register */
     (void)buffer_bytes;
-    return pd_io_threads_queue_open(queue->door->context, queue);
+    return pd_io_threads_queue_open(queue->vfs->context, queue);
 }
 
-static void door_free(struct pd_door *door)
+static void vfs_free(struct pd_vfs *vfs)
 {
-    pd_io_threads_free(door->context);
+    pd_io_threads_free(vfs->context);
 }
 
-static const struct pd_door_ops door_ops = {
+static const struct pd_vfs_ops vfs_ops = {
     .name = "threads",
     PD_POSIX_SLOTS,
     .close = pd_posix_close,
-    .queue_open = door_queue_open,
-    .free = door_free,
+    .queue_open = vfs_queue_open,
+    .free = vfs_free,
 };
 
-pd_status pd_door_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_door **ret_door, struct pd_error *err)
+pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
     struct pd_io_threads *threads = NULL;
     PD_TRY(pd_io_threads_new(thread_count, &threads, err));
-    struct pd_door *door = NULL;
-    pd_status st = pd_door_new(&door_ops, queue_depth, threads, &door, err);
+    struct pd_vfs *vfs = NULL;
+    pd_status st = pd_vfs_new(&vfs_ops, queue_depth, threads, &vfs, err);
     if (st) {
         pd_io_threads_free(threads);
         return st;
     }
-    pd_door_set_description(door, "threads (%" PRIu32 ")", thread_count);
-    *ret_door = door;
+    pd_vfs_set_description(vfs, "threads (%" PRIu32 ")", thread_count);
+    *ret_vfs = vfs;
     return PD_OK;
 }

@@ -1,4 +1,4 @@
-/* Transfers by a pool of threads that call pread and pwrite: the door of last resort, and the queue behind any door whose
+/* Transfers by a pool of threads that call pread and pwrite: the VFS of last resort, and the queue behind any VFS whose
  * own queues are refused.
  *
  *   threads  an engine serves any number of queues; its workers start with the first one
@@ -6,7 +6,7 @@
 #ifndef PD_IO_THREADS_H
 #define PD_IO_THREADS_H
 
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #define PD_IO_THREADS_DEFAULT 8u
 

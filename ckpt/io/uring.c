@@ -1,8 +1,8 @@
 /* io_uring for bulk transfers, plain system calls for everything else.
  *
  * The ladder, from the top: registered buffers and fixed files -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels
- * before 6.5 for memory that is mapped from a file, as CUDA's page-locked memory is) unregistered buffers -> (EINVAL of old
- * kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The door stands on a rung when it is made, by trying
+ * before 6.5 for memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old
+ * kernels) fewer set-up flags -> (EPERM, ENOSYS, EACCES) a thread pool. The VFS stands on a rung when it is made, by trying
  * a small ring; a queue whose buffers or ring are refused later comes down alone and the description says so.
  *
  *   invariants  1. a ring is entered only by the thread that owns it: SINGLE_ISSUER. It is created disabled and enabled by
@@ -37,7 +37,7 @@
 #define IORING_SETUP_DEFER_TASKRUN (1U << 13)
 #endif
 
-struct uring_door {
+struct uring_vfs {
     pthread_mutex_t mutex; /* guards the list of queues and the staleness of their slots */
     struct uring_queue *queues;
     struct pd_io_threads *threads; /* for queues that get no ring */
@@ -54,7 +54,7 @@ struct file_slot {
 
 struct uring_queue {
     struct uring_queue *next;
-    struct uring_door *door;
+    struct uring_vfs *vfs;
     struct io_uring ring;
     bool has_ring, has_owner, fixed_files;
     pid_t owner; /* a kernel thread id: a pthread_t is reused as soon as its thread is joined */
@@ -77,23 +77,23 @@ static const unsigned flag_rungs[] = {
     IORING_SETUP_R_DISABLED,
 };
 
-static int ring_init(const struct uring_door *door, unsigned depth, unsigned flags, struct io_uring *ring)
+static int ring_init(const struct uring_vfs *vfs, unsigned depth, unsigned flags, struct io_uring *ring)
 {
-    if (door->refusals & PD_URING_REFUSE_RING) return EPERM;
-    if ((door->refusals & PD_URING_REFUSE_FLAGS) && (flags & IORING_SETUP_DEFER_TASKRUN)) return EINVAL;
-    if ((door->refusals & PD_URING_REFUSE_ALL_FLAGS) && (flags & IORING_SETUP_COOP_TASKRUN)) return EINVAL;
+    if (vfs->refusals & PD_URING_REFUSE_RING) return EPERM;
+    if ((vfs->refusals & PD_URING_REFUSE_FLAGS) && (flags & IORING_SETUP_DEFER_TASKRUN)) return EINVAL;
+    if ((vfs->refusals & PD_URING_REFUSE_ALL_FLAGS) && (flags & IORING_SETUP_COOP_TASKRUN)) return EINVAL;
     return -io_uring_queue_init(depth, ring, flags);
 }
 
-static int register_files(const struct uring_door *door, struct io_uring *ring)
+static int register_files(const struct uring_vfs *vfs, struct io_uring *ring)
 {
-    if (door->refusals & PD_URING_REFUSE_FILES) return EINVAL;
+    if (vfs->refusals & PD_URING_REFUSE_FILES) return EINVAL;
     return -io_uring_register_files_sparse(ring, FILE_SLOTS);
 }
 
-static int register_buffers(const struct uring_door *door, struct io_uring *ring, char *data, uint64_t bytes)
+static int register_buffers(const struct uring_vfs *vfs, struct io_uring *ring, char *data, uint64_t bytes)
 {
-    if (door->refusals & PD_URING_REFUSE_BUFFERS) return ENOMEM;
+    if (vfs->refusals & PD_URING_REFUSE_BUFFERS) return ENOMEM;
     struct iovec vectors[BUFFERS_MAX];
     unsigned count = 0;
     for (uint64_t at = 0; at < bytes; at += BUFFER_BYTES_MAX) {
@@ -105,19 +105,19 @@ static int register_buffers(const struct uring_door *door, struct io_uring *ring
 }
 
 /* Finds the flags this kernel takes; 0 or the errno that forbids rings altogether. */
-static int find_rung(struct uring_door *door, int *ret_flags_errno)
+static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
 {
     int result = 0;
     for (size_t i = 0; i < sizeof flag_rungs / sizeof *flag_rungs; i++) {
         struct io_uring ring;
-        result = ring_init(door, 8, flag_rungs[i], &ring);
+        result = ring_init(vfs, 8, flag_rungs[i], &ring);
         if (result == EINVAL) {
             *ret_flags_errno = result;
             continue;
         }
         if (result) return result;
-        door->flags = flag_rungs[i];
-        door->fixed_files = register_files(door, &ring) == 0;
+        vfs->flags = flag_rungs[i];
+        vfs->fixed_files = register_files(vfs, &ring) == 0;
         io_uring_queue_exit(&ring);
         return 0;
     }
@@ -125,13 +125,13 @@ static int find_rung(struct uring_door *door, int *ret_flags_errno)
 }
 
 /* Tries one page: enough to know whether the kernel registers at all; how much it registers only a queue can know. */
-static int try_register(const struct uring_door *door)
+static int try_register(const struct uring_vfs *vfs)
 {
     struct io_uring ring;
-    int result = ring_init(door, 8, door->flags, &ring);
+    int result = ring_init(vfs, 8, vfs->flags, &ring);
     if (result) return result;
-    char *page = aligned_alloc(PD_DOOR_ALIGN, PD_DOOR_ALIGN);
-    result = page ? register_buffers(door, &ring, page, PD_DOOR_ALIGN) : ENOMEM;
+    char *page = aligned_alloc(PD_VFS_ALIGN, PD_VFS_ALIGN);
+    result = page ? register_buffers(vfs, &ring, page, PD_VFS_ALIGN) : ENOMEM;
     io_uring_queue_exit(&ring);
     free(page);
     return result;
@@ -168,22 +168,22 @@ static void warn_unregistered(int reason)
             strerror_r(reason, text, sizeof text), remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
 }
 
-static void say_unregistered(struct pd_door *door, uint64_t bytes, int result)
+static void say_unregistered(struct pd_vfs *vfs, uint64_t bytes, int result)
 {
-    struct uring_door *mine = door->context;
+    struct uring_vfs *mine = vfs->context;
     if (!atomic_exchange(&mine->registers, false)) return;
     char text[64];
     warn_unregistered(result);
-    pd_door_set_description(door, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s), %s files", bytes >> 20,
-                            strerror_r(result, text, sizeof text), remedy(result), mine->fixed_files ? "fixed" : "plain");
+    pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s), %s files", bytes >> 20,
+                           strerror_r(result, text, sizeof text), remedy(result), mine->fixed_files ? "fixed" : "plain");
 }
 
 /* Whoever calls this need not be the thread that submits: the ring stays disabled until then. */
-static int ring_make(struct pd_door *door, struct uring_queue *queue)
+static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue)
 {
-    struct uring_door *mine = door->context;
+    struct uring_vfs *mine = vfs->context;
     if (mine->refusals & PD_URING_REFUSE_LATER) return EMFILE;
-    int result = ring_init(mine, door->queue_depth, mine->flags, &queue->ring);
+    int result = ring_init(mine, vfs->queue_depth, mine->flags, &queue->ring);
     if (result) return result;
     queue->has_ring = true;
     queue->fixed_files = mine->fixed_files && register_files(mine, &queue->ring) == 0;
@@ -194,7 +194,7 @@ static int ring_make(struct pd_door *door, struct uring_queue *queue)
     result = is_mapped ? EOPNOTSUPP : register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
     if (result) {
         queue->buffer_bytes = 0;
-        say_unregistered(door, queue->wished_bytes, result);
+        say_unregistered(vfs, queue->wished_bytes, result);
     }
     return 0;
 }
@@ -212,11 +212,11 @@ static void slot_empty(struct uring_queue *queue, uint32_t slot)
 static void slots_purge(struct uring_queue *queue)
 {
     if (atomic_load(&queue->stale_count) == 0) return;
-    pthread_mutex_lock(&queue->door->mutex);
+    pthread_mutex_lock(&queue->vfs->mutex);
     for (uint32_t i = 0; i < queue->slot_count; i++)
         if (queue->slots[i].stale) slot_empty(queue, i);
     atomic_store(&queue->stale_count, 0);
-    pthread_mutex_unlock(&queue->door->mutex);
+    pthread_mutex_unlock(&queue->vfs->mutex);
 }
 
 static bool slot_find(struct uring_queue *queue, struct pd_file *file, uint32_t *ret_slot)
@@ -235,20 +235,20 @@ static bool slot_find(struct uring_queue *queue, struct pd_file *file, uint32_t 
         empty = queue->slot_count;
     }
     if (io_uring_register_files_update(&queue->ring, empty, &file->fd, 1) != 1) return false;
-    pthread_mutex_lock(&queue->door->mutex);
+    pthread_mutex_lock(&queue->vfs->mutex);
     queue->slots[empty].file = file;
     if (empty == queue->slot_count) queue->slot_count++;
-    pthread_mutex_unlock(&queue->door->mutex);
+    pthread_mutex_unlock(&queue->vfs->mutex);
     *ret_slot = empty;
     return true;
 }
 
 static int uring_close(struct pd_file *file)
 {
-    struct uring_door *door = file->door->context;
+    struct uring_vfs *vfs = file->vfs->context;
     pid_t self = gettid();
-    pthread_mutex_lock(&door->mutex);
-    for (struct uring_queue *queue = door->queues; queue; queue = queue->next) {
+    pthread_mutex_lock(&vfs->mutex);
+    for (struct uring_queue *queue = vfs->queues; queue; queue = queue->next) {
         for (uint32_t i = 0; i < queue->slot_count; i++) {
             if (queue->slots[i].file != file) continue;
             if (queue->has_owner && queue->owner == self) {
@@ -259,7 +259,7 @@ static int uring_close(struct pd_file *file)
             }
         }
     }
-    pthread_mutex_unlock(&door->mutex);
+    pthread_mutex_unlock(&vfs->mutex);
     return pd_posix_close(file);
 }
 
@@ -332,16 +332,16 @@ static int own(struct pd_queue *queue)
     struct uring_queue *mine = queue->context;
     pid_t self = gettid();
     if (mine->has_owner && mine->owner == self) return 0;
-    pthread_mutex_lock(&mine->door->mutex); /* who closes a file asks for the owner */
+    pthread_mutex_lock(&mine->vfs->mutex); /* who closes a file asks for the owner */
     int result = 0;
     if (mine->has_owner) ring_drop(mine);
-    if (!mine->has_ring) result = ring_make(queue->door, mine);
+    if (!mine->has_ring) result = ring_make(queue->vfs, mine);
     /* liburing 2.3 declares io_uring_enable_rings and does not export it. */
     if (!result && syscall(__NR_io_uring_register, mine->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) != 0)
         result = errno;
     mine->owner = self;
     mine->has_owner = !result;
-    pthread_mutex_unlock(&mine->door->mutex);
+    pthread_mutex_unlock(&mine->vfs->mutex);
     return result;
 }
 
@@ -370,7 +370,7 @@ static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *trans
 static void complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
 {
     const struct uring_queue *mine = queue->context;
-    if (transfer->internal.was_direct && mine->door->refusals & PD_URING_REFUSE_DIRECT) result = -EINVAL;
+    if (transfer->internal.was_direct && mine->vfs->refusals & PD_URING_REFUSE_DIRECT) result = -EINVAL;
     if (result < 0) {
         bool again = result == -EINTR || result == -EAGAIN ||
                      pd_file_fall_back(transfer->file, transfer->internal.was_direct, -result);
@@ -421,12 +421,12 @@ static int queue_reap(struct pd_queue *queue, bool wait)
 static void queue_close(struct pd_queue *queue)
 {
     struct uring_queue *mine = queue->context;
-    pthread_mutex_lock(&mine->door->mutex);
-    struct uring_queue **link = &mine->door->queues;
+    pthread_mutex_lock(&mine->vfs->mutex);
+    struct uring_queue **link = &mine->vfs->queues;
     while (*link != mine)
         link = &(*link)->next;
     *link = mine->next;
-    pthread_mutex_unlock(&mine->door->mutex);
+    pthread_mutex_unlock(&mine->vfs->mutex);
     ring_drop(mine);
     free(mine);
 }
@@ -441,52 +441,52 @@ static const struct pd_queue_ops queue_ops = {
 /* A ring that is refused now (descriptors, memory) leaves a slower queue, not a failed save. */
 static int fall_to_threads(struct pd_queue *queue, int reason)
 {
-    struct uring_door *door = queue->door->context;
-    pthread_mutex_lock(&door->mutex);
+    struct uring_vfs *vfs = queue->vfs->context;
+    pthread_mutex_lock(&vfs->mutex);
     int result = 0;
-    if (!door->threads) {
+    if (!vfs->threads) {
         char text[64];
-        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &door->threads, NULL) ? ENOMEM : 0;
-        pd_door_set_description(queue->door, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &vfs->threads, NULL) ? ENOMEM : 0;
+        pd_vfs_set_description(queue->vfs, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
     }
-    pthread_mutex_unlock(&door->mutex);
-    return result ? result : pd_io_threads_queue_open(door->threads, queue);
+    pthread_mutex_unlock(&vfs->mutex);
+    return result ? result : pd_io_threads_queue_open(vfs->threads, queue);
 }
 
 static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
-    struct uring_door *door = queue->door->context;
+    struct uring_vfs *vfs = queue->vfs->context;
     struct uring_queue *mine = calloc(1, sizeof *mine);
     if (!mine) return ENOMEM;
-    mine->door = door;
+    mine->vfs = vfs;
     mine->wished_buffers = buffers;
     mine->wished_bytes = buffer_bytes;
-    int result = ring_make(queue->door, mine);
+    int result = ring_make(queue->vfs, mine);
     if (result) {
         free(mine);
         return fall_to_threads(queue, result);
     }
-    pthread_mutex_lock(&door->mutex);
-    mine->next = door->queues;
-    door->queues = mine;
-    pthread_mutex_unlock(&door->mutex);
+    pthread_mutex_lock(&vfs->mutex);
+    mine->next = vfs->queues;
+    vfs->queues = mine;
+    pthread_mutex_unlock(&vfs->mutex);
     queue->context = mine;
     queue->ops = &queue_ops;
     return 0;
 }
 
-/* ---- the door ---- */
+/* ---- the VFS ---- */
 
-static void uring_free(struct pd_door *door)
+static void uring_free(struct pd_vfs *vfs)
 {
-    struct uring_door *mine = door->context;
+    struct uring_vfs *mine = vfs->context;
     PD_CHECK(mine->queues == NULL);
     pd_io_threads_free(mine->threads);
     pthread_mutex_destroy(&mine->mutex);
     free(mine);
 }
 
-static const struct pd_door_ops door_ops = {
+static const struct pd_vfs_ops vfs_ops = {
     .name = "io_uring",
     PD_POSIX_SLOTS,
     .close = uring_close,
@@ -494,45 +494,44 @@ static const struct pd_door_ops door_ops = {
     .free = uring_free,
 };
 
-static void describe(struct pd_door *door, int flags_errno, int register_errno)
+static void describe(struct pd_vfs *vfs, int flags_errno, int register_errno)
 {
-    struct uring_door *mine = door->context;
+    struct uring_vfs *mine = vfs->context;
     char text[64], buffers[128] = "registered buffers";
     if (register_errno) warn_unregistered(register_errno);
     if (register_errno)
         snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
                  remedy(register_errno));
-    pd_door_set_description(door, "io_uring, %s, %s files%s", buffers, mine->fixed_files ? "fixed" : "plain",
-                            flags_errno ? ", fewer set-up flags (kernel before 6.1)" : "");
+    pd_vfs_set_description(vfs, "io_uring, %s, %s files%s", buffers, mine->fixed_files ? "fixed" : "plain",
+                           flags_errno ? ", fewer set-up flags (kernel before 6.1)" : "");
 }
 
-static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_door **ret_door, struct pd_error *err)
+static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
-    static _Atomic bool said; /* once a process: every rank of a test opens doors */
-    PD_TRY(pd_door_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_door, err));
+    static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
+    PD_TRY(pd_vfs_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_vfs, err));
     char text[64];
     if (!atomic_exchange(&said, true))
         pd_log_warn("io",
                     "io_uring is refused here (%s): threads move the data; to change that, set kernel.io_uring_disabled=0 "
                     "and allow io_uring_setup in the container's seccomp profile",
                     strerror_r(reason, text, sizeof text));
-    pd_door_set_description(*ret_door, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
+    pd_vfs_set_description(*ret_vfs, "threads (io_uring: %s)", strerror_r(reason, text, sizeof text));
     return PD_OK;
 }
 
-pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_door **ret_door,
-                                     struct pd_error *err)
+pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
-    struct uring_door *mine = calloc(1, sizeof *mine);
-    if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening the io_uring door");
+    struct uring_vfs *mine = calloc(1, sizeof *mine);
+    if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening the io_uring VFS");
     mine->refusals = refusals;
     int flags_errno = 0, result = find_rung(mine, &flags_errno);
     if (result) {
         free(mine);
-        return new_threads_instead(queue_depth, result, ret_door, err);
+        return new_threads_instead(queue_depth, result, ret_vfs, err);
     }
-    struct pd_door *door = NULL;
-    pd_status st = pd_door_new(&door_ops, queue_depth, mine, &door, err);
+    struct pd_vfs *vfs = NULL;
+    pd_status st = pd_vfs_new(&vfs_ops, queue_depth, mine, &vfs, err);
     if (st) {
         free(mine);
         return st;
@@ -540,12 +539,12 @@ pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, st
     pthread_mutex_init(&mine->mutex, NULL);
     int register_errno = try_register(mine);
     atomic_store(&mine->registers, register_errno == 0);
-    describe(door, flags_errno, register_errno);
-    *ret_door = door;
+    describe(vfs, flags_errno, register_errno);
+    *ret_vfs = vfs;
     return PD_OK;
 }
 
-pd_status pd_door_new_uring(uint32_t queue_depth, struct pd_door **ret_door, struct pd_error *err)
+pd_status pd_vfs_new_uring(uint32_t queue_depth, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
-    return pd_door_new_uring_refusing(queue_depth, 0, ret_door, err);
+    return pd_vfs_new_uring_refusing(queue_depth, 0, ret_vfs, err);
 }

@@ -1,8 +1,8 @@
-/* The io_uring door, with the hooks that let tests stand on each rung of its ladder. */
+/* The io_uring VFS, with the hooks that let tests stand on each rung of its ladder. */
 #ifndef PD_IO_URING_H
 #define PD_IO_URING_H
 
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 /* What a pretended kernel refuses. */
 enum pd_uring_refusal {
@@ -16,7 +16,7 @@ enum pd_uring_refusal {
     PD_URING_REFUSE_MAPPED = 128,  /* EOPNOTSUPP of queues' buffers: memory mapped from a file, before 6.5 */
 };
 
-PD_MUST_USE pd_status pd_door_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_door **ret_door,
-                                                 struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs,
+                                                struct pd_error *err);
 
 #endif

@@ -156,8 +156,8 @@ static pd_status stage(struct packing *p, uint64_t offset, const unsigned char *
 static pd_status write_job(struct packing *p, const struct pd_shard_job *job)
 {
     const uint64_t at = pd_shard_job_place(p->w, job);
-    if (p->source || job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_DOOR_ALIGN ||
-        (uintptr_t)job->data % PD_DOOR_ALIGN)
+    if (p->source || job->stored != job->data || job->stored_bytes < LENT_BYTES_MIN || job->stored_bytes % PD_VFS_ALIGN ||
+        (uintptr_t)job->data % PD_VFS_ALIGN)
         return stage(p, at, job->stored, job->stored_bytes);
     struct slot *slot = NULL;
     PD_TRY(flush_current(p));

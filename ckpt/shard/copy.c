@@ -135,7 +135,7 @@ static void wait_for_lent(struct copy *c)
 static void cut_slots(struct copy *c)
 {
     const struct pd_shard_copy *r = c->request;
-    PD_CHECK((uintptr_t)r->buffers % PD_DOOR_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
+    PD_CHECK((uintptr_t)r->buffers % PD_VFS_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
     c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     for (uint32_t i = 0; i < SLOTS; i++)
         c->slots[i] = (struct slot){.buffer = (unsigned char *)r->buffers + i * c->slot_bytes, .is_free = true};
@@ -147,7 +147,7 @@ static pd_status fill_target(struct copy *c)
     struct pd_stat stat;
     pd_status st = pd_file_preallocate(c->target, bytes, c->err);
     if (st != PD_UNSUPPORTED) PD_TRY(st);
-    PD_TRY(pd_queue_open(c->source->door, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
+    PD_TRY(pd_queue_open(c->source->vfs, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
     c->start_ns = pd_clock_monotonic_ns(NULL);
     st = move_all(c);
     if (st) wait_for_lent(c);
@@ -173,7 +173,7 @@ static pd_status verify_target(const struct copy *c)
     const struct pd_shard_copy *r = c->request;
     struct pd_shard *made = NULL;
     struct pd_error own = {0};
-    pd_status st = pd_shard_open(c->source->door, r->to, r->identity, r->expect, &made, &own);
+    pd_status st = pd_shard_open(c->source->vfs, r->to, r->identity, r->expect, &made, &own);
     if (!st) st = verify_made(c, made, &own);
     pd_shard_close(made);
     if (!st) return PD_OK;
@@ -184,12 +184,12 @@ static pd_status verify_target(const struct copy *c)
     return st;
 }
 
-pd_status pd_shard_copy_with(struct pd_door *door, const struct pd_shard_copy *request, struct pd_error *err)
+pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_shard_copy *request, struct pd_error *err)
 {
     struct copy c = {.request = request, .err = err};
-    PD_TRY(pd_shard_open(door, request->from, request->identity, request->expect, &c.source, err));
+    PD_TRY(pd_shard_open(vfs, request->from, request->identity, request->expect, &c.source, err));
     cut_slots(&c);
-    pd_status st = pd_file_open(door, request->to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &c.target, err);
+    pd_status st = pd_file_open(vfs, request->to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &c.target, err);
     if (!st) {
         st = fill_target(&c);
         pd_status closed = pd_file_close(c.target, st ? NULL : err);
@@ -200,10 +200,10 @@ pd_status pd_shard_copy_with(struct pd_door *door, const struct pd_shard_copy *r
     return st;
 }
 
-pd_status pd_shard_copy(struct pd_door *door, const char *from, const char *to, const struct pd_identity *identity,
+pd_status pd_shard_copy(struct pd_vfs *vfs, const char *from, const char *to, const struct pd_identity *identity,
                         void *buffers, uint64_t buffer_bytes, struct pd_error *err)
 {
     const struct pd_shard_copy request = {
         .from = from, .to = to, .identity = identity, .buffers = buffers, .buffer_bytes = buffer_bytes};
-    return pd_shard_copy_with(door, &request, err);
+    return pd_shard_copy_with(vfs, &request, err);
 }

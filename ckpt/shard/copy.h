@@ -14,7 +14,7 @@ struct pd_shard_copy {
     const char *from, *to;                 /* `to` is made, or overwritten in place */
     const struct pd_identity *identity;    /* of the source */
     const struct pd_shard_summary *expect; /* of the source, from its commit record; NULL: its own word */
-    void *buffers;                         /* (buffer_bytes) aligned to PD_DOOR_ALIGN, at least 1 MiB */
+    void *buffers;                         /* (buffer_bytes) aligned to PD_VFS_ALIGN, at least 1 MiB */
     uint64_t buffer_bytes;
     uint64_t bytes_per_second; /* 0: no cap */
     const atomic_bool *stop;   /* looked at between pieces; may be NULL */
@@ -22,11 +22,10 @@ struct pd_shard_copy {
 
 /* PD_OK: `to` is whole and durable, save for its name. After any error it is worthless and must be unlinked, never reused.
  *   errors  PD_CORRUPT: the source is damaged; PD_STOPPED; PD_NO_SPACE, PD_IO: either file, named */
-PD_MUST_USE pd_status pd_shard_copy_with(struct pd_door *door, const struct pd_shard_copy *copy, struct pd_error *err);
+PD_MUST_USE pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_shard_copy *copy, struct pd_error *err);
 
 /* The same without cap and stop. */
-PD_MUST_USE pd_status pd_shard_copy(struct pd_door *door, const char *from, const char *to,
-                                    const struct pd_identity *identity, void *buffers, uint64_t buffer_bytes,
-                                    struct pd_error *err);
+PD_MUST_USE pd_status pd_shard_copy(struct pd_vfs *vfs, const char *from, const char *to, const struct pd_identity *identity,
+                                    void *buffers, uint64_t buffer_bytes, struct pd_error *err);
 
 #endif

@@ -100,7 +100,7 @@ static pd_status need_expander(struct pd_shard *shard, struct pd_error *err)
     if (shard->expander) return PD_OK;
     struct pd_shard_expander *e = calloc(1, sizeof *e);
     if (!e) PD_FAIL(err, PD_NO_MEMORY, "no memory to decompress");
-    e->stored = aligned_alloc(PD_DOOR_ALIGN, PD_SHARD_CHUNK_MAX + PD_SHARD_PAGE_BYTES);
+    e->stored = aligned_alloc(PD_VFS_ALIGN, PD_SHARD_CHUNK_MAX + PD_SHARD_PAGE_BYTES);
     e->shuffled = malloc(PD_SHARD_CHUNK_MAX);
     e->kept[0].data = malloc(PD_SHARD_CHUNK_MAX);
     e->kept[1].data = malloc(PD_SHARD_CHUNK_MAX);

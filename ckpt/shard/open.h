@@ -20,7 +20,7 @@ struct pd_shard_expander {
 };
 
 struct pd_shard {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char *path;
     struct pd_file *file;
     uint64_t file_bytes;

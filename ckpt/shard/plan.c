@@ -139,7 +139,7 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
     if (st == PD_CORRUPT) st = pd_error_context(err, PD_BUG, "HDF5's allocation");
     PD_TRY(st);
     PD_TRY(check_apart(w, err));
-    w->table = aligned_alloc(PD_DOOR_ALIGN, w->table_bytes + PD_SHARD_PAGE_BYTES);
+    w->table = aligned_alloc(PD_VFS_ALIGN, w->table_bytes + PD_SHARD_PAGE_BYTES);
     if (!w->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for the table of %u boxes", w->box_count);
     memset(w->table, 0, w->table_bytes + PD_SHARD_PAGE_BYTES);
     const struct pd_shard_counts counts = counts_of(w);
@@ -148,22 +148,22 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
     return w->chunks ? pd_shard_chunks_plan(w->chunks, &w->pages, w->table, w->file_bytes, err) : PD_OK;
 }
 
-pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
+pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                               uint32_t box_count, void *buffers, uint64_t buffer_bytes, struct pd_shard_writer **ret_writer,
                               struct pd_error *err)
 {
-    return pd_shard_writer_new_compressed(door, tensors, boxes, box_count, buffers, buffer_bytes, NULL, ret_writer, err);
+    return pd_shard_writer_new_compressed(vfs, tensors, boxes, box_count, buffers, buffer_bytes, NULL, ret_writer, err);
 }
 
-pd_status pd_shard_writer_new_compressed(struct pd_door *door, const struct pd_tensor_table *tensors,
+pd_status pd_shard_writer_new_compressed(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
                                          const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
                                          uint64_t buffer_bytes, const struct pd_shard_codec *codec,
                                          struct pd_shard_writer **ret_writer, struct pd_error *err)
 {
-    PD_CHECK(buffer_bytes >= PD_SHARD_BUFFERS_MIN && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
+    PD_CHECK(buffer_bytes >= PD_SHARD_BUFFERS_MIN && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
     struct pd_shard_writer *w = calloc(1, sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory for a shard writer");
-    *w = (struct pd_shard_writer){.door = door,
+    *w = (struct pd_shard_writer){.vfs = vfs,
                                   .boxes = boxes,
                                   .model = tensors,
                                   .box_count = box_count,

@@ -102,7 +102,7 @@ static pd_status check_table(struct pd_shard *shard, struct pd_error *err)
 static pd_status load_table(struct pd_shard *shard, struct pd_error *err)
 {
     const uint64_t bytes = shard->trailer.table_bytes;
-    shard->table = aligned_alloc(PD_DOOR_ALIGN, bytes);
+    shard->table = aligned_alloc(PD_VFS_ALIGN, bytes);
     if (!shard->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for its table of %" PRIu64 " bytes", bytes);
     pd_status status = PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && status == PD_CORRUPT; attempt++) {
@@ -187,7 +187,7 @@ pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err)
     const struct pd_shard_head *head = (const void *)shard->table;
     struct pd_queue *queue = NULL;
     uint64_t digest = ~head->rest_digest;
-    PD_TRY(pd_queue_open(shard->door, NULL, 0, &queue, err));
+    PD_TRY(pd_queue_open(shard->vfs, NULL, 0, &queue, err));
     pd_status st = PD_OK;
     for (int attempt = 0; !st && digest != head->rest_digest && attempt < 2; attempt++)
         st = digest_rest(shard, queue, &digest, err);
@@ -200,9 +200,9 @@ pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err)
 static pd_status open_parts(struct pd_shard *shard, const struct pd_identity *identity,
                             const struct pd_shard_summary *expect, struct pd_error *err)
 {
-    shard->bounce = aligned_alloc(PD_DOOR_ALIGN, BOUNCE_BYTES);
+    shard->bounce = aligned_alloc(PD_VFS_ALIGN, BOUNCE_BYTES);
     if (!shard->bounce) PD_FAIL(err, PD_NO_MEMORY, "no memory for a buffer");
-    PD_TRY(pd_file_open(shard->door, shard->path, PD_OPEN_READ | PD_OPEN_DIRECT, &shard->file, err));
+    PD_TRY(pd_file_open(shard->vfs, shard->path, PD_OPEN_READ | PD_OPEN_DIRECT, &shard->file, err));
     PD_TRY(load_trailer(shard, expect, err));
     PD_TRY(load_table(shard, err));
     PD_TRY(check_identity(shard, identity, err));
@@ -228,7 +228,7 @@ static pd_status open_parts(struct pd_shard *shard, const struct pd_identity *id
     return pd_shard_verify_rest(shard, err);
 }
 
-pd_status pd_shard_open(struct pd_door *door, const char *path, const struct pd_identity *identity,
+pd_status pd_shard_open(struct pd_vfs *vfs, const char *path, const struct pd_identity *identity,
                         const struct pd_shard_summary *expect, struct pd_shard **ret_shard, struct pd_error *err)
 {
     struct pd_shard *shard = calloc(1, sizeof *shard);
@@ -237,7 +237,7 @@ pd_status pd_shard_open(struct pd_door *door, const char *path, const struct pd_
         free(shard);
         PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
     }
-    shard->door = door;
+    shard->vfs = vfs;
     pd_status st = open_parts(shard, identity, expect, err);
     if (st) {
         pd_shard_close(shard);

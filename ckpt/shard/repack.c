@@ -37,13 +37,13 @@ static pd_status pace(void *context, uint64_t bytes, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status write_compressed(struct pd_door *door, struct repack *r, const struct pd_shard_codec *codec,
+static pd_status write_compressed(struct pd_vfs *vfs, struct repack *r, const struct pd_shard_codec *codec,
                                   struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     const struct pd_shard_copy *request = r->request;
     const struct pd_shard_source source = {r, read_blocks, pace};
     struct pd_shard_writer *writer = NULL;
-    PD_TRY(pd_shard_writer_new_compressed(door, pd_shard_tensors(r->source), pd_shard_boxes(r->source),
+    PD_TRY(pd_shard_writer_new_compressed(vfs, pd_shard_tensors(r->source), pd_shard_boxes(r->source),
                                           pd_shard_box_count(r->source), request->buffers, request->buffer_bytes, codec,
                                           &writer, err));
     r->start_ns = pd_clock_monotonic_ns(NULL);
@@ -53,17 +53,17 @@ static pd_status write_compressed(struct pd_door *door, struct repack *r, const 
     return st;
 }
 
-pd_status pd_shard_repack(struct pd_door *door, const struct pd_shard_copy *request, const struct pd_shard_codec *codec,
+pd_status pd_shard_repack(struct pd_vfs *vfs, const struct pd_shard_copy *request, const struct pd_shard_codec *codec,
                           struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     struct repack r = {.request = request};
     struct pd_shard_summary summary;
-    PD_TRY(pd_shard_open(door, request->from, request->identity, request->expect, &r.source, err));
+    PD_TRY(pd_shard_open(vfs, request->from, request->identity, request->expect, &r.source, err));
     pd_shard_summary_of(r.source, &summary);
     const bool as_it_is = !codec || codec->codec == PD_CODEC_NONE || pd_shard_is_compressed(r.source);
-    pd_status st = as_it_is ? PD_OK : write_compressed(door, &r, codec, &summary, err);
+    pd_status st = as_it_is ? PD_OK : write_compressed(vfs, &r, codec, &summary, err);
     pd_shard_close(r.source);
-    if (!st && as_it_is) st = pd_shard_copy_with(door, request, err);
+    if (!st && as_it_is) st = pd_shard_copy_with(vfs, request, err);
     if (st) return st;
     if (request->expect) summary.host = request->expect->host;
     *ret_summary = summary;

@@ -192,7 +192,7 @@ static void cut_slots(struct scan *s, unsigned char *buffers, uint64_t buffer_by
     uint64_t bytes = buffer_bytes / 8 / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     if (bytes > SLOT_BYTES_MAX) bytes = SLOT_BYTES_MAX;
     if (s->shard->contents.chunk_count && bytes < PD_SHARD_CHUNK_MAX) bytes = PD_SHARD_CHUNK_MAX;
-    PD_CHECK(bytes >= PD_SHARD_BLOCK_BYTES && (uintptr_t)buffers % PD_DOOR_ALIGN == 0);
+    PD_CHECK(bytes >= PD_SHARD_BLOCK_BYTES && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
     uint64_t count = buffer_bytes / bytes;
     s->slot_bytes = bytes;
     s->slot_count = count < SLOTS_MAX ? (uint32_t)count : SLOTS_MAX;
@@ -205,7 +205,7 @@ pd_status pd_shard_scan(struct pd_shard *shard, void *buffers, uint64_t buffer_b
 {
     struct scan s = {.shard = shard, .visitor = visitor, .err = err};
     cut_slots(&s, buffers, buffer_bytes);
-    PD_TRY(pd_queue_open(shard->door, buffers, buffer_bytes, &s.queue, err));
+    PD_TRY(pd_queue_open(shard->vfs, buffers, buffer_bytes, &s.queue, err));
     pd_status st = scan_large(&s);
     s.err = st ? NULL : err;
     for (uint32_t count = 1; count;) { /* buffers are lent until everything is back */

@@ -8,7 +8,7 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/thread_pool.h"
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 #include "ckpt/tensor/tensor.h"
 
 #define PD_SHARD_BLOCK_BYTES 65536u /* one XXH3-64 per block of a box */
@@ -41,9 +41,9 @@ struct pd_shard_summary {
 struct pd_shard_writer; /* plan of one shard: file offsets of every box; reusable for every save of a launch */
 
 /* Computes the file once (metadata pages, offsets). `tensors` and `boxes` are borrowed for the writer's life.
- * `buffers` (buffer_bytes, aligned to PD_DOOR_ALIGN) stages data on its way to the disk: at least 4 MiB, 32 MiB is fast.
+ * `buffers` (buffer_bytes, aligned to PD_VFS_ALIGN) stages data on its way to the disk: at least 4 MiB, 32 MiB is fast.
  *   memory   beyond `buffers` only metadata pages and 8 bytes per block, reported by pd_shard_writer_bytes */
-PD_MUST_USE pd_status pd_shard_writer_new(struct pd_door *door, const struct pd_tensor_table *tensors,
+PD_MUST_USE pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
                                           const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
                                           uint64_t buffer_bytes, struct pd_shard_writer **ret_writer, struct pd_error *err);
 
@@ -62,7 +62,7 @@ PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_cod
 /* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
  * threads; is_auto does not. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
  *   memory  besides: working memory of zstd for each thread, at most 16 */
-PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_door *door, const struct pd_tensor_table *tensors,
+PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
                                                      const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
                                                      uint64_t buffer_bytes, const struct pd_shard_codec *codec,
                                                      struct pd_shard_writer **ret_writer, struct pd_error *err);
@@ -120,7 +120,7 @@ struct pd_shard; /* an open shard whose table has been verified */
  * differs. NULL `expect`: places are read from the file itself (offline inspection), checksums still hold it together; NULL
  * `identity` takes the file's word for whose it is.
  *   errors   PD_UNSUPPORTED: a format version this perdure does not know */
-PD_MUST_USE pd_status pd_shard_open(struct pd_door *door, const char *path, const struct pd_identity *identity,
+PD_MUST_USE pd_status pd_shard_open(struct pd_vfs *vfs, const char *path, const struct pd_identity *identity,
                                     const struct pd_shard_summary *expect, struct pd_shard **ret_shard,
                                     struct pd_error *err);
 void pd_shard_close(struct pd_shard *shard);

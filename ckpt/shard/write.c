@@ -191,7 +191,7 @@ static pd_status save_box(struct saving *s, const struct pd_shard_segment *segme
     const uint64_t seed = box_seed(s, box);
     uint64_t done = 0;
     bool lends =
-        !s->is_whole && !s->is_at_once && place->bytes >= LENT_BYTES_MIN && (uintptr_t)s->data[box] % PD_DOOR_ALIGN == 0;
+        !s->is_whole && !s->is_at_once && place->bytes >= LENT_BYTES_MIN && (uintptr_t)s->data[box] % PD_VFS_ALIGN == 0;
     if (lends) PD_TRY(lend_box(s, box, seed, &done));
     if (s->is_at_once && !s->is_whole) PD_TRY(write_box(s, box, seed, &done));
     while (done < place->bytes) { /* hash, then copy while the block is in the cache */
@@ -301,7 +301,7 @@ pd_status pd_shard_writer_queue(struct pd_shard_writer *w, struct pd_error *err)
     pd_queue_close(w->queue);
     w->queue = NULL;
     w->queue_thread = gettid();
-    return pd_queue_open(w->door, w->buffers, w->buffer_bytes, &w->queue, err);
+    return pd_queue_open(w->vfs, w->buffers, w->buffer_bytes, &w->queue, err);
 }
 
 static void cut_slots(struct saving *s)
@@ -396,7 +396,7 @@ void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)
 }
 
 /* Where the file's directory is a file system in memory. Not to know is to treat it as a disk. */
-static bool is_in_memory(struct pd_door *door, const char *path)
+static bool is_in_memory(struct pd_vfs *vfs, const char *path)
 {
     char directory[4096];
     struct pd_space space;
@@ -404,7 +404,7 @@ static bool is_in_memory(struct pd_door *door, const char *path)
     if (!slash || slash == path || (size_t)(slash - path) >= sizeof directory) return false;
     memcpy(directory, path, (size_t)(slash - path));
     directory[slash - path] = '\0';
-    return pd_door_space(door, directory, &space, NULL) == PD_OK && space.in_memory;
+    return pd_vfs_space(vfs, directory, &space, NULL) == PD_OK && space.in_memory;
 }
 
 pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,
@@ -413,9 +413,9 @@ pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const
 {
     if (writer->chunks) return pd_shard_write_chunks(writer, path, identity, writer_rank, data, NULL, ret_summary, err);
     struct saving s = {.w = writer, .data = data, .identity = identity, .err = err};
-    s.is_at_once = is_in_memory(writer->door, path);
+    s.is_at_once = is_in_memory(writer->vfs, path);
     const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | (s.is_at_once ? 0u : PD_OPEN_DIRECT);
-    PD_TRY(pd_file_open(writer->door, path, flags, &s.file, err));
+    PD_TRY(pd_file_open(writer->vfs, path, flags, &s.file, err));
     pd_status st = save_file(&s, writer_rank);
     pd_status closed = pd_file_close(s.file, st ? NULL : err);
     if (!st) st = closed;
@@ -487,7 +487,7 @@ pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path
     stream->saving = (struct saving){.w = writer, .identity = &stream->identity, .err = err};
     pd_status st = make_room(stream, err);
     if (!st)
-        st = pd_file_open(writer->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &stream->saving.file, err);
+        st = pd_file_open(writer->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &stream->saving.file, err);
     if (!st) st = size_file(&stream->saving, &stream->old_bytes);
     if (st) {
         pd_shard_stream_abort(stream);

@@ -9,7 +9,7 @@
 #define PD_SHARD_BUFFERS_MIN (2u << 20)
 
 struct pd_shard_writer {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const struct pd_shard_box *boxes;    /* (box_count), borrowed: numbers of the model's table */
     const struct pd_tensor_table *model; /* borrowed */
     uint32_t box_count;

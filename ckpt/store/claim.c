@@ -49,7 +49,7 @@ static pd_status write_owner(struct pd_store *store, struct pd_error *err)
     text[used] = ' ';
     text[sizeof text - 1] = '\n';
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     pd_status st = pd_file_write(file, 0, text, sizeof text, err);
     pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
     return st != PD_OK ? st : closed;
@@ -69,7 +69,7 @@ static pd_status read_owner(struct pd_store *store, struct owner *ret_owner, str
     *ret_owner = (struct owner){0};
     void *data = NULL;
     uint64_t bytes = 0;
-    pd_status st = store_read_file(store->door, path, OWNER_BYTES, &data, &bytes, err);
+    pd_status st = store_read_file(store->vfs, path, OWNER_BYTES, &data, &bytes, err);
     if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
     PD_TRY(st);
     char text[OWNER_BYTES + 1] = "";
@@ -91,7 +91,7 @@ static pd_status read_owner(struct pd_store *store, struct owner *ret_owner, str
 static pd_status highest_fence(struct pd_store *store, bool any, uint64_t *ret_fence, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(store->door, store->root, &listing, err));
+    PD_TRY(pd_vfs_list(store->vfs, store->root, &listing, err));
     uint64_t highest = 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_step_name step;
@@ -116,10 +116,10 @@ static pd_status take_lock(struct pd_store *store, const char *path, uint32_t wa
                            struct pd_error *err)
 {
     struct pd_error own = {0};
-    pd_status st = pd_door_lock(store->door, path, ret_lock, &own);
+    pd_status st = pd_vfs_lock(store->vfs, path, ret_lock, &own);
     for (uint32_t waited = 0; st == PD_BUSY && waited < wait_ms; waited += BUSY_POLL_MS) {
         pd_clock_sleep_ns(NULL, BUSY_POLL_MS * 1000000ull);
-        st = pd_door_lock(store->door, path, ret_lock, &own);
+        st = pd_vfs_lock(store->vfs, path, ret_lock, &own);
     }
     if (st == PD_UNSUPPORTED || (st != PD_OK && own.sys_errno == ENOLCK)) return PD_OK;
     if (st != PD_OK && err) *err = own;
@@ -141,7 +141,7 @@ static bool is_first_launch(struct pd_store *store)
     struct pd_stat stat;
     uint64_t highest;
     store_path(store, path, "owner");
-    return pd_door_stat(store->door, path, &stat, NULL) == PD_NOT_FOUND &&
+    return pd_vfs_stat(store->vfs, path, &stat, NULL) == PD_NOT_FOUND &&
            highest_fence(store, false, &highest, NULL) == PD_OK && highest == 0;
 }
 
@@ -248,10 +248,10 @@ static pd_status create_fence(struct pd_store *store, uint64_t fence, struct pd_
     char path[STORE_PATH_MAX];
     store_path(store, path, "fence-%" PRIu64, fence);
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     pd_status st = pd_file_close(file, err);
     if (st == PD_OK) st = store_sync_dir(store, store->root, err);
-    if (st != PD_OK) (void)!pd_door_unlink(store->door, path, NULL); /* nothing was begun under it */
+    if (st != PD_OK) (void)!pd_vfs_unlink(store->vfs, path, NULL); /* nothing was begun under it */
     return st;
 }
 
@@ -275,7 +275,7 @@ static pd_status make_pool(struct pd_store *store, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
     store_pool_path(store, path, NULL);
-    pd_status st = pd_door_mkdir(store->door, path, err);
+    pd_status st = pd_vfs_mkdir(store->vfs, path, err);
     return st == PD_EXISTS ? PD_OK : st;
 }
 
@@ -317,7 +317,7 @@ struct pool_locks {
 static void release_pool_locks(struct pool_locks *held)
 {
     for (uint32_t i = 0; i < held->count; i++)
-        pd_door_unlock(held->locks[i]);
+        pd_vfs_unlock(held->locks[i]);
     free(held->locks);
 }
 
@@ -354,8 +354,8 @@ static bool take_over_file(struct pd_store *store, const char *path, const char 
     char mine[STORE_PATH_MAX];
     struct pd_stat stat;
     store_pool_path(store, mine, name);
-    if (pd_door_stat(store->door, mine, &stat, NULL) != PD_NOT_FOUND) return false;
-    return pd_door_rename(store->door, path, mine, NULL) == PD_OK;
+    if (pd_vfs_stat(store->vfs, mine, &stat, NULL) != PD_NOT_FOUND) return false;
+    return pd_vfs_rename(store->vfs, path, mine, NULL) == PD_OK;
 }
 
 static bool pool_owns(const char *name)
@@ -377,10 +377,10 @@ static void empty_pool(struct pd_store *store, const char *pool, const struct pd
         store_path(store, path, "%s/%s", pool, name);
         if (strncmp(name, "trash-", 6) == 0) (void)!store_remove_files(store, path, NULL);
         if (!pool_owns(name) || (take_over && take_over_file(store, path, name))) continue;
-        (void)!pd_door_unlink(store->door, path, NULL);
+        (void)!pd_vfs_unlink(store->vfs, path, NULL);
     }
     store_path(store, path, "%s", pool);
-    (void)!pd_door_rmdir(store->door, path, NULL);
+    (void)!pd_vfs_rmdir(store->vfs, path, NULL);
 }
 
 static void clear_pool(struct pd_store *store, const char *pool)
@@ -388,7 +388,7 @@ static void clear_pool(struct pd_store *store, const char *pool)
     char path[STORE_PATH_MAX];
     store_path(store, path, "%s", pool);
     struct pd_listing listing = {0};
-    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(store->vfs, path, &listing, NULL) != PD_OK) return;
     struct pool_locks held = {0};
     enum pool_owner owner = take_pool_locks(store, pool, &listing, &held);
     if (owner != POOL_ALIVE) empty_pool(store, pool, &listing, owner == POOL_DEAD);
@@ -401,7 +401,7 @@ static void clear_pool(struct pd_store *store, const char *pool)
 void store_clear_launches(struct pd_store *store)
 {
     struct pd_listing listing = {0};
-    if (!store->leads_domain || pd_door_list(store->door, store->root, &listing, NULL) != PD_OK) return;
+    if (!store->leads_domain || pd_vfs_list(store->vfs, store->root, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint64_t number;
         char path[STORE_PATH_MAX];
@@ -409,7 +409,7 @@ void store_clear_launches(struct pd_store *store)
         if (pd_numbered_name_parse(listing.names[i], "pool-", &number) && number < store->fence)
             clear_pool(store, listing.names[i]);
         if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < store->fence)
-            (void)!pd_door_unlink(store->door, path, NULL);
+            (void)!pd_vfs_unlink(store->vfs, path, NULL);
     }
     pd_listing_deinit(&listing);
 }
@@ -428,11 +428,11 @@ static void forget_launch(struct pd_store *store)
     char path[STORE_PATH_MAX];
     if (!store->is_first_launch || has_sealed(store) || store_check_fence_here(store, NULL) != PD_OK) return;
     store_path(store, path, "fence-%" PRIu64, store->fence);
-    if (store->fence) (void)!pd_door_unlink(store->door, path, NULL);
+    if (store->fence) (void)!pd_vfs_unlink(store->vfs, path, NULL);
     store_path(store, path, "owner");
-    (void)!pd_door_unlink(store->door, path, NULL);
+    (void)!pd_vfs_unlink(store->vfs, path, NULL);
     store_path(store, path, "lock");
-    (void)!pd_door_unlink(store->door, path, NULL);
+    (void)!pd_vfs_unlink(store->vfs, path, NULL);
 }
 
 /* Without the group, which may be broken: each rank removes its own, the last one finds the pool empty. */
@@ -443,7 +443,7 @@ void store_release(struct pd_store *store)
         char pool[STORE_PATH_MAX], own[PD_STORE_NAME_MAX];
         store_pool_path(store, pool, NULL);
         snprintf(own, sizeof own, "lock-%05" PRIu32, store->group->rank);
-        if (pd_door_list(store->door, pool, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
+        if (pd_vfs_list(store->vfs, pool, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
         for (uint32_t i = 0; i < listing.count; i++) {
             uint32_t rank, k;
             const char *name = listing.names[i];
@@ -453,13 +453,13 @@ void store_release(struct pd_store *store)
             if (store->leads_domain && (strncmp(name, "index-", 6) == 0 || strncmp(name, "probe-", 6) == 0)) is_mine = true;
             char path[STORE_PATH_MAX];
             store_pool_path(store, path, name);
-            if (is_mine) (void)!pd_door_unlink(store->door, path, NULL);
+            if (is_mine) (void)!pd_vfs_unlink(store->vfs, path, NULL);
         }
         pd_listing_deinit(&listing);
-        (void)!pd_door_rmdir(store->door, pool, NULL);
+        (void)!pd_vfs_rmdir(store->vfs, pool, NULL);
     }
     forget_launch(store);
-    pd_door_unlock(store->rank_lock);
-    pd_door_unlock(store->launch_lock);
+    pd_vfs_unlock(store->rank_lock);
+    pd_vfs_unlock(store->launch_lock);
     store->rank_lock = store->launch_lock = NULL;
 }

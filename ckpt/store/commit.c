@@ -427,10 +427,10 @@ static pd_status read_file(struct pd_file *file, const char *path, struct pd_com
     return status;
 }
 
-pd_status pd_commit_read(struct pd_door *door, const char *path, struct pd_commit *ret_commit, struct pd_error *err)
+pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit, struct pd_error *err)
 {
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     pd_status st = read_file(file, path, ret_commit, err);
     pd_file_close_readonly(file);
     return st;

@@ -61,7 +61,7 @@ PD_MUST_USE pd_status pd_commit_encode(const struct pd_commit *commit, void **re
 /* PD_CORRUPT for anything but a complete valid record; `path` only names it in messages. */
 PD_MUST_USE pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, struct pd_commit *ret_commit,
                                        struct pd_error *err);
-PD_MUST_USE pd_status pd_commit_read(struct pd_door *door, const char *path, struct pd_commit *ret_commit,
+PD_MUST_USE pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit,
                                      struct pd_error *err);
 
 #endif

@@ -109,7 +109,7 @@ pd_status pd_store_copy_begin(struct pd_store *store, uint32_t rank, char *ret_p
     PD_CHECK(store->fence && store_keeps_copy_of(store, rank));
     held_path(store, rank, path);
     /* One that could not be taken away before must not be written: its sync may have failed. */
-    pd_status st = pd_door_unlink(store->door, path, err);
+    pd_status st = pd_vfs_unlink(store->vfs, path, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
     (void)!store_waiting_take(store, rank, path);
     memcpy(ret_path, path, sizeof path);
@@ -123,7 +123,7 @@ static pd_status place(struct pd_store *store, const char *name, uint32_t rank, 
     held_path(store, rank, from);
     pd_shard_name_format(rank, shard);
     store_path(store, to, "%s/%s", name, shard);
-    PD_TRY(pd_door_rename(store->door, from, to, err));
+    PD_TRY(pd_vfs_rename(store->vfs, from, to, err));
     store_path(store, to, "%s", name);
     return store_sync_dir(store, to, err);
 }
@@ -134,7 +134,7 @@ pd_status pd_store_copy_end(struct pd_store *store, const char *name, uint32_t r
     if (mine == PD_OK) mine = place(store, name, rank, err);
     if (mine == PD_OK) return PD_OK;
     held_path(store, rank, path);
-    (void)!pd_door_unlink(store->door, path, NULL);
+    (void)!pd_vfs_unlink(store->vfs, path, NULL);
     return mine;
 }
 
@@ -143,7 +143,7 @@ bool pd_store_has_record(const struct pd_store *store, const char *name)
     char path[STORE_PATH_MAX];
     struct pd_stat stat;
     store_path(store, path, "%s/commit.h5", name);
-    return pd_door_stat(store->door, path, &stat, NULL) == PD_OK;
+    return pd_vfs_stat(store->vfs, path, &stat, NULL) == PD_OK;
 }
 
 /* ---- what they take ---- */
@@ -154,14 +154,14 @@ static uint64_t copied_bytes_in(const struct pd_store *store, const char *name)
     char path[STORE_PATH_MAX];
     uint64_t bytes = 0;
     store_path(store, path, "%s", name);
-    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return 0;
+    if (pd_vfs_list(store->vfs, path, &listing, NULL) != PD_OK) return 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint32_t rank;
         struct pd_stat stat;
         if (!pd_shard_name_parse(listing.names[i], &rank)) continue;
         if (rank < store->group->size && store->domain_of[rank] == store->domain_of[store->group->rank]) continue;
         store_path(store, path, "%s/%s", name, listing.names[i]);
-        if (pd_door_stat(store->door, path, &stat, NULL) == PD_OK) bytes += stat.bytes;
+        if (pd_vfs_stat(store->vfs, path, &stat, NULL) == PD_OK) bytes += stat.bytes;
     }
     pd_listing_deinit(&listing);
     return bytes;

@@ -52,9 +52,9 @@ static bool take_waiting(struct pd_store *store, uint32_t rank, const char *path
         char waiting[STORE_PATH_MAX];
         struct pd_stat stat;
         waiting_path(store, rank, k, waiting);
-        if (pd_door_stat(store->door, waiting, &stat, NULL) != PD_OK) continue;
-        if (stat.link_count == 1 && pd_door_rename(store->door, waiting, path, NULL) == PD_OK) return true;
-        if (stat.link_count > 1) (void)!pd_door_unlink(store->door, waiting, NULL);
+        if (pd_vfs_stat(store->vfs, waiting, &stat, NULL) != PD_OK) continue;
+        if (stat.link_count == 1 && pd_vfs_rename(store->vfs, waiting, path, NULL) == PD_OK) return true;
+        if (stat.link_count > 1) (void)!pd_vfs_unlink(store->vfs, waiting, NULL);
     }
     return false;
 }
@@ -62,12 +62,12 @@ static bool take_waiting(struct pd_store *store, uint32_t rank, const char *path
 static bool put_waiting(struct pd_store *store, uint32_t rank, const char *path)
 {
     struct pd_stat stat;
-    if (pd_door_stat(store->door, path, &stat, NULL) != PD_OK || stat.link_count != 1) return false;
+    if (pd_vfs_stat(store->vfs, path, &stat, NULL) != PD_OK || stat.link_count != 1) return false;
     for (uint32_t k = 0; k < waiting_max_of(store, rank); k++) {
         char waiting[STORE_PATH_MAX];
         waiting_path(store, rank, k, waiting);
-        if (pd_door_stat(store->door, waiting, &stat, NULL) != PD_NOT_FOUND) continue;
-        return pd_door_rename(store->door, path, waiting, NULL) == PD_OK;
+        if (pd_vfs_stat(store->vfs, waiting, &stat, NULL) != PD_NOT_FOUND) continue;
+        return pd_vfs_rename(store->vfs, path, waiting, NULL) == PD_OK;
     }
     return false;
 }
@@ -96,14 +96,14 @@ static void look_at_own(struct pd_store *store, uint32_t *ret_count, uint64_t *r
     *ret_count = 0;
     *ret_bytes = 0;
     store_pool_path(store, path, NULL);
-    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(store->vfs, path, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         uint32_t rank, k;
         struct pd_stat stat;
         const char *name = listing.names[i];
         if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) continue;
         store_pool_path(store, path, name);
-        if (rank != store->group->rank || pd_door_stat(store->door, path, &stat, NULL) != PD_OK) continue;
+        if (rank != store->group->rank || pd_vfs_stat(store->vfs, path, &stat, NULL) != PD_OK) continue;
         if (stat.link_count != 1) continue;
         *ret_bytes += stat.allocated_bytes;
         ++*ret_count;
@@ -126,13 +126,13 @@ static pd_status reserve_one(struct pd_store *store, uint64_t file_bytes, struct
         char path[STORE_PATH_MAX];
         struct pd_file *file = NULL;
         waiting_path(store, store->group->rank, k, path);
-        pd_status st = pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
+        pd_status st = pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
         if (st == PD_EXISTS) continue;
         PD_TRY(st);
         st = pd_file_preallocate(file, file_bytes, err);
         pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
         if (st == PD_OK) st = closed;
-        if (st != PD_OK) (void)!pd_door_unlink(store->door, path, NULL);
+        if (st != PD_OK) (void)!pd_vfs_unlink(store->vfs, path, NULL);
         return st;
     }
     return PD_OK;
@@ -184,9 +184,9 @@ static bool is_held(struct pd_store *store, uint32_t slot)
 static pd_status make_file(struct pd_store *store, const char *path, struct pd_error *err)
 {
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     pd_status st = pd_file_close(file, err);
-    if (st != PD_OK) (void)!pd_door_unlink(store->door, path, NULL);
+    if (st != PD_OK) (void)!pd_vfs_unlink(store->vfs, path, NULL);
     return st;
 }
 
@@ -241,7 +241,7 @@ void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_
     pthread_mutex_lock(&store->waiting_mutex);
     store->slots_held[slot / 64] &= ~(UINT64_C(1) << slot % 64);
     if (is_bad || !put_waiting(store, store->group->rank, path)) {
-        pd_status st = pd_door_unlink(store->door, path, NULL);
+        pd_status st = pd_vfs_unlink(store->vfs, path, NULL);
         if (st != PD_OK && st != PD_NOT_FOUND) bit_set(store->slots_lost, slot);
     }
     pthread_mutex_unlock(&store->waiting_mutex);
@@ -262,7 +262,7 @@ static void say_copies(struct pd_store *store, const char *path, const char *cau
     struct pd_stat stat = {0};
     if (store->has_said_copies || !store->leads_host) return;
     store->has_said_copies = true;
-    (void)!pd_door_stat(store->door, path, &stat, NULL);
+    (void)!pd_vfs_stat(store->vfs, path, &stat, NULL);
     pd_log_warn("ckpt", "%s refuses hard links (%s): every checkpoint reads and writes its state once more, %.1f MiB a rank",
                 store->root, cause, (double)stat.bytes / (1 << 20));
 }
@@ -275,7 +275,7 @@ static pd_status place_generation(struct pd_store *store, const char *to, uint32
     struct pd_error own = {0};
     generation_path(store, slot, from);
     if (store->has_links) {
-        pd_status st = pd_door_link(store->door, from, to, &own);
+        pd_status st = pd_vfs_link(store->vfs, from, to, &own);
         if (st == PD_OK) return PD_OK;
         if (st != PD_UNSUPPORTED && own.sys_errno != EMLINK) {
             if (err) *err = own;
@@ -284,7 +284,7 @@ static pd_status place_generation(struct pd_store *store, const char *to, uint32
     }
     say_copies(store, from, own.message[0] ? own.message : "tried when it was opened");
     (void)!store_waiting_take(store, store->group->rank, to);
-    return pd_shard_copy(store->door, from, to, &store->identity, buffers, buffer_bytes, err);
+    return pd_shard_copy(store->vfs, from, to, &store->identity, buffers, buffer_bytes, err);
 }
 
 static pd_status place_all(struct pd_store *store, const uint32_t *slots, void *buffers, uint64_t buffer_bytes,

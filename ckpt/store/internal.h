@@ -27,7 +27,7 @@ struct store_items {
 };
 
 struct pd_store {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_group *group;
     struct pd_store_options options;
     char root[STORE_PATH_MAX];
@@ -175,7 +175,7 @@ struct store_survey {
 PD_MUST_USE pd_status store_survey_take(struct pd_store *store, struct store_survey *ret_survey, struct pd_error *err);
 void store_survey_deinit(struct store_survey *survey);
 /* The file as bytes, malloc'ed. */
-PD_MUST_USE pd_status store_read_file(struct pd_door *door, const char *path, uint64_t bytes_max, void **ret_data,
+PD_MUST_USE pd_status store_read_file(struct pd_vfs *vfs, const char *path, uint64_t bytes_max, void **ret_data,
                                       uint64_t *ret_bytes, struct pd_error *err);
 
 /* ---- store_recover.c: acting on a survey ---- */

@@ -40,15 +40,15 @@ bool pd_space_is_network(const struct pd_space *space)
 }
 
 /* A write of one aligned page, direct where the file system lets us, made durable. */
-static pd_status write_page(struct pd_door *door, const char *path, bool *ret_direct, struct pd_error *err)
+static pd_status write_page(struct pd_vfs *vfs, const char *path, bool *ret_direct, struct pd_error *err)
 {
-    void *page = aligned_alloc(PD_DOOR_ALIGN, PD_DOOR_ALIGN);
+    void *page = aligned_alloc(PD_VFS_ALIGN, PD_VFS_ALIGN);
     if (!page) PD_FAIL(err, PD_NO_MEMORY, "no memory for a page");
-    memset(page, 0x5a, PD_DOOR_ALIGN);
+    memset(page, 0x5a, PD_VFS_ALIGN);
     struct pd_file *file = NULL;
-    pd_status st = pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err);
+    pd_status st = pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err);
     if (st == PD_OK) {
-        st = pd_file_write(file, 0, page, PD_DOOR_ALIGN, err);
+        st = pd_file_write(file, 0, page, PD_VFS_ALIGN, err);
         if (st == PD_OK) st = pd_file_sync(file, err);
         bool is_direct = pd_file_is_direct(file);
         pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
@@ -67,29 +67,29 @@ static pd_status as_capability(pd_status st, bool *ret_has, struct pd_error *err
     return lacks ? PD_OK : st;
 }
 
-static pd_status probe_lock(struct pd_door *door, const char *path, bool *ret_has, struct pd_error *err)
+static pd_status probe_lock(struct pd_vfs *vfs, const char *path, bool *ret_has, struct pd_error *err)
 {
     struct pd_lock *lock = NULL;
-    pd_status st = as_capability(pd_door_lock(door, path, &lock, err), ret_has, err);
-    pd_door_unlock(lock);
+    pd_status st = as_capability(pd_vfs_lock(vfs, path, &lock, err), ret_has, err);
+    pd_vfs_unlock(lock);
     return st;
 }
 
-static pd_status probe_steps(struct pd_door *door, const char *dir, const struct probe_paths *paths, struct pd_probe *probe,
+static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct probe_paths *paths, struct pd_probe *probe,
                              struct pd_error *err)
 {
-    PD_TRY(pd_door_space(door, dir, &probe->space, err));
+    PD_TRY(pd_vfs_space(vfs, dir, &probe->space, err));
     probe->is_network = pd_space_is_network(&probe->space);
-    PD_TRY(write_page(door, paths->first, &probe->is_direct, err));
-    PD_TRY(pd_door_rename(door, paths->first, paths->second, err));
-    PD_TRY(as_capability(pd_door_link(door, paths->second, paths->first, err), &probe->has_links, err));
-    if (probe->has_links) PD_TRY(pd_door_unlink(door, paths->first, err));
-    PD_TRY(probe_lock(door, paths->second, &probe->has_locks, err));
-    PD_TRY(as_capability(pd_door_sync_dir(door, dir, err), &probe->syncs_names, err));
-    return pd_door_unlink(door, paths->second, err);
+    PD_TRY(write_page(vfs, paths->first, &probe->is_direct, err));
+    PD_TRY(pd_vfs_rename(vfs, paths->first, paths->second, err));
+    PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links, err));
+    if (probe->has_links) PD_TRY(pd_vfs_unlink(vfs, paths->first, err));
+    PD_TRY(probe_lock(vfs, paths->second, &probe->has_locks, err));
+    PD_TRY(as_capability(pd_vfs_sync_dir(vfs, dir, err), &probe->syncs_names, err));
+    return pd_vfs_unlink(vfs, paths->second, err);
 }
 
-pd_status pd_probe_directory(struct pd_door *door, const char *dir, const char *tag, struct pd_probe *ret_probe,
+pd_status pd_probe_directory(struct pd_vfs *vfs, const char *dir, const char *tag, struct pd_probe *ret_probe,
                              struct pd_error *err)
 {
     struct probe_paths paths;
@@ -97,15 +97,15 @@ pd_status pd_probe_directory(struct pd_door *door, const char *dir, const char *
     snprintf(paths.second, sizeof paths.second, "%s/probe-%s-b", dir, tag);
     struct pd_error own = {0};
     struct pd_probe probe = {0};
-    pd_status st = probe_steps(door, dir, &paths, &probe, &own);
+    pd_status st = probe_steps(vfs, dir, &paths, &probe, &own);
     if (st == PD_OK) {
         *ret_probe = probe;
         return PD_OK;
     }
     pd_error_context(&own, st, "probing what a save will need in %s", dir);
     pd_probe_explain(&own, st, dir);
-    (void)!pd_door_unlink(door, paths.first, NULL);
-    (void)!pd_door_unlink(door, paths.second, NULL);
+    (void)!pd_vfs_unlink(vfs, paths.first, NULL);
+    (void)!pd_vfs_unlink(vfs, paths.second, NULL);
     if (err) *err = own;
     return st;
 }

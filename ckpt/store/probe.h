@@ -2,7 +2,7 @@
 #ifndef PD_CKPT_STORE_PROBE_H
 #define PD_CKPT_STORE_PROBE_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
 struct pd_probe {
     bool has_links;   /* without: the index is copied */
@@ -15,7 +15,7 @@ struct pd_probe {
 
 /* Creates, writes, syncs, renames, links, locks and unlinks "<dir>/probe-<tag>…". What a store can do without is reported in
  * *ret_probe; anything else that is refused is an error that says who asked for what, where, and what to do about it. */
-PD_MUST_USE pd_status pd_probe_directory(struct pd_door *door, const char *dir, const char *tag, struct pd_probe *ret_probe,
+PD_MUST_USE pd_status pd_probe_directory(struct pd_vfs *vfs, const char *dir, const char *tag, struct pd_probe *ret_probe,
                                          struct pd_error *err);
 bool pd_space_is_network(const struct pd_space *space);
 /* Adds who we are and what to do to an error about `dir` that permissions caused; other errors are left alone. */

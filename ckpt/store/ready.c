@@ -7,7 +7,7 @@
 static bool is_in_memory(const struct pd_store *store)
 {
     struct pd_space space;
-    return pd_door_space(store->door, store->root, &space, NULL) == PD_OK && space.in_memory;
+    return pd_vfs_space(store->vfs, store->root, &space, NULL) == PD_OK && space.in_memory;
 }
 
 static bool has_waiting(const struct pd_store *store)
@@ -17,7 +17,7 @@ static bool has_waiting(const struct pd_store *store)
         struct pd_stat stat;
         pd_recycle_name_format(store->group->rank, k, name);
         store_pool_path(store, path, name);
-        if (pd_door_stat(store->door, path, &stat, NULL) != PD_NOT_FOUND) return true;
+        if (pd_vfs_stat(store->vfs, path, &stat, NULL) != PD_NOT_FOUND) return true;
     }
     return false;
 }
@@ -37,9 +37,9 @@ void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, u
     if (!store->fence || !bytes || !is_in_memory(store) || has_waiting(store)) return;
     pd_recycle_name_format(store->group->rank, 0, name);
     store_pool_path(store, path, name);
-    if (pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, NULL)) return;
+    if (pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, NULL)) return;
     memset(buffer, 0, buffer_bytes);
     pd_status st = write_zeros(file, bytes, buffer, buffer_bytes);
     pd_status closed = pd_file_close(file, NULL);
-    if (st || closed) (void)!pd_door_unlink(store->door, path, NULL);
+    if (st || closed) (void)!pd_vfs_unlink(store->vfs, path, NULL);
 }

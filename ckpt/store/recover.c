@@ -57,7 +57,7 @@ static pd_status make_record_name(struct pd_store *store, const char *dir, struc
     char path[STORE_PATH_MAX];
     struct pd_file *file = NULL;
     store_path(store, path, "%s/commit.h5", dir);
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     PD_TRY(pd_file_close(file, err));
     store_path(store, path, "%s", dir);
     return store_sync_dir(store, path, err);
@@ -89,7 +89,7 @@ static pd_status load_record(struct pd_store *store, const struct store_survey *
     const struct store_sighting *final = find_sighting(survey, verdict, false);
     verdict_name(verdict, !final || final->record != STORE_RECORD_VALID, name);
     store_path(store, path, "%s/commit.h5", name);
-    return store_read_file(store->door, path, STORE_RECORD_BYTES_MAX, ret_data, ret_bytes, err);
+    return store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, ret_data, ret_bytes, err);
 }
 
 static pd_status roll_forward(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,

@@ -14,7 +14,7 @@
 pd_status store_remove_files(struct pd_store *store, const char *path, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    pd_status st = pd_door_list(store->door, path, &listing, err);
+    pd_status st = pd_vfs_list(store->vfs, path, &listing, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     uint32_t left = 0;
@@ -25,12 +25,12 @@ pd_status store_remove_files(struct pd_store *store, const char *path, struct pd
             left++;
             continue;
         }
-        pd_status removed = pd_door_unlink(store->door, file, st == PD_OK ? err : NULL);
+        pd_status removed = pd_vfs_unlink(store->vfs, file, st == PD_OK ? err : NULL);
         if (st == PD_OK && removed != PD_NOT_FOUND) st = removed;
     }
     pd_listing_deinit(&listing);
     PD_TRY(st);
-    st = pd_door_rmdir(store->door, path, err);
+    st = pd_vfs_rmdir(store->vfs, path, err);
     /* Foreign files, and what NFS leaves behind an open one, keep the directory. */
     if (st == PD_NOT_FOUND || (left && st != PD_OK)) return PD_OK;
     return st;
@@ -44,7 +44,7 @@ static bool is_of_nfs(const char *name)
 static pd_status holds_foreign(struct pd_store *store, const char *path, bool *ret_holds, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(store->door, path, &listing, err));
+    PD_TRY(pd_vfs_list(store->vfs, path, &listing, err));
     bool holds = false;
     for (uint32_t i = 0; i < listing.count; i++)
         holds = holds || !(pd_store_owns_file(listing.names[i]) || is_of_nfs(listing.names[i]));
@@ -76,11 +76,11 @@ static pd_status move_to_trash(struct pd_store *store, const char *name, char re
         memcpy(ret_path, path, STORE_PATH_MAX);
         return PD_OK;
     }
-    st = pd_door_rename(store->door, path, trash, err);
+    st = pd_vfs_rename(store->vfs, path, trash, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     if (st == PD_EXISTS) { /* an earlier removal of the same name could not be finished */
         PD_TRY(store_remove_files(store, trash, err));
-        st = pd_door_rename(store->door, path, trash, err);
+        st = pd_vfs_rename(store->vfs, path, trash, err);
     }
     PD_TRY(st);
     memcpy(ret_path, trash, STORE_PATH_MAX);
@@ -100,7 +100,7 @@ static pd_status remove_record(struct pd_store *store, const char *name, const c
 {
     char path[STORE_PATH_MAX];
     store_path(store, path, "%s%s/commit.h5", name, suffix);
-    pd_status st = pd_door_unlink(store->door, path, err);
+    pd_status st = pd_vfs_unlink(store->vfs, path, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     pd_fault_point("store.retire.unrecorded");
@@ -257,13 +257,13 @@ static uint64_t directory_bytes(struct pd_store *store, const char *path)
 {
     struct pd_listing listing = {0};
     uint64_t bytes = 0;
-    if (pd_door_list(store->door, path, &listing, NULL) != PD_OK) return 0;
+    if (pd_vfs_list(store->vfs, path, &listing, NULL) != PD_OK) return 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         char file[STORE_PATH_MAX];
         struct pd_stat stat;
         int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
         if (length < 0 || (size_t)length >= sizeof file) continue;
-        if (pd_door_stat(store->door, file, &stat, NULL) == PD_OK) bytes += stat.bytes;
+        if (pd_vfs_stat(store->vfs, file, &stat, NULL) == PD_OK) bytes += stat.bytes;
     }
     pd_listing_deinit(&listing);
     return bytes;
@@ -284,7 +284,7 @@ static pd_status enforce_cap(struct pd_store *store, struct pd_error *err)
     char path[STORE_PATH_MAX];
     struct pd_listing listing = {0};
     store_path(store, path, "quarantine");
-    PD_TRY(pd_door_list(store->door, path, &listing, err));
+    PD_TRY(pd_vfs_list(store->vfs, path, &listing, err));
     struct quarantined *rows = calloc((size_t)listing.count + 1, sizeof *rows);
     uint32_t count = 0;
     uint64_t total = 0;
@@ -314,7 +314,7 @@ static void write_reason(struct pd_store *store, const char *dir, const char *re
     char path[STORE_PATH_MAX];
     struct pd_file *file = NULL;
     store_path(store, path, "quarantine/%s/reason.txt", dir);
-    if (pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, NULL) != PD_OK) return;
+    if (pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, NULL) != PD_OK) return;
     pd_status st = pd_file_write(file, 0, reason, strlen(reason), NULL);
     if (st == PD_OK) st = pd_file_write(file, strlen(reason), "\n", 1, NULL);
     if (pd_file_close(file, NULL) != PD_OK || st != PD_OK) pd_log_warn("ckpt", "%s could not be written", path);
@@ -324,12 +324,12 @@ pd_status store_quarantine_here(struct pd_store *store, const char *name, const 
 {
     char from[STORE_PATH_MAX], to[STORE_PATH_MAX];
     store_path(store, to, "quarantine");
-    pd_status st = pd_door_mkdir(store->door, to, err);
+    pd_status st = pd_vfs_mkdir(store->vfs, to, err);
     if (st != PD_EXISTS) PD_TRY(st);
     PD_TRY(store_stripes_quarantine(store, err));
     store_path(store, from, "%s", name);
     store_path(store, to, "quarantine/%s", name);
-    st = pd_door_rename(store->door, from, to, err);
+    st = pd_vfs_rename(store->vfs, from, to, err);
     if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
     PD_TRY(st);
     write_reason(store, name, reason);
@@ -363,7 +363,7 @@ static pd_status count_quarantined_here(struct pd_store *store, uint32_t *ret_co
     struct pd_step_name name;
     *ret_count = 0;
     store_path(store, path, "quarantine");
-    pd_status st = pd_door_list(store->door, path, &listing, err);
+    pd_status st = pd_vfs_list(store->vfs, path, &listing, err);
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     for (uint32_t i = 0; i < listing.count; i++)

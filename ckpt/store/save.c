@@ -15,7 +15,7 @@ static pd_status write_new_file(struct pd_store *store, const char *path, const 
                                 struct pd_error *err)
 {
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err));
     pd_status st = bytes ? pd_file_write(file, 0, data, bytes, err) : PD_OK;
     if (st == PD_OK && bytes) st = pd_file_sync(file, err);
     pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
@@ -42,7 +42,7 @@ static pd_status place_index(struct pd_store *store, const char *name, struct pd
         store_pool_path(store, pooled, pool_name);
         PD_TRY(write_index(store, pooled, err));
         struct pd_error own = {0};
-        pd_status st = pd_door_link(store->door, pooled, path, &own);
+        pd_status st = pd_vfs_link(store->vfs, pooled, path, &own);
         if (st == PD_OK) return PD_OK;
         if (st != PD_UNSUPPORTED && own.sys_errno != EMLINK) {
             if (err) *err = own;
@@ -60,7 +60,7 @@ static pd_status check_unused(struct pd_store *store, const char *name, struct p
         char path[STORE_PATH_MAX];
         struct pd_stat stat;
         store_path(store, path, "%s%s", name, suffixes[i]);
-        pd_status st = pd_door_stat(store->door, path, &stat, err);
+        pd_status st = pd_vfs_stat(store->vfs, path, &stat, err);
         if (st == PD_OK) PD_FAIL(err, PD_EXISTS, "%s exists already", path);
         if (st != PD_NOT_FOUND) return st;
     }
@@ -71,7 +71,7 @@ static pd_status prepare_directory(struct pd_store *store, const char *name, str
 {
     char path[STORE_PATH_MAX];
     store_path(store, path, "%s.tmp", name);
-    PD_TRY(pd_door_mkdir(store->door, path, err));
+    PD_TRY(pd_vfs_mkdir(store->vfs, path, err));
     pd_fault_point("store.begin.made");
     store_path(store, path, "%s.tmp/commit.h5", name);
     PD_TRY(write_new_file(store, path, NULL, 0, err));
@@ -282,7 +282,7 @@ static pd_status write_record(struct pd_store *store, const char *dir, const voi
     char path[STORE_PATH_MAX];
     struct pd_file *file = NULL;
     store_path(store, path, "%s/commit.h5", dir);
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     pd_status st = record ? pd_file_write(file, 0, record, bytes, err) : PD_OK;
     if (st == PD_OK && record) st = pd_file_truncate(file, bytes, err);
     if (st == PD_OK) st = pd_file_sync(file, err);
@@ -298,7 +298,7 @@ pd_status store_seal_here(struct pd_store *store, const char *from, const char *
     pd_fault_point("store.seal.recorded");
     store_path(store, source, "%s", from);
     store_path(store, target, "%s", to);
-    if (strcmp(from, to) != 0) PD_TRY(pd_door_rename(store->door, source, target, err));
+    if (strcmp(from, to) != 0) PD_TRY(pd_vfs_rename(store->vfs, source, target, err));
     pd_fault_point("store.seal.renamed");
     return store_sync_dir(store, store->root, err);
 }

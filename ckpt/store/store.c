@@ -91,7 +91,7 @@ pd_status store_gather_all(struct pd_store *store, const void *mine, uint64_t by
 pd_status store_sync_dir(struct pd_store *store, const char *path, struct pd_error *err)
 {
     if (!store->syncs_names) return PD_OK;
-    pd_status st = pd_door_sync_dir(store->door, path, err);
+    pd_status st = pd_vfs_sync_dir(store->vfs, path, err);
     if (st != PD_UNSUPPORTED) return st;
     store->syncs_names = false; /* the probe says so aloud */
     return PD_OK;
@@ -191,7 +191,7 @@ static pd_status meet_hosts(struct pd_store *store, struct pd_error *err)
 /* Makes the last part of the path when it is absent, durably. */
 static pd_status make_root(struct pd_store *store, struct pd_error *err)
 {
-    pd_status st = pd_door_mkdir(store->door, store->root, err);
+    pd_status st = pd_vfs_mkdir(store->vfs, store->root, err);
     if (st == PD_EXISTS) return PD_OK;
     if (st == PD_NOT_FOUND) return pd_error_context(err, st, "the directory above %s does not exist: make it", store->root);
     if (st != PD_OK) return pd_probe_explain(err, st, store->root);
@@ -235,7 +235,7 @@ static pd_status probe_pool(struct pd_store *store, struct pd_error *err)
     pd_status st = PD_OK;
     store_pool_path(store, pool, NULL);
     snprintf(tag, sizeof tag, "%" PRIu32, store->group->rank);
-    if (store->leads_host) st = pd_probe_directory(store->door, pool, tag, &probe, err);
+    if (store->leads_host) st = pd_probe_directory(store->vfs, pool, tag, &probe, err);
     PD_TRY(pd_group_agree(store->group, st, err));
     PD_TRY(spread_links(store, probe.has_links, err));
     if (!store->leads_host) return PD_OK;
@@ -274,7 +274,7 @@ static pd_status open_steps(struct pd_store *store, const char *root, struct pd_
 }
 
 /* *ret_store is agreed: on every rank or on none. */
-static pd_status new_store(struct pd_door *door, const struct pd_store_options *options, struct pd_group *group,
+static pd_status new_store(struct pd_vfs *vfs, const struct pd_store_options *options, struct pd_group *group,
                            struct pd_store **ret_store, struct pd_error *err)
 {
     struct pd_store *store = calloc(1, sizeof *store);
@@ -284,7 +284,7 @@ static pd_status new_store(struct pd_door *door, const struct pd_store_options *
         free(store);
         return st;
     }
-    store->door = door;
+    store->vfs = vfs;
     store->group = group;
     store->options = *options;
     store->shards = options->shards ? options->shards : 1;
@@ -298,7 +298,7 @@ static pd_status new_store(struct pd_door *door, const struct pd_store_options *
 pd_status store_open_drive(const struct pd_store *store, const char *root, const struct pd_store_options *options,
                            struct pd_store **ret_drive, struct pd_error *err)
 {
-    PD_TRY(new_store(store->door, options, store->group, ret_drive, err));
+    PD_TRY(new_store(store->vfs, options, store->group, ret_drive, err));
     struct pd_store *drive = *ret_drive;
     pd_status st = pd_group_agree(store->group, store_absolute(root, drive->root, err), err);
     if (st == PD_OK) st = meet_hosts(drive, err);
@@ -306,13 +306,13 @@ pd_status store_open_drive(const struct pd_store *store, const char *root, const
     return st == PD_OK ? PD_OK : pd_error_context(err, st, "checkpoint.stripes, %s", root);
 }
 
-pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
-                        struct pd_group *group, struct pd_store **ret_store, struct pd_error *err)
+pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_store_options *options, struct pd_group *group,
+                        struct pd_store **ret_store, struct pd_error *err)
 {
     struct pd_store *store = NULL;
     PD_CHECK(!options->stripes || options->writable); /* to look, the links are enough */
     PD_CHECK(!options->leaves_nothing || group->size == 1);
-    PD_TRY(new_store(door, options, group, &store, err));
+    PD_TRY(new_store(vfs, options, group, &store, err));
     pd_status st = open_steps(store, root, err);
     store->options.stripes = NULL;
     if (st != PD_OK) {
@@ -402,7 +402,7 @@ static pd_status share_record(struct pd_store *store, const char *path, uint32_t
     void *data = NULL;
     uint64_t bytes = 0;
     bool reads = store->group->rank == holder;
-    pd_status st = reads ? store_read_file(store->door, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err) : PD_OK;
+    pd_status st = reads ? store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err) : PD_OK;
     st = pd_group_agree(store->group, st, err);
     if (st == PD_OK) st = pd_group_broadcast(store->group, holder, &bytes, sizeof bytes, err);
     if (st == PD_OK && !reads) data = malloc(bytes ? bytes : 1);
@@ -480,7 +480,7 @@ static uint64_t sealed_bytes_here(const struct pd_store *store, const struct spa
 static pd_status check_space_here(struct pd_store *store, const struct space_need *need, struct pd_error *err)
 {
     struct pd_space space;
-    PD_TRY(pd_door_space(store->door, store->root, &space, err));
+    PD_TRY(pd_vfs_space(store->vfs, store->root, &space, err));
     bool generations = store->options.generations;
     uint64_t needed, there = sealed_bytes_here(store, need) + (generations ? need->waiting : 0);
     uint64_t least = generations ? 0 : need->bytes;

@@ -41,7 +41,7 @@ struct pd_store_options {
 
 /* Lists, unites the listings of all hosts, rolls forward or clears leftovers (writable only), takes the next fence, probes
  * what a save will need.   errors  PD_BUSY: another launch holds this store; PD_IO: says who we are and what was denied */
-PD_MUST_USE pd_status pd_store_open(struct pd_door *door, const char *root, const struct pd_store_options *options,
+PD_MUST_USE pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_store_options *options,
                                     struct pd_group *group, struct pd_store **ret_store, struct pd_error *err);
 void pd_store_close(struct pd_store *store);
 /* Where generations of a stripe are taken and released, space is checked and reserved: the store itself, or that of the
@@ -52,12 +52,12 @@ uint64_t pd_store_fence(const struct pd_store *store); /* 0 when not writable */
 /* Which of `count` directories for stripes (pd_store_options) are not to be taken, by bit: a checkpoint of `root` goes by a
  * link to that directory, and the drive it means is neither there nor in another of them. What is there, if anything, is a
  * mount point without its drive, and what is saved into it would be hidden by the drive. Looks only; of one host. */
-PD_MUST_USE pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes,
+PD_MUST_USE pd_status pd_store_absent_stripes(struct pd_vfs *vfs, const char *root, const char *const *stripes,
                                               uint32_t count, uint64_t *ret_bits, struct pd_error *err);
 
 /* Whether a shard of the directory `checkpoint` lies on a drive of stripes that is not there, as its links say: then where
  * (room for 4096 bytes). */
-bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_t shard, char *ret_dir);
+bool pd_store_absent_drive(struct pd_vfs *vfs, const char *checkpoint, uint32_t shard, char *ret_dir);
 
 /* Sealed checkpoints, newest first by (lineage, step, fence). Valid until the next collective call on the store. */
 struct pd_store_entry {
@@ -165,7 +165,7 @@ PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t 
 void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
 /* As pd_store_begin, where each shard of this rank is the finished and synced generation slots[stripe]: linked into the
  * directory being prepared. Where the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to
- * PD_DOOR_ALIGN), which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link
+ * PD_VFS_ALIGN), which pd_store_links_generations tells beforehand.   errors  as pd_store_begin; a rank's failure to link
  * is agreed: no rank goes on */
 PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity,
                                                 const uint32_t *slots, void *buffers, uint64_t buffer_bytes,

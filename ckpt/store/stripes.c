@@ -47,7 +47,7 @@ static pd_status write_mark(struct pd_store *store, const char *name, const char
     struct pd_file *file = NULL;
     snprintf(data, sizeof data, "%-*s\n", (int)MARK_BYTES - 1, text);
     store_path(store, path, "%s", name);
-    PD_TRY(pd_file_open(store->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     pd_status st = pd_file_write(file, 0, data, MARK_BYTES, err);
     if (st == PD_OK) st = pd_file_sync(file, err);
     pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
@@ -56,7 +56,7 @@ static pd_status write_mark(struct pd_store *store, const char *name, const char
 }
 
 /* Absent, or never finished: an empty text. */
-static pd_status read_mark_at(struct pd_door *door, const char *dir, const char *name, char ret_text[MARK_BYTES + 1],
+static pd_status read_mark_at(struct pd_vfs *vfs, const char *dir, const char *name, char ret_text[MARK_BYTES + 1],
                               struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
@@ -64,7 +64,7 @@ static pd_status read_mark_at(struct pd_door *door, const char *dir, const char 
     uint64_t bytes = 0;
     memset(ret_text, 0, MARK_BYTES + 1);
     snprintf(path, sizeof path, "%.3500s/%.255s", dir, name);
-    pd_status st = store_read_file(door, path, MARK_BYTES, &data, &bytes, err);
+    pd_status st = store_read_file(vfs, path, MARK_BYTES, &data, &bytes, err);
     if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
     PD_TRY(st);
     if (bytes == MARK_BYTES) memcpy(ret_text, data, bytes);
@@ -74,15 +74,15 @@ static pd_status read_mark_at(struct pd_door *door, const char *dir, const char 
 
 static pd_status read_mark(struct pd_store *store, const char *name, char ret_text[MARK_BYTES + 1], struct pd_error *err)
 {
-    return read_mark_at(store->door, store->root, name, ret_text, err);
+    return read_mark_at(store->vfs, store->root, name, ret_text, err);
 }
 
 /* The id of the directory `dir`; 0: it has none, or is absent. */
-static pd_status read_id_at(struct pd_door *door, const char *dir, uint64_t *ret_id, struct pd_error *err)
+static pd_status read_id_at(struct pd_vfs *vfs, const char *dir, uint64_t *ret_id, struct pd_error *err)
 {
     char text[MARK_BYTES + 1], token[33];
     *ret_id = 0;
-    PD_TRY(read_mark_at(door, dir, "stripe", text, err));
+    PD_TRY(read_mark_at(vfs, dir, "stripe", text, err));
     if (sscanf(text, TOKEN_FORMAT " %" SCNu64, token, ret_id) != 2) *ret_id = 0;
     return PD_OK;
 }
@@ -102,7 +102,7 @@ static bool goes_by(struct pd_store *store, const struct pd_store *drive, uint64
 {
     char path[STORE_PATH_MAX], target[STORE_PATH_MAX];
     store_path(store, path, "stripe-%" PRIu64, id);
-    return pd_door_readlink(store->door, path, target, NULL) == PD_OK && strcmp(target, drive->root) == 0;
+    return pd_vfs_readlink(store->vfs, path, target, NULL) == PD_OK && strcmp(target, drive->root) == 0;
 }
 
 /* The store's token, made when there is none: a disk that lost it may have kept the links and what goes by them. */
@@ -140,10 +140,10 @@ static pd_status place_link(struct pd_store *store, const struct pd_store *drive
     char path[STORE_PATH_MAX], fresh[STORE_PATH_MAX];
     store_path(store, path, "stripe-%" PRIu64, drive->stripe_id);
     store_path(store, fresh, "stripe-%" PRIu64 ".new", drive->stripe_id);
-    pd_status st = pd_door_unlink(store->door, fresh, err);
+    pd_status st = pd_vfs_unlink(store->vfs, fresh, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
-    PD_TRY(pd_door_symlink(store->door, drive->root, fresh, err));
-    PD_TRY(pd_door_rename(store->door, fresh, path, err));
+    PD_TRY(pd_vfs_symlink(store->vfs, drive->root, fresh, err));
+    PD_TRY(pd_vfs_rename(store->vfs, fresh, path, err));
     return store_sync_dir(store, store->root, err);
 }
 
@@ -217,13 +217,13 @@ static bool is_known(struct pd_store *store, const char *name)
     for (uint32_t i = 0; i < store->unusable_count; i++)
         if (strcmp(store->unusable[i].name, name) == 0) return true;
     store_path(store, path, "quarantine/%s", name);
-    return pd_door_stat(store->door, path, &stat, NULL) != PD_NOT_FOUND;
+    return pd_vfs_stat(store->vfs, path, &stat, NULL) != PD_NOT_FOUND;
 }
 
 static void clear_unknown(struct pd_store *store, struct pd_store *drive)
 {
     struct pd_listing listing = {0};
-    if (pd_door_list(drive->door, drive->root, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(drive->vfs, drive->root, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_step_name name;
         struct pd_error own;
@@ -250,10 +250,10 @@ static pd_status make_step(struct pd_store *drive, const char *name, struct pd_e
 {
     char path[STORE_PATH_MAX];
     store_path(drive, path, "%s", name);
-    pd_status st = pd_door_mkdir(drive->door, path, err);
+    pd_status st = pd_vfs_mkdir(drive->vfs, path, err);
     if (st != PD_EXISTS) return st;
     PD_TRY(store_remove_files(drive, path, err)); /* a failed save of this launch could not clear it */
-    return pd_door_mkdir(drive->door, path, err);
+    return pd_vfs_mkdir(drive->vfs, path, err);
 }
 
 static pd_status link_shard(struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
@@ -262,7 +262,7 @@ static pd_status link_shard(struct pd_store *store, const struct pd_store *drive
     pd_shard_name_format(store->group->rank * store->shards + drive->stripe, shard);
     snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drive->stripe_id, store->name, shard);
     store_path(store, path, "%s.tmp/%s", store->name, shard);
-    return pd_door_symlink(store->door, target, path, err);
+    return pd_vfs_symlink(store->vfs, target, path, err);
 }
 
 pd_status store_stripes_begin(struct pd_store *store, struct pd_error *err)
@@ -319,7 +319,7 @@ pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err)
         char path[STORE_PATH_MAX], target[PD_STORE_NAME_MAX];
         store_path(store, path, "quarantine/stripe-%" PRIu64, store->drives[i]);
         snprintf(target, sizeof target, "../stripe-%" PRIu64, store->drives[i]);
-        pd_status st = pd_door_symlink(store->door, target, path, err);
+        pd_status st = pd_vfs_symlink(store->vfs, target, path, err);
         if (st != PD_EXISTS) PD_TRY(st);
     }
     return PD_OK;
@@ -329,7 +329,7 @@ void store_stripes_find(struct pd_store *store)
 {
     struct pd_listing listing = {0};
     uint64_t id;
-    if (pd_door_list(store->door, store->root, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(store->vfs, store->root, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count && store->drive_count < STORE_DRIVES_MAX; i++)
         if (pd_numbered_name_parse(listing.names[i], "stripe-", &id)) store->drives[store->drive_count++] = id;
     pd_listing_deinit(&listing);
@@ -338,16 +338,16 @@ void store_stripes_find(struct pd_store *store)
 /* ---- drives that are not there ---- */
 
 /* Of a link to a shard: false where it is none of ours. */
-static bool id_of_shard(struct pd_door *door, const char *path, uint64_t *ret_id)
+static bool id_of_shard(struct pd_vfs *vfs, const char *path, uint64_t *ret_id)
 {
     static const char up[] = "../";
     char target[STORE_PATH_MAX], link[PD_STORE_NAME_MAX];
-    if (pd_door_readlink(door, path, target, NULL) != PD_OK || strncmp(target, up, sizeof up - 1) != 0) return false;
+    if (pd_vfs_readlink(vfs, path, target, NULL) != PD_OK || strncmp(target, up, sizeof up - 1) != 0) return false;
     snprintf(link, sizeof link, "%.*s", (int)strcspn(target + sizeof up - 1, "/"), target + sizeof up - 1);
     return pd_numbered_name_parse(link, "stripe-", ret_id);
 }
 
-bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_t shard, char *ret_dir)
+bool pd_store_absent_drive(struct pd_vfs *vfs, const char *checkpoint, uint32_t shard, char *ret_dir)
 {
     char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
     const char *slash = strrchr(checkpoint, '/');
@@ -355,45 +355,45 @@ bool pd_store_absent_drive(struct pd_door *door, const char *checkpoint, uint32_
     uint64_t id, there;
     pd_shard_name_format(shard, name);
     snprintf(path, sizeof path, "%.3700s/%s", checkpoint, name);
-    if (!slash || !id_of_shard(door, path, &id)) return false;
+    if (!slash || !id_of_shard(vfs, path, &id)) return false;
     snprintf(path, sizeof path, "%.*s/stripe-%" PRIu64, root < 3700 ? root : 3700, checkpoint, id);
-    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return false;
-    return pd_door_readlink(door, path, ret_dir, NULL) == PD_OK;
+    if (read_id_at(vfs, path, &there, NULL) != PD_OK || there == id) return false;
+    return pd_vfs_readlink(vfs, path, ret_dir, NULL) == PD_OK;
 }
 
-static bool step_goes_by(struct pd_door *door, const char *step, uint64_t id)
+static bool step_goes_by(struct pd_vfs *vfs, const char *step, uint64_t id)
 {
     struct pd_listing listing = {0};
     bool found = false;
-    if (pd_door_list(door, step, &listing, NULL) != PD_OK) return false;
+    if (pd_vfs_list(vfs, step, &listing, NULL) != PD_OK) return false;
     for (uint32_t i = 0; !found && i < listing.count; i++) {
         char path[STORE_PATH_MAX];
         uint32_t shard;
         uint64_t other;
         snprintf(path, sizeof path, "%.3700s/%.255s", step, listing.names[i]);
-        found = pd_shard_name_parse(listing.names[i], &shard) && id_of_shard(door, path, &other) && other == id;
+        found = pd_shard_name_parse(listing.names[i], &shard) && id_of_shard(vfs, path, &other) && other == id;
     }
     pd_listing_deinit(&listing);
     return found;
 }
 
 /* One that is being prepared will be a checkpoint if its record was begun. */
-static bool may_be_sealed(struct pd_door *door, const char *step)
+static bool may_be_sealed(struct pd_vfs *vfs, const char *step)
 {
     char path[STORE_PATH_MAX];
     struct pd_stat stat;
     snprintf(path, sizeof path, "%.3700s/commit.h5", step);
-    return pd_door_stat(door, path, &stat, NULL) != PD_NOT_FOUND;
+    return pd_vfs_stat(vfs, path, &stat, NULL) != PD_NOT_FOUND;
 }
 
-static bool any_goes_by(struct pd_door *door, const char *root, const struct pd_listing *listing, uint64_t id)
+static bool any_goes_by(struct pd_vfs *vfs, const char *root, const struct pd_listing *listing, uint64_t id)
 {
     for (uint32_t i = 0; i < listing->count; i++) {
         struct pd_step_name name;
         char path[STORE_PATH_MAX];
         snprintf(path, sizeof path, "%.3500s/%.255s", root, listing->names[i]);
-        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_sealed(door, path))) continue;
-        if (step_goes_by(door, path, id)) return true;
+        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_sealed(vfs, path))) continue;
+        if (step_goes_by(vfs, path, id)) return true;
     }
     return false;
 }
@@ -406,37 +406,37 @@ struct offered {
 };
 
 /* The directory that link `name` of the root means: not there, though a checkpoint needs it. */
-static pd_status look_at_link(struct pd_door *door, const char *root, const struct pd_listing *listing, const char *name,
+static pd_status look_at_link(struct pd_vfs *vfs, const char *root, const struct pd_listing *listing, const char *name,
                               const struct offered *offered, uint64_t *bits, struct pd_error *err)
 {
     char path[STORE_PATH_MAX], target[STORE_PATH_MAX], dir[STORE_PATH_MAX];
     uint64_t id, there;
     snprintf(path, sizeof path, "%.3500s/%.255s", root, name);
-    if (!pd_numbered_name_parse(name, "stripe-", &id) || pd_door_readlink(door, path, target, NULL) != PD_OK) return PD_OK;
-    if (read_id_at(door, path, &there, NULL) != PD_OK || there == id) return PD_OK; /* opening says what is wrong */
+    if (!pd_numbered_name_parse(name, "stripe-", &id) || pd_vfs_readlink(vfs, path, target, NULL) != PD_OK) return PD_OK;
+    if (read_id_at(vfs, path, &there, NULL) != PD_OK || there == id) return PD_OK; /* opening says what is wrong */
     for (uint32_t i = 0; i < offered->count; i++)
         if (offered->ids[i] == id) return PD_OK;
     for (uint32_t i = 0; i < offered->count; i++) {
         PD_TRY(store_absolute(offered->dirs[i], dir, err));
-        if (!offered->ids[i] && strcmp(dir, target) == 0 && any_goes_by(door, root, listing, id)) *bits |= UINT64_C(1) << i;
+        if (!offered->ids[i] && strcmp(dir, target) == 0 && any_goes_by(vfs, root, listing, id)) *bits |= UINT64_C(1) << i;
     }
     return PD_OK;
 }
 
-pd_status pd_store_absent_stripes(struct pd_door *door, const char *root, const char *const *stripes, uint32_t count,
+pd_status pd_store_absent_stripes(struct pd_vfs *vfs, const char *root, const char *const *stripes, uint32_t count,
                                   uint64_t *ret_bits, struct pd_error *err)
 {
     struct offered offered = {.dirs = stripes, .count = count};
     struct pd_listing listing = {0};
     uint64_t bits = 0;
     PD_CHECK(count < PD_LAYOUT_STRIPES_MAX);
-    pd_status st = pd_door_list(door, root, &listing, err);
+    pd_status st = pd_vfs_list(vfs, root, &listing, err);
     if (st != PD_OK && st != PD_NOT_FOUND) return st;
     st = PD_OK;
     for (uint32_t i = 0; i < count; i++) /* what cannot be read is something */
-        if (read_id_at(door, stripes[i], &offered.ids[i], NULL) != PD_OK) offered.ids[i] = UINT64_MAX;
+        if (read_id_at(vfs, stripes[i], &offered.ids[i], NULL) != PD_OK) offered.ids[i] = UINT64_MAX;
     for (uint32_t i = 0; st == PD_OK && i < listing.count; i++)
-        st = look_at_link(door, root, &listing, listing.names[i], &offered, &bits, err);
+        st = look_at_link(vfs, root, &listing, listing.names[i], &offered, &bits, err);
     pd_listing_deinit(&listing);
     if (st == PD_OK) *ret_bits = bits;
     return st;

@@ -17,12 +17,12 @@
 
 /* ---- one leader's view ---- */
 
-pd_status store_read_file(struct pd_door *door, const char *path, uint64_t bytes_max, void **ret_data, uint64_t *ret_bytes,
+pd_status store_read_file(struct pd_vfs *vfs, const char *path, uint64_t bytes_max, void **ret_data, uint64_t *ret_bytes,
                           struct pd_error *err)
 {
     struct pd_file *file = NULL;
     struct pd_stat stat;
-    PD_TRY(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     pd_status st = pd_file_stat(file, &stat, err);
     if (st == PD_OK && stat.bytes > bytes_max)
         st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s has %" PRIu64 " bytes, at most %" PRIu64 " make sense", path,
@@ -71,7 +71,7 @@ static pd_status read_record(struct pd_store *store, struct store_sighting *sigh
 {
     void *data;
     uint64_t bytes;
-    PD_TRY(store_read_file(store->door, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err));
+    PD_TRY(store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err));
     pd_status st = decode_record(sighting, path, data, bytes, err);
     free(data);
     return st;
@@ -113,7 +113,7 @@ static pd_status leads_nowhere(struct pd_store *store, const char *name, struct 
     char path[STORE_PATH_MAX];
     struct pd_stat stat;
     store_path(store, path, "%s", name);
-    pd_status st = pd_door_stat(store->door, path, &stat, err);
+    pd_status st = pd_vfs_stat(store->vfs, path, &stat, err);
     return st == PD_OK ? PD_EXISTS : st;
 }
 
@@ -123,7 +123,7 @@ static pd_status look_at_shards(struct pd_store *store, struct store_sighting *s
     char path[STORE_PATH_MAX];
     struct pd_listing listing = {0};
     store_path(store, path, "%s", name);
-    PD_TRY(pd_door_list(store->door, path, &listing, err));
+    PD_TRY(pd_vfs_list(store->vfs, path, &listing, err));
     sighting->files = calloc((size_t)listing.count + 1, 2 * sizeof *sighting->files);
     pd_status st = sighting->files ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to list %s", path);
     for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
@@ -131,7 +131,7 @@ static pd_status look_at_shards(struct pd_store *store, struct store_sighting *s
         struct pd_stat stat;
         if (!pd_shard_name_parse(listing.names[i], &rank)) continue;
         store_path(store, path, "%s/%s", name, listing.names[i]);
-        st = pd_door_stat(store->door, path, &stat, err);
+        st = pd_vfs_stat(store->vfs, path, &stat, err);
         if (st == PD_NOT_FOUND) st = leads_nowhere(store, name, err);
         if (st == PD_EXISTS) {
             st = PD_OK;
@@ -171,7 +171,7 @@ static void sighting_deinit(struct store_sighting *sighting)
 static pd_status look_around(struct pd_store *store, struct store_survey *survey, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(store->door, store->root, &listing, err));
+    PD_TRY(pd_vfs_list(store->vfs, store->root, &listing, err));
     survey->sightings = calloc((size_t)listing.count + 1, sizeof *survey->sightings);
     pd_status st =
         survey->sightings ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to list %s", store->root);
@@ -351,7 +351,7 @@ static void explain_drive(struct pd_store *store, uint64_t shard, uint64_t other
     char name[PD_STORE_NAME_MAX], shard_name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX], dir[STORE_PATH_MAX], more[48] = "";
     pd_step_name_format(&step, name);
     store_path(store, path, "%s", name);
-    if (!pd_store_absent_drive(store->door, path, (uint32_t)shard, dir)) return;
+    if (!pd_store_absent_drive(store->vfs, path, (uint32_t)shard, dir)) return;
     verdict->is_drive_absent = 1;
     pd_shard_name_format((uint32_t)shard, shard_name);
     if (others) snprintf(more, sizeof more, " (and %" PRIu64 " more)", others);

@@ -81,7 +81,7 @@ struct tiers_told { /* what a rank says about one tier's jobs */
 };
 
 struct pd_tiers {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_group *group; /* groups[0] */
     struct pd_tiers_options options;
     struct tier tiers[PD_TIERS_MAX];

@@ -35,7 +35,7 @@ static pd_status check_late(struct tier *tier, struct pd_error *err)
 static pd_status check_kind(struct tier *tier, struct pd_error *err)
 {
     struct pd_space space = {0};
-    PD_TRY(pd_door_space(tier->tiers->door, tier->dir, &space, err));
+    PD_TRY(pd_vfs_space(tier->tiers->vfs, tier->dir, &space, err));
     if (!space.in_memory || tier->in_memory) return PD_OK;
     PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) by now, and its room was not looked at: start the run again", tier->dir,
             space.type_name);
@@ -115,7 +115,7 @@ static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const
     char from[TIERS_PATH_MAX + 32];
     snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, shard);
     copy.from = from;
-    return pd_shard_repack(tier->tiers->door, &copy, &tier->options.codec, ret_summary, err);
+    return pd_shard_repack(tier->tiers->vfs, &copy, &tier->options.codec, ret_summary, err);
 }
 
 pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
@@ -123,7 +123,7 @@ pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, 
 {
     char path[TIERS_PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/commit.h5", job->source);
-    PD_TRY(pd_commit_read(tier->tiers->door, path, ret_commit, err));
+    PD_TRY(pd_commit_read(tier->tiers->vfs, path, ret_commit, err));
     if (ret_commit->shard_count == tier->group->size * shards_of(tier)) return PD_OK;
     pd_commit_deinit(ret_commit);
     *ret_commit = (struct pd_commit){0};

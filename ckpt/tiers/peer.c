@@ -76,7 +76,7 @@ static void open_mine(struct travel *v)
     char path[TIERS_PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/shard-%05" PRIu32 ".h5", v->job->source, rank);
     v->status =
-        pd_shard_open(v->tier->tiers->door, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
+        pd_shard_open(v->tier->tiers->vfs, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
     v->status = unless_gone(v, v->status);
 }
 
@@ -114,7 +114,7 @@ static void prepare_piece(struct travel *v)
 static pd_status make_file(const struct travel *v, struct incoming *in, struct pd_error *err)
 {
     PD_TRY(pd_store_copy_begin(v->store, in->rank, in->path, err));
-    PD_TRY(pd_file_open(v->tier->tiers->door, in->path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &in->file, err));
+    PD_TRY(pd_file_open(v->tier->tiers->vfs, in->path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &in->file, err));
     const pd_status st = pd_file_preallocate(in->file, v->commit.shards[in->rank].file_bytes, err);
     return st == PD_UNSUPPORTED ? PD_OK : st;
 }
@@ -153,7 +153,7 @@ static pd_status verify_file(const struct travel *v, const struct incoming *in, 
     const struct pd_shard_summary *expect = &v->commit.shards[in->rank];
     struct pd_shard *made = NULL;
     struct pd_error own = {0};
-    pd_status st = pd_shard_open(v->tier->tiers->door, in->path, &v->commit.state.identity, expect, &made, &own);
+    pd_status st = pd_shard_open(v->tier->tiers->vfs, in->path, &v->commit.state.identity, expect, &made, &own);
     if (!st) st = pd_shard_verify_made(made, v->tier->staging, v->tier->staging_bytes, &own);
     pd_shard_close(made);
     if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back otherwise: %s", in->path, own.message);
@@ -233,7 +233,7 @@ static pd_status make_staging(struct tier *tier, const struct pd_store_ring *rin
     const uint64_t pieces = piece_bytes_of(ring) * (1 + ring->source_count);
     if (tier->staging) return PD_OK;
     tier->staging_bytes = pieces > PD_TIERS_STAGING_BYTES ? pieces : PD_TIERS_STAGING_BYTES;
-    tier->staging = aligned_alloc(PD_DOOR_ALIGN, tier->staging_bytes);
+    tier->staging = aligned_alloc(PD_VFS_ALIGN, tier->staging_bytes);
     if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between hosts");
     return PD_OK;
 }

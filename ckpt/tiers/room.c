@@ -108,7 +108,7 @@ static pd_status check_memory_here(const struct tier *tier, const struct needs *
     const uint64_t needed = whole > held && whole - held > least ? whole - held : least;
     struct pd_space space;
     struct pd_memory_limit limit;
-    PD_TRY(pd_door_space(tier->tiers->door, tier->dir, &space, err));
+    PD_TRY(pd_vfs_space(tier->tiers->vfs, tier->dir, &space, err));
     if (needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
                 "%s is in memory (%s) and has %.1f MiB free, but %u checkpoints of %.1f MiB need %.1f MiB: mount it with "

@@ -22,7 +22,7 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
                                              .copies = tier->options.copies > 0,
                                              .shards = t->options.shards,
                                              .stripes = writable && tier->number == 0 ? t->options.stripes : NULL};
-    PD_TRY(pd_store_open(t->door, tier->dir, &options, tier->group, &tier->store, err));
+    PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);
     if (t->index) pd_store_set_index(tier->store, t->index, t->index_bytes);
@@ -143,7 +143,7 @@ static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_err
 {
     struct pd_space space = {0};
     struct pd_error own = {0};
-    pd_status st = pd_door_space(t->door, tier->dir, &space, &own);
+    pd_status st = pd_vfs_space(t->vfs, tier->dir, &space, &own);
     st = pd_group_agree(tier->group, pd_error_context(&own, st, "checkpoint directory %s", tier->dir), &own);
     if (st) {
         if (err) *err = own;
@@ -260,19 +260,19 @@ static pd_status make_room_for(struct pd_tiers *t, struct pd_error *err)
     t->told = calloc(t->group->size, PD_TIERS_MAX * sizeof *t->told);
     bool has_all = t->told != NULL;
     for (uint32_t i = 1; has_all && i < t->count; i++)
-        has_all = (t->tiers[i].staging = aligned_alloc(PD_DOOR_ALIGN, PD_TIERS_STAGING_BYTES)) != NULL;
+        has_all = (t->tiers[i].staging = aligned_alloc(PD_VFS_ALIGN, PD_TIERS_STAGING_BYTES)) != NULL;
     if (!has_all) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between %u tiers", t->count);
     return PD_OK;
 }
 
-pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *options, struct pd_tiers **ret_tiers,
+pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *options, struct pd_tiers **ret_tiers,
                         struct pd_error *err)
 {
     PD_CHECK(options->count > 0 && options->count <= PD_TIERS_MAX);
     struct pd_tiers *t = calloc(1, sizeof *t);
     pd_status st = t ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for tiers");
     if (t) {
-        *t = (struct pd_tiers){.door = door, .group = options->groups[0], .options = *options, .count = options->count};
+        *t = (struct pd_tiers){.vfs = vfs, .group = options->groups[0], .options = *options, .count = options->count};
         for (uint32_t i = 0; i < t->count; i++)
             init_tier(t, i);
         st = make_room_for(t, err);

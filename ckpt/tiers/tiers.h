@@ -56,8 +56,8 @@ struct pd_tiers;
  *   errors  PD_BUSY: another launch holds one of them; the storage error of a tier that cannot be read, since it may hold
  * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or copies are asked for where there is no
  * other host or all share one directory. A run that goes on with one host goes on without copies */
-PD_MUST_USE pd_status pd_tiers_open(struct pd_door *door, const struct pd_tiers_options *options,
-                                    struct pd_tiers **ret_tiers, struct pd_error *err);
+PD_MUST_USE pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *options, struct pd_tiers **ret_tiers,
+                                    struct pd_error *err);
 /* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
 void pd_tiers_close(struct pd_tiers *tiers);
 

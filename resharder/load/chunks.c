@@ -333,7 +333,7 @@ static pd_status make_decoders(struct load_chunks *c, unsigned char **memory, st
 static bool cut(const struct loader *l, struct load_chunks *c, const struct survey *s)
 {
     const uint64_t fixed = l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX, most = s->most + s->largest;
-    const uint64_t have = l->request->buffer_bytes / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    const uint64_t have = l->request->buffer_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
     const uint32_t size = pd_thread_pool_size(l->request->pool);
     if (have < fixed + SCRATCH_BYTES + most) return false;
     const uint64_t room = (have - fixed - most) / SCRATCH_BYTES, share = have / 4 / SCRATCH_BYTES;

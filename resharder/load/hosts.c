@@ -14,7 +14,7 @@ static void look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has
     const uint32_t shards = l->request->commit->shard_count;
     struct pd_listing listing = {0};
     uint32_t count = 0, number;
-    if (pd_door_list(l->door, l->request->directory, &listing, NULL)) return;
+    if (pd_vfs_list(l->vfs, l->request->directory, &listing, NULL)) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         if (!pd_shard_name_parse(listing.names[i], &number) || number >= shards) continue;
         bits[number / 8] |= (uint8_t)(1u << number % 8);

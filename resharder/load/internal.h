@@ -31,7 +31,7 @@ struct load_window {
 };
 
 struct loader {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_group *group;
     const struct pd_load_request *request;
     struct pd_plan *plan;
@@ -54,7 +54,7 @@ struct loader {
 
 static inline uint64_t load_align_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 static inline bool load_is_in_chunks(const struct loader *l, const struct pd_read_item *item)
@@ -66,7 +66,7 @@ static inline bool load_is_in_chunks(const struct loader *l, const struct pd_rea
  * with the pages around them. */
 static inline uint64_t load_item_skip(const struct loader *l, const struct pd_read_item *item)
 {
-    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_DOOR_ALIGN;
+    return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_VFS_ALIGN;
 }
 
 /* ---- load.c ---- */

@@ -82,7 +82,7 @@ static pd_status explain(const struct loader *l, struct pd_error *err)
 {
     const struct pd_tensor_table *model = l->request->tensors;
     struct pd_inspect *inspect = NULL;
-    PD_TRY(pd_inspect_open(l->door, l->request->directory, &inspect, err));
+    PD_TRY(pd_inspect_open(l->vfs, l->request->directory, &inspect, err));
     const struct pd_tensor_table *stored = pd_inspect_tensors(inspect);
     pd_status st = check_stored(stored, model, err);
     for (uint32_t t = 0; !st && t < model->count; t++)
@@ -127,7 +127,7 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
     const struct pd_commit *commit = l->request->commit;
     char path[4096];
     shard_path(l, shard, path, sizeof path);
-    pd_status st = pd_shard_open(l->door, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err);
+    pd_status st = pd_shard_open(l->vfs, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err);
     if (!st) st = check_table(l, shard, err);
     return st ? load_blame(l, shard, st, err) : PD_OK;
 }
@@ -402,7 +402,7 @@ static uint64_t count_transfers(const struct loader *l)
     for (uint64_t i = 0; i < l->plan->item_count; i++) {
         const struct pd_read_item *item = &l->plan->items[i];
         if (i == 0 || item->round != l->plan->items[i - 1].round) count = 0;
-        count += (item->bytes + 2 * PD_DOOR_ALIGN) / LOAD_READ_BYTES_MAX + 1;
+        count += (item->bytes + 2 * PD_VFS_ALIGN) / LOAD_READ_BYTES_MAX + 1;
         if (count > most) most = count;
     }
     return most;
@@ -426,7 +426,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 static pd_status prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
-    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_VFS_ALIGN * PD_VFS_ALIGN;
     PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
@@ -450,7 +450,7 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     for (uint32_t i = 0; i < LOAD_WINDOWS; i++)
         l->windows[i].transfers = transfers + i * l->window_transfers;
     if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", LOAD_WINDOWS);
-    return pd_queue_open(l->door, r->buffers, r->buffer_bytes, &l->queue, err);
+    return pd_queue_open(l->vfs, r->buffers, r->buffer_bytes, &l->queue, err);
 }
 
 /* Of one attempt; what is known of hosts stays. */
@@ -466,7 +466,7 @@ static void release(struct loader *l)
     free(l->recvs.data);
     pd_plan_free(l->plan);
     *l = (struct loader){
-        .door = l->door, .group = l->group, .request = l->request, .host_has = l->host_has, .reader_host = l->reader_host};
+        .vfs = l->vfs, .group = l->group, .request = l->request, .host_has = l->host_has, .reader_host = l->reader_host};
 }
 
 /* *ret_again: a shard cannot be used where it was read, and other hosts have it. */
@@ -487,10 +487,10 @@ static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bo
     return st;
 }
 
-pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_load_request *request,
+pd_status pd_load(struct pd_vfs *vfs, struct pd_group *group, const struct pd_load_request *request,
                   struct pd_load_report *ret_report, struct pd_error *err)
 {
-    struct loader l = {.door = door, .group = group, .request = request};
+    struct loader l = {.vfs = vfs, .group = group, .request = request};
     struct pd_load_report report = {0};
     pd_status st = pd_group_agree(group, check_record(&l, err), err);
     if (!st) st = load_find_shards(&l, err);

@@ -21,7 +21,7 @@ struct pd_load_request {
     const struct pd_layout *wanted;        /* one rank of it per rank of the group */
     uint32_t kinds;                        /* bit k: kind k */
     const bool *tensor_wanted;             /* (tensors) or NULL: all */
-    void *buffers;                         /* (buffer_bytes) aligned to PD_DOOR_ALIGN: windows of rounds */
+    void *buffers;                         /* (buffer_bytes) aligned to PD_VFS_ALIGN: windows of rounds */
     uint64_t buffer_bytes;                 /* equal on all ranks; at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast, and
                                               below some 8 MiB compressed boxes are not read ahead */
     struct pd_thread_pool *pool;           /* decompresses; NULL: the caller does */
@@ -38,7 +38,7 @@ struct pd_load_report {
     uint32_t rounds;
 };
 
-PD_MUST_USE pd_status pd_load(struct pd_door *door, struct pd_group *group, const struct pd_load_request *request,
+PD_MUST_USE pd_status pd_load(struct pd_vfs *vfs, struct pd_group *group, const struct pd_load_request *request,
                               struct pd_load_report *ret_report, struct pd_error *err);
 
 #endif

@@ -70,7 +70,7 @@ struct rewrite_target {
     uint64_t begin, filled, hashed; /* of the slot: its place in the file; bytes */
     uint32_t in_flight;
     bool is_planned, is_written, is_finishing; /* is_planned: the crew's */
-    unsigned char small[PD_DOOR_ALIGN];        /* a box of less than a page, as it comes */
+    unsigned char small[PD_VFS_ALIGN];         /* a box of less than a page, as it comes */
 };
 
 enum rewrite_job_kind { REWRITE_OPEN, REWRITE_PLAN, REWRITE_INDEX, REWRITE_FINISH };
@@ -96,7 +96,7 @@ struct rewrite_crew {
 };
 
 struct rewriter {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const struct pd_rewrite_request *request;
     const struct pd_layout *stored;
     char directory[4096]; /* being prepared */
@@ -139,7 +139,7 @@ struct rewriter {
 
 static inline uint64_t rewrite_align_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 /* The box that a stretch lies in: boxes ascend by tensor, kind, column. */

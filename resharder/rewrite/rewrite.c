@@ -190,7 +190,7 @@ static void cut_memory(struct rewriter *r)
     unsigned char *memory = r->request->buffers;
     uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
     staging += rewrite_pack_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
-    const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN;
     rewrite_cut_windows(r, memory + staging, half);
     rewrite_cut_slots(r, memory + staging + half, half);
 }
@@ -275,7 +275,7 @@ static pd_status check_space(struct rewriter *r, struct pd_error *err)
 static pd_status prepare(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_rewrite_request *q = r->request;
-    PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_DOOR_ALIGN == 0);
+    PD_CHECK(q->buffer_bytes >= PD_REWRITE_BUFFER_BYTES_MIN && (uintptr_t)q->buffers % PD_VFS_ALIGN == 0);
     PD_TRY(check_space(r, err));
     r->sources = calloc(q->commit->shard_count, sizeof *r->sources);
     r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
@@ -283,7 +283,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->staging = q->buffers;
     PD_TRY(rewrite_pack_new(r, err));
     rewrite_look_at_source(r);
-    PD_TRY(pd_queue_open(r->door, q->buffers, q->buffer_bytes, &r->queue, err));
+    PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
     return rewrite_crew_start(r, err);
 }
 
@@ -309,13 +309,13 @@ static uint64_t stored_bytes(const struct pd_commit *commit)
     return bytes;
 }
 
-pd_status pd_rewrite(struct pd_door *door, const struct pd_rewrite_request *request, struct pd_rewrite_report *ret_report,
+pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *request, struct pd_rewrite_report *ret_report,
                      struct pd_error *err)
 {
     PD_TRY(check_request(request, err));
     struct rewriter *r = calloc(1, sizeof *r);
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory");
-    r->door = door;
+    r->vfs = vfs;
     r->request = request;
     r->stored = &request->commit->state.layout;
     r->total = stored_bytes(request->commit);

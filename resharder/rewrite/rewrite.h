@@ -27,7 +27,7 @@ struct pd_rewrite_request {
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
     struct pd_shard_codec codec;           /* of the new shards; its pool decompresses too, NULL: this thread does both */
     struct pd_store *target;               /* writable, of this process alone */
-    void *buffers;                         /* (buffer_bytes) of the disk's, on PD_DOOR_ALIGN; huge pages are faster */
+    void *buffers;                         /* (buffer_bytes) of the disk's, on PD_VFS_ALIGN; huge pages are faster */
     uint64_t buffer_bytes;                 /* at least the minimum */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* now and then; may be NULL */
     void *context;
@@ -40,7 +40,7 @@ struct pd_rewrite_report {
     bool has_index;             /* index.h5 is left out where it would outgrow the memory */
 };
 
-PD_MUST_USE pd_status pd_rewrite(struct pd_door *door, const struct pd_rewrite_request *request,
+PD_MUST_USE pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *request,
                                  struct pd_rewrite_report *ret_report, struct pd_error *err);
 
 #endif

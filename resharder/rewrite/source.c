@@ -16,7 +16,7 @@
 #define SOURCE_SHARDS_MAX 512u                /* files open for reading */
 #define SOURCE_BYTES_MAX (UINT64_C(48) << 20) /* heap of their tables */
 #define SMALL_WINDOWS 128u
-#define SMALL_BYTES (2 * PD_DOOR_ALIGN) /* a box of less than a page may lie on two */
+#define SMALL_BYTES (2 * PD_VFS_ALIGN) /* a box of less than a page may lie on two */
 #define WINDOW_BYTES_MAX (UINT64_C(2) << 20)
 #define WINDOW_BYTES_MIN ((uint64_t)PD_SHARD_BLOCK_BYTES)
 #define WINDOWS_A_SOURCE 3u            /* one that is used, one on its way, one that fills */
@@ -75,7 +75,7 @@ static pd_status open_shard(const struct rewriter *r, struct rewrite_source *s, 
     const struct pd_commit *commit = r->request->commit;
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->request->directory, number);
-    PD_TRY(pd_shard_open(r->door, path, &commit->state.identity, &commit->shards[number], &s->shard, err));
+    PD_TRY(pd_shard_open(r->vfs, path, &commit->state.identity, &commit->shards[number], &s->shard, err));
     PD_TRY(pd_layout_shard_boxes(r->stored, r->request->tensors, number, &s->boxes, &s->box_count, err));
     return check_boxes(r, s, number, err);
 }
@@ -122,7 +122,7 @@ pd_status rewrite_open_source(struct rewriter *r, uint32_t number, struct pd_err
 
 static enum rewrite_class class_of(const struct rewrite_source *s, uint32_t box)
 {
-    return pd_shard_box_bytes(s->shard, box) < PD_DOOR_ALIGN ? REWRITE_SMALL : REWRITE_LARGE;
+    return pd_shard_box_bytes(s->shard, box) < PD_VFS_ALIGN ? REWRITE_SMALL : REWRITE_LARGE;
 }
 
 static pd_status send_for(struct rewriter *r, struct rewrite_window *w, struct pd_error *err)
@@ -220,7 +220,7 @@ static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_er
         w = take_window(r, s, class);
         *ret_placed = w != NULL;
         if (!w) return PD_OK;
-        w->begin = w->end = at / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+        w->begin = w->end = at / PD_VFS_ALIGN * PD_VFS_ALIGN;
         fitting = count_fitting(at, end, blocks, w->begin + r->pools[class].bytes);
         PD_CHECK(fitting);
     }
@@ -312,7 +312,7 @@ void rewrite_look_at_source(struct rewriter *r)
     char path[4096 + 32];
     r->window_bytes_min = WINDOW_BYTES_MIN;
     snprintf(path, sizeof path, "%s/shard-00000.h5", r->request->directory);
-    if (pd_shard_open(r->door, path, &commit->state.identity, &commit->shards[0], &shard, NULL)) return;
+    if (pd_shard_open(r->vfs, path, &commit->state.identity, &commit->shards[0], &shard, NULL)) return;
     if (pd_shard_is_compressed(shard)) r->window_bytes_min = PD_SHARD_CHUNK_MAX;
     pd_shard_close(shard);
 }

@@ -49,7 +49,7 @@ pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_err
     struct rewrite_target *t = &r->targets[target];
     const uint32_t shard = r->group_begin + target;
     char path[4096 + 32];
-    PD_TRY(pd_shard_writer_new_compressed(r->door, q->tensors, t->boxes, t->box_count, staging_of(r, target),
+    PD_TRY(pd_shard_writer_new_compressed(r->vfs, q->tensors, t->boxes, t->box_count, staging_of(r, target),
                                           PD_REWRITE_STAGING_BYTES, &q->codec, &t->writer, err));
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
     return pd_shard_stream_begin(t->writer, path, &q->commit->state.identity, shard / pd_layout_stripes(q->layout),
@@ -120,7 +120,7 @@ static pd_status write_somebody(struct rewriter *r, const struct rewrite_target 
 {
     for (uint32_t i = 0; i < r->group_count; i++) {
         struct rewrite_target *t = &r->targets[i];
-        if (t == but || !t->filling || t->hashed < t->filled || t->filled % PD_DOOR_ALIGN) continue;
+        if (t == but || !t->filling || t->hashed < t->filled || t->filled % PD_VFS_ALIGN) continue;
         PD_TRY(write_slot(r, t, err));
     }
     return PD_OK;
@@ -174,7 +174,7 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
                          const unsigned char *data, uint64_t bytes, struct pd_error *err)
 {
     const uint32_t box = t->next - 1;
-    if (box_bytes < PD_DOOR_ALIGN) {
+    if (box_bytes < PD_VFS_ALIGN) {
         append_small(t, offset, box_bytes, data, bytes);
         return PD_OK;
     }

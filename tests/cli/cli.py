@@ -29,7 +29,7 @@ def report(name, problems, result):
         print(f"FAILED {name}: {'; '.join(problems)}\n  exit code {result[0]}\n  stdout: {result[1]!r}\n  stderr: {result[2]!r}")
 
 
-PLURAL_OF_ONE = re.compile(r"(?<![\w.,])1 (leaves|(?:array|block|checkpoint|document|file|finding|head|pair|part|rank|restart|sequence|shard"
+PLURAL_OF_ONE = re.compile(r"(?<![\w.,])1 (micro-batches|(?:array|block|checkpoint|document|file|finding|head|pair|part|rank|restart|sequence|shard"
                            r"|skip|stage|step|thread|token)s)\b")
 
 
@@ -135,8 +135,8 @@ expect("config-override-unknown", ["plan", MINIMAL, "lr=1"], 78,
        err=said("command line: unknown key lr; did you mean optimizer.lr?"))
 expect("config-override-malformed", ["plan", MINIMAL, "faster"], 64,
        err=said('"faster" is no override; write section.key=value, such as optimizer.lr=3e-4'))
-expect("config-leaf", ["plan", MINIMAL, "batch.leaf=5"], 78,
-       err=said("run.yaml: batch.sequences 32 is no multiple of batch.leaf 5; the nearest leaf that fits is 4"))
+expect("config-micro-batch", ["plan", MINIMAL, "batch.micro_batch=5"], 78,
+       err=said("run.yaml: batch.sequences 32 is no multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4"))
 expect("config-preset", ["plan", MINIMAL, "model.preset=gpt2-125m"], 78,
        err=re.compile(r"^perdure: .*model.preset gpt2-125m is unknown; the nearest are gpt2-124m, "))
 
@@ -156,11 +156,11 @@ if text:
     report("plan-worlds-some-refused-json-content", [] if good else ["refusals"], (0, text, ""))
 expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.compile("\nworld 9: .*\nworld 11: "),
        re.compile("^perdure: none of the 2 worlds asked for has a layout; 9 ranks: layout: dp 9 of 9 ranks is more than "))
-expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "model.heads=1", "batch.sequences=1", "batch.leaf=1",
+expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "model.heads=1", "batch.sequences=1", "batch.micro_batch=1",
                        "--world=1", "--threads=1"], 0,
-       re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 leaf of 1\n(.*\n)+world 1: .*; 1 leaf a rank and step, 1 thread a rank\n"))
+       re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 micro-batch of 1\n(.*\n)+world 1: .*; 1 micro-batch a rank and step, 1 thread a rank\n"))
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
-       re.compile(r"\nRANKS +FIRST +device +page-locked +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
+       re.compile(r"\nRANKS +FIRST +device +pinned +NVMe .*\n +1 +0 .* -  .*\n(.*\n)*a rank reads and writes on NVMe in a step, at most: "
                   r".* state\nstate is in 5 files of .*\npage cache: none, .*\nnote: the device is the CPU: .*\na process takes about "))
 ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
 for name, words, where in (
@@ -176,15 +176,15 @@ expect("plan-where-all", ["plan", MINIMAL, "--world=1"], 0, re.compile(r"\non th
 for words, flags in (([], r"\nflags: layout.ranks=1 layout.dp=1 "), (["--threads=3"], r"\nflags: layout.ranks=1 layout.threads=3 layout.dp=1 "),
                      (["layout.threads=2"], r"\nflags: layout.ranks=1 layout.threads=2 layout.dp=1 ")):
     expect(f"plan-flags-{''.join(words)}", ["plan", MINIMAL, "--world=1", *words], 0, re.compile(flags))  # this machine's cores are not the run's
-expect("plan-too-little", ["plan", MINIMAL, "--world=1", "--device=h100-80g", "--device-memory=1M", "layout=auto", "batch.leaf=1"], 78,
-       err=re.compile(r"fits 1\.00 MiB a rank; the smallest needs (more than )?[\d.]+ MiB: take (?!.*batch\.leaf)"))
+expect("plan-too-little", ["plan", MINIMAL, "--world=1", "--device=h100-80g", "--device-memory=1M", "layout=auto", "batch.micro_batch=1"], 78,
+       err=re.compile(r"fits 1\.00 MiB a rank; the smallest needs (more than )?[\d.]+ MiB: take (?!.*batch\.micro-batch)"))
 # A run that does not fit is told what does.
-TIGHT = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "batch.leaf=1", "batch.sequences=64", "layout.pp=1"]
+TIGHT = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "batch.micro_batch=1", "batch.sequences=64", "layout.pp=1"]
 for name, words, expected in (("auto", ["--device-memory=16M", "layout.zero_stage=0"], "with layout=auto it does|take "),
                               ("nothing", ["--device-memory=1M"], "take more (ranks|GPUs)")):
     expect(f"plan-does-not-fit-{name}", [*TIGHT, *words], 0, re.compile(rf"\nnote: this does not fit the [\d.]+ MiB of h100-80g: ({expected})"), err=COUNTED)
 expect("plan-order", ["plan", MINIMAL, "--world=1", "offload.optimizer=nvme", "offload.parameters=nvme"], 0,
-       re.compile(r"\nworld 1: dp=1 .* order=layers; "))
+       re.compile(r"\nworld 1: dp=1 .* order=breadth_first; "))
 expect("plan-rate-bound", ["plan", MINIMAL, "--world=1", "--flops=1e99"], 64,
        err=said("--flops=1e99: expected a rate such as 25G or 312T, 1 to 1e20"))
 TIERS = ["checkpoint.tiers[0].dir=near", "checkpoint.tiers[0].keep_last=2", "checkpoint.tiers[1].dir=far", "checkpoint.tiers[1].keep_last=3"]
@@ -237,7 +237,7 @@ for name, device in (("h100-80g", "gpu"), ("h200-141g", "gpu"), ("a100-40g", "cp
 expect("plan-flops", ["plan", MINIMAL, "--flops=fast"], 64, err=said("--flops=fast: expected a rate such as 25G or 312T, 1 to 1e20"))
 expect("plan-memory", ["plan", MINIMAL, "--device-memory=0"], 64,
        err=said("--device-memory=0: expected a size such as 40G"))
-expect("plan-host", ["plan", MINIMAL, "--host-ranks=0"], 64, err=said("--host-ranks=0: expected a number from 1 to 65536"))
+expect("plan-host", ["plan", MINIMAL, "--ranks-per-host=0"], 64, err=said("--ranks-per-host=0: expected a number from 1 to 65536"))
 for name in ("kjv", "gpt2-124m", "llama-1b"):
     expect(f"plan-{name}", ["plan", os.path.join(SOURCE, "tools/configs", name + ".yaml"), "--world=1,2", "--threads=1"], 0,
            re.compile(r"^model  .*\nstep  .*\ncheckpoint .*\n\nWORLD  .*\n +1 .*\n +2 .*\n--world=N"))
@@ -258,7 +258,7 @@ if text:
     # what a save reads lies in the host's memory too, where the build can count a GPU's part
     good = group["device_bytes"] == group["memory_bytes"]["total"] == plan["worlds"][0]["worst_rank_bytes"]
     good = good and (group["pinned_bytes"] == 0 or group["pinned_bytes"] > 12 * plan["parameters"])
-    report("plan-gpu-places", [] if good and group["pinned_bytes"] == group["host_bytes"] else ["device or page-locked bytes"], (0, text, ""))
+    report("plan-gpu-places", [] if good and group["pinned_bytes"] == group["host_bytes"] else ["device or pinned bytes"], (0, text, ""))
 text = expect("plan-1t", ["plan", os.path.join(SOURCE, "tools/configs/gpt-1t.yaml"), "--world=16384", "--threads=1", "--device=h100-80g",
                           "--json"], 0, ANY, COUNTED)
 if text:
@@ -272,7 +272,7 @@ if text:
     report("plan-1t-content", problems, (0, text[:200], ""))
 
 # ---- layouts that nothing admits: 78 and one sentence, whatever the command, before anything is made ----
-# The table in README.md lists them; 4 blocks, 8 leaves of 4 sequences of 256 tokens.
+# The table in README.md lists them; 4 blocks, 8 micro-batches of 4 sequences of 256 tokens.
 REFUSED = {
     "tp": (["numerics.virtual_tp=4", "layout.tp=3"],
            "layout.tp is 3 and does not divide numerics.virtual_tp, which is 4; use layout.tp=2 or layout.tp=4"),
@@ -286,12 +286,12 @@ REFUSED = {
     "pieces": (["numerics.virtual_sp=256"],
                "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
                "numerics.virtual_sp=128 at most"),
-    "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4); set it to at "
-                            "most 8, or take a smaller batch.leaf, which starts a new lineage"),
-    "dp-leaf": (["layout.dp=33", "batch.leaf=1"], "layout.dp is 33, but a step has only 32 leaves (batch.sequences 32 / batch.leaf 1); "
+    "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it to at "
+                            "most 8, or take a smaller batch.micro_batch, which starts a new lineage"),
+    "dp-micro-batch": (["layout.dp=33", "batch.micro_batch=1"], "layout.dp is 33, but a step has only 32 micro-batches (batch.sequences 32 / batch.micro_batch 1); "
                                                   "set it to at most 32, or take more batch.sequences, which starts a new lineage"),
-    "ranks-leaf": (["layout.ranks=37", "batch.leaf=1"], "layout: dp 37 of 37 ranks is more than the 32 leaves of a step (batch.sequences 32 "
-                                                        "/ batch.leaf 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; more "
+    "ranks-micro-batch": (["layout.ranks=37", "batch.micro_batch=1"], "layout: dp 37 of 37 ranks is more than the 32 micro-batches of a step (batch.sequences 32 "
+                                                        "/ batch.micro_batch 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; more "
                                                         "batch.sequences start a new lineage"),
     "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
@@ -307,8 +307,8 @@ REFUSED = {
     "divides": (["layout.ranks=6", "layout.pp=4"],
                 "layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"),
     "ranks": (["layout.ranks=11"],
-              "layout: dp 11 of 11 ranks is more than the 8 leaves of a step (batch.sequences 32 / batch.leaf 4); 10 ranks fit "
-              "as dp=5 pp=2; a smaller batch.leaf starts a new lineage"),
+              "layout: dp 11 of 11 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / batch.micro_batch 4); 10 ranks fit "
+              "as dp=5 pp=2; a smaller batch.micro_batch starts a new lineage"),
     "zero-shard": (["layout.dp=4", "layout.zero_shard=3"],
                    "layout.zero_shard is 3 and does not divide dp x sp, which is 4; use layout.zero_shard=2 or "
                    "layout.zero_shard=4"),
@@ -323,8 +323,8 @@ REFUSED = {
                 "offload.buffer_bytes=4M"),
     "recompute-layers": (["layout.recompute=full", "layout.recompute_layers=5"], "layout.recompute_layers is 5, and the model has 4 "
                          "blocks; set layout.recompute_layers=4, or leave it out for all"),
-    "order": (["layout.pp=2", "layout.order=layers"], "layout.order is layers and layout.pp is 2, but pipeline stages take leaf "
-                                                      "after leaf; use layout.pp=1 or layout.order=leaves"),
+    "order": (["layout.pp=2", "layout.order=breadth_first"], "layout.order is breadth_first and layout.pp is 2, but pipeline stages take micro-batch "
+                                                      "after micro-batch; use layout.pp=1 or layout.order=depth_first"),
     "restart": (["restart.ranks=8,11"],
                 "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10"),
     "loss-scale": (["numerics.precision=fp16", "numerics.loss_scale=1000"],
@@ -357,7 +357,7 @@ texts = [expect("plan-ladder-fp32", ["plan", MINIMAL, "--world=8", "--ladder", "
 if all(texts):
     rungs = [json.loads(text)["ladder"][0]["memory_bytes"] for text in texts]
     report("plan-ladder-fp32-rungs", ["the rung of fp32 has gradients in bf16"] if rungs[0] != rungs[1] else [], (0, texts[1], ""))
-text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.leaf=1", "--world=64",
+text = expect("plan-ladder-json", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "--world=64",
                                    "batch.context=2048", "--device=a100-40g", "--ladder", "--json"], 0, ANY, COUNTED)
 if text:
     rungs = json.loads(text)["ladder"]
@@ -384,7 +384,7 @@ text = expect("plan-json", ["plan", MINIMAL, "--world=1,3", "--threads=1", "--js
 if text:
     plan = json.loads(text)
     problems = []
-    if plan["parameters"] != 1016960 or plan["checkpoint_bytes"] != 12 * 1016960 or plan["leaves"] != 8:
+    if plan["parameters"] != 1016960 or plan["checkpoint_bytes"] != 12 * 1016960 or plan["micro_batches"] != 8:
         problems.append("sizes")
     for world in plan["worlds"]:
         if sum(group["ranks"] for group in world["groups"]) != world["world"]:
@@ -395,8 +395,8 @@ if text:
                 problems.append("total")
         if world["worst_rank_bytes"] != max(group["memory_bytes"]["total"] for group in world["groups"]):
             problems.append("worst rank")
-        if world["slots"] * world["world"] - world["ghosts"] != plan["leaves"]:
-            problems.append("ghosts")
+        if world["slots"] * world["world"] - world["padding_micro_batches"] != plan["micro_batches"]:
+            problems.append("padding_micro_batches")
     report("plan-json-content", problems, (0, text, ""))
 
 # ---- data ----
@@ -446,7 +446,7 @@ if not ONLY or any(name.startswith("ckpt") for name in ONLY):
     trained = perdure("train", MINIMAL, *tiny)
     report("ckpt-train", [] if trained[0] == 0 else ["no run to look at"], trained)
 ONE = write("one.yaml", "run: {dir: one, steps: 1}\ndata: {train: text.txt}\nmodel: {layers: 1, hidden: 32, heads: 2, context: 32}\n"
-                        "batch: {sequences: 1, leaf: 1}\nlayout: {ranks: 1, threads: 1, transport: local}\n")
+                        "batch: {sequences: 1, micro_batch: 1}\nlayout: {ranks: 1, threads: 1, transport: local}\n")
 expect("train-without-gpu", ["train", ONE, "run.dir=unmade", "run.device=gpu"], 78, environment={"CUDA_VISIBLE_DEVICES": ""},
        err=re.compile(r"^perdure: run.device is gpu; run.device=cpu needs none, .*\n$"))  # no rank was started
 expect("train-of-one", ["train", ONE], 0, err=re.compile("starting 1 rank (.*\n)*.* on 1 rank x 1 thread\n"))
@@ -471,7 +471,7 @@ if not ONLY:
     shutil.rmtree("one")
     expect("train-of-one-anew", ["train", ONE], 0, err=ANY)
 expect("train-of-one-shown", ["ckpt", "show", "one"], 0, re.compile(r"^checkpoint .* in 1 shard\n(.*\n)*layout .* state in 1 part, "))
-expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile("but a step has only 1 leaf "))
+expect("train-of-one-refused", ["train", ONE, "layout.dp=2"], 78, err=re.compile("but a step has only 1 micro-batch "))
 # a step that fp16 skips has no gradient norm: null, which every reader of JSON takes
 if not ONLY or "metrics-skipped" in ONLY:
     half = [word for word in tiny if not word.startswith(("run.dir", "numerics"))]
@@ -746,10 +746,10 @@ expect("bench-step-device", ["bench", "step", "--device=tpu"], 64, err=said("--d
 expect("bench-step-mode", ["bench", "step", "--device=gpu", "--mode=slow"], 64, err=said("--mode=slow: expected invariant or fast"))
 expect("bench-step-nvme", ["bench", "step", "--device=gpu", "--set=offload.optimizer=nvme"], 64, err=said(
     "bench step: offload.* is nvme, and a bench of a GPU has no drive to it; use cpu"))
-expect("bench-step-leaf", ["bench", "step", "--device=gpu", "--leaf=3", "--sequences=4"], 64,
-       err=said("--leaf=3: --sequences 4 is no multiple of it"))
+expect("bench-step-micro-batch", ["bench", "step", "--device=gpu", "--micro-batch=3", "--sequences=4"], 64,
+       err=said("--micro-batch=3: --sequences 4 is no multiple of it"))
 for name, options, message in (
-        ("leaf", ["--leaf=7"], "--leaf counts on a GPU alone: --device=gpu"),
+        ("micro_batch", ["--micro-batch=7"], "--micro-batch counts on a GPU alone: --device=gpu"),
         ("set", ["--set=foo=bar", "--mode=xyz"], "--set counts on a GPU alone: --device=gpu"),
         ("size", ["--preset=0.5B"], "--preset=0.5B is for a GPU alone: --device=gpu"),
         ("preset", ["--preset=9B"], "--preset=9B: model.preset 9B is unknown; the nearest are byte-1m, byte-10m and gpt3-13b; on a GPU also 0.5B, 1.5B, 3B, "

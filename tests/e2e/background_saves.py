@@ -23,7 +23,7 @@ CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 64}}
 optimizer: {{warmup_steps: 2, decay_steps: {steps}}}
 validation: {{every: 0}}
 checkpoint: {{every: 1, keep_last: 2}}

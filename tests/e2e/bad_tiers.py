@@ -18,7 +18,7 @@ CONFIG = """
 run: {{seed: 3, steps: 12}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 256, heads: 4, kv_heads: 4, head_size: 64, ffn: 256}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 4, leaf: 2, context: 64}}
+batch: {{sequences: 4, micro_batch: 2, context: 64}}
 optimizer: {{warmup_steps: 2, decay_steps: 12}}
 validation: {{every: 0}}
 layout: {{ranks: 2, threads: 1, transport: local}}

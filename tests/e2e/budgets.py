@@ -14,7 +14,7 @@ CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: 6, hidden: 128, heads: 4, kv_heads: 4, head_size: 32, ffn: 512}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 4, leaf: 1, context: 32}}
+batch: {{sequences: 4, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.01, warmup_steps: 1, decay_steps: {steps}}}
 checkpoint: {{every: 3, keep_last: 2}}
 layout: {{ranks: 1, threads: 1, transport: local}}

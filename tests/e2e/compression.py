@@ -13,7 +13,7 @@ CONFIG = """
 run: {{seed: 5, steps: 12}}
 model: {{family: llama, vocab: 512, context: 32, layers: 3, hidden: 128, heads: 4, kv_heads: 2, head_size: 32, ffn: 700}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2}}
+batch: {{sequences: 8, micro_batch: 2}}
 checkpoint: {{every: 2, keep_last: 3}}
 numerics: {{virtual_tp: 2}}
 layout: {{transport: local, threads: 2}}

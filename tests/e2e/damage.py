@@ -13,7 +13,7 @@ CONFIG = """
 run: {{seed: 3, steps: 12}}
 model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 32, heads: 2, kv_heads: 1, head_size: 16, ffn: 64}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2}}
+batch: {{sequences: 8, micro_batch: 2}}
 checkpoint: {{every: 2, keep_last: 2}}
 layout: {{ranks: 2, transport: local, threads: 1}}
 """

@@ -15,7 +15,7 @@ CONFIG = """
 run: {{seed: 3, steps: 30}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 192, heads: 4, head_size: 48, ffn: 600}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 64}}
 validation: {{every: 0}}
 offload: {{optimizer: nvme, gradients: nvme, buffer_bytes: 4M}}
 layout: {{ranks: 2, transport: local, threads: 1}}

@@ -25,7 +25,7 @@ run: {{seed: 42, steps: {steps}, device: gpu}}
 model: {{family: {family}, vocab: 256, context: 16, layers: 2, hidden: {hidden}, heads: {heads}, kv_heads: {kv}, head_size: {head},
         ffn: 48, tie_embeddings: {tied}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1, separate_documents: {apart}, document_token: {token}}}
-batch: {{sequences: 4, leaf: 1, context: 16}}
+batch: {{sequences: 4, micro_batch: 1, context: 16}}
 optimizer: {{lr: 0.003, warmup_steps: 2, decay_steps: {steps}}}
 numerics: {{precision: {precision}, virtual_tp: {virtual}, virtual_sp: {virtual}}}
 checkpoint: {{every: 2, keep_last: 2}}
@@ -150,7 +150,7 @@ def lost_again_and_again(bench, config):
 
 
 # Activations of more than 900 GB under a small model.
-HUGE = ["batch.sequences=65536", "batch.leaf=65536", "model.layers=600", "validation.every=0"]
+HUGE = ["batch.sequences=65536", "batch.micro_batch=65536", "model.layers=600", "validation.every=0"]
 
 
 def does_not_fit(bench, config, words, overrides, environment):
@@ -195,10 +195,10 @@ def from_cpu_and_back(bench, config):
     near(bench, "steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
 
 
-@simulated_only("how much a driver page-locks is the machine's to say")
+@simulated_only("how much a driver pins is the machine's to say")
 def too_little_to_lock(bench, config):
-    """Memory that cannot be page-locked is missed before the first step: by name, with what to look at."""
-    does_not_fit(bench, config, "page-locked memory.*perdure plan", [], {"PERDURE_SIMT_LOCKED": "64K"})
+    """Memory that cannot be pinned is missed before the first step: by name, with what to look at."""
+    does_not_fit(bench, config, "pinned memory.*perdure plan", [], {"PERDURE_SIMT_LOCKED": "64K"})
 
 
 def warning_of(bench, directory, steps, environment, *overrides):
@@ -228,12 +228,12 @@ def different_tensors(bench, one, other):
 
 @simulated_only("a real GPU's memory is not for a test to choose")
 def codes_that_do_not_fit(bench, config, fp8):
-    """What a run with too little memory is told to do without, behind selective recomputation: codes of weights between leaves."""
+    """What a run with too little memory is told to do without, behind selective recomputation: codes of weights between micro-batches."""
     wide = [*fp8, "model.ffn=4096", "layout.recompute=selective"]
     need = float(re.search(r"needs ([\d.]+) MiB", does_not_fit(bench, config, TOO_LITTLE, wide, {"PERDURE_SIMT_MEMORY": "2M"}))[1])
     memory = {"PERDURE_SIMT_MEMORY": str(int((need - 0.1) * 1048576))}
     said = re.search(r"with (.*) it takes", does_not_fit(bench, config, TOO_LITTLE, wide, memory))[1].split()
-    if said != ["layout.fp8_codes=leaf"] or bench.run(config, [*wide, *said], memory) != bench.run(config, wide):
+    if said != ["layout.fp8_codes=micro_batch"] or bench.run(config, [*wide, *said], memory) != bench.run(config, wide):
         raise harness.Failure(f"with room for all but the codes of weights: {said}, or other bits with it")
 
 
@@ -258,8 +258,8 @@ def eight_bits(bench):
     killed = bench.run(config, fp8, {"PERDURE_FAULT": "worker.stepped@0:3:kill", "PERDURE_FAULT_ONCE": fault})
     if killed != plain:
         raise harness.Failure(f"linears in fp8, killed after step 3: {killed}, of the plain run {plain}")
-    if bench.run(config, [*fp8, "layout.fp8_codes=leaf"]) != plain:
-        raise harness.Failure("linears in fp8: other bits where codes of weights are made for every leaf")
+    if bench.run(config, [*fp8, "layout.fp8_codes=micro_batch"]) != plain:
+        raise harness.Failure("linears in fp8: other bits where codes of weights are made for every micro-batch")
     codes_that_do_not_fit(bench, config, fp8)
     for steps, device in ((2, "gpu"), (3, "cpu"), (STEPS, "gpu")):
         bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
@@ -271,7 +271,7 @@ def eight_bits(bench):
 
 
 def planned(bench, config):
-    """What NCCL takes is part of what must find room, on a line of its own; alone there is none. Staging of exchanges is page-locked."""
+    """What NCCL takes is part of what must find room, on a line of its own; alone there is none. Staging of exchanges is pinned."""
     def plan(world, *options):
         result = bench.workspace.command(["plan", config, f"--world={world}", "run.dir=r", "--device=h100-80g", f"layout.ranks={world}",
                                           f"layout.dp={world}", *options])
@@ -286,7 +286,7 @@ def planned(bench, config):
     pinned = {transport: json.loads(plan(4, f"layout.transport={transport}", "--json"))["worlds"][0]["groups"][0]["pinned_bytes"]
               for transport in ("local", "mpi")}
     if pinned["mpi"] < pinned["local"] + (3 << 20):
-        raise harness.Failure(f"page-locked of ranks as threads and as processes, which stage what they exchange: {pinned}")
+        raise harness.Failure(f"pinned of ranks as threads and as processes, which stage what they exchange: {pinned}")
     if "NCCL's own buffers" not in plan(4) or "NCCL" in plan(1):
         raise harness.Failure(f"plan of 4 ranks:\n{plan(4)}")
     print("planned: what NCCL takes, and staging", flush=True)
@@ -309,7 +309,7 @@ def held_is_planned(bench, config):
 
 
 def memory_stays(bench, early, late):
-    """What is free on the device at two steps of one run that saves. Simulated: what is live there, and page-locked; nothing at the end."""
+    """What is free on the device at two steps of one run that saves. Simulated: what is live there, and pinned; nothing at the end."""
     watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
     small = ["model.layers=1", "batch.sequences=1", "validation.every=4", "validation.sequences=1", "checkpoint.every=5"]
     bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
@@ -333,27 +333,27 @@ def memory_stays(bench, early, late):
 @simulated_only("nobody tells of its graphs")
 def graphs_stay(bench):
     """All graphs of blocks are made in a run's first passes: later a receive may be under way that a driver would wait for, and memory
-    for them taken. Stages choose buffers, and a validation has fewer leaves than a step."""
-    for stages, layers, leaves in ((2, 2, 4), (2, 4, 5), (3, 3, 7)):
+    for them taken. Stages choose buffers, and a validation has fewer micro-batches than a step."""
+    for stages, layers, micro_batches in ((2, 2, 4), (2, 4, 5), (3, 3, 7)):
         watch = bench.workspace.directory("watch")
         bench.workspace.train(bench.config(), bench.workspace.directory(),
                               ["run.steps=14", f"layout.ranks={stages}", f"layout.pp={stages}", f"layout.interleave={layers // stages}",
-                               f"model.layers={layers}", f"batch.sequences={leaves}", "validation.every=11", "validation.sequences=3"],
+                               f"model.layers={layers}", f"batch.sequences={micro_batches}", "validation.every=11", "validation.sequences=3"],
                               {"PERDURE_SIMT_WATCH": watch})
         graphs = [json.loads(line)["graphs"] for line in harness.read(watch).splitlines()]
         if len(graphs) < 14 or not 0 < graphs[-7] == graphs[-1]:
-            raise harness.Failure(f"{stages} stages, {layers} layers, {leaves} leaves: graphs after each step are {graphs}")
+            raise harness.Failure(f"{stages} stages, {layers} layers, {micro_batches} micro-batches: graphs after each step are {graphs}")
     print("graphs are made in the first passes", flush=True)
 
 
 @simulated_only("a real GPU's memory is not for a test to choose")
 def benched_as_it_fits(bench):
-    """A leaf that does not fit with all kept is recomputed, in no more blocks than must be."""
+    """A micro-batch that does not fit with all kept is recomputed, in no more blocks than must be."""
     shape = ("layers=6", "hidden=64", "heads=1", "kv_heads=1", "head_size=64", "ffn=256", "vocab=256")
 
     def step(memory, *options):
         result = bench.workspace.command(["bench", "step", "--device=gpu", "--preset=gpt2-124m", *(f"--set=model.{key}" for key in shape),
-                                          "--set=offload.optimizer=cpu", "--context=16", "--sequences=4", "--leaf=4", "--steps=1",
+                                          "--set=offload.optimizer=cpu", "--context=16", "--sequences=4", "--micro-batch=4", "--steps=1",
                                           "--mode=invariant", "--json", *options], {"PERDURE_SIMT_MEMORY": str(memory)})
         if result.returncode:
             raise harness.Failure(f"bench step: exit {result.returncode}: {result.stderr}")
@@ -448,11 +448,11 @@ def sharing(bench, transport):
 
 
 def sums_in_place(bench, transport):
-    """Where nothing is cut, products of one rank add to the sums of gradients by themselves. Two ranks send each other leaves and add."""
+    """Where nothing is cut, products of one rank add to the sums of gradients by themselves. Two ranks send each other micro-batches and add."""
     for model in (("llama", "fp32"), ("gpt2", "bf16")):
         config = bench.config(*model, 8, 1, 2)
-        for overrides in (["layout.dp=2", "layout.ranks=2"], ["layout.pp=2", "layout.ranks=2"], ["layout.order=layers"],
-                          ["layout.order=layers", "offload.gradients=cpu"]):
+        for overrides in (["layout.dp=2", "layout.ranks=2"], ["layout.pp=2", "layout.ranks=2"], ["layout.order=breadth_first"],
+                          ["layout.order=breadth_first", "offload.gradients=cpu"]):
             bench.same(f"{transport}, sums in place, {' '.join(overrides)}", config, [*overrides, f"layout.transport={transport}"])
 
 
@@ -476,9 +476,9 @@ def killed_beside_others(bench):
                {"PERDURE_FAULT": "worker.stepped@1:3:kill", "PERDURE_FAULT_ONCE": fault})
 
 
-@simulated_only("how much a driver page-locks is the machine's to say, and what it copies through buffers of its own nobody tells")
+@simulated_only("how much a driver pins is the machine's to say, and what it copies through buffers of its own nobody tells")
 def staged_in_locked_memory(bench):
-    """What two processes exchange goes through page-locked memory; where that is refused, through memory as it is, which is said once a
+    """What two processes exchange goes through pinned memory; where that is refused, through memory as it is, which is said once a
     rank."""
     config, report = bench.config("llama", "fp32", 8, 4), bench.workspace.directory("report")
     two = ["layout.ranks=2", "layout.dp=2", "layout.transport=mpi"]
@@ -486,18 +486,18 @@ def staged_in_locked_memory(bench):
     def counts():
         lines = map(json.loads, harness.read(report).splitlines())
         return [line for line in lines if line["locked_bytes_max"]]  # no launcher
-    bench.same("two ranks that exchange through page-locked memory", config, two, {"PERDURE_SIMT_REPORT": report})
+    bench.same("two ranks that exchange through pinned memory", config, two, {"PERDURE_SIMT_REPORT": report})
     every = counts()
     if len(every) != 2 or any(line["pageable_copies"] or line["locked_bytes"] for line in every):
         raise harness.Failure(f"copies through pageable memory, or memory that stays locked: {every}")
     os.unlink(report)
     directory, limit = bench.workspace.directory(), str(min(line["locked_bytes_max"] for line in every) - 1)
     result = bench.workspace.train(config, directory, two, {"PERDURE_SIMT_REPORT": report, "PERDURE_SIMT_LOCKED": limit})
-    said = [line for line in result.stderr.splitlines() if "not page-locked" in line]
+    said = [line for line in result.stderr.splitlines() if "not pinned" in line]
     if len(said) != 2 or not all(line["pageable_copies"] for line in counts()):
-        raise harness.Failure(f"{limit} bytes that may be page-locked: said {said}, counted {counts()}")
+        raise harness.Failure(f"{limit} bytes that may be pinned: said {said}, counted {counts()}")
     if (harness.losses(directory), bench.workspace.state_digest(directory)) != bench.expected(config):
-        raise harness.Failure("other bits where exchanges are not page-locked")
+        raise harness.Failure("other bits where exchanges are not pinned")
     print(f"said: {said[0]}", flush=True)
 
 

@@ -15,7 +15,7 @@ CONFIG = """
 run: {{seed: 7, steps: {steps}, device: gpu}}
 model: {{family: llama, vocab: 256, context: 16, layers: 4, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 272}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 4, leaf: 1, context: 16}}
+batch: {{sequences: 4, micro_batch: 1, context: 16}}
 optimizer: {{lr: 0.003, warmup_steps: 1, decay_steps: {steps}}}
 numerics: {{precision: {precision}}}
 checkpoint: {{every: 2, keep_last: 2}}
@@ -35,14 +35,14 @@ CASES = {
     "state in files, some of it kept": placed(optimizer="nvme") + ["offload.optimizer_budget=1M"],
     "activations on the host": placed(activations="cpu"),
     "activations in files": placed(activations="nvme"),
-    "activations in files, by layers, recomputed": placed(activations="nvme") + ["layout.order=layers", "layout.recompute=full"],
+    "activations in files, breadth first, recomputed": placed(activations="nvme") + ["layout.order=breadth_first", "layout.recompute=full"],
     "activations in files, two blocks recomputed": placed(activations="nvme") + ["layout.recompute=full", "layout.recompute_layers=2"],
     "activations in files, some of them kept": placed(activations="nvme") + ["offload.activations_budget=100k"],
     "copies on the host, state on the device": placed(parameters="cpu"),
     "copies and state on the host": placed(optimizer="cpu", parameters="cpu"),
-    "sums on the host, state on the device": placed(gradients="cpu") + ["layout.order=layers"],
-    "copies and sums on the host, state in files": placed(optimizer="nvme", parameters="cpu", gradients="cpu") + ["layout.order=layers"],
-    "all on the host": placed(**dict.fromkeys(PLACES, "cpu")) + ["layout.order=layers"],
+    "sums on the host, state on the device": placed(gradients="cpu") + ["layout.order=breadth_first"],
+    "copies and sums on the host, state in files": placed(optimizer="nvme", parameters="cpu", gradients="cpu") + ["layout.order=breadth_first"],
+    "all on the host": placed(**dict.fromkeys(PLACES, "cpu")) + ["layout.order=breadth_first"],
     "all in files": placed(**dict.fromkeys(PLACES, "nvme")),
     "all in files, some of it kept": placed(**dict.fromkeys(PLACES, "nvme")) + [
         "offload.optimizer_budget=1M", "offload.parameters_budget=40k", "offload.gradients_budget=300k", "offload.activations_budget=50k"],

@@ -28,7 +28,7 @@ CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 64}}
 validation: {{every: 0}}
 numerics: {{virtual_tp: {virtual}, virtual_sp: {virtual}}}
 checkpoint: {{every: 1, keep_last: 2}}
@@ -39,7 +39,7 @@ MOVING = [(2, "tp=2"), (4, "dp=2,tp=2,zero_stage=1"), (3, "pp=3"), (2, "sp=2"), 
           (4, "dp=4,zero_shard=2"), (4, "tp=2,sp=2,schedule=gpipe"), (3, "dp=3"), (4, "pp=2,tp=2,recompute=full")]
 # everything on the drive, parts of it, nothing; what is saved by one is loaded by another
 OFFLOADED = [(ranks, f"{layout},{places}")
-             for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (3, "dp=3,order=layers"), (2, "tp=2"))
+             for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (3, "dp=3,order=breadth_first"), (2, "tp=2"))
              for places in ("offload.optimizer=nvme,offload.parameters=nvme,offload.gradients=nvme,offload.activations=nvme",
                             "offload.optimizer=nvme,offload.activations=nvme", "offload.optimizer=nvme,offload.gradients=nvme",
                             "offload.optimizer=device")]

@@ -18,7 +18,7 @@ import harness
 
 STEPS = 3
 LAYERS = 5
-LEAVES = 8
+MICRO_BATCHES = 8
 VIRTUAL = {"8x8": (8, 8), "1x1": (1, 1)}
 RECOMPUTE = ["none", "selective", "full", "selective,recompute_layers=2", "full,recompute_layers=1"]
 PRECISION = ["fp32", "bf16", "fp16"]
@@ -28,7 +28,7 @@ run: {{seed: 42, steps: {steps}}}
 model: {{family: {family}, vocab: 257, context: 32, layers: {layers}, hidden: 48, heads: 6, kv_heads: {kv}, head_size: 8, ffn: 80,
         tie_embeddings: {tied}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1, separate_documents: {apart}, document_token: {token}}}
-batch: {{sequences: {leaves}, leaf: 1, context: 32}}
+batch: {{sequences: {micro_batches}, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.003, warmup_steps: 2}}
 numerics: {{precision: {precision}, virtual_tp: {tp}, virtual_sp: {sp}{scaling}}}
 checkpoint: {{every: 0, keep_last: 1}}
@@ -48,7 +48,7 @@ def factorisations(world):
 
 def admitted(degrees, virtual):
     dp, tp, pp, sp = degrees
-    return dp <= LEAVES and virtual[0] % tp == 0 and virtual[1] % sp == 0 and pp <= LAYERS
+    return dp <= MICRO_BATCHES and virtual[0] % tp == 0 and virtual[1] % sp == 0 and pp <= LAYERS
 
 
 def schedules_of(pp):
@@ -122,7 +122,7 @@ class Bench:
 
     def config(self, family, precision, virtual):
         tp, sp = VIRTUAL[virtual]
-        text = CONFIG.format(steps=STEPS, layers=LAYERS, leaves=LEAVES, family=family, precision=precision, data=self.data,
+        text = CONFIG.format(steps=STEPS, layers=LAYERS, micro_batches=MICRO_BATCHES, family=family, precision=precision, data=self.data,
                              kv=3 if family == "llama" else 6, tied="true" if family == "gpt2" else "false", tp=tp, sp=sp,
                              apart="true" if precision == "bf16" else "false", token=32 if precision == "bf16" else -1,
                              # some steps overflow and are skipped, others are not

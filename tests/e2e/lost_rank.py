@@ -12,7 +12,7 @@ CONFIG = """
 run: {{seed: 3, steps: 60}}
 model: {{family: llama, vocab: 256, context: 64, layers: 4, hidden: 48, heads: 6, kv_heads: 3, head_size: 8, ffn: 96}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 64}}
 numerics: {{virtual_tp: 2}}
 checkpoint: {{every: 4}}
 layout: {{ranks: 4, tp: 2, pp: 2, transport: mpi, threads: 1}}

@@ -18,7 +18,7 @@ TINY = """
 run: {{seed: 5, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 32, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_size: 16, ffn: 64}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 2, leaf: 1, context: 32}}
+batch: {{sequences: 2, micro_batch: 1, context: 32}}
 validation: {{every: 0}}
 checkpoint: {{every: 1, keep_last: 2}}
 """
@@ -26,7 +26,7 @@ LARGE = """
 run: {{seed: 5, steps: 2}}
 model: {{family: gpt2, vocab: 8192, context: 256, layers: 10, hidden: 640, heads: 10}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 2, leaf: 1, context: 256}}
+batch: {{sequences: 2, micro_batch: 1, context: 256}}
 validation: {{every: 0}}
 checkpoint: {{every: 1, keep_last: 1}}
 """

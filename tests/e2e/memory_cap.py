@@ -23,7 +23,7 @@ CONFIG = """
 run: {{seed: 5, steps: {steps}}}
 model: {{family: llama, vocab: 256, context: 64, layers: {layers}, hidden: 384, heads: 6, kv_heads: 6, head_size: 64, ffn: 1024}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 2, leaf: 1, context: 64}}
+batch: {{sequences: 2, micro_batch: 1, context: 64}}
 optimizer: {{lr: 1e-3, min_lr: 1e-3, warmup_steps: 1, decay_steps: 100}}
 validation: {{every: 0}}
 checkpoint: {{every: 0, keep_last: 1}}

@@ -14,7 +14,7 @@ CONFIG = """
 run: {{seed: 3, steps: {steps}}}
 model: {{family: {family}, vocab: 256, context: 64, layers: 5, hidden: 72, heads: 6, kv_heads: {kv}, head_size: 12, ffn: {ffn}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
-batch: {{sequences: 14, leaf: 2, context: 48}}
+batch: {{sequences: 14, micro_batch: 2, context: 48}}
 validation: {{every: 2, sequences: 20}}
 numerics: {{virtual_tp: 2, virtual_sp: 2, precision: {precision}}}
 optimizer: {{lr: 0.01, warmup_steps: 1, decay_steps: {steps}}}

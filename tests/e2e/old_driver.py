@@ -10,7 +10,7 @@ CONFIG = """
 run: {{seed: 3, steps: 2}}
 model: {{family: llama, vocab: 256, context: 16, layers: 1, hidden: 16, heads: 2, kv_heads: 2, head_size: 8, ffn: 32}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 2, leaf: 1, context: 16}}
+batch: {{sequences: 2, micro_batch: 1, context: 16}}
 layout: {{ranks: 2, threads: 1, transport: local}}
 """
 

@@ -15,7 +15,7 @@ CONFIG = """
 run: {{seed: 3, steps: 4}}
 model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 96}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 32}}
+batch: {{sequences: 8, micro_batch: 2, context: 32}}
 validation: {{every: 0}}
 numerics: {{virtual_tp: 2, virtual_sp: 2}}
 layout: {{transport: local, threads: 2}}

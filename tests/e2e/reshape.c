@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SAVED = 2, NEXT = 2, LEAVES = 6, LAYERS = 5, WORLD_MAX = 6, LAYOUTS_MAX = 64, VIRTUAL = 4 };
+enum { SAVED = 2, NEXT = 2, MICRO_BATCHES = 6, LAYERS = 5, WORLD_MAX = 6, LAYOUTS_MAX = 64, VIRTUAL = 4 };
 
 /* What the one-rank run had after SAVED steps, and its losses. */
 struct reference {
@@ -45,7 +45,7 @@ struct job {
 struct run {
     struct job *job;
     struct pd_group group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_tiers *tiers;
     struct pd_whole_engine whole;
     struct pd_saver *saver;
@@ -61,15 +61,15 @@ static pd_status run_open(struct run *r, struct pd_comm *comm, struct pd_error *
                                            .read_only = !r->job->save};
     pd_comm_group(comm, &r->group);
     PD_TRY(pd_whole_engine_open(&r->job->config, comm, NULL, 1, &r->whole, err));
-    PD_TRY(pd_door_new_auto(&r->door, err));
-    return pd_tiers_open(r->door, &tiers, &r->tiers, err);
+    PD_TRY(pd_vfs_new_auto(&r->vfs, err));
+    return pd_tiers_open(r->vfs, &tiers, &r->tiers, err);
 }
 
 static void run_close(struct run *r)
 {
     pd_saver_free(r->saver);
     pd_tiers_close(r->tiers);
-    pd_door_free(r->door);
+    pd_vfs_free(r->vfs);
     pd_run_state_deinit(&r->state);
     pd_whole_engine_close(&r->whole);
 }
@@ -137,7 +137,7 @@ static pd_status take_step(struct run *r, struct pd_error *err)
 
 static pd_status save(struct run *r, struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(r->door, r->tiers, &r->group, r->whole.engine, 1, &r->saver, err));
+    PD_TRY(pd_saver_new(r->vfs, r->tiers, &r->group, r->whole.engine, 1, &r->saver, err));
     PD_TRY(pd_tiers_start(r->tiers, err));
     return pd_saver_save(r->saver, &r->state, err);
 }
@@ -145,7 +145,7 @@ static pd_status save(struct run *r, struct pd_error *err)
 static pd_status go(struct run *r, struct pd_error *err)
 {
     struct pd_resume_report report;
-    PD_TRY(pd_resume(r->door, r->tiers, &r->group, r->whole.engine, &r->state, &report, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, &r->state, &report, err));
     if (report.resumed == r->job->save) PD_FAIL(err, PD_BUG, "resumed is %d", report.resumed);
     while (r->state.identity.step < SAVED)
         PD_TRY(take_step(r, err));
@@ -203,7 +203,7 @@ static uint32_t layouts_make(struct layout_case *layouts)
             for (uint32_t sp = 1; sp <= VIRTUAL; sp *= 2)
                 for (uint32_t pp = 1; pp <= LAYERS; pp++) {
                     const uint32_t rest = tp * sp * pp;
-                    if (world % rest || world / rest > LEAVES) continue;
+                    if (world % rest || world / rest > MICRO_BATCHES) continue;
                     layouts[count] = (struct layout_case){.dp = world / rest, .tp = tp, .pp = pp, .sp = sp};
                     choose(&layouts[count], count);
                     count++;
@@ -235,11 +235,11 @@ static pd_status configure(uint32_t model, const struct layout_case *l, const ch
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: %d, seed: 5}\nmodel: {vocab: %u, %s\n"
              "data: {train: [{path: %s, format: nanogpt}]}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %d, leaf: 1, context: 16}\noptimizer: {lr: 0.01, warmup_steps: 1}\n"
+             "batch: {sequences: %d, micro_batch: 1, context: 16}\noptimizer: {lr: 0.01, warmup_steps: 1}\n"
              "numerics: {precision: %s, virtual_tp: %d, virtual_sp: %d}\n"
              "layout: {ranks: %u, dp: %u, tp: %u, pp: %u, sp: %u, zero_stage: %u, zero_shard: %u, interleave: %u,"
              " schedule: %s, transport: local, threads: 1}\n",
-             SAVED + NEXT, vocabulary, models[model].yaml, data, LEAVES, model ? "bf16" : "fp32", VIRTUAL, VIRTUAL,
+             SAVED + NEXT, vocabulary, models[model].yaml, data, MICRO_BATCHES, model ? "bf16" : "fp32", VIRTUAL, VIRTUAL,
              l->dp * l->tp * l->pp * l->sp, l->dp, l->tp, l->pp, l->sp, l->stage, l->shard, l->interleave, l->schedule);
     return pd_config_parse("reshape", yaml, NULL, 0, ret_config, err);
 }

@@ -65,7 +65,7 @@ run: {{seed: 42, steps: {steps}}}
 model: {{family: {family}, vocab: 256, context: 32, layers: 2, hidden: 48, heads: 3, kv_heads: {kv}, head_size: 16, ffn: 96,
         tie_embeddings: {tied}}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
-batch: {{sequences: 8, leaf: 1, context: 32}}
+batch: {{sequences: 8, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.003, warmup_steps: 2}}
 numerics: {{precision: {precision}}}
 checkpoint: {{every: 2, keep_last: 2}}

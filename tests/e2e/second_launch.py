@@ -11,7 +11,7 @@ CONFIG = """
 run: {{seed: 3, steps: 30}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, leaf: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 64}}
 checkpoint: {{every: 4}}
 layout: {{ranks: 2, transport: mpi, threads: 1}}
 """

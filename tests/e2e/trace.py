@@ -11,7 +11,7 @@ CONFIG = """
 run: {{seed: 5, steps: 3}}
 model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 128, heads: 2, kv_heads: 2, ffn: 512}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
-batch: {{sequences: 4, leaf: 1, context: 32}}
+batch: {{sequences: 4, micro_batch: 1, context: 32}}
 validation: {{every: 0}}
 checkpoint: {{every: 1}}
 layout: {{threads: 1}}
@@ -78,7 +78,7 @@ def on_disks(workspace, config):
     check(expected <= found, f"a save into two tiers transfers {found}")
     found = transfers(workspace, config, directory, [*tiers, "run.steps=4"])
     check("read of a load" in found, f"a resumed run transfers {found}")
-    found = transfers(workspace, config, workspace.directory(), [*IN_FILES, "model.layers=4", "layout.order=layers"])
+    found = transfers(workspace, config, workspace.directory(), [*IN_FILES, "model.layers=4", "layout.order=breadth_first"])
     expected = {f"{way} of {what}" for way in ("read", "write") for what in ("state", "parameters", "gradients", "activations")}
     check(expected <= found, f"state in files transfers {found}, not {expected - found}")
     print("transfers say of what they are")
@@ -137,7 +137,7 @@ def expect(lanes, expected):
 
 def on_gpus(workspace):
     config = workspace.file("gpu.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(20000))))
-    saves, far = {"GPU saves"}, ["layout.ranks=1", "model.layers=4", "layout.order=layers"]
+    saves, far = {"GPU saves"}, ["layout.ranks=1", "model.layers=4", "layout.order=breadth_first"]
     lanes = traced(workspace, config, ["layout.ranks=1"])
     expect(lanes, {0: {"GPU compute"} | saves})
     check({"adam", "copy"} <= lanes[0, "GPU compute"], f"computing is {lanes[0, 'GPU compute']}")
@@ -157,7 +157,7 @@ def bench_step(workspace, away, *shape):
     """Of a small model, with what leaves the GPU for the host: shares of stages and of busy streams."""
     shape = (*shape, "heads=2", "kv_heads=2", "vocab=256")
     result = workspace.command(["bench", "step", "--device=gpu", "--preset=gpt2-124m", *(f"--set=model.{key}" for key in shape),
-                                *(f"--set=offload.{name}=cpu" for name in away), "--context=16", "--sequences=2", "--leaf=1",
+                                *(f"--set=offload.{name}=cpu" for name in away), "--context=16", "--sequences=2", "--micro-batch=1",
                                 "--steps=1", "--mode=invariant", "--json"])
     check(result.returncode == 0, f"exit {result.returncode}: {result.stderr}")
     found = json.loads(result.stdout)

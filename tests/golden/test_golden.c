@@ -98,7 +98,7 @@ static void write_all(struct fixture *f, int version, const char *directory, str
     uint64_t bytes = 0;
     struct pd_shard_writer *writer = NULL;
     snprintf(path, sizeof path, "%s/shard-00000.h5", directory);
-    OK(pd_shard_writer_new_compressed(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
+    OK(pd_shard_writer_new_compressed(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
                                       &writer, err));
     OK(pd_shard_write(writer, path, &f->identity, 0, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
@@ -120,7 +120,7 @@ static void check_reading(int version)
     struct pd_inspect *in = NULL;
     struct pd_state_report report = {0};
     golden_model(&f, version);
-    OK(pd_inspect_open(f.door, golden_directory(version), &in, err));
+    OK(pd_inspect_open(f.vfs, golden_directory(version), &in, err));
     OK(pd_inspect_check_complete(in, err));
     const struct pd_commit *commit = pd_inspect_commit(in);
     struct pd_shard_summary summary = commit->shards[0];

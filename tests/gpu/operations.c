@@ -194,7 +194,7 @@ static void array_free(struct bench *b, struct array *a)
 
 /* ---- one operation ---- */
 
-/* Through page-locked memory. */
+/* Through pinned memory. */
 static void move(struct bench *b, struct array *a, void *host, bool to_device)
 {
     struct pd_span near;

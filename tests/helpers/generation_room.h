@@ -34,7 +34,7 @@ static inline pd_status generation_init(struct generation *g, struct room_rank *
     *g = (struct generation){.rank = rank};
     for (unsigned i = 0; i < 2; i++)
         for (uint32_t k = 0; k < room_shards(rank) && st == PD_OK; k++)
-            st = pd_shard_writer_new(rank->door, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES,
+            st = pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES,
                                      &g->writers[i][k], err);
     return pd_group_agree(rank->group, st, err);
 }
@@ -59,7 +59,7 @@ static inline pd_status generation_read_shard(struct generation *g, uint32_t k, 
 {
     struct room_rank *rank = g->rank;
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(rank->door, g->path[k], PD_OPEN_READ | PD_OPEN_DIRECT, &file, err));
+    PD_TRY(pd_file_open(rank->vfs, g->path[k], PD_OPEN_READ | PD_OPEN_DIRECT, &file, err));
     pd_status st =
         pd_file_read(file, pd_shard_writer_box_offset(g->writers[g->turn][k], 0), rank->buffers, GENERATION_BYTES, err);
     pd_file_close_readonly(file);

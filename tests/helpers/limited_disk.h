@@ -1,19 +1,19 @@
-/* A door onto a disk of a chosen speed: reads and writes take their turns at so many bytes a second, whoever asks. Of doors
+/* A VFS onto a disk of a chosen speed: reads and writes take their turns at so many bytes a second, whoever asks. Of VFSs
  * whose queues move through the read and write slots: that of threads, the simulated disk.
  *
- *   threads  the door's; begin before anybody else uses it, end after everybody has stopped */
+ *   threads  the VFS's; begin before anybody else uses it, end after everybody has stopped */
 #ifndef PD_TESTS_LIMITED_DISK_H
 #define PD_TESTS_LIMITED_DISK_H
 
 #include "ckpt/base/clock.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #include <stddef.h>
 
 struct limited_disk {
-    struct pd_door *door;
-    const struct pd_door_ops *inner;
-    struct pd_door_ops ops;
+    struct pd_vfs *vfs;
+    const struct pd_vfs_ops *inner;
+    struct pd_vfs_ops ops;
     double bytes_per_second;      /* 0: no limit */
     const struct pd_clock *clock; /* NULL, after begin: the system's */
     pthread_mutex_t mutex;
@@ -23,7 +23,7 @@ struct limited_disk {
 
 static inline struct limited_disk *limited_disk_of(const struct pd_file *file)
 {
-    return (struct limited_disk *)((char *)(uintptr_t)file->door->ops - offsetof(struct limited_disk, ops));
+    return (struct limited_disk *)((char *)(uintptr_t)file->vfs->ops - offsetof(struct limited_disk, ops));
 }
 
 static inline void limited_disk_wait(struct limited_disk *d, uint64_t bytes)
@@ -55,18 +55,18 @@ static inline int limited_disk_write(struct pd_file *file, uint64_t offset, cons
     return result;
 }
 
-static inline void limited_disk_begin(struct limited_disk *d, struct pd_door *door, double bytes_per_second)
+static inline void limited_disk_begin(struct limited_disk *d, struct pd_vfs *vfs, double bytes_per_second)
 {
-    *d = (struct limited_disk){.door = door, .inner = door->ops, .ops = *door->ops, .bytes_per_second = bytes_per_second};
+    *d = (struct limited_disk){.vfs = vfs, .inner = vfs->ops, .ops = *vfs->ops, .bytes_per_second = bytes_per_second};
     pthread_mutex_init(&d->mutex, NULL);
     d->ops.read = limited_disk_read;
     d->ops.write = limited_disk_write;
-    door->ops = &d->ops;
+    vfs->ops = &d->ops;
 }
 
 static inline void limited_disk_end(struct limited_disk *d)
 {
-    d->door->ops = d->inner;
+    d->vfs->ops = d->inner;
     pthread_mutex_destroy(&d->mutex);
 }
 

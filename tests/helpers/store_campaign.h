@@ -128,7 +128,7 @@ static inline pd_status campaign_expect_tidy_drives(struct room_rank *rank, stru
     for (uint32_t d = 0; d < rank->room->drives; d++) {
         struct pd_listing listing = {0};
         uint32_t fences = 0, pools = 0;
-        PD_TRY(pd_door_list(rank->door, drives[d], &listing, err));
+        PD_TRY(pd_vfs_list(rank->vfs, drives[d], &listing, err));
         for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
             const char *name = listing.names[i];
             const bool is_own = strncmp(name, "fence-", 6) == 0 || strncmp(name, "pool-", 5) == 0;
@@ -154,7 +154,7 @@ static inline pd_status campaign_expect_indexes(struct room_rank *rank, struct p
         struct pd_stat stat = {0};
         pd_store_entry_path(rank->store, entry, path);
         snprintf(path + strlen(path), 32, "/index.h5");
-        pd_status st = pd_file_open(rank->door, path, PD_OPEN_READ, &file, err);
+        pd_status st = pd_file_open(rank->vfs, path, PD_OPEN_READ, &file, err);
         if (st == PD_NOT_FOUND && entry->step > CAMPAIGN_BASE_STEPS) continue;
         PD_TRY(st);
         st = pd_file_stat(file, &stat, err);
@@ -173,7 +173,7 @@ static inline pd_status campaign_expect_tidy(struct room_rank *rank, struct pd_e
     char fence[64], pool[64];
     snprintf(fence, sizeof fence, "fence-%llu", (unsigned long long)pd_store_fence(rank->store));
     snprintf(pool, sizeof pool, "pool-%llu", (unsigned long long)pd_store_fence(rank->store));
-    PD_TRY(pd_door_list(rank->door, ROOM_ROOT, &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
         const char *name = listing.names[i];
@@ -184,7 +184,7 @@ static inline pd_status campaign_expect_tidy(struct room_rank *rank, struct pd_e
     PD_TRY(st);
     char path[128];
     snprintf(path, sizeof path, "%s/%s", ROOM_ROOT, pool);
-    PD_TRY(pd_door_list(rank->door, path, &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, path, &listing, err));
     for (uint32_t i = 0; st == PD_OK && i < listing.count; i++) {
         if (strncmp(listing.names[i], "trash-", 6) == 0)
             st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s was left behind", listing.names[i]);

@@ -1,7 +1,7 @@
 /* A machine room for tests of the store: hosts with simulated disks, launches on them, checkpoints whose every value is
  * known.
  *
- * A launch is `ranks` threads on `hosts` hosts; each rank has a door of its own, as a process has. All results are statuses
+ * A launch is `ranks` threads on `hosts` hosts; each rank has a VFS of its own, as a process has. All results are statuses
  * with a message, because a failed assertion in a rank's thread could not be caught.
  */
 #ifndef PD_TESTS_STORE_ROOM_H
@@ -37,7 +37,7 @@ struct room {
 struct room_rank {
     struct room *room;
     struct pd_group *group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_store *store;
     struct pd_shard_writer *writer;
     struct pd_tensor tensors[2];
@@ -76,7 +76,7 @@ static inline void *room_buffers(uint32_t rank)
 {
     static void *buffers[ROOM_RANKS_MAX];
     if (rank >= ROOM_RANKS_MAX) return NULL;
-    if (!buffers[rank]) buffers[rank] = aligned_alloc(PD_DOOR_ALIGN, ROOM_BUFFER_BYTES);
+    if (!buffers[rank]) buffers[rank] = aligned_alloc(PD_VFS_ALIGN, ROOM_BUFFER_BYTES);
     return buffers[rank];
 }
 
@@ -92,7 +92,7 @@ static inline pd_status room_set_up(struct room_rank *rank, struct pd_error *err
     rank->boxes[1] = (struct pd_shard_box){1, PD_EXP_AVG, {{ROOM_SMALL * (uint64_t)r, 0, 0, 0}, {ROOM_SMALL, 1, 1, 1}}};
     rank->buffers = room_buffers(r);
     if (!rank->buffers) PD_FAIL(err, PD_NO_MEMORY, "no buffers");
-    return pd_shard_writer_new(rank->door, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, &rank->writer,
+    return pd_shard_writer_new(rank->vfs, &rank->table, rank->boxes, 2, rank->buffers, ROOM_BUFFER_BYTES, &rank->writer,
                                err);
 }
 
@@ -175,7 +175,7 @@ static inline pd_status room_load_shard(struct room_rank *rank, const struct pd_
     snprintf(path + strlen(path), 32, "/shard-%05u.h5", number);
     struct pd_identity identity = room_identity(entry->lineage, entry->step);
     struct pd_shard *shard = NULL;
-    PD_TRY(pd_shard_open(rank->door, path, &identity, &commit->shards[number], &shard, err));
+    PD_TRY(pd_shard_open(rank->vfs, path, &identity, &commit->shards[number], &shard, err));
     room_fill(rank->values, entry->lineage, entry->step, number);
     pd_status st = pd_shard_verify(shard, rank->buffers, ROOM_BUFFER_BYTES, err);
     if (st == PD_OK) st = room_read_box(shard, 0, rank->values, err);
@@ -251,16 +251,16 @@ static inline pd_status room_rank_main(struct pd_group *group, void *context, st
         options.stripes = launch->room->turned ? turned : drives;
     }
     if (launch->room->disk)
-        st = pd_simulated_disk_door(launch->room->disk, group->host, &rank->door, err);
+        st = pd_simulated_disk_vfs(launch->room->disk, group->host, &rank->vfs, err);
     else
-        st = pd_door_new_auto(&rank->door, err);
+        st = pd_vfs_new_auto(&rank->vfs, err);
     if (st == PD_OK) st = room_set_up(rank, err);
     st = pd_group_agree(group, st, err);
-    if (st == PD_OK) st = pd_store_open(rank->door, root, &options, group, &rank->store, err);
+    if (st == PD_OK) st = pd_store_open(rank->vfs, root, &options, group, &rank->store, err);
     if (st == PD_OK) st = launch->script(rank, err);
     pd_store_close(rank->store);
     pd_shard_writer_free(rank->writer);
-    if (rank->door) pd_door_free(rank->door);
+    if (rank->vfs) pd_vfs_free(rank->vfs);
     free(rank);
     return st;
 }

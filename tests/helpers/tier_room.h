@@ -168,10 +168,10 @@ static inline pd_status tier_load_newest(struct tier_rank *rank, uint32_t *ret_t
 /* ---- launches ---- */
 
 /* On the real disk a host is a directory. */
-static inline pd_status tier_open_door(struct tier_rank *rank, const struct tier_launch *launch, uint32_t host,
-                                       struct pd_tiers_options *options, char (*dirs)[128], struct pd_error *err)
+static inline pd_status tier_open_vfs(struct tier_rank *rank, const struct tier_launch *launch, uint32_t host,
+                                      struct pd_tiers_options *options, char (*dirs)[128], struct pd_error *err)
 {
-    if (launch->room->disk) return pd_simulated_disk_door(launch->room->disk, host, &rank->room.door, err);
+    if (launch->room->disk) return pd_simulated_disk_vfs(launch->room->disk, host, &rank->room.vfs, err);
     for (uint32_t i = 0; i < options->count; i++) {
         struct pd_tier_options *tier = &options->tiers[i];
         char place[32] = "all";
@@ -179,15 +179,15 @@ static inline pd_status tier_open_door(struct tier_rank *rank, const struct tier
         snprintf(dirs[i], sizeof *dirs, "%.64s/%.16s/%.32s", launch->room->root, place, strrchr(tier->dir, '/') + 1);
         tier->dir = dirs[i];
     }
-    return pd_door_new_auto(&rank->room.door, err);
+    return pd_vfs_new_auto(&rank->room.vfs, err);
 }
 
 /* What a test put into `missing` is what becomes of a tier whose directory cannot be made; a broken disk is met later. */
-static inline pd_status tier_make_directories(struct pd_door *door, struct pd_tiers_options *options, struct pd_error *err)
+static inline pd_status tier_make_directories(struct pd_vfs *vfs, struct pd_tiers_options *options, struct pd_error *err)
 {
     for (uint32_t i = 0; i < options->count; i++) {
         struct pd_tier_options *tier = &options->tiers[i];
-        pd_status st = pd_door_mkdir(door, tier->dir, err);
+        pd_status st = pd_vfs_mkdir(vfs, tier->dir, err);
         if (tier->missing && st && st != PD_EXISTS) continue;
         tier->missing = PD_OK;
         if (st == PD_EXISTS || (st == PD_IO && options->count > 1)) continue;
@@ -196,7 +196,7 @@ static inline pd_status tier_make_directories(struct pd_door *door, struct pd_ti
         snprintf(parent, sizeof parent, "%s", tier->dir);
         char *slash = strrchr(parent, '/');
         slash[slash == parent] = '\0';
-        PD_TRY(pd_door_sync_dir(door, parent, err));
+        PD_TRY(pd_vfs_sync_dir(vfs, parent, err));
     }
     return PD_OK;
 }
@@ -214,9 +214,9 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
     struct pd_tiers_options options = *launch->options;
     char dirs[PD_TIERS_MAX][128];
     const uint32_t host = (launch->first_host + comm->host) % (2 * launch->room->hosts);
-    pd_status st = tier_open_door(rank, launch, host, &options, dirs, err);
+    pd_status st = tier_open_vfs(rank, launch, host, &options, dirs, err);
     if (!st) st = room_set_up(&rank->room, err);
-    if (!st) st = tier_make_directories(rank->room.door, &options, err);
+    if (!st) st = tier_make_directories(rank->room.vfs, &options, err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
     for (uint32_t i = 0; i < options.count; i++) {
         PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->comms[i], err));
@@ -232,7 +232,7 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
         options.stripes = drives;
     }
     options.needs_first = options.generations;
-    PD_TRY(pd_tiers_open(rank->room.door, &options, &rank->tiers, err));
+    PD_TRY(pd_tiers_open(rank->room.vfs, &options, &rank->tiers, err));
     if (options.generations) PD_TRY(tier_make_state(rank, err));
     return launch->script(rank, err);
 }
@@ -254,7 +254,7 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
         pd_comm_free(rank->comms[i]);
     pd_comm_free(rank->copy_comm);
     pd_shard_writer_free(rank->room.writer);
-    if (rank->room.door) pd_door_free(rank->room.door);
+    if (rank->room.vfs) pd_vfs_free(rank->room.vfs);
     free(rank);
     return st;
 }

@@ -2,7 +2,7 @@
  * machine.h. Compiled in place of NVIDIA's header; names and meanings are those of the CUDA Runtime API reference.
  *
  *   where it is stricter   an operation on a stream happens as late as it may, or as early, or in between (machine.h); so do
- *                          copies from and to memory that is not page-locked, which "might be synchronous"
+ *                          copies from and to memory that is not pinned, which "might be synchronous"
  *                          a copy may not run over the end of the allocation that it begins in, on either side
  *                          memory that is freed while operations on it are under way is gone when they happen
  *                          a thread that records a stream may not wait for anything, nor take or give back memory

@@ -3,7 +3,7 @@
  *
  *   memory    pages without any access but while operations of that GPU are carried out; a host that touches them dies with
  *             a line that says which allocation, and so does a kernel that touches what is freed or another GPU's. New
- *             memory is full of NaNs. Page-locked memory is known by its range
+ *             memory is full of NaNs. Pinned memory is known by its range
  *   streams   a queue each. An operation is carried out by the thread that waits for it, or for an event behind it, after
  *             everything that it has to come after and nothing else
  *   failure   a kernel that broke a rule is what the GPU is lost by: nothing on it is carried out from then on, and every
@@ -15,7 +15,7 @@
  *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
  *                          it is given something
  *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
- *   PERDURE_SIMT_LOCKED    bytes that may be page-locked at a time; unset: any
+ *   PERDURE_SIMT_LOCKED    bytes that may be pinned at a time; unset: any
  *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
  *   PERDURE_SIMT_CAPABILITY  compute capability that each says to have, 80 for 8.0; unset: 90
@@ -52,9 +52,9 @@ const simt_settings &simt_machine(void);
 struct simt_counts {
     uint64_t kernels, copies, fills, waits; /* waits: of the host, for a stream or an event */
     uint64_t streams, streams_made;         /* that were given work; all */
-    uint64_t pageable_copies;               /* with memory that is not page-locked: the host would have waited */
+    uint64_t pageable_copies;               /* with memory that is not pinned: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
-    uint64_t graphs; /* that can be launched now: a device keeps some memory for each, here none */
+    uint64_t graphs;   /* that can be launched now: a device keeps some memory for each, here none */
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */
 };
 simt_counts &simt_counted(void);

@@ -106,7 +106,7 @@ bool open_part(uintptr_t at)
 
 const char *kind_name(simt_kind kind)
 {
-    static const char *const names[] = {"memory", "device memory", "page-locked memory", "registered memory"};
+    static const char *const names[] = {"memory", "device memory", "pinned memory", "registered memory"};
     return names[kind];
 }
 

@@ -338,13 +338,13 @@ size_t shared_max()
     return capability < 90 ? 166912 : SHARED_MAX;
 }
 
-/* What lies in the host's memory, and is not page-locked, is not there for a GPU. */
+/* What lies in the host's memory, and is not pinned, is not there for a GPU. */
 pd_status check_words(const simt_grid &g, struct pd_error *err)
 {
     simt_turn turn;
     for (const uint64_t word : g.words)
         if (simt_memory_is_hosts(word))
-            PD_FAIL(err, PD_BUG, "kernel %s is given %p, memory of the host that is not page-locked: copy it to the device",
+            PD_FAIL(err, PD_BUG, "kernel %s is given %p, memory of the host that is not pinned: copy it to the device",
                     g.kernel, reinterpret_cast<void *>(static_cast<uintptr_t>(word)));
     return PD_OK;
 }

@@ -351,7 +351,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 {
     simt_turn turn;
     unsigned touches = 0;
-    bool known; /* page-locked memory may be filled too */
+    bool known; /* pinned memory may be filled too */
     if (place(dst, bytes, &touches, &known) != cudaSuccess || !known) return cudaErrorInvalidValue;
     simt_counted().fills++;
     return append(stream, {"a fill", touches, [=] { memset(dst, value, bytes); }, nullptr, nullptr, 0});

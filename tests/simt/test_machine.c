@@ -405,7 +405,7 @@ Test(machine, threads_that_entered_no_gpu_leave_the_first_alone)
     cr_assert_eq(simt_contexts(), 1u << 1, "%u", simt_contexts());
 }
 
-/* A GPU reads page-locked memory of the host, and no other. */
+/* A GPU reads pinned memory of the host, and no other. */
 Test(machine, a_kernel_is_given_no_memory_of_the_host)
 {
     struct gpu g;
@@ -414,7 +414,7 @@ Test(machine, a_kernel_is_given_no_memory_of_the_host)
     start(&g, NULL, 0);
     OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
     cr_assert_eq(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err), PD_BUG);
-    cr_assert(strstr(err.message, "pd_each") && strstr(err.message, "not page-locked"), "%s", err.message);
+    cr_assert(strstr(err.message, "pd_each") && strstr(err.message, "not pinned"), "%s", err.message);
     OK(pd_dev_lock(g.dev, mine, sizeof mine, &err_));
     OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err_));
     passed(&g);

@@ -86,7 +86,7 @@ static void fill(struct side *s)
             s->state[PD_PARAM][offset + i] += 0.02f * (float)((int)((i * 2654435761u + t) >> 7) % 11 - 5);
         offset += pd_tensor_elements(tensor);
     }
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
+    struct pd_micro_batch_input *in = pd_transformer_input(s->transformer, 0);
     for (int i = 0; i < ROWS; i++) {
         const int t = i % LENGTH, document = t < 9 ? 0 : 9;
         in->tokens[i] = (i * 7 + i / 3) % (int)s->model->config.vocab;
@@ -280,7 +280,7 @@ Test(simt_model, gpt2_fp16)
     check(PD_FAMILY_GPT2, PD_F16, 5e-3);
 }
 
-/* ---- leaves that are added where sums lie ---- */
+/* ---- micro-batches that are added where sums lie ---- */
 
 static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtype, bool has_runs)
 {
@@ -291,20 +291,20 @@ static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtyp
     const uint64_t n = apart.model->parameter_count;
     const struct pd_model_config *c = &apart.model->config;
     float *sum = calloc(n, sizeof *sum), *matrix = calloc(c->vocab * c->hidden, sizeof *matrix);
-    if (has_runs) { /* as of a leaf whose logits are too many for one run */
+    if (has_runs) { /* as of a micro-batch whose logits are too many for one run */
         apart.transformer->logits_rows = added.transformer->logits_rows = 32;
         added.transformer->matrix = matrix;
     }
-    for (int leaf = 0; leaf < 3; leaf++) {
+    for (int micro_batch = 0; micro_batch < 3; micro_batch++) {
         struct side *sides[] = {&apart, &added};
-        pd_transformer_set_adds(added.transformer, leaf > 0);
+        pd_transformer_set_adds(added.transformer, micro_batch > 0);
         for (int i = 0; i < 2; i++) {
-            struct pd_leaf_input *in = pd_transformer_input(sides[i]->transformer, 0);
+            struct pd_micro_batch_input *in = pd_transformer_input(sides[i]->transformer, 0);
             for (int r = 0; r < ROWS; r++)
-                in->tokens[r] = (in->tokens[r] + leaf * (r % 5)) % 40; /* there are tokens that no leaf has */
+                in->tokens[r] = (in->tokens[r] + micro_batch * (r % 5)) % 40; /* there are tokens that no micro-batch has */
             forward_and_backward(sides[i]);
         }
-        DONE(pd_add(apart.math, n, sum, PD_F32, apart.gradient, leaf == 0, &err));
+        DONE(pd_add(apart.math, n, sum, PD_F32, apart.gradient, micro_batch == 0, &err));
     }
     for (uint32_t t = c->tie_embeddings; t < apart.model->tensors.count; t++)
         cr_assert_arr_eq(sum + apart.offset[t], added.gradient + apart.offset[t],
@@ -315,8 +315,8 @@ static void check_adding(bool is_simt, enum pd_family family, enum pd_dtype dtyp
     finish(&added);
 }
 
-/* But for a tied table, whose two sums are added up once a step and here once a leaf. */
-Test(simt_model, leaves_are_added_in_place)
+/* But for a tied table, whose two sums are added up once a step and here once a micro-batch. */
+Test(simt_model, micro_batches_are_added_in_place)
 {
     check_adding(true, PD_FAMILY_LLAMA, PD_BF16, false);
     check_adding(true, PD_FAMILY_LLAMA, PD_F32, true);

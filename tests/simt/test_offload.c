@@ -1,5 +1,5 @@
-/* What leaves a GPU for the host and for files, on streams that do nothing before somebody waits: spans that go and come
- * back through few buffers, and AdamW on the host. */
+/* What leaves a GPU for the host and for files, on streams that do nothing before somebody waits: spans that go and
+ * come back through few buffers, and AdamW on the host. */
 #include "offload/host_adam.h"
 #include "offload/spill.h"
 
@@ -47,7 +47,7 @@ static struct pd_span take(struct rig *r, enum pd_dev_place place, uint64_t byte
     return span;
 }
 
-static void compute_copy(struct rig *r, struct pd_span to, struct pd_span from, uint64_t bytes)
+static void working_copy(struct rig *r, struct pd_span to, struct pd_span from, uint64_t bytes)
 {
     OK(pd_dev_copy(r->dev, r->compute, to, 0, from, 0, bytes, err));
 }
@@ -81,7 +81,7 @@ static void go(struct spans *s, uint32_t round)
         const struct pd_span buffer = free_buffer(s, span, span);
         for (uint64_t i = 0; i < s->bytes[span]; i++)
             ((uint8_t *)s->host[span].data)[i] = value_of(round, span, i);
-        compute_copy(&s->rig, buffer, s->host[span], s->bytes[span]);
+        working_copy(&s->rig, buffer, s->host[span], s->bytes[span]);
         OK(pd_spill_write(s->spill, span, buffer.data, err));
     }
     for (uint32_t b = 0; b < BUFFERS; b++)
@@ -105,7 +105,7 @@ static void come_back(struct spans *s, uint32_t round)
         }
         if (turn == 0) continue;
         OK(pd_spill_wait(s->spill, now, err));
-        compute_copy(&s->rig, s->host[now], there[now], s->bytes[now]);
+        working_copy(&s->rig, s->host[now], there[now], s->bytes[now]);
     }
     OK(pd_dev_stream_sync(s->rig.dev, s->rig.compute, err));
     for (uint32_t span = 0; span < SPANS; span++)
@@ -118,7 +118,7 @@ static void check_spans(bool in_files)
 {
     struct spans s = {.in_buffer = {0}};
     char path[] = "/tmp/perdure-simt-offload-XXXXXX";
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     rig_init(&s.rig);
     for (uint32_t i = 0; i < SPANS; i++)
         s.bytes[i] = i == 4 ? LARGEST : 1000 + i * 20011;
@@ -128,7 +128,7 @@ static void check_spans(bool in_files)
         s.buffers[b] = take(&s.rig, PD_DEV_DEVICE, LARGEST);
     const uint64_t bytes = in_files ? pd_spill_staging_bytes(s.bytes, SPANS) : pd_spill_memory_bytes(s.bytes, SPANS);
     struct pd_span far = take(&s.rig, PD_DEV_HOST, bytes);
-    OK(pd_door_new_auto(&door, err));
+    OK(pd_vfs_new_auto(&vfs, err));
     cr_assert_not_null(mkdtemp(path));
     char file[80];
     snprintf(file, sizeof file, "%s/spill", path);
@@ -139,14 +139,14 @@ static void check_spans(bool in_files)
                                            .memory = in_files ? NULL : far.data,
                                            .staging = in_files ? far.data : NULL};
     const struct pd_spill_options options = {
-        .door = door, .path = file, .block_bytes = 65536, .span_bytes = s.bytes, .span_count = SPANS, .device = &device};
+        .vfs = vfs, .path = file, .block_bytes = 65536, .span_bytes = s.bytes, .span_count = SPANS, .device = &device};
     OK(pd_spill_new(&options, &s.spill, err));
     for (uint32_t round = 0; round < ROUNDS; round++) {
         go(&s, round);
         come_back(&s, round);
     }
     pd_spill_free(s.spill);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     rmdir(path);
     pd_dev_free(s.rig.dev, &far);
     for (uint32_t i = 0; i < SPANS; i++)
@@ -217,7 +217,7 @@ static void one_update(struct rig *r, struct pd_host_adam *adam, uint64_t update
         ((float *)brought.data)[i] = number(10 + (uint32_t)update, i);
     struct pd_adam_range whole = {N, true, expected[0], expected[1], expected[2], brought.data, expected_copies, PD_BF16};
     pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &whole);
-    compute_copy(r, gradients, brought, N * sizeof(float));
+    working_copy(r, gradients, brought, N * sizeof(float));
     const uint64_t ends[] = {0, 17, 20000, N};
     for (int i = 0; i < 3; i++)
         ranges[i] = (struct pd_adam_range){ends[i + 1] - ends[i],
@@ -258,7 +258,7 @@ Test(offload, adam_on_the_host)
     OK(pd_host_adam_new(&options, &adam, err));
     for (uint64_t update = 1; update < 4; update++) {
         one_update(&r, adam, update, gradients, brought, copies, state, expected, expected_copies);
-        compute_copy(&r, back, copies, N * 2);
+        working_copy(&r, back, copies, N * 2);
         OK(pd_dev_stream_sync(r.dev, r.compute, err));
         cr_assert_eq(memcmp(back.data, expected_copies, N * 2), 0, "update %lu: other copies", update);
         for (int k = 0; k < 3; k++)

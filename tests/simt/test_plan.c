@@ -10,7 +10,7 @@
 
 static const char yaml[] =
     "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {layers: 4, hidden: 64, heads: 4, vocab: 257}\n"
-    "batch: {sequences: 8, leaf: 1, context: 32}\nlayout: {dp: 2, pp: 2}\n";
+    "batch: {sequences: 8, micro_batch: 1, context: 32}\nlayout: {dp: 2, pp: 2}\n";
 
 /* NCCL's buffers are in each group's plan, and in what the worst rank needs. */
 Test(plan, holds_room_for_nccl)
@@ -145,7 +145,7 @@ Test(plan, gradients_leave_with_their_order)
     uint64_t most = device_bytes(&o);
     while (pd_device_room_remedy(&o, most - 1, &r))
         most = r.bytes;
-    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=layers"), "not %s", r.words);
+    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=breadth_first"), "not %s", r.words);
     pd_model_free(model);
     pd_config_deinit(&c);
 }

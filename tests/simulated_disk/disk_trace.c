@@ -1,9 +1,9 @@
-/* Each line is run through the slots of the door, its results are printed in the trace's own words, and the two texts must
+/* Each line is run through the slots of the VFS, its results are printed in the trace's own words, and the two texts must
  * be equal. Slots, not wrappers: what is compared is one call of the disk at a time. */
 #include "tests/simulated_disk/disk_trace.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/parse.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -14,7 +14,7 @@
 #define HANDLES_MAX (UINT64_C(1) << 20)
 
 struct replay {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const char *root;
     void **handles; /* (handle_count): struct pd_file or struct pd_lock, by number */
     bool *is_lock;
@@ -102,15 +102,15 @@ static int run_open(struct replay *replay, char **words)
         return ENOMEM;
     }
     unsigned flags = (unsigned)number(words[1]);
-    *file = (struct pd_file){.door = replay->door, .path = path, .flags = flags, .fd = -1};
-    int result = replay->door->ops->open(file, flags);
+    *file = (struct pd_file){.vfs = replay->vfs, .path = path, .flags = flags, .fd = -1};
+    int result = replay->vfs->ops->open(file, flags);
     bool refused = result == EINVAL && (flags & PD_OPEN_DIRECT); /* this file system has no direct I/O: same data, slower */
-    if (refused) result = replay->door->ops->open(file, flags & ~(unsigned)(PD_OPEN_DIRECT | PD_OPEN_EXCLUSIVE));
+    if (refused) result = replay->vfs->ops->open(file, flags & ~(unsigned)(PD_OPEN_DIRECT | PD_OPEN_EXCLUSIVE));
     atomic_store(&file->direct, !refused && (flags & PD_OPEN_DIRECT));
     print_result(replay, result);
     int broken = result ? 0 : handle_put(replay, number(words[0]), file, false);
     if (!result && !broken) return 0;
-    if (!result) replay->door->ops->close(file);
+    if (!result) replay->vfs->ops->close(file);
     free(path);
     free(file);
     return broken;
@@ -118,7 +118,7 @@ static int run_open(struct replay *replay, char **words)
 
 static void file_free(struct replay *replay, struct pd_file *file, int *ret_result)
 {
-    *ret_result = replay->door->ops->close(file);
+    *ret_result = replay->vfs->ops->close(file);
     free(file->path);
     free(file);
 }
@@ -137,8 +137,8 @@ static int run_close(struct replay *replay, char **words)
 /* Aligned memory that direct I/O accepts, whatever the trace's process used. */
 static void *aligned(uint64_t bytes)
 {
-    uint64_t rounded = (bytes / PD_DOOR_ALIGN + 1) * PD_DOOR_ALIGN;
-    return bytes < UINT64_C(1) << 32 ? aligned_alloc(PD_DOOR_ALIGN, rounded) : NULL;
+    uint64_t rounded = (bytes / PD_VFS_ALIGN + 1) * PD_VFS_ALIGN;
+    return bytes < UINT64_C(1) << 32 ? aligned_alloc(PD_VFS_ALIGN, rounded) : NULL;
 }
 
 static int run_read(struct replay *replay, char **words)
@@ -147,9 +147,9 @@ static int run_read(struct replay *replay, char **words)
     uint64_t bytes = number(words[2]), moved = 0;
     void *data = file ? aligned(bytes) : NULL;
     if (!data) return file ? ENOMEM : EBADF;
-    int result = replay->door->ops->read(file, number(words[1]), data, bytes, &moved);
+    int result = replay->vfs->ops->read(file, number(words[1]), data, bytes, &moved);
     if (result && pd_file_fall_back(file, atomic_load(&file->direct), result))
-        result = replay->door->ops->read(file, number(words[1]), data, bytes, &moved);
+        result = replay->vfs->ops->read(file, number(words[1]), data, bytes, &moved);
     print_result(replay, result);
     fprintf(replay->actual, " %" PRIu64 " %016" PRIx64, moved, pd_digest64(data, moved, 0));
     free(data);
@@ -166,9 +166,9 @@ static int run_write(struct replay *replay, char **words)
     if (!data) return ENOMEM;
     for (uint64_t i = 0; i < bytes; i++)
         data[i] = (uint8_t)(hex_digit(words[2][1 + 2 * i]) * 16 + hex_digit(words[2][2 + 2 * i]));
-    int result = replay->door->ops->write(file, number(words[1]), data, bytes, &moved);
+    int result = replay->vfs->ops->write(file, number(words[1]), data, bytes, &moved);
     if (result && pd_file_fall_back(file, atomic_load(&file->direct), result))
-        result = replay->door->ops->write(file, number(words[1]), data, bytes, &moved);
+        result = replay->vfs->ops->write(file, number(words[1]), data, bytes, &moved);
     print_result(replay, result);
     fprintf(replay->actual, " %" PRIu64, result ? 0 : moved);
     free(data);
@@ -185,19 +185,19 @@ static int run_resize(struct replay *replay, char **words, int (*slot)(struct pd
 
 static int run_preallocate(struct replay *replay, char **words)
 {
-    return run_resize(replay, words, replay->door->ops->preallocate);
+    return run_resize(replay, words, replay->vfs->ops->preallocate);
 }
 
 static int run_truncate(struct replay *replay, char **words)
 {
-    return run_resize(replay, words, replay->door->ops->truncate);
+    return run_resize(replay, words, replay->vfs->ops->truncate);
 }
 
 static int run_sync(struct replay *replay, char **words)
 {
     struct pd_file *file = handle(replay, words[0], false);
     if (!file) return EBADF;
-    print_result(replay, replay->door->ops->sync(file));
+    print_result(replay, replay->vfs->ops->sync(file));
     return 0;
 }
 
@@ -214,7 +214,7 @@ static int run_file_stat(struct replay *replay, char **words)
     struct pd_file *file = handle(replay, words[0], false);
     if (!file) return EBADF;
     struct pd_stat st = {0};
-    int result = replay->door->ops->file_stat(file, &st);
+    int result = replay->vfs->ops->file_stat(file, &st);
     print_stat(replay, result, &st);
     return 0;
 }
@@ -224,7 +224,7 @@ static int run_stat(struct replay *replay, char **words)
     char *path = real_path(replay, words[0]);
     if (!path) return ENOMEM;
     struct pd_stat st = {0};
-    int result = replay->door->ops->stat(replay->door, path, &st);
+    int result = replay->vfs->ops->stat(replay->vfs, path, &st);
     print_stat(replay, result, &st);
     free(path);
     return 0;
@@ -235,7 +235,7 @@ static int run_space(struct replay *replay, char **words)
     char *path = real_path(replay, words[0]);
     if (!path) return ENOMEM;
     struct pd_space space;
-    print_result(replay, replay->door->ops->space(replay->door, path, &space));
+    print_result(replay, replay->vfs->ops->space(replay->vfs, path, &space));
     free(path);
     return 0;
 }
@@ -245,7 +245,7 @@ static int run_list(struct replay *replay, char **words)
     char *path = real_path(replay, words[0]);
     if (!path) return ENOMEM;
     struct pd_listing listing = {0};
-    pd_status st = pd_door_list(replay->door, path, &listing, NULL);
+    pd_status st = pd_vfs_list(replay->vfs, path, &listing, NULL);
     fprintf(replay->actual, "%s", pd_status_name(st));
     for (uint32_t i = 0; i < listing.count; i++) {
         fputc(' ', replay->actual);
@@ -259,10 +259,10 @@ static int run_list(struct replay *replay, char **words)
     return 0;
 }
 
-static int run_two_paths(struct replay *replay, char **words, int (*slot)(struct pd_door *, const char *, const char *))
+static int run_two_paths(struct replay *replay, char **words, int (*slot)(struct pd_vfs *, const char *, const char *))
 {
     char *from = real_path(replay, words[0]), *to = real_path(replay, words[1]);
-    if (from && to) print_result(replay, slot(replay->door, from, to));
+    if (from && to) print_result(replay, slot(replay->vfs, from, to));
     int result = from && to ? 0 : ENOMEM;
     free(from);
     free(to);
@@ -271,12 +271,12 @@ static int run_two_paths(struct replay *replay, char **words, int (*slot)(struct
 
 static int run_rename(struct replay *replay, char **words)
 {
-    return run_two_paths(replay, words, replay->door->ops->rename);
+    return run_two_paths(replay, words, replay->vfs->ops->rename);
 }
 
 static int run_link(struct replay *replay, char **words)
 {
-    return run_two_paths(replay, words, replay->door->ops->link);
+    return run_two_paths(replay, words, replay->vfs->ops->link);
 }
 
 /* Relative targets stay so: real_path only undoes their escapes. */
@@ -285,7 +285,7 @@ static int run_symlink(struct replay *replay, char **words)
     char *target = real_path(replay, words[0]), *path = real_path(replay, words[1]);
     const size_t skip = words[0][0] == '/' ? 0 : strlen(replay->root) + 1;
     const int result = target && path ? 0 : ENOMEM;
-    if (!result) print_result(replay, replay->door->ops->symlink(replay->door, target + skip, path));
+    if (!result) print_result(replay, replay->vfs->ops->symlink(replay->vfs, target + skip, path));
     free(target);
     free(path);
     return result;
@@ -293,40 +293,40 @@ static int run_symlink(struct replay *replay, char **words)
 
 static int run_readlink(struct replay *replay, char **words)
 {
-    char *path = real_path(replay, words[0]), target[PD_DOOR_PATH_MAX];
+    char *path = real_path(replay, words[0]), target[PD_VFS_PATH_MAX];
     if (!path) return ENOMEM;
-    print_result(replay, replay->door->ops->readlink(replay->door, path, target));
+    print_result(replay, replay->vfs->ops->readlink(replay->vfs, path, target));
     free(path);
     return 0;
 }
 
-static int run_one_path(struct replay *replay, char **words, int (*slot)(struct pd_door *, const char *))
+static int run_one_path(struct replay *replay, char **words, int (*slot)(struct pd_vfs *, const char *))
 {
     char *path = real_path(replay, words[0]);
     if (!path) return ENOMEM;
-    print_result(replay, slot(replay->door, path));
+    print_result(replay, slot(replay->vfs, path));
     free(path);
     return 0;
 }
 
 static int run_unlink(struct replay *replay, char **words)
 {
-    return run_one_path(replay, words, replay->door->ops->unlink);
+    return run_one_path(replay, words, replay->vfs->ops->unlink);
 }
 
 static int run_mkdir(struct replay *replay, char **words)
 {
-    return run_one_path(replay, words, replay->door->ops->mkdir);
+    return run_one_path(replay, words, replay->vfs->ops->mkdir);
 }
 
 static int run_rmdir(struct replay *replay, char **words)
 {
-    return run_one_path(replay, words, replay->door->ops->rmdir);
+    return run_one_path(replay, words, replay->vfs->ops->rmdir);
 }
 
 static int run_sync_dir(struct replay *replay, char **words)
 {
-    return run_one_path(replay, words, replay->door->ops->sync_dir);
+    return run_one_path(replay, words, replay->vfs->ops->sync_dir);
 }
 
 static int run_lock(struct replay *replay, char **words)
@@ -335,11 +335,11 @@ static int run_lock(struct replay *replay, char **words)
     if (!path) return ENOMEM;
     struct pd_error err;
     struct pd_lock *lock = NULL;
-    pd_status st = pd_door_lock(replay->door, path, &lock, &err);
+    pd_status st = pd_vfs_lock(replay->vfs, path, &lock, &err);
     free(path);
     fprintf(replay->actual, "%s", pd_status_name(st));
     int broken = st ? 0 : handle_put(replay, number(words[0]), lock, true);
-    if (broken) pd_door_unlock(lock);
+    if (broken) pd_vfs_unlock(lock);
     return broken;
 }
 
@@ -347,7 +347,7 @@ static int run_unlock(struct replay *replay, char **words)
 {
     struct pd_lock *lock = handle(replay, words[0], true);
     if (!lock) return EBADF;
-    pd_door_unlock(lock);
+    pd_vfs_unlock(lock);
     replay->handles[number(words[0])] = NULL;
     return 0;
 }
@@ -429,7 +429,7 @@ static void replay_deinit(struct replay *replay)
         int unused;
         if (!replay->handles[i]) continue;
         if (replay->is_lock[i])
-            pd_door_unlock(replay->handles[i]);
+            pd_vfs_unlock(replay->handles[i]);
         else
             file_free(replay, replay->handles[i], &unused);
     }
@@ -437,12 +437,12 @@ static void replay_deinit(struct replay *replay)
     free(replay->is_lock);
 }
 
-pd_status pd_disk_trace_replay(const char *text, struct pd_door *door, const char *root, uint64_t *ret_line_count,
+pd_status pd_disk_trace_replay(const char *text, struct pd_vfs *vfs, const char *root, uint64_t *ret_line_count,
                                struct pd_error *err)
 {
     char *copy = strdup(text);
     if (!copy) PD_FAIL_ERRNO(err, ENOMEM, "replaying a trace");
-    struct replay replay = {.door = door, .root = root};
+    struct replay replay = {.vfs = vfs, .root = root};
     pd_status st = PD_OK;
     uint64_t line_count = 0;
     char *rest = copy;

@@ -1,4 +1,4 @@
-/* Traces of the simulated disk, replayed on another door to see whether the two agree.
+/* Traces of the simulated disk, replayed on another VFS to see whether the two agree.
  *
  * A line is an operation, its arguments, " = " and its results; handles are numbers, paths escape spaces as %20, written
  * data is x and hexadecimal digits, data that was read is its length and XXH3-64: open 1 7 /a/b = PD_OK               flags
@@ -10,11 +10,11 @@
 #ifndef PD_TESTS_SIMULATED_DISK_DISK_TRACE_H
 #define PD_TESTS_SIMULATED_DISK_DISK_TRACE_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
-/* Replays `text` below the empty directory `root` of `door`.
+/* Replays `text` below the empty directory `root` of `VFS`.
  *   errors   PD_CORRUPT: names the first line whose results differ, both results; PD_INVALID: not a trace */
-PD_MUST_USE pd_status pd_disk_trace_replay(const char *text, struct pd_door *door, const char *root,
-                                           uint64_t *ret_line_count, struct pd_error *err);
+PD_MUST_USE pd_status pd_disk_trace_replay(const char *text, struct pd_vfs *vfs, const char *root, uint64_t *ret_line_count,
+                                           struct pd_error *err);
 
 #endif

@@ -1,8 +1,8 @@
-/* What the disk and its doors share: hosts, mounts, the fault that waits, the trace. Private to the simulation. */
+/* What the disk and its VFSs share: hosts, mounts, the fault that waits, the trace. Private to the simulation. */
 #ifndef PD_TESTS_SIMULATED_DISK_ROOM_H
 #define PD_TESTS_SIMULATED_DISK_ROOM_H
 
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 #include "tests/simulated_disk/tree.h"
 
 #define PD_SIM_MOUNTS_MAX (PD_DISK_MOUNTS_MAX + 1u)
@@ -31,10 +31,10 @@ struct pd_simulated_disk {
     size_t trace_bytes, trace_capacity;
     uint64_t next_handle;
     bool has_symlinks, next_path;
-    char paths[2][PD_DOOR_PATH_MAX]; /* of the call that holds the mutex, links replaced */
+    char paths[2][PD_VFS_PATH_MAX]; /* of the call that holds the mutex, links replaced */
 };
 
-struct pd_sim_door {
+struct pd_sim_vfs {
     struct pd_simulated_disk *disk;
     uint32_t host;
     uint64_t generation;
@@ -53,8 +53,8 @@ struct pd_sim_strike {
 };
 
 /* Locks the disk, counts the operation, lets the fault strike. EIO on a dead host. pd_sim_end unlocks. */
-int pd_sim_begin(struct pd_door *door, enum pd_disk_operation operation, struct pd_sim_strike *ret_strike);
-int pd_sim_end(struct pd_door *door, const struct pd_sim_strike *strike, int result);
+int pd_sim_begin(struct pd_vfs *vfs, enum pd_disk_operation operation, struct pd_sim_strike *ret_strike);
+int pd_sim_end(struct pd_vfs *vfs, const struct pd_sim_strike *strike, int result);
 /* The volume that a path of this host lies on, and the rest of the path. */
 struct pd_sim_volume *pd_sim_locate(struct pd_simulated_disk *disk, uint32_t host, const char *path, const char **ret_rest);
 
@@ -63,6 +63,6 @@ void pd_sim_trace(struct pd_simulated_disk *disk, const char *format, ...) PD_PR
 void pd_sim_trace_path(struct pd_simulated_disk *disk, const char *path);
 void pd_sim_trace_hex(struct pd_simulated_disk *disk, const void *data, uint64_t bytes);
 
-extern const struct pd_door_ops pd_sim_door_ops;
+extern const struct pd_vfs_ops pd_sim_vfs_ops;
 
 #endif

@@ -1,4 +1,4 @@
-/* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in simulated_door.c. */
+/* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in simulated_vfs.c. */
 #include "tests/simulated_disk/room.h"
 
 #include <errno.h>
@@ -178,23 +178,22 @@ pd_status pd_simulated_disk_clone(struct pd_simulated_disk *disk, struct pd_simu
     return PD_OK;
 }
 
-pd_status pd_simulated_disk_door(struct pd_simulated_disk *disk, uint32_t host, struct pd_door **ret_door,
-                                 struct pd_error *err)
+pd_status pd_simulated_disk_vfs(struct pd_simulated_disk *disk, uint32_t host, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
     PD_CHECK(host < disk->host_count);
-    struct pd_sim_door *mine = calloc(1, sizeof *mine);
+    struct pd_sim_vfs *mine = calloc(1, sizeof *mine);
     if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening a simulated disk");
-    struct pd_door *door = NULL;
-    pd_status st = pd_door_new(&pd_sim_door_ops, 8, mine, &door, err);
+    struct pd_vfs *vfs = NULL;
+    pd_status st = pd_vfs_new(&pd_sim_vfs_ops, 8, mine, &vfs, err);
     if (st) {
         free(mine);
         return st;
     }
     pthread_mutex_lock(&disk->mutex);
-    *mine = (struct pd_sim_door){.disk = disk, .host = host, .generation = disk->hosts[host].generation};
+    *mine = (struct pd_sim_vfs){.disk = disk, .host = host, .generation = disk->hosts[host].generation};
     pthread_mutex_unlock(&disk->mutex);
-    pd_door_set_description(door, "simulated disk, host %u", host);
-    *ret_door = door;
+    pd_vfs_set_description(vfs, "simulated disk, host %u", host);
+    *ret_vfs = vfs;
     return PD_OK;
 }
 
@@ -248,12 +247,12 @@ void pd_simulated_disk_set_lacks(struct pd_simulated_disk *disk, const char *pat
     pthread_mutex_unlock(&disk->mutex);
 }
 
-static bool fault_strikes(struct pd_simulated_disk *disk, const struct pd_door *door, enum pd_disk_operation operation)
+static bool fault_strikes(struct pd_simulated_disk *disk, const struct pd_vfs *vfs, enum pd_disk_operation operation)
 {
     const struct pd_disk_fault *fault = &disk->fault;
     unsigned mask = fault_kinds[fault->kind].can_hit;
     if (fault->operations) mask &= fault->operations;
-    if (!(mask & PD_DISK_MASK(operation)) || (fault->door && fault->door != door)) return false;
+    if (!(mask & PD_DISK_MASK(operation)) || (fault->vfs && fault->vfs != vfs)) return false;
     disk->counted++;
     if (fault->kind == PD_DISK_FAULT_NONE || fault->nth == 0) return false;
     bool strikes = fault->persistent ? disk->counted >= fault->nth : disk->counted == fault->nth;
@@ -261,15 +260,15 @@ static bool fault_strikes(struct pd_simulated_disk *disk, const struct pd_door *
     return strikes;
 }
 
-int pd_sim_begin(struct pd_door *door, enum pd_disk_operation operation, struct pd_sim_strike *ret_strike)
+int pd_sim_begin(struct pd_vfs *vfs, enum pd_disk_operation operation, struct pd_sim_strike *ret_strike)
 {
-    struct pd_sim_door *mine = door->context;
+    struct pd_sim_vfs *mine = vfs->context;
     struct pd_simulated_disk *disk = mine->disk;
     pthread_mutex_lock(&disk->mutex);
     struct pd_sim_host *host = &disk->hosts[mine->host];
     *ret_strike = (struct pd_sim_strike){.kind = PD_DISK_FAULT_NONE};
     if (host->powered_off || host->generation != mine->generation) return EIO;
-    if (!fault_strikes(disk, door, operation)) return 0;
+    if (!fault_strikes(disk, vfs, operation)) return 0;
     if (disk->fault.kind == PD_DISK_FAULT_POWER) {
         host->powered_off = true;
         return EIO;
@@ -278,9 +277,9 @@ int pd_sim_begin(struct pd_door *door, enum pd_disk_operation operation, struct 
     return 0;
 }
 
-int pd_sim_end(struct pd_door *door, const struct pd_sim_strike *strike, int result)
+int pd_sim_end(struct pd_vfs *vfs, const struct pd_sim_strike *strike, int result)
 {
-    struct pd_sim_door *mine = door->context;
+    struct pd_sim_vfs *mine = vfs->context;
     bool fails = strike->kind == PD_DISK_FAULT_ERROR || strike->kind == PD_DISK_FAULT_ERROR_APPLIED;
     if (!result && fails) result = strike->sys_errno;
     pthread_mutex_unlock(&mine->disk->mutex);
@@ -293,8 +292,8 @@ static void release_locks(struct pd_simulated_disk *disk, uint32_t host)
 {
     for (uint32_t i = 0; i < disk->mount_count; i++) {
         for (struct pd_sim_node *node = disk->mounts[i].volumes[host]->nodes; node; node = node->next) {
-            const struct pd_door *holder = node->lock;
-            if (holder && ((const struct pd_sim_door *)holder->context)->host == host) node->lock = NULL;
+            const struct pd_vfs *holder = node->lock;
+            if (holder && ((const struct pd_sim_vfs *)holder->context)->host == host) node->lock = NULL;
         }
     }
 }

@@ -1,9 +1,9 @@
 /* A machine room whose disks live in memory and misbehave by seed: what every crash test runs on.
  *
- * Each host has a root of its own ("/" exists and is durable); pd_simulated_disk_door opens a door for one process of a
+ * Each host has a root of its own ("/" exists and is durable); pd_simulated_disk_vfs opens a VFS for one process of a
  * host. Durability is what POSIX promises and nothing more:
  *   - bytes and size of a file are durable after pd_file_sync, and only those written before it
- *   - a name (created, linked, renamed, unlinked, made, removed) is durable after pd_door_sync_dir of the directory that
+ *   - a name (created, linked, renamed, unlinked, made, removed) is durable after pd_vfs_sync_dir of the directory that
  * holds it; syncing a file does nothing for its name, syncing a directory nothing for its own name in its parent
  *   - a crash keeps any subset of the rest: of unsynced writes in pieces of 512 bytes, overlapping ones in either order; of
  *     size changes a prefix, gaps read as zeros; of unsynced names each on its own, except that a rename within a directory
@@ -11,7 +11,7 @@
  *   - so a name may survive with empty or torn content, and content without a name is gone
  *   - after a failed sync what it should have kept stays uncertain for ever, whatever later syncs answer
  *   - a tmpfs mount loses everything; a shared mount loses only when all hosts do; processes that die lose nothing written
- *   - locks belong to a file and a door, and go with the door, its host or pd_door_unlock
+ *   - locks belong to a file and a VFS, and go with the VFS, its host or pd_vfs_unlock
  * A queue moves its transfers when they are reaped, in random order.
  *
  *   for (uint64_t nth = 1;; nth++) {                        // power fails at the nth operation of a save
@@ -22,18 +22,18 @@
  *       for (uint64_t seed = 0; fired && seed < 20; seed++) {
  *           struct pd_simulated_disk *after = clone_of(disk);
  *           pd_simulated_disk_crash(after, PD_DISK_ALL_HOSTS, seed);
- *           expect_previous_or_new(after);                  // opens its own doors
+ *           expect_previous_or_new(after);                  // opens its own VFSs
  *           pd_simulated_disk_free(after);
  *       }
  *       pd_simulated_disk_free(disk);
  *       if (!fired) break;
  *   }
- *   threads   any; deterministic for one thread, and per door when faults name a door
+ *   threads   any; deterministic for one thread, and per VFS when faults name a VFS
  */
 #ifndef PD_TESTS_SIMULATED_DISK_SIMULATED_DISK_H
 #define PD_TESTS_SIMULATED_DISK_SIMULATED_DISK_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
 #define PD_DISK_ALL_HOSTS UINT32_MAX
 #define PD_DISK_MOUNTS_MAX 4u
@@ -70,12 +70,12 @@ struct pd_disk_options {
 
 PD_MUST_USE pd_status pd_simulated_disk_new(const struct pd_disk_options *options, struct pd_simulated_disk **ret_disk,
                                             struct pd_error *err);
-/* All doors must have been freed before. */
+/* All VFSs must have been freed before. */
 void pd_simulated_disk_free(struct pd_simulated_disk *disk);
-/* A door for one process on `host`; pd_door_free releases its locks. Files and queues must have been closed. */
-PD_MUST_USE pd_status pd_simulated_disk_door(struct pd_simulated_disk *disk, uint32_t host, struct pd_door **ret_door,
-                                             struct pd_error *err);
-/* The same disks with everything that is still uncertain; no doors, no locks, no fault, no trace; hosts stay down. */
+/* A VFS for one process on `host`; pd_vfs_free releases its locks. Files and queues must have been closed. */
+PD_MUST_USE pd_status pd_simulated_disk_vfs(struct pd_simulated_disk *disk, uint32_t host, struct pd_vfs **ret_vfs,
+                                            struct pd_error *err);
+/* The same disks with everything that is still uncertain; no VFSs, no locks, no fault, no trace; hosts stay down. */
 PD_MUST_USE pd_status pd_simulated_disk_clone(struct pd_simulated_disk *disk, struct pd_simulated_disk **ret_clone,
                                               struct pd_error *err);
 
@@ -122,11 +122,11 @@ enum pd_disk_fault_kind {
 
 struct pd_disk_fault {
     enum pd_disk_fault_kind kind;
-    int sys_errno;              /* of the ERROR kinds; 0 counts as EIO */
-    uint64_t nth;               /* counted from 1 among the operations it can hit, since it was set */
-    bool persistent;            /* that one and all later ones */
-    unsigned operations;        /* PD_DISK_MASK bits; 0: all that the kind can hit */
-    const struct pd_door *door; /* NULL: any */
+    int sys_errno;            /* of the ERROR kinds; 0 counts as EIO */
+    uint64_t nth;             /* counted from 1 among the operations it can hit, since it was set */
+    bool persistent;          /* that one and all later ones */
+    unsigned operations;      /* PD_DISK_MASK bits; 0: all that the kind can hit */
+    const struct pd_vfs *vfs; /* NULL: any */
 };
 
 /* Replaces the fault and restarts the count; NULL or PD_DISK_FAULT_NONE: none (operations are still counted). */
@@ -139,10 +139,10 @@ const char *pd_disk_fault_kind_name(enum pd_disk_fault_kind kind);
 /* From now on the file system mounted at `path` lacks these, on every host: one that goes bad, or is mended, meanwhile. */
 void pd_simulated_disk_set_lacks(struct pd_simulated_disk *disk, const char *path, unsigned lacks);
 
-/* Power loss and restart: what was uncertain is decided by `seed` and becomes durable. Doors opened before are dead (EIO).
+/* Power loss and restart: what was uncertain is decided by `seed` and becomes durable. VFSs opened before are dead (EIO).
  */
 void pd_simulated_disk_crash(struct pd_simulated_disk *disk, uint32_t host, uint64_t seed);
-/* SIGKILL of all processes of a host: doors are dead and locks free, nothing written is lost. */
+/* SIGKILL of all processes of a host: VFSs are dead and locks free, nothing written is lost. */
 void pd_simulated_disk_kill(struct pd_simulated_disk *disk, uint32_t host);
 /* Changes `count` random bits of a file as it lies there, durably. False: no such file, or empty. */
 bool pd_simulated_disk_flip(struct pd_simulated_disk *disk, uint32_t host, const char *path, uint32_t count, uint64_t seed);

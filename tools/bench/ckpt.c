@@ -81,7 +81,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 
 static pd_status build_zero(struct ckpt_bench *b, struct pd_arena *arena, struct pd_error *err)
 {
-    const struct pd_zero_options options = {.leaves = 1, .compute = PD_F32, .gradient_type = PD_F32};
+    const struct pd_zero_options options = {.micro_batches = 1, .compute = PD_F32, .gradient_type = PD_F32};
     PD_TRY(pd_grid_init(&b->layout, 0, NULL, &b->grid, err));
     b->io_buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, IO_BYTES);
     return pd_zero_new(b->model, &options, &b->grid, NULL, arena, &b->zero, err);
@@ -126,7 +126,7 @@ static pd_status make_writer(struct ckpt_bench *b, struct pd_error *err)
     if (!b->data) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
     for (uint32_t i = 0; i < b->box_count; i++)
         b->data[i] = destination(b, b->boxes[i].tensor, b->boxes[i].kind, 0);
-    return pd_shard_writer_new(b->room.door, tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES, &b->writer, err);
+    return pd_shard_writer_new(b->room.vfs, tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES, &b->writer, err);
 }
 
 /* ---- saving ---- */
@@ -136,8 +136,8 @@ static pd_status open_store(struct ckpt_bench *b, const char *name, struct pd_st
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     char path[4096];
     pd_bench_room_path(&b->room, name, path);
-    PD_TRY(pd_door_mkdir(b->room.door, path, err));
-    return pd_store_open(b->room.door, path, &options, &b->group, ret_store, err);
+    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
+    return pd_store_open(b->room.vfs, path, &options, &b->group, ret_store, err);
 }
 
 static pd_status save(struct ckpt_bench *b, struct pd_store *store, double *ret_seconds, struct pd_error *err)
@@ -201,7 +201,7 @@ static pd_status load(struct ckpt_bench *b, double *ret_seconds, struct pd_error
                                             .destination = destination,
                                             .context = b};
     uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_load(b->room.door, &b->group, &request, NULL, err);
+    pd_status st = pd_load(b->room.vfs, &b->group, &request, NULL, err);
     double seconds = pd_clock_seconds_since(NULL, start);
     pd_commit_deinit(&commit);
     if (!st) *ret_seconds = seconds;
@@ -271,7 +271,7 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
     PD_TRY(make_model(b, err));
     PD_TRY(make_state(b, err));
     PD_TRY(make_writer(b, err));
-    PD_TRY(pd_raw_bench_new(b->room.door, 0, 0, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(save(b, b->recycled, &unused, err)); /* the third finds a file to reuse */
@@ -305,7 +305,7 @@ static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary
 {
     const uint64_t bytes = pd_shard_writer_file_bytes(b->writer);
     if (!b->options.json) {
-        printf("%s, %s of state in %u boxes, in %s\n", pd_door_describe(b->room.door), pd_text_bytes(b->state_bytes).text,
+        printf("%s, %s of state in %u boxes, in %s\n", pd_vfs_describe(b->room.vfs), pd_text_bytes(b->state_bytes).text,
                b->box_count, b->options.dir);
         for (int m = 0; m < MEASURES; m++)
             pd_bench_print_ratio(measure_names[m], "raw", bytes, (uint32_t)b->options.pairs, &results[m]);
@@ -324,7 +324,7 @@ static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary
     pd_json_u64(&w, "file_bytes", bytes);
     pd_json_u64(&w, "boxes", b->box_count);
     pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }

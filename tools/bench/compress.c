@@ -1,8 +1,9 @@
 /* perdure bench ckpt --compression HOW: a compressed shard against a plain one of the same state, each written over the file
  * of the save before, fdatasync included, alternated; and what of the space is saved.
  *
- * The state: numbers as training leaves them (master weights and first moments around zero, second moments their squares);
- * with --from what a checkpoint holds, again and again until there is enough, and then its own shards are compressed too. */
+ * The state: numbers as training leaves them (master weights and first moments around zero, second moments their
+ * squares); with --from what a checkpoint holds, again and again until there is enough, and then its own shards are
+ * compressed too. */
 #include "ckpt/base/clock.h"
 #include "ckpt/inspect/inspect.h"
 #include "ckpt/shard/repack.h"
@@ -94,7 +95,7 @@ static pd_status pack_shard(struct compress_bench *b, const char *directory, uin
                                        .buffers = b->io_buffers,
                                        .buffer_bytes = IO_BYTES};
     struct pd_shard_summary summary;
-    PD_TRY(pd_shard_repack(b->room.door, &copy, &b->codec, &summary, err));
+    PD_TRY(pd_shard_repack(b->room.vfs, &copy, &b->codec, &summary, err));
     b->from_bytes += commit->shards[shard].file_bytes;
     b->from_packed_bytes += summary.file_bytes;
     return PD_OK;
@@ -104,7 +105,7 @@ static pd_status use_checkpoint(struct compress_bench *b, struct pd_error *err)
 {
     struct pd_inspect *from = NULL;
     uint64_t count = 0;
-    PD_TRY(pd_inspect_open(b->room.door, b->options->from, &from, err));
+    PD_TRY(pd_inspect_open(b->room.vfs, b->options->from, &from, err));
     pd_status st = pd_inspect_check_complete(from, err);
     for (int kind = 0; !st && kind < PD_KIND_COUNT; kind++)
         st = take_numbers(b, from, (enum pd_kind)kind, &count, err);
@@ -138,7 +139,7 @@ static pd_status make_box(struct compress_bench *b, uint32_t i, struct pd_error 
     snprintf(tensor->name, sizeof tensor->name, "model.layers.%u.weight", i);
     const enum pd_kind kind = (enum pd_kind)(i % PD_KIND_COUNT);
     b->boxes[i] = (struct pd_shard_box){i, kind, pd_box_whole(tensor)};
-    float *data = aligned_alloc(PD_DOOR_ALIGN, BOX_ELEMENTS * sizeof *data);
+    float *data = aligned_alloc(PD_VFS_ALIGN, BOX_ELEMENTS * sizeof *data);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
     b->data[i] = data;
     for (uint64_t done = 0, at = i * UINT64_C(99991) % b->pool_elements; done < BOX_ELEMENTS; at = 0) {
@@ -156,7 +157,7 @@ static pd_status make_state(struct compress_bench *b, struct pd_error *err)
     b->tensors = (struct pd_tensor_table){calloc(b->box_count, sizeof(struct pd_tensor)), b->box_count};
     b->boxes = calloc(b->box_count, sizeof *b->boxes);
     b->data = calloc(b->box_count, sizeof *b->data);
-    b->io_buffers = aligned_alloc(PD_DOOR_ALIGN, IO_BYTES);
+    b->io_buffers = aligned_alloc(PD_VFS_ALIGN, IO_BYTES);
     if (!b->tensors.tensors || !b->boxes || !b->data || !b->io_buffers)
         PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
     memset(b->io_buffers, 0, IO_BYTES);
@@ -185,7 +186,7 @@ static pd_status measure(struct compress_bench *b, struct pd_error *err)
     static const struct pd_shard_codec plain;
     PD_TRY(make_state(b, err));
     for (int side = 0; side < SIDES; side++)
-        PD_TRY(pd_shard_writer_new_compressed(b->room.door, &b->tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES,
+        PD_TRY(pd_shard_writer_new_compressed(b->room.vfs, &b->tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES,
                                               side == PLAIN ? &plain : &b->codec, &b->writers[side], err));
     double seconds[SIDES];
     for (int warm = 0; warm < 2; warm++)
@@ -229,7 +230,7 @@ static pd_status print(const struct compress_bench *b, struct pd_error *err)
     const struct pd_pairs_summary times = pd_pairs_summarise(&b->pairs);
     const uint64_t plain = b->summaries[PLAIN].file_bytes, packed = b->summaries[PACKED].file_bytes;
     if (!b->options->json) {
-        printf("%s, %s of state, %s on %u threads, in %s\n", pd_door_describe(b->room.door), pd_text_bytes(plain).text,
+        printf("%s, %s of state, %s on %u threads, in %s\n", pd_vfs_describe(b->room.vfs), pd_text_bytes(plain).text,
                b->options->compression, pd_thread_pool_size(b->pool), b->options->dir);
         printf("save             %.3f s, plain %.3f s, ratio %.3f (%.3f to %.3f over %" PRIu64 " pairs), %.1f%% smaller\n",
                times.candidate_s, times.ceiling_s, times.ratio, times.ratio_low, times.ratio_high, b->options->pairs,
@@ -250,7 +251,7 @@ static pd_status print(const struct compress_bench *b, struct pd_error *err)
     pd_json_u64(&w, "packed_bytes", packed);
     pd_json_u64(&w, "threads", pd_thread_pool_size(b->pool));
     pd_json_u64(&w, "pairs", b->options->pairs);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COPIES = 20, LEAVES_MAX = 4096, REHEARSALS = 5 };
+enum { COPIES = 20, MICRO_BATCHES_MAX = 4096, REHEARSALS = 5 };
 #define MEMORY_DIR "/dev/shm"
 
 struct every_bench {
@@ -38,12 +38,15 @@ struct every_bench {
 
 /* ---- a run ---- */
 
-static pd_status build(struct every_bench *b, uint64_t leaves, struct pd_error *err)
+static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
     char text[4096];
     pd_bench_room_path(&b->room, "text", text);
-    const struct pd_bench_run_options options = {
-        .text = text, .bytes = b->options.bytes, .leaves = leaves, .threads = b->threads, .device = b->options.device};
+    const struct pd_bench_run_options options = {.text = text,
+                                                 .bytes = b->options.bytes,
+                                                 .micro_batches = micro_batches,
+                                                 .threads = b->threads,
+                                                 .device = b->options.device};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
     snprintf(b->device, sizeof b->device, "%s",
              b->run.device.dev ? b->run.device.dev->description : pd_counted(b->threads, "thread").text);
@@ -68,7 +71,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     return PD_OK;
 }
 
-/* ---- rehearsal: how long a copy takes, and how many leaves make a step ---- */
+/* ---- rehearsal: how long a copy takes, and how many micro-batches make a step ---- */
 
 static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
 {
@@ -98,20 +101,20 @@ static pd_status rehearse_step(struct every_bench *b, double *ret_seconds, struc
     return PD_OK;
 }
 
-/* From one leaf up, until a step is long enough; the engine that is left standing makes such steps. */
+/* From one micro-batch up, until a step is long enough; the engine that is left standing makes such steps. */
 static pd_status rehearse(struct every_bench *b, struct pd_error *err)
 {
     double step = 0;
-    uint64_t leaves = 1;
-    PD_TRY(build(b, leaves, err));
+    uint64_t micro_batches = 1;
+    PD_TRY(build(b, micro_batches, err));
     PD_TRY(run_steps(b, 1, &step, err));
     PD_TRY(rehearse_copy(b, err));
     PD_TRY(rehearse_step(b, &step, err));
-    while (step < COPIES * b->copy_s && leaves < LEAVES_MAX) {
-        const double more = ceil((double)leaves * 1.1 * COPIES * b->copy_s / step);
-        leaves = more > LEAVES_MAX ? LEAVES_MAX : (uint64_t)more;
+    while (step < COPIES * b->copy_s && micro_batches < MICRO_BATCHES_MAX) {
+        const double more = ceil((double)micro_batches * 1.1 * COPIES * b->copy_s / step);
+        micro_batches = more > MICRO_BATCHES_MAX ? MICRO_BATCHES_MAX : (uint64_t)more;
         release(b);
-        PD_TRY(build(b, leaves, err));
+        PD_TRY(build(b, micro_batches, err));
         PD_TRY(rehearse_step(b, &step, err));
     }
     return PD_OK;
@@ -190,13 +193,13 @@ static uint64_t needed(const struct every_bench *b)
 /* In memory when there is room for it beside state and its copy, else here. */
 static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_space space;
     if (b->options.dir) return PD_OK;
-    PD_TRY(pd_door_new_auto(&door, err));
-    pd_status st = pd_door_space(door, MEMORY_DIR, &space, NULL);
+    PD_TRY(pd_vfs_new_auto(&vfs, err));
+    pd_status st = pd_vfs_space(vfs, MEMORY_DIR, &space, NULL);
     b->options.dir = !st && space.in_memory && space.available_bytes > 4 * b->options.bytes ? MEMORY_DIR : ".";
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return PD_OK;
 }
 
@@ -283,7 +286,7 @@ pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error
     PD_TRY(look_for_device(options->device, err));
     PD_TRY(choose_dir(&b, err));
     PD_TRY(pd_bench_room_open_anywhere(b.options.dir, needed(&b), &b.room, err));
-    pd_status st = pd_door_space(b.room.door, b.options.dir, &space, err);
+    pd_status st = pd_vfs_space(b.room.vfs, b.options.dir, &space, err);
     b.file_system = space.type_name;
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);

@@ -3,9 +3,9 @@
  * One rank, whole training steps on all cores, the update on generations of a store; saved by the trainer's own saver, which
  * links the file that the update wrote. Turns of K steps with saves are alternated with turns of K steps without. The batch
  * is made so large that forward and backward take about as long as the update. What both kinds of turn write and flush is
- * counted at the door, which can also make every flush slower, as on a drive that honours it. */
+ * counted at the VFS, which can also make every flush slower, as on a drive that honours it. */
 #include "ckpt/base/clock.h"
-#include "ckpt/io/door_counts.h"
+#include "ckpt/io/vfs_counts.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/saves.h"
 #include "tools/output.h"
@@ -16,23 +16,23 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { STEPS = 4, REHEARSALS = 3, LEAVES_MAX = 4096, SAVES_MAX = 100000 };
+enum { STEPS = 4, REHEARSALS = 3, MICRO_BATCHES_MAX = 4096, SAVES_MAX = 100000 };
 
 struct files_bench {
     struct pd_bench_options options;
     struct pd_bench_room room;
-    struct pd_door_counts *counts;
+    struct pd_vfs_counts *counts;
     const char *file_system;
     uint32_t threads;
     char text[4096];
     struct pd_bench_saves saves;
     struct pd_bench_run run;
     uint64_t update_started_ns;
-    double compute_s, update_s; /* of one leaf, of a step: medians of the rehearsals */
-    uint64_t leaves;
+    double compute_s, update_s; /* of one micro-batch, of a step: medians of the rehearsals */
+    uint64_t micro_batches;
     /* turns */
     struct pd_pairs turns; /* with saves, without */
-    struct pd_door_counted with, without;
+    struct pd_vfs_counted with, without;
     uint64_t save_count;
     double *stalls;  /* (save_count) share of the step beside it */
     double *seconds; /* (save_count) from start to sealed and pruned */
@@ -47,16 +47,16 @@ static void on_update(void *context)
     b->update_started_ns = pd_clock_monotonic_ns(NULL);
 }
 
-static pd_status build(struct files_bench *b, uint64_t leaves, bool saves, struct pd_error *err)
+static pd_status build(struct files_bench *b, uint64_t micro_batches, bool saves, struct pd_error *err)
 {
     const struct pd_bench_run_options options = {.text = b->text,
                                                  .bytes = b->options.bytes,
-                                                 .leaves = leaves,
+                                                 .micro_batches = micro_batches,
                                                  .threads = b->threads,
                                                  .has_files = true,
                                                  .device = b->options.device};
     PD_TRY(pd_bench_run_open(&options, &b->run, err));
-    PD_TRY(pd_state_files_open(b->run.whole.engine, b->room.door, pd_tiers_store(b->saves.tiers, 0), err));
+    PD_TRY(pd_state_files_open(b->run.whole.engine, b->room.vfs, pd_tiers_store(b->saves.tiers, 0), err));
     PD_TRY(pd_state_files_init(b->run.whole.engine, &b->saves.state.identity, err));
     if (saves) PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
     b->run.whole.engine->before_update = on_update;
@@ -79,7 +79,7 @@ static pd_status run_saved_step(struct files_bench *b, struct pd_saver_outcome *
     return pd_bench_saves_finish(&b->saves, ret_outcome, err);
 }
 
-/* How many leaves make forward and backward as long as the update. */
+/* How many micro-batches make forward and backward as long as the update. */
 static pd_status rehearse(struct files_bench *b, struct pd_error *err)
 {
     double computes[REHEARSALS], updates[REHEARSALS];
@@ -93,8 +93,8 @@ static pd_status rehearse(struct files_bench *b, struct pd_error *err)
     }
     b->compute_s = pd_bench_quantile(computes, REHEARSALS, 0.5);
     b->update_s = pd_bench_quantile(updates, REHEARSALS, 0.5);
-    const double leaves = ceil(b->update_s / b->compute_s);
-    b->leaves = leaves < LEAVES_MAX ? (uint64_t)leaves : LEAVES_MAX;
+    const double micro_batches = ceil(b->update_s / b->compute_s);
+    b->micro_batches = micro_batches < MICRO_BATCHES_MAX ? (uint64_t)micro_batches : MICRO_BATCHES_MAX;
     release(b);
     return PD_OK;
 }
@@ -110,9 +110,9 @@ static void note_save(struct files_bench *b, const struct pd_saver_outcome *outc
 
 static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_seconds, struct pd_error *err)
 {
-    struct pd_door_counted *sum = has_saves ? &b->with : &b->without;
+    struct pd_vfs_counted *sum = has_saves ? &b->with : &b->without;
     PD_TRY(pd_bench_room_settle(&b->room, err));
-    const struct pd_door_counted before = pd_door_counts_now(b->counts);
+    const struct pd_vfs_counted before = pd_vfs_counts_now(b->counts);
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < b->options.steps; i++) {
         const uint64_t step_start = pd_clock_monotonic_ns(NULL);
@@ -122,7 +122,7 @@ static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_sec
         if (saves) note_save(b, &outcome, pd_clock_seconds_since(NULL, step_start));
     }
     *ret_seconds = pd_clock_seconds_since(NULL, start);
-    const struct pd_door_counted after = pd_door_counts_now(b->counts);
+    const struct pd_vfs_counted after = pd_vfs_counts_now(b->counts);
     sum->bytes_written += after.bytes_written - before.bytes_written;
     sum->flushes += after.flushes - before.flushes;
     return PD_OK;
@@ -145,17 +145,17 @@ static pd_status prepare(struct files_bench *b, struct pd_error *err)
     b->stalls = calloc(SAVES_MAX, sizeof *b->stalls);
     b->seconds = calloc(SAVES_MAX, sizeof *b->seconds);
     if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
-    PD_TRY(pd_door_counts_begin(b->room.door, &b->counts, err));
+    PD_TRY(pd_vfs_counts_begin(b->room.vfs, &b->counts, err));
     pd_bench_room_path(&b->room, "text", b->text);
     PD_TRY(pd_bench_run_write_text(b->text, err));
     PD_TRY(pd_bench_saves_open(&b->saves, &b->room, true, err));
     PD_TRY(rehearse(b, err));
-    PD_TRY(build(b, b->leaves, true, err));
+    PD_TRY(build(b, b->micro_batches, true, err));
     for (int i = 0; i < 4; i++) { /* every file that takes turns was written once */
         PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
         PD_TRY(run_saved_step(b, &unused, err));
     }
-    pd_door_counts_slow_flushes(b->counts, (uint32_t)b->options.flush_ms);
+    pd_vfs_counts_slow_flushes(b->counts, (uint32_t)b->options.flush_ms);
     return PD_OK;
 }
 
@@ -196,10 +196,10 @@ static struct result summarise(const struct files_bench *b)
 
 static void print_text(const struct files_bench *b, const struct result *r)
 {
-    printf("%s, %s of state in files, %u threads, in %s (%s)\n", pd_door_describe(b->room.door),
+    printf("%s, %s of state in files, %u threads, in %s (%s)\n", pd_vfs_describe(b->room.vfs),
            pd_text_bytes(r->state_bytes).text, b->threads, b->options.dir, b->file_system);
-    printf("a step takes %.3f s (update %.3f s, %llu leaves of %.3f s), a save in the background %.3f s\n", r->step_s,
-           b->update_s, (unsigned long long)b->leaves, b->compute_s, r->save_s);
+    printf("a step takes %.3f s (update %.3f s, %llu micro-batches of %.3f s), a save in the background %.3f s\n", r->step_s,
+           b->update_s, (unsigned long long)b->micro_batches, b->compute_s, r->save_s);
     printf("a checkpoint writes %.4f%% of the state beyond what its step wrote, and flushes %.2f times for 1 shard\n",
            100 * r->extra_bytes, r->flushes);
     printf("stall %.2f%% of a step in the median, %.2f%% in the 99th percentile of %llu saves\n", 100 * r->stall_p50,
@@ -244,7 +244,7 @@ static pd_status print(const struct files_bench *b, struct pd_error *err)
     pd_json_u64(&w, "threads", b->threads);
     pd_json_string(&w, "dir", b->options.dir);
     pd_json_string(&w, "file_system", b->file_system);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -257,13 +257,13 @@ pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd
     if (!b.options.dir) b.options.dir = ".";
     if (!b.options.steps) b.options.steps = STEPS * b.options.every;
     PD_TRY(pd_bench_room_open(b.options.dir, 5 * b.options.bytes, &b.room, err));
-    pd_status st = pd_door_space(b.room.door, b.options.dir, &space, err);
+    pd_status st = pd_vfs_space(b.room.vfs, b.options.dir, &space, err);
     b.file_system = space.type_name;
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);
     release(&b);
     pd_bench_saves_close(&b.saves);
-    pd_door_counts_end(b.counts);
+    pd_vfs_counts_end(b.counts);
     free(b.stalls);
     free(b.seconds);
     pd_bench_room_close(&b.room);

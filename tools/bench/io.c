@@ -48,7 +48,7 @@ static pd_status run_pair(struct io_bench *b, uint64_t pair, enum measure measur
 
 static pd_status measure_all(struct io_bench *b, struct pd_error *err)
 {
-    PD_TRY(pd_raw_bench_new(b->room.door, 0, 0, &b->queue, err));
+    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->queue, err));
     PD_TRY(pd_bare_new(PD_RAW_BLOCK_BYTES, PD_RAW_DEPTH, &b->bare, err));
     pd_bench_room_path(&b->room, "queue", b->queue_path);
     pd_bench_room_path(&b->room, "bare", b->bare_path);
@@ -61,8 +61,7 @@ static pd_status measure_all(struct io_bench *b, struct pd_error *err)
 static pd_status print(const struct io_bench *b, const struct pd_pairs_summary *results, struct pd_error *err)
 {
     if (!b->options.json) {
-        printf("%s, %s a file in %s\n", pd_door_describe(b->room.door), pd_text_bytes(b->options.bytes).text,
-               b->options.dir);
+        printf("%s, %s a file in %s\n", pd_vfs_describe(b->room.vfs), pd_text_bytes(b->options.bytes).text, b->options.dir);
         for (int m = 0; m < MEASURES; m++)
             pd_bench_print_ratio(measure_names[m], "bare calls", b->options.bytes, (uint32_t)b->options.pairs, &results[m]);
         return PD_OK;
@@ -77,7 +76,7 @@ static pd_status print(const struct io_bench *b, const struct pd_pairs_summary *
     pd_json_double(&w, "read_bytes_per_second", (double)b->options.bytes / results[READ].candidate_s);
     pd_json_u64(&w, "bytes", b->options.bytes);
     pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }
@@ -93,7 +92,7 @@ pd_status pd_bench_io(int argc, char **argv, struct pd_error *err)
         "the ceiling.",
         argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
-    b.options.bytes = b.options.bytes / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    b.options.bytes = b.options.bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
     PD_TRY(pd_bench_room_open(b.options.dir, 2 * b.options.bytes, &b.room, err));
     pd_status st = measure_all(&b, err);
     for (int m = 0; !st && m < MEASURES; m++)

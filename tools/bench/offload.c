@@ -252,7 +252,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     PD_TRY(pd_layout_shard_boxes(&b->layout, &b->model->tensors, 0, &b->boxes, &b->box_count, err));
     PD_TRY(make_memory(b, err));
     PD_TRY(make_math(b, err));
-    const struct pd_optimizer_store_options options = {.door = b->room.door,
+    const struct pd_optimizer_store_options options = {.vfs = b->room.vfs,
                                                        .directory = b->room.path,
                                                        .tensors = &b->model->tensors,
                                                        .boxes = b->boxes,
@@ -262,7 +262,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
                                                        .buffers = b->ring,
                                                        .buffer_bytes = PD_OPTIMIZER_STORE_BUFFERS_FAST};
     PD_TRY(pd_optimizer_store_new(&options, &b->store, err));
-    PD_TRY(pd_raw_bench_new(b->room.door, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->room.vfs, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
     PD_TRY(put_all(b, err));
     for (int i = 0; i < 3; i++) /* every file of a generation was written once */
         PD_TRY(run_step(b, &unused, err));
@@ -295,7 +295,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     const double pairs = (double)b->options.pairs, a_parameter = (double)moved / (double)b->parameters;
     const double tables = (double)pd_optimizer_store_file_bytes(b->store, 0) / (double)state - 1;
     if (!b->options.json) {
-        printf("%s, %llu parameters, %s of state, ring of %s, %llu threads, in %s\n", pd_door_describe(b->room.door),
+        printf("%s, %llu parameters, %s of state, ring of %s, %llu threads, in %s\n", pd_vfs_describe(b->room.vfs),
                (unsigned long long)b->parameters, pd_text_bytes(state).text,
                pd_text_bytes(PD_OPTIMIZER_STORE_BUFFERS_FAST).text, (unsigned long long)b->options.threads, b->options.dir);
         printf(
@@ -319,7 +319,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     pd_json_u64(&w, "parameters", b->parameters);
     pd_json_u64(&w, "pairs", b->options.pairs);
     pd_json_u64(&w, "threads", b->options.threads);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }

@@ -106,14 +106,14 @@ static pd_status make_box(struct pd_shard_stream *stream, uint32_t box, uint64_t
 {
     for (uint64_t at = 0; at < bytes; at += FILL_BYTES) {
         const uint64_t length = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
-        const uint64_t pages = (length + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+        const uint64_t pages = (length + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
         memset(buffer + length, 0, pages - length);
         fill((uint32_t *)(void *)buffer, length / 4, seed + at);
         for (uint64_t b = 0; b < length; b += PD_SHARD_BLOCK_BYTES) {
             const uint64_t left = length - b, block = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
             pd_shard_stream_block(stream, box, (at + b) / PD_SHARD_BLOCK_BYTES, buffer + b, block);
         }
-        if (bytes >= PD_DOOR_ALIGN) PD_TRY(pd_file_write(pd_shard_stream_file(stream), offset + at, buffer, pages, err));
+        if (bytes >= PD_VFS_ALIGN) PD_TRY(pd_file_write(pd_shard_stream_file(stream), offset + at, buffer, pages, err));
     }
     return PD_OK;
 }
@@ -143,7 +143,7 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
     snprintf(path, sizeof path, "%s/shard-%05u.h5", b->source, rank);
     pd_status st = pd_layout_shard_boxes(&b->stored, tensors, rank, &boxes, &count, err);
     if (!st)
-        st = pd_shard_writer_new(b->room.door, tensors, boxes, count, buffers + FILL_BYTES, IO_BYTES - FILL_BYTES, &writer,
+        st = pd_shard_writer_new(b->room.vfs, tensors, boxes, count, buffers + FILL_BYTES, IO_BYTES - FILL_BYTES, &writer,
                                  err);
     if (!st)
         st = make_boxes(writer, path, &b->commit.state.identity, rank, boxes, count, buffers, &b->commit.shards[rank], err);
@@ -155,7 +155,7 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
 static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
 {
     const uint32_t world = pd_layout_world(&b->stored);
-    unsigned char *buffers = aligned_alloc(PD_DOOR_ALIGN, IO_BYTES);
+    unsigned char *buffers = aligned_alloc(PD_VFS_ALIGN, IO_BYTES);
     pd_status st = PD_OK;
     pd_bench_room_path(&b->room, "source", b->source);
     b->commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *b->commit.shards)};
@@ -169,7 +169,7 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
                                             .environment = strdup("{}")};
     if (!buffers || !b->commit.shards || !b->commit.state.config || !b->commit.state.environment)
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "bench: no memory");
-    if (!st) st = pd_door_mkdir(b->room.door, b->source, err);
+    if (!st) st = pd_vfs_mkdir(b->room.vfs, b->source, err);
     for (uint32_t r = 0; !st && r < world; r++) {
         st = make_shard(b, r, buffers, err);
         b->data_bytes += b->commit.shards[r].data_bytes;
@@ -221,7 +221,7 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
 {
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     struct pd_store *store = NULL;
-    PD_TRY(pd_store_open(b->room.door, target, &options, &b->group, &store, err));
+    PD_TRY(pd_store_open(b->room.vfs, target, &options, &b->group, &store, err));
     const struct pd_rewrite_request request = {.directory = b->source,
                                                .commit = &b->commit,
                                                .tensors = &b->model->tensors,
@@ -231,7 +231,7 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
                                                .buffer_bytes = PD_REWRITE_BUFFER_BYTES};
     const double cpu_before = cpu_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_rewrite(b->room.door, &request, NULL, err);
+    pd_status st = pd_rewrite(b->room.vfs, &request, NULL, err);
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     b->offline_cpu_s = cpu_seconds() - cpu_before;
     pd_store_close(store);
@@ -243,7 +243,7 @@ static pd_status rewrite_ours(struct reshard_bench *b, double *ret_seconds, stru
     char target[4096];
     PD_TRY(pd_bench_room_remove(&b->room, "target", err));
     pd_bench_room_path(&b->room, "target", target);
-    PD_TRY(pd_door_mkdir(b->room.door, target, err));
+    PD_TRY(pd_vfs_mkdir(b->room.vfs, target, err));
     PD_TRY(pd_bench_room_settle(&b->room, err));
     return rewrite_into(b, target, ret_seconds, err);
 }
@@ -287,7 +287,7 @@ static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_e
     if (!m->offsets) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
     for (uint32_t i = 0; i < m->box_count; i++) {
         m->offsets[i] = m->bytes;
-        m->bytes += (pd_box_elements(&m->boxes[i].box) * sizeof(float) + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+        m->bytes += (pd_box_elements(&m->boxes[i].box) * sizeof(float) + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
     }
     m->bytes = (m->bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
     PD_TRY(map(m->bytes, &m->data, err));
@@ -313,7 +313,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .buffer_bytes = IO_BYTES,
                                             .destination = destination,
                                             .context = m};
-    return pd_load(l->b->room.door, group, &request, &m->report, err);
+    return pd_load(l->b->room.vfs, group, &request, &m->report, err);
 }
 
 static pd_status load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit, double *ret_seconds,
@@ -348,7 +348,7 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
     for (int r = 0; r < LOADERS; r++)
         memset(b->loaders[r].data, 0, b->loaders[r].bytes);
     pd_bench_room_path(&b->room, "target", target);
-    PD_TRY(pd_store_open(b->room.door, target, &look, &b->group, &store, err));
+    PD_TRY(pd_store_open(b->room.vfs, target, &look, &b->group, &store, err));
     pd_status st =
         pd_store_count(store) == 1 ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: no checkpoint was rewritten");
     if (!st) st = pd_store_read_commit(store, pd_store_entry_at(store, 0), &commit, err);
@@ -480,7 +480,7 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     pd_group_init_single(&b->group);
     PD_TRY(make_model(b, err));
     PD_TRY(make_source(b, err));
-    PD_TRY(pd_raw_bench_new(b->room.door, 0, 0, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(run_offline_pair(b, pair, err));
@@ -528,7 +528,7 @@ static pd_status print(const struct reshard_bench *b, struct pd_error *err)
     double amplification, worst;
     read_totals(b, &amplification, &worst);
     if (!b->options.json) {
-        printf("%s, %s of state stored under dp 3, tp 2, in %s\n", pd_door_describe(b->room.door),
+        printf("%s, %s of state stored under dp 3, tp 2, in %s\n", pd_vfs_describe(b->room.vfs),
                pd_text_bytes(b->data_bytes).text, b->options.dir);
         pd_bench_print_ratio("load under dp 2", "raw read", b->data_bytes, (uint32_t)b->options.pairs, &loads);
         printf("  read %.4f times what is stored; the busier rank %.4f times its share\n", amplification, worst);
@@ -558,7 +558,7 @@ static pd_status print(const struct reshard_bench *b, struct pd_error *err)
     pd_json_string(&w, "plan_to", "dp=64,tp=16,pp=8,sp=2,interleave=2");
     pd_json_u64(&w, "state_bytes", b->data_bytes);
     pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_string(&w, "engine", pd_door_describe(b->room.door));
+    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
     pd_json_object_end(&w);
     return pd_output_json(&w, err);
 }

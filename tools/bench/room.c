@@ -125,13 +125,13 @@ pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct 
 
 /* ---- the room ---- */
 
-static pd_status check_space(struct pd_door *door, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
+static pd_status check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
 {
     struct pd_space space;
     struct stat st;
     if (stat(dir, &st) || !S_ISDIR(st.st_mode))
         PD_FAIL(err, PD_NOT_FOUND, "--dir=%s: there is no such directory; name one on the disk to be measured", dir);
-    PD_TRY(pd_door_space(door, dir, &space, err));
+    PD_TRY(pd_vfs_space(vfs, dir, &space, err));
     if (space.in_memory && on_disk)
         PD_FAIL(err, PD_INVALID, "%s is in memory (%s) and says nothing about a disk: give a directory on one with --dir",
                 dir, space.type_name);
@@ -148,14 +148,14 @@ static pd_status open_room(const char *dir, uint64_t bytes, bool on_disk, struct
     int length = snprintf(room.path, sizeof room.path, "%s/perdure-bench-XXXXXX", dir);
     if (length < 0 || (size_t)length >= sizeof room.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
     PD_TRY(pd_signals_install(err));
-    PD_TRY(pd_door_new_auto(&room.door, err));
-    pd_status st = check_space(room.door, dir, bytes, on_disk, err);
+    PD_TRY(pd_vfs_new_auto(&room.vfs, err));
+    pd_status st = check_space(room.vfs, dir, bytes, on_disk, err);
     if (!st && !mkdtemp(room.path)) {
         int number = errno;
         st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", dir);
     }
     if (st) {
-        pd_door_free(room.door);
+        pd_vfs_free(room.vfs);
         return st;
     }
     *ret_room = room;
@@ -178,38 +178,37 @@ void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char
     PD_CHECK(length > 0 && length < 4096);
 }
 
-static pd_status remove_tree(struct pd_door *door, const char *path, struct pd_error *err)
+static pd_status remove_tree(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     struct pd_stat stat;
     struct pd_listing listing;
-    pd_status st = pd_door_stat(door, path, &stat, err);
+    pd_status st = pd_vfs_stat(vfs, path, &stat, err);
     if (st) return st == PD_NOT_FOUND ? PD_OK : st;
-    if (stat.type != PD_ENTRY_DIRECTORY) return pd_door_unlink(door, path, err);
-    PD_TRY(pd_door_list(door, path, &listing, err));
+    if (stat.type != PD_ENTRY_DIRECTORY) return pd_vfs_unlink(vfs, path, err);
+    PD_TRY(pd_vfs_list(vfs, path, &listing, err));
     for (uint32_t i = 0; !st && i < listing.count; i++) {
         char below[4096];
         int length = snprintf(below, sizeof below, "%s/%s", path, listing.names[i]);
         PD_CHECK(length > 0 && (size_t)length < sizeof below);
-        st = remove_tree(door, below, err);
+        st = remove_tree(vfs, below, err);
     }
     pd_listing_deinit(&listing);
-    return st ? st : pd_door_rmdir(door, path, err);
+    return st ? st : pd_vfs_rmdir(vfs, path, err);
 }
 
 pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err)
 {
     char path[4096];
     pd_bench_room_path(room, name, path);
-    return remove_tree(room->door, path, err);
+    return remove_tree(room->vfs, path, err);
 }
 
 void pd_bench_room_close(struct pd_bench_room *room)
 {
     struct pd_error err;
-    if (!room->door) return;
-    if (remove_tree(room->door, room->path, &err))
-        fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
-    pd_door_free(room->door);
+    if (!room->vfs) return;
+    if (remove_tree(room->vfs, room->path, &err)) fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
+    pd_vfs_free(room->vfs);
 }
 
 pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err)

@@ -3,7 +3,7 @@
 #ifndef PD_TOOLS_BENCH_ROOM_H
 #define PD_TOOLS_BENCH_ROOM_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 #include "trainer/config/config.h"
 
 struct pd_bench_options {
@@ -27,7 +27,7 @@ PD_MUST_USE pd_status pd_bench_parse(const char *program_doc, int argc, char **a
                                      bool *ret_done, struct pd_error *err);
 
 struct pd_bench_room {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char path[3072];
 };
 

@@ -8,8 +8,8 @@
 #include <string.h>
 
 enum { CONTEXT = 128 };
-/* What fills a GPU: a leaf of 8,192 tokens, and blocks of a model that is trained on one. */
-enum { GPU_CONTEXT = 1024, GPU_LEAF = 8, GPU_HIDDEN = 2048 };
+/* What fills a GPU: a micro-batch of 8,192 tokens, and blocks of a model that is trained on one. */
+enum { GPU_CONTEXT = 1024, GPU_MICRO_BATCH = 8, GPU_HIDDEN = 2048 };
 #define GPU_WIDE_BYTES (UINT64_C(4) << 30)
 /* Width by bytes of state: a few blocks and not many narrow ones. */
 #define WIDE_BYTES (UINT64_C(512) << 20)
@@ -40,20 +40,21 @@ static pd_status configure(const struct pd_bench_run_options *o, bool is_gpu, st
                            struct pd_error *err)
 {
     const bool is_large = is_gpu && o->bytes >= WIDE_BYTES;
-    const uint64_t hidden = hidden_of(o, is_gpu), leaf = is_large ? GPU_LEAF : 1;
+    const uint64_t hidden = hidden_of(o, is_gpu), micro_batch = is_large ? GPU_MICRO_BATCH : 1;
     const int context = is_large ? GPU_CONTEXT : CONTEXT;
     const uint64_t block = 12 * hidden * hidden;
     const uint64_t layers = o->bytes / PD_BENCH_RUN_STATE_BYTES / block;
     char yaml[16384], path[8192];
-    snprintf(
-        yaml, sizeof yaml,
-        "run: {dir: unused, steps: 1000000}\n"
-        "model: {family: gpt2, vocab: 256, context: %d, layers: %llu, hidden: %llu, heads: %llu}\n"
-        "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-        "batch: {sequences: %llu, leaf: %llu, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\noffload: {optimizer: %s}\n",
-        context, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden, (unsigned long long)(hidden / 64),
-        pd_bench_quoted(o->text, sizeof path, path), (unsigned long long)(o->leaves * leaf), (unsigned long long)leaf,
-        context, o->has_files ? "nvme" : "device");
+    snprintf(yaml, sizeof yaml,
+             "run: {dir: unused, steps: 1000000}\n"
+             "model: {family: gpt2, vocab: 256, context: %d, layers: %llu, hidden: %llu, heads: %llu}\n"
+             "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: %llu, micro_batch: %llu, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\noffload: "
+             "{optimizer: %s}\n",
+             context, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden,
+             (unsigned long long)(hidden / 64), pd_bench_quoted(o->text, sizeof path, path),
+             (unsigned long long)(o->micro_batches * micro_batch), (unsigned long long)micro_batch, context,
+             o->has_files ? "nvme" : "device");
     return pd_config_parse("bench", yaml, NULL, 0, ret_config, err);
 }
 

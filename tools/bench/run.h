@@ -7,11 +7,11 @@
 #define PD_BENCH_RUN_STATE_BYTES 12u /* a parameter: fp32 master and two moments */
 
 struct pd_bench_run_options {
-    const char *text; /* path of pd_bench_run_write_text */
-    uint64_t bytes;   /* of state: as many blocks as fit, at least one */
-    uint64_t leaves;  /* sequences of a step */
-    uint32_t threads; /* that compute */
-    bool has_files;   /* optimizer state lives in files; the caller opens them (trainer/engine/state_files.h) */
+    const char *text;       /* path of pd_bench_run_write_text */
+    uint64_t bytes;         /* of state: as many blocks as fit, at least one */
+    uint64_t micro_batches; /* sequences of a step */
+    uint32_t threads;       /* that compute */
+    bool has_files;         /* optimizer state lives in files; the caller opens them (trainer/engine/state_files.h) */
     enum pd_device_choice device;
 };
 

@@ -11,8 +11,8 @@ pd_status pd_bench_saves_open(struct pd_bench_saves *s, const struct pd_bench_ro
     *s = (struct pd_bench_saves){0};
     pd_group_init_single(&s->group);
     pd_bench_room_path(room, "store", path);
-    PD_TRY(pd_door_mkdir(room->door, path, err));
-    PD_TRY(pd_tiers_open(room->door, &options, &s->tiers, err));
+    PD_TRY(pd_vfs_mkdir(room->vfs, path, err));
+    PD_TRY(pd_tiers_open(room->vfs, &options, &s->tiers, err));
     s->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
                                      .fence = pd_tiers_fence(s->tiers),
                                      .loss_scale = 1.0,
@@ -35,7 +35,7 @@ static void let_saves_go(void *saver)
 pd_status pd_bench_saves_attach(struct pd_bench_saves *s, const struct pd_bench_room *room, struct pd_bench_run *run,
                                 struct pd_error *err)
 {
-    PD_TRY(pd_saver_new(room->door, s->tiers, &s->group, run->whole.engine, 1, &s->saver, err));
+    PD_TRY(pd_saver_new(room->vfs, s->tiers, &s->group, run->whole.engine, 1, &s->saver, err));
     run->whole.engine->before_update = let_saves_go;
     run->whole.engine->update_context = s->saver;
     s->state.layout = run->whole.engine->grid.layout;

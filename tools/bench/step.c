@@ -1,8 +1,8 @@
-/* perdure bench step: one whole training step of GPT-2 124M, one leaf of 512 tokens, AdamW included, against all its linear
- * and head products as whole oneDNN calls on the same threads.
+/* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all its
+ * linear and head products as whole oneDNN calls on the same threads.
  *
- * Then what invariance costs: a step of a leaf of 2,048 tokens under numerics invariant, virtual_tp 1 and 2, against the
- * same step under fast, virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides
+ * Then what invariance costs: a step of a micro-batch of 2,048 tokens under numerics invariant, virtual_tp 1 and 2, against
+ * the same step under fast, virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides
  * spend the same share on the head as with twelve blocks and 50,257, and every further block would cost both what this one
  * costs. The three steps of a round stand side by side, in turning order; both ratios of a round have the same fast step
  * below.
@@ -67,7 +67,7 @@ enum {
     OPTION_MODE,
     OPTION_CONTEXT,
     OPTION_SEQUENCES,
-    OPTION_LEAF,
+    OPTION_MICRO_BATCH,
     OPTION_STEPS,
     OPTION_RECOMPUTE,
     OPTION_SET
@@ -75,19 +75,19 @@ enum {
 
 static const struct argp_option step_options[] = {
     {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements (7); 0: leave them out", 0},
-    {"tokens", OPTION_TOKENS, "N", 0, "tokens of the leaf (512)", 0},
+    {"tokens", OPTION_TOKENS, "N", 0, "tokens of the micro-batch (512)", 0},
     {"threads", OPTION_THREADS, "N", 0, "threads of both sides (2; beside a GPU: all cores)", 0},
     {"preset", OPTION_PRESET, "NAME", 0, "model (gpt2-124m)", 0},
     {"precision", OPTION_PRECISION, "NAME", 0, "bf16 or fp32 alone (both)", 0},
     {"cost-pairs", OPTION_COST_PAIRS, "N", 0, "alternated pairs of invariant and fast steps (9); 0: leave them out", 0},
-    {"cost-sequences", OPTION_COST_SEQUENCES, "N", 0, "sequences of 512 tokens of their leaf (4)", 0},
+    {"cost-sequences", OPTION_COST_SEQUENCES, "N", 0, "sequences of 512 tokens of their micro-batch (4)", 0},
     {"cost-layers", OPTION_COST_LAYERS, "N", 0, "blocks of their model (1)", 0},
     {"device", OPTION_DEVICE, "NAME", 0, "auto (a GPU where there is one), cpu or gpu", 0},
     {0, 0, 0, 0, "On a GPU, where --preset is also 0.5B, 1.5B, 3B, 7B or 14B:", 1},
     {"mode", OPTION_MODE, "NAME", 0, "numerics: invariant or fast alone (both)", 1},
     {"context", OPTION_CONTEXT, "N", 0, "tokens of a sequence (1024)", 1},
     {"sequences", OPTION_SEQUENCES, "N", 0, "sequences of a step (512)", 1},
-    {"leaf", OPTION_LEAF, "N", 0, "sequences of a leaf (what fits)", 1},
+    {"micro-batch", OPTION_MICRO_BATCH, "N", 0, "sequences of a micro-batch (what fits)", 1},
     {"steps", OPTION_STEPS, "N", 0, "steps that are timed (3)", 1},
     {"recompute", OPTION_RECOMPUTE, "NAME", 0, "none, selective or full (what fits)", 1},
     {"set", OPTION_SET, "KEY=VALUE", 0, "a key of the configuration, such as offload.optimizer=cpu; may be repeated", 1},
@@ -117,8 +117,8 @@ static struct number number_of(struct step_bench *b, int key)
         return (struct number){&b->gpu.context, 1, 1 << 20};
     case OPTION_SEQUENCES:
         return (struct number){&b->gpu.sequences, 1, 1 << 20};
-    case OPTION_LEAF:
-        return (struct number){&b->gpu.leaf, 1, 1 << 20};
+    case OPTION_MICRO_BATCH:
+        return (struct number){&b->gpu.micro_batch, 1, 1 << 20};
     case OPTION_STEPS:
         return (struct number){&b->gpu.steps, 1, PD_BENCH_STEPS_MAX};
     default:
@@ -229,7 +229,7 @@ static pd_status configure(struct bench_run *r, const struct step_bench *b, cons
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 1000}\nmodel: {preset: %s%s%s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
+             "batch: {sequences: %llu, micro_batch: %llu, context: %llu}\n"
              "numerics: {precision: %s, mode: %s, virtual_tp: %u}\nlayout: {recompute: none}\n",
              b->preset, smaller, longer, pd_bench_quoted(tokens_path, sizeof path, path), (unsigned long long)c->sequences,
              (unsigned long long)c->sequences, (unsigned long long)c->context, c->precision, c->mode, c->virtual_tp);

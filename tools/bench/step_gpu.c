@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LEAF_ENOUGH = 4, LEAF_MAX = 64, MODES = 2 };
+enum { MICRO_BATCH_ENOUGH = 4, MICRO_BATCH_MAX = 64, MODES = 2 };
 
 static const char *const modes[MODES] = {"invariant", "fast"};
 static const char *const recomputes[] = {"none", "selective", "full"}; /* as enum pd_recompute */
@@ -67,7 +67,7 @@ struct measured {
 
 /* What the planner's recipe decides. */
 struct choice {
-    uint64_t leaf; /* 0: none yet */
+    uint64_t micro_batch; /* 0: none yet */
     const char *recompute;
     uint32_t layers; /* that are recomputed, the first ones */
 };
@@ -124,12 +124,12 @@ static pd_status configure(struct run *r, const struct gpu_bench *b, const char 
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 1000, device: gpu}\nmodel: {preset: %s}\n"
              "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %llu, leaf: %llu, context: %llu}\n"
+             "batch: {sequences: %llu, micro_batch: %llu, context: %llu}\n"
              "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
              "layout: {ranks: 1, recompute: %s, recompute_layers: %s, threads: %u}\n%s",
              b->model_name, pd_bench_quoted(b->tokens_path, sizeof path, path), (unsigned long long)a->sequences,
-             (unsigned long long)choice.leaf, (unsigned long long)a->context, a->precision ? a->precision : "bf16", mode,
-             choice.recompute, layers, b->threads, placements[b->placement].yaml);
+             (unsigned long long)choice.micro_batch, (unsigned long long)a->context, a->precision ? a->precision : "bf16",
+             mode, choice.recompute, layers, b->threads, placements[b->placement].yaml);
     pd_config_deinit(&r->config);
     PD_TRY(pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err));
     const enum pd_place places[] = {r->config.offload.optimizer, r->config.offload.parameters, r->config.offload.gradients,
@@ -161,21 +161,21 @@ static pd_status plan_one(struct run *r, const struct gpu_bench *b, struct choic
     return st;
 }
 
-/* The largest leaf that fits with it, 0 when none does; needed: by the last that was looked at. */
-static pd_status largest_leaf(struct run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
-                              uint64_t *ret_leaf, uint64_t *ret_needed, struct pd_error *err)
+/* The largest micro-batch that fits with it, 0 when none does; needed: by the last that was looked at. */
+static pd_status largest_micro_batch(struct run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
+                                     uint64_t *ret_micro_batch, uint64_t *ret_needed, struct pd_error *err)
 {
-    *ret_leaf = 0;
-    for (uint64_t leaf = b->asked->leaf ? b->asked->leaf : LEAF_MAX; leaf && !*ret_leaf;
-         leaf = b->asked->leaf ? 0 : leaf / 2) {
-        if (b->asked->sequences % leaf) continue;
-        PD_TRY(plan_one(r, b, (struct choice){leaf, recompute, PD_LAYERS_ALL}, ret_needed, err));
-        if (*ret_needed <= room) *ret_leaf = leaf;
+    *ret_micro_batch = 0;
+    for (uint64_t micro_batch = b->asked->micro_batch ? b->asked->micro_batch : MICRO_BATCH_MAX;
+         micro_batch && !*ret_micro_batch; micro_batch = b->asked->micro_batch ? 0 : micro_batch / 2) {
+        if (b->asked->sequences % micro_batch) continue;
+        PD_TRY(plan_one(r, b, (struct choice){micro_batch, recompute, PD_LAYERS_ALL}, ret_needed, err));
+        if (*ret_needed <= room) *ret_micro_batch = micro_batch;
     }
     return PD_OK;
 }
 
-/* The fewest blocks to recompute with which the chosen leaf fits. */
+/* The fewest blocks to recompute with which the chosen micro-batch fits. */
 static pd_status fewest_layers(struct gpu_bench *b, struct run *r, uint64_t room, struct pd_error *err)
 {
     uint32_t too_few = 0, enough = r->config.model.layers;
@@ -190,16 +190,17 @@ static pd_status fewest_layers(struct gpu_bench *b, struct run *r, uint64_t room
     return PD_OK;
 }
 
-static pd_status choose_leaf(struct gpu_bench *b, struct run *r, uint64_t room, uint64_t *ret_needed, struct pd_error *err)
+static pd_status choose_micro_batch(struct gpu_bench *b, struct run *r, uint64_t room, uint64_t *ret_needed,
+                                    struct pd_error *err)
 {
     for (int i = 0; i < RECOMPUTES; i++) {
-        uint64_t leaf;
+        uint64_t micro_batch;
         if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
-        PD_TRY(largest_leaf(r, b, recomputes[i], room, &leaf, ret_needed, err));
-        if (leaf > b->choice.leaf) b->choice = (struct choice){leaf, recomputes[i], PD_LAYERS_ALL};
-        if (b->choice.leaf >= LEAF_ENOUGH || (b->choice.leaf && b->asked->leaf)) break;
+        PD_TRY(largest_micro_batch(r, b, recomputes[i], room, &micro_batch, ret_needed, err));
+        if (micro_batch > b->choice.micro_batch) b->choice = (struct choice){micro_batch, recomputes[i], PD_LAYERS_ALL};
+        if (b->choice.micro_batch >= MICRO_BATCH_ENOUGH || (b->choice.micro_batch && b->asked->micro_batch)) break;
     }
-    return b->choice.leaf && !b->asked->recompute ? fewest_layers(b, r, room, err) : PD_OK;
+    return b->choice.micro_batch && !b->asked->recompute ? fewest_layers(b, r, room, err) : PD_OK;
 }
 
 static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
@@ -216,10 +217,10 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
     PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
     const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
     for (b->placement = 0;; b->placement++) {
-        PD_TRY(choose_leaf(b, r, room, &needed, err));
-        if (b->choice.leaf || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
+        PD_TRY(choose_micro_batch(b, r, room, &needed, err));
+        if (b->choice.micro_batch || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
     }
-    if (!b->choice.leaf)
+    if (!b->choice.micro_batch)
         PD_FAIL(err, PD_INVALID,
                 "bench step: %s needs %s of device memory at least and %s is free; offload.* (--set) takes less",
                 b->model_name, pd_text_bytes(needed).text, pd_text_bytes(memory.free_bytes).text);
@@ -340,7 +341,7 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
-    if (!st && !b->choice.leaf) st = choose(b, &r, err);
+    if (!st && !b->choice.micro_batch) st = choose(b, &r, err);
     if (!st) st = configure(&r, b, modes[mode], b->choice, err);
     if (!st) st = build(&r, b, err);
     if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);
@@ -356,9 +357,9 @@ static const char *said_placement(const struct gpu_bench *b)
 static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 {
     PD_TRY(run_mode(b, mode, false, err));
-    fprintf(stderr, "%s, %s: %.4g s a step with leaf %llu, recompute %s in %u of %u blocks, %s\n", b->model_name,
-            modes[mode], b->measured[mode].seconds, (unsigned long long)b->choice.leaf, b->choice.recompute, b->recomputed,
-            b->blocks, said_placement(b));
+    fprintf(stderr, "%s, %s: %.4g s a step with micro-batch %llu, recompute %s in %u of %u blocks, %s\n", b->model_name,
+            modes[mode], b->measured[mode].seconds, (unsigned long long)b->choice.micro_batch, b->choice.recompute,
+            b->recomputed, b->blocks, said_placement(b));
     PD_TRY(run_mode(b, mode, true, err));
     b->is_done[mode] = true;
     return PD_OK;
@@ -414,9 +415,9 @@ static double other_seconds(const struct measured *m)
 
 static void print_text(const struct gpu_bench *b)
 {
-    printf("%s on %s: leaf %llu of %llu, %llu a step, recompute %s in %u of %u blocks, %s; %s of device memory, %s "
-           "page-locked\n",
-           b->model_name, b->device, (unsigned long long)b->choice.leaf, (unsigned long long)b->asked->context,
+    printf("%s on %s: micro-batch %llu of %llu, %llu a step, recompute %s in %u of %u blocks, %s; %s of device memory, %s "
+           "pinned\n",
+           b->model_name, b->device, (unsigned long long)b->choice.micro_batch, (unsigned long long)b->asked->context,
            (unsigned long long)b->asked->sequences, b->choice.recompute, b->recomputed, b->blocks, said_placement(b),
            pd_text_bytes(b->device_bytes).text, pd_text_bytes(b->host_bytes).text);
     for (int i = 0; i < MODES; i++) {
@@ -479,7 +480,7 @@ static pd_status print_json(const struct gpu_bench *b, struct pd_error *err)
     pd_json_u64(&w, "parameters", b->parameters);
     pd_json_u64(&w, "tokens", b->asked->sequences * b->asked->context);
     pd_json_u64(&w, "context", b->asked->context);
-    pd_json_u64(&w, "leaf", b->choice.leaf);
+    pd_json_u64(&w, "micro_batch", b->choice.micro_batch);
     pd_json_string(&w, "recompute", b->choice.recompute);
     pd_json_u64(&w, "recompute_layers", b->recomputed);
     pd_json_string(&w, "placement", said_placement(b));
@@ -499,9 +500,9 @@ static pd_status check(const struct pd_bench_step_gpu *a, struct pd_error *err)
     if (!is_known) PD_FAIL(err, PD_USAGE, "--recompute=%s: expected none, selective or full", a->recompute);
     if (a->mode && strcmp(a->mode, modes[0]) != 0 && strcmp(a->mode, modes[1]) != 0)
         PD_FAIL(err, PD_USAGE, "--mode=%s: expected invariant or fast", a->mode);
-    if (a->leaf && a->sequences % a->leaf)
-        PD_FAIL(err, PD_USAGE, "--leaf=%llu: --sequences %llu is no multiple of it", (unsigned long long)a->leaf,
-                (unsigned long long)a->sequences);
+    if (a->micro_batch && a->sequences % a->micro_batch)
+        PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is no multiple of it",
+                (unsigned long long)a->micro_batch, (unsigned long long)a->sequences);
     return PD_OK;
 }
 

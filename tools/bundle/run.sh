@@ -157,7 +157,7 @@ train_config() {
   printf '%s\n' "run: {dir: $(quoted "$work/$name"), steps: 20, device: gpu}" "data: {train: [{path: $(quoted "$here/share/text.txt")}]}" "$@" >"$work/$name.yaml"
 }
 small=("model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}"
-  "batch: {sequences: 2, leaf: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}")
+  "batch: {sequences: 2, micro_batch: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}")
 
 # What is not as MANIFEST says, in one line: nothing where all is.
 damaged() {

@@ -86,11 +86,11 @@ pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *pr
     PD_TRY(find_root(path, place, err));
     PD_TRY(find_tier(place, path, err));
     pd_group_init_single(&place->group);
-    PD_TRY(pd_door_new_auto(&place->door, err));
-    pd_status status = pd_store_open(place->door, place->root, prune ? prune : &look, &place->group, &place->store, err);
+    PD_TRY(pd_vfs_new_auto(&place->vfs, err));
+    pd_status status = pd_store_open(place->vfs, place->root, prune ? prune : &look, &place->group, &place->store, err);
     if (status) {
-        pd_door_free(place->door);
-        place->door = NULL;
+        pd_vfs_free(place->vfs);
+        place->vfs = NULL;
     }
     return status;
 }
@@ -98,7 +98,7 @@ pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *pr
 void pd_ckpt_place_close(struct pd_ckpt_place *place)
 {
     pd_store_close(place->store);
-    if (place->door) pd_door_free(place->door);
+    if (place->vfs) pd_vfs_free(place->vfs);
     *place = (struct pd_ckpt_place){0};
 }
 
@@ -131,7 +131,7 @@ static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64]
 {
     struct pd_listing listing = {0};
     ret_name[0] = '\0';
-    PD_TRY(pd_door_list(place->door, place->root, &listing, err));
+    PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++) {
         const size_t length = strlen(listing.names[i]);
         if (strncmp(listing.names[i], "step-", 5) == 0 && length > 9 && length < 64 &&
@@ -211,7 +211,7 @@ static pd_status move_to(struct pd_ckpt_place *place, const char *dir, struct pd
     pd_store_close(place->store);
     place->store = NULL;
     snprintf(place->root, sizeof place->root, "%s", dir);
-    return pd_store_open(place->door, place->root, &look, &place->group, &place->store, err);
+    return pd_store_open(place->vfs, place->root, &look, &place->group, &place->store, err);
 }
 
 /* Another tier may have what the one with the newest does not. */

@@ -6,7 +6,7 @@
 #include "tools/commands/run_tiers.h"
 
 struct pd_ckpt_place {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_group group;
     struct pd_store *store;
     char root[4096];           /* the directory of checkpoints */

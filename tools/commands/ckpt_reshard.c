@@ -128,7 +128,7 @@ static struct pd_shard_codec codec_of_source(const struct reshard *r)
     struct pd_shard *shard = NULL;
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/shard-00000.h5", r->directory);
-    if (pd_shard_open(r->source.door, path, &r->commit.state.identity, &r->commit.shards[0], &shard, NULL)) return codec;
+    if (pd_shard_open(r->source.vfs, path, &r->commit.state.identity, &r->commit.shards[0], &shard, NULL)) return codec;
     codec = pd_shard_codec_of(shard);
     pd_shard_close(shard);
     return codec;
@@ -219,7 +219,7 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
     static const struct pd_store_options options = {
         .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
     const char *path = r->options->paths[1];
-    pd_status st = pd_door_mkdir(r->source.door, path, err);
+    pd_status st = pd_vfs_mkdir(r->source.vfs, path, err);
     if (st == PD_NOT_FOUND)
         PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname %s)\"", path, path);
     if (st && st != PD_EXISTS) return st;
@@ -255,7 +255,7 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
                                          .buffer_bytes = PD_REWRITE_BUFFER_BYTES,
                                          .progress = pd_ckpt_progress_start(&progress),
                                          .context = &progress};
-    pd_status st = pd_rewrite(r->target.door, &request, &r->report, err);
+    pd_status st = pd_rewrite(r->target.vfs, &request, &r->report, err);
     pd_ckpt_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
     pd_arena_free(arena);
@@ -330,7 +330,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     pd_config_deinit(&r.config);
     pd_commit_deinit(&r.commit);
     pd_ckpt_place_close(&r.target);
-    if (st && r.has_made_target) (void)!pd_door_rmdir(r.source.door, options->paths[1], NULL);
+    if (st && r.has_made_target) (void)!pd_vfs_rmdir(r.source.vfs, options->paths[1], NULL);
     pd_ckpt_place_close(&r.source);
     return st;
 }

@@ -32,7 +32,7 @@ static pd_status look_into(struct opened *o, struct pd_error *err)
     pd_inspect_close(o->inspect);
     o->inspect = NULL;
     if (o->entry) pd_store_entry_path(o->place.store, o->entry, o->path);
-    pd_status status = pd_inspect_open(o->place.door, o->path, &o->inspect, err);
+    pd_status status = pd_inspect_open(o->place.vfs, o->path, &o->inspect, err);
     if (!status) status = pd_inspect_check_complete(o->inspect, err);
     return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* no valid checkpoint where one must be */
 }

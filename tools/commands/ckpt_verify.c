@@ -111,7 +111,7 @@ static pd_status add_unusable(struct checked *c, struct pd_error *err)
 static bool is_gone(const struct verify *v, const struct checked *c)
 {
     struct pd_stat stat;
-    return pd_door_stat(v->place.door, c->path, &stat, NULL) == PD_NOT_FOUND;
+    return pd_vfs_stat(v->place.vfs, c->path, &stat, NULL) == PD_NOT_FOUND;
 }
 
 static uint64_t little_endian(const unsigned char *bytes)
@@ -132,7 +132,7 @@ static void check_index(const struct verify *v, struct checked *c)
     struct pd_file *file;
     struct pd_stat stat = {0};
     snprintf(path, sizeof path, "%s/index.h5", c->path);
-    pd_status st = pd_file_open(v->place.door, path, PD_OPEN_READ, &file, NULL);
+    pd_status st = pd_file_open(v->place.vfs, path, PD_OPEN_READ, &file, NULL);
     const char *what = st == PD_NOT_FOUND ? "is absent" : st ? "cannot be read" : NULL;
     if (!st) {
         st = pd_file_stat(file, &stat, NULL);
@@ -157,7 +157,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     struct pd_inspect *inspect;
     struct pd_ckpt_progress progress;
     struct pd_error why = {0};
-    pd_status st = pd_inspect_open(v->place.door, c->path, &inspect, &why);
+    pd_status st = pd_inspect_open(v->place.vfs, c->path, &inspect, &why);
     if (st == PD_NO_MEMORY) {
         if (err) *err = why;
         return st;

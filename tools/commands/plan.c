@@ -28,7 +28,7 @@ enum {
     OPTION_LINK,
     OPTION_NETWORK,
     OPTION_NVME,
-    OPTION_HOST_RANKS,
+    OPTION_RANKS_PER_HOST,
     OPTION_ALTERNATIVES,
     OPTION_LADDER,
 };
@@ -37,7 +37,7 @@ struct options {
     const char *config_path;
     const char **overrides; /* (argc), owned */
     uint32_t override_count;
-    uint32_t worlds[WORLDS_MAX], world_count, threads, alternatives, host_ranks;
+    uint32_t worlds[WORLDS_MAX], world_count, threads, alternatives, ranks_per_host;
     bool print_config, ladder;
     const char *device;
     uint64_t device_bytes;
@@ -123,8 +123,8 @@ static error_t parse_machine(int key, char *text, struct options *o)
         return parse_rate(o, "network", text, &o->network);
     case OPTION_NVME:
         return parse_rate(o, "nvme", text, &o->nvme);
-    case OPTION_HOST_RANKS:
-        return parse_count(o, "host-ranks", text, 1, 65536, &o->host_ranks);
+    case OPTION_RANKS_PER_HOST:
+        return parse_count(o, "ranks-per-host", text, 1, 65536, &o->ranks_per_host);
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -181,8 +181,8 @@ static pd_status resolve_machine(struct options *o, const struct pd_config *conf
     if (o->link > 0) o->machine.link = o->link;
     if (o->network > 0) o->machine.network = o->network;
     if (o->nvme > 0) o->machine.nvme = o->nvme;
-    if (config->layout.host_ranks) o->machine.host_ranks = config->layout.host_ranks;
-    if (o->host_ranks) o->machine.host_ranks = o->host_ranks;
+    if (config->layout.ranks_per_host) o->machine.ranks_per_host = config->layout.ranks_per_host;
+    if (o->ranks_per_host) o->machine.ranks_per_host = o->ranks_per_host;
     return PD_OK;
 }
 
@@ -275,14 +275,14 @@ static void find_remedy(const struct options *o, const struct pd_config *config,
     struct pd_error ignored;
     uint32_t count;
     if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
-    changed.layout.order = PD_ORDER_LEAVES;
-    if (config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &w->laid_out.layout) &&
+    changed.layout.order = PD_ORDER_DEPTH_FIRST;
+    if (config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(config, &w->laid_out.layout) &&
         !pd_config_check(&changed, &ignored) &&
         !pd_world_memory_plan(&changed, model, w->threads, &w->laid_out, &memory, &ignored)) {
         const bool fits = (double)memory.worst_bytes <= o->machine.device_bytes;
         pd_world_memory_deinit(&memory);
         if (fits) {
-            snprintf(w->remedy, sizeof w->remedy, "with layout.order=leaves it does");
+            snprintf(w->remedy, sizeof w->remedy, "with layout.order=depth_first it does");
             return;
         }
     }
@@ -380,7 +380,7 @@ static pd_status plan_ladder(const struct options *o, const struct pd_config *co
 
 /* ---- the command ---- */
 
-/* Without --world: what the configuration says, else powers of two up to the number of leaves. */
+/* Without --world: what the configuration says, else powers of two up to the number of micro-batches. */
 static void choose_worlds(struct options *o, const struct pd_config *config)
 {
     if (o->world_count) return;
@@ -389,8 +389,8 @@ static void choose_worlds(struct options *o, const struct pd_config *config)
         return;
     }
     const uint32_t least = config->layout.automatic ? 1 : pd_degrees_first_world(config, 1),
-                   leaves = config->batch.sequences / config->batch.leaf;
-    for (uint32_t w = 1; w <= leaves && o->world_count < 8; w *= 2)
+                   micro_batches = config->batch.sequences / config->batch.micro_batch;
+    for (uint32_t w = 1; w <= micro_batches && o->world_count < 8; w *= 2)
         o->worlds[o->world_count++] = least * w;
 }
 
@@ -525,7 +525,7 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
          .key = OPTION_NVME,
          .arg = "RATE",
          .doc = "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)"},
-        {.name = "host-ranks", .key = OPTION_HOST_RANKS, .arg = "N", .doc = "ranks of a host"},
+        {.name = "ranks-per-host", .key = OPTION_RANKS_PER_HOST, .arg = "N", .doc = "ranks of a host"},
         {.name = "alternatives",
          .key = OPTION_ALTERNATIVES,
          .arg = "N",

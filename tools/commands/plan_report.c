@@ -27,7 +27,7 @@ void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan)
         plan->bytes[c] -= plan->host_bytes[c];
 }
 
-/* Page-locked memory of the host, of one rank. */
+/* Pinned memory of the host, of one rank. */
 static uint64_t pinned_of(const struct pd_config *config, const struct pd_memory_plan *plan)
 {
     return is_on_gpu(config) ? pd_memory_plan_host(plan) : 0;
@@ -111,7 +111,7 @@ static void describe(const struct pd_plan_subject *s)
     printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
-           pd_counted(c->batch.sequences / c->batch.leaf, "leaf").text, c->batch.leaf);
+           pd_counted(c->batch.sequences / c->batch.micro_batch, "micro-batch").text, c->batch.micro_batch);
     if (c->checkpoint.tiers_count)
         printf("checkpoint  %s\n", pd_text_bytes(state).text);
     else
@@ -188,7 +188,7 @@ static const char *rank_text(uint32_t value, char ret_text[16])
 /* Where it lies and what moves, for the groups that are shown of memory, too. */
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
 {
-    static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">page-locked", ">NVMe", ">to and from it a step"};
+    static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step"};
     struct pd_memory_group *groups;
     struct pd_table table;
     uint32_t shown;
@@ -325,9 +325,10 @@ static void print_traffic(const struct pd_step_cost *c)
         any = true;
     }
     printf(any ? "\n" : "nothing is exchanged\n");
-    if (c->ghosts)
-        printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->ghosts,
-               c->ghosts == 1 ? "is a ghost" : "are ghosts", pd_text_bytes(c->ghost_bytes).text);
+    if (c->padding)
+        printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
+               c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
+               pd_text_bytes(c->padding_bytes).text);
 }
 
 static void print_time(const struct pd_planned_world *w, const struct pd_machine *machine)
@@ -410,7 +411,7 @@ static void print_totals(const struct pd_plan_subject *s, const struct pd_planne
            pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
            pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
     if (pinned)
-        printf("page-locked on the host: worst rank %s, all ranks %s\n", pd_text_bytes(pinned).text,
+        printf("pinned on the host: worst rank %s, all ranks %s\n", pd_text_bytes(pinned).text,
                pd_text_bytes(pinned_all).text);
     if (nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(nvme).text, pd_text_bytes(nvme_all).text);
     if (!pinned && !nvme) printf("nothing on host or NVMe\n");
@@ -421,8 +422,9 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     char text[128];
     layout_text(&w->laid_out, text, sizeof text);
     printf("\nworld %u: %s%s; %s a rank and step%s, %s a rank\n", w->ranks, text,
-           pd_goes_by_layers(s->config, &w->laid_out.layout) ? " order=layers" : "", pd_counted(w->cost.slots, "leaf").text,
-           w->cost.ghosts ? " at most" : "", pd_counted(w->threads, "thread").text);
+           pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "",
+           pd_counted(w->cost.slots, "micro-batch").text, w->cost.padding ? " at most" : "",
+           pd_counted(w->threads, "thread").text);
     PD_TRY(print_groups(&w->memory, err));
     if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, err));
     print_totals(s, w);
@@ -441,8 +443,8 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
 
 static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t count, struct pd_error *err)
 {
-    static const char *const headings[] = {">WORLD", "LAYOUT",         ">LEAVES A RANK", ">WORST RANK",
-                                           ">MEAN",  ">PARAMETERS IN", ">GRADIENTS IN",  ">STEP"};
+    static const char *const headings[] = {">WORLD", "LAYOUT",         ">MICRO_BATCHES A RANK", ">WORST RANK",
+                                           ">MEAN",  ">PARAMETERS IN", ">GRADIENTS IN",         ">STEP"};
     struct pd_table table;
     printf("\n");
     pd_table_init(&table, headings, 8);
@@ -571,8 +573,8 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
 static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
 {
     pd_json_u64(w, "slots", c->slots);
-    pd_json_u64(w, "ghosts", c->ghosts);
-    pd_json_u64(w, "ghost_bytes", c->ghost_bytes);
+    pd_json_u64(w, "padding_micro_batches", c->padding);
+    pd_json_u64(w, "ghost_bytes", c->padding_bytes);
     pd_json_u64(w, "parameter_bytes_received", c->parameter_bytes);
     pd_json_u64(w, "gradient_bytes_received", c->gradient_bytes);
     pd_json_u64(w, "tensor_bytes_received", c->tensor_bytes);
@@ -647,7 +649,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     pd_json_u64(&w, "tensors", s->model->tensors.count);
     pd_json_u64(&w, "tokens_per_step", tokens);
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
-    pd_json_u64(&w, "leaves", c->batch.sequences / c->batch.leaf);
+    pd_json_u64(&w, "micro_batches", c->batch.sequences / c->batch.micro_batch);
     pd_json_u64(&w, "checkpoint_bytes", s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
     tiers_json(&w, s->config, s->model->parameter_count * PD_KIND_COUNT * sizeof(float));
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);

@@ -61,7 +61,7 @@ static void take_contents(struct pd_run_tier *tier, struct pd_store *store)
     snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
-static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, bool is_quiet, struct pd_error *err)
+static pd_status look_at(struct pd_vfs *vfs, struct pd_run_tier *tier, bool is_quiet, struct pd_error *err)
 {
     const struct pd_store_options options = {.keep_last = 1, .quiet = is_quiet};
     struct pd_group group;
@@ -72,7 +72,7 @@ static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, bool is
     tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
     if (tier->is_absent) return PD_OK;
     pd_group_init_single(&group);
-    tier->status = pd_store_open(door, tier->dir, &options, &group, &store, &own);
+    tier->status = pd_store_open(vfs, tier->dir, &options, &group, &store, &own);
     if (!tier->status) {
         take_contents(tier, store);
         pd_store_close(store);
@@ -85,14 +85,14 @@ static pd_status look_at(struct pd_door *door, struct pd_run_tier *tier, bool is
 
 pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
 {
-    struct pd_door *door;
-    PD_TRY(pd_door_new_threads(4, 1, &door, err));
+    struct pd_vfs *vfs;
+    PD_TRY(pd_vfs_new_threads(4, 1, &vfs, err));
     pd_status result = PD_OK;
     for (uint32_t i = 0; i < tiers->count; i++) {
-        pd_status st = look_at(door, &tiers->tiers[i], tiers->is_quiet, result ? NULL : err);
+        pd_status st = look_at(vfs, &tiers->tiers[i], tiers->is_quiet, result ? NULL : err);
         if (!result) result = st;
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return result;
 }
 

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static void find_engine(struct pd_findings *findings, const struct pd_door *door)
+static void find_engine(struct pd_findings *findings, const struct pd_vfs *vfs)
 {
-    const char *description = pd_door_describe(door);
+    const char *description = pd_vfs_describe(vfs);
     bool uring = strncmp(description, "io_uring", 8) == 0;
     struct pd_finding *f =
         pd_findings_add(findings, "i/o engine", uring ? PD_FINDING_OK : PD_FINDING_LIMITED, "%s", description);
@@ -55,19 +55,19 @@ static void find_space(struct pd_findings *findings, const struct pd_space *spac
 
 void pd_find_storage(struct pd_findings *findings, const char *dir)
 {
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     struct pd_error err;
     struct pd_probe probe;
     char tag[32];
-    if (pd_door_new_auto(&door, &err)) {
+    if (pd_vfs_new_auto(&vfs, &err)) {
         struct pd_finding *f = pd_findings_add(findings, "i/o engine", PD_FINDING_MISSING, "none");
         pd_finding_advise(f, "%.190s", err.message);
         return;
     }
-    find_engine(findings, door);
+    find_engine(findings, vfs);
     pd_findings_add(findings, "directory", PD_FINDING_OK, "%.190s", dir);
     snprintf(tag, sizeof tag, "doctor-%ld", (long)getpid());
-    if (pd_probe_directory(door, dir, tag, &probe, &err)) {
+    if (pd_probe_directory(vfs, dir, tag, &probe, &err)) {
         struct pd_finding *f = &findings->items[findings->count - 1];
         f->state = PD_FINDING_MISSING;
         pd_finding_advise(f, "%.190s", err.message);
@@ -75,5 +75,5 @@ void pd_find_storage(struct pd_findings *findings, const char *dir)
         find_space(findings, &probe.space);
         find_features(findings, &probe);
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }

@@ -115,10 +115,10 @@ void pd_comm_free(struct pd_comm *comm)
 
 uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
 {
-    const struct pd_segment_shape shape = {.slots = is_processes && size > PD_COMM_HOST_RANKS ? PD_COMM_HOST_RANKS : size,
-                                           .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
-                                           .mailbox_bytes =
-                                               is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
+    const struct pd_segment_shape shape = {
+        .slots = is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
+        .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
+        .mailbox_bytes = is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
     return pd_comm_engine_bytes(size) + pd_segment_share_bytes(&shape);
 }
 

@@ -3,7 +3,7 @@
  *
  * Operations are started and waited for. All ranks of a communicator start the same operations in the same order; they
  * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here:
- * sums of gradients are made by their owner in leaf order (trainer/parallel/ordered_sum.h).
+ * sums of gradients are made by their owner in micro-batch order (trainer/parallel/ordered_sum.h).
  *
  *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
  * missing. After that every call on the communicator fails at once
@@ -120,8 +120,8 @@ void pd_comm_abort(struct pd_comm *comm);
 void pd_comm_free(struct pd_comm *comm); /* NULL is fine */
 
 /* Bytes that each rank of a communicator of `size` ranks takes, staging included: threads of a process, or processes on any
- * hosts of at most PD_COMM_HOST_RANKS of its ranks each (more take some pages more). */
-#define PD_COMM_HOST_RANKS 30u
+ * hosts of at most PD_COMM_RANKS_PER_HOST of its ranks each (more take some pages more). */
+#define PD_COMM_RANKS_PER_HOST 30u
 uint64_t pd_comm_bytes(uint32_t size, bool is_processes);
 
 /* A pd_group over a communicator, for ckpt/ and resharder/, whose pieces are in the host's memory always. Valid while the

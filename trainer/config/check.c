@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_LEAVES_MAX 8u
+#define DEFAULT_MICRO_BATCHES_MAX 8u
 #define DIRECTORY_MAX 3000u
 
 /* ---- resolve ---- */
@@ -44,7 +44,8 @@ static void resolve_weights(struct pd_data_source *sources, uint32_t count)
 pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
 {
     pd_model_config_resolve(&c->model);
-    if (!c->batch.leaf) c->batch.leaf = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_LEAVES_MAX);
+    if (!c->batch.micro_batch)
+        c->batch.micro_batch = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_MICRO_BATCHES_MAX);
     if (!c->batch.context) c->batch.context = c->model.context;
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
     if (c->optimizer.warmup_steps == UINT64_MAX)
@@ -89,28 +90,30 @@ static pd_status check_data(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
-static uint32_t nearest_leaf(uint32_t sequences, uint32_t leaf)
+static uint32_t nearest_micro_batch(uint32_t sequences, uint32_t micro_batch)
 {
     for (uint32_t distance = 0;; distance++) {
-        if (leaf > distance && sequences % (leaf - distance) == 0) return leaf - distance;
-        if (leaf + distance <= sequences && sequences % (leaf + distance) == 0) return leaf + distance;
+        if (micro_batch > distance && sequences % (micro_batch - distance) == 0) return micro_batch - distance;
+        if (micro_batch + distance <= sequences && sequences % (micro_batch + distance) == 0) return micro_batch + distance;
     }
 }
 
 static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
 {
-    uint32_t sequences = c->batch.sequences, leaf = c->batch.leaf < sequences ? c->batch.leaf : sequences;
-    if (sequences % c->batch.leaf)
-        PD_FAIL(err, PD_INVALID, "batch.sequences %u is no multiple of batch.leaf %u; the nearest leaf that fits is %u",
-                sequences, c->batch.leaf, nearest_leaf(sequences, leaf));
+    uint32_t sequences = c->batch.sequences,
+             micro_batch = c->batch.micro_batch < sequences ? c->batch.micro_batch : sequences;
+    if (sequences % c->batch.micro_batch)
+        PD_FAIL(err, PD_INVALID,
+                "batch.sequences %u is no multiple of batch.micro_batch %u; the nearest micro-batch that fits is %u",
+                sequences, c->batch.micro_batch, nearest_micro_batch(sequences, micro_batch));
     if (c->batch.context > c->model.context)
         PD_FAIL(err, PD_INVALID,
                 "batch.context %u is longer than model.context %u, beyond which there are no positions; set "
                 "batch.context=%u or model.context=%u",
                 c->batch.context, c->model.context, c->model.context, c->batch.context);
-    if ((uint64_t)c->batch.leaf * c->batch.context > INT32_MAX)
-        PD_FAIL(err, PD_INVALID, "a leaf of %s of %u tokens is over 2^31 tokens; set a smaller batch.leaf",
-                pd_counted(c->batch.leaf, "sequence").text, c->batch.context);
+    if ((uint64_t)c->batch.micro_batch * c->batch.context > INT32_MAX)
+        PD_FAIL(err, PD_INVALID, "a micro-batch of %s of %u tokens is over 2^31 tokens; set a smaller batch.micro_batch",
+                pd_counted(c->batch.micro_batch, "sequence").text, c->batch.context);
     return PD_OK;
 }
 
@@ -149,24 +152,26 @@ static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
                 parameters ? "parameters" : "gradients");
     if (!gradients) return PD_OK;
     if (c->layout.pp > 1)
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is nvme and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so "
+                "that sums would "
+                "travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
+                c->layout.pp);
+    if (c->layout.order == PD_ORDER_DEPTH_FIRST)
         PD_FAIL(
             err, PD_INVALID,
-            "offload.gradients is nvme and layout.pp is %u, but pipeline stages take leaf after leaf, so that sums would "
-            "travel once a leaf; use layout.pp=1 or offload.gradients=device",
-            c->layout.pp);
-    if (c->layout.order == PD_ORDER_LEAVES)
-        PD_FAIL(err, PD_INVALID,
-                "offload.gradients is nvme and layout.order is leaves, so that sums would travel once a leaf; use "
-                "layout.order=layers or offload.gradients=device");
+            "offload.gradients is nvme and layout.order is depth_first, so that sums would travel once a micro-batch; use "
+            "layout.order=breadth_first or offload.gradients=device");
     return PD_OK;
 }
 
 static pd_status check_order(const struct pd_config *c, struct pd_error *err)
 {
-    if (c->layout.order != PD_ORDER_LAYERS || c->layout.pp <= 1) return PD_OK;
+    if (c->layout.order != PD_ORDER_BREADTH_FIRST || c->layout.pp <= 1) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "layout.order is layers and layout.pp is %u, but pipeline stages take leaf after leaf; use layout.pp=1 or "
-            "layout.order=leaves",
+            "layout.order is breadth_first and layout.pp is %u, but pipeline stages take micro-batch after micro-batch; use "
+            "layout.pp=1 or "
+            "layout.order=depth_first",
             c->layout.pp);
 }
 

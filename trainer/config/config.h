@@ -23,8 +23,8 @@
 #include "trainer/model/model.h"
 #include "trainer/parallel/schedule.h"
 
-enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_LEAF };
-enum pd_order { PD_ORDER_AUTO, PD_ORDER_LEAVES, PD_ORDER_LAYERS };
+enum pd_codes { PD_CODES_AUTO, PD_CODES_STEP, PD_CODES_MICRO_BATCH };
+enum pd_order { PD_ORDER_AUTO, PD_ORDER_DEPTH_FIRST, PD_ORDER_BREADTH_FIRST };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_rounding { PD_ROUNDING_NEAREST, PD_ROUNDING_STOCHASTIC };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
@@ -59,9 +59,9 @@ struct pd_config {
         int64_t document_token;
     } data;
     struct {
-        uint32_t sequences; /* G: sequences a step, whatever the layout */
-        uint32_t leaf;      /* m: sequences a leaf; V = G/m leaves a step */
-        uint32_t context;   /* T; 0: the model's context */
+        uint32_t sequences;   /* G: sequences a step, whatever the layout */
+        uint32_t micro_batch; /* m: sequences a micro-batch; V = G/m micro-batches a step */
+        uint32_t context;     /* T; 0: the model's context */
     } batch;
     struct {
         double lr, min_lr;                                     /* peak; end of the cosine */
@@ -70,18 +70,18 @@ struct pd_config {
     } optimizer;
     struct {
         enum pd_numerics_mode mode;
-        enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and compute copies; the master is fp32 */
+        enum pd_dtype precision;            /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
         enum pd_linears linears;            /* operands of the linears of blocks: as precision, or fp8 */
-        enum pd_dtype gradient_type;        /* leaf gradients as exchanged: PD_F32, PD_BF16 */
+        enum pd_dtype gradient_type;        /* micro-batch gradients as exchanged: PD_F32, PD_BF16 */
         enum pd_rounding gradient_rounding; /* of those to bf16 */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: the first one, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
     } numerics;
     struct {
-        uint32_t ranks;      /* 0: as many as there are devices */
-        uint32_t threads;    /* a rank; 0: cores / ranks on this host */
-        uint32_t host_ranks; /* what is planned counts so many on a host; 0: all */
+        uint32_t ranks;          /* 0: as many as there are devices */
+        uint32_t threads;        /* a rank; 0: cores / ranks on this host */
+        uint32_t ranks_per_host; /* what is planned counts so many on a host; 0: all */
         enum pd_transport transport;
         enum pd_recompute recompute;
         uint32_t recompute_layers; /* of the first so many blocks of each rank; PD_LAYERS_ALL: not given */
@@ -91,13 +91,13 @@ struct pd_config {
         uint32_t dp, tp, pp, sp;                /* 0: dp what is left, the others 1 */
         uint32_t interleave;                    /* pipeline chunks a rank */
         enum pd_schedule_kind schedule;
-        enum pd_codes fp8_codes;         /* how long codes of weights are kept, where linears are fp8 */
-        enum pd_order order;             /* layers: every leaf of a block before the next block; one stage only */
+        enum pd_codes fp8_codes; /* how long codes of weights are kept, where linears are fp8 */
+        enum pd_order order;     /* breadth_first: every micro-batch of a block before the next block; one stage only */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
-        enum pd_place parameters;  /* compute copies of blocks. nvme: scratch beside the generations */
+        enum pd_place parameters;  /* working copies of blocks. nvme: scratch beside the generations */
         enum pd_place gradients;   /* sums of blocks; likewise */
         enum pd_place activations; /* what is kept of a block between forward and backward; likewise */
         uint64_t buffer_bytes;     /* of the ring that state streams through */

@@ -9,9 +9,9 @@
 #define STAGES_MAX 256u
 #define NAMED_MAX 3u
 
-static uint32_t leaves_of(const struct pd_config *c)
+static uint32_t micro_batches_of(const struct pd_config *c)
 {
-    return c->batch.sequences / c->batch.leaf;
+    return c->batch.sequences / c->batch.micro_batch;
 }
 
 static uint32_t or_one(uint32_t degree)
@@ -47,7 +47,7 @@ void pd_degrees_text(const struct pd_degrees *d, char *ret, size_t bytes)
 static bool fits(const struct pd_config *c, const struct pd_degrees *d)
 {
     const uint64_t stages = (uint64_t)d->pp * d->interleave;
-    return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= leaves_of(c) &&
+    return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= micro_batches_of(c) &&
            (d->pp == 1 || stages <= c->model.layers) && stages <= STAGES_MAX;
 }
 
@@ -153,19 +153,20 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
             name, degree, name, virtual, name, below, more);
 }
 
-static const char *more_leaves(const struct pd_config *c)
+static const char *more_micro_batches(const struct pd_config *c)
 {
-    return c->batch.leaf > 1 ? "a smaller batch.leaf" : "more batch.sequences";
+    return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
 }
 
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
 {
-    const uint32_t leaves = leaves_of(c);
-    if (dp <= leaves) return PD_OK;
+    const uint32_t micro_batches = micro_batches_of(c);
+    if (dp <= micro_batches) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.leaf %u); set it to at most %u, or "
+            "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which starts a new lineage",
-            dp, pd_counted(leaves, "leaf").text, c->batch.sequences, c->batch.leaf, leaves, more_leaves(c));
+            dp, pd_counted(micro_batches, "micro-batch").text, c->batch.sequences, c->batch.micro_batch, micro_batches,
+            more_micro_batches(c));
 }
 
 static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
@@ -278,13 +279,15 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
         PD_FAIL(err, PD_INVALID, "layout: tp %u x pp %u x sp %u does not divide %s; %s", d.tp, d.pp, d.sp,
                 pd_counted(world, "rank").text, nearest);
     }
-    if (d.dp > leaves_of(c)) {
+    if (d.dp > micro_batches_of(c)) {
         name_nearest(c, world, &d, nearest, sizeof nearest);
-        PD_FAIL(err, PD_INVALID,
-                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.leaf %u); %s; %s a new "
-                "lineage",
-                d.dp, pd_counted(world, "rank").text, pd_counted(leaves_of(c), "leaf").text, c->batch.sequences,
-                c->batch.leaf, nearest, c->batch.leaf > 1 ? "a smaller batch.leaf starts" : "more batch.sequences start");
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; %s a new "
+            "lineage",
+            d.dp, pd_counted(world, "rank").text, pd_counted(micro_batches_of(c), "micro-batch").text, c->batch.sequences,
+            c->batch.micro_batch, nearest,
+            c->batch.micro_batch > 1 ? "a smaller batch.micro_batch starts" : "more batch.sequences start");
     }
     PD_TRY(check_zero_shard(c, &d, err));
     *ret_degrees = d;
@@ -293,7 +296,7 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
 
 uint32_t pd_degrees_first_world(const struct pd_config *c, uint32_t devices)
 {
-    const uint32_t leaves = leaves_of(c);
+    const uint32_t micro_batches = micro_batches_of(c);
     if (c->layout.ranks) return c->layout.ranks;
     if (c->layout.automatic) {
         while (devices > 1 && !has_any(c, devices))
@@ -301,7 +304,7 @@ uint32_t pd_degrees_first_world(const struct pd_config *c, uint32_t devices)
         return devices;
     }
     const struct pd_degrees d = wanted_of(c, devices);
-    const uint32_t dp = !c->layout.dp && d.dp > leaves ? leaves : d.dp;
+    const uint32_t dp = !c->layout.dp && d.dp > micro_batches ? micro_batches : d.dp;
     return dp * d.tp * d.pp * d.sp;
 }
 

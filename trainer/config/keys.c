@@ -14,13 +14,13 @@ static const char *const family_words[] = {"llama", "gpt2", NULL};
 static const char *const rope_words[] = {"none", "llama3", NULL};
 static const char *const mode_words[] = {"invariant", "fast", NULL};
 static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
-static const char *const codes_words[] = {"auto", "step", "leaf", NULL};
+static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const gradient_words[] = {"fp32", "bf16", NULL};
 static const char *const rounding_words[] = {"nearest", "stochastic", NULL};
 static const char *const transport_words[] = {"auto", "local", "mpi", NULL};
 static const char *const schedule_words[] = {"1f1b", "gpipe", NULL};
-static const char *const order_words[] = {"auto", "leaves", "layers", NULL};
+static const char *const order_words[] = {"auto", "depth_first", "breadth_first", NULL};
 static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 
@@ -94,8 +94,9 @@ const struct pd_key pd_keys[] = {
 
     NUMBER(PD_KEY_U32, "batch.sequences", batch.sequences, "32", 1, 1 << 24, LINEAGE,
            "sequences a step, whatever the layout", STEPS),
-    NUMBER(PD_KEY_U32, "batch.leaf", batch.leaf, "0", 0, 1 << 20, LINEAGE,
-           "sequences a leaf, the unit of numerics; 0: sequences over their largest divisor up to 8", .automatic = true),
+    NUMBER(PD_KEY_U32, "batch.micro_batch", batch.micro_batch, "0", 0, 1 << 20, LINEAGE,
+           "sequences a micro-batch, the unit of numerics; 0: sequences over their largest divisor up to 8",
+           .automatic = true),
     NUMBER(PD_KEY_U32, "batch.context", batch.context, "0", 0, 1 << 20, LINEAGE, "tokens a sequence; 0: model.context",
            TOKENS, .automatic = true),
 
@@ -120,17 +121,17 @@ const struct pd_key pd_keys[] = {
     WORD("numerics.mode", numerics.mode, "invariant", mode_words, LINEAGE,
          "invariant: the same bits under every layout; fast: vendor libraries choose"),
     WORD("numerics.precision", numerics.precision, "bf16", dtype_words, LINEAGE,
-         "of activations and compute copies; the master is fp32"),
+         "of activations and working copies; the master is fp32"),
     WORD("numerics.linears", numerics.linears, "precision", linears_words, LINEAGE,
          "fp8: operands of the linears of blocks have eight bits; precision: they are as activations are"),
     WORD("numerics.gradient_type", numerics.gradient_type, "fp32", gradient_words, LINEAGE,
-         "of leaf gradients as exchanged"),
+         "of micro-batch gradients as exchanged"),
     WORD("numerics.gradient_rounding", numerics.gradient_rounding, "nearest", rounding_words, LINEAGE,
-         "of leaf gradients to bf16; stochastic: up or down at random, right on average"),
+         "of micro-batch gradients to bf16; stochastic: up or down at random, right on average"),
     NUMBER(PD_KEY_U32, "numerics.virtual_tp", numerics.virtual_tp, "1", 1, 256, LINEAGE,
            "chunks of tensor-parallel sums; tp divides it", PLAIN),
     NUMBER(PD_KEY_U32, "numerics.virtual_sp", numerics.virtual_sp, "1", 1, 256, LINEAGE,
-           "half the token pieces of a leaf; sp divides it", PLAIN),
+           "half the token pieces of a micro-batch; sp divides it", PLAIN),
     NUMBER(PD_KEY_DOUBLE, "numerics.loss_scale", numerics.loss_scale, "1024", 1.0 / 16777216, 16777216, FREE,
            "fp16: the first one, a power of two", PLAIN),
     NUMBER(PD_KEY_U32, "numerics.loss_scale_interval", numerics.loss_scale_interval, "1000", 1, 1e9, LINEAGE,
@@ -140,7 +141,7 @@ const struct pd_key pd_keys[] = {
            "worker processes; 0: one a device or socket of cores", .automatic = true),
     NUMBER(PD_KEY_U32, "layout.threads", layout.threads, "0", 0, 4096, FREE, "of a rank; 0: cores / ranks of a host",
            .automatic = true),
-    NUMBER(PD_KEY_U32, "layout.host_ranks", layout.host_ranks, "0", 0, 65536, FREE,
+    NUMBER(PD_KEY_U32, "layout.ranks_per_host", layout.ranks_per_host, "0", 0, 65536, FREE,
            "of a host, for layout.auto and plan; 0: all are on one", .automatic = true),
     WORD("layout.transport", layout.transport, "auto", transport_words, FREE, "local: ranks as threads of one process"),
     WORD("layout.recompute", layout.recompute, "none", recompute_words, FREE,
@@ -156,9 +157,9 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U32, "layout.interleave", layout.interleave, "1", 1, 256, FREE, "pipeline chunks a rank", PLAIN),
     WORD("layout.schedule", layout.schedule, "1f1b", schedule_words, FREE, "of the pipeline: 1f1b or gpipe"),
     WORD("layout.order", layout.order, "auto", order_words, FREE,
-         "layers: all leaves of a block before the next; auto: where parameters or gradients are on nvme"),
+         "breadth_first: all micro-batches of a block before the next; auto: where parameters or gradients are on nvme"),
     WORD("layout.fp8_codes", layout.fp8_codes, "auto", codes_words, FREE,
-         "of weights are made once a step and kept, two bytes each, or for every leaf; auto: step on a GPU"),
+         "of weights are made once a step and kept, two bytes each, or for every micro-batch; auto: step on a GPU"),
     NUMBER(PD_KEY_U32, "layout.zero_stage", layout.zero_stage, "3", 0, 3, FREE, "what ranks hold while training", PLAIN),
     NUMBER(PD_KEY_U32, "layout.zero_shard", layout.zero_shard, "0", 0, 65536, FREE, "parts state is cut into; 0: dp * sp",
            .automatic = true),
@@ -166,7 +167,7 @@ const struct pd_key pd_keys[] = {
     WORD("offload.optimizer", offload.optimizer, "device", place_words, FREE,
          "master weights and moments: device, cpu, or nvme (files beside the checkpoints)"),
     WORD("offload.parameters", offload.parameters, "device", place_words, FREE,
-         "compute copies of blocks; nvme needs offload.optimizer=nvme"),
+         "working copies of blocks; nvme needs offload.optimizer=nvme"),
     WORD("offload.gradients", offload.gradients, "device", place_words, FREE,
          "summed gradients of blocks; nvme needs offload.optimizer=nvme"),
     WORD("offload.activations", offload.activations, "device", place_words, FREE,

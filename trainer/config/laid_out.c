@@ -29,8 +29,8 @@ static uint32_t stages_needed(const double *costs, uint32_t blocks, double limit
 }
 
 /* The most even of the cuts whose stages cost `limit` at most: the sum of squared costs is the least, and of equal ones the
- * last stages have more, since the first keep activations of more leaves.   first (stages + 1, blocks + 1): where the last
- * of so many stages of the first so many blocks begins; sum (blocks + 1): of costs */
+ * last stages have more, since the first keep activations of more micro-batches.   first (stages + 1, blocks + 1): where the
+ * last of so many stages of the first so many blocks begins; sum (blocks + 1): of costs */
 static void cut_evenly(const double *sum, uint32_t blocks, uint32_t stages, double limit, double *best, uint16_t *first)
 {
     const uint32_t row = blocks + 1;

@@ -39,18 +39,18 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
-/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are added up before leaves are. */
+/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are added up before micro-batches are. */
 static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->leaves > 1 &&
+    return e->options.is_gpu && layout->dp * layout->tp * layout->sp == 1 && e->micro_batches > 1 &&
            e->options.config->numerics.gradient_type == PD_F32 && pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
 static struct pd_zero_options zero_options_of(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.leaves = e->leaves,
+    return (struct pd_zero_options){.micro_batches = e->micro_batches,
                                     .compute = c->numerics.precision,
                                     .gradient_type = c->numerics.gradient_type,
                                     .rounds_at_random = c->numerics.gradient_rounding == PD_ROUNDING_STOCHASTIC,
@@ -70,10 +70,10 @@ static uint32_t interleave_of(const struct pd_layout *layout)
     return layout->pp == 1 ? 1 : layout->interleave;
 }
 
-bool pd_goes_by_layers(const struct pd_config *c, const struct pd_layout *layout)
+bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layout)
 {
     const bool by_itself = c->offload.parameters == PD_PLACE_NVME || c->offload.gradients == PD_PLACE_NVME;
-    return layout->pp == 1 && (c->layout.order == PD_ORDER_LAYERS || (c->layout.order == PD_ORDER_AUTO && by_itself));
+    return layout->pp == 1 && (c->layout.order == PD_ORDER_BREADTH_FIRST || (c->layout.order == PD_ORDER_AUTO && by_itself));
 }
 
 static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
@@ -84,7 +84,7 @@ static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
                                         .pp_rank = e->grid.place.pp,
                                         .interleave = e->chunk_count,
                                         .slots = e->slots,
-                                        .units = e->by_layers ? e->options.model->unit_count : 0};
+                                        .units = e->is_breadth_first ? e->options.model->unit_count : 0};
 }
 
 /* A block is some twenty launches of a few microseconds each. Where its arithmetic is over sooner, the GPU waits for the
@@ -99,10 +99,10 @@ static bool keeps_blocks(const struct pd_engine *e)
     if (!e->options.is_gpu || layout->tp > 1 || layout->sp > 1 || c->offload.activations != PD_PLACE_DEVICE) return false;
     if (asked && *asked) return *asked == '1';
     const double per_token = pd_model_flops_per_token(e->options.model, c->batch.context) / 3 / c->model.layers;
-    return per_token * c->batch.leaf * c->batch.context < GRAPH_FLOPS_MAX;
+    return per_token * c->batch.micro_batch * c->batch.context < GRAPH_FLOPS_MAX;
 }
 
-/* Codes of all weights take as much as their compute copies: not where these have left the device for want of room. */
+/* Codes of all weights take as much as their working copies: not where these have left the device for want of room. */
 static bool keeps_codes(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
@@ -114,7 +114,7 @@ static bool keeps_codes(const struct pd_engine *e)
 static struct pd_transformer_options transformer_options_of(const struct pd_engine *e, const uint32_t *depth)
 {
     const struct pd_config *c = e->options.config;
-    return (struct pd_transformer_options){.sequences = c->batch.leaf,
+    return (struct pd_transformer_options){.sequences = c->batch.micro_batch,
                                            .length = c->batch.context,
                                            .dtype = c->numerics.precision,
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
@@ -139,9 +139,9 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
 static pd_status describe_chunks(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    e->by_layers = pd_goes_by_layers(e->options.config, layout);
+    e->is_breadth_first = pd_is_breadth_first(e->options.config, layout);
     e->chunk_count = interleave_of(layout);
-    e->slots = pd_schedule_slots(e->leaves, layout->dp, layout->pp, e->chunk_count);
+    e->slots = pd_schedule_slots(e->micro_batches, layout->dp, layout->pp, e->chunk_count);
     e->chunks = calloc(e->chunk_count, sizeof *e->chunks);
     if (!e->chunks) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u pipeline chunks", e->chunk_count);
     for (uint32_t c = 0; c < e->chunk_count; c++)
@@ -162,9 +162,9 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     const struct pd_rank_device *device = e->options.device;
     PD_TRY(pd_pipeline_new(&e->grid, pd_transformer_stream_bytes(e->transformer), e->math, device ? device->dev : NULL,
                            device ? device->compute : NULL, arena, &e->pipeline, err));
-    if (e->by_layers) e->dstreams = calloc(e->slots, sizeof *e->dstreams);
-    if (e->by_layers && !e->dstreams) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u leaves", e->slots);
-    for (uint32_t slot = 0; e->by_layers && slot < e->slots; slot++)
+    if (e->is_breadth_first) e->dstreams = calloc(e->slots, sizeof *e->dstreams);
+    if (e->is_breadth_first && !e->dstreams) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for %u micro-batches", e->slots);
+    for (uint32_t slot = 0; e->is_breadth_first && slot < e->slots; slot++)
         e->dstreams[slot] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, pd_transformer_stream_bytes(e->transformer));
     if (pd_partition_piece_total(&e->grid.partition) > 1)
         e->sample = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, 4ull * c->batch.context * sizeof(int32_t));
@@ -198,7 +198,7 @@ static struct pd_attention largest_attention(const struct pd_engine *e)
     const struct pd_partition *p = &e->grid.partition;
     const struct pd_range heads = pd_partition_units(p, c->model.heads);
     const struct pd_range kv = pd_partition_kv_needed(&c->model, heads);
-    return (struct pd_attention){.sequences = c->batch.leaf,
+    return (struct pd_attention){.sequences = c->batch.micro_batch,
                                  .length = c->batch.context,
                                  .heads = (uint32_t)(heads.end - heads.begin),
                                  .kv_heads = (uint32_t)(kv.end - kv.begin),
@@ -253,10 +253,11 @@ static pd_status build_mirror(struct pd_engine *e, struct pd_arena *arena, struc
 /* Sums that leave a GPU for the host, of which the configuration alone does not tell. */
 static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
 {
-    if (!pd_leaves_device(&e->options, e->options.config->offload.gradients) || e->by_layers) return PD_OK;
+    if (!pd_leaves_device(&e->options, e->options.config->offload.gradients) || e->is_breadth_first) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "offload.gradients is cpu on a GPU and leaves follow each other, so that sums would travel once a leaf; use "
-            "layout.order=layers (and layout.pp=1) or offload.gradients=device");
+            "offload.gradients is cpu on a GPU and micro-batches follow each other, so that sums would travel once a "
+            "micro-batch; use "
+            "layout.order=breadth_first (and layout.pp=1) or offload.gradients=device");
 }
 
 static uint64_t product_side(const struct pd_config *c)
@@ -328,9 +329,9 @@ static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
     else
         PD_TRY(pd_lay_out_given(o->config, o->model, o->world, &e->laid_out, err));
     const uint32_t dp = e->laid_out.layout.dp;
-    if (dp > e->leaves)
-        PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.leaf", dp,
-                pd_counted(e->leaves, "leaf").text, e->leaves);
+    if (dp > e->micro_batches)
+        PD_FAIL(err, PD_INVALID, "layout: dp %u for %s a step; use dp %u at most, or lower batch.micro_batch", dp,
+                pd_counted(e->micro_batches, "micro-batch").text, e->micro_batches);
     return pd_grid_init(&e->laid_out.layout, o->rank, e->comm, &e->grid, err);
 }
 
@@ -345,7 +346,7 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->comm = options->world > 1 ? comm : NULL;
     e->data = data;
     e->pool = pool;
-    e->leaves = c->batch.sequences / c->batch.leaf;
+    e->micro_batches = c->batch.sequences / c->batch.micro_batch;
     e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
     pd_status st = lay_out(e, err);
     e->options.laid_out = NULL;

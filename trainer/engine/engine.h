@@ -4,7 +4,7 @@
  * arena made from that plan it builds. A step is readable in one sitting in step.c:
  *
  *   for every action of the schedule
- *     forward:  leaf or the stage before -> embed, blocks -> the stage after
+ *     forward:  micro-batch or the stage before -> embed, blocks -> the stage after
  *     backward: head (loss) or the stage after -> blocks backward -> gradients to their owners, to the stage before
  *   sums of tied tensors, global norm, clip, AdamW on the boxes that are held
  *
@@ -36,16 +36,16 @@ struct pd_host_state;
 
 struct pd_engine {
     struct pd_engine_options options;
-    uint32_t leaves; /* V */
-    uint32_t slots;  /* leaves of this rank in a step, ghosts included */
+    uint32_t micro_batches; /* V */
+    uint32_t slots;         /* micro-batches of this rank in a step, padding micro-batches included */
     struct pd_laid_out laid_out;
     struct pd_grid grid;     /* layout, place, communicators */
     struct pd_comm *comm;    /* the world's; NULL when alone */
     uint32_t chunk_count;    /* pipeline chunks of this rank */
     struct pd_stage *chunks; /* (chunk_count) */
     struct pd_schedule schedule;
-    bool by_layers;  /* all leaves of a block before the next */
-    void **dstreams; /* by layers: (slots) gradient of the residual stream of each leaf */
+    bool is_breadth_first; /* all micro-batches of a block before the next */
+    void **dstreams;       /* breadth first: (slots) gradient of the residual stream of each micro-batch */
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
@@ -58,7 +58,7 @@ struct pd_engine {
     struct pd_state_mirror mirror;                      /* of state in the memory of a GPU */
     struct pd_host_state *host_state; /* state in the host's beside a GPU (trainer/engine/host_state.h); NULL: elsewhere */
     bool squares_by_block;            /* sums in files are counted when a block's are complete */
-    void *io_buffers;                 /* staging of saves and loads, aligned to PD_DOOR_ALIGN */
+    void *io_buffers;                 /* staging of saves and loads, aligned to PD_VFS_ALIGN */
     uint64_t io_bytes;
     void *kept_state; /* (kept_bytes) of state in files: what its budget keeps in memory too; NULL: none */
     uint64_t kept_bytes;
@@ -69,8 +69,8 @@ struct pd_engine {
     struct pd_state_files *files; /* optimizer state in files (trainer/engine/state_files.h); NULL: in memory */
     struct pd_identity next_identity; /* of the state that the next step makes, where it is in files. The caller's to set */
     double loss_scale; /* fp16: on the loss of the next step, a power of two; 1 otherwise. The caller's to change */
-    /* Asked between leaves (with pipeline stages: before the first): true to leave the step unfinished (state is that of the
-     * last update). May be NULL. */
+    /* Asked between micro-batches (with pipeline stages: before the first): true to leave the step unfinished (state is that
+     * of the last update). May be NULL. */
     bool (*should_leave)(void *context);
     void *leave_context;
     /* Called before an update begins to change the state (in files: before it is read for that), after forward and backward:
@@ -109,8 +109,8 @@ bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place pla
 /* Whether copies or sums of blocks do: then an update asks zero for every box of theirs. */
 bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
-/* Whether a step under this layout goes by layers. */
-bool pd_goes_by_layers(const struct pd_config *config, const struct pd_layout *layout);
+/* Whether a step under this layout goes breadth first. */
+bool pd_is_breadth_first(const struct pd_config *config, const struct pd_layout *layout);
 
 /* Bytes by category that a rank will take: the recipe on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,

@@ -23,7 +23,7 @@ static struct pd_adam_range range_of(struct pd_engine *e, const struct pd_zero_b
                                   .exp_avg = pd_zero_state(e->zero, PD_EXP_AVG) + b->offset,
                                   .exp_avg_sq = pd_zero_state(e->zero, PD_EXP_AVG_SQ) + b->offset,
                                   .grad = pd_zero_gradient(e->zero) + b->gradient_offset,
-                                  .copy = (char *)pd_zero_compute_copy(e->zero) + b->offset * pd_dtype_bytes(precision),
+                                  .copy = (char *)pd_zero_working_copy(e->zero) + b->offset * pd_dtype_bytes(precision),
                                   .copy_dtype = precision};
 }
 

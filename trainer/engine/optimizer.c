@@ -136,7 +136,7 @@ static pd_status update_boxes(struct pd_engine *e, const struct pd_adam_step *st
 {
     const enum pd_dtype precision = e->options.config->numerics.precision;
     const bool asks = pd_blocks_leave_device(&e->options);
-    char *copy = pd_zero_compute_copy(e->zero);
+    char *copy = pd_zero_working_copy(e->zero);
     if (asks) PD_TRY(pd_zero_update_begin(e->zero, err));
     for (uint32_t i = 0; i < pd_zero_box_count(e->zero); i++) {
         const struct pd_zero_box *b = &pd_zero_boxes(e->zero)[i];

@@ -22,7 +22,7 @@ PD_MUST_USE pd_status pd_optimizer_norm(struct pd_engine *engine, uint64_t token
 
 /* When no gradient of the step is worked on any more: state in files begins to come while sums end and the norm is made. */
 PD_MUST_USE pd_status pd_optimizer_update_begin(struct pd_engine *engine, struct pd_error *err);
-/* Applies one update to the held boxes and refreshes the compute copy; `updates` were applied before it. After begin. */
+/* Applies one update to the held boxes and refreshes the working copy; `updates` were applied before it. After begin. */
 PD_MUST_USE pd_status pd_optimizer_update(struct pd_engine *engine, uint64_t updates, uint64_t tokens, double norm,
                                           struct pd_error *err);
 /* After an update, or in its place where there is to be none: what was begun for it is dropped. */

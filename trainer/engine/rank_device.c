@@ -63,10 +63,9 @@ static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_dat
     pd_status st = pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err);
     if (st == PD_NO_MEMORY && is_host) { /* as often as it is tried */
         if (err) err->status = PD_INVALID;
-        return pd_error_context(
-            err, PD_INVALID,
-            "the host's memory has no room for what this rank page-locks; take fewer ranks a host, or keep "
-            "more of offload.* on the device or on nvme");
+        return pd_error_context(err, PD_INVALID,
+                                "the host's memory has no room for what this rank pins; take fewer ranks a host, or keep "
+                                "more of offload.* on the device or on nvme");
     }
     PD_TRY(st);
     if (is_host)
@@ -127,7 +126,7 @@ static bool lock(void *way, void *data, uint64_t bytes)
     struct pd_error err;
     if (!pd_dev_lock(d->dev, data, bytes, &err)) return true;
     if (!atomic_exchange(&d->has_refused, true))
-        pd_log(PD_LOG_WARN, MODULE, "exchanges go through memory that is not page-locked, which is slower: %s", err.message);
+        pd_log(PD_LOG_WARN, MODULE, "exchanges go through memory that is not pinned, which is slower: %s", err.message);
     return false;
 }
 

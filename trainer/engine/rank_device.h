@@ -1,7 +1,7 @@
 /* What a rank computes on: the CPU, or a GPU with its streams.
  *
  *   compute       every operation of the math table, in the order of calls
- *   parameters    in and out, of blocks whose compute copies are elsewhere (trainer/engine/scratch.c)
+ *   parameters    in and out, of blocks whose working copies are elsewhere (trainer/engine/scratch.c)
  *   gradients     likewise sums, activations likewise
  *   optimizer     gradients out to an update on the host, and what it made in (offload/crossing.h)
  *   saves         the state for a checkpoint
@@ -50,7 +50,7 @@ struct pd_rank_device {
     struct pd_stream *streams[PD_STREAM_COUNT]; /* NULL: nobody asked for it */
     struct pd_device_spans *spans;              /* where its time goes; NULL: nobody asks */
     struct pd_rank_way gathers, exchanges;
-    _Atomic bool has_refused; /* to page-lock what exchanges go through: said once */
+    _Atomic bool has_refused; /* to pin what exchanges go through: said once */
 };
 
 /* rank_here: the rank's number among those of its host; they take the GPUs in turn.
@@ -66,7 +66,7 @@ void pd_rank_device_close(struct pd_rank_device *device);
 /* From here on spans are noted: for traces and benchmarks. pd_engine_step collects them. */
 PD_MUST_USE pd_status pd_rank_device_watch(struct pd_rank_device *device, struct pd_error *err);
 
-/* Memory of its arenas: the device's, and page-locked memory of the host. Borrows the device. */
+/* Memory of its arenas: the device's, and pinned memory of the host. Borrows the device. */
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
 
 /* Returns once all streams have passed what they were given, or failed: before memory that they use is freed, whatever the

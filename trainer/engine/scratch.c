@@ -105,7 +105,7 @@ static pd_status device_of(const struct pd_engine *e, int part, struct pd_spill_
     return PD_OK;
 }
 
-static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part, struct pd_error *err)
+static pd_status open_part(struct pd_scratch *s, struct pd_vfs *vfs, int part, struct pd_error *err)
 {
     struct spans spans;
     char path[4096] = "";
@@ -114,7 +114,7 @@ static pd_status open_part(struct pd_scratch *s, struct pd_door *door, int part,
     PD_TRY(device_of(s->engine, part, &device, err));
     PD_TRY(spans_of(s->engine, part, &spans, err));
     pd_status st = has_file ? pd_store_generation_take(s->pool, &s->parts[part].slot, path, err) : PD_OK;
-    const struct pd_spill_options options = {.door = door,
+    const struct pd_spill_options options = {.vfs = vfs,
                                              .path = path,
                                              .block_bytes = spans.block_bytes,
                                              .span_bytes = spans.bytes,
@@ -151,7 +151,7 @@ static void attach(struct pd_scratch *s)
     pd_transformer_attach_files(s->engine->transformer, s->parts[ACTIVATIONS].spill);
 }
 
-pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *door, struct pd_store *store,
+pd_status pd_scratch_open(struct pd_engine *engine, struct pd_vfs *vfs, struct pd_store *store,
                           struct pd_scratch **ret_scratch, struct pd_error *err)
 {
     struct pd_scratch *s = calloc(1, sizeof *s);
@@ -159,7 +159,7 @@ pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *door, struct
     s->engine = engine;
     s->pool = store;
     for (int part = 0; part < SCRATCHES; part++) {
-        pd_status st = is_wanted(engine, part) ? open_part(s, door, part, err) : PD_OK;
+        pd_status st = is_wanted(engine, part) ? open_part(s, vfs, part, err) : PD_OK;
         if (!st) continue;
         pd_scratch_close(s);
         return st;

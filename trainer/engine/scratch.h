@@ -14,11 +14,11 @@ struct pd_scratch;
 
 /* Makes what the configuration asks for and attaches it to the engine. All is borrowed until close, which detaches it.
  *   errors  PD_NO_SPACE */
-PD_MUST_USE pd_status pd_scratch_open(struct pd_engine *engine, struct pd_door *door, struct pd_store *store,
+PD_MUST_USE pd_status pd_scratch_open(struct pd_engine *engine, struct pd_vfs *vfs, struct pd_store *store,
                                       struct pd_scratch **ret_scratch, struct pd_error *err);
 void pd_scratch_close(struct pd_scratch *scratch); /* NULL is fine */
 
-/* On a GPU: page-locked memory of the host that takes the place of files, or that spans pass on the way to them. */
+/* On a GPU: pinned memory of the host that takes the place of files, or that spans pass on the way to them. */
 PD_MUST_USE pd_status pd_scratch_take(struct pd_engine *engine, struct pd_arena *arena, struct pd_error *err);
 /* By arithmetic, of an engine on any arena: heap, each part in whole pages so that plans may add parts, and bytes of the
  * files. */

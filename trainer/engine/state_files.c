@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct pd_state_files {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_shard_box *boxes; /* (box_count) of this rank's shards, one stripe after the other */
     uint32_t box_count, stripes;
     uint32_t stripe_boxes[PD_LAYOUT_STRIPES_MAX];
@@ -97,7 +97,7 @@ static pd_status open_crossing(struct pd_engine *e, struct pd_error *err)
     return pd_crossing_new(&options, &e->files->crossing, err);
 }
 
-static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd_store *store, struct pd_error *err)
+static pd_status open_files(struct pd_engine *e, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
@@ -106,7 +106,7 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
     PD_TRY(find_held(e, err));
     f->wanted = calloc(tensors->count, sizeof *f->wanted);
     if (!f->wanted) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
-    struct pd_optimizer_store_options options = {.door = door,
+    struct pd_optimizer_store_options options = {.vfs = vfs,
                                                  .store = store,
                                                  .tensors = tensors,
                                                  .boxes = f->boxes,
@@ -124,13 +124,13 @@ static pd_status open_files(struct pd_engine *e, struct pd_door *door, struct pd
     return pd_optimizer_store_new(&options, &f->store, err);
 }
 
-pd_status pd_state_files_open(struct pd_engine *e, struct pd_door *door, struct pd_store *store, struct pd_error *err)
+pd_status pd_state_files_open(struct pd_engine *e, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
 {
     PD_CHECK(!e->files);
     e->files = calloc(1, sizeof *e->files);
     if (!e->files) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
-    e->files->door = door;
-    pd_status st = open_files(e, door, store, err);
+    e->files->vfs = vfs;
+    pd_status st = open_files(e, vfs, store, err);
     if (st) pd_state_files_close(e);
     return st;
 }
@@ -252,7 +252,7 @@ static pd_status put_parameters(struct pd_engine *e, uint32_t held, struct pd_er
     return pd_zero_put_parameters(e->zero, held, there, err);
 }
 
-/* One kind of the sets' boxes from their passage into the file; of parameters also the compute copy. */
+/* One kind of the sets' boxes from their passage into the file; of parameters also the working copy. */
 static pd_status put_kind(struct pd_engine *e, struct sets sets, enum pd_kind kind, struct pd_error *err)
 {
     struct pd_state_files *f = e->files;
@@ -311,9 +311,8 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
     return passage_of(e, pd_engine_owned_box(e, tensor, box));
 }
 
-static pd_status load_sets(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
-                           struct pd_load_request *request, struct sets sets, struct pd_load_report *report,
-                           struct pd_error *err)
+static pd_status load_sets(struct pd_engine *e, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
+                           struct sets sets, struct pd_load_report *report, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     for (uint32_t t = 0; t < tensors->count; t++)
@@ -321,7 +320,7 @@ static pd_status load_sets(struct pd_engine *e, struct pd_door *door, struct pd_
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         struct pd_load_report one;
         request->kinds = 1u << kind;
-        PD_TRY(pd_load(door, group, request, &one, err));
+        PD_TRY(pd_load(vfs, group, request, &one, err));
         report->bytes_read += one.bytes_read;
         report->bytes_wanted += one.bytes_wanted;
         report->rounds += one.rounds;
@@ -330,7 +329,7 @@ static pd_status load_sets(struct pd_engine *e, struct pd_door *door, struct pd_
     return PD_OK;
 }
 
-pd_status pd_state_files_load(struct pd_engine *e, struct pd_door *door, struct pd_group *group,
+pd_status pd_state_files_load(struct pd_engine *e, struct pd_vfs *vfs, struct pd_group *group,
                               struct pd_load_request *request, const struct pd_identity *identity,
                               struct pd_load_report *ret_report, struct pd_error *err)
 {
@@ -340,7 +339,7 @@ pd_status pd_state_files_load(struct pd_engine *e, struct pd_door *door, struct 
     request->context = e;
     PD_TRY(pd_group_agree(group, pd_optimizer_store_begin(e->files->store, identity, err), err));
     for (struct sets sets = first_sets(e); sets.begin < sets.end; sets = next_sets(e, sets))
-        PD_TRY(load_sets(e, door, group, request, sets, ret_report, err));
+        PD_TRY(load_sets(e, vfs, group, request, sets, ret_report, err));
     PD_TRY(pd_group_agree(group, pd_optimizer_store_end(e->files->store, err), err));
     return pd_zero_updated(e->zero, err);
 }
@@ -440,6 +439,5 @@ pd_status pd_state_files_copy(const struct pd_engine *e, uint32_t stripe, const 
                               const struct pd_identity *identity, struct pd_error *err)
 {
     const struct pd_state_files *f = e->files;
-    return pd_shard_copy(f->door, pd_optimizer_store_path(f->store, stripe), path, identity, e->io_buffers, e->io_bytes,
-                         err);
+    return pd_shard_copy(f->vfs, pd_optimizer_store_path(f->store, stripe), path, identity, e->io_buffers, e->io_bytes, err);
 }

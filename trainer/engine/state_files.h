@@ -1,10 +1,10 @@
 /* Optimizer state of a rank that lives in files (offload.optimizer: nvme), as the engine uses it.
  *
- * Memory holds the compute copy and the gradients; master and moments are boxes of a generation (offload/optimizer_store.h),
+ * Memory holds the working copy and the gradients; master and moments are boxes of a generation (offload/optimizer_store.h),
  * the same boxes that a rank's shard has. What is made or loaded passes through the memory of the gradients, one kind at a
  * time, since there are none yet.
  *
- * On a GPU gradients and compute copies are the device's. An update is the host's: gradients come out and copies go in by
+ * On a GPU gradients and working copies are the device's. An update is the host's: gradients come out and copies go in by
  * extents (offload/crossing.h). What is made or loaded passes set by set through memory of the host.
  *
  *   threads  one caller
@@ -18,21 +18,21 @@
 
 struct pd_state_files;
 
-/* Engine, door and store are borrowed for its life; engine->files is set. Nothing is in it until init or load. */
-PD_MUST_USE pd_status pd_state_files_open(struct pd_engine *engine, struct pd_door *door, struct pd_store *store,
+/* Engine, VFS and store are borrowed for its life; engine->files is set. Nothing is in it until init or load. */
+PD_MUST_USE pd_status pd_state_files_open(struct pd_engine *engine, struct pd_vfs *vfs, struct pd_store *store,
                                           struct pd_error *err);
 void pd_state_files_close(struct pd_engine *engine);
 
-/* Parameters from (seed, name, index), moments zero; the compute copy is made. */
+/* Parameters from (seed, name, index), moments zero; the working copy is made. */
 PD_MUST_USE pd_status pd_state_files_init(struct pd_engine *engine, const struct pd_identity *identity,
                                           struct pd_error *err);
 /* All kinds of this rank's boxes from a checkpoint; kinds, tensor_wanted, destination and context of the request are set
  * here. Collective over the group. */
-PD_MUST_USE pd_status pd_state_files_load(struct pd_engine *engine, struct pd_door *door, struct pd_group *group,
+PD_MUST_USE pd_status pd_state_files_load(struct pd_engine *engine, struct pd_vfs *vfs, struct pd_group *group,
                                           struct pd_load_request *request, const struct pd_identity *identity,
                                           struct pd_load_report *ret_report, struct pd_error *err);
 /* An update of all boxes from the summed gradients: begin starts to read the state while these are still on their way, or
- * their norm is made; update does it and refreshes the compute copy. Between them nobody else uses engine->io_buffers.
+ * their norm is made; update does it and refreshes the working copy. Between them nobody else uses engine->io_buffers.
  * Abandon, without an update or after one, leaves nothing in flight. */
 PD_MUST_USE pd_status pd_state_files_update_begin(struct pd_engine *engine, struct pd_error *err);
 PD_MUST_USE pd_status pd_state_files_update(struct pd_engine *engine, const struct pd_adam_step *adam, struct pd_error *err);

@@ -1,4 +1,4 @@
-/* The state of a rank whose device is a GPU, as the host has it: page-locked arrays in the order of the device's. Saves read
+/* The state of a rank whose device is a GPU, as the host has it: pinned arrays in the order of the device's. Saves read
  * them, loads and initial values fill them.
  *
  *   begin_out -> wait_out: the arrays are what the device held at begin_out, until the next begin_out

@@ -18,8 +18,8 @@ struct step {
     enum pd_split split;
     bool learns; /* false: forward only */
     uint64_t first_sample;
-    uint64_t leaves, sequences;       /* of all ranks; sequences that count */
-    uint32_t next_action, next_place; /* of the parameters that come next */
+    uint64_t micro_batches, sequences; /* of all ranks; sequences that count */
+    uint32_t next_action, next_place;  /* of the parameters that come next */
     struct pd_superaccumulator loss;
     uint64_t tokens, wait_ns;
 };
@@ -30,7 +30,7 @@ struct step {
 static void scatter(struct pd_engine *e, const int32_t *from, uint64_t sequence, int32_t *to)
 {
     const struct pd_partition *p = &e->grid.partition;
-    const uint32_t length = e->options.config->batch.context, sequences = e->options.config->batch.leaf;
+    const uint32_t length = e->options.config->batch.context, sequences = e->options.config->batch.micro_batch;
     for (uint32_t place = 0; place < pd_partition_piece_count(p); place++) {
         struct pd_range r = pd_partition_piece(p, length, pd_partition_piece_at(p, place));
         const uint64_t n = r.end - r.begin;
@@ -39,15 +39,15 @@ static void scatter(struct pd_engine *e, const int32_t *from, uint64_t sequence,
     }
 }
 
-static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequence, struct pd_leaf_input *in,
+static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequence, struct pd_micro_batch_input *in,
                                struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const uint64_t length = e->options.config->batch.context;
-    struct pd_leaf_input whole = {in->tokens + sequence * length, in->targets + sequence * length,
-                                  in->positions + sequence * length, in->first + sequence * length};
+    struct pd_micro_batch_input whole = {in->tokens + sequence * length, in->targets + sequence * length,
+                                         in->positions + sequence * length, in->first + sequence * length};
     if (e->sample)
-        whole = (struct pd_leaf_input){e->sample, e->sample + length, e->sample + 2 * length, e->sample + 3 * length};
+        whole = (struct pd_micro_batch_input){e->sample, e->sample + length, e->sample + 2 * length, e->sample + 3 * length};
     PD_TRY(pd_data_sample(e->data, s->split, s->first_sample + sample, whole.tokens, whole.targets, whole.positions,
                           whole.first, err));
     if (sample >= s->sequences)
@@ -61,23 +61,23 @@ static pd_status fill_sequence(struct step *s, uint64_t sample, uint64_t sequenc
     return PD_OK;
 }
 
-static uint64_t leaf_of(const struct step *s, uint32_t slot)
+static uint64_t micro_batch_of(const struct step *s, uint32_t slot)
 {
     return (uint64_t)slot * s->e->grid.layout.dp + s->e->grid.place.dp;
 }
 
-/* This rank has no leaf in this slot: it takes part in the transfers of its stage only. */
-static bool is_ghost(const struct step *s, uint32_t slot)
+/* This rank has no micro-batch in this slot: it takes part in the transfers of its stage only. */
+static bool is_padding(const struct step *s, uint32_t slot)
 {
-    return leaf_of(s, slot) >= s->leaves;
+    return micro_batch_of(s, slot) >= s->micro_batches;
 }
 
 static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
 {
-    const uint64_t sequences = s->e->options.config->batch.leaf;
-    struct pd_leaf_input *in = pd_transformer_input(s->e->transformer, slot);
+    const uint64_t sequences = s->e->options.config->batch.micro_batch;
+    struct pd_micro_batch_input *in = pd_transformer_input(s->e->transformer, slot);
     for (uint64_t i = 0; i < sequences; i++)
-        PD_TRY(fill_sequence(s, leaf_of(s, slot) * sequences + i, i, in, err));
+        PD_TRY(fill_sequence(s, micro_batch_of(s, slot) * sequences + i, i, in, err));
     return pd_transformer_input_filled(s->e->transformer, slot, err);
 }
 
@@ -132,10 +132,10 @@ static uint32_t next_set(struct step *s)
     return NO_SET;
 }
 
-/* By layers the leaves of a unit follow each other: what comes behind all of them. */
+/* Breadth first the micro-batches of a unit follow each other: what comes behind all of them. */
 static uint32_t next_other_set(struct step *s, uint32_t set)
 {
-    if (!s->e->by_layers) return next_set(s);
+    if (!s->e->is_breadth_first) return next_set(s);
     for (uint32_t i = s->next_action; i < s->schedule->count; i++) {
         const uint32_t other = set_at(s, &s->schedule->actions[i], 0);
         if (other != set) return other;
@@ -156,21 +156,21 @@ static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, 
 
 /* ---- forward ---- */
 
-/* One unit of one leaf, where the schedule goes by layers: the stage is alone. */
-static pd_status unit_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+/* One unit of one micro-batch, where the schedule goes breadth first: the stage is alone. */
+static pd_status unit_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
-    if (!ghost && a->unit == 0) PD_TRY(fill_input(s, a->slot, err));
+    if (!padding && a->unit == 0) PD_TRY(fill_input(s, a->slot, err));
     PD_TRY(enter(s, a->unit, &weights, err));
-    if (ghost) return PD_OK;
+    if (padding) return PD_OK;
     if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
     if (a->unit < head_set(e)) return pd_transformer_block_forward(e->transformer, a->slot, a->unit - 1, weights, NULL, err);
     PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
     return account(s, a->slot, err);
 }
 
-static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
@@ -178,41 +178,41 @@ static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool 
     for (uint32_t i = 0; i < c->block_count; i++) {
         void *out = NULL;
         PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
-        if (ghost) continue;
-        bool leaves_stage = i + 1 == c->block_count && !c->has_head;
-        if (leaves_stage) PD_TRY(pd_pipeline_next_stream(e->pipeline, &out, err));
+        if (padding) continue;
+        bool micro_batches_stage = i + 1 == c->block_count && !c->has_head;
+        if (micro_batches_stage) PD_TRY(pd_pipeline_next_stream(e->pipeline, &out, err));
         PD_TRY(pd_transformer_block_forward(e->transformer, a->slot, c->first_block + i, weights, out, err));
-        if (leaves_stage) PD_TRY(pd_pipeline_send_stream(e->pipeline, err));
+        if (micro_batches_stage) PD_TRY(pd_pipeline_send_stream(e->pipeline, err));
     }
     return PD_OK;
 }
 
-static pd_status head_forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+static pd_status head_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     void *const *weights;
     PD_TRY(enter(s, head_set(s->e), &weights, err));
-    if (ghost) return PD_OK;
+    if (padding) return PD_OK;
     PD_TRY(pd_transformer_head(s->e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
     return account(s, a->slot, err);
 }
 
-static pd_status forward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+static pd_status forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
     void *const *weights;
-    if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, ghost, err);
-    if (!ghost && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
+    if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, padding, err);
+    if (!padding && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
     if (c->has_embedding) {
         PD_TRY(enter(s, 0, &weights, err));
-        if (!ghost) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
-    } else if (!ghost) {
+        if (!padding) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
+    } else if (!padding) {
         void *stream;
         PD_TRY(pd_transformer_stream(e->transformer, a->slot, c->first_block, &stream, err));
         PD_TRY(pd_pipeline_take_stream(e->pipeline, stream, err));
     }
-    PD_TRY(blocks_forward(s, a, ghost, err));
-    return c->has_head && !s->learns ? head_forward(s, a, ghost, err) : PD_OK;
+    PD_TRY(blocks_forward(s, a, padding, err));
+    return c->has_head && !s->learns ? head_forward(s, a, padding, err) : PD_OK;
 }
 
 /* ---- backward ---- */
@@ -226,90 +226,91 @@ static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint3
     if (a->unit == PD_ALL_UNITS)
         return unit - 1 > c->first_block ? pd_transformer_prefetch(t, a->slot, unit - 2, err) : PD_OK;
     for (a++; a < end; a++)
-        if (a->unit > 0 && a->unit < head_set(s->e) && !is_ghost(s, a->slot))
+        if (a->unit > 0 && a->unit < head_set(s->e) && !is_padding(s, a->slot))
             return pd_transformer_prefetch(t, a->slot, a->unit - 1, err);
     return PD_OK;
 }
 
-/* Where backward puts those of a leaf, or adds them. */
-static pd_status leaf_gradients(struct pd_engine *e, uint32_t set, uint32_t slot, float *const **ret_gradients,
-                                struct pd_error *err)
+/* Where backward puts those of a micro-batch, or adds them. */
+static pd_status micro_batch_gradients(struct pd_engine *e, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                       struct pd_error *err)
 {
     pd_transformer_set_adds(e->transformer, pd_zero_adds(e->zero, slot));
-    return pd_zero_leaf_gradients(e->zero, set, slot, ret_gradients, err);
+    return pd_zero_micro_batch_gradients(e->zero, set, slot, ret_gradients, err);
 }
 
-static pd_status head_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
+static pd_status head_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, head_set(e), &weights, err));
-    PD_TRY(leaf_gradients(e, head_set(e), a->slot, &gradients, err));
-    if (!ghost) {
+    PD_TRY(micro_batch_gradients(e, head_set(e), a->slot, &gradients, err));
+    if (!padding) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
         PD_TRY(account(s, a->slot, err));
     }
     return pd_zero_push_gradients(e->zero, head_set(e), a->slot, err);
 }
 
-static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool ghost, void *dstream,
+static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool padding, void *dstream,
                                 struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
     PD_TRY(enter(s, 1 + block, &weights, err));
-    PD_TRY(leaf_gradients(e, 1 + block, a->slot, &gradients, err));
-    if (ghost) return PD_OK;
+    PD_TRY(micro_batch_gradients(e, 1 + block, a->slot, &gradients, err));
+    if (padding) return PD_OK;
     PD_TRY(prefetch_saved(s, a, 1 + block, err));
     return pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err);
 }
 
-static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool ghost, void *dstream, struct pd_error *err)
+static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream,
+                                 struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
     for (uint32_t i = c->block_count; i-- > 0;) {
         const uint32_t block = c->first_block + i, set = 1 + block;
-        PD_TRY(block_backward(s, a, block, ghost, dstream, err));
-        if (!ghost && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
+        PD_TRY(block_backward(s, a, block, padding, dstream, err));
+        if (!padding && i == 0 && !c->has_embedding) PD_TRY(pd_pipeline_send_gradient(e->pipeline, err));
         PD_TRY(pd_zero_push_gradients(e->zero, set, a->slot, err));
     }
     return PD_OK;
 }
 
-static pd_status embed_backward(struct step *s, uint32_t slot, bool ghost, void *dstream, struct pd_error *err)
+static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     float *const *gradients;
-    PD_TRY(leaf_gradients(e, 0, slot, &gradients, err));
-    if (!ghost) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
+    PD_TRY(micro_batch_gradients(e, 0, slot, &gradients, err));
+    if (!padding) PD_TRY(pd_transformer_embed_backward(e->transformer, slot, gradients, dstream, err));
     return pd_zero_push_gradients(e->zero, 0, slot, err);
 }
 
-static pd_status unit_backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+static pd_status unit_backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     void *dstream = e->dstreams[a->slot];
-    if (a->unit == 0) return embed_backward(s, a->slot, ghost, dstream, err);
-    if (a->unit == head_set(e)) return head_backward(s, a, ghost, dstream, err);
-    PD_TRY(block_backward(s, a, a->unit - 1, ghost, dstream, err));
+    if (a->unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
+    if (a->unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
+    PD_TRY(block_backward(s, a, a->unit - 1, padding, dstream, err));
     return pd_zero_push_gradients(e->zero, a->unit, a->slot, err);
 }
 
-static pd_status backward(struct step *s, const struct pd_action *a, bool ghost, struct pd_error *err)
+static pd_status backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->chunks[a->chunk];
     void *dstream = NULL;
-    if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, ghost, err);
-    if (!ghost)
+    if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, padding, err);
+    if (!padding)
         PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->pipeline, &dstream, err)
                            : pd_pipeline_take_gradient(e->pipeline, &dstream, err));
-    if (c->has_head) PD_TRY(head_backward(s, a, ghost, dstream, err));
-    PD_TRY(blocks_backward(s, a, ghost, dstream, err));
-    return c->has_embedding ? embed_backward(s, a->slot, ghost, dstream, err) : PD_OK;
+    if (c->has_head) PD_TRY(head_backward(s, a, padding, dstream, err));
+    PD_TRY(blocks_backward(s, a, padding, dstream, err));
+    return c->has_embedding ? embed_backward(s, a->slot, padding, dstream, err) : PD_OK;
 }
 
 /* ---- the schedule ---- */
@@ -319,7 +320,7 @@ static pd_status check_leave(struct pd_engine *e, struct pd_error *err)
 {
     uint64_t leave = e->should_leave && e->should_leave(e->leave_context);
     if (e->comm) PD_TRY(pd_comm_all_reduce(e->comm, &leave, 1, PD_REDUCE_OR_U64, err));
-    if (leave) PD_FAIL(err, PD_STOPPED, "left between two leaves, as asked");
+    if (leave) PD_FAIL(err, PD_STOPPED, "left between two micro-batches, as asked");
     return PD_OK;
 }
 
@@ -330,7 +331,7 @@ static pd_status begin_transfers(struct step *s, struct pd_error *err)
     for (uint32_t i = 0; i < s->schedule->count; i++) {
         const struct pd_action *a = &s->schedule->actions[i];
         const struct pd_stage *c = &s->e->chunks[a->chunk];
-        if (is_ghost(s, a->slot)) continue;
+        if (is_padding(s, a->slot)) continue;
         if (a->is_backward)
             gradients += !c->has_head;
         else
@@ -348,11 +349,11 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
     PD_TRY(begin_transfers(s, err));
     for (uint32_t i = 0; i < s->schedule->count; i++) {
         const struct pd_action *a = &s->schedule->actions[i];
-        const bool ghost = is_ghost(s, a->slot);
+        const bool padding = is_padding(s, a->slot);
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
         if (is_one_stage && !a->is_backward && asks) PD_TRY(check_leave(s->e, err));
         const uint64_t begin = pd_trace_begin();
-        PD_TRY(a->is_backward ? backward(s, a, ghost, err) : forward(s, a, ghost, err));
+        PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
         pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
     }
     return pd_pipeline_end(s->e->pipeline, &s->wait_ns, err);
@@ -408,7 +409,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
                      .split = PD_SPLIT_TRAIN,
                      .learns = true,
                      .first_sample = first_sample,
-                     .leaves = e->leaves,
+                     .micro_batches = e->micro_batches,
                      .sequences = e->options.config->batch.sequences};
     struct pd_step_result result = {.learning_rate = pd_learning_rate(e->options.config, updates)};
     pd_superaccumulator_init(&s.loss);
@@ -436,17 +437,20 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    const uint32_t leaf = e->options.config->batch.leaf, leaves = (sequences + leaf - 1) / leaf;
+    const uint32_t micro_batch = e->options.config->batch.micro_batch,
+                   micro_batches = (sequences + micro_batch - 1) / micro_batch;
     const struct pd_schedule_options options = {.pp = layout->pp,
                                                 .pp_rank = e->grid.place.pp,
                                                 .interleave = e->chunk_count,
-                                                .slots = pd_schedule_slots(leaves, layout->dp, layout->pp, e->chunk_count),
+                                                .slots =
+                                                    pd_schedule_slots(micro_batches, layout->dp, layout->pp, e->chunk_count),
                                                 .forward_only = true,
-                                                .units = e->by_layers ? e->options.model->unit_count : 0,
+                                                .units = e->is_breadth_first ? e->options.model->unit_count : 0,
                                                 .group = e->slots};
     struct pd_schedule schedule;
     PD_TRY(pd_schedule_new(&options, &schedule, err));
-    struct step s = {.e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .leaves = leaves, .sequences = sequences};
+    struct step s = {
+        .e = e, .schedule = &schedule, .split = PD_SPLIT_VALIDATION, .micro_batches = micro_batches, .sequences = sequences};
     pd_superaccumulator_init(&s.loss);
     pd_status st = run_schedule(&s, err);
     if (!st) st = reduce_loss(&s, ret_loss, err);

@@ -56,7 +56,7 @@ static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_m
     if (pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL)) return false;
     if (m->total_bytes) ret_machine->device_bytes = fmax(1, (double)m->free_bytes - 0.05 * (double)m->total_bytes);
     pd_machine_share(ret_machine, (here + gpus - 1) / gpus);
-    ret_machine->host_ranks = here;
+    ret_machine->ranks_per_host = here;
     return true;
 }
 
@@ -66,9 +66,9 @@ static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct 
 {
     if (gpu_machine(c, ranks, ret_machine)) return PD_OK;
     PD_TRY(pd_machine_preset("cpu", ret_machine, err));
-    ret_machine->host_ranks = pd_launch_ranks_of_a_host(c->config, ranks);
+    ret_machine->ranks_per_host = pd_launch_ranks_of_a_host(c->config, ranks);
     ret_machine->device_bytes =
-        0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ret_machine->host_ranks;
+        0.9 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ret_machine->ranks_per_host;
     return PD_OK;
 }
 

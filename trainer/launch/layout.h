@@ -1,7 +1,7 @@
 /* The layout of each start of a launch: the launcher chooses, once for all ranks, and tells them in words.
  *
  *   first start   what the configuration says (trainer/config/degrees.h); with layout.auto the fastest that fits hosts that
- *                 are as this one is, with layout.host_ranks each. Of GPUs that is what is free on them now, less a
+ *                 are as this one is, with layout.ranks_per_host each. Of GPUs that is what is free on them now, less a
  *                 twentieth of what they have
  *   restart       tp, pp and sp of the first start where they divide the ranks that are left; otherwise the best admitted
  *                 layout of the largest world that has one. With layout.auto it is chosen anew */

@@ -1,9 +1,9 @@
 /* Sums of dK and dV over query heads as a binary tree over keyed places, whatever places there are.
  *
- * A term is (place of its chunk, query head inside the chunk); the pair read as one number is a leaf of one aligned binary
- * tree, whose lower half orders heads inside a chunk and whose upper half orders chunks. A node with one child is that
- * child. So a rank that holds an aligned run of chunks holds a node of the tree, and adds exactly what one rank alone would
- * add.
+ * A term is (place of its chunk, query head inside the chunk); the pair read as one number is a micro-batch of one aligned
+ * binary tree, whose lower half orders heads inside a chunk and whose upper half orders chunks. A node with one child is
+ * that child. So a rank that holds an aligned run of chunks holds a node of the tree, and adds exactly what one rank alone
+ * would add.
  *
  *   invariant  of neighbours in the stack, the pair below meets higher up in the tree than the pair above, so a
  *              stack is as deep as the tree (tree_levels) */
@@ -18,7 +18,7 @@ _Static_assert(PD_CPU_HEAD_GROUP_MAX <= 1u << (LEVELS_MAX - 2), "a tree fits its
 struct tree {
     float *entries;
     uint64_t entry;           /* floats, a multiple of 16: dK then dV */
-    uint64_t key[LEVELS_MAX]; /* some leaf of each entry */
+    uint64_t key[LEVELS_MAX]; /* some micro-batch of each entry */
     uint32_t depth;
 };
 

@@ -1,8 +1,8 @@
 /* Looking tokens up, and adding their gradients back.
  *
- * Backward goes by rows of the table, not of the leaf: a thread takes a range of tokens, sorts the leaf's rows by token into
- * its workspace (counting sort, rows ascending), and writes each row of the table once, 64 columns at a time. So nothing is
- * summed by two threads, the table is not cleared first, and a tree over pieces needs no copies of it. */
+ * Backward goes by rows of the table, not of the micro-batch: a thread takes a range of tokens, sorts the micro-batch's rows
+ * by token into its workspace (counting sort, rows ascending), and writes each row of the table once, 64 columns at a time.
+ * So nothing is summed by two threads, the table is not cleared first, and a tree over pieces needs no copies of it. */
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/cpu_tree.h"
 
@@ -66,7 +66,7 @@ struct scatter_job {
     struct pd_cpu_queue queue;
 };
 
-/* Rows of the leaf in ascending order: listed, or all that hold `index`. */
+/* Rows of the micro-batch in ascending order: listed, or all that hold `index`. */
 struct rows_of_index {
     const uint32_t *list; /* NULL: look through all rows */
     uint64_t count;

@@ -12,7 +12,7 @@
 #define PD_TREE_DEPTH_MAX 33u /* places are 32 bits */
 
 struct pd_tree_stack {
-    uint32_t place[PD_TREE_DEPTH_MAX]; /* some leaf of each entry */
+    uint32_t place[PD_TREE_DEPTH_MAX]; /* some micro-batch of each entry */
     uint32_t depth;
 };
 

@@ -1,8 +1,8 @@
 /* The operations of a training step, behind one constant table, so that CPU and CUDA stand side by side.
  *
- * Words: R rows = tokens of a leaf (sequences * T); C hidden size; V vocabulary; H query heads, K key-value heads, D head
- * size. "act" is the activation dtype (PD_F32, PD_BF16, PD_F16): what may be saved, sent or recomputed is rounded to it,
- * once, to nearest even, before anyone reads it. Arithmetic inside an operation is fp32.
+ * Words: R rows = tokens of a micro-batch (sequences * T); C hidden size; V vocabulary; H query heads, K key-value heads, D
+ * head size. "act" is the activation dtype (PD_F32, PD_BF16, PD_F16): what may be saved, sent or recomputed is rounded to
+ * it, once, to nearest even, before anyone reads it. Arithmetic inside an operation is fp32.
  *
  * Bits (numerics invariant). Every GEMM element is one chain of fused multiply-adds in ascending k, fp32, from 0 (or from
  * the old C when accumulating); bias and residual are added after it; one rounding at the end. Sums over the last dimension
@@ -64,7 +64,7 @@ struct pd_math_ops {
     /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */
     pd_status (*column_sum)(struct pd_math *, uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype, const void *x,
                             float *out, struct pd_error *);
-    /* sum (n) fp32 = piece, or sum + piece: gradients of one leaf after the other */
+    /* sum (n) fp32 = piece, or sum + piece: gradients of one micro-batch after the other */
     pd_status (*add)(struct pd_math *, uint64_t n, float *sum, enum pd_dtype, const void *piece, bool first,
                      struct pd_error *);
     pd_status (*cast)(struct pd_math *, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,

@@ -1,9 +1,9 @@
 /* Saved activations in files: out after a block's forward, back before its backward, in flight while others compute.
  *
  * A place (slot and block) has two spans: its input, and what it keeps. Forward computes inputs in `turns`, two for each
- * leaf that is kept, which the blocks of a leaf take in turn, and what is kept in one of the regions; backward reads both
- * into a region. So memory is that of a few blocks, whatever the number of blocks and leaves. A budget keeps places of the
- * last blocks, whose backward comes first, in memory of their own. */
+ * micro-batch that is kept, which the blocks of a micro-batch take in turn, and what is kept in one of the regions; backward
+ * reads both into a region. So memory is that of a few blocks, whatever the number of blocks and micro-batches. A budget keeps
+ * places of the last blocks, whose backward comes first, in memory of their own. */
 #include "trainer/model/transformer_internal.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static uint32_t kept_span(uint32_t place)
 
 static uint64_t page_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 bool pd_activations_are_away(const struct pd_transformer *t)
@@ -91,9 +91,9 @@ void pd_transformer_spans(const struct pd_transformer *t, uint64_t *ret_bytes)
         const struct pd_held *held = &t->held[block];
         const bool is_block = block < t->model->config.layers;
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
-            const bool leaves = is_block && held->base + i < t->away.away_places;
-            ret_bytes[input_span(held->base + i)] = leaves ? pd_transformer_stream_bytes(t) : 0;
-            ret_bytes[kept_span(held->base + i)] = leaves ? kept_bytes(t, block) : 0;
+            const bool is_away = is_block && held->base + i < t->away.away_places;
+            ret_bytes[input_span(held->base + i)] = is_away ? pd_transformer_stream_bytes(t) : 0;
+            ret_bytes[kept_span(held->base + i)] = is_away ? kept_bytes(t, block) : 0;
         }
     }
 }
@@ -131,7 +131,7 @@ static uint32_t turn_count(const struct pd_transformer *t)
     return count;
 }
 
-/* Blocks of a chunk follow each other, and so do the turns of its leaves. */
+/* Blocks of a chunk follow each other, and so do the turns of its micro-batches. */
 static uint32_t turn_of(const struct pd_transformer *t, uint32_t slot, uint32_t block)
 {
     uint32_t before = 0;

@@ -25,7 +25,7 @@ static const struct roles gpt2_roles = {0, 1, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15
 struct pass {
     struct pd_transformer *t;
     const struct roles *roles;
-    const struct pd_leaf_input *input;
+    const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     enum pd_recompute recompute;
     void *x; /* (R,C) input of the block */

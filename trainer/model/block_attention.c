@@ -14,7 +14,7 @@ struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_c
     return x;
 }
 
-static pd_status rotate_run(struct pd_transformer *t, const struct pd_leaf_input *input, void *x, uint64_t columns,
+static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batch_input *input, void *x, uint64_t columns,
                             uint64_t ld, bool inverse, struct pd_error *err)
 {
     struct pd_rope rope = {.rows = t->rows,
@@ -29,7 +29,7 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_leaf_input
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
-static pd_status rotate(struct pd_transformer *t, const struct pd_leaf_input *input, const struct pd_qkv *x,
+static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, const struct pd_qkv *x,
                         uint64_t k_columns, bool inverse, struct pd_error *err)
 {
     const uint64_t q = t->share.q_columns;
@@ -58,7 +58,7 @@ struct pd_attention pd_attention_of(const struct pd_transformer *t)
                                  .scale = 1.0f / sqrtf((float)c->head_size)};
 }
 
-pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                      struct pd_block_activations *a, struct pd_error *err)
 {
     struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
@@ -76,8 +76,8 @@ pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_l
     return pd_attention_forward(t->math, &attention, err);
 }
 
-static pd_status whole_backward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
-                                struct pd_attention *attention, struct pd_error *err)
+static pd_status whole_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                struct pd_block_activations *a, struct pd_attention *attention, struct pd_error *err)
 {
     struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     attention->q = x.q;
@@ -92,7 +92,7 @@ static pd_status whole_backward(struct pd_transformer *t, const struct pd_leaf_i
     return pd_attention_backward(t->math, attention, err);
 }
 
-pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                       struct pd_block_activations *a, struct pd_error *err)
 {
     const struct pd_share *s = &t->share;

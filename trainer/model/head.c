@@ -7,7 +7,7 @@
 
 /* One call of pd_transformer_head. */
 struct head {
-    const struct pd_leaf_input *input;
+    const struct pd_micro_batch_input *input;
     void *matrix; /* (V,C) of this rank */
     float *dnorm_weight, *dnorm_bias;
     bool backward;
@@ -99,8 +99,8 @@ static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, uint
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* Where a leaf's dmatrix is made: with several runs of logits its own sum comes before that with others. */
-static float *leaf_matrix(const struct pd_transformer *t, uint64_t rows, float *dmatrix)
+/* Where a micro-batch's dmatrix is made: with several runs of logits its own sum comes before that with others. */
+static float *micro_batch_matrix(const struct pd_transformer *t, uint64_t rows, float *dmatrix)
 {
     return t->adds && rows > t->logits_rows ? t->matrix : dmatrix;
 }
@@ -113,7 +113,7 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
     const uint64_t begin = t->sp.row[place], end = t->sp.row[place + 1];
     /* A row of dlogits overlays its own row of logits, which is as wide or wider. */
     const uint64_t ld = t->ld_logits * sizeof(float) / t->element_bytes;
-    float *leaf = leaf_matrix(t, end - begin, dmatrix);
+    float *micro_batch = micro_batch_matrix(t, end - begin, dmatrix);
     for (uint64_t row = begin; row < end; row += t->logits_rows) {
         uint64_t rows = end - row < t->logits_rows ? end - row : t->logits_rows;
         PD_TRY(logits_of(t, row, rows, h->matrix, t->logits, err));
@@ -126,12 +126,12 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
                             .trans_a = true,
                             .a = {t->logits, t->options.dtype, ld},
                             .b = rows_of(t, t->head_norm, row),
-                            .c = {leaf, PD_F32, hidden},
+                            .c = {micro_batch, PD_F32, hidden},
                             .accumulate = row > begin};
-        if (leaf == dmatrix && row == begin) g.residual = pd_gradient_so_far(t, dmatrix, hidden);
+        if (micro_batch == dmatrix && row == begin) g.residual = pd_gradient_so_far(t, dmatrix, hidden);
         if (vocab) PD_TRY(pd_gemm(t->math, &g, err));
     }
-    return leaf == dmatrix ? PD_OK : pd_add(t->math, vocab * hidden, dmatrix, PD_F32, leaf, false, err);
+    return micro_batch == dmatrix ? PD_OK : pd_add(t->math, vocab * hidden, dmatrix, PD_F32, micro_batch, false, err);
 }
 
 static pd_status bring_losses(struct pd_transformer *t, struct pd_error *err)

@@ -1,5 +1,5 @@
-/* What one rank computes of a leaf: the arithmetic of tensor and sequence parallelism, shared by the model, ZeRO and the
- * plan. Pure functions of (model, numerics, place).
+/* What one rank computes of a micro-batch: the arithmetic of tensor and sequence parallelism, shared by the model, ZeRO and
+ * the plan. Pure functions of (model, numerics, place).
  *
  * Tensor parallel. Query heads, ffn columns and vocabulary rows are cut into virtual_tp chunks of ceil(units / virtual_tp)
  * units; the last chunks may be short or empty. A rank of tp computes a run of virtual_tp / tp chunks. A sum over chunks is
@@ -13,9 +13,9 @@
  *
  * Sequence parallel. With virtual_sp = n > 1 the tokens of every sequence are cut into 2n pieces, piece p being positions
  * [p*T/2n, (p+1)*T/2n), taken in folded order 0, 2n-1, 1, 2n-2, ... A rank of sp holds a run of 2n/sp consecutive places of
- * that order: whole subtrees of every sum over tokens, and equal shares of causal attention. Rows of a leaf are stored piece
- * after piece in that order, sequence after sequence inside a piece. virtual_sp = 1 leaves a leaf uncut: one piece, rows
- * sequence after sequence, sums over tokens are one chain.
+ * that order: whole subtrees of every sum over tokens, and equal shares of causal attention. Rows of a micro-batch are
+ * stored piece after piece in that order, sequence after sequence inside a piece. virtual_sp = 1 micro-batches a micro-batch
+ * uncut: one piece, rows sequence after sequence, sums over tokens are one chain.
  */
 #ifndef PD_TRAINER_MODEL_PARTITION_H
 #define PD_TRAINER_MODEL_PARTITION_H

@@ -114,14 +114,15 @@ static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret
 /* One attention: its common operands, and where those of all rows begin. */
 struct parts {
     struct pd_transformer *t;
-    const struct pd_leaf_input *input;
+    const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     struct pd_qkv x;
     struct pd_attention common;
     uint64_t heads;
 };
 
-static struct parts parts_of(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a)
+static struct parts parts_of(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                             struct pd_block_activations *a)
 {
     struct parts p = {t, input, a, pd_qkv_of(t, a->qkv, t->share.k_columns), pd_attention_of(t), 0};
     p.common.ld_qkv = p.x.ld_q;
@@ -206,8 +207,8 @@ static pd_status over_keys(const struct parts *p, void (*set)(const struct parts
     return PD_OK;
 }
 
-pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
-                           struct pd_error *err)
+pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                           struct pd_block_activations *a, struct pd_error *err)
 {
     struct parts p = parts_of(t, input, a);
     return over_keys(&p, set_queries, pd_attention_forward, err);
@@ -260,8 +261,8 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
 }
 
 /* `gradient` says where dq, dk, dv of all rows go. */
-pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_leaf_input *input, struct pd_block_activations *a,
-                            const struct pd_attention *gradient, struct pd_error *err)
+pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                            struct pd_block_activations *a, const struct pd_attention *gradient, struct pd_error *err)
 {
     struct parts p = parts_of(t, input, a);
     p.common.dq = gradient->dq;

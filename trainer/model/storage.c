@@ -102,8 +102,8 @@ static enum pd_recompute largest_work(const struct pd_transformer *t)
     return largest;
 }
 
-/* The first block that keeps everything, where no two leaves are between its forward and its backward: it is written behind
- * the forward of the blocks before it and read in front of their backward, and they work there meanwhile. */
+/* The first block that keeps everything, where no two micro-batches are between its forward and its backward: it is written
+ * behind the forward of the blocks before it and read in front of their backward, and they work there meanwhile. */
 static uint32_t lender(const struct pd_transformer *t)
 {
     uint32_t block = 0;
@@ -150,8 +150,8 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
 
 /* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
  * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
- * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a leaf that
- * takes no more in one run than in several with the sum of these beside them goes in one. */
+ * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a
+ * micro-batch that takes no more in one run than in several with the sum of these beside them goes in one. */
 static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
     const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
@@ -217,10 +217,10 @@ static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
     t->delta = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
 }
 
-static struct pd_leaf_input input_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t), struct pd_arena *arena,
-                                     uint64_t rows)
+static struct pd_micro_batch_input input_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t),
+                                            struct pd_arena *arena, uint64_t rows)
 {
-    struct pd_leaf_input input;
+    struct pd_micro_batch_input input;
     input.tokens = take_array(arena, rows, sizeof(int32_t));
     input.targets = take_array(arena, rows, sizeof(int32_t));
     input.positions = take_array(arena, rows, sizeof(int32_t));

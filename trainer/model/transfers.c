@@ -35,7 +35,7 @@ pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_er
                                        .recvs = transfer->recvs,
                                        .send_count = transfer->send_count,
                                        .recv_count = transfer->recv_count,
-                                       .what = "parts of a leaf"};
+                                       .what = "parts of a micro-batch"};
     PD_TRY(pd_comm_start(transfer->comm, &transfer->op, err));
     transfer->in_flight = true;
     return PD_OK;

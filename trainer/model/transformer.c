@@ -59,8 +59,8 @@ static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
-/* Of the first blocks of a rank, in the order of its chunks: where several leaves are between forward and backward, the
- * first chunk has the most of them. */
+/* Of the first blocks of a rank, in the order of its chunks: where several micro-batches are between forward and backward,
+ * the first chunk has the most of them. */
 static void set_recompute(struct pd_transformer *t, const struct pd_stage *chunk, uint32_t *blocks)
 {
     for (uint32_t b = chunk->first_block; b < chunk->first_block + chunk->block_count; b++) {
@@ -213,19 +213,19 @@ uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
     return t->rows * t->model->config.hidden * t->element_bytes;
 }
 
-struct pd_leaf_input *pd_transformer_input(struct pd_transformer *t, uint32_t slot)
+struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *t, uint32_t slot)
 {
     return &t->inputs[slot % t->input_count];
 }
 
-struct pd_leaf_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot)
+struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot)
 {
     return &t->device_inputs[slot % t->input_count];
 }
 
 pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, struct pd_error *err)
 {
-    const struct pd_leaf_input *from = pd_transformer_input(t, slot), *to = pd_transformer_device_input(t, slot);
+    const struct pd_micro_batch_input *from = pd_transformer_input(t, slot), *to = pd_transformer_device_input(t, slot);
     const uint64_t bytes = t->rows * sizeof(int32_t);
     if (!t->options.is_far) return PD_OK;
     PD_TRY(pd_math_copy(t->math, to->tokens, from->tokens, bytes, err));
@@ -261,7 +261,7 @@ void pd_transformer_set_adds(struct pd_transformer *t, bool adds)
 
 static struct pd_embedding embedding_of(struct pd_transformer *t, uint32_t slot)
 {
-    const struct pd_leaf_input *input = pd_transformer_device_input(t, slot);
+    const struct pd_micro_batch_input *input = pd_transformer_device_input(t, slot);
     return (struct pd_embedding){.rows = t->rows,
                                  .columns = t->model->config.hidden,
                                  .vocab = t->share.vocab_columns,

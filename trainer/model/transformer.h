@@ -1,24 +1,24 @@
 /* A decoder-only transformer as a sequence of pipeline units: embedding, L blocks, head. Forward, loss and backward of one
- * leaf.
+ * micro-batch.
  *
  * Words as in trainer/math/math.h: R = sequences * T rows, C hidden, H heads, K key-value heads, D head size, F ffn, V
  * vocabulary. Weights and gradients come as pointers in the order of the model's tensor table inside a unit
  * (trainer/model/model.h); q, k, v lie one behind the other, and so do their biases, and gate and up: (H*D + 2*K*D, C) and
  * (2F, C) are one matrix each.
  *
- * Gradients of parameters are those of the *sum* of token losses of the leaf, fp32, overwritten or added to what is there
- * (pd_transformer_set_adds): the division by the number of valid tokens of the whole batch is the optimizer's. What is kept
- * between forward and backward follows pd_recompute:
+ * Gradients of parameters are those of the *sum* of token losses of the micro-batch, fp32, overwritten or added to what is
+ * there (pd_transformer_set_adds): the division by the number of valid tokens of the whole batch is the optimizer's. What is
+ * kept between forward and backward follows pd_recompute:
  *   none       every input of an operation of every block
  *   selective  what a matrix product or attention wrote; norms and activation functions are computed again
  *   full       the input of each block; the rest is computed again, with the same bits
  * for the first recompute_layers blocks of a rank, and none for the others.
  *
- * A transformer holds the pipeline chunks of one rank. `slot` numbers the leaves of a step on this rank: between the forward
- * and the backward of a leaf at most depth[chunk] - 1 others of that chunk begin (trainer/parallel/schedule.h), so slot s
- * is kept in place s % depth[chunk]. With tensor parallelism the residual stream is whole on every tp rank, and all its
- * ranks make the same calls; with sequence parallelism a rank holds the rows of its pieces (partition.h). R is then the
- * rows of this rank.
+ * A transformer holds the pipeline chunks of one rank. `slot` numbers the micro-batches of a step on this rank: between the
+ * forward and the backward of a micro-batch at most depth[chunk] - 1 others of that chunk begin
+ * (trainer/parallel/schedule.h), so slot s is kept in place s % depth[chunk]. With tensor parallelism the residual stream is
+ * whole on every tp rank, and all its ranks make the same calls; with sequence parallelism a rank holds the rows of its
+ * pieces (partition.h). R is then the rows of this rank.
  *
  * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
  * threads  one caller
@@ -31,7 +31,7 @@
 #include "trainer/model/partition.h"
 
 struct pd_transformer_options {
-    uint32_t sequences, length; /* of a leaf: m and T */
+    uint32_t sequences, length; /* of a micro-batch: m and T */
     enum pd_dtype dtype;        /* activations and weights */
     bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
     bool keeps_codes;           /* codes of weights are made once between two pd_transformer_begin; nothing is cut */
@@ -51,9 +51,9 @@ struct pd_transformer_options {
     const uint32_t *depth;         /* (chunk_count), read by new alone */
 };
 
-/* Input of a leaf, host memory, filled by the caller before its forward on every rank; (R) each, rows as partition.h orders
- * them. positions and first count from the start of the sequence. */
-struct pd_leaf_input {
+/* Input of a micro-batch, host memory, filled by the caller before its forward on every rank; (R) each, rows as partition.h
+ * orders them. positions and first count from the start of the sequence. */
+struct pd_micro_batch_input {
     int32_t *tokens, *targets, *positions, *first;
 };
 
@@ -72,8 +72,8 @@ void pd_transformer_settle(struct pd_transformer *transformer);
 uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */
-struct pd_leaf_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
-/* The input is filled: the device gets it, where there is one. Before the first operation of the leaf. */
+struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
+/* The input is filled: the device gets it, where there is one. Before the first operation of the micro-batch. */
 PD_MUST_USE pd_status pd_transformer_input_filled(struct pd_transformer *transformer, uint32_t slot, struct pd_error *err);
 /* (R) after the head and pd_math_sync: 0 where target < 0; host memory */
 const float *pd_transformer_losses(const struct pd_transformer *transformer);
@@ -88,7 +88,7 @@ struct pd_spill;
 /* Spans for offload/spill.h; then a spill made of them, borrowed, before the first forward. */
 uint32_t pd_transformer_span_count(const struct pd_transformer *transformer);
 void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *ret_bytes);
-/* That leave for the leaves of `slots`, and come back. */
+/* That leave for the micro-batches of `slots`, and come back. */
 uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer, uint32_t slots);
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
 /* Before a step (learns) or a validation: weights may have changed, and change no more until the next. */
@@ -103,7 +103,7 @@ PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, u
 /* Reads stream(slot, block); writes `out`, or stream(slot, block + 1) when out is NULL. */
 PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                                    void *const *weights, void *out, struct pd_error *err);
-/* From here on the gradients of a leaf, each made alone, are added to what lies where they are asked for: the bits of
+/* From here on the gradients of a micro-batch, each made alone, are added to what lies where they are asked for: the bits of
  * gradients that are overwritten and then added up in fp32, without the memory and the way there. */
 void pd_transformer_set_adds(struct pd_transformer *transformer, bool adds);
 /* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied).

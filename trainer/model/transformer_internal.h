@@ -133,13 +133,13 @@ struct pd_transformer {
     uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
-    struct pd_leaf_input *inputs;        /* (input_count) the host's */
-    struct pd_leaf_input *device_inputs; /* (input_count) what operations read; the same memory unless far */
-    float *cos_sin;                      /* (T, D/2, 2), llama */
-    struct pd_held *held;                /* (layers + 1), the last is the head */
-    void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
-    struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
-    struct pd_block_activations work;    /* of what is computed again */
+    struct pd_micro_batch_input *inputs;        /* (input_count) the host's */
+    struct pd_micro_batch_input *device_inputs; /* (input_count) what operations read; the same memory unless far */
+    float *cos_sin;                             /* (T, D/2, 2), llama */
+    struct pd_held *held;                       /* (layers + 1), the last is the head */
+    void **stream;                              /* (places) of (R,C): inputs of blocks and of the head */
+    struct pd_block_activations *blocks;        /* (places): what is not kept aliases `work` */
+    struct pd_block_activations work;           /* of what is computed again */
     float *head_mean, *head_rstd;
     void *head_norm;    /* (R,C) */
     float *logits;      /* (logits_rows, V), rows ld_logits apart */
@@ -151,12 +151,12 @@ struct pd_transformer {
     void *dup, *dhidden, *dqkv, *dattention;
     float *delta;  /* as lse */
     bool adds;     /* gradients of parameters go to those that are there */
-    float *vector; /* (2,C), or a bias: a leaf's gradient of vectors */
-    float *matrix; /* (V,C) of the head, a leaf's, where runs of logits are added up before it is added; or NULL */
+    float *vector; /* (2,C), or a bias: a micro-batch's gradient of vectors */
+    float *matrix; /* (V,C) of the head, a micro-batch's, where runs of logits are added up before it is added; or NULL */
 };
 
 /* ---- transformer.c ---- */
-struct pd_leaf_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);
+struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block);
 /* ---- storage.c ---- */
 PD_MUST_USE pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err);
@@ -190,10 +190,10 @@ PD_MUST_USE pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm 
 /* ---- block_attention.c ---- */
 struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
 struct pd_attention pd_attention_of(const struct pd_transformer *t);
-PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+PD_MUST_USE pd_status pd_block_attention_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                  struct pd_block_activations *a, struct pd_error *err);
 /* From dattention to dqkv, before RoPE. */
-PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                                   struct pd_block_activations *a, struct pd_error *err);
 
 /* ---- tensor_parallel.c ---- */
@@ -221,9 +221,9 @@ PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, p
                                          float *dst, struct pd_error *err);
 /* What a product adds to its result, the gradient of a matrix (rows ld apart). */
 struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld);
-PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_leaf_input *input,
+PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                        struct pd_block_activations *a, struct pd_error *err);
-PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_leaf_input *input,
+PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                         struct pd_block_activations *a, const struct pd_attention *gradient,
                                         struct pd_error *err);
 

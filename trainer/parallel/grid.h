@@ -2,7 +2,7 @@
  *
  *   stage      ranks of the same pp index, ordered (dp, sp, tp): ZeRO's gradients
  *   gathers    the same ranks once more: its parameters, which so wait for no gradients; where there are any to gather
- *   tp, sp     ranks that share a leaf's heads, or its tokens
+ *   tp, sp     ranks that share a micro-batch's heads, or its tokens
  *   pipe       one communicator of two ranks a direction and neighbour, so that sends of one direction never wait for the
  *              other's: forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. The
  *              stage after the last is the first when stages are interleaved.

@@ -1,10 +1,10 @@
-/* Residual streams and their gradients between pipeline stages, in flight while the next leaf computes.
+/* Residual streams and their gradients between pipeline stages, in flight while the next micro-batch computes.
  *
- * Both ends of a link take the same leaves in the same order (schedule.h), so messages carry no tags. A receive is started
- * one message ahead of its use, on a device after its first passes, and a send is waited for only when its buffer is needed
- * again:
+ * Both ends of a link take the same micro-batches in the same order (schedule.h), so messages carry no tags. A receive is
+ * started one message ahead of its use, on a device after its first passes, and a send is waited for only when its buffer is
+ * needed again:
  *
- *   streams     one buffer that the next leaf's arrives in, two that are computed into and sent from
+ *   streams     one buffer that the next micro-batch's arrives in, two that are computed into and sent from
  *   gradients   one that is computed in place, one more that the next arrives in, one more that the last is sent from;
  *               a rank that only receives or only sends has one less, a single stage has one
  *

@@ -60,7 +60,7 @@ static pd_status schedule_layers(const struct pd_schedule_options *o, struct pd_
     const uint32_t group = o->group ? o->group : o->slots;
     struct pd_schedule s = {.actions = calloc(2ull * o->units * o->slots + 1, sizeof *s.actions)};
     PD_CHECK(o->pp == 1 && o->interleave == 1 && (o->forward_only || group == o->slots));
-    if (!s.actions) PD_FAIL(err, PD_NO_MEMORY, "schedule: no memory for %u units of %u leaves", o->units, o->slots);
+    if (!s.actions) PD_FAIL(err, PD_NO_MEMORY, "schedule: no memory for %u units of %u micro-batches", o->units, o->slots);
     for (uint32_t slot = 0; slot < o->slots; slot += group)
         add_layers(&s, o, slot, slot + group < o->slots ? slot + group : o->slots);
     pd_schedule_depth(o, s.depth);
@@ -77,9 +77,9 @@ static pd_status check(const struct pd_schedule_options *o, struct pd_error *err
     return PD_OK;
 }
 
-uint32_t pd_schedule_slots(uint32_t leaves, uint32_t dp, uint32_t pp, uint32_t interleave)
+uint32_t pd_schedule_slots(uint32_t micro_batches, uint32_t dp, uint32_t pp, uint32_t interleave)
 {
-    uint32_t slots = (leaves + dp - 1) / dp;
+    uint32_t slots = (micro_batches + dp - 1) / dp;
     return interleave > 1 ? (slots + pp - 1) / pp * pp : slots;
 }
 

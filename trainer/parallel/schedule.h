@@ -1,16 +1,16 @@
-/* Pipeline schedules: which leaf's forward or backward of which chunk a pp rank runs next. A pure function.
+/* Pipeline schedules: which micro-batch's forward or backward of which chunk a pp rank runs next. A pure function.
  *
  *   gpipe         all forwards, then all backwards (Huang et al. 2019)
  *   1f1b          as many forwards as stages follow, then one backward for each forward (PipeDream-Flush, Narayanan et al.
  *                 2021)
  *   interleaved   1F1B over `interleave` chunks a rank (Megatron-LM, Narayanan et al. 2021); slots are a multiple of pp
  *
- *   by layers     one stage: all leaves of a unit before the next unit, forward and backward (Yuan et al. 2025,
- * "GreedySnake"; vertical scheduling), so that parameters come twice a step and not twice a leaf
+ *   breadth first     one stage: all micro-batches of a unit before the next unit, forward and backward (Yuan et al. 2025,
+ * "GreedySnake"; vertical scheduling), so that parameters come twice a step and not twice a micro-batch
  *
  * All ranks run the same forwards in the same order, and backwards likewise, so what one stage sends in order the next
  * takes in order: a link needs no tags.
- * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in leaf order.
+ * Backwards of a chunk come in ascending slot order whatever the schedule: sums are made in micro-batch order.
  * Theoretical bubble: (pp - 1) / (interleave * slots + pp - 1) of the step.
  */
 #ifndef PD_TRAINER_PARALLEL_SCHEDULE_H
@@ -26,8 +26,9 @@ struct pd_schedule_options {
     enum pd_schedule_kind kind; /* interleave > 1: 1f1b */
     uint32_t pp, pp_rank, interleave, slots;
     bool forward_only; /* validation */
-    uint32_t units;    /* by layers: of the model, embedding and head included; 0: whole chunks, leaf after leaf */
-    uint32_t group;    /* by layers: leaves that are kept at once; 0: all */
+    uint32_t
+        units; /* breadth first: of the model, embedding and head included; 0: whole chunks, micro-batch after micro-batch */
+    uint32_t group; /* breadth first: micro-batches that are kept at once; 0: all */
 };
 
 #define PD_ALL_UNITS UINT32_MAX
@@ -41,11 +42,11 @@ struct pd_action {
 struct pd_schedule {
     struct pd_action *actions; /* owned */
     uint32_t count;
-    uint32_t depth[256]; /* (interleave) leaves of a chunk between forward and backward at most: what must be kept */
+    uint32_t depth[256]; /* (interleave) micro-batches of a chunk between forward and backward at most: what must be kept */
 };
 
-/* ceil(leaves / dp), rounded up to a multiple of pp when stages are interleaved. */
-uint32_t pd_schedule_slots(uint32_t leaves, uint32_t dp, uint32_t pp, uint32_t interleave);
+/* ceil(micro-batches / dp), rounded up to a multiple of pp when stages are interleaved. */
+uint32_t pd_schedule_slots(uint32_t micro_batches, uint32_t dp, uint32_t pp, uint32_t interleave);
 PD_MUST_USE pd_status pd_schedule_new(const struct pd_schedule_options *options, struct pd_schedule *ret_schedule,
                                       struct pd_error *err);
 void pd_schedule_deinit(struct pd_schedule *schedule);

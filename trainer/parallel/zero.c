@@ -113,7 +113,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
         for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
             add_to_set(zero, set, t, sums);
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_set(zero, set, 0, sums);
-        *sums = (*sums + 3) / 4 * 4; /* each set on 16 bytes, as where a leaf's are made: a GPU multiplies alike */
+        *sums = (*sums + 3) / 4 * 4; /* each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike */
         set->owned_most = owned_most(zero, set, by_part);
         most[pd_zero_is_end(zero, unit)] = largest(most[pd_zero_is_end(zero, unit)], set->owned_most);
     }
@@ -302,13 +302,13 @@ static void take_exchange(struct pd_zero *zero, struct pd_arena *arena)
     const struct sizes all = sizes_of(zero, true, true), blocks = sizes_of(zero, false, true),
                        ends = sizes_of(zero, true, false);
     const enum pd_dtype type = zero->options.gradient_type;
-    const bool direct = pd_zero_makes_sums(zero) || (zero->alone && zero->options.leaves == 1 && type == PD_F32);
+    const bool direct = pd_zero_makes_sums(zero) || (zero->alone && zero->options.micro_batches == 1 && type == PD_F32);
     for (uint32_t i = 0; i <= PD_ZERO_BLOCK_BUFFERS && !direct; i++) {
         uint64_t elements = i < PD_ZERO_BLOCK_BUFFERS ? blocks.computed : ends.computed;
         if (zero->alone && i == 1) continue;
-        zero->leaf_gradients[i] = pd_arena_take(arena, PD_MEMORY_GRADIENTS, elements * sizeof(float));
+        zero->micro_batch_gradients[i] = pd_arena_take(arena, PD_MEMORY_GRADIENTS, elements * sizeof(float));
     }
-    if (zero->alone) zero->leaf_gradients[1] = zero->leaf_gradients[0];
+    if (zero->alone) zero->micro_batch_gradients[1] = zero->micro_batch_gradients[0];
     zero->exchange.set = PD_ZERO_NO_SET;
     const bool adds = zero->q < zero->parts; /* others own nothing */
     const uint64_t rounded = zero->sent == type ? all.computed : adds ? zero->window_elements : 0;
@@ -429,7 +429,7 @@ float *pd_zero_gradient(struct pd_zero *zero)
     return zero->gradient;
 }
 
-void *pd_zero_compute_copy(struct pd_zero *zero)
+void *pd_zero_working_copy(struct pd_zero *zero)
 {
     return zero->compute;
 }

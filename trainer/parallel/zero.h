@@ -11,21 +11,23 @@
  * holds everything of its (tp, pp) place. Sums of gradients are made by the owner and handed to the other holders once a
  * step; all holders update what they hold, with the same bits.
  *
- *   stage     parameters (compute type)         leaf gradients         gradient sums, optimizer state
+ *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
  *   0         whole, gathered once a step       two sets at a time     replicated
  *   1, 2      whole, gathered once a step       two sets at a time     cut
  *   3         two sets at a time                two sets at a time     cut
  *
- * Sums are made leaf by leaf, so that every stage sends every leaf's gradients as they are made: stage 1 has nothing to keep
- * that stage 2 has not, and they are the same.
+ * Sums are made micro-batch by micro-batch, so that every stage sends every micro-batch's gradients as they are made: stage
+ * 1 has nothing to keep that stage 2 has not, and they are the same.
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
- *               2. a gradient sum is the leaves' pieces added in leaf order into fp32, whatever the number of ranks; a
- * leaf's piece is the tree over the sp ranks' parts, rounded to gradient_type after it
+ *               2. a gradient sum is the micro-batches' pieces added in micro-batch order into fp32, whatever the number of
+ *               ranks; a
+ * micro-batch's piece is the tree over the sp ranks' parts, rounded to gradient_type after it
  *               3. where one rank holds everything nothing is copied: parameters are read where they are held
  *               4. in stage 3 at most PD_ZERO_BLOCK_BUFFERS gathered blocks and one gathered end exist at once
- *               5. a tied token table is owned by the first stage. The last mirrors the compute copy of its owners, box for
- *                  box, sums the head's gradients in leaf order, and sends those sums to be added once, embedding first
+ *               5. a tied token table is owned by the first stage. The last mirrors the working copy of its owners, box for
+ *                  box, sums the head's gradients in micro-batch order, and sends those sums to be added once, embedding
+ *                  first
  *   threads     one caller; transfers run on the communicator's thread
  */
 #ifndef PD_TRAINER_PARALLEL_ZERO_H
@@ -40,16 +42,16 @@
 #define PD_ZERO_BLOCK_BUFFERS 2
 
 struct pd_zero_options {
-    uint32_t leaves;             /* V: leaves a step */
+    uint32_t micro_batches;      /* V: micro-batches a step */
     enum pd_dtype compute;       /* of gathered parameters */
-    enum pd_dtype gradient_type; /* of a leaf's gradient as it is exchanged and added */
-    bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, leaf and element */
+    enum pd_dtype gradient_type; /* of a micro-batch's gradient as it is exchanged and added */
+    bool rounds_at_random;       /* gradients to bf16: by bits of seed, step, micro-batch and element */
     uint64_t seed;
     bool adds_in_place;       /* alone in its stage, backward adds to the sums by itself: pd_zero_adds */
-    bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the compute copy is the GPU's */
-    bool state_in_files;      /* master and moments are not here: pd_zero_state is NULL, the compute copy always is */
-    bool parameters_in_files; /* compute copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
-    bool gradients_in_files;  /* sums of blocks are; likewise, and needs a schedule that goes by layers */
+    bool state_on_host;       /* master and moments are the host's, where the rank is a GPU; the working copy is the GPU's */
+    bool state_in_files;      /* master and moments are not here: pd_zero_state is NULL, the working copy always is */
+    bool parameters_in_files; /* working copies of blocks are in files (on a GPU perhaps on the host): pd_zero_update_box */
+    bool gradients_in_files;  /* sums of blocks are; likewise, and needs a schedule that goes breadth first */
     uint64_t parameters_budget, gradients_budget; /* bytes of them that stay in memory: of the first blocks that fit */
 };
 
@@ -60,7 +62,7 @@ struct pd_zero_box {
     bool owned;      /* by this rank: in its file, and counted in norms */
     struct pd_box box;
     uint64_t offset, elements;
-    uint64_t copy_offset;          /* into the compute copy; UINT64_MAX: in files */
+    uint64_t copy_offset;          /* into the working copy; UINT64_MAX: in files */
     uint64_t gradient_offset;      /* with gradients_in_files: where it is while its set is in memory */
     uint64_t tied_gradient_offset; /* second sum of a tied tensor on this rank; UINT64_MAX: none */
 };
@@ -82,21 +84,21 @@ const struct pd_zero_box *pd_zero_boxes(const struct pd_zero *zero);
 float *pd_zero_state(struct pd_zero *zero, enum pd_kind kind);
 float *pd_zero_gradient(struct pd_zero *zero);
 uint64_t pd_zero_gradient_bytes(const struct pd_zero *zero); /* of memory there */
-/* Compute copy of the held parameters, or NULL where compute is fp32 and the master is here and serves. */
-void *pd_zero_compute_copy(struct pd_zero *zero);
+/* Working copy of the held parameters, or NULL where compute is fp32 and the master is here and serves. */
+void *pd_zero_working_copy(struct pd_zero *zero);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicator is aborted.
  */
 void pd_zero_settle(struct pd_zero *zero);
 /* After loading: owners hand all three kinds to the other holders. Collective over the stage. */
 PD_MUST_USE pd_status pd_zero_share_state(struct pd_zero *zero, struct pd_error *err);
-/* Makes the compute copy from a master that is here, then as pd_zero_updated: after initialisation and after loading. */
+/* Makes the working copy from a master that is here, then as pd_zero_updated: after initialisation and after loading. */
 PD_MUST_USE pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err);
 /* Parameters changed: nothing gathered is current any more, and a tied table is mirrored again. */
 PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err);
 
 /* ---- what is in files (zero_files.c): of blocks alone, embedding and head stay in memory ----
  *
- * Compute copies: each box of PD_ZERO_FILE_ELEMENTS or more is a span. A set that is prefetched is read into one of two
+ * Working copies: each box of PD_ZERO_FILE_ELEMENTS or more is a span. A set that is prefetched is read into one of two
  * landings, and put together as it is held when it is acquired. Sums: the held boxes of a set are a span; two sets are in
  * memory, those that were made last and those on their way. */
 #define PD_ZERO_FILE_ELEMENTS 16384u
@@ -113,9 +115,9 @@ void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, 
                      void *context);
 /* Boxes [*ret_first, *ret_end) of a set. */
 void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_first, uint32_t *ret_end);
-/* The compute copy of a box from its master: after initialisation or loading. */
+/* The working copy of a box from its master: after initialisation or loading. */
 PD_MUST_USE pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err);
-/* An update of all boxes in ascending order: the gradient of a box, and where its new compute copy goes; both are there
+/* An update of all boxes in ascending order: the gradient of a box, and where its new working copy goes; both are there
  * until a box of another set is asked for. Then pd_zero_updated. */
 PD_MUST_USE pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, const float **ret_gradient, void **ret_copy,
@@ -131,13 +133,14 @@ PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *
 
 /* Before the first gradient of a step: a number no other step has. */
 void pd_zero_begin_step(struct pd_zero *zero, uint64_t step);
-/* Where backward of `set` in slot `slot` writes the leaf's gradients (fp32), in set order. */
-PD_MUST_USE pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
-                                             struct pd_error *err);
-/* What pd_zero_leaf_gradients points to in this slot are the sums of the leaves before: it is added to, not overwritten. */
+/* Where backward of `set` in slot `slot` writes the micro-batch's gradients (fp32), in set order. */
+PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot,
+                                                    float *const **ret_gradients, struct pd_error *err);
+/* What pd_zero_leaf_gradients points to in this slot are the sums of the micro-batches before: it is added to, not
+ * overwritten. */
 bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot);
-/* The leaf's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's first.
- * Ghosts (slot * dp + dp index >= leaves) call it too. */
+/* The micro-batch's gradients of `set` are complete: sends them to their owners and adds what arrives, the previous set's
+ * first. Padding micro-batches (slot * dp + dp index >= micro-batches) call it too. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
 /* After the last slot, once a step: completes every exchange in flight, adds the head's sum of a tied tensor to the
  * embedding's, hands the sums to all holders. */

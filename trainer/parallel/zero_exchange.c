@@ -1,4 +1,4 @@
-/* Gradients in: every rank's leaf -> the owners, who add the pieces in leaf order.
+/* Gradients in: every rank's micro-batch -> the owners, who add the pieces in micro-batch order.
  *
  * A set is exchanged in rounds of window_elements of what each owner has of it, so the memory that pieces arrive in is
  * bounded by the largest block, whatever the size of the embedding. The first round travels while the next block computes.
@@ -7,13 +7,13 @@
 #include "trainer/math/random_bits.h"
 #include "trainer/parallel/zero_internal.h"
 
-static bool is_ghost(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
+static bool is_padding(const struct pd_zero *zero, uint32_t slot, uint32_t dp_rank)
 {
-    return (uint64_t)slot * zero->grid->layout.dp + dp_rank >= zero->options.leaves;
+    return (uint64_t)slot * zero->grid->layout.dp + dp_rank >= zero->options.micro_batches;
 }
 
-/* Neither the next set of a leaf nor the next leaf of a set is computed where the one before is sent from. */
-static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set, uint32_t slot)
+/* Neither the next set of a micro-batch nor the next micro-batch of a set is computed where the one before is sent from. */
+static uint32_t micro_batch_buffer_index(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
     return pd_zero_is_end(zero, set) ? PD_ZERO_BLOCK_BUFFERS : (set + slot) % PD_ZERO_BLOCK_BUFFERS;
 }
@@ -21,7 +21,7 @@ static uint32_t leaf_buffer_index(const struct pd_zero *zero, uint32_t set, uint
 static bool is_last(const struct pd_zero *zero, uint32_t slot)
 {
     const uint32_t dp = zero->grid->layout.dp;
-    return slot + 1 == (zero->options.leaves + dp - 1) / dp;
+    return slot + 1 == (zero->options.micro_batches + dp - 1) / dp;
 }
 
 bool pd_zero_makes_sums(const struct pd_zero *zero)
@@ -29,7 +29,7 @@ bool pd_zero_makes_sums(const struct pd_zero *zero)
     return zero->alone && zero->options.adds_in_place && zero->options.gradient_type == PD_F32;
 }
 
-/* Alone, the first leaf's gradients are the start of the sums: they are written where the sums live. */
+/* Alone, the first micro-batch's gradients are the start of the sums: they are written where the sums live. */
 static bool writes_sums(const struct pd_zero *zero, uint32_t slot)
 {
     return pd_zero_makes_sums(zero) || (zero->alone && slot == 0 && zero->options.gradient_type == PD_F32);
@@ -40,20 +40,20 @@ bool pd_zero_adds(const struct pd_zero *zero, uint32_t slot)
     return slot > 0 && writes_sums(zero, slot);
 }
 
-pd_status pd_zero_leaf_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
-                                 struct pd_error *err)
+pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, float *const **ret_gradients,
+                                        struct pd_error *err)
 {
     const struct pd_zero_exchange *x = &zero->exchange;
     const struct pd_zero_set *s = &zero->sets[set];
-    bool is_being_sent =
-        x->set != PD_ZERO_NO_SET && leaf_buffer_index(zero, x->set, x->slot) == leaf_buffer_index(zero, set, slot);
+    bool is_being_sent = x->set != PD_ZERO_NO_SET &&
+                         micro_batch_buffer_index(zero, x->set, x->slot) == micro_batch_buffer_index(zero, set, slot);
     if (is_being_sent) PD_TRY(pd_zero_drain(zero, err));
     if (slot == 0) PD_TRY(pd_zero_make_room(zero, set, err));
-    float *base =
-        writes_sums(zero, slot) ? zero->gradient + s->gradient[0] : zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
+    float *base = writes_sums(zero, slot) ? zero->gradient + s->gradient[0]
+                                          : zero->micro_batch_gradients[micro_batch_buffer_index(zero, set, slot)];
     for (uint32_t e = 0; e < s->count; e++)
-        zero->leaf_pointers[e] = base + s->computed[e];
-    *ret_gradients = zero->leaf_pointers;
+        zero->micro_batch_pointers[e] = base + s->computed[e];
+    *ret_gradients = zero->micro_batch_pointers;
     return PD_OK;
 }
 
@@ -96,7 +96,7 @@ static void describe_sends(struct pd_zero *zero, struct pd_zero_exchange *x, uin
     const struct pd_zero_place *places = pd_zero_places(zero, x->set), *owner = &places[t * PD_ZERO_SET_TENSORS_MAX + e];
     const struct pd_zero_slab computed = places[my_tp * PD_ZERO_SET_TENSORS_MAX + e].computed;
     const struct pd_range parts = pd_zero_parts(owner, &computed);
-    char *leaf = (char *)x->data + zero->sets[x->set].computed[e] * bytes;
+    char *micro_batch = (char *)x->data + zero->sets[x->set].computed[e] * bytes;
     if (t != my_tp && !is_cut(zero, x->set, e)) return;
     for (uint64_t part = parts.begin; part < parts.end; part++) {
         const uint32_t q = owner->cut.q_first + (uint32_t)part;
@@ -106,8 +106,8 @@ static void describe_sends(struct pd_zero *zero, struct pd_zero_exchange *x, uin
         for (uint32_t i = 0; i < count; i++) {
             runs[i].at_b += before;
             if (clip(zero, x, &runs[i]))
-                x->sends[x->op.send_count++] = (struct pd_comm_piece){q * zero->grid->layout.tp + t,
-                                                                      leaf + runs[i].at_a * bytes, runs[i].elements * bytes};
+                x->sends[x->op.send_count++] = (struct pd_comm_piece){
+                    q * zero->grid->layout.tp + t, micro_batch + runs[i].at_a * bytes, runs[i].elements * bytes};
         }
     }
 }
@@ -127,7 +127,7 @@ static void describe_recvs(struct pd_zero *zero, struct pd_zero_exchange *x, uin
     for (uint32_t i = 0; i < count; i++) {
         runs[i].at_b += before;
         if (!clip(zero, x, &runs[i])) continue;
-        for (uint32_t q = 0; q < zero->data_ranks && !is_ghost(zero, x->slot, q / layout->sp); q++)
+        for (uint32_t q = 0; q < zero->data_ranks && !is_padding(zero, x->slot, q / layout->sp); q++)
             x->recvs[x->op.recv_count++] = (struct pd_comm_piece){
                 q * layout->tp + t, (char *)zero->window + (q * zero->window_elements + runs[i].at_b) * bytes,
                 runs[i].elements * bytes};
@@ -138,7 +138,7 @@ static void describe_recvs(struct pd_zero *zero, struct pd_zero_exchange *x, uin
 static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
 {
     struct pd_zero_exchange *x = &zero->exchange;
-    const bool sends = !is_ghost(zero, x->slot, zero->grid->place.dp);
+    const bool sends = !is_padding(zero, x->slot, zero->grid->place.dp);
     x->op = (struct pd_comm_op){.sends = x->sends, .recvs = x->recvs, .what = "exchange of gradients"};
     for (uint32_t e = 0; e < zero->sets[x->set].count; e++) {
         const uint64_t before = owned_before(zero, x->set, e, zero->q, zero->grid->place.tp);
@@ -152,7 +152,7 @@ static pd_status start_round(struct pd_zero *zero, struct pd_error *err)
     return PD_OK;
 }
 
-/* Adds `length` elements of a leaf to the sums of the owned boxes of the set, `begin` elements into them. */
+/* Adds `length` elements of a micro-batch to the sums of the owned boxes of the set, `begin` elements into them. */
 static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin, uint64_t length, const char *piece,
                               bool first, struct pd_error *err)
 {
@@ -174,7 +174,7 @@ static pd_status add_to_boxes(struct pd_zero *zero, uint32_t set, uint64_t begin
     return PD_OK;
 }
 
-/* ---- one rounding of a leaf's gradient ---- */
+/* ---- one rounding of a micro-batch's gradient ---- */
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -191,17 +191,17 @@ void pd_zero_begin_step(struct pd_zero *zero, uint64_t step)
     zero->step = step;
 }
 
-/* Elements of a leaf as they lie in memory, rounded where they are needed. */
+/* Elements of a micro-batch as they lie in memory, rounded where they are needed. */
 struct rounding {
     uint32_t set;
-    uint64_t leaf;
+    uint64_t micro_batch;
     const float *x;
     uint16_t *out;
 };
 
 static uint64_t key_of(const struct pd_zero *zero, const struct rounding *r, uint32_t tensor)
 {
-    const uint64_t parts[] = {zero->step, r->leaf, r->set, tensor};
+    const uint64_t parts[] = {zero->step, r->micro_batch, r->set, tensor};
     uint64_t key = zero->options.seed;
     for (int i = 0; i < 4; i++)
         key = pd_random_key(key, parts[i]);
@@ -235,22 +235,23 @@ static pd_status round_slab(struct pd_zero *zero, const struct rounding *r, uint
     return PD_OK;
 }
 
-/* A whole leaf as this rank computed it. */
-static pd_status round_computed(struct pd_zero *zero, uint32_t set, uint64_t leaf, const float *x, struct pd_error *err)
+/* A whole micro-batch as this rank computed it. */
+static pd_status round_computed(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, const float *x,
+                                struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     if (!zero->options.rounds_at_random)
         return pd_cast(zero->math, s->computed[s->count], zero->sent, zero->rounded, PD_F32, x, err);
     for (uint32_t e = 0; e < s->count; e++) {
         const struct pd_zero_place place = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
-        const struct rounding r = {set, leaf, x + s->computed[e], (uint16_t *)zero->rounded + s->computed[e]};
+        const struct rounding r = {set, micro_batch, x + s->computed[e], (uint16_t *)zero->rounded + s->computed[e]};
         PD_TRY(round_slab(zero, &r, e, &place.computed, 0, s->computed[e + 1] - s->computed[e], err));
     }
     return PD_OK;
 }
 
 /* Elements [begin, begin + length) of what this rank owns of the set. */
-static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t leaf, uint64_t begin, uint64_t length,
+static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, uint64_t begin, uint64_t length,
                              const float *x, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
@@ -262,16 +263,17 @@ static pd_status round_owned(struct pd_zero *zero, uint32_t set, uint64_t leaf, 
         const struct pd_zero_slab owned = pd_zero_owned_slab(zero, &place, zero->q);
         const uint64_t elements = pd_zero_slab_elements(zero, s->tensors[e], &owned);
         const uint64_t from = larger(before, begin), to = smaller(before + elements, begin + length);
-        const struct rounding r = {set, leaf, x + (from - begin), (uint16_t *)zero->rounded + (from - begin)};
+        const struct rounding r = {set, micro_batch, x + (from - begin), (uint16_t *)zero->rounded + (from - begin)};
         if (from < to) PD_TRY(round_slab(zero, &r, e, &owned, from - before, to - before, err));
         before += elements;
     }
     return PD_OK;
 }
 
-/* Parts of one leaf from the sp ranks become one: a tree, then one rounding. `begin` elements of the set lie before. */
-static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t leaf, float *parts, uint64_t begin, uint64_t length,
-                            void **ret_piece, struct pd_error *err)
+/* Parts of one micro-batch from the sp ranks become one: a tree, then one rounding. `begin` elements of the set lie before.
+ * */
+static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t micro_batch, float *parts, uint64_t begin,
+                            uint64_t length, void **ret_piece, struct pd_error *err)
 {
     const uint32_t sp = zero->grid->layout.sp;
     for (uint32_t width = 1; width < sp; width *= 2)
@@ -281,10 +283,10 @@ static pd_status join_parts(struct pd_zero *zero, uint32_t set, uint64_t leaf, f
     *ret_piece = parts;
     if (zero->options.gradient_type == PD_F32) return PD_OK;
     *ret_piece = zero->rounded;
-    return round_owned(zero, set, leaf, begin, length, parts, err);
+    return round_owned(zero, set, micro_batch, begin, length, parts, err);
 }
 
-/* Pieces of this round, in leaf order: dp rank r of the slot has leaf slot*dp + r. */
+/* Pieces of this round, in micro-batch order: dp rank r of the slot has micro-batch slot*dp + r. */
 static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *x, struct pd_error *err)
 {
     const struct pd_layout *layout = &zero->grid->layout;
@@ -292,10 +294,10 @@ static pd_status add_round(struct pd_zero *zero, const struct pd_zero_exchange *
                    owned = owned_before(zero, x->set, zero->sets[x->set].count, zero->q, zero->grid->place.tp);
     if (owned <= begin) return PD_OK;
     const uint64_t length = smaller(owned - begin, zero->window_elements);
-    for (uint32_t r = 0; r < layout->dp && !is_ghost(zero, x->slot, r); r++) {
+    for (uint32_t r = 0; r < layout->dp && !is_padding(zero, x->slot, r); r++) {
         void *piece = (char *)zero->window + r * layout->sp * zero->window_elements * pd_dtype_bytes(zero->sent);
-        const uint64_t leaf = (uint64_t)x->slot * layout->dp + r;
-        if (layout->sp > 1) PD_TRY(join_parts(zero, x->set, leaf, piece, begin, length, &piece, err));
+        const uint64_t micro_batch = (uint64_t)x->slot * layout->dp + r;
+        if (layout->sp > 1) PD_TRY(join_parts(zero, x->set, micro_batch, piece, begin, length, &piece, err));
         PD_TRY(add_to_boxes(zero, x->set, begin, length, piece, x->slot == 0 && r == 0, err));
     }
     return PD_OK;
@@ -319,15 +321,15 @@ pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err)
     return is_last(zero, x->slot) ? pd_zero_complete(zero, set, err) : PD_OK;
 }
 
-/* The leaf's gradients as they are sent: one exchange is in flight at a time, so one rounded copy serves all sets. */
-static pd_status round_leaf(struct pd_zero *zero, uint32_t set, uint32_t slot, float *leaf, void **ret_data,
-                            struct pd_error *err)
+/* The micro-batch's gradients as they are sent: one exchange is in flight at a time, so one rounded copy serves all sets. */
+static pd_status round_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t slot, float *micro_batch, void **ret_data,
+                                   struct pd_error *err)
 {
     const struct pd_grid *g = zero->grid;
-    *ret_data = leaf;
+    *ret_data = micro_batch;
     if (zero->sent == PD_F32) return PD_OK;
     *ret_data = zero->rounded;
-    return round_computed(zero, set, (uint64_t)slot * g->layout.dp + g->place.dp, leaf, err);
+    return round_computed(zero, set, (uint64_t)slot * g->layout.dp + g->place.dp, micro_batch, err);
 }
 
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
@@ -335,14 +337,14 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     const struct pd_zero_set *s = &zero->sets[set];
     PD_TRY(pd_zero_drain(zero, err));
     if (writes_sums(zero, slot)) return is_last(zero, slot) ? pd_zero_complete(zero, set, err) : PD_OK;
-    float *leaf = zero->leaf_gradients[leaf_buffer_index(zero, set, slot)];
+    float *micro_batch = zero->micro_batch_gradients[micro_batch_buffer_index(zero, set, slot)];
     struct pd_zero_exchange *x = &zero->exchange;
     x->slot = slot;
     x->round = 0;
-    x->data = leaf;
-    const bool ghost = is_ghost(zero, slot, zero->grid->place.dp);
-    if (ghost && zero->alone) return PD_OK;
-    if (!ghost) PD_TRY(round_leaf(zero, set, slot, leaf, &x->data, err));
+    x->data = micro_batch;
+    const bool padding = is_padding(zero, slot, zero->grid->place.dp);
+    if (padding && zero->alone) return PD_OK;
+    if (!padding) PD_TRY(round_micro_batch(zero, set, slot, micro_batch, &x->data, err));
     if (zero->alone) {
         PD_TRY(
             pd_add(zero->math, s->computed[s->count], zero->gradient + s->gradient[0], zero->sent, x->data, slot == 0, err));

@@ -1,7 +1,8 @@
-/* Blocks whose compute copies or sums are in files: read ahead, put together when they are used, written when they are made.
+/* Blocks whose working copies or sums are in files: read ahead, put together when they are used, written when they are made.
  *
  * Everything goes by sets. Copies: a set's boxes land page by page, `image` is the set as it is held. Sums: set s has place
- * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
+ * s % 2, so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with
+ * them.
  *
  * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
  * (copies) or `sums_away` (sums) are not in files at all. */
@@ -48,7 +49,7 @@ void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_f
 
 static uint64_t page_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 static bool is_large(const struct pd_zero_box *b)
@@ -165,7 +166,7 @@ void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, 
     zero->complete_context = context;
 }
 
-/* ---- compute copies ---- */
+/* ---- working copies ---- */
 
 static char *landing_of(const struct pd_zero *zero, uint32_t box)
 {

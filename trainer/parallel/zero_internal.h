@@ -53,7 +53,7 @@ struct pd_zero_exchange {
     bool in_flight;
     struct pd_comm_op op;
     struct pd_comm_piece *sends, *recvs;
-    void *data; /* the leaf's gradients as they are sent */
+    void *data; /* the micro-batch's gradients as they are sent */
 };
 
 struct pd_zero {
@@ -66,7 +66,7 @@ struct pd_zero {
     bool alone;                    /* one rank in the stage: no transfers */
     bool in_place;                 /* all that is needed is held: nothing is gathered */
     bool is_mirrored;              /* a tied table whose head is on another stage */
-    enum pd_dtype sent;            /* of gradients in transfer: fp32 where parts of a leaf come from several ranks */
+    enum pd_dtype sent;            /* of gradients in transfer: fp32 where parts of a micro-batch come from several ranks */
     uint32_t set_count;
     struct pd_zero_set *sets; /* (set_count); count 0: of another stage */
     /* held */
@@ -74,11 +74,11 @@ struct pd_zero {
     struct pd_zero_box *boxes;
     uint32_t box_count;
     uint64_t *tensor_offset; /* (tensors) element offset of the tensor's first held box */
-    uint64_t *copy_offset;   /* (tensors) the same in the compute copy: of those that are in memory whole */
+    uint64_t *copy_offset;   /* (tensors) the same in the working copy: of those that are in memory whole */
     uint32_t *first_box;     /* (set_count + 1) */
     float *state[PD_KIND_COUNT];
     void *compute;
-    void *mirror;             /* last stage: compute copy of the held boxes of the tied table */
+    void *mirror;             /* last stage: working copy of the held boxes of the tied table */
     float *mirrored_gradient; /* first stage: the head's sums of the owned boxes, on arrival */
     uint64_t gradient_elements;
     float *gradient;
@@ -88,17 +88,17 @@ struct pd_zero {
     struct pd_zero_buffer *lanes[PD_ZERO_BLOCK_BUFFERS + 1]; /* last started; NULL: none */
     uint64_t clock;
     void *in_place_pointers[PD_ZERO_SET_TENSORS_MAX];
-    /* exchange: two leaf buffers for blocks, one for the ends */
-    float *leaf_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
-    float *leaf_pointers[PD_ZERO_SET_TENSORS_MAX];
+    /* exchange: two micro-batch buffers for blocks, one for the ends */
+    float *micro_batch_gradients[PD_ZERO_BLOCK_BUFFERS + 1];
+    float *micro_batch_pointers[PD_ZERO_SET_TENSORS_MAX];
     struct pd_zero_exchange exchange;
     uint64_t step; /* what rounding at random depends on */
-    void *rounded; /* a set's leaf gradients, or a round's sum over token pieces, as gradient_type */
+    void *rounded; /* a set's micro-batch gradients, or a round's sum over token pieces, as gradient_type */
     void *window;  /* (data_ranks, window_elements) of `sent`: pieces that arrive */
     uint64_t window_elements;
     /* in files: zero_files.c */
     struct pd_spill *parameter_spill, *gradient_spill; /* NULL: in memory */
-    uint64_t copy_elements;                            /* of the compute copy in memory */
+    uint64_t copy_elements;                            /* of the working copy in memory */
     uint32_t copies_away, sums_away;                   /* first set of which they are in files: budgets keep those before */
     uint64_t sums_elements;                            /* of one of two places for sums of blocks */
     uint32_t sums_set[2];                              /* whose sums are there, or on their way there */
@@ -139,7 +139,7 @@ uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct 
  * held box. */
 uint32_t pd_zero_own_runs(const struct pd_zero *zero, uint32_t tensor, struct pd_zero_run ret_runs[PD_ZERO_BOXES_MAX]);
 
-/* Backward makes sums where they live, from every leaf. */
+/* Backward makes sums where they live, from every micro-batch. */
 bool pd_zero_makes_sums(const struct pd_zero *zero);
 void pd_zero_invalidate(struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_drain(struct pd_zero *zero, struct pd_error *err);
@@ -148,7 +148,7 @@ bool pd_zero_is_end(const struct pd_zero *zero, uint32_t set);
 void *pd_zero_parameters(struct pd_zero *zero, uint32_t set, uint32_t e);
 
 /* ---- zero_files.c ---- */
-bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set); /* compute copies of the set are in files */
+bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t set); /* working copies of the set are in files */
 void pd_zero_describe_files(struct pd_zero *zero);               /* once boxes and sums are */
 void pd_zero_take_files(struct pd_zero *zero, struct pd_arena *arena);
 /* Starts reading a set; what it displaces was used. */

@@ -45,7 +45,7 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
                 c->layout.automatic && c->layout.recompute_layers < c->model.layers && !state_alone},
                {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
                {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
-               {"a smaller batch.leaf (a new lineage)", !state_alone && c->batch.leaf > 1},
+               {"a smaller batch.micro_batch (a new lineage)", !state_alone && c->batch.micro_batch > 1},
                {"a larger numerics.virtual_tp (a new lineage)", !state_alone && can_have_chunks(c, world)},
                {"a shorter batch.context (a new lineage)", !state_alone && c->batch.context > 1}};
     const int count = sizeof all / sizeof *all;
@@ -191,17 +191,17 @@ struct smallest {
     double measured, least;
 };
 
-/* Layers, which the order is by itself where blocks are on drives, keep what backward needs of every leaf at once. */
-static bool leaves_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
-                       const struct pd_machine *machine)
+/* Layers, which the order is by itself where blocks are on drives, keep what backward needs of every micro-batch at once. */
+static bool micro_batches_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
+                              const struct pd_machine *machine)
 {
     struct pd_config changed = *config; /* borrows what it points to */
     struct pd_layout_choice best;
     struct pd_error ignored;
     uint32_t count;
     const struct pd_layout one = {.pp = 1};
-    changed.layout.order = PD_ORDER_LEAVES;
-    return config->layout.order == PD_ORDER_AUTO && pd_goes_by_layers(config, &one) &&
+    changed.layout.order = PD_ORDER_DEPTH_FIRST;
+    return config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(config, &one) &&
            !pd_config_check(&changed, &ignored) &&
            !pd_choose_layouts(&changed, model, world, threads, machine, 1, &best, &count, &ignored);
 }
@@ -213,7 +213,7 @@ static pd_status nothing_fits(const struct pd_config *config, uint32_t world, do
     const bool is_measured = smallest.measured <= smallest.least;
     pd_less_memory_text(config, world, config->run.device == PD_DEVICE_GPU, !isfinite(smallest.measured), advice,
                         sizeof advice);
-    if (leaves_help) snprintf(advice, sizeof advice, "take layout.order=leaves, which fits");
+    if (leaves_help) snprintf(advice, sizeof advice, "take layout.order=depth_first, which fits");
     PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
             pd_counted(world, "rank").text, pd_bytes_text(limit).text, is_measured ? "" : "more than ",
             pd_bytes_text(is_measured ? smallest.measured : smallest.least).text, advice);
@@ -288,7 +288,7 @@ static pd_status choose(const struct candidates *all, const struct pd_config *co
     }
     if (!count) {
         const uint32_t world = pd_layout_world(&all->list[0].laid_out.layout);
-        const bool leaves_help = isfinite(smallest.measured) && leaves_fit(config, model, world, threads, machine);
+        const bool leaves_help = isfinite(smallest.measured) && micro_batches_fit(config, model, world, threads, machine);
         return nothing_fits(config, world, limit, smallest, leaves_help, err);
     }
     *ret_count = count;

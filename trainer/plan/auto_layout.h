@@ -2,8 +2,8 @@
  *
  * Degrees that the configuration gives hold; dp takes what is left of the world. With layout.auto the planner chooses dp,
  * tp, pp, sp, recomputation, of how many blocks, and the ZeRO stage but for what is given, among what the numerics admit, by
- * the memory plan and a model of step time (trainer/plan/cost_model.h). Stages are cut where the costliest is cheapest, and of
- * those cuts the most even is taken.
+ * the memory plan and a model of step time (trainer/plan/cost_model.h). Stages are cut where the costliest is cheapest, and
+ * of those cuts the most even is taken.
  *
  *   errors   PD_INVALID: no admitted layout of this many ranks; the message names the degree, the cause and the nearest
  *            layouts that fit
@@ -34,8 +34,9 @@ PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const st
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
 
 /* What makes a rank's share of device memory smaller, of what this configuration admits and does not have yet: "take more
- * ranks or a smaller batch.leaf (a new lineage)". places: what is on the device may go to a GPU's host, too. state_alone:
- * parameters, their sums and the optimizer's state are too large already, so that fewer tokens at once are no help. */
+ * ranks or a smaller batch.micro_batch (a new lineage)". places: what is on the device may go to a GPU's host, too.
+ * state_alone: parameters, their sums and the optimizer's state are too large already, so that fewer tokens at once are no
+ * help. */
 void pd_less_memory_text(const struct pd_config *config, uint32_t world, bool places, bool state_alone, char *ret,
                          size_t bytes);
 

@@ -74,12 +74,12 @@ struct setting {
     const struct pd_machine *machine;
     enum pd_recompute recompute;
     uint32_t recompute_layers;
-    double rows;       /* of a leaf on a rank */
+    double rows;       /* of a micro-batch on a rank */
     double act;        /* bytes of an activation */
     double share;      /* of the work, that the busiest tensor-parallel rank has */
     double parts;      /* zero_shard */
-    double slots_once; /* leaves that share one pass over the parameters */
-    uint32_t slots, interleave, leaves;
+    double slots_once; /* micro-batches that share one pass over the parameters */
+    uint32_t slots, interleave, micro_batches;
 };
 
 static double tp_elements(const struct setting *s, uint32_t unit)
@@ -128,7 +128,7 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
     return g;
 }
 
-/* Bytes of one leaf. */
+/* Bytes of one micro-batch. */
 struct traffic {
     double parameters, gradients, tensor, sequence, pipeline;
     double gradients_sent;
@@ -158,7 +158,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
         if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
         t.parameters = elements * others * s->act / s->slots_once;
     }
-    t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->leaves / s->slots;
+    t.gradients = g->elements / s->parts * gradient * (dp - 1) / dp * (double)s->micro_batches / s->slots;
     t.gradients_sent = dp > 1 ? g->elements * gradient * (dp - 1) / dp : 0;
     t.gradients += sp > 1 ? g->elements * sizeof(float) * (sp - 1) / sp : 0;
     const double sums = g->blocks * 4 + 2 * again + g->has_embedding + g->has_head;
@@ -181,9 +181,9 @@ static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
     return (products + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
 }
 
-/* Bytes to and from drives, into a GPU and out of it: of one leaf, and of the update. */
+/* Bytes to and from drives, into a GPU and out of it: of one micro-batch, and of the update. */
 struct streams {
-    double leaf, leaf_in, leaf_out, update, update_in, update_out;
+    double micro_batch, micro_batch_in, micro_batch_out, update, update_in, update_out;
 };
 
 /* What a budget leaves elsewhere, of so many bytes. */
@@ -203,10 +203,10 @@ static void add_copies(const struct setting *s, const struct stage *g, struct st
     const struct pd_config *c = s->config;
     const double copies = away(g->block_elements / s->parts * s->act, c->offload.parameters_budget),
                  sums = away(g->block_elements / s->parts * sizeof(float), c->offload.gradients_budget);
-    if (c->offload.parameters == PD_PLACE_NVME) x->leaf += 2 * copies / s->slots_once, x->update += copies;
-    if (crosses(s, c->offload.parameters)) x->leaf_in += 2 * copies / s->slots_once, x->update_out += copies;
-    if (c->offload.gradients == PD_PLACE_NVME) x->leaf += sums / s->slots, x->update += sums;
-    if (crosses(s, c->offload.gradients)) x->leaf_out += sums / s->slots, x->update_in += sums;
+    if (c->offload.parameters == PD_PLACE_NVME) x->micro_batch += 2 * copies / s->slots_once, x->update += copies;
+    if (crosses(s, c->offload.parameters)) x->micro_batch_in += 2 * copies / s->slots_once, x->update_out += copies;
+    if (c->offload.gradients == PD_PLACE_NVME) x->micro_batch += sums / s->slots, x->update += sums;
+    if (crosses(s, c->offload.gradients)) x->micro_batch_out += sums / s->slots, x->update_in += sums;
 }
 
 static struct streams streams_of(const struct setting *s, const struct stage *g)
@@ -214,7 +214,7 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
     const struct pd_config *c = s->config;
     const double again = recomputed(s, g),
                  token = again * kept_bytes(s, s->recompute) + (g->blocks - again) * kept_bytes(s, PD_RECOMPUTE_NONE);
-    /* leaves that are kept at once */
+    /* micro-batches that are kept at once */
     const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
                  kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
     struct streams x = {0};
@@ -224,14 +224,14 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
         x.update += state + away(state, c->offload.optimizer_budget);
     }
     if (crosses(s, c->offload.optimizer)) x.update_in += held * s->act, x.update_out += held * sizeof(float);
-    if (c->offload.activations == PD_PLACE_NVME) x.leaf += 2 * kept;
-    if (crosses(s, c->offload.activations)) x.leaf_in += kept, x.leaf_out += kept;
+    if (c->offload.activations == PD_PLACE_NVME) x.micro_batch += 2 * kept;
+    if (crosses(s, c->offload.activations)) x.micro_batch_in += kept, x.micro_batch_out += kept;
     return x;
 }
 
 static double rate_of(const struct setting *s, uint32_t span)
 {
-    return span <= s->machine->host_ranks ? s->machine->link : s->machine->network;
+    return span <= s->machine->ranks_per_host ? s->machine->link : s->machine->network;
 }
 
 static double larger(double a, double b)
@@ -247,7 +247,7 @@ static double adam_seconds(const struct setting *s, double elements)
     const double state = 2.0 * PD_KIND_COUNT * sizeof(float), gradient = sizeof(float);
     if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
         return elements * (state + gradient) / m->memory_rate;
-    const uint32_t world = pd_layout_world(s->layout), sharing = world < m->host_ranks ? world : m->host_ranks;
+    const uint32_t world = pd_layout_world(s->layout), sharing = world < m->ranks_per_host ? world : m->ranks_per_host;
     return elements * (state + 2 * (gradient + s->act)) * sharing / m->host_rate; /* the bus: streams_of */
 }
 
@@ -256,9 +256,9 @@ static double bus_seconds(const struct setting *s, double in, double out)
     return s->machine->bus > 0 ? larger(in, out) / s->machine->bus : 0;
 }
 
-static double leaf_streams(const struct setting *s, const struct streams *x)
+static double micro_batch_streams(const struct setting *s, const struct streams *x)
 {
-    return larger(x->leaf / s->machine->nvme, bus_seconds(s, x->leaf_in, x->leaf_out));
+    return larger(x->micro_batch / s->machine->nvme, bus_seconds(s, x->micro_batch_in, x->micro_batch_out));
 }
 
 static double update_streams(const struct setting *s, const struct streams *x)
@@ -280,7 +280,8 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double beside =
         (t.parameters + larger(t.gradients, t.gradients_sent)) / stage_rate + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
-    const double leaf = larger(larger(compute + recompute + exposed, beside), leaf_streams(s, &streams)), slots = s->slots;
+    const double micro_batch = larger(larger(compute + recompute + exposed, beside), micro_batch_streams(s, &streams)),
+                 slots = s->slots;
     double once = 0;
     if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
     double sums = l->zero_stage == 0         ? g->elements * sizeof(float)
@@ -293,17 +294,17 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->tensor_bytes = (uint64_t)larger((double)c->tensor_bytes, t.tensor * slots);
     c->sequence_bytes = (uint64_t)larger((double)c->sequence_bytes, t.sequence * slots);
     c->pipeline_bytes = (uint64_t)larger((double)c->pipeline_bytes, t.pipeline * slots);
-    if (c->ghosts) c->ghost_bytes = (uint64_t)larger((double)c->ghost_bytes, t.parameters);
+    if (c->padding) c->padding_bytes = (uint64_t)larger((double)c->padding_bytes, t.parameters);
     const double optimizer = larger(adam_seconds(s, held), update_streams(s, &streams)), after = (once + sums) / stage_rate;
-    c->nvme_seconds = larger(c->nvme_seconds, (streams.leaf * slots + streams.update) / s->machine->nvme);
-    c->bus_seconds = larger(c->bus_seconds, bus_seconds(s, streams.leaf_in * slots + streams.update_in,
-                                                        streams.leaf_out * slots + streams.update_out));
+    c->nvme_seconds = larger(c->nvme_seconds, (streams.micro_batch * slots + streams.update) / s->machine->nvme);
+    c->bus_seconds = larger(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
+                                                        streams.micro_batch_out * slots + streams.update_out));
     c->optimizer_seconds = larger(c->optimizer_seconds, optimizer + after);
-    if (leaf <= *slowest) return;
-    *slowest = leaf;
+    if (micro_batch <= *slowest) return;
+    *slowest = micro_batch;
     c->compute_seconds = compute * slots;
     c->recompute_seconds = recompute * slots;
-    c->exposed_seconds = (leaf - (compute + recompute)) * slots; /* nothing exposed: exactly 0 */
+    c->exposed_seconds = (micro_batch - (compute + recompute)) * slots; /* nothing exposed: exactly 0 */
 }
 
 static struct setting setting_of(const struct pd_config *config, const struct pd_model *model,
@@ -319,15 +320,15 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
                         .machine = machine,
                         .recompute = laid_out->recompute,
                         .recompute_layers = laid_out->recompute_layers,
-                        .rows = (double)config->batch.leaf * config->batch.context / l->sp,
+                        .rows = (double)config->batch.micro_batch * config->batch.context / l->sp,
                         .act = pd_dtype_bytes(config->numerics.precision),
                         .parts = l->zero_shard,
                         .interleave = l->pp > 1 ? l->interleave : 1,
-                        .leaves = config->batch.sequences / config->batch.leaf};
+                        .micro_batches = config->batch.sequences / config->batch.micro_batch};
     s.share =
         larger((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
-    s.slots = pd_schedule_slots(s.leaves, l->dp, l->pp, s.interleave);
-    s.slots_once = pd_goes_by_layers(config, l) ? s.slots : 1;
+    s.slots = pd_schedule_slots(s.micro_batches, l->dp, l->pp, s.interleave);
+    s.slots_once = pd_is_breadth_first(config, l) ? s.slots : 1;
     return s;
 }
 
@@ -336,7 +337,7 @@ void pd_step_cost(const struct pd_config *config, const struct pd_model *model, 
 {
     const struct setting s = setting_of(config, model, laid_out, machine);
     const struct pd_layout *l = &laid_out->layout;
-    struct pd_step_cost c = {.slots = s.slots, .ghosts = s.slots * l->dp - s.leaves};
+    struct pd_step_cost c = {.slots = s.slots, .padding = s.slots * l->dp - s.micro_batches};
     double slowest = -1;
     for (uint32_t pp = 0; pp < l->pp; pp++) {
         const struct stage g = stage_of(&s, pp);

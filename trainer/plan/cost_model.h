@@ -1,14 +1,15 @@
 /* What a step costs: operations over a device's rate, bytes over a link's, and the pipeline's bubble. Good for comparing
  * layouts of one model on one machine; absolute figures are as good as the rates that are given.
  *
- *   time of a leaf on a stage   matrix products and attention / flops in their precision, then the sums of tensor parallel
+ *   time of a micro-batch on a stage   matrix products and attention / flops in their precision, then the sums of tensor
+ *   parallel
  *                               ranks and the keys and values of sequence parallel ones, which nothing hides; or gathers
  *                               and gradients, or what drives or the bus move, which run beside: whichever takes longest
  *   step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once: parameters
  *                               of ZeRO 1 and 2, sums to replicas, the optimizer: by memory, the device's or, where state
  *                               is away from a GPU, the host's or the bus; or by drives
  *
- * By layers parameters are gathered, and read, twice a step instead of twice a leaf.
+ * Breadth first parameters are gathered, and read, twice a step instead of twice a micro-batch.
  * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
  * receives which receives most. */
 #ifndef PD_TRAINER_PLAN_COST_MODEL_H
@@ -28,7 +29,7 @@ struct pd_machine {
     double memory_rate;          /* bytes a second */
     double link, network;        /* bytes a second and rank: inside a host, between hosts */
     double latency;              /* seconds before a transfer begins */
-    uint32_t host_ranks;         /* ranks of a host */
+    uint32_t ranks_per_host;     /* ranks of a host */
     double nvme;                 /* bytes a second and rank, to and from drives together */
     double host_rate;            /* bytes a second of a host's memory, its ranks together; 0: the device is the host */
     double bus;                  /* bytes a second and rank between device and host, each way */
@@ -46,15 +47,16 @@ void pd_machine_set_flops(struct pd_machine *machine, double flops);
 void pd_machine_share(struct pd_machine *machine, double ranks);
 
 struct pd_step_cost {
-    uint32_t slots, ghosts; /* leaves a rank runs, ghosts included; ghosts of all data-parallel ranks together */
-    double bubble;          /* share of a step, by theory */
+    uint32_t slots;   /* micro-batches a rank runs, padding included */
+    uint32_t padding; /* padding micro-batches of all data-parallel ranks together */
+    double bubble;    /* share of a step, by theory */
     double step_seconds, compute_seconds, recompute_seconds, exposed_seconds; /* exposed: transfers that nothing hides */
     double bubble_seconds, optimizer_seconds;
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received a step */
-    uint64_t ghost_bytes; /* of parameter_bytes: gathered for ghosts, by a rank that runs one */
-    double nvme_seconds;  /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
+    uint64_t padding_bytes; /* of parameter_bytes: gathered for padding micro-batches, by a rank that runs one */
+    double nvme_seconds; /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
                            * or of the optimizer where they are slower */
-    double bus_seconds;   /* likewise the bus to a GPU's host, the busier way */
+    double bus_seconds;  /* likewise the bus to a GPU's host, the busier way */
 };
 
 /* Pure; a few microseconds a stage. */

@@ -10,8 +10,8 @@
 
 static bool codes_made_again(struct pd_config *c)
 {
-    const bool is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_LEAF;
-    c->layout.fp8_codes = PD_CODES_LEAF;
+    const bool is_new = c->numerics.linears == PD_LINEARS_FP8 && c->layout.fp8_codes != PD_CODES_MICRO_BATCH;
+    c->layout.fp8_codes = PD_CODES_MICRO_BATCH;
     return is_new;
 }
 
@@ -45,7 +45,7 @@ static bool zero_3(struct pd_config *c)
     return is_new;
 }
 
-static bool leaves(enum pd_place *place)
+static bool take_away(enum pd_place *place)
 {
     const bool is_new = *place == PD_PLACE_DEVICE;
     *place = PD_PLACE_CPU;
@@ -54,23 +54,23 @@ static bool leaves(enum pd_place *place)
 
 static bool activations_away(struct pd_config *c)
 {
-    return leaves(&c->offload.activations);
+    return take_away(&c->offload.activations);
 }
 
 static bool optimizer_away(struct pd_config *c)
 {
-    return leaves(&c->offload.optimizer);
+    return take_away(&c->offload.optimizer);
 }
 
 static bool gradients_away(struct pd_config *c)
 {
-    c->layout.order = PD_ORDER_LAYERS; /* without it they cannot */
-    return leaves(&c->offload.gradients);
+    c->layout.order = PD_ORDER_BREADTH_FIRST; /* without it they cannot */
+    return take_away(&c->offload.gradients);
 }
 
 static bool parameters_away(struct pd_config *c)
 {
-    return leaves(&c->offload.parameters);
+    return take_away(&c->offload.parameters);
 }
 
 /* What costs least time comes first. */
@@ -80,12 +80,12 @@ static const struct change {
 } changes[] = {
     {"layout.recompute_layers=auto", recompute_more},
     {"layout.recompute=selective", recompute_selective},
-    {"layout.fp8_codes=leaf", codes_made_again},
+    {"layout.fp8_codes=micro_batch", codes_made_again},
     {"offload.activations=cpu", activations_away},
     {"layout.zero_stage=3", zero_3},
     {"layout.recompute=full", recompute_full},
     {"offload.optimizer=cpu", optimizer_away},
-    {"offload.gradients=cpu layout.order=layers", gradients_away},
+    {"offload.gradients=cpu layout.order=breadth_first", gradients_away},
     {"offload.parameters=cpu", parameters_away},
 };
 enum { CHANGES = sizeof changes / sizeof *changes };

@@ -101,7 +101,7 @@ static uint64_t tp_key(const struct survey *s, uint32_t tp_rank)
     return key;
 }
 
-/* What a rank's pipeline place is but for the leaves it keeps. */
+/* What a rank's pipeline place is but for the micro-batches it keeps. */
 static uint64_t shape_key(const struct survey *s, uint32_t pp)
 {
     const struct pd_layout *l = &s->laid_out->layout;
@@ -116,14 +116,15 @@ static uint64_t shape_key(const struct survey *s, uint32_t pp)
 static uint64_t depth_key(const struct survey *s, uint32_t pp)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    const uint32_t leaves = s->config->batch.sequences / s->config->batch.leaf, interleave = l->pp > 1 ? l->interleave : 1;
+    const uint32_t micro_batches = s->config->batch.sequences / s->config->batch.micro_batch,
+                   interleave = l->pp > 1 ? l->interleave : 1;
     uint32_t depth[256];
     const struct pd_schedule_options options = {.kind = s->config->layout.schedule,
                                                 .pp = l->pp,
                                                 .pp_rank = pp,
                                                 .interleave = interleave,
-                                                .slots = pd_schedule_slots(leaves, l->dp, l->pp, interleave),
-                                                .units = pd_goes_by_layers(s->config, l) ? s->model->unit_count : 0};
+                                                .slots = pd_schedule_slots(micro_batches, l->dp, l->pp, interleave),
+                                                .units = pd_is_breadth_first(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
     uint64_t key = 3;
     for (uint32_t c = 0; c < interleave; c++)

@@ -1,9 +1,9 @@
 /* Memory of every rank of a world, by groups of ranks that need the same bytes in every category.
  *
- * Few ranks are planned by the engine's recipe (trainer/engine/engine.h), the others follow by arithmetic: what a rank takes is a
- * sum of what its pipeline place takes (chunks, leaves kept, heads and tokens it computes) and of what its share of the
- * state takes, so a rank whose two parts were each seen elsewhere needs no recipe of its own. Time grows with tensors plus
- * ranks, not with their product. */
+ * Few ranks are planned by the engine's recipe (trainer/engine/engine.h), the others follow by arithmetic: what a rank takes
+ * is a sum of what its pipeline place takes (chunks, micro-batches kept, heads and tokens it computes) and of what its share
+ * of the state takes, so a rank whose two parts were each seen elsewhere needs no recipe of its own. Time grows with tensors
+ * plus ranks, not with their product. */
 #ifndef PD_TRAINER_PLAN_MEMORY_PLAN_H
 #define PD_TRAINER_PLAN_MEMORY_PLAN_H
 
@@ -23,7 +23,7 @@ struct pd_world_memory {
     uint32_t recipes; /* runs of the engine's recipe that it took */
 };
 
-/* Of a plan's bytes those that must find room in the rank's device: with run.device gpu all but page-locked memory of the
+/* Of a plan's bytes those that must find room in the rank's device: with run.device gpu all but pinned memory of the
  * host, and what libraries take beside it; else all. */
 uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan);
 

@@ -18,7 +18,7 @@ bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
 
 static uint64_t page_up(uint64_t bytes)
 {
-    return (bytes + PD_DOOR_ALIGN - 1) / PD_DOOR_ALIGN * PD_DOOR_ALIGN;
+    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 static uint32_t generations_of(const struct pd_config *c)
@@ -89,8 +89,8 @@ static pd_status plan_parameters(const struct pd_engine *e, struct pd_offload_pl
     if (!spans) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_zero_parameter_spans(e->zero, spans);
     const struct pass pass = pass_over(e->zero, spans);
-    const uint64_t leaves = e->by_layers ? 1 : e->slots,
-                   read = 2 * leaves * pass.all - leaves * pass.last - (leaves - 1) * pass.first;
+    const uint64_t micro_batches = e->is_breadth_first ? 1 : e->slots,
+                   read = 2 * micro_batches * pass.all - micro_batches * pass.last - (micro_batches - 1) * pass.first;
     note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
     free(spans);
     return PD_OK;

@@ -2,10 +2,10 @@
  *
  *   state        24 bytes an element that streams: fp32 master and two moments, read and written; 12 of one that its budget
  *                keeps in memory too. Boxes under a checksum block stay in memory and are written when a checkpoint is
- *   parameters   blocks' compute copies: written once by the update; read once a pass (by layers two passes a step, else two
- *                a leaf) but for the two blocks that are still there when passes turn
+ *   parameters   blocks' working copies: written once by the update; read once a pass (breadth first two passes a step, else two
+ *                a micro-batch) but for the two blocks that are still there when passes turn
  *   gradients    written once and read once, but for two blocks that stay until the update
- *   activations  written once and read once, for every block and leaf
+ *   activations  written once and read once, for every block and micro-batch
  *
  * Of copies, sums and activations that a budget keeps in memory nothing moves. On a GPU what is away, on drives or on the
  * host (cpu), crosses the bus, of an optimizer's state the gradients and new copies. */

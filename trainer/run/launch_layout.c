@@ -11,8 +11,8 @@
 /* Other hosts are as this one is. */
 uint32_t pd_launch_ranks_of_a_host(const struct pd_config *config, uint32_t ranks)
 {
-    const uint32_t host_ranks = config->layout.host_ranks;
-    return host_ranks && host_ranks < ranks ? host_ranks : ranks;
+    const uint32_t ranks_per_host = config->layout.ranks_per_host;
+    return ranks_per_host && ranks_per_host < ranks ? ranks_per_host : ranks;
 }
 
 pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks, struct pd_error *err)
@@ -36,9 +36,9 @@ void pd_launch_layout_say_hosts(const struct pd_config *config, uint32_t ranks, 
 {
     const uint32_t most = (ranks + hosts - 1) / hosts, counted = pd_launch_ranks_of_a_host(config, ranks);
     if (!config->layout.chosen || counted == most) return;
-    pd_log(
-        PD_LOG_WARN, MODULE,
-        "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.host_ranks=%u counts their memory "
-        "and links as they are",
-        counted, hosts, most, most);
+    pd_log(PD_LOG_WARN, MODULE,
+           "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.ranks_per_host=%u counts their "
+           "memory "
+           "and links as they are",
+           counted, hosts, most, most);
 }

@@ -11,7 +11,7 @@ struct pd_launch_layout {
     char settings[192]; /* for the ranks */
 };
 
-/* Ranks of each host, where `ranks` run: layout.host_ranks, or all. */
+/* Ranks of each host, where `ranks` run: layout.ranks_per_host, or all. */
 uint32_t pd_launch_ranks_of_a_host(const struct pd_config *config, uint32_t ranks);
 /* Warns where the launcher chose for other hosts than there are. */
 void pd_launch_layout_say_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts);

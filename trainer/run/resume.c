@@ -143,12 +143,11 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
     return pd_engine_box_data(context, tensor, kind, box);
 }
 
-static pd_status load_state(struct pd_door *door, struct pd_group *group, struct pd_engine *e,
-                            struct pd_load_request *request, const struct pd_identity *identity,
-                            struct pd_load_report *ret_report, struct pd_error *err)
+static pd_status load_state(struct pd_vfs *vfs, struct pd_group *group, struct pd_engine *e, struct pd_load_request *request,
+                            const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
 {
-    if (e->files) return pd_state_files_load(e, door, group, request, identity, ret_report, err);
-    PD_TRY(pd_load(door, group, request, ret_report, err));
+    if (e->files) return pd_state_files_load(e, vfs, group, request, identity, ret_report, err);
+    PD_TRY(pd_load(vfs, group, request, ret_report, err));
     return pd_engine_loaded(e, err);
 }
 
@@ -160,7 +159,7 @@ static void say_new_lineage(const struct pd_identity *identity, const struct cha
            change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
 }
 
-static pd_status load_entry(struct pd_door *door, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
+static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struct pd_group *group, struct pd_engine *e,
                             struct pd_commit *commit, struct pd_resume_report *report, struct pd_error *err)
 {
     char path[4096];
@@ -183,7 +182,7 @@ static pd_status load_entry(struct pd_door *door, const struct candidate *c, str
                                       .context = e};
     struct pd_identity identity = commit->state.identity;
     if (change.any) identity.lineage = c->lineage + 1;
-    PD_TRY(load_state(door, group, e, &request, &identity, &load, err));
+    PD_TRY(load_state(vfs, group, e, &request, &identity, &load, err));
     if (change.any && group->rank == 0) say_new_lineage(&identity, &change);
     commit->state.identity = identity;
     report->bytes_read = load.bytes_read;
@@ -250,7 +249,7 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
             root, aside, what);
 }
 
-pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
+pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *e,
                     struct pd_run_state *ret_state, struct pd_resume_report *ret_report, struct pd_error *err)
 {
     struct pd_resume_report report = {0};
@@ -259,7 +258,7 @@ pd_status pd_resume(struct pd_door *door, struct pd_tiers *tiers, struct pd_grou
     struct candidate candidate;
     while (!report.resumed && choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
-        pd_status st = load_entry(door, &candidate, group, e, &commit, &report, &damage);
+        pd_status st = load_entry(vfs, &candidate, group, e, &commit, &report, &damage);
         if (!st) {
             *ret_state = commit.state;
             commit.state = (struct pd_run_state){0};

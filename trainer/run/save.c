@@ -113,7 +113,7 @@ static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 }
 
 /* Tiers that save the same bytes have one writer. */
-static pd_status plan_tier(struct pd_saver *s, struct pd_door *door, uint32_t tier, struct pd_error *err)
+static pd_status plan_tier(struct pd_saver *s, struct pd_vfs *vfs, uint32_t tier, struct pd_error *err)
 {
     const struct pd_engine *e = s->engine;
     struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
@@ -125,13 +125,13 @@ static pd_status plan_tier(struct pd_saver *s, struct pd_door *door, uint32_t ti
     }
     if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
     codec.pool = s->pool;
-    PD_TRY(pd_shard_writer_new_compressed(door, &e->options.model->tensors, s->boxes, s->box_count, e->io_buffers,
+    PD_TRY(pd_shard_writer_new_compressed(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->io_buffers,
                                           e->io_bytes, &codec, &s->writers[tier], err));
     pd_shard_writer_on_copied(s->writers[tier], copied, s);
     return PD_OK;
 }
 
-static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_error *err)
+static pd_status prepare(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     if (s->engine->files) return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
@@ -145,7 +145,7 @@ static pd_status prepare(struct pd_saver *s, struct pd_door *door, struct pd_err
         s->data[b] = pd_engine_box_data(s->engine, box->tensor, box->kind, number);
     }
     for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
-        PD_TRY(plan_tier(s, door, tier, err));
+        PD_TRY(plan_tier(s, vfs, tier, err));
     return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
 }
 
@@ -274,7 +274,7 @@ static pd_status start_thread(struct pd_saver *s, struct pd_error *err)
 
 /* ---- the caller's side ---- */
 
-pd_status pd_saver_new(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
+pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group, struct pd_engine *engine,
                        uint32_t in_flight, struct pd_saver **ret_saver, struct pd_error *err)
 {
     PD_CHECK(in_flight >= 1 && in_flight <= PD_SAVER_IN_FLIGHT_MAX);
@@ -287,7 +287,7 @@ pd_status pd_saver_new(struct pd_door *door, struct pd_tiers *tiers, struct pd_g
     s->rank = pd_rank_current();
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    pd_status st = prepare(s, door, err);
+    pd_status st = prepare(s, vfs, err);
     if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);

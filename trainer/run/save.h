@@ -40,7 +40,7 @@ struct pd_saver_outcome {
 /* Everything is borrowed for the saver's life. `group` is the first tier's, one rank per rank of the engine: nobody else
  * uses it while saves are under way, so it stands on a communicator of its own. The tiers are not started yet. in_flight:
  * saves that may be under way at once, 1 or PD_SAVER_IN_FLIGHT_MAX. */
-PD_MUST_USE pd_status pd_saver_new(struct pd_door *door, struct pd_tiers *tiers, struct pd_group *group,
+PD_MUST_USE pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group,
                                    struct pd_engine *engine, uint32_t in_flight, struct pd_saver **ret_saver,
                                    struct pd_error *err);
 /* Waits for the save under way. Where it waits for a peer that is gone, the group's communicator was aborted before. */

@@ -1,4 +1,4 @@
-/* What signals ask of a worker. The handler only raises flags; the step looks at them between leaves.
+/* What signals ask of a worker. The handler only raises flags; the step looks at them between micro-batches.
  *
  *   TERM USR1 HUP   save and leave
  *   USR2            save and go on

@@ -27,10 +27,10 @@ static const char *dir_of(const struct pd_config *config, uint32_t stripe)
 
 /* ---- drives that are not there ---- */
 
-pd_status pd_stripes_find_absent(struct pd_door *door, const struct pd_config *config, uint64_t *ret_bits,
+pd_status pd_stripes_find_absent(struct pd_vfs *vfs, const struct pd_config *config, uint64_t *ret_bits,
                                  struct pd_error *err)
 {
-    return pd_store_absent_stripes(door, first_dir(config), (const char *const *)config->checkpoint.stripes,
+    return pd_store_absent_stripes(vfs, first_dir(config), (const char *const *)config->checkpoint.stripes,
                                    config->checkpoint.stripes_count, ret_bits, err);
 }
 
@@ -94,8 +94,8 @@ static void remember(const struct pd_config *config, const char *path, const uin
 /* ---- measuring ---- */
 
 /* As an update moves state: one file read, another overwritten, directly, many transfers in flight. */
-static pd_status measure_one(struct pd_raw_bench *bench, struct pd_door *door, const char *dir, bool is_last,
-                             double *rate_max, struct pd_error *err)
+static pd_status measure_one(struct pd_raw_bench *bench, struct pd_vfs *vfs, const char *dir, bool is_last, double *rate_max,
+                             struct pd_error *err)
 {
     char from[4200], to[4200];
     double seconds = 0;
@@ -105,8 +105,8 @@ static pd_status measure_one(struct pd_raw_bench *bench, struct pd_door *door, c
     const double rate = seconds > 0 ? 2.0 * (double)PROBE_BYTES / seconds : 1;
     if (rate > *rate_max) *rate_max = rate;
     if (st || is_last) {
-        (void)!pd_door_unlink(door, from, NULL);
-        (void)!pd_door_unlink(door, to, NULL);
+        (void)!pd_vfs_unlink(vfs, from, NULL);
+        (void)!pd_vfs_unlink(vfs, to, NULL);
     }
     return st ? pd_error_context(err, st, "measuring the drive of %s", dir) : PD_OK;
 }
@@ -124,15 +124,15 @@ static void weigh(const double *rates, uint32_t count, uint16_t *ret_weights)
     }
 }
 
-static pd_status measure(struct pd_door *door, const struct pd_config *config, uint16_t *ret_weights, struct pd_error *err)
+static pd_status measure(struct pd_vfs *vfs, const struct pd_config *config, uint16_t *ret_weights, struct pd_error *err)
 {
     struct pd_raw_bench *bench = NULL;
     double rates[PD_LAYOUT_STRIPES_MAX] = {0};
     const uint32_t count = pd_stripes_count(config);
-    PD_TRY(pd_raw_bench_new(door, 0, 0, &bench, err));
+    PD_TRY(pd_raw_bench_new(vfs, 0, 0, &bench, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < PROBE_ROUNDS * count; i++)
-        st = measure_one(bench, door, dir_of(config, i % count), i / count + 1 == PROBE_ROUNDS, &rates[i % count], err);
+        st = measure_one(bench, vfs, dir_of(config, i % count), i / count + 1 == PROBE_ROUNDS, &rates[i % count], err);
     pd_raw_bench_free(bench);
     PD_TRY(st);
     weigh(rates, count, ret_weights);
@@ -143,12 +143,12 @@ static pd_status measure(struct pd_door *door, const struct pd_config *config, u
 }
 
 /* Nothing is gained there; said, not refused: what is one file system may be several drives below. */
-static void warn_of_twins(struct pd_door *door, const struct pd_config *config)
+static void warn_of_twins(struct pd_vfs *vfs, const struct pd_config *config)
 {
     uint64_t devices[PD_LAYOUT_STRIPES_MAX];
     for (uint32_t s = 0; s < pd_stripes_count(config); s++) {
         struct pd_stat stat;
-        if (pd_door_stat(door, dir_of(config, s), &stat, NULL)) return;
+        if (pd_vfs_stat(vfs, dir_of(config, s), &stat, NULL)) return;
         devices[s] = stat.device;
         for (uint32_t k = 0; k < s; k++) {
             if (devices[k] != devices[s]) continue;
@@ -159,25 +159,24 @@ static void warn_of_twins(struct pd_door *door, const struct pd_config *config)
     }
 }
 
-static pd_status settle_here(struct pd_door *door, const struct pd_config *config, uint16_t *ret_weights,
-                             struct pd_error *err)
+static pd_status settle_here(struct pd_vfs *vfs, const struct pd_config *config, uint16_t *ret_weights, struct pd_error *err)
 {
     char path[4200];
     snprintf(path, sizeof path, "%s/stripe-weights", first_dir(config));
     if (recall(config, path, ret_weights)) return PD_OK;
-    warn_of_twins(door, config);
-    PD_TRY(measure(door, config, ret_weights, err));
+    warn_of_twins(vfs, config);
+    PD_TRY(measure(vfs, config, ret_weights, err));
     remember(config, path, ret_weights);
     return PD_OK;
 }
 
-pd_status pd_stripes_settle(struct pd_door *door, struct pd_group *group, const struct pd_config *config,
+pd_status pd_stripes_settle(struct pd_vfs *vfs, struct pd_group *group, const struct pd_config *config,
                             struct pd_layout *layout, struct pd_error *err)
 {
     uint16_t weights[PD_LAYOUT_STRIPES_MAX] = {0};
     pd_stripes_apply(config, layout);
     if (pd_stripes_count(config) == 1 || config->checkpoint.stripe_weights[0]) return PD_OK;
-    pd_status st = group->rank == 0 ? settle_here(door, config, weights, err) : PD_OK;
+    pd_status st = group->rank == 0 ? settle_here(vfs, config, weights, err) : PD_OK;
     PD_TRY(pd_group_agree(group, st, err));
     PD_TRY(pd_group_broadcast(group, 0, weights, sizeof weights, err));
     memcpy(layout->stripe_weight, weights, sizeof weights);

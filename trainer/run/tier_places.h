@@ -21,7 +21,7 @@ PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const s
                                           struct pd_error *err);
 /* Makes those that are absent; where there are several and one cannot be made, fills in `missing` of that tier.
  *   errors  where there is one; PD_INVALID: something else lies there */
-PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_door *door,
+PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_vfs *vfs,
                                           struct pd_tiers_options *options, struct pd_error *err);
 /* Rank 0 writes down those that have a checkpoint by now; a failure only makes the next launch more careful. */
 void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers);

@@ -2,9 +2,9 @@
  *
  *   set up (store, data, memory, engine) -> resume -> [step -> validate -> agree -> begin a save]* -> last save -> leave
  *
- * Signals are looked at between leaves and agreed upon by all ranks; a step left unfinished changes nothing, so the state
- * that is saved is that of the last update. Saves go on in the background (save.h); which have ended on all ranks is part of
- * the same agreement, so all of them act on the same outcomes at the same step. */
+ * Signals are looked at between micro-batches and agreed upon by all ranks; a step left unfinished changes nothing, so the
+ * state that is saved is that of the last update. Saves go on in the background (save.h); which have ended on all ranks is
+ * part of the same agreement, so all of them act on the same outcomes at the same step. */
 #include "trainer/run/worker.h"
 
 #include "ckpt/base/clock.h"
@@ -52,7 +52,7 @@ struct worker {
     struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
     struct pd_comm *copy_comm;                /* of second copies, on other hosts */
     struct pd_group group, tier_groups[PD_TIERS_MAX], copy_group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_tiers *tiers;
     struct pd_tier_places places;
     struct pd_layout stripes; /* of the launch: weights alone count */
@@ -106,8 +106,8 @@ static pd_status publish_config(struct worker *w, struct pd_error *err)
 static pd_status make_all_directories(struct worker *w, struct pd_tiers_options *options, struct pd_error *err)
 {
     PD_TRY(pd_directories_make("run.dir", w->config->run.dir, err));
-    if (!w->door) PD_TRY(pd_door_new_auto(&w->door, err));
-    return pd_tier_places_make(&w->places, w->door, options, err);
+    if (!w->vfs) PD_TRY(pd_vfs_new_auto(&w->vfs, err));
+    return pd_tier_places_make(&w->places, w->vfs, options, err);
 }
 
 static bool keeps_files(const struct pd_config *c)
@@ -132,7 +132,7 @@ static pd_status make_stripes(struct worker *w, struct pd_tiers_options *options
 static pd_status leave_out_stripes(struct worker *w, struct pd_error *err)
 {
     uint64_t absent = 0;
-    PD_TRY(pd_group_agree(&w->group, pd_stripes_find_absent(w->door, w->config, &absent, err), err));
+    PD_TRY(pd_group_agree(&w->group, pd_stripes_find_absent(w->vfs, w->config, &absent, err), err));
     PD_TRY(pd_comm_all_reduce(w->comm, &absent, 1, PD_REDUCE_OR_U64, err));
     if (!absent) return PD_OK;
     if (w->comm->rank == 0) pd_stripes_say_absent(w->config, absent);
@@ -146,12 +146,12 @@ static pd_status settle_stripes(struct worker *w, struct pd_error *err)
 {
     struct pd_tiers_options options = {.count = 0};
     if (!w->config->checkpoint.stripes_count) return PD_OK;
-    if (!w->door) PD_TRY(pd_group_agree(&w->group, pd_door_new_auto(&w->door, err), err));
+    if (!w->vfs) PD_TRY(pd_group_agree(&w->group, pd_vfs_new_auto(&w->vfs, err), err));
     PD_TRY(leave_out_stripes(w, err));
     options.count = pd_config_tiers(w->config, options.tiers);
     PD_TRY(pd_tier_places_find(&w->places, w->config, &w->group, &options, err));
     PD_TRY(pd_group_agree(&w->group, make_stripes(w, &options, err), err));
-    return pd_stripes_settle(w->door, &w->group, w->config, &w->stripes, err);
+    return pd_stripes_settle(w->vfs, &w->group, w->config, &w->stripes, err);
 }
 
 static const struct pd_comm_memory host_memory = {.copy = NULL};
@@ -189,7 +189,7 @@ static pd_status open_tiers(struct worker *w, struct pd_error *err)
         pd_comm_group(w->copy_comm, &w->copy_group);
         options.copy_group = &w->copy_group;
     }
-    return pd_tiers_open(w->door, &options, &w->tiers, err);
+    return pd_tiers_open(w->vfs, &options, &w->tiers, err);
 }
 
 static pd_status open_data(struct worker *w, struct pd_error *err)
@@ -220,7 +220,7 @@ static void check_nccl_room(const struct worker *w, const struct pd_memory_plan 
            "GPU %u has %llu MiB of its memory left, and NCCL may take about %llu, by an estimate; if it runs out, set "
            "NCCL_BUFFSIZE=1048576%s",
            w->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20,
-           w->config->batch.leaf > 1 ? " or lower batch.leaf" : "");
+           w->config->batch.micro_batch > 1 ? " or lower batch.micro_batch" : "");
 }
 
 /* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
@@ -411,7 +411,7 @@ static void let_saves_go(void *saver)
 static pd_status make_saver(struct worker *w, struct pd_error *err)
 {
     const struct pd_config *c = w->config;
-    pd_status st = pd_saver_new(w->door, w->tiers, &w->tier_groups[0], w->engine, c->checkpoint.in_flight, &w->saver, err);
+    pd_status st = pd_saver_new(w->vfs, w->tiers, &w->tier_groups[0], w->engine, c->checkpoint.in_flight, &w->saver, err);
     PD_TRY(pd_group_agree(&w->group, st, err));
     w->engine->before_update = let_saves_go;
     w->engine->update_context = w->saver;
@@ -454,8 +454,8 @@ static pd_status open_saver(struct worker *w, struct pd_error *err)
 static pd_status open_offload(struct worker *w, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(w->tiers, 0);
-    PD_TRY(pd_scratch_open(w->engine, w->door, store, &w->scratch, err));
-    return w->config->offload.optimizer == PD_PLACE_NVME ? pd_state_files_open(w->engine, w->door, store, err) : PD_OK;
+    PD_TRY(pd_scratch_open(w->engine, w->vfs, store, &w->scratch, err));
+    return w->config->offload.optimizer == PD_PLACE_NVME ? pd_state_files_open(w->engine, w->vfs, store, err) : PD_OK;
 }
 
 static pd_status set_up(struct worker *w, struct pd_error *err)
@@ -475,7 +475,7 @@ static pd_status set_up(struct worker *w, struct pd_error *err)
     PD_TRY(make_saver(w, err));
     list_shard_bytes(w, bytes);
     if (w->engine->files) PD_TRY(make_generations(w, bytes, err));
-    PD_TRY(pd_resume(w->door, w->tiers, &w->group, w->engine, &w->state, &report, err));
+    PD_TRY(pd_resume(w->vfs, w->tiers, &w->group, w->engine, &w->state, &report, err));
     w->saved_step = report.resumed ? w->state.identity.step : 0;
     PD_TRY(open_saver(w, err));
     PD_TRY(open_metrics(w, err));
@@ -502,7 +502,7 @@ static void tear_down(struct worker *w)
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(w->tier_comms[i]);
     pd_comm_free(w->copy_comm);
-    pd_door_free(w->door);
+    pd_vfs_free(w->vfs);
     pd_run_state_deinit(&w->state);
     pd_rank_device_quiet(&w->device);
     pd_engine_free(w->engine);

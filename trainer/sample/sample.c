@@ -15,7 +15,7 @@
 
 struct sampler {
     const struct pd_sample_options *options;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_store *store;
     const struct pd_store_entry *entry; /* the store's */
     struct pd_group group;
@@ -46,7 +46,7 @@ static void split_path(struct sampler *s, const char *path, char *root, const ch
         root[length - 1] = '\0';
     snprintf(commit, sizeof commit, "%s/commit.h5", root);
     char *slash = strrchr(root, '/');
-    if (!slash || slash == root || pd_door_stat(s->door, commit, &st, NULL)) return;
+    if (!slash || slash == root || pd_vfs_stat(s->vfs, commit, &st, NULL)) return;
     *slash = '\0';
     *ret_name = slash + 1;
 }
@@ -66,9 +66,9 @@ static pd_status open_newest(struct sampler *s, const char *checkpoints, struct 
     const char *name;
     const struct pd_store_options options = {.writable = false, .keep_last = 1};
     pd_group_init_single(&s->group);
-    PD_TRY(pd_door_new_auto(&s->door, err));
+    PD_TRY(pd_vfs_new_auto(&s->vfs, err));
     split_path(s, checkpoints, root, &name);
-    PD_TRY(pd_store_open(s->door, root, &options, &s->group, &s->store, err));
+    PD_TRY(pd_store_open(s->vfs, root, &options, &s->group, &s->store, err));
     PD_TRY(find_entry(s, checkpoints, name, err));
     PD_TRY(pd_store_read_commit(s->store, s->entry, &s->commit, err));
     return pd_config_parse("saved configuration", s->commit.state.config, NULL, 0, &s->config, err);
@@ -84,7 +84,7 @@ static void release(struct sampler *s)
     pd_config_deinit(&s->config);
     pd_commit_deinit(&s->commit);
     pd_store_close(s->store);
-    pd_door_free(s->door);
+    pd_vfs_free(s->vfs);
     free(s->offset);
 }
 
@@ -184,7 +184,7 @@ static pd_status load(struct sampler *s, struct pd_error *err)
                                             .pool = s->pool,
                                             .destination = destination,
                                             .context = s};
-    PD_TRY(pd_load(s->door, &s->group, &request, NULL, err));
+    PD_TRY(pd_load(s->vfs, &s->group, &request, NULL, err));
     if (s->config.numerics.precision == PD_F32) return PD_OK;
     return pd_cast(s->math, s->model->parameter_count, s->config.numerics.precision, s->compute, PD_F32, s->master, err);
 }
@@ -202,7 +202,7 @@ static void unit_weights(const struct sampler *s, uint32_t unit, void **weights)
 static pd_status forward(struct sampler *s, struct pd_error *err)
 {
     void *weights[32];
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
+    struct pd_micro_batch_input *in = pd_transformer_input(s->transformer, 0);
     for (uint32_t t = 0; t < s->length; t++) {
         in->tokens[t] = t < s->filled ? s->window[t] : 0; /* causal: what follows the last token is not seen */
         in->targets[t] = -1;

@@ -18,7 +18,7 @@
 
 struct scene {
     uint64_t random;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_file *open[OPEN_MAX];
     struct pd_lock *lock;
     char *page; /* 64 KiB, aligned */
@@ -61,7 +61,7 @@ static void open_or_close(struct scene *scene)
         *file = NULL;
         return;
     }
-    pd_status unused = pd_file_open(scene->door, any_path(scene), flags[below(scene, 6)], file, NULL);
+    pd_status unused = pd_file_open(scene->vfs, any_path(scene), flags[below(scene, 6)], file, NULL);
     (void)unused;
 }
 
@@ -92,19 +92,19 @@ static pd_status touch_lock(struct scene *scene, struct pd_error *err)
 {
     if (!scene->lock || below(scene, 2)) {
         struct pd_lock *lock = NULL;
-        PD_TRY(pd_door_lock(scene->door, any_path(scene), &lock, err));
-        pd_door_unlock(scene->lock);
+        PD_TRY(pd_vfs_lock(scene->vfs, any_path(scene), &lock, err));
+        pd_vfs_unlock(scene->lock);
         scene->lock = lock;
         return PD_OK;
     }
-    pd_door_unlock(scene->lock);
+    pd_vfs_unlock(scene->lock);
     scene->lock = NULL;
     return PD_OK;
 }
 
 static pd_status touch_name(struct scene *scene, struct pd_error *err)
 {
-    struct pd_door *door = scene->door;
+    struct pd_vfs *vfs = scene->vfs;
     struct pd_listing listing = {0};
     struct pd_stat st;
     struct pd_space space;
@@ -112,25 +112,25 @@ static pd_status touch_name(struct scene *scene, struct pd_error *err)
     switch (below(scene, 12)) {
     case 0:
     case 1:
-        return pd_door_mkdir(door, any_path(scene), err);
+        return pd_vfs_mkdir(vfs, any_path(scene), err);
     case 2:
     case 3:
     case 4:
-        return pd_door_rename(door, any_path(scene), any_path(scene), err);
+        return pd_vfs_rename(vfs, any_path(scene), any_path(scene), err);
     case 5:
-        return pd_door_link(door, any_path(scene), any_path(scene), err);
+        return pd_vfs_link(vfs, any_path(scene), any_path(scene), err);
     case 6:
-        return pd_door_unlink(door, any_path(scene), err);
+        return pd_vfs_unlink(vfs, any_path(scene), err);
     case 7:
-        return pd_door_rmdir(door, any_path(scene), err);
+        return pd_vfs_rmdir(vfs, any_path(scene), err);
     case 8:
-        return pd_door_sync_dir(door, any_path(scene), err);
+        return pd_vfs_sync_dir(vfs, any_path(scene), err);
     case 9:
-        return pd_door_stat(door, any_path(scene), &st, err);
+        return pd_vfs_stat(vfs, any_path(scene), &st, err);
     case 10:
-        return pd_door_space(door, any_path(scene), &space, err);
+        return pd_vfs_space(vfs, any_path(scene), &space, err);
     default:
-        status = pd_door_list(door, any_path(scene), &listing, err);
+        status = pd_vfs_list(vfs, any_path(scene), &listing, err);
         pd_listing_deinit(&listing);
         return status;
     }
@@ -155,31 +155,31 @@ static void play(struct scene *scene)
     }
     for (int i = 0; i < OPEN_MAX; i++)
         if (scene->open[i]) cr_assert_eq(pd_file_close(scene->open[i], NULL), PD_OK);
-    pd_door_unlock(scene->lock);
+    pd_vfs_unlock(scene->lock);
 }
 
 /* Names, sizes, links and digests of everything below a directory. */
-static void describe_tree(struct pd_door *door, const char *root, const char *path, FILE *text)
+static void describe_tree(struct pd_vfs *vfs, const char *root, const char *path, FILE *text)
 {
     struct pd_listing listing;
     struct pd_error err;
     char full[4096];
     snprintf(full, sizeof full, "%s%s", root, *path ? path : "/");
-    cr_assert_eq(pd_door_list(door, full, &listing, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_vfs_list(vfs, full, &listing, &err), PD_OK, "%s", err.message);
     for (uint32_t i = 0; i < listing.count; i++) {
         char child[2048];
         struct pd_stat st;
         snprintf(child, sizeof child, "%s/%s", path, listing.names[i]);
         snprintf(full, sizeof full, "%s%s", root, child);
-        cr_assert_eq(pd_door_stat(door, full, &st, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_vfs_stat(vfs, full, &st, &err), PD_OK, "%s", err.message);
         if (st.type == PD_ENTRY_DIRECTORY) {
             fprintf(text, "%s/\n", child);
-            describe_tree(door, root, child, text);
+            describe_tree(vfs, root, child, text);
             continue;
         }
         struct pd_file *file;
         char *data = malloc(st.bytes + 1);
-        cr_assert_eq(pd_file_open(door, full, PD_OPEN_READ, &file, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_file_open(vfs, full, PD_OPEN_READ, &file, &err), PD_OK, "%s", err.message);
         cr_assert_eq(pd_file_read(file, 0, data, st.bytes, &err), PD_OK, "%s", err.message);
         fprintf(text, "%s %" PRIu64 " %" PRIu64 " %" PRIx64 "\n", child, st.bytes, st.link_count,
                 pd_digest64(data, st.bytes, 0));
@@ -189,23 +189,23 @@ static void describe_tree(struct pd_door *door, const char *root, const char *pa
     pd_listing_deinit(&listing);
 }
 
-static char *tree_text(struct pd_door *door, const char *root)
+static char *tree_text(struct pd_vfs *vfs, const char *root)
 {
     char *text = NULL;
     size_t bytes = 0;
     FILE *stream = open_memstream(&text, &bytes);
-    describe_tree(door, root, "", stream);
+    describe_tree(vfs, root, "", stream);
     fclose(stream);
     return text;
 }
 
-static void compare(uint64_t seed, struct pd_door *real)
+static void compare(uint64_t seed, struct pd_vfs *real)
 {
     struct pd_error err = {0};
     struct pd_simulated_disk *disk;
     struct scene scene = {.random = seed, .page = aligned_alloc(4096, 65536)};
     cr_assert_eq(pd_simulated_disk_new(&(struct pd_disk_options){.seed = seed}, &disk, &err), PD_OK);
-    cr_assert_eq(pd_simulated_disk_door(disk, 0, &scene.door, &err), PD_OK);
+    cr_assert_eq(pd_simulated_disk_vfs(disk, 0, &scene.vfs, &err), PD_OK);
     pd_simulated_disk_trace_start(disk);
     play(&scene);
     char *trace = pd_simulated_disk_trace_stop(disk), root[64], command[96];
@@ -216,7 +216,7 @@ static void compare(uint64_t seed, struct pd_door *real)
     pd_status st = pd_disk_trace_replay(trace, real, root, &lines, &err);
     cr_assert_eq(st, PD_OK, "seed %" PRIu64 ": %s", seed, err.message);
     cr_assert(lines > STEPS / 2);
-    char *simulated = tree_text(scene.door, ""), *actual = tree_text(real, root);
+    char *simulated = tree_text(scene.vfs, ""), *actual = tree_text(real, root);
     cr_assert_str_eq(simulated, actual, "seed %" PRIu64, seed);
     snprintf(command, sizeof command, "rm -rf '%s'", root);
     cr_assert_eq(system(command), 0);
@@ -224,32 +224,32 @@ static void compare(uint64_t seed, struct pd_door *real)
     free(actual);
     free(trace);
     free(scene.page);
-    pd_door_free(scene.door);
+    pd_vfs_free(scene.vfs);
     pd_simulated_disk_free(disk);
 }
 
 /* Makes everything below a directory durable: contents, then names, its own name last by its parent. */
-static void sync_tree(struct pd_door *door, const char *path)
+static void sync_tree(struct pd_vfs *vfs, const char *path)
 {
     struct pd_listing listing;
     struct pd_error err;
-    cr_assert_eq(pd_door_list(door, *path ? path : "/", &listing, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_vfs_list(vfs, *path ? path : "/", &listing, &err), PD_OK, "%s", err.message);
     for (uint32_t i = 0; i < listing.count; i++) {
         char child[2048];
         struct pd_stat st;
         struct pd_file *file;
         snprintf(child, sizeof child, "%s/%s", path, listing.names[i]);
-        cr_assert_eq(pd_door_stat(door, child, &st, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_vfs_stat(vfs, child, &st, &err), PD_OK, "%s", err.message);
         if (st.type == PD_ENTRY_DIRECTORY) {
-            sync_tree(door, child);
+            sync_tree(vfs, child);
             continue;
         }
-        cr_assert_eq(pd_file_open(door, child, PD_OPEN_WRITE, &file, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_file_open(vfs, child, PD_OPEN_WRITE, &file, &err), PD_OK, "%s", err.message);
         cr_assert_eq(pd_file_sync(file, &err), PD_OK, "%s", err.message);
         cr_assert_eq(pd_file_close(file, &err), PD_OK, "%s", err.message);
     }
     pd_listing_deinit(&listing);
-    cr_assert_eq(pd_door_sync_dir(door, *path ? path : "/", &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_vfs_sync_dir(vfs, *path ? path : "/", &err), PD_OK, "%s", err.message);
 }
 
 /* A disk on which `play` has run; its scene is over. */
@@ -258,11 +258,11 @@ static struct pd_simulated_disk *played(uint64_t seed, bool syncs, char **ret_tr
     struct pd_simulated_disk *disk;
     struct scene scene = {.random = seed, .page = aligned_alloc(4096, 65536)};
     cr_assert_eq(pd_simulated_disk_new(&(struct pd_disk_options){.seed = seed}, &disk, NULL), PD_OK);
-    cr_assert_eq(pd_simulated_disk_door(disk, 0, &scene.door, NULL), PD_OK);
+    cr_assert_eq(pd_simulated_disk_vfs(disk, 0, &scene.vfs, NULL), PD_OK);
     play(&scene);
-    if (syncs) sync_tree(scene.door, "");
-    *ret_tree = tree_text(scene.door, "");
-    pd_door_free(scene.door);
+    if (syncs) sync_tree(scene.vfs, "");
+    *ret_tree = tree_text(scene.vfs, "");
+    pd_vfs_free(scene.vfs);
     free(scene.page);
     return disk;
 }
@@ -271,16 +271,16 @@ static struct pd_simulated_disk *played(uint64_t seed, bool syncs, char **ret_tr
 static char *tree_after(struct pd_simulated_disk *disk, uint64_t first_seed, uint64_t crashes)
 {
     struct pd_simulated_disk *copy;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     cr_assert_eq(pd_simulated_disk_clone(disk, &copy, NULL), PD_OK);
     for (uint64_t i = 0; i < crashes; i++)
         pd_simulated_disk_crash(copy, PD_DISK_ALL_HOSTS, first_seed + i * 1000);
-    cr_assert_eq(pd_simulated_disk_door(copy, 0, &door, NULL), PD_OK);
-    char *text = tree_text(door, "");
+    cr_assert_eq(pd_simulated_disk_vfs(copy, 0, &vfs, NULL), PD_OK);
+    char *text = tree_text(vfs, "");
     struct pd_space space;
-    cr_assert_eq(pd_door_space(door, "/", &space, NULL), PD_OK);
+    cr_assert_eq(pd_vfs_space(vfs, "/", &space, NULL), PD_OK);
     cr_assert(space.available_bytes <= space.total_bytes && space.available_inodes < space.total_inodes);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(copy);
     return text;
 }
@@ -295,20 +295,20 @@ static uint64_t scale(void)
 
 Test(conformance, random_operations_give_the_same_results_on_a_real_file_system)
 {
-    struct pd_door *real;
-    cr_assert_eq(pd_door_new_auto(&real, NULL), PD_OK);
+    struct pd_vfs *real;
+    cr_assert_eq(pd_vfs_new_auto(&real, NULL), PD_OK);
     for (uint64_t seed = 1; seed <= 30 * scale(); seed++)
         compare(seed, real);
-    pd_door_free(real);
+    pd_vfs_free(real);
 }
 
 Test(conformance, a_trace_that_lies_is_caught)
 {
-    struct pd_door *real;
+    struct pd_vfs *real;
     struct pd_error err = {0};
     uint64_t lines = 0;
     char root[] = "/tmp/perdure-conformance-XXXXXX", command[64];
-    cr_assert_eq(pd_door_new_auto(&real, NULL), PD_OK);
+    cr_assert_eq(pd_vfs_new_auto(&real, NULL), PD_OK);
     cr_assert_not_null(mkdtemp(root));
     cr_assert_eq(pd_disk_trace_replay("mkdir /a = PD_OK\nmkdir /a = PD_OK\n", real, root, &lines, &err), PD_CORRUPT);
     cr_assert(strstr(err.message, "line 2") && strstr(err.message, "PD_EXISTS"), "%s", err.message);
@@ -320,7 +320,7 @@ Test(conformance, a_trace_that_lies_is_caught)
     cr_assert_eq(pd_disk_trace_replay("write 9 0 x00 = PD_OK\n", real, root, &lines, &err), PD_IO);
     snprintf(command, sizeof command, "rm -rf '%s'", root);
     cr_assert_eq(system(command), 0);
-    pd_door_free(real);
+    pd_vfs_free(real);
 }
 
 Test(conformance, what_was_synced_survives_every_crash)

@@ -108,7 +108,7 @@ static pd_status expect_bounded_pool(struct room_rank *rank, struct pd_error *er
     char path[128];
     uint32_t waiting = 0, held = 0;
     snprintf(path, sizeof path, "%s/pool-%llu", ROOM_ROOT, (unsigned long long)pd_store_fence(rank->store));
-    PD_TRY(pd_door_list(rank->door, path, &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, path, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++) {
         waiting += strncmp(listing.names[i], "recycle-", 8) == 0;
         held += strncmp(listing.names[i], "generation-", 11) == 0;

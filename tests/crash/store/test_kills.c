@@ -244,12 +244,12 @@ static pd_status be_watched(struct room_rank *rank, struct pd_error *err)
     PD_TRY(room_save(rank, 1, err));
     PD_TRY(room_save(rank, 2, err));
     pd_group_init_single(&alone);
-    PD_TRY(pd_store_open(rank->door, root, &look, &alone, &store, err));
+    PD_TRY(pd_store_open(rank->vfs, root, &look, &alone, &store, err));
     uint32_t seen = pd_store_count(store);
     pd_store_close(store);
     store = NULL;
     if (seen != 2) PD_FAIL(err, PD_BUG, "%u checkpoints are seen", seen);
-    pd_status st = pd_store_open(rank->door, root, &prune, &alone, &store, err);
+    pd_status st = pd_store_open(rank->vfs, root, &prune, &alone, &store, err);
     if (st != PD_BUSY) PD_FAIL(err, PD_BUG, "pruning beside a run gets %s", pd_status_name(st));
     return room_save(rank, 3, err);
 }

@@ -47,7 +47,7 @@ static struct room room_at(const struct place *place, uint32_t ranks, uint32_t h
 /* Everything that may still be written through: files of late writes, generations of zombies. */
 struct haunt {
     struct pd_file *files[HAUNTS_MAX];
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     uint32_t file_count;
     struct generation *zombies[HAUNTS_MAX];
     uint32_t zombie_count;
@@ -58,7 +58,7 @@ struct haunt {
 
 static void scribble(struct haunt *haunt, struct pd_file *file)
 {
-    static _Alignas(PD_DOOR_ALIGN) char garbage[GENERATION_BYTES];
+    static _Alignas(PD_VFS_ALIGN) char garbage[GENERATION_BYTES];
     memset(garbage, 0xee, sizeof garbage);
     for (uint64_t at = 0; at < 5 * sizeof garbage; at += sizeof garbage)
         haunt->written += pd_file_write(file, at, garbage, sizeof garbage, NULL) == PD_OK;
@@ -91,13 +91,13 @@ static void keep_open_in(struct haunt *haunt, const char *root)
     struct pd_error err = {0};
     char pool[64];
     snprintf(pool, sizeof pool, "%.40s/pool-1", root);
-    expect(pd_door_list(haunt->door, pool, &listing, &err), PD_OK, &err);
+    expect(pd_vfs_list(haunt->vfs, pool, &listing, &err), PD_OK, &err);
     for (uint32_t i = 0; i < listing.count; i++) {
         char path[256];
         if (strncmp(listing.names[i], "generation-", 11) != 0) continue;
         snprintf(path, sizeof path, "%s/%.150s", pool, listing.names[i]);
         cr_assert_lt(haunt->file_count, HAUNTS_MAX);
-        expect(pd_file_open(haunt->door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->file_count++], &err),
+        expect(pd_file_open(haunt->vfs, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->file_count++], &err),
                PD_OK, &err);
     }
     pd_listing_deinit(&listing);
@@ -108,7 +108,7 @@ static void keep_open(struct haunt *haunt, struct room *room)
 {
     static const char *const drives[] = ROOM_DRIVES;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, room->hosts, &haunt->door, &err), PD_OK, &err);
+    expect(pd_simulated_disk_vfs(room->disk, room->hosts, &haunt->vfs, &err), PD_OK, &err);
     keep_open_in(haunt, ROOM_ROOT);
     for (uint32_t d = 0; d < room->drives; d++)
         keep_open_in(haunt, drives[d]);
@@ -118,7 +118,7 @@ static void lay_to_rest(struct haunt *haunt)
 {
     for (uint32_t i = 0; i < haunt->file_count; i++)
         (void)!pd_file_close(haunt->files[i], NULL);
-    if (haunt->door) pd_door_free(haunt->door);
+    if (haunt->vfs) pd_vfs_free(haunt->vfs);
 }
 
 /* ---- the launch that is haunted ---- */

@@ -143,7 +143,7 @@ Test(tiers, a_full_tier_is_passed_over_and_told)
 
 static pd_status fail_first(struct tier_rank *rank, struct pd_error *err)
 {
-    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .door = rank->room.door};
+    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .vfs = rank->room.vfs};
     uint32_t tier = 99;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 1, &tier, err));
@@ -297,7 +297,7 @@ static pd_status begin_without_net(struct tier_rank *rank, struct pd_error *err)
     pd_status st = tier_finish(rank, 10, -1, &why);
     EXPECT(st == PD_IO && strstr(why.message, "/net/c did not get the last step"), "%s", why.message);
     PD_TRY(set_lacks(rank, "/net", 0, err));
-    PD_TRY(pd_group_agree(&rank->world, pd_door_mkdir(rank->room.door, "/net/c", NULL) == PD_IO ? PD_IO : PD_OK, err));
+    PD_TRY(pd_group_agree(&rank->world, pd_vfs_mkdir(rank->room.vfs, "/net/c", NULL) == PD_IO ? PD_IO : PD_OK, err));
     for (uint64_t step = 11; step <= 40; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     return tier_finish(rank, 40, -1, err);
@@ -424,13 +424,13 @@ Test(tiers, a_step_goes_to_the_next_tier_while_it_is_still_there)
 static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
 {
     const bool moves = rank->world.rank == 0;
-    struct pd_door *door = rank->room.door;
+    struct pd_vfs *vfs = rank->room.vfs;
     struct pd_tier_report report;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 5, NULL, err));
     PD_TRY(tier_finish(rank, 5, -1, err));
-    pd_status st = moves ? pd_door_rename(door, "/net/c", "/net/away", err) : PD_OK;
-    if (moves && !st) st = pd_door_mkdir(door, "/net/c", err);
+    pd_status st = moves ? pd_vfs_rename(vfs, "/net/c", "/net/away", err) : PD_OK;
+    if (moves && !st) st = pd_vfs_mkdir(vfs, "/net/c", err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
     for (uint64_t step = 6; step <= 10; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
@@ -440,8 +440,8 @@ static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
     pd_tiers_report(rank->tiers, 1, &report);
     EXPECT(report.newest_step == 10, "the others go on");
     PD_TRY(pd_group_barrier(&rank->world, err));
-    st = moves ? pd_door_rmdir(door, "/net/c", err) : PD_OK; /* nothing was written there */
-    if (moves && !st) st = pd_door_rename(door, "/net/away", "/net/c", err);
+    st = moves ? pd_vfs_rmdir(vfs, "/net/c", err) : PD_OK; /* nothing was written there */
+    if (moves && !st) st = pd_vfs_rename(vfs, "/net/away", "/net/c", err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
     for (uint64_t step = 11; step <= 30; step++)
         PD_TRY(tier_save(rank, step, NULL, err));

@@ -106,7 +106,7 @@ static void expect_whole(size_t place, struct room *room, uint32_t first_host, u
 static bool is_there(struct tier_rank *rank, const char *path)
 {
     struct pd_stat stat;
-    return pd_door_stat(rank->room.door, path, &stat, NULL) == PD_OK;
+    return pd_vfs_stat(rank->room.vfs, path, &stat, NULL) == PD_OK;
 }
 
 /* This rank's copies into the later tier, and those of others that come here, have their files. */
@@ -154,22 +154,22 @@ static pd_status die_with_copies_in_flight(struct tier_rank *rank, struct pd_err
 #define FILES_MAX 64u
 
 struct haunt {
-    struct pd_door *doors[HOSTS];
+    struct pd_vfs *vfss[HOSTS];
     struct pd_file *files[FILES_MAX];
     uint32_t count;
     uint64_t written;
 };
 
-static void open_files_of(struct haunt *haunt, struct pd_door *door, const char *dir, const char *prefix)
+static void open_files_of(struct haunt *haunt, struct pd_vfs *vfs, const char *dir, const char *prefix)
 {
     struct pd_listing listing = {0};
-    if (pd_door_list(door, dir, &listing, NULL) != PD_OK) return;
+    if (pd_vfs_list(vfs, dir, &listing, NULL) != PD_OK) return;
     for (uint32_t i = 0; i < listing.count; i++) {
         char path[256];
         if (strncmp(listing.names[i], prefix, strlen(prefix)) != 0) continue;
         snprintf(path, sizeof path, "%s/%.150s", dir, listing.names[i]);
         cr_assert_lt(haunt->count, FILES_MAX);
-        cr_assert_eq(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->count++], NULL), PD_OK);
+        cr_assert_eq(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &haunt->files[haunt->count++], NULL), PD_OK);
     }
     pd_listing_deinit(&listing);
 }
@@ -182,12 +182,12 @@ static void open_files(struct haunt *haunt, struct room *room, const struct plac
     snprintf(pool, sizeof pool, "%s/pool-1", place->first);
     snprintf(saved, sizeof saved, "/net/c/step-%012u-1.tmp", IN_FLIGHT);
     for (uint32_t host = 0; host < HOSTS; host++) {
-        cr_assert_eq(pd_simulated_disk_door(room->disk, host, &haunt->doors[host], NULL), PD_OK);
-        if (host == 0 || strncmp(pool, "/net", 4) != 0) open_files_of(haunt, haunt->doors[host], pool, "generation-");
-        if (host == 0) open_files_of(haunt, haunt->doors[host], saved, "shard-");
+        cr_assert_eq(pd_simulated_disk_vfs(room->disk, host, &haunt->vfss[host], NULL), PD_OK);
+        if (host == 0 || strncmp(pool, "/net", 4) != 0) open_files_of(haunt, haunt->vfss[host], pool, "generation-");
+        if (host == 0) open_files_of(haunt, haunt->vfss[host], saved, "shard-");
         for (uint32_t d = 0; d < room->drives; d++) {
             snprintf(pool, sizeof pool, "%.40s/pool-1", drives[d]);
-            open_files_of(haunt, haunt->doors[host], pool, "generation-");
+            open_files_of(haunt, haunt->vfss[host], pool, "generation-");
             snprintf(pool, sizeof pool, "%s/pool-1", place->first);
         }
     }
@@ -197,7 +197,7 @@ static void open_files(struct haunt *haunt, struct room *room, const struct plac
 
 static void scribble(struct haunt *haunt)
 {
-    static _Alignas(PD_DOOR_ALIGN) char garbage[8 * PD_DOOR_ALIGN];
+    static _Alignas(PD_VFS_ALIGN) char garbage[8 * PD_VFS_ALIGN];
     memset(garbage, 0xee, sizeof garbage);
     for (uint32_t i = 0; i < haunt->count; i++) {
         haunt->written += pd_file_write(haunt->files[i], 0, garbage, sizeof garbage, NULL) == PD_OK;
@@ -210,7 +210,7 @@ static void lay_to_rest(struct haunt *haunt)
     for (uint32_t i = 0; i < haunt->count; i++)
         (void)!pd_file_close(haunt->files[i], NULL);
     for (uint32_t host = 0; host < HOSTS; host++)
-        pd_door_free(haunt->doors[host]);
+        pd_vfs_free(haunt->vfss[host]);
 }
 
 static pd_status haunted_barrier(struct tier_rank *rank, struct pd_error *err)

@@ -66,7 +66,7 @@ static pd_status load_shard(struct room_rank *rank, const struct pd_store_entry 
     char path[4096];
     pd_store_entry_path(rank->store, entry, path);
     snprintf(path + strlen(path), 32, "/shard-%05u.h5", s);
-    PD_TRY(pd_shard_open(rank->door, path, &identity, &commit->shards[s], &shard, err));
+    PD_TRY(pd_shard_open(rank->vfs, path, &identity, &commit->shards[s], &shard, err));
     room_fill(rank->values, entry->lineage, entry->step, s);
     pd_status st = pd_shard_verify(shard, rank->buffers, ROOM_BUFFER_BYTES, err);
     if (st == PD_OK) st = room_read_box(shard, 0, rank->values, err);
@@ -223,14 +223,14 @@ static pd_status save_and_leave(struct tier_rank *rank, struct pd_error *err)
 static void expect_no_pool(const struct room *room)
 {
     for (uint32_t host = 0; host < HOSTS; host++) {
-        struct pd_door *door;
+        struct pd_vfs *vfs;
         struct pd_listing listing;
-        cr_assert_eq(pd_simulated_disk_door(room->disk, host, &door, NULL), PD_OK);
-        cr_assert_eq(pd_door_list(door, "/disk", &listing, NULL), PD_OK);
+        cr_assert_eq(pd_simulated_disk_vfs(room->disk, host, &vfs, NULL), PD_OK);
+        cr_assert_eq(pd_vfs_list(vfs, "/disk", &listing, NULL), PD_OK);
         for (uint32_t i = 0; i < listing.count; i++)
             cr_expect(strncmp(listing.names[i], "pool-", 5) != 0, "host %u: %s", host, listing.names[i]);
         pd_listing_deinit(&listing);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
     }
 }
 
@@ -398,17 +398,17 @@ Test(peer, a_checkpoint_that_is_gone_is_no_failure)
 
 /* ---- room ---- */
 
-static pd_status count_files(struct pd_door *door, const char *dir, uint32_t *count, uint64_t *bytes, struct pd_error *err)
+static pd_status count_files(struct pd_vfs *vfs, const char *dir, uint32_t *count, uint64_t *bytes, struct pd_error *err)
 {
     struct pd_listing listing;
-    PD_TRY(pd_door_list(door, dir, &listing, err));
+    PD_TRY(pd_vfs_list(vfs, dir, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < listing.count; i++) {
         char path[512];
         struct pd_stat stat;
         snprintf(path, sizeof path, "%.200s/%.200s", dir, listing.names[i]);
-        st = pd_door_stat(door, path, &stat, err);
-        if (!st && stat.type == PD_ENTRY_DIRECTORY) st = count_files(door, path, count, bytes, err);
+        st = pd_vfs_stat(vfs, path, &stat, err);
+        if (!st && stat.type == PD_ENTRY_DIRECTORY) st = count_files(vfs, path, count, bytes, err);
         if (!st && stat.type == PD_ENTRY_FILE) ++*count, *bytes += stat.bytes;
     }
     pd_listing_deinit(&listing);
@@ -423,7 +423,7 @@ static pd_status note_inode(struct tier_rank *rank, uint64_t step, uint64_t *ino
     char path[512];
     snprintf(path, sizeof path, "%s/step-%012llu-1/shard-%05u.h5", rank->tiers->tiers[0].dir, (unsigned long long)step,
              ring->sources[0]);
-    PD_TRY(pd_door_stat(rank->room.door, path, &stat, err));
+    PD_TRY(pd_vfs_stat(rank->room.vfs, path, &stat, err));
     for (uint32_t i = 0; i < *count; i++)
         if (inodes[i] == stat.inode) return PD_OK;
     inodes[(*count)++] = stat.inode;
@@ -444,7 +444,7 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
         PD_TRY(tier_save(rank, step, NULL, err));
         tier_wait(rank->tiers->copier, -1);
         PD_TRY(pd_group_barrier(&rank->world, err));
-        PD_TRY(count_files(rank->room.door, dir, &count, &bytes, err));
+        PD_TRY(count_files(rank->room.vfs, dir, &count, &bytes, err));
         PD_TRY(note_inode(rank, step, inodes, &inode_count, err));
         PD_TRY(pd_group_barrier(&rank->world, err));
         if (step == 10) first = count, first_bytes = bytes;
@@ -496,7 +496,7 @@ static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
     struct pd_store *store = pd_tiers_store(rank->tiers, 0);
     const uint64_t bytes = pd_store_entry_at(store, 0)->bytes / RANKS;
     struct pd_space space;
-    PD_TRY(pd_door_space(rank->room.door, "/shm/c", &space, err));
+    PD_TRY(pd_vfs_space(rank->room.vfs, "/shm/c", &space, err));
     EXPECT(pd_store_copied_bytes(store, 9) == 4 * bytes, "%llu bytes", (unsigned long long)pd_store_copied_bytes(store, 9));
     EXPECT(space.available_bytes < 16 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
            (unsigned long long)space.available_bytes, (unsigned long long)bytes);

@@ -43,7 +43,7 @@ Test(config, defaults_need_a_directory_and_a_file)
     cr_expect_str_eq(c.data.train[0].path, "a.txt");
     cr_expect_eq(c.data.train[0].weight, 1);
     cr_expect_eq(c.batch.sequences, 32);
-    cr_expect_eq(c.batch.leaf, 4);
+    cr_expect_eq(c.batch.micro_batch, 4);
     cr_expect_eq(c.batch.context, c.model.context);
     cr_expect_float_eq(c.optimizer.min_lr, 3e-5, 1e-18);
     cr_expect_eq(c.optimizer.warmup_steps, 100);
@@ -143,7 +143,7 @@ Test(config, overrides_win_in_order)
         "optimizer.lr=1e-3",      "run.steps=2k",         "optimizer.lr=2e-3",  "data.train[1].path=b.txt",
         "data.train[1].weight=2", "restart.ranks=3, 2",   "restart.ranks[1]=1", "numerics.precision=fp32",
         "batch.context=128",      "data.train[0].path=z", "layout.ranks=auto",  NULL};
-    struct pd_config c = parse(MINIMAL "optimizer: {lr: 5e-4}\nbatch: {leaf: 1}\nlayout: {ranks: 2}\n", overrides);
+    struct pd_config c = parse(MINIMAL "optimizer: {lr: 5e-4}\nbatch: {micro_batch: 1}\nlayout: {ranks: 2}\n", overrides);
     cr_expect_eq(c.optimizer.lr, 2e-3);
     cr_expect_eq(c.run.steps, 2000);
     cr_assert_eq(c.data.train_count, 2);
@@ -167,7 +167,7 @@ Test(config, suffixes)
     cr_expect_eq(c.batch.context, 4096);
     cr_expect_eq(c.run.steps, 1000000);
     cr_expect_eq(c.batch.sequences, 1000);
-    cr_expect_eq(c.batch.leaf, 125);
+    cr_expect_eq(c.batch.micro_batch, 125);
     pd_config_deinit(&c);
 }
 
@@ -272,8 +272,9 @@ Test(config, what_is_no_yaml_says_where)
 
 Test(config, whole_is_checked)
 {
-    refused(MINIMAL, "batch.leaf=5", "batch.sequences 32 is no multiple of batch.leaf 5; the nearest leaf that fits is 4");
-    refused(MINIMAL, "batch.leaf=100", "the nearest leaf that fits is 32");
+    refused(MINIMAL, "batch.micro_batch=5",
+            "batch.sequences 32 is no multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4");
+    refused(MINIMAL, "batch.micro_batch=100", "the nearest micro-batch that fits is 32");
     refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
     refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
     refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is no power of two; the nearest are 2 and 4");
@@ -299,11 +300,11 @@ Test(config, layouts_that_nothing_admits)
     refused(MINIMAL, "layout.sp=4", "use layout.sp=1, or numerics.virtual_sp=4, which is a new lineage");
     refused(MINIMAL "numerics: {virtual_sp: 8}\n", "layout.sp=5", "use layout.sp=4 or layout.sp=8");
     refused(MINIMAL, "layout.dp=9",
-            "layout.dp is 9, but a step has only 8 leaves (batch.sequences 32 / batch.leaf 4); set it "
-            "to at most 8, or take a smaller batch.leaf, which starts a new lineage");
+            "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it "
+            "to at most 8, or take a smaller batch.micro_batch, which starts a new lineage");
     refused(MINIMAL, "layout.ranks=9",
-            "layout: dp 9 of 9 ranks is more than the 8 leaves of a step (batch.sequences 32 / "
-            "batch.leaf 4); 9 ranks fit as dp=3 pp=3; a smaller batch.leaf starts a new lineage");
+            "layout: dp 9 of 9 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / "
+            "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; a smaller batch.micro_batch starts a new lineage");
     refused(MINIMAL, "layout.pp=5", "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most");
     refused(
         MINIMAL "layout: {interleave: 3}\n", "layout.pp=2",
@@ -571,7 +572,7 @@ Test(resume, table)
         {"model.context=512", PD_RESUME_NEW_LINEAGE, 2}, /* batch.context follows it */
         {"optimizer.beta2=0.99", PD_RESUME_NEW_LINEAGE, 1},
         {"batch.sequences=64", PD_RESUME_NEW_LINEAGE, 2},
-        {"batch.leaf=2", PD_RESUME_NEW_LINEAGE, 1},
+        {"batch.micro_batch=2", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.precision=fp32", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.mode=fast", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.linears=fp8", PD_RESUME_NEW_LINEAGE, 1},
@@ -607,14 +608,14 @@ Test(config, unknown_preset_is_named_with_its_place)
 Test(resume, worst_first_and_texts)
 {
     struct pd_config before = parse(MINIMAL, NULL);
-    const char *const overrides[] = {"optimizer.clip_norm=2", "batch.leaf=2", "model.layers=7", NULL};
+    const char *const overrides[] = {"optimizer.clip_norm=2", "batch.micro_batch=2", "model.layers=7", NULL};
     struct pd_config now = parse(MINIMAL, overrides);
     struct pd_resume_difference d[3];
     cr_assert_eq(pd_config_compare(&before, &now, d, 3), 3);
     cr_expect_str_eq(d[0].key, "model.layers");
     cr_expect_str_eq(d[0].before, "4");
     cr_expect_str_eq(d[0].now, "7");
-    cr_expect_str_eq(d[1].key, "batch.leaf");
+    cr_expect_str_eq(d[1].key, "batch.micro_batch");
     cr_expect_eq(d[1].effect, PD_RESUME_NEW_LINEAGE);
     cr_expect_str_eq(d[2].key, "optimizer.clip_norm");
     cr_expect_eq(pd_config_compare(&before, &now, d, 1), 3);

@@ -57,7 +57,7 @@ Test(degrees, fewer_ranks_keep_what_divides)
 
 Test(degrees, worlds_without_a_layout_are_skipped)
 {
-    struct pd_config c = parse("batch: {sequences: 2, leaf: 1}\n");
+    struct pd_config c = parse("batch: {sequences: 2, micro_batch: 1}\n");
     const struct pd_degrees before = {.dp = 2, .tp = 1, .pp = 5, .sp = 1, .interleave = 1};
     fewer(&c, before, 9, "dp=2 pp=4");
     fewer(&c, before, 7, "dp=2 pp=3");
@@ -67,11 +67,11 @@ Test(degrees, worlds_without_a_layout_are_skipped)
 Test(degrees, first_world)
 {
     struct pd_config c = parse("numerics: {virtual_tp: 4}\nlayout: {tp: 2, pp: 3}\n");
-    cr_expect_eq(pd_degrees_first_world(&c, 64), 48); /* 8 leaves */
+    cr_expect_eq(pd_degrees_first_world(&c, 64), 48); /* 8 micro-batches */
     cr_expect_eq(pd_degrees_first_world(&c, 17), 12);
     cr_expect_eq(pd_degrees_first_world(&c, 2), 6); /* fewer devices than one copy needs: they are shared */
     pd_config_deinit(&c);
-    c = parse("layout: auto\nbatch: {sequences: 2, leaf: 1}\n");
+    c = parse("layout: auto\nbatch: {sequences: 2, micro_batch: 1}\n");
     cr_expect_eq(pd_degrees_first_world(&c, 7), 6);
     pd_config_deinit(&c);
 }

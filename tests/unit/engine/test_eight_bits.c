@@ -15,7 +15,7 @@ static void run_with(struct job *job, const char *const *overrides, uint32_t cou
              "model: {family: llama, heads: 4, kv_heads: 2, head_size: 16, vocab: 257, context: 32, layers: 3, hidden: 64, "
              "ffn: 160, tie_embeddings: false}\n"
              "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
-             "batch: {sequences: 16, leaf: 4, context: 32}\n"
+             "batch: {sequences: 16, micro_batch: 4, context: 32}\n"
              "optimizer: {lr: 0.01, warmup_steps: 1}\n"
              "numerics: {precision: bf16, gradient_type: bf16}\n",
              STEPS, data_path());
@@ -60,13 +60,13 @@ Test(eight_bits, gradients_rounded_at_random_learn)
     check_near("numerics.gradient_rounding=stochastic", 0.005);
 }
 
-/* Four leaves a step have the same weights: codes of these are the same, made once or made for each. */
+/* Four micro-batches a step have the same weights: codes of these are the same, made once or made for each. */
 Test(eight_bits, codes_that_are_kept_for_a_step)
 {
     static struct job made_again, kept;
     static const char *const recompute[] = {"layout.recompute=none", "layout.recompute=full"};
     for (int i = 0; i < 2; i++) {
-        const char *overrides[] = {"numerics.linears=fp8", "layout.fp8_codes=leaf", recompute[i]};
+        const char *overrides[] = {"numerics.linears=fp8", "layout.fp8_codes=micro_batch", recompute[i]};
         run_with(&made_again, overrides, 3, 1);
         overrides[1] = "layout.fp8_codes=step";
         run_with(&kept, overrides, 3, 2);

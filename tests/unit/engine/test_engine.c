@@ -20,7 +20,7 @@ static void configure(struct pd_config *c, const char *family, const char *preci
              "ffn: 112,"
              " tie_embeddings: %s}\n"
              "data: {train: [{path: %s}], validation_fraction: 0.1}\n"
-             "batch: {sequences: 14, leaf: 2, context: 24}\n"
+             "batch: {sequences: 14, micro_batch: 2, context: 24}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
              "numerics: {precision: %s, gradient_type: %s}\nlayout: {recompute: %s}\n",
              STEPS, family, llama ? 1 : 3, llama ? "false" : "true", data_path(), precision, gradient_type, recompute);
@@ -127,7 +127,7 @@ static pd_status fail_in_traffic(struct pd_comm *comm, void *context, struct pd_
     struct pd_math *math;
     struct pd_zero *zero;
     struct pd_memory_plan plan = {0};
-    struct pd_zero_options options = {.leaves = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
+    struct pd_zero_options options = {.micro_batches = comm->size, .compute = PD_F32, .gradient_type = PD_F32};
     struct pd_layout layout;
     struct pd_grid grid;
     pd_layout_init_dp(&layout, comm->size);

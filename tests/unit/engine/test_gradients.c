@@ -87,7 +87,7 @@ static void start(struct setup *s, const struct pd_model_config *config, enum pd
             s->weights[t][i] += 0.02f * (float)((int)((i * 2654435761u + t) >> 7) % 11 - 5);
         offset += pd_tensor_elements(tensor);
     }
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
+    struct pd_micro_batch_input *in = pd_transformer_input(s->transformer, 0);
     for (int i = 0; i < SEQUENCES * LENGTH; i++) {
         int t = i % LENGTH, document = t < 9 ? 0 : 9;
         in->tokens[i] = (i * 7 + i / 3) % (int)config->vocab;
@@ -153,7 +153,7 @@ static double run(struct setup *s)
 static double total_reference(struct setup *s, double **parameters)
 {
     double loss = 0;
-    struct pd_leaf_input *in = pd_transformer_input(s->transformer, 0);
+    struct pd_micro_batch_input *in = pd_transformer_input(s->transformer, 0);
     for (int q = 0; q < SEQUENCES; q++) {
         struct reference r = {s->model,
                               parameters,

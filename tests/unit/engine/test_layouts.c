@@ -7,7 +7,7 @@
 #include "tests/helpers/scale.h"
 #include "tests/unit/engine/engine_run.h"
 
-enum { WORLD_MAX = 8, LAYERS = 5, LEAVES = 7, STEPS = 3 };
+enum { WORLD_MAX = 8, LAYERS = 5, MICRO_BATCHES = 7, STEPS = 3 };
 
 struct numerics {
     const char *name, *model, *precision, *gradient_type;
@@ -31,14 +31,14 @@ static void configure(struct pd_config *c, const struct numerics *n, const struc
              "run: {dir: unused, steps: %d, seed: 5}\n"
              "model: {%s, vocab: 257, context: 32, layers: %d, hidden: 48, ffn: 40}\n"
              "data: {train: [{path: %s}], validation_fraction: 0.1, separate_documents: true, document_token: 32}\n"
-             "batch: {sequences: %d, leaf: 2, context: 32}\n"
+             "batch: {sequences: %d, micro_batch: 2, context: 32}\n"
              "optimizer: {lr: 0.01, warmup_steps: 2}\n"
              "numerics: {precision: %s, gradient_type: %s, virtual_tp: %u, virtual_sp: %u}\n"
              "layout: {dp: %u, tp: %u, pp: %u, sp: %u, interleave: %u, zero_stage: %u, zero_shard: %u, schedule: %s, "
              "recompute: %s, recompute_layers: %s, order: %s}\n",
-             STEPS, n->model, LAYERS, data_path(), 2 * LEAVES, n->precision, n->gradient_type, n->virtual_tp, n->virtual_sp,
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule, l->recompute, layers,
-             l->order);
+             STEPS, n->model, LAYERS, data_path(), 2 * MICRO_BATCHES, n->precision, n->gradient_type, n->virtual_tp,
+             n->virtual_sp, l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, l->schedule,
+             l->recompute, layers, l->order);
     snprintf(more, sizeof more, "%s", n->more ? n->more : "run.log_every=1");
     const char *overrides[] = {more};
     cr_assert_eq(pd_config_parse("test", yaml, overrides, 1, c, &err), PD_OK, "%s", err.message);
@@ -57,9 +57,9 @@ static struct choice choice_of(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t s
                        dp * sp,
                        turn % 3 ? "1f1b" : "gpipe",
                        recompute[turn / 2 % 3],
-                       "leaves",
+                       "depth_first",
                        (turn + 1) % 7};
-    if (pp == 1 && turn % 2 == 0) l.order = "layers";
+    if (pp == 1 && turn % 2 == 0) l.order = "breadth_first";
     if (pp > 1 && 2 * pp <= LAYERS && turn % 3 == 1) l.interleave = 2;
     if (turn % 5 == 2)
         for (uint32_t shard = dp * sp / 2; shard > 0 && l.zero_shard == dp * sp; shard--)
@@ -112,7 +112,7 @@ static void check_numerics(const struct numerics *n)
     static struct job one;
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
-    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "leaves", 0};
+    const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "1f1b", "none", "depth_first", 0};
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     cr_assert_lt(one.loss[STEPS - 1], one.loss[0]);
@@ -122,7 +122,7 @@ static void check_numerics(const struct numerics *n)
     for (uint32_t tp = 1; tp <= n->virtual_tp; tp *= 2)
         for (uint32_t sp = 1; sp <= n->virtual_sp; sp *= 2)
             for (uint32_t pp = 1; pp <= LAYERS; pp++)
-                for (uint32_t dp = 1; dp <= LEAVES && dp * tp * pp * sp <= WORLD_MAX; dp++)
+                for (uint32_t dp = 1; dp <= MICRO_BATCHES && dp * tp * pp * sp <= WORLD_MAX; dp++)
                     for (uint32_t turn = 0; turn < turns; turn++, tried++)
                         if (all || tried % 3 == n->offset) check(n, &one, dp, tp, pp, sp, all ? tried : tried / 3);
 }
@@ -175,7 +175,7 @@ Test(layouts, fp8_gpt2)
     check_numerics(&(struct numerics){"gpt2 fp8 sp", GPT2, "fp32", "bf16", 1, 2, "numerics.linears=fp8", 1});
 }
 
-/* Which way a gradient is rounded depends on the element and the leaf, wherever they are. */
+/* Which way a gradient is rounded depends on the element and the micro-batch, wherever they are. */
 Test(layouts, stochastic_gradients)
 {
     check_numerics(&(struct numerics){"llama bf16 tp sp, stochastic", LLAMA ", qkv_bias: true", "bf16", "bf16", 2, 2,

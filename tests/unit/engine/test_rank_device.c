@@ -129,7 +129,7 @@ static uint32_t said;
 static void listen(void *context, const char *line, size_t bytes)
 {
     (void)context;
-    said += memmem(line, bytes, "not page-locked", strlen("not page-locked")) != NULL;
+    said += memmem(line, bytes, "not pinned", strlen("not pinned")) != NULL;
 }
 
 Test(rank_device, locking_that_is_refused_is_said_once)

@@ -17,7 +17,7 @@ Test(inspect, every_cut_holds_the_same_state)
         struct pd_state_report report = {0};
         snprintf(name, sizeof name, "c%zu", c);
         checkpoint_write(&f, name, &cuts[c], directory, sizeof directory);
-        OK(pd_inspect_open(f.door, directory, &in, err));
+        OK(pd_inspect_open(f.vfs, directory, &in, err));
         OK(pd_inspect_check_complete(in, err));
         OK(pd_inspect_report(in, true, NULL, NULL, &report, err));
         cr_assert_eq(report.tensor_count, f.tensors.count);
@@ -59,7 +59,7 @@ Test(inspect, reads_any_box_of_any_cut)
         struct pd_inspect *in = NULL;
         snprintf(name, sizeof name, "c%zu", c);
         checkpoint_write(&f, name, &cuts[c], directory, sizeof directory);
-        OK(pd_inspect_open(f.door, directory, &in, err));
+        OK(pd_inspect_open(f.vfs, directory, &in, err));
         for (int trial = 0; trial < 50; trial++) {
             uint32_t t = (uint32_t)(fixture_random(&random) % f.tensors.count);
             int kind = (int)(fixture_random(&random) % PD_KIND_COUNT);
@@ -87,7 +87,7 @@ static uint32_t count_damage(struct fixture *f, const char *directory, struct pd
 {
     struct pd_inspect *in = NULL;
     struct pd_damage_list list = {0};
-    OK(pd_inspect_open(f->door, directory, &in, err));
+    OK(pd_inspect_open(f->vfs, directory, &in, err));
     OK(pd_inspect_verify(in, NULL, NULL, &list, err));
     uint32_t count = list.count;
     if (count) *ret_first = list.items[0];
@@ -106,7 +106,7 @@ Test(inspect, verify_names_every_damage)
     cr_assert_eq(count_damage(&f, directory, &first), 0);
 
     struct pd_inspect *in = NULL;
-    OK(pd_inspect_open(f.door, directory, &in, err));
+    OK(pd_inspect_open(f.vfs, directory, &in, err));
     const struct pd_inspect_box *large[2] = {NULL, NULL};
     for (uint64_t b = 0; b < pd_inspect_box_count(in); b++) {
         const struct pd_inspect_box *box = &pd_inspect_boxes(in)[b];
@@ -129,7 +129,7 @@ Test(inspect, verify_names_every_damage)
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(count_damage(&f, directory, &first), 3);
     struct pd_error error;
-    OK(pd_inspect_open(f.door, directory, &in, err));
+    OK(pd_inspect_open(f.vfs, directory, &in, err));
     cr_assert_eq(pd_inspect_check_complete(in, &error), PD_NOT_FOUND);
     cr_assert_not_null(strstr(error.message, "shard-00002.h5"));
     pd_inspect_close(in);
@@ -142,7 +142,7 @@ Test(inspect, no_checkpoint_is_said_so)
     struct pd_inspect *in = NULL;
     struct pd_error error;
     checkpoint_model(&f);
-    cr_assert_eq(pd_inspect_open(f.door, f.directory, &in, &error), PD_NOT_FOUND);
+    cr_assert_eq(pd_inspect_open(f.vfs, f.directory, &in, &error), PD_NOT_FOUND);
     cr_assert_not_null(strstr(error.message, "commit.h5"));
     cr_assert_null(in);
     fixture_deinit(&f);
@@ -157,8 +157,8 @@ Test(inspect, difference_across_layouts)
     checkpoint_model(&f);
     checkpoint_write(&f, "left", &cuts[1], left_directory, sizeof left_directory);
     checkpoint_write(&f, "right", &cuts[3], right_directory, sizeof right_directory);
-    OK(pd_inspect_open(f.door, left_directory, &left, err));
-    OK(pd_inspect_open(f.door, right_directory, &right, err));
+    OK(pd_inspect_open(f.vfs, left_directory, &left, err));
+    OK(pd_inspect_open(f.vfs, right_directory, &right, err));
     OK(pd_inspect_diff(left, right, NULL, NULL, &diff, err));
     cr_assert_eq(diff.count, f.tensors.count * PD_KIND_COUNT);
     cr_assert_eq(diff.different_count, 0);
@@ -174,7 +174,7 @@ Test(inspect, difference_across_layouts)
     fixture_tensor(&g, 3, "mlp.up.weight", 2, 600, 70);
     fixture_tensor(&g, 4, "extra", 1, 1, 1);
     checkpoint_write(&g, "other", &cuts[2], right_directory, sizeof right_directory);
-    OK(pd_inspect_open(g.door, right_directory, &right, err));
+    OK(pd_inspect_open(g.vfs, right_directory, &right, err));
     OK(pd_inspect_diff(left, right, NULL, NULL, &diff, err));
     cr_assert_eq(diff.count, 6 * PD_KIND_COUNT);
     for (uint64_t r = 0; r < diff.count; r++) {

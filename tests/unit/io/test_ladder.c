@@ -1,5 +1,5 @@
 /* The rungs of io_uring as a real kernel refuses them: a small memlock limit, a seccomp filter. */
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #define BUFFER_BYTES (UINT64_C(4) << 20)
 
 /* Opens a queue over buffers of 4 MiB, writes and reads through it. */
-static void exercise(struct pd_door *door)
+static void exercise(struct pd_vfs *vfs)
 {
     struct pd_error err = {0};
     struct pd_queue *queue;
@@ -25,9 +25,9 @@ static void exercise(struct pd_door *door)
     char *data = aligned_alloc(4096, BUFFER_BYTES), path[64];
     memset(data, 'x', BUFFER_BYTES);
     snprintf(path, sizeof path, "/tmp/perdure-ladder-%d", (int)getpid());
-    cr_assert_eq(pd_queue_open(door, data, BUFFER_BYTES, &queue, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_queue_open(vfs, data, BUFFER_BYTES, &queue, &err), PD_OK, "%s", err.message);
     unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT;
-    cr_assert_eq(pd_file_open(door, path, flags, &file, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_file_open(vfs, path, flags, &file, &err), PD_OK, "%s", err.message);
     for (int phase = 0; phase < 2; phase++) {
         struct pd_transfer transfer = {.file = file, .data = data, .bytes = BUFFER_BYTES, .is_write = phase == 0};
         struct pd_transfer *list = &transfer;
@@ -40,16 +40,16 @@ static void exercise(struct pd_door *door)
     cr_assert(data[0] == 'x' && data[BUFFER_BYTES - 1] == 'x');
     pd_queue_close(queue);
     cr_assert_eq(pd_file_close(file, &err), PD_OK);
-    cr_assert_eq(pd_door_unlink(door, path, &err), PD_OK);
+    cr_assert_eq(pd_vfs_unlink(vfs, path, &err), PD_OK);
     free(data);
 }
 
-static struct pd_door *open_uring(void)
+static struct pd_vfs *open_uring(void)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_error err = {0};
-    cr_assert_eq(pd_door_new_uring(8, &door, &err), PD_OK, "%s", err.message);
-    return door;
+    cr_assert_eq(pd_vfs_new_uring(8, &vfs, &err), PD_OK, "%s", err.message);
+    return vfs;
 }
 
 Test(ladder, a_small_memlock_limit_leaves_buffers_unregistered)
@@ -57,14 +57,14 @@ Test(ladder, a_small_memlock_limit_leaves_buffers_unregistered)
     const struct rlimit small = {65536, 65536};
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &small), 0);
     if (geteuid() == 0) cr_assert_eq(setresuid(65534, 65534, 65534), 0); /* root may lock what it likes */
-    struct pd_door *door = open_uring();
-    bool has_rings = strstr(pd_door_describe(door), "io_uring, ") != NULL;
-    exercise(door);
-    const char *description = pd_door_describe(door);
+    struct pd_vfs *vfs = open_uring();
+    bool has_rings = strstr(pd_vfs_describe(vfs), "io_uring, ") != NULL;
+    exercise(vfs);
+    const char *description = pd_vfs_describe(vfs);
     cr_assert(!has_rings ||
                   strstr(description, "unregistered buffers (4 MiB: Cannot allocate memory; raise the memlock limit)"),
               "%s", description);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 /* What container runtimes do by default. */
@@ -79,8 +79,8 @@ Test(ladder, a_seccomp_filter_leaves_threads)
     const struct sock_fprog filter = {sizeof program / sizeof *program, program};
     cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
     cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-    struct pd_door *door = open_uring();
-    cr_assert_str_eq(pd_door_describe(door), "threads (io_uring: Operation not permitted)");
-    exercise(door);
-    pd_door_free(door);
+    struct pd_vfs *vfs = open_uring();
+    cr_assert_str_eq(pd_vfs_describe(vfs), "threads (io_uring: Operation not permitted)");
+    exercise(vfs);
+    pd_vfs_free(vfs);
 }

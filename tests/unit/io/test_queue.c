@@ -103,35 +103,35 @@ static void run_batch(struct load *load)
     cr_assert_eq(got, 0);
 }
 
-static void run_load(struct pd_door *door, const char *path, bool direct, uint64_t seed, uint64_t rounds)
+static void run_load(struct pd_vfs *vfs, const char *path, bool direct, uint64_t seed, uint64_t rounds)
 {
     const uint64_t bytes = FILE_PAGES * 4096;
     struct load load = {.random = seed, .direct = direct};
     load.model = calloc(1, bytes);
     load.buffers = aligned_alloc(4096, bytes);
     unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | (direct ? PD_OPEN_DIRECT : 0);
-    OK(pd_file_open(door, path, flags, &load.file, err));
+    OK(pd_file_open(vfs, path, flags, &load.file, err));
     OK(pd_file_truncate(load.file, bytes, err));
-    OK(pd_queue_open(door, load.buffers, bytes / 2, &load.queue, err));
+    OK(pd_queue_open(vfs, load.buffers, bytes / 2, &load.queue, err));
     for (uint64_t round = 0; round < rounds; round++)
         run_batch(&load);
     OK(pd_file_read(load.file, 0, load.buffers, bytes, err));
     cr_assert_arr_eq(load.buffers, load.model, bytes);
     pd_queue_close(load.queue);
     OK(pd_file_close(load.file, err));
-    OK(pd_door_unlink(door, path, err));
+    OK(pd_vfs_unlink(vfs, path, err));
     free(load.model);
     free(load.buffers);
 }
 
-static struct pd_door *uring(unsigned refusals)
+static struct pd_vfs *uring(unsigned refusals)
 {
-    struct pd_door *door = NULL;
-    OK(pd_door_new_uring_refusing(8, refusals, &door, err));
-    return door;
+    struct pd_vfs *vfs = NULL;
+    OK(pd_vfs_new_uring_refusing(8, refusals, &vfs, err));
+    return vfs;
 }
 
-Test(queue, random_transfers_equal_a_model_on_every_door)
+Test(queue, random_transfers_equal_a_model_on_every_vfs)
 {
     static const unsigned refusals[] = {0,
                                         PD_URING_REFUSE_BUFFERS,
@@ -145,55 +145,55 @@ Test(queue, random_transfers_equal_a_model_on_every_door)
     char path[128];
     scratch_file(path, sizeof path, "model");
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        struct pd_door *door = uring(refusals[i]);
-        run_load(door, path, false, i, 40 * scale());
-        run_load(door, path, true, i + 100, 40 * scale());
-        pd_door_free(door);
+        struct pd_vfs *vfs = uring(refusals[i]);
+        run_load(vfs, path, false, i, 40 * scale());
+        run_load(vfs, path, true, i + 100, 40 * scale());
+        pd_vfs_free(vfs);
     }
 }
 
 /* A limit that is raised would change nothing. */
 Test(queue, memory_that_an_old_kernel_registers_not_is_told_from_a_small_memlock_limit)
 {
-    struct pd_door *door = uring(PD_URING_REFUSE_MAPPED);
+    struct pd_vfs *vfs = uring(PD_URING_REFUSE_MAPPED);
     struct pd_queue *queue;
     char *data = aligned_alloc(4096, 1 << 20);
-    const bool has_rings = strstr(pd_door_describe(door), "io_uring, ") != NULL;
-    OK(pd_queue_open(door, data, 1 << 20, &queue, err));
-    const char *description = pd_door_describe(door);
+    const bool has_rings = strstr(pd_vfs_describe(vfs), "io_uring, ") != NULL;
+    OK(pd_queue_open(vfs, data, 1 << 20, &queue, err));
+    const char *description = pd_vfs_describe(vfs);
     cr_assert(!has_rings || (strstr(description, "Linux 6.5") && !strstr(description, "memlock")), "%s", description);
     pd_queue_close(queue);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     free(data);
 }
 
 Test(queue, random_transfers_equal_a_model_when_every_one_is_short)
 {
     struct pd_simulated_disk *disk;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_SHORT, .nth = 1, .persistent = true};
     OK(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 5}, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
     pd_simulated_disk_set_fault(disk, &fault);
-    run_load(door, "/f", false, 1, 40 * scale());
-    run_load(door, "/f", true, 2, 40 * scale());
+    run_load(vfs, "/f", false, 1, 40 * scale());
+    run_load(vfs, "/f", true, 2, 40 * scale());
     cr_assert_gt(pd_simulated_disk_fired(disk), 1000);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(queue, direct_io_refused_at_the_first_transfers_goes_on_buffered)
 {
-    struct pd_door *door = uring(PD_URING_REFUSE_DIRECT);
+    struct pd_vfs *vfs = uring(PD_URING_REFUSE_DIRECT);
     char path[128];
     scratch_file(path, sizeof path, "refused");
     struct pd_file *file;
     struct pd_queue *queue;
     char *data = aligned_alloc(4096, 32768);
     memset(data, 7, 32768);
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err));
     cr_assert(pd_file_is_direct(file));
-    OK(pd_queue_open(door, data, 32768, &queue, err));
+    OK(pd_queue_open(vfs, data, 32768, &queue, err));
     struct pd_transfer parts[8], *list[8];
     for (uint64_t i = 0; i < 8; i++) {
         parts[i] =
@@ -208,13 +208,13 @@ Test(queue, direct_io_refused_at_the_first_transfers_goes_on_buffered)
     cr_assert(!pd_file_is_direct(file));
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    OK(pd_door_unlink(door, path, err));
-    pd_door_free(door);
+    OK(pd_vfs_unlink(vfs, path, err));
+    pd_vfs_free(vfs);
     free(data);
 }
 
 struct worker {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     uint64_t seed;
     pthread_t thread;
 };
@@ -224,23 +224,23 @@ static void *worker_main(void *argument)
     const struct worker *worker = argument;
     char path[128];
     scratch_file(path, sizeof path, "thread");
-    run_load(worker->door, path, worker->seed % 2, worker->seed, 30 * scale());
+    run_load(worker->vfs, path, worker->seed % 2, worker->seed, 30 * scale());
     return NULL;
 }
 
-Test(queue, threads_share_a_door_and_not_a_queue)
+Test(queue, threads_share_a_vfs_and_not_a_queue)
 {
     static const unsigned refusals[] = {0, PD_URING_REFUSE_RING};
     for (int i = 0; i < 2; i++) {
         struct worker workers[4];
-        struct pd_door *door = uring(refusals[i]);
+        struct pd_vfs *vfs = uring(refusals[i]);
         for (uint64_t t = 0; t < 4; t++) {
-            workers[t] = (struct worker){.door = door, .seed = t};
+            workers[t] = (struct worker){.vfs = vfs, .seed = t};
             cr_assert_eq(pthread_create(&workers[t].thread, NULL, worker_main, &workers[t]), 0);
         }
         for (int t = 0; t < 4; t++)
             pthread_join(workers[t].thread, NULL);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
     }
 }
 
@@ -280,13 +280,13 @@ static void run_elsewhere(struct errand errand)
 
 Test(queue, an_idle_queue_may_move_to_another_thread)
 {
-    struct pd_door *door = uring(0);
+    struct pd_vfs *vfs = uring(0);
     struct pd_queue *queue;
     struct pd_file *file;
     char path[128], back[3];
     scratch_file(path, sizeof path, "moves");
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     write_byte(queue, file, 0, 'a');
     for (int i = 0; i < 3; i++) /* pthread_t is the same each time, the thread is not */
         run_elsewhere((struct errand){.queue = queue, .file = file});
@@ -295,8 +295,8 @@ Test(queue, an_idle_queue_may_move_to_another_thread)
     cr_assert_arr_eq(back, "abc", 3);
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    OK(pd_door_unlink(door, path, err));
-    pd_door_free(door);
+    OK(pd_vfs_unlink(vfs, path, err));
+    pd_vfs_free(vfs);
 }
 
 static int count_descriptors(void)
@@ -313,17 +313,17 @@ static int count_descriptors(void)
 Test(queue, fixed_files_follow_their_descriptors)
 {
     enum { FILES = 90 };
-    struct pd_door *door = uring(0);
+    struct pd_vfs *vfs = uring(0);
     struct pd_queue *queue;
     struct pd_file *files[FILES];
     char path[160], base[128];
     scratch_file(base, sizeof base, "many");
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     int before = count_descriptors();
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < FILES; i++) {
             snprintf(path, sizeof path, "%s-%d", base, i);
-            OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &files[i], err));
+            OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &files[i], err));
             write_byte(queue, files[i], 0, (char)(i + round));
         }
         for (int i = 0; i < FILES; i++) {
@@ -339,24 +339,24 @@ Test(queue, fixed_files_follow_their_descriptors)
     }
     for (int i = 0; i < FILES; i++) {
         snprintf(path, sizeof path, "%s-%d", base, i);
-        OK(pd_door_unlink(door, path, err));
+        OK(pd_vfs_unlink(vfs, path, err));
     }
     pd_queue_close(queue);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 Test(queue, a_failing_transfer_fails_alone)
 {
     struct pd_simulated_disk *disk;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_queue *queue;
     char data[8] = "abcdefg";
     const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 3, .operations = PD_DISK_MASK(PD_DISK_WRITE)};
     OK(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 5}, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    OK(pd_file_open(door, "/f", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_file_open(vfs, "/f", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     pd_simulated_disk_set_fault(disk, &fault);
     struct pd_transfer parts[8], *list[8];
     for (uint64_t i = 0; i < 8; i++) {
@@ -372,7 +372,7 @@ Test(queue, a_failing_transfer_fails_alone)
     cr_assert_eq(failed, 1);
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -381,13 +381,13 @@ Test(queue, buffers_beyond_one_gibibyte)
 {
     if (scale() < 10) cr_skip_test("pins a gibibyte of memory: PERDURE_TEST_SCALE=10 runs it");
     const uint64_t gib = UINT64_C(1) << 30, bytes = gib + 8192;
-    struct pd_door *door = uring(0);
+    struct pd_vfs *vfs = uring(0);
     struct pd_queue *queue;
     struct pd_file *file;
     char path[128], *data = aligned_alloc(4096, bytes), *back = aligned_alloc(4096, 12288);
     scratch_file(path, sizeof path, "seam");
-    OK(pd_queue_open(door, data, bytes, &queue, err));
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_queue_open(vfs, data, bytes, &queue, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     const uint64_t places[] = {0, gib - 8192, gib - 4096, gib, gib + 4096};
     for (size_t i = 0; i < 5; i++) {
         uint64_t length = bytes - places[i] < 8192 ? 4096 : 8192;
@@ -403,8 +403,8 @@ Test(queue, buffers_beyond_one_gibibyte)
     }
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    OK(pd_door_unlink(door, path, err));
-    pd_door_free(door);
+    OK(pd_vfs_unlink(vfs, path, err));
+    pd_vfs_free(vfs);
     free(data);
     free(back);
 }
@@ -419,12 +419,12 @@ Test(queue, a_short_write_is_continued_and_its_error_found)
     char *data = calloc(1, 2 * limit), path[128];
     scratch_file(path, sizeof path, "limit");
     for (int i = 0; i < 2; i++) {
-        struct pd_door *door = uring(refusals[i]);
+        struct pd_vfs *vfs = uring(refusals[i]);
         struct pd_queue *queue;
         struct pd_file *file;
         struct pd_stat st;
-        OK(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err));
-        OK(pd_queue_open(door, NULL, 0, &queue, err));
+        OK(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err));
+        OK(pd_queue_open(vfs, NULL, 0, &queue, err));
         struct pd_transfer transfer = {.file = file, .data = data, .bytes = 2 * limit, .is_write = true}, *list = &transfer;
         uint32_t got = 0;
         OK(pd_queue_submit(queue, &list, 1, err));
@@ -434,8 +434,8 @@ Test(queue, a_short_write_is_continued_and_its_error_found)
         cr_assert_eq(st.bytes, limit);
         pd_queue_close(queue);
         OK(pd_file_close(file, err));
-        OK(pd_door_unlink(door, path, err));
-        pd_door_free(door);
+        OK(pd_vfs_unlink(vfs, path, err));
+        pd_vfs_free(vfs);
     }
     free(data);
 }

@@ -5,20 +5,20 @@
 #include <errno.h>
 
 static struct pd_simulated_disk *disk;
-static struct pd_door *door;
+static struct pd_vfs *vfs;
 static struct pd_raw_bench *bench;
 
 static void setup(void)
 {
     cr_assert_eq(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 1}, &disk, NULL), PD_OK);
-    cr_assert_eq(pd_simulated_disk_door(disk, 0, &door, NULL), PD_OK);
-    cr_assert_eq(pd_raw_bench_new(door, 8192, 5, &bench, NULL), PD_OK);
+    cr_assert_eq(pd_simulated_disk_vfs(disk, 0, &vfs, NULL), PD_OK);
+    cr_assert_eq(pd_raw_bench_new(vfs, 8192, 5, &bench, NULL), PD_OK);
 }
 
 static void teardown(void)
 {
     pd_raw_bench_free(bench);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -32,7 +32,7 @@ Test(raw_bench, writes_every_byte_and_makes_it_durable)
     for (int state = PD_RAW_FRESH; state <= PD_RAW_RECYCLED; state++) {
         cr_assert_eq(pd_raw_bench_write(bench, "/f", 100000, (enum pd_raw_state)state, &seconds, NULL), PD_OK);
         cr_assert_gt(seconds, 0);
-        cr_assert_eq(pd_file_open(door, "/f", PD_OPEN_READ, &file, NULL), PD_OK);
+        cr_assert_eq(pd_file_open(vfs, "/f", PD_OPEN_READ, &file, NULL), PD_OK);
         cr_assert_eq(pd_file_read(file, 0, data, sizeof data, NULL), PD_OK); /* rounded up to whole pages */
         pd_file_close_readonly(file);
         for (size_t page = 0; page < sizeof data; page += 4096) {
@@ -42,15 +42,15 @@ Test(raw_bench, writes_every_byte_and_makes_it_durable)
             cr_assert(!empty, "page %zu", page / 4096);
         }
     }
-    cr_assert_eq(pd_door_sync_dir(door, "/", NULL), PD_OK);
+    cr_assert_eq(pd_vfs_sync_dir(vfs, "/", NULL), PD_OK);
     pd_simulated_disk_crash(disk, 0, 4);
-    struct pd_door *after;
-    cr_assert_eq(pd_simulated_disk_door(disk, 0, &after, NULL), PD_OK);
+    struct pd_vfs *after;
+    cr_assert_eq(pd_simulated_disk_vfs(disk, 0, &after, NULL), PD_OK);
     char survived[4096];
     cr_assert_eq(pd_file_open(after, "/f", PD_OPEN_READ, &file, NULL), PD_OK);
     cr_assert_eq(pd_file_read(file, 98304, survived, 4096, NULL), PD_OK);
     pd_file_close_readonly(file);
-    pd_door_free(after);
+    pd_vfs_free(after);
     cr_assert_arr_eq(survived, data + 98304, 4096);
 }
 
@@ -68,5 +68,5 @@ Test(raw_bench, says_what_failed)
     cr_assert_eq(pd_raw_bench_write(bench, "/f", 40960, PD_RAW_FRESH, &seconds, &err), PD_NO_SPACE);
     cr_assert_eq(seconds, -1);
     struct pd_raw_bench *odd;
-    cr_assert_eq(pd_raw_bench_new(door, 1000, 4, &odd, &err), PD_INVALID);
+    cr_assert_eq(pd_raw_bench_new(vfs, 1000, 4, &odd, &err), PD_INVALID);
 }

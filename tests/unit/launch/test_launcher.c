@@ -411,17 +411,17 @@ static void expect_leave(int number, enum pd_transport transport, uint32_t ranks
     expect_no_orphan(ranks);
 }
 
-Test(launcher, term_saves_and_leaves)
+Test(launcher, term_saves_and_micro_batches)
 {
     expect_leave(SIGTERM, PD_TRANSPORT_MPI, 3);
 }
 
-Test(launcher, usr1_saves_and_leaves)
+Test(launcher, usr1_saves_and_micro_batches)
 {
     expect_leave(SIGUSR1, PD_TRANSPORT_MPI, 2);
 }
 
-Test(launcher, interrupt_saves_and_leaves)
+Test(launcher, interrupt_saves_and_micro_batches)
 {
     expect_leave(SIGINT, PD_TRANSPORT_LOCAL, 2);
 }
@@ -558,7 +558,7 @@ static uint32_t private_dirs(void)
     return count;
 }
 
-Test(launcher, leaves_nothing_behind)
+Test(launcher, micro_batches_nothing_behind)
 {
     struct pd_launch deaf = launch_of(WORKER("deaf"), PD_TRANSPORT_LOCAL, 1),
                      done = launch_of(WORKER("done"), PD_TRANSPORT_MPI, 2);

@@ -82,16 +82,16 @@ Test(launch_layout, ranks_of_a_host_share_its_memory)
     char text[400];
     struct pd_launch_layout layout;
     struct pd_error err;
-    for (uint32_t host_ranks = 0; host_ranks < 2; host_ranks++) {
+    for (uint32_t ranks_per_host = 0; ranks_per_host < 2; ranks_per_host++) {
         snprintf(text, sizeof text,
-                 "layout: {auto: true, host_ranks: %u}\nbatch: {sequences: 8, leaf: 1, context: 16}\n"
+                 "layout: {auto: true, ranks_per_host: %u}\nbatch: {sequences: 8, micro_batch: 1, context: 16}\n"
                  "model: {layers: %d, hidden: 2048, heads: 16, ffn: 8192, vocab: 256, context: 16}\n",
-                 host_ranks, 2 + (int)(2 * memory / BYTES_OF_A_PARAMETER / PARAMETERS_OF_A_LAYER));
+                 ranks_per_host, 2 + (int)(2 * memory / BYTES_OF_A_PARAMETER / PARAMETERS_OF_A_LAYER));
         struct pd_config c = parse_all(text);
         struct pd_launch_chooser chooser;
         cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
         const pd_status st = pd_launch_choose(&chooser, 8, false, &layout, &err);
-        cr_expect_eq(st, host_ranks ? PD_OK : PD_INVALID, "%u ranks a host: %s", host_ranks,
+        cr_expect_eq(st, ranks_per_host ? PD_OK : PD_INVALID, "%u ranks a host: %s", ranks_per_host,
                      st ? err.message : layout.summary);
         pd_launch_chooser_deinit(&chooser);
         pd_config_deinit(&c);
@@ -103,7 +103,7 @@ static uint32_t said;
 static void listen(void *context, const char *line, size_t bytes)
 {
     (void)context;
-    said += memmem(line, bytes, "layout.host_ranks=4", strlen("layout.host_ranks=4")) != NULL;
+    said += memmem(line, bytes, "layout.ranks_per_host=4", strlen("layout.ranks_per_host=4")) != NULL;
 }
 
 Test(launch_layout, other_hosts_than_were_counted_are_told_of)
@@ -117,7 +117,7 @@ Test(launch_layout, other_hosts_than_were_counted_are_told_of)
     cr_expect_eq(said, 0, "as counted");
     pd_launch_layout_say_hosts(&c, 8, 2);
     cr_expect_eq(said, 1);
-    c.layout.host_ranks = 4;
+    c.layout.ranks_per_host = 4;
     pd_launch_layout_say_hosts(&c, 8, 2);
     cr_expect_eq(said, 1);
     pd_config_deinit(&c);

@@ -67,7 +67,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
     char directory[32];
     snprintf(directory, sizeof directory, "/host-%u", group->host);
     take_owned(l, group->rank, &o);
-    void *buffers = aligned_alloc(PD_DOOR_ALIGN, 8 << 20);
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, 8 << 20);
     const struct pd_load_request request = {.directory = directory,
                                             .commit = l->commit,
                                             .tensors = &l->state->table,
@@ -78,7 +78,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .has_copies = l->has_copies,
                                             .destination = destination,
                                             .context = &o};
-    pd_status st = pd_load(l->state->door, group, &request, &report, err);
+    pd_status st = pd_load(l->state->vfs, group, &request, &report, err);
     l->read[group->rank] = report.bytes_read;
     compare(l, &o, st == PD_OK);
     free(buffers);
@@ -97,7 +97,7 @@ static void give(struct state *s, uint32_t host, uint32_t shard)
     char from[64], to[64];
     snprintf(from, sizeof from, "/stored/shard-%05u.h5", shard);
     shard_path(host, shard, to);
-    OK(pd_shard_copy(s->door, from, to, &s->identity, s->buffers, STATE_BUFFER_BYTES, err));
+    OK(pd_shard_copy(s->vfs, from, to, &s->identity, s->buffers, STATE_BUFFER_BYTES, err));
 }
 
 /* A page in the middle. */
@@ -105,11 +105,11 @@ static void damage(struct state *s, const struct pd_commit *commit, uint32_t hos
 {
     char path[64];
     struct pd_file *file;
-    unsigned char page[PD_DOOR_ALIGN];
+    unsigned char page[PD_VFS_ALIGN];
     shard_path(host, shard, path);
     memset(page, 0xa5, sizeof page);
-    OK(pd_file_open(s->door, path, PD_OPEN_WRITE, &file, err));
-    OK(pd_file_write(file, commit->shards[shard].file_bytes / 2 / PD_DOOR_ALIGN * PD_DOOR_ALIGN, page, sizeof page, err));
+    OK(pd_file_open(s->vfs, path, PD_OPEN_WRITE, &file, err));
+    OK(pd_file_write(file, commit->shards[shard].file_bytes / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN, page, sizeof page, err));
     OK(pd_file_close(file, err));
 }
 
@@ -118,8 +118,8 @@ static void cut_off(struct state *s, uint32_t host, uint32_t shard)
     char path[64];
     struct pd_file *file;
     shard_path(host, shard, path);
-    OK(pd_file_open(s->door, path, PD_OPEN_WRITE, &file, err));
-    OK(pd_file_truncate(file, PD_DOOR_ALIGN, err));
+    OK(pd_file_open(s->vfs, path, PD_OPEN_WRITE, &file, err));
+    OK(pd_file_truncate(file, PD_VFS_ALIGN, err));
     OK(pd_file_close(file, err));
 }
 
@@ -152,7 +152,7 @@ static void scene_init(struct scene *scene, uint32_t hosts, bool compresses)
     for (uint32_t h = 0; h < hosts; h++) {
         char path[64];
         snprintf(path, sizeof path, "/host-%u", h);
-        OK(pd_door_mkdir(s->door, path, err));
+        OK(pd_vfs_mkdir(s->vfs, path, err));
         for (uint32_t r = 0; r < RANKS; r++) {
             const uint32_t home = r * hosts / RANKS;
             if (home == h || (home + 1) % hosts == h) give(s, h, r);

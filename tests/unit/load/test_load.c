@@ -40,7 +40,7 @@ static void take_owned(const struct loading *l, uint32_t rank, struct owned *o)
     OK(pd_layout_shard_boxes(&whole, l->tensors, rank, &o->boxes, &o->count, err));
     o->data = calloc(o->count + 1, sizeof *o->data);
     for (uint32_t b = 0; b < o->count; b++)
-        o->data[b] = aligned_alloc(PD_DOOR_ALIGN, (pd_box_elements(&o->boxes[b].box) * 4 + 4095) / 4096 * 4096);
+        o->data[b] = aligned_alloc(PD_VFS_ALIGN, (pd_box_elements(&o->boxes[b].box) * 4 + 4095) / 4096 * 4096);
 }
 
 static bool is_wanted(const struct loading *l, const struct pd_shard_box *b)
@@ -68,7 +68,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
     struct loading *l = context;
     struct owned o;
     take_owned(l, group->rank, &o);
-    void *buffers = aligned_alloc(PD_DOOR_ALIGN, l->buffer_bytes);
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, l->buffer_bytes);
     struct pd_thread_pool *pool = NULL;
     if (l->threads) PD_TRY(pd_thread_pool_new(l->threads, &pool, err));
     const struct pd_load_request request = {.directory = "/stored",
@@ -82,7 +82,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .pool = pool,
                                             .destination = destination,
                                             .context = &o};
-    pd_status st = pd_load(l->state->door, group, &request, &l->reports[group->rank], err);
+    pd_status st = pd_load(l->state->vfs, group, &request, &l->reports[group->rank], err);
     if (st) l->kinds = 0;
     compare(l, &o);
     pd_thread_pool_free(pool);
@@ -120,8 +120,8 @@ static void check_bytes(const struct loading *l)
         if (l->reports[r].bytes_wanted > most) most = l->reports[r].bytes_wanted;
     }
     cr_assert_eq(useful, wanted);
-    cr_assert_leq(read, wanted + boxes * 2 * PD_DOOR_ALIGN, "whole pages, and nothing else");
-    cr_assert_leq(most, wanted / world + PD_SHARD_BLOCK_BYTES + boxes * PD_DOOR_ALIGN, "an even share");
+    cr_assert_leq(read, wanted + boxes * 2 * PD_VFS_ALIGN, "whole pages, and nothing else");
+    cr_assert_leq(most, wanted / world + PD_SHARD_BLOCK_BYTES + boxes * PD_VFS_ALIGN, "an even share");
 }
 
 Test(load, any_layout_to_any_layout)
@@ -192,7 +192,7 @@ static void check_chunk_bytes(const struct loading *l, const struct limited_disk
         stored += l->reports[r].bytes_stored;
         read += l->reports[r].bytes_read;
     }
-    cr_assert_leq(read, stored + (world - 1) * (uint64_t)(1 << 20) + 2 * PD_DOOR_ALIGN * 100 * world, "%lu of %lu", read,
+    cr_assert_leq(read, stored + (world - 1) * (uint64_t)(1 << 20) + 2 * PD_VFS_ALIGN * 100 * world, "%lu of %lu", read,
                   stored);
     if (disk) cr_assert_eq(atomic_load(&disk->bytes_read) - opened, read);
 }
@@ -242,13 +242,13 @@ Test(load, chunks_cost_what_they_store)
     state_save(&s, &stored, "/stored", &commit);
     struct loading l = {
         .state = &s, .commit = &commit, .tensors = &s.table, .wanted = &whole, .kinds = 7, .buffer_bytes = 16 << 20};
-    limited_disk_begin(&disk, s.door, 0);
+    limited_disk_begin(&disk, s.vfs, 0);
     OK(pd_group_run_local(1, 1, load_rank, &l, err));
     cr_assert_eq(l.differing, 0);
     const uint64_t stored_bytes = l.reports[0].bytes_stored, read = atomic_load(&disk.bytes_read);
     cr_assert_gt(l.reports[0].rounds, 20u, "many rounds");
     cr_assert_lt(stored_bytes, l.reports[0].bytes_wanted * 95 / 100);
-    cr_assert_leq(l.reports[0].bytes_read, stored_bytes + 64 * PD_DOOR_ALIGN, "nothing twice");
+    cr_assert_leq(l.reports[0].bytes_read, stored_bytes + 64 * PD_VFS_ALIGN, "nothing twice");
     cr_assert_leq((double)read, 1.05 * (double)stored_bytes, "with tables and metadata: %lu of %lu", read, stored_bytes);
     limited_disk_end(&disk);
     pd_commit_deinit(&commit);
@@ -268,7 +268,7 @@ Test(load, small_shares_pay_for_their_edges)
     stored = state_unstriped(&stored);
     s.compresses = s.compresses_all = true;
     state_save(&s, &stored, "/stored", &commit);
-    limited_disk_begin(&disk, s.door, 0);
+    limited_disk_begin(&disk, s.vfs, 0);
     for (uint32_t readers = 1; readers <= 8; readers *= 2) {
         struct pd_layout wanted;
         pd_layout_init_dp(&wanted, readers);
@@ -292,7 +292,7 @@ static void flip(struct state *s, uint64_t at)
 {
     struct pd_file *file;
     unsigned char byte;
-    OK(pd_file_open(s->door, "/stored/shard-00000.h5", PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
+    OK(pd_file_open(s->vfs, "/stored/shard-00000.h5", PD_OPEN_READ | PD_OPEN_WRITE, &file, err));
     OK(pd_file_read(file, at, &byte, 1, err));
     byte ^= 4;
     OK(pd_file_write(file, at, &byte, 1, err));
@@ -327,7 +327,7 @@ Test(load, misread_chunks_are_read_again)
     pd_simulated_disk_set_fault(s.disk, NULL);
     struct pd_shard *shard = NULL;
     struct pd_shard_chunk chunk;
-    OK(pd_shard_open(s.door, "/stored/shard-00000.h5", &s.identity, &commit.shards[0], &shard, err));
+    OK(pd_shard_open(s.vfs, "/stored/shard-00000.h5", &s.identity, &commit.shards[0], &shard, err));
     pd_shard_chunk_at(shard, 0, 5 << 20, &chunk);
     pd_shard_close(shard);
     flip(&s, chunk.offset + chunk.page_bytes - 1); /* zeros behind what is stored, which no block covers */

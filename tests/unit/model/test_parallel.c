@@ -1,5 +1,5 @@
-/* One leaf through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one rank
- * with the same numerics, bit for bit; and the numerics against one another by value. */
+/* One micro-batch through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one
+ * rank with the same numerics, bit for bit; and the numerics against one another by value. */
 #include "tests/helpers/far_math.h"
 #include "trainer/model/transformer.h"
 
@@ -195,7 +195,7 @@ static void fill_weights(struct rank *r)
     free(dense);
 }
 
-/* Row of (sequence, position) in the leaf's global order, for every row of this rank. */
+/* Row of (sequence, position) in the micro-batch's global order, for every row of this rank. */
 static uint64_t global_row(const struct rank *r, uint64_t row)
 {
     const struct test_case *c = &r->w->c;
@@ -210,7 +210,7 @@ static uint64_t global_row(const struct rank *r, uint64_t row)
 static void fill_input(struct rank *r)
 {
     const struct test_case *c = &r->w->c;
-    struct pd_leaf_input *in = pd_transformer_input(r->transformer, 0);
+    struct pd_micro_batch_input *in = pd_transformer_input(r->transformer, 0);
     for (uint64_t row = 0; row < pd_transformer_rows(r->transformer); row++) {
         uint64_t i = global_row(r, row), t = i % c->length, document = c->documents ? (t < 9 ? 0 : t < 20 ? 9 : 20) : 0;
         in->tokens[row] = (int32_t)((i * 7 + i / 3) % c->vocab);
@@ -234,7 +234,7 @@ static void unit_pointers(struct rank *r, uint32_t unit, void **weights, float *
     }
 }
 
-static pd_status run_leaf(struct rank *r, struct pd_error *err)
+static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
 {
     void *w[24];
     float *g[24];
@@ -325,7 +325,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     r.dstream = memory_of(&r, pd_transformer_stream_bytes(r.transformer) + 1);
     fill_weights(&r);
     fill_input(&r);
-    pd_status st = run_leaf(&r, err);
+    pd_status st = run_micro_batch(&r, err);
     if (!st) keep(&r, w->parts[comm->rank]);
     pd_transformer_free(r.transformer);
     pd_math_free(r.cpu);

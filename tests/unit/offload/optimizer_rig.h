@@ -9,7 +9,7 @@
 
 struct rig {
     const struct state *state;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_thread_pool *pool;
     struct pd_optimizer_store *store;
     struct pd_store *generations; /* NULL: files of its own */
@@ -32,7 +32,7 @@ static inline void rig_open(struct rig *rig, uint64_t buffer_bytes)
 {
     enum pd_isa isa;
     OK(pd_isa_resolve(PD_ISA_AUTO, &isa, err));
-    const struct pd_optimizer_store_options options = {.door = rig->door,
+    const struct pd_optimizer_store_options options = {.vfs = rig->vfs,
                                                        .store = rig->generations,
                                                        .directory = rig->directory,
                                                        .tensors = &rig->state->tensors,
@@ -48,10 +48,10 @@ static inline void rig_open(struct rig *rig, uint64_t buffer_bytes)
     OK(pd_optimizer_store_new(&options, &rig->store, err));
 }
 
-static inline void rig_init(struct rig *rig, const struct state *state, struct pd_door *door, const char *directory,
+static inline void rig_init(struct rig *rig, const struct state *state, struct pd_vfs *vfs, const char *directory,
                             uint64_t buffer_bytes, unsigned threads)
 {
-    *rig = (struct rig){.state = state, .door = door, .buffers = aligned_alloc(PD_DOOR_ALIGN, buffer_bytes)};
+    *rig = (struct rig){.state = state, .vfs = vfs, .buffers = aligned_alloc(PD_VFS_ALIGN, buffer_bytes)};
     snprintf(rig->directory, sizeof rig->directory, "%s", directory);
     for (uint32_t b = 0; b < state->box_count; b++) {
         rig->gradients[b] = calloc(elements_of(state, b), sizeof(float));
@@ -162,7 +162,7 @@ static inline pd_status rig_compare(struct rig *rig, struct pd_error *err)
 
 struct scene {
     struct pd_simulated_disk *disk;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct state state;
     struct rig rig;
 };
@@ -171,9 +171,9 @@ static inline void scene_init(struct scene *scene, unsigned lacks)
 {
     const struct pd_disk_options options = {.seed = 5, .mounts = {{.path = "/state", .lacks = lacks}}};
     OK(pd_simulated_disk_new(&options, &scene->disk, err));
-    OK(pd_simulated_disk_door(scene->disk, 0, &scene->door, err));
+    OK(pd_simulated_disk_vfs(scene->disk, 0, &scene->vfs, err));
     state_init(&scene->state);
-    rig_init(&scene->rig, &scene->state, scene->door, "/state", BUFFERS, 2);
+    rig_init(&scene->rig, &scene->state, scene->vfs, "/state", BUFFERS, 2);
     OK(rig_fill(&scene->rig, 1, err));
     state_update(&scene->state);
     OK(rig_update(&scene->rig, 2, 1, NULL, err));
@@ -183,7 +183,7 @@ static inline void scene_deinit(struct scene *scene)
 {
     rig_deinit(&scene->rig);
     state_deinit(&scene->state);
-    pd_door_free(scene->door);
+    pd_vfs_free(scene->vfs);
     pd_simulated_disk_free(scene->disk);
 }
 

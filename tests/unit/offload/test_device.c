@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory of others that is page-locked, time between events. */
+/* Memory of others that is pinned, time between events. */
 static void check_more(struct pd_dev *dev, struct pd_stream *stream)
 {
     struct pd_span span, whole;

@@ -36,7 +36,7 @@ Test(optimizer_failures, an_update_that_fails_leaves_the_generation_before)
 static uint32_t count_files(struct scene *scene)
 {
     struct pd_listing listing;
-    OK(pd_door_list(scene->door, "/state", &listing, err));
+    OK(pd_vfs_list(scene->vfs, "/state", &listing, err));
     const uint32_t count = listing.count;
     pd_listing_deinit(&listing);
     return count;

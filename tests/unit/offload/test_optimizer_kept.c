@@ -6,7 +6,7 @@
 
 struct kept_scene {
     struct pd_simulated_disk *disk;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct state state;
     struct rig rig;
     uint64_t streamed; /* bytes that an update without kept memory reads, and each writes */
@@ -25,13 +25,13 @@ static void init(struct kept_scene *k, uint64_t budget)
 {
     const struct pd_disk_options disk = {.seed = 5, .mounts = {{.path = "/state"}}};
     OK(pd_simulated_disk_new(&disk, &k->disk, err));
-    OK(pd_simulated_disk_door(k->disk, 0, &k->door, err));
+    OK(pd_simulated_disk_vfs(k->disk, 0, &k->vfs, err));
     state_init(&k->state);
     k->streamed = streamed_bytes(&k->state);
     uint64_t kept;
     OK(pd_optimizer_store_kept_bytes(&k->state.tensors, k->state.boxes, k->state.box_count, 1, budget, &kept, err));
     cr_assert_leq(kept, budget);
-    rig_init(&k->rig, &k->state, k->door, "/state", BUFFERS, 2);
+    rig_init(&k->rig, &k->state, k->vfs, "/state", BUFFERS, 2);
     pd_optimizer_store_free(k->rig.store);
     k->rig.kept_bytes = kept;
     k->rig.kept = kept ? aligned_alloc(PAGE, kept) : NULL;
@@ -45,7 +45,7 @@ static void deinit(struct kept_scene *k)
     rig_deinit(&k->rig);
     free(k->rig.kept);
     state_deinit(&k->state);
-    pd_door_free(k->door);
+    pd_vfs_free(k->vfs);
     pd_simulated_disk_free(k->disk);
 }
 

@@ -3,11 +3,11 @@
 
 /* ---- whole shards ---- */
 
-static void *read_whole(struct pd_door *door, const char *path, uint64_t bytes)
+static void *read_whole(struct pd_vfs *vfs, const char *path, uint64_t bytes)
 {
     struct pd_file *file;
-    void *data = aligned_alloc(PD_DOOR_ALIGN, bytes);
-    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    void *data = aligned_alloc(PD_VFS_ALIGN, bytes);
+    OK(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     OK(pd_file_read(file, 0, data, bytes, err));
     pd_file_close_readonly(file);
     return data;
@@ -19,13 +19,13 @@ static void check_shard(struct scene *scene, const char *path, uint64_t step, co
     struct pd_shard_writer *writer;
     struct pd_shard_summary expected;
     const struct pd_identity identity = identity_of(step);
-    void *buffers = aligned_alloc(PD_DOOR_ALIGN, BUFFERS);
-    OK(pd_shard_writer_new(scene->door, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, BUFFERS);
+    OK(pd_shard_writer_new(scene->vfs, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
                            &writer, err));
     OK(pd_shard_write(writer, "/state/expected.h5", &identity, 3, (const void *const *)scene->state.data, &expected, err));
     cr_assert_eq(memcmp(summary, &expected, sizeof expected), 0);
-    void *a = read_whole(scene->door, path, expected.file_bytes);
-    void *b = read_whole(scene->door, "/state/expected.h5", expected.file_bytes);
+    void *a = read_whole(scene->vfs, path, expected.file_bytes);
+    void *b = read_whole(scene->vfs, "/state/expected.h5", expected.file_bytes);
     cr_assert_eq(memcmp(a, b, expected.file_bytes), 0);
     cr_assert_eq(pd_optimizer_store_file_bytes(scene->rig.store, 0), expected.file_bytes);
     pd_shard_writer_free(writer);
@@ -58,16 +58,16 @@ Test(optimizer_shards, a_finished_generation_is_the_shard_of_its_state)
 static void spoil_padding(struct scene *scene, uint32_t box)
 {
     struct pd_shard_writer *writer;
-    void *buffers = aligned_alloc(PD_DOOR_ALIGN, BUFFERS);
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, BUFFERS);
     const uint64_t bytes = elements_of(&scene->state, box) * sizeof(float);
-    OK(pd_shard_writer_new(scene->door, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
+    OK(pd_shard_writer_new(scene->vfs, &scene->state.tensors, scene->state.boxes, scene->state.box_count, buffers, BUFFERS,
                            &writer, err));
     const uint64_t end = pd_shard_writer_box_offset(writer, box) + bytes;
     for (uint32_t slot = 0; slot < 3; slot++) {
         struct pd_file *file;
         char path[64];
         snprintf(path, sizeof path, "/state/generation-00003-%u.h5", slot);
-        if (pd_file_open(scene->door, path, PD_OPEN_WRITE, &file, NULL) != PD_OK) continue;
+        if (pd_file_open(scene->vfs, path, PD_OPEN_WRITE, &file, NULL) != PD_OK) continue;
         OK(pd_file_write(file, end, "dirt", 4, err));
         OK(pd_file_close(file, err));
     }
@@ -169,7 +169,7 @@ static void save(struct scene *scene, struct pd_store *store, uint64_t step)
 /* The newest checkpoint's shard, whole, with the bits of memory. */
 static void check_newest(struct scene *scene, struct pd_store *store, uint64_t step)
 {
-    char path[4096], *buffers = aligned_alloc(PD_DOOR_ALIGN, BUFFERS);
+    char path[4096], *buffers = aligned_alloc(PD_VFS_ALIGN, BUFFERS);
     struct pd_commit commit;
     struct pd_shard *shard;
     const struct pd_store_entry *entry = pd_store_entry_at(store, 0);
@@ -177,7 +177,7 @@ static void check_newest(struct scene *scene, struct pd_store *store, uint64_t s
     OK(pd_store_read_commit(store, entry, &commit, err));
     pd_store_entry_path(store, entry, path);
     snprintf(path + strlen(path), 32, "/shard-00000.h5");
-    OK(pd_shard_open(scene->door, path, &commit.state.identity, &commit.shards[0], &shard, err));
+    OK(pd_shard_open(scene->vfs, path, &commit.state.identity, &commit.shards[0], &shard, err));
     OK(pd_shard_verify(shard, buffers, BUFFERS, err));
     for (uint32_t b = 0; b < scene->state.box_count; b++) {
         const uint64_t bytes = pd_shard_box_bytes(shard, b);
@@ -195,7 +195,7 @@ static uint32_t files_in_pool(struct scene *scene)
 {
     struct pd_listing listing;
     uint32_t count = 0;
-    OK(pd_door_list(scene->door, "/store/pool-1", &listing, err));
+    OK(pd_vfs_list(scene->vfs, "/store/pool-1", &listing, err));
     for (uint32_t i = 0; i < listing.count; i++)
         count += strncmp(listing.names[i], "generation-", 11) == 0 || strncmp(listing.names[i], "recycle-", 8) == 0;
     pd_listing_deinit(&listing);
@@ -211,12 +211,12 @@ Test(optimizer_shards, every_step_can_be_a_checkpoint_that_costs_no_copy)
     const struct pd_store_options options = {.writable = true, .keep_last = 2, .generations = true};
     pd_group_init_single(&group);
     OK(pd_simulated_disk_new(&disk, &scene.disk, err));
-    OK(pd_simulated_disk_door(scene.disk, 0, &scene.door, err));
-    OK(pd_door_mkdir(scene.door, "/store", err));
-    OK(pd_store_open(scene.door, "/store", &options, &group, &store, err));
+    OK(pd_simulated_disk_vfs(scene.disk, 0, &scene.vfs, err));
+    OK(pd_vfs_mkdir(scene.vfs, "/store", err));
+    OK(pd_store_open(scene.vfs, "/store", &options, &group, &store, err));
     cr_assert(pd_store_links_generations(store));
     state_init(&scene.state);
-    rig_init(&scene.rig, &scene.state, scene.door, "", BUFFERS, 2);
+    rig_init(&scene.rig, &scene.state, scene.vfs, "", BUFFERS, 2);
     pd_optimizer_store_free(scene.rig.store);
     scene.rig.generations = store;
     rig_open(&scene.rig, BUFFERS);
@@ -233,6 +233,6 @@ Test(optimizer_shards, every_step_can_be_a_checkpoint_that_costs_no_copy)
     rig_deinit(&scene.rig);
     state_deinit(&scene.state);
     pd_store_close(store);
-    pd_door_free(scene.door);
+    pd_vfs_free(scene.vfs);
     pd_simulated_disk_free(scene.disk);
 }

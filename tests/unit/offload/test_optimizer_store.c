@@ -1,4 +1,4 @@
-/* Optimizer state in files: the bits of AdamW in memory, whatever the ring, the threads, the door and the kernel refuse. */
+/* Optimizer state in files: the bits of AdamW in memory, whatever the ring, the threads, the VFS and the kernel refuse. */
 #include "ckpt/base/half.h"
 #include "ckpt/io/uring.h"
 #include "tests/unit/offload/optimizer_rig.h"
@@ -26,14 +26,14 @@ static void remove_directory(const char *directory)
     cr_assert_eq(system(command), 0);
 }
 /* Three updates and one that is skipped. */
-static void exercise(struct pd_door *door, uint64_t buffer_bytes, unsigned threads)
+static void exercise(struct pd_vfs *vfs, uint64_t buffer_bytes, unsigned threads)
 {
     struct state state;
     struct rig rig;
     char directory[64];
     state_init(&state);
     make_directory(directory);
-    rig_init(&rig, &state, door, directory, buffer_bytes, threads);
+    rig_init(&rig, &state, vfs, directory, buffer_bytes, threads);
     OK(rig_fill(&rig, 1, err));
     OK(rig_compare(&rig, err));
     for (uint64_t step = 2; step < 6; step++) {
@@ -48,11 +48,11 @@ static void exercise(struct pd_door *door, uint64_t buffer_bytes, unsigned threa
     state_deinit(&state);
 }
 
-static struct pd_door *uring(unsigned refusals)
+static struct pd_vfs *uring(unsigned refusals)
 {
-    struct pd_door *door;
-    OK(pd_door_new_uring_refusing(128, refusals, &door, err));
-    return door;
+    struct pd_vfs *vfs;
+    OK(pd_vfs_new_uring_refusing(128, refusals, &vfs, err));
+    return vfs;
 }
 
 Test(optimizer_store, bits_of_memory_for_any_ring_and_threads)
@@ -62,18 +62,18 @@ Test(optimizer_store, bits_of_memory_for_any_ring_and_threads)
         unsigned threads;
     } cases[] = {{BUFFERS, 1}, {BUFFERS + (1u << 20), 2}, {UINT64_C(64) << 20, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct pd_door *door = uring(0);
-        exercise(door, cases[i].buffer_bytes, cases[i].threads);
-        pd_door_free(door);
+        struct pd_vfs *vfs = uring(0);
+        exercise(vfs, cases[i].buffer_bytes, cases[i].threads);
+        pd_vfs_free(vfs);
     }
 }
 
 Test(optimizer_store, bits_of_memory_through_threads)
 {
-    struct pd_door *door;
-    OK(pd_door_new_threads(3, 2, &door, err)); /* a queue less deep than a slot has requests */
-    exercise(door, BUFFERS, 2);
-    pd_door_free(door);
+    struct pd_vfs *vfs;
+    OK(pd_vfs_new_threads(3, 2, &vfs, err)); /* a queue less deep than a slot has requests */
+    exercise(vfs, BUFFERS, 2);
+    pd_vfs_free(vfs);
 }
 
 /* ---- what a kernel or a file system may refuse ---- */
@@ -83,9 +83,9 @@ Test(optimizer_store, bits_of_memory_whatever_is_refused)
     const unsigned cases[] = {PD_URING_REFUSE_BUFFERS, PD_URING_REFUSE_FILES, PD_URING_REFUSE_FLAGS,
                               PD_URING_REFUSE_RING,    PD_URING_REFUSE_LATER, PD_URING_REFUSE_DIRECT};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct pd_door *door = uring(cases[i]);
-        exercise(door, BUFFERS, 2);
-        pd_door_free(door);
+        struct pd_vfs *vfs = uring(cases[i]);
+        exercise(vfs, BUFFERS, 2);
+        pd_vfs_free(vfs);
     }
 }
 
@@ -94,11 +94,11 @@ Test(optimizer_store, bits_of_memory_under_a_small_memlock_limit)
     const struct rlimit small = {65536, 65536};
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &small), 0);
     if (geteuid() == 0) cr_assert_eq(setresuid(65534, 65534, 65534), 0); /* root may lock what it likes */
-    struct pd_door *door = uring(0);
-    bool has_rings = strstr(pd_door_describe(door), "io_uring, ") != NULL;
-    exercise(door, BUFFERS, 2);
-    cr_assert(!has_rings || strstr(pd_door_describe(door), "raise the memlock limit"), "%s", pd_door_describe(door));
-    pd_door_free(door);
+    struct pd_vfs *vfs = uring(0);
+    bool has_rings = strstr(pd_vfs_describe(vfs), "io_uring, ") != NULL;
+    exercise(vfs, BUFFERS, 2);
+    cr_assert(!has_rings || strstr(pd_vfs_describe(vfs), "raise the memlock limit"), "%s", pd_vfs_describe(vfs));
+    pd_vfs_free(vfs);
 }
 
 Test(optimizer_store, bits_of_memory_where_a_filter_forbids_io_uring)
@@ -112,10 +112,10 @@ Test(optimizer_store, bits_of_memory_where_a_filter_forbids_io_uring)
     const struct sock_fprog filter = {sizeof program / sizeof *program, program};
     cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
     cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-    struct pd_door *door = uring(0);
-    cr_assert_str_eq(pd_door_describe(door), "threads (io_uring: Operation not permitted)");
-    exercise(door, BUFFERS, 2);
-    pd_door_free(door);
+    struct pd_vfs *vfs = uring(0);
+    cr_assert_str_eq(pd_vfs_describe(vfs), "threads (io_uring: Operation not permitted)");
+    exercise(vfs, BUFFERS, 2);
+    pd_vfs_free(vfs);
 }
 
 /* ---- on a simulated disk ---- */
@@ -191,13 +191,13 @@ Test(optimizer_store, the_plan_is_what_it_takes)
 {
     struct state state;
     struct rig rig;
-    struct pd_door *door = uring(0);
+    struct pd_vfs *vfs = uring(0);
     char directory[64];
     uint64_t heap, file;
     state_init(&state);
     make_directory(directory);
     OK(pd_optimizer_store_plan(&state.tensors, state.boxes, state.box_count, BUFFERS, &heap, &file, err));
-    rig_init(&rig, &state, door, directory, BUFFERS, 1);
+    rig_init(&rig, &state, vfs, directory, BUFFERS, 1);
     cr_assert_eq(file, pd_optimizer_store_file_bytes(rig.store, 0));
     pd_optimizer_store_free(rig.store);
     const size_t before = mallinfo2().uordblks;
@@ -207,7 +207,7 @@ Test(optimizer_store, the_plan_is_what_it_takes)
     const double taken = (double)(mallinfo2().uordblks - before), planned = (double)heap;
     cr_assert(taken > 0.95 * planned && taken < 1.05 * planned, "planned %.0f, taken %.0f", planned, taken);
     rig_deinit(&rig);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     remove_directory(directory);
     state_deinit(&state);
 }

@@ -1,6 +1,6 @@
-/* Extents through the ring: every byte goes where it belongs, in order, on every door; whatever fails is named and nothing
+/* Extents through the ring: every byte goes where it belongs, in order, on every VFS; whatever fails is named and nothing
  * stays in flight. PERDURE_TEST_SCALE multiplies the random jobs. */
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 #include "offload/ring.h"
 #include "tests/simulated_disk/simulated_disk.h"
 
@@ -17,7 +17,7 @@
         cr_assert_eq(status_, PD_OK, "%s:%d %s: %s", __FILE__, __LINE__, pd_status_name(status_), err_.message); \
     } while (0)
 
-#define PAGE PD_DOOR_ALIGN
+#define PAGE PD_VFS_ALIGN
 #define SLOT (UINT64_C(64) << 10)
 #define FILES 2u
 
@@ -34,7 +34,7 @@ static uint64_t next(uint64_t below)
 
 /* A job over random pieces, and the files as memory knows them. */
 struct plan {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_ring *ring;
     void *buffers;
     struct pd_file *from[FILES], *to[FILES];
@@ -98,10 +98,10 @@ static void open_files(struct plan *plan, const char *directory)
         memset(plan->target[f], 0, plan->file_bytes);
         const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT;
         snprintf(path, sizeof path, "%s/from-%u", directory, f);
-        OK(pd_file_open(plan->door, path, flags, &plan->from[f], err));
+        OK(pd_file_open(plan->vfs, path, flags, &plan->from[f], err));
         OK(pd_file_write(plan->from[f], 0, plan->source[f], plan->file_bytes, err));
         snprintf(path, sizeof path, "%s/to-%u", directory, f);
-        OK(pd_file_open(plan->door, path, flags, &plan->to[f], err));
+        OK(pd_file_open(plan->vfs, path, flags, &plan->to[f], err));
         OK(pd_file_write(plan->to[f], 0, plan->target[f], plan->file_bytes, err));
     }
 }
@@ -133,12 +133,11 @@ static void plan_extents(struct plan *plan, uint64_t slot_pages)
     }
 }
 
-static void plan_init(struct plan *plan, struct pd_door *door, const char *directory, uint64_t file_bytes,
-                      uint64_t slot_bytes)
+static void plan_init(struct plan *plan, struct pd_vfs *vfs, const char *directory, uint64_t file_bytes, uint64_t slot_bytes)
 {
-    *plan = (struct plan){.door = door, .file_bytes = file_bytes, .slot_bytes = slot_bytes, .fail_at = UINT64_MAX};
+    *plan = (struct plan){.vfs = vfs, .file_bytes = file_bytes, .slot_bytes = slot_bytes, .fail_at = UINT64_MAX};
     plan->buffers = aligned_alloc(PAGE, PD_RING_SLOTS * slot_bytes + PAGE);
-    OK(pd_ring_new(door, plan->buffers, PD_RING_SLOTS * slot_bytes + PAGE, &plan->ring, err));
+    OK(pd_ring_new(vfs, plan->buffers, PD_RING_SLOTS * slot_bytes + PAGE, &plan->ring, err));
     cr_assert_eq(pd_ring_slot_bytes(plan->ring), slot_bytes);
     open_files(plan, directory);
     plan_extents(plan, slot_bytes / PAGE);
@@ -195,35 +194,35 @@ static unsigned scale(void)
     return value ? value : 1;
 }
 
-static void exercise(struct pd_door *door)
+static void exercise(struct pd_vfs *vfs)
 {
     char directory[] = "/tmp/perdure-test-XXXXXX", command[64];
     cr_assert_not_null(mkdtemp(directory));
     for (unsigned i = 0; i < 4 * scale(); i++) {
         struct plan plan;
         seed = 100 + i;
-        plan_init(&plan, door, directory, (i % 2 ? 3 : 1) * (UINT64_C(1) << 20), SLOT * (1 + next(30)));
+        plan_init(&plan, vfs, directory, (i % 2 ? 3 : 1) * (UINT64_C(1) << 20), SLOT * (1 + next(30)));
         run_and_check(&plan);
         run_and_check(&plan); /* again with the same ring */
         plan_deinit(&plan);
     }
     snprintf(command, sizeof command, "rm -rf %s", directory);
     cr_assert_eq(system(command), 0);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 Test(ring, moves_every_byte_through_io_uring)
 {
-    struct pd_door *door;
-    OK(pd_door_new_uring(128, &door, err));
-    exercise(door);
+    struct pd_vfs *vfs;
+    OK(pd_vfs_new_uring(128, &vfs, err));
+    exercise(vfs);
 }
 
 Test(ring, moves_every_byte_through_few_threads_and_a_short_queue)
 {
-    struct pd_door *door;
-    OK(pd_door_new_threads(2, 2, &door, err));
-    exercise(door);
+    struct pd_vfs *vfs;
+    OK(pd_vfs_new_threads(2, 2, &vfs, err));
+    exercise(vfs);
 }
 
 /* A queue that is done with everything at once. */
@@ -286,61 +285,61 @@ static pd_status check_pace(void *context, uint64_t i, struct pd_ring_extent *ex
 /* Where reads are quicker than work, they must not wait until there is nothing to work on. */
 Test(ring, reads_go_on_while_extents_wait_to_be_worked_on)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_ring *ring;
     struct pace pace = {.extents = 5 * PD_RING_SLOTS};
     void *buffers = aligned_alloc(PAGE, PD_RING_SLOTS * SLOT);
     struct pd_simulated_disk *disk;
     const struct pd_disk_options options = {.seed = 8};
     OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    struct pd_door_ops ops = *door->ops;
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    struct pd_vfs_ops ops = *vfs->ops;
     ops.queue_open = open_at_once;
-    door->ops = &ops;
-    OK(pd_file_open(door, "/pages", PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &pace.file, err));
+    vfs->ops = &ops;
+    OK(pd_file_open(vfs, "/pages", PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &pace.file, err));
     OK(pd_file_truncate(pace.file, pace.extents * PAGE, err));
-    OK(pd_ring_new(door, buffers, PD_RING_SLOTS * SLOT, &ring, err));
+    OK(pd_ring_new(vfs, buffers, PD_RING_SLOTS * SLOT, &ring, err));
     const struct pd_ring_job job = {pace.extents, &pace, describe_page, check_pace};
     OK(pd_ring_run(ring, &job, NULL, err));
     pd_ring_free(ring);
     pd_file_close_readonly(pace.file);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
     free(buffers);
 }
 
 Test(ring, an_empty_job_is_done)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_ring *ring;
     void *buffers = aligned_alloc(PAGE, PD_RING_SLOTS * SLOT);
-    OK(pd_door_new_threads(2, 1, &door, err));
-    OK(pd_ring_new(door, buffers, PD_RING_SLOTS * SLOT, &ring, err));
+    OK(pd_vfs_new_threads(2, 1, &vfs, err));
+    OK(pd_ring_new(vfs, buffers, PD_RING_SLOTS * SLOT, &ring, err));
     const struct pd_ring_job job = {0, NULL, describe, work};
     OK(pd_ring_run(ring, &job, NULL, err));
     pd_ring_free(ring);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     free(buffers);
 }
 
 /* ---- failures ---- */
 
-static struct pd_simulated_disk *new_disk(struct pd_door **ret_door)
+static struct pd_simulated_disk *new_disk(struct pd_vfs **ret_vfs)
 {
     struct pd_simulated_disk *disk;
     const struct pd_disk_options options = {.seed = 7};
     OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, ret_door, err));
+    OK(pd_simulated_disk_vfs(disk, 0, ret_vfs, err));
     return disk;
 }
 
 Test(ring, what_fails_is_named_and_nothing_stays_in_flight)
 {
-    struct pd_door *door;
-    struct pd_simulated_disk *disk = new_disk(&door);
+    struct pd_vfs *vfs;
+    struct pd_simulated_disk *disk = new_disk(&vfs);
     struct plan plan;
     seed = 3;
-    plan_init(&plan, door, "", 256 * PAGE, SLOT);
+    plan_init(&plan, vfs, "", 256 * PAGE, SLOT);
     uint64_t nth = 1;
     for (;; nth++) {
         struct pd_error err = {0};
@@ -361,17 +360,17 @@ Test(ring, what_fails_is_named_and_nothing_stays_in_flight)
     }
     cr_assert_gt(nth, 20);
     plan_deinit(&plan);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(ring, short_transfers_are_continued)
 {
-    struct pd_door *door;
-    struct pd_simulated_disk *disk = new_disk(&door);
+    struct pd_vfs *vfs;
+    struct pd_simulated_disk *disk = new_disk(&vfs);
     struct plan plan;
     seed = 4;
-    plan_init(&plan, door, "", 256 * PAGE, SLOT);
+    plan_init(&plan, vfs, "", 256 * PAGE, SLOT);
     const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_SHORT, .nth = 1, .persistent = true};
     pd_simulated_disk_set_fault(disk, &fault);
     OK(plan_run(&plan, NULL, err));
@@ -379,7 +378,7 @@ Test(ring, short_transfers_are_continued)
     pd_simulated_disk_set_fault(disk, NULL);
     check_targets(&plan);
     plan_deinit(&plan);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -394,11 +393,11 @@ static void begin_and_leave(struct plan *plan)
 
 Test(ring, a_job_that_is_left_leaves_nothing_in_flight)
 {
-    struct pd_door *door;
-    struct pd_simulated_disk *disk = new_disk(&door);
+    struct pd_vfs *vfs;
+    struct pd_simulated_disk *disk = new_disk(&vfs);
     struct plan plan;
     seed = 6;
-    plan_init(&plan, door, "", 256 * PAGE, SLOT);
+    plan_init(&plan, vfs, "", 256 * PAGE, SLOT);
     pd_ring_abandon(plan.ring); /* nothing was begun */
     const struct pd_disk_fault fault = {
         .kind = PD_DISK_FAULT_ERROR, .nth = 3, .operations = PD_DISK_MASK(PD_DISK_READ), .persistent = true};
@@ -412,19 +411,19 @@ Test(ring, a_job_that_is_left_leaves_nothing_in_flight)
     plan.described = plan.worked = 0;
     OK(pd_ring_begin(plan.ring, &job, err)); /* and put away */
     plan_deinit(&plan);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(ring, work_that_fails_ends_the_job)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct plan plan;
     char directory[] = "/tmp/perdure-test-XXXXXX", command[64];
     cr_assert_not_null(mkdtemp(directory));
-    OK(pd_door_new_uring(16, &door, err));
+    OK(pd_vfs_new_uring(16, &vfs, err));
     seed = 5;
-    plan_init(&plan, door, directory, UINT64_C(1) << 20, SLOT);
+    plan_init(&plan, vfs, directory, UINT64_C(1) << 20, SLOT);
     for (plan.fail_at = 0; plan.fail_at < plan.extent_count; plan.fail_at++) {
         struct pd_error err = {0};
         char expected[64];
@@ -436,7 +435,7 @@ Test(ring, work_that_fails_ends_the_job)
     plan.fail_at = UINT64_MAX;
     run_and_check(&plan);
     plan_deinit(&plan);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     snprintf(command, sizeof command, "rm -rf %s", directory);
     cr_assert_eq(system(command), 0);
 }

@@ -1,4 +1,4 @@
-/* Spans that leave memory come back as they were, on every door and with every cut; what does not is told. */
+/* Spans that leave memory come back as they were, on every VFS and with every cut; what does not is told. */
 #include "offload/spill.h"
 #include "tests/simulated_disk/simulated_disk.h"
 
@@ -32,23 +32,23 @@ static void *take(uint32_t span)
     return data;
 }
 
-static struct pd_spill *make(struct pd_door *door, const char *path, struct pd_thread_pool *pool)
+static struct pd_spill *make(struct pd_vfs *vfs, const char *path, struct pd_thread_pool *pool)
 {
     struct pd_error err;
     struct pd_spill *spill;
     const struct pd_spill_options options = {
-        .door = door, .path = path, .block_bytes = BLOCK, .span_bytes = span_bytes, .span_count = SPANS, .pool = pool};
+        .vfs = vfs, .path = path, .block_bytes = BLOCK, .span_bytes = span_bytes, .span_count = SPANS, .pool = pool};
     cr_assert_eq(pd_spill_new(&options, &spill, &err), PD_OK, "%s", err.message);
     return spill;
 }
 
-static void round_trip(struct pd_door *door, const char *path, struct pd_thread_pool *pool)
+static void round_trip(struct pd_vfs *vfs, const char *path, struct pd_thread_pool *pool)
 {
     struct pd_error err;
     struct pd_stat stat;
     unsigned char *out[SPANS], *in[SPANS];
-    struct pd_spill *spill = make(door, path, pool);
-    cr_assert_eq(pd_door_stat(door, path, &stat, &err), PD_NOT_FOUND, "the scratch file has no name");
+    struct pd_spill *spill = make(vfs, path, pool);
+    cr_assert_eq(pd_vfs_stat(vfs, path, &stat, &err), PD_NOT_FOUND, "the scratch file has no name");
     for (uint32_t i = 0; i < SPANS; i++)
         out[i] = take(i), in[i] = take(i);
     for (unsigned round = 0; round < 3; round++) {
@@ -77,14 +77,14 @@ Test(spill, round_trip)
     char path[64];
     snprintf(path, sizeof path, "/tmp/perdure-spill-%d", (int)getpid());
     for (int rung = 0; rung < 2; rung++) {
-        struct pd_door *door;
+        struct pd_vfs *vfs;
         struct pd_thread_pool *pool = NULL;
-        pd_status st = rung ? pd_door_new_threads(4, 2, &door, &err) : pd_door_new_uring(4, &door, &err);
+        pd_status st = rung ? pd_vfs_new_threads(4, 2, &vfs, &err) : pd_vfs_new_uring(4, &vfs, &err);
         cr_assert_eq(st, PD_OK, "%s", err.message);
         if (rung) cr_assert_eq(pd_thread_pool_new(2, &pool, &err), PD_OK);
-        round_trip(door, path, pool);
+        round_trip(vfs, path, pool);
         pd_thread_pool_free(pool);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
     }
 }
 
@@ -114,11 +114,11 @@ static void write_over(const char *path, const unsigned char *what)
 Test(spill, damage_is_told)
 {
     struct pd_error err;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char path[64];
     snprintf(path, sizeof path, "/tmp/perdure-spill-damage-%d", (int)getpid());
-    cr_assert_eq(pd_door_new_threads(4, 2, &door, &err), PD_OK);
-    struct pd_spill *spill = make(door, path, NULL);
+    cr_assert_eq(pd_vfs_new_threads(4, 2, &vfs, &err), PD_OK);
+    struct pd_spill *spill = make(vfs, path, NULL);
     unsigned char *data = take(4);
     fill(data, span_bytes[4], 1);
     cr_assert_eq(pd_spill_write(spill, 4, data, &err), PD_OK);
@@ -129,7 +129,7 @@ Test(spill, damage_is_told)
     cr_assert_not_null(strstr(err.message, "block 7"), "%s", err.message);
     pd_spill_free(spill);
     free(data);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 /* Every operation of a write and a read fails once: an error, or the right bytes; never others, never a hang. */
@@ -145,15 +145,15 @@ Test(spill, every_operation_fails)
         for (uint64_t nth = 1;; nth++) {
             struct pd_error err;
             struct pd_simulated_disk *disk;
-            struct pd_door *door;
+            struct pd_vfs *vfs;
             struct pd_spill *spill;
             const struct pd_spill_options options = {
                 .path = "/scratch", .block_bytes = BLOCK, .span_bytes = span_bytes, .span_count = SPANS};
             const struct pd_disk_options room = {.host_count = 1, .seed = nth};
             cr_assert_eq(pd_simulated_disk_new(&room, &disk, &err), PD_OK, "%s", err.message);
-            cr_assert_eq(pd_simulated_disk_door(disk, 0, &door, &err), PD_OK);
+            cr_assert_eq(pd_simulated_disk_vfs(disk, 0, &vfs, &err), PD_OK);
             struct pd_spill_options o = options;
-            o.door = door;
+            o.vfs = vfs;
             pd_simulated_disk_set_fault(
                 disk, &(struct pd_disk_fault){.kind = kinds[k].kind, .sys_errno = kinds[k].number, .nth = nth});
             unsigned char *out = take(4), *in = take(4);
@@ -172,7 +172,7 @@ Test(spill, every_operation_fails)
             const bool fired = pd_simulated_disk_fired(disk) > 0;
             free(out);
             free(in);
-            pd_door_free(door);
+            pd_vfs_free(vfs);
             pd_simulated_disk_free(disk);
             if (!fired) break;
         }

@@ -1,5 +1,6 @@
 /* Streams and gradients through real communicators under every schedule, in memory that the host cannot touch: each arrives
- * where and when its action needs it, nothing waits for ever, ghosts send nothing, and the plan is what was taken. */
+ * where and when its action needs it, nothing waits for ever, padding micro-batches send nothing, and the plan is what was
+ * taken. */
 #include "tests/helpers/far_math.h"
 #include "tests/helpers/late_device.h"
 #include "trainer/parallel/pipeline.h"
@@ -9,7 +10,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-enum { WORDS = 1000, LEAVES = 10, FIRST_PASSES = 8 };
+enum { WORDS = 1000, MICRO_BATCHES = 10, FIRST_PASSES = 8 };
 
 struct job {
     struct pd_layout layout;
@@ -25,7 +26,7 @@ struct rank {
     struct far_memory *far;
 };
 
-/* What stage `stage` computes of a leaf: the number of stages behind it. */
+/* What stage `stage` computes of a micro-batch: the number of stages behind it. */
 static void fill(uint64_t *data, bool is_backward, uint32_t stage, uint32_t slot)
 {
     for (uint64_t i = 0; i < WORDS; i++)
@@ -105,7 +106,7 @@ static pd_status walk(const struct job *job, struct rank *r, const struct pd_sch
     for (uint32_t i = 0; i < s->count; i++) {
         const struct pd_action *a = &s->actions[i];
         uint32_t stage = a->chunk * pp + rank;
-        if (a->slot >= LEAVES) continue;
+        if (a->slot >= MICRO_BATCHES) continue;
         if (a->is_backward)
             gradients += stage + 1 < stages;
         else
@@ -120,7 +121,7 @@ static pd_status walk(const struct job *job, struct rank *r, const struct pd_sch
         const struct pd_action *a = &s->actions[i];
         uint32_t stage = a->chunk * pp + rank;
         if (rank == job->fail_rank && i == s->count / 2) PD_FAIL(err, PD_IO, "given up");
-        if (a->slot >= LEAVES) continue;
+        if (a->slot >= MICRO_BATCHES) continue;
         PD_TRY((a->is_backward ? backward : forward)(r, stage, stages, a->slot, err));
     }
     return pd_pipeline_end(r->pipeline, &wait_ns, err);
@@ -190,7 +191,7 @@ static pd_status run(uint32_t pp, uint32_t interleave, enum pd_schedule_kind kin
     job.options = (struct pd_schedule_options){.kind = kind,
                                                .pp = pp,
                                                .interleave = interleave,
-                                               .slots = pd_schedule_slots(LEAVES + 1, 1, pp, interleave),
+                                               .slots = pd_schedule_slots(MICRO_BATCHES + 1, 1, pp, interleave),
                                                .forward_only = forward_only};
     job.far = far_world_new(pp);
     pd_status st = pd_comm_run_local(pp, 1, run_rank, &job, err);

@@ -50,7 +50,7 @@ static void check_list(const struct pd_schedule_options *o, const struct pd_sche
         cr_assert_eq(backwards[c], o->forward_only ? 0 : o->slots);
         cr_assert_eq(s->depth[c], deepest[c], "pp %u rank %u interleave %u slots %u chunk %u: depth %u, needed %u", o->pp,
                      o->pp_rank, o->interleave, o->slots, c, s->depth[c], deepest[c]);
-        cr_assert_leq(deepest[c], deepest[0], "the first chunk keeps a leaf longest");
+        cr_assert_leq(deepest[c], deepest[0], "the first chunk keeps a micro-batch longest");
     }
 }
 
@@ -201,7 +201,7 @@ Test(schedule, forward_only)
     check_all(PD_SCHEDULE_1F1B, true);
 }
 
-/* 1F1B keeps as many leaves as stages follow, whatever the number of slots. */
+/* 1F1B keeps as many micro-batches as stages follow, whatever the number of slots. */
 Test(schedule, depth_is_bounded)
 {
     struct pipeline p;
@@ -222,8 +222,8 @@ Test(schedule, depth_is_bounded)
         }
 }
 
-/* Forward every unit but the head for all leaves, then backward from the head down; leaves ascend in each. */
-Test(schedule, by_layers)
+/* Forward every unit but the head for all micro-batches, then backward from the head down; micro-batches ascend in each. */
+Test(schedule, is_breadth_first)
 {
     enum { UNITS = 4, SLOTS = 3 };
     struct pd_error err;
@@ -241,7 +241,7 @@ Test(schedule, by_layers)
     pd_schedule_deinit(&s);
 }
 
-/* Validation may have more leaves than are kept: groups of them, each through all units. */
+/* Validation may have more micro-batches than are kept: groups of them, each through all units. */
 Test(schedule, by_layers_in_groups)
 {
     struct pd_error err;

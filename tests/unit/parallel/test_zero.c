@@ -1,7 +1,7 @@
-/* ZeRO over real communicators under every layout of one to eight ranks: a pretended step whose leaf gradients, parameters
- * and moments are functions of the global element. Gathered parameters are compared with the function, sums bit for bit with
- * a serial addition in leaf order, and what was taken with what was planned. In turns the memory is one that the host cannot
- * touch: what the test itself writes and reads there stands for a device's operations.
+/* ZeRO over real communicators under every layout of one to eight ranks: a pretended step whose micro-batch gradients,
+ * parameters and moments are functions of the global element. Gathered parameters are compared with the function, sums bit
+ * for bit with a serial addition in micro-batch order, and what was taken with what was planned. In turns the memory is one
+ * that the host cannot touch: what the test itself writes and reads there stands for a device's operations.
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
 #include "tests/helpers/far_math.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORLD_MAX = 8, LAYERS = 4, LEAVES = 5 };
+enum { WORLD_MAX = 8, LAYERS = 4, MICRO_BATCHES = 5 };
 
 struct job {
     struct pd_layout layout;
@@ -93,9 +93,9 @@ static float state_of(enum pd_kind kind, uint32_t version, uint32_t tensor, uint
     return value_of(1000u + version * 8u + kind, tensor, element);
 }
 
-static float part_of(uint32_t leaf, uint32_t sp, bool is_head, uint32_t tensor, uint64_t element)
+static float part_of(uint32_t micro_batch, uint32_t sp, bool is_head, uint32_t tensor, uint64_t element)
 {
-    return value_of(2000u + (leaf * 64u + sp) * 2u + is_head, tensor, element);
+    return value_of(2000u + (micro_batch * 64u + sp) * 2u + is_head, tensor, element);
 }
 
 static float rounded(enum pd_dtype type, float x)
@@ -103,12 +103,12 @@ static float rounded(enum pd_dtype type, float x)
     return type == PD_BF16 ? pd_f32_from_bf16(pd_bf16_from_f32(x)) : x;
 }
 
-static float leaf_of(const struct job *job, uint32_t leaf, bool is_head, uint32_t tensor, uint64_t element)
+static float micro_batch_of(const struct job *job, uint32_t micro_batch, bool is_head, uint32_t tensor, uint64_t element)
 {
     float parts[WORLD_MAX];
     const uint32_t sp = job->layout.sp;
     for (uint32_t i = 0; i < sp; i++)
-        parts[i] = part_of(leaf, i, is_head, tensor, element);
+        parts[i] = part_of(micro_batch, i, is_head, tensor, element);
     for (uint32_t width = 1; width < sp; width *= 2)
         for (uint32_t i = 0; i < sp; i += 2 * width)
             parts[i] += parts[i + width];
@@ -117,9 +117,9 @@ static float leaf_of(const struct job *job, uint32_t leaf, bool is_head, uint32_
 
 static float sum_of_set(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
 {
-    float sum = leaf_of(job, 0, is_head, tensor, element);
-    for (uint32_t leaf = 1; leaf < job->options.leaves; leaf++)
-        sum += leaf_of(job, leaf, is_head, tensor, element);
+    float sum = micro_batch_of(job, 0, is_head, tensor, element);
+    for (uint32_t micro_batch = 1; micro_batch < job->options.micro_batches; micro_batch++)
+        sum += micro_batch_of(job, micro_batch, is_head, tensor, element);
     return sum;
 }
 
@@ -242,14 +242,15 @@ static pd_status check_weights(const struct rank *r, uint32_t tensor, const void
 }
 
 /* As backward does: where there are sums it adds to them. */
-static void fill_gradient(const struct rank *r, uint32_t leaf, uint32_t set, uint32_t tensor, bool adds, float *gradient)
+static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t set, uint32_t tensor, bool adds,
+                          float *gradient)
 {
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
     const bool is_head = set + 1 == r->job->model->unit_count;
     for (uint32_t i = 0; i < count; i++)
         for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++, gradient++) {
-            const float part = part_of(leaf, r->grid.place.sp, is_head && tensor == 0, tensor,
+            const float part = part_of(micro_batch, r->grid.place.sp, is_head && tensor == 0, tensor,
                                        global_element(tensor_of(r, tensor), &boxes[i], e));
             *gradient = adds ? *gradient + part : part;
         }
@@ -274,13 +275,13 @@ static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_er
 {
     uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
     float *const *gradients;
-    const uint32_t leaf = slot * r->grid.layout.dp + r->grid.place.dp;
+    const uint32_t micro_batch = slot * r->grid.layout.dp + r->grid.place.dp;
     if (!has_set(r, set)) return PD_OK;
-    PD_TRY(pd_zero_leaf_gradients(r->zero, set, slot, &gradients, err));
+    PD_TRY(pd_zero_micro_batch_gradients(r->zero, set, slot, &gradients, err));
     const uint32_t count = set_tensors(r, set, tensors);
     open_memory(r);
-    for (uint32_t e = 0; e < count && leaf < r->job->options.leaves; e++)
-        fill_gradient(r, leaf, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
+    for (uint32_t e = 0; e < count && micro_batch < r->job->options.micro_batches; e++)
+        fill_gradient(r, micro_batch, set, tensors[e], pd_zero_adds(r->zero, slot), gradients[e]);
     close_memory(r);
     return pd_zero_push_gradients(r->zero, set, slot, err);
 }
@@ -311,7 +312,7 @@ static pd_status in_memory(struct rank *r, pd_status (*call)(struct rank *, stru
 /* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
 static pd_status step(struct rank *r, struct pd_error *err)
 {
-    const uint32_t sets = pd_zero_set_count(r->zero), slots = (r->job->options.leaves - 1) / r->grid.layout.dp + 1;
+    const uint32_t sets = pd_zero_set_count(r->zero), slots = (r->job->options.micro_batches - 1) / r->grid.layout.dp + 1;
     PD_TRY(in_memory(r, fill_state, err));
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
@@ -414,7 +415,7 @@ static void try(struct pd_layout layout, uint32_t turn)
     layout.interleave = layout.pp == 2 && turn % 3 == 1 ? 2 : 1;
     cut_stages(&layout, model->unit_count);
     struct job job = {layout,
-                      {.leaves = turn % 7 == 3 ? 1 : LEAVES,
+                      {.micro_batches = turn % 7 == 3 ? 1 : MICRO_BATCHES,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,
                        .gradient_type = turn / 3 % 2 ? PD_BF16 : PD_F32,
                        .adds_in_place = turn % 4 != 1},
@@ -456,7 +457,7 @@ Test(zero, every_layout_has_the_values_of_the_global_tensors)
     cr_assert(gathers > 0 && others > 0);
 }
 
-/* Alone in its stage a rank may make its sums where they live: then it takes no memory for leaves. */
+/* Alone in its stage a rank may make its sums where they live: then it takes no memory for micro-batches. */
 Test(zero, sums_in_place)
 {
     for (uint32_t turn = 0; turn < 24; turn++) {

@@ -120,7 +120,8 @@ static struct pd_step_cost cost_of(const char *text, uint32_t world)
     return cost_on(&machine, text, world);
 }
 
-#define SMALL "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {virtual_tp: 4, virtual_sp: 4}\n"
+#define SMALL \
+    "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {virtual_tp: 4, virtual_sp: 4}\n"
 
 /* Against figures by hand. */
 Test(cost, one_rank_is_operations_over_rate)
@@ -145,7 +146,8 @@ static struct pd_step_cost cost_in(const char *name, const char *numerics)
     char text[300];
     struct pd_machine machine;
     struct pd_error err;
-    snprintf(text, sizeof text, "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {%s}\n", numerics);
+    snprintf(text, sizeof text, "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {%s}\n",
+             numerics);
     cr_assert_eq(pd_machine_preset(name, &machine, &err), PD_OK);
     return cost_on(&machine, text, 1);
 }
@@ -163,17 +165,17 @@ Test(cost, a_precision_has_its_rate)
                        cost_in("cpu", "precision: fp32").compute_seconds, 1e-9);
 }
 
-Test(cost, bytes_and_ghosts)
+Test(cost, bytes_and_padding)
 {
     const double n = 124439808, rows = 1024, hidden = 768, blocks = 12;
     struct pd_step_cost cost = cost_of(SMALL "layout: {dp: 8, zero_stage: 1}\n", 8);
     cr_expect_float_eq((double)cost.parameter_bytes, n * 2 * 7 / 8, 0.001 * n);
     cr_expect_float_eq((double)cost.gradient_bytes, n / 8 * 4 * 64 * 7 / 8, 0.001 * n);
-    cr_expect_eq(cost.ghosts, 0);
+    cr_expect_eq(cost.padding, 0);
     cost = cost_of(SMALL "layout: {dp: 5}\n", 5);
     cr_expect_eq(cost.slots, 13);
-    cr_expect_eq(cost.ghosts, 1);
-    cr_expect_gt(cost.ghost_bytes, 0);
+    cr_expect_eq(cost.padding, 1);
+    cr_expect_gt(cost.padding_bytes, 0);
     cost = cost_of(SMALL "layout: {tp: 4}\n", 4);
     cr_expect_float_eq((double)cost.tensor_bytes, 64 * (blocks * 4 + 2) * rows * hidden * 4 * 2 * 3 / 4, 1e4);
     cost = cost_of(SMALL "layout: {pp: 4}\n", 4);
@@ -183,16 +185,17 @@ Test(cost, bytes_and_ghosts)
     cr_expect_float_eq(cost.bubble, 3.0 / (3 * 64 + 3), 1e-12);
 }
 
-/* By layers parameters travel twice a step, not twice a leaf; drives run beside computation, and the update waits for them.
+/* Breadth first parameters travel twice a step, not twice a micro-batch; drives run beside computation, and the update waits for
+ * them.
  */
 Test(cost, layers_and_drives)
 {
     const double n = 124439808, rate = 3e9;
-    struct pd_step_cost leaves = cost_of(SMALL "layout: {dp: 8, order: leaves}\n", 8),
-                        layers = cost_of(SMALL "layout: {dp: 8, order: layers}\n", 8);
-    cr_expect_eq(leaves.slots, 8);
-    cr_expect_float_eq((double)leaves.parameter_bytes, 8.0 * (double)layers.parameter_bytes, 16);
-    cr_expect_eq(leaves.nvme_seconds, 0);
+    struct pd_step_cost micro_batches = cost_of(SMALL "layout: {dp: 8, order: depth_first}\n", 8),
+                        layers = cost_of(SMALL "layout: {dp: 8, order: breadth_first}\n", 8);
+    cr_expect_eq(micro_batches.slots, 8);
+    cr_expect_float_eq((double)micro_batches.parameter_bytes, 8.0 * (double)layers.parameter_bytes, 16);
+    cr_expect_eq(micro_batches.nvme_seconds, 0);
     struct pd_step_cost state = cost_of(SMALL "offload: {optimizer: nvme}\n", 1);
     cr_expect_float_eq(state.nvme_seconds, 24 * n / rate, 1e-3);
     cr_expect_float_eq(state.optimizer_seconds, 24 * n / rate, 1e-3);
@@ -212,7 +215,7 @@ Test(cost, an_optimizer_on_the_host)
     struct pd_step_cost c = cost_of(SMALL "offload: {optimizer: cpu}\n", 1);
     cr_expect_float_eq(c.optimizer_seconds, (24 + 2 * 6) * n / host, 1e-6, "%g", c.optimizer_seconds);
     cr_expect_float_eq(c.step_seconds - device.step_seconds, c.optimizer_seconds - device.optimizer_seconds, 1e-6);
-    c = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nnumerics: {precision: fp32}\n"
+    c = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {precision: fp32}\n"
                 "offload: {optimizer: cpu}\n",
                 1);
     cr_expect_float_eq(c.optimizer_seconds, 40 * n / host, 1e-6, "%g", c.optimizer_seconds);
@@ -228,7 +231,7 @@ Test(cost, an_optimizer_on_the_host)
 Test(cost, the_bus_is_busy)
 {
     const char *away =
-        "offload: {optimizer: cpu, parameters: cpu, gradients: cpu, activations: cpu}\nlayout: {order: layers}\n";
+        "offload: {optimizer: cpu, parameters: cpu, gradients: cpu, activations: cpu}\nlayout: {order: breadth_first}\n";
     const double n = 124439808, blocks = 12 * 7087872.0;
     struct pd_machine machine;
     struct pd_error err;
@@ -305,7 +308,7 @@ static struct pd_layout_choice choose(const char *text, uint32_t world, double d
     return best;
 }
 
-#define AUTO "model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\nlayout: auto\n"
+#define AUTO "model: {preset: gpt2-124m}\nbatch: {sequences: 8, micro_batch: 1}\nlayout: auto\n"
 
 Test(choose, less_memory_costs_time_and_fits)
 {
@@ -326,7 +329,7 @@ Test(choose, less_memory_costs_time_and_fits)
 Test(choose, what_is_given_holds)
 {
     const struct pd_layout_choice c = choose(AUTO "numerics: {virtual_tp: 2}\n", 4, 0, PD_OK),
-                                  d = choose("model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\n"
+                                  d = choose("model: {preset: gpt2-124m}\nbatch: {sequences: 8, micro_batch: 1}\n"
                                              "numerics: {virtual_tp: 2}\nlayout: {auto: true, tp: 2, pp: 2}\n",
                                              4, 0, PD_OK);
     cr_expect_eq(pd_layout_world(&c.laid_out.layout), 4);
@@ -336,7 +339,7 @@ Test(choose, what_is_given_holds)
     cr_expect_geq(d.step_seconds, c.step_seconds);
 }
 
-#define GIVEN "model: {preset: gpt2-124m}\nbatch: {sequences: 8, leaf: 1}\nlayout: {auto: true, "
+#define GIVEN "model: {preset: gpt2-124m}\nbatch: {sequences: 8, micro_batch: 1}\nlayout: {auto: true, "
 
 /* What is given holds, auto and what is left out do not; where it holds too much, that is said. */
 Test(choose, recomputation_and_zero_stage_that_are_given_hold)
@@ -433,35 +436,36 @@ static void expect_less(const char *text, uint32_t world, bool places, bool stat
 /* Nothing is advised that is so already, or that nothing admits. */
 Test(choose, advice_is_what_can_be_done)
 {
-    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\n", 1, false, false,
-                "take more ranks, a smaller batch.leaf (a new lineage) or a shorter batch.context (a new lineage)");
-    expect_less(TINY "batch: {sequences: 8, leaf: 1, context: 16}\n", 8, false, false,
+    expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, false, false,
+                "take more ranks, a smaller batch.micro_batch (a new lineage) or a shorter batch.context (a new lineage)");
+    expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\n", 8, false, false,
                 "take a larger numerics.virtual_tp (a new lineage) or a shorter batch.context (a new lineage)");
-    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\n", 1, false, false,
+    expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, false, false,
                 "take a shorter batch.context (a new lineage)");
-    expect_less(TINY "batch: {sequences: 8, leaf: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
+    expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
                 "take more ranks or a shorter batch.context (a new lineage)");
-    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\n", 1, true, false,
+    expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, true, false,
                 "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (a new lineage)");
 }
 
 Test(choose, advice_sets_free_what_was_given)
 {
-    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 1}\nlayout: {auto: true, recompute: none, zero_stage: 1}\n", 2,
-                false, false,
-                "take layout.zero_stage=auto, layout.recompute=auto or a larger numerics.virtual_tp (a new lineage)");
-    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 1}\nlayout: {auto: true, recompute: full, zero_stage: 3}\n", 2,
-                false, false, "take a larger numerics.virtual_tp (a new lineage)");
+    expect_less(
+        TINY "batch: {sequences: 1, micro_batch: 1, context: 1}\nlayout: {auto: true, recompute: none, zero_stage: 1}\n", 2,
+        false, false, "take layout.zero_stage=auto, layout.recompute=auto or a larger numerics.virtual_tp (a new lineage)");
+    expect_less(TINY
+                "batch: {sequences: 1, micro_batch: 1, context: 1}\nlayout: {auto: true, recompute: full, zero_stage: 3}\n",
+                2, false, false, "take a larger numerics.virtual_tp (a new lineage)");
 }
 
 /* Where state alone is too large, fewer tokens at once are no help. */
 Test(choose, advice_about_state_is_about_state)
 {
-    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\n", 1, true, true,
+    expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, true, true,
                 "take more GPUs or offload.optimizer=cpu");
-    expect_less(TINY "batch: {sequences: 8, leaf: 2, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
+    expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
                 "take more GPUs");
-    expect_less(TINY "batch: {sequences: 1, leaf: 1, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
+    expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
                 "take a smaller model");
 }
 
@@ -489,8 +493,9 @@ static bool smallest_fits(const struct pd_config *c, const struct pd_model *mode
 
 Test(choose, what_fits_is_not_refused)
 {
-    struct pd_config c = parse("model: {layers: 6, hidden: 1024, heads: 8, vocab: 97}\nbatch: {sequences: 4, leaf: 1, "
-                               "context: 8}\nlayout: auto\nnumerics: {virtual_tp: 2}\n");
+    struct pd_config c =
+        parse("model: {layers: 6, hidden: 1024, heads: 8, vocab: 97}\nbatch: {sequences: 4, micro_batch: 1, "
+              "context: 8}\nlayout: auto\nnumerics: {virtual_tp: 2}\n");
     struct pd_model *model;
     struct pd_error err;
     uint32_t tried = 0;
@@ -510,15 +515,16 @@ Test(choose, what_fits_is_not_refused)
     pd_config_deinit(&c);
 }
 
-/* By layers the activations of all leaves are there at once; by leaves those of one. */
+/* Breadth first the activations of all micro-batches are there at once; depth first those of one. */
 Test(choose, another_order_that_fits_is_named)
 {
-    const char *text = "model: {preset: gpt2-124m}\nbatch: {sequences: 64, leaf: 1}\nlayout: {auto: true, order: %s}\n"
-                       "offload: {optimizer: nvme, parameters: nvme}\n";
-    char leaves[300], itself[300];
-    snprintf(leaves, sizeof leaves, text, "leaves");
+    const char *text =
+        "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nlayout: {auto: true, order: %s}\n"
+        "offload: {optimizer: nvme, parameters: nvme}\n";
+    char micro_batches[300], itself[300];
+    snprintf(micro_batches, sizeof micro_batches, text, "depth_first");
     snprintf(itself, sizeof itself, text, "auto");
-    const double least = (double)choose(leaves, 1, 0, PD_OK).worst_bytes;
+    const double least = (double)choose(micro_batches, 1, 0, PD_OK).worst_bytes;
     struct pd_config c = parse(itself);
     struct pd_model *model;
     struct pd_machine machine;
@@ -529,7 +535,7 @@ Test(choose, another_order_that_fits_is_named)
     cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
     machine.device_bytes = least;
     cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
-    cr_expect(strstr(err.message, ": take layout.order=leaves, which fits"), "%s", err.message);
+    cr_expect(strstr(err.message, ": take layout.order=depth_first, which fits"), "%s", err.message);
     machine.device_bytes = 200e6;
     cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
     cr_expect(!strstr(err.message, "order"), "%s", err.message);

@@ -1,5 +1,5 @@
 /* Budgets of placements in files: what fits stays in memory and is not read back. Bits are those without budgets, memory is
- * what was planned, and what a step moves is what was planned, counted at the door to the byte. */
+ * what was planned, and what a step moves is what was planned, counted at the VFS to the byte. */
 #include "ckpt/base/digest.h"
 #include "tests/unit/run/saved_run.h"
 #include "trainer/engine/scratch.h"
@@ -28,7 +28,7 @@ static pd_status add_digest(void *context, uint32_t box, uint64_t first, const f
 
 static uint64_t moved(const struct run *r)
 {
-    const struct pd_door_counted now = pd_door_counts_now(r->counts);
+    const struct pd_vfs_counted now = pd_vfs_counts_now(r->counts);
     return now.bytes_read + now.bytes_written;
 }
 
@@ -53,10 +53,10 @@ static struct outcome run_with(const char *away)
     snprintf(keys, sizeof keys, MODEL "offload: {optimizer: nvme, buffer_bytes: 8M%s}\n", away);
     run_make(&r, "/tmp", keys);
     check_memory(&r, &out);
-    OK(pd_door_counts_begin(r.door, &r.counts, err));
+    OK(pd_vfs_counts_begin(r.vfs, &r.counts, err));
     run_open_tier(&r, 1);
-    OK(pd_scratch_open(r.whole.engine, r.door, pd_tiers_store(r.tiers, 0), &scratch, err));
-    OK(pd_state_files_open(r.whole.engine, r.door, pd_tiers_store(r.tiers, 0), err));
+    OK(pd_scratch_open(r.whole.engine, r.vfs, pd_tiers_store(r.tiers, 0), &scratch, err));
+    OK(pd_state_files_open(r.whole.engine, r.vfs, pd_tiers_store(r.tiers, 0), err));
     OK(pd_state_files_init(r.whole.engine, &r.state.identity, err));
     for (int step = 0; step < STEPS; step++) {
         const uint64_t before = moved(&r);

@@ -22,7 +22,7 @@ static struct pd_config parse(const char *model, const char *overrides_text)
     struct pd_config c;
     struct pd_error err;
     snprintf(yaml, sizeof yaml,
-             "run: {dir: r}\ndata: {train: a}\nmodel: {%s}\nbatch: {sequences: 22, leaf: 2, context: 62}\n", model);
+             "run: {dir: r}\ndata: {train: a}\nmodel: {%s}\nbatch: {sequences: 22, micro_batch: 2, context: 62}\n", model);
     snprintf(words, sizeof words, "%s", overrides_text);
     for (char *rest = words, *word; (word = strtok_r(rest, " ", &rest));)
         overrides[count++] = word;
@@ -126,7 +126,8 @@ Test(memory_plan, offloaded)
         "layout.dp=7 offload.optimizer=nvme layout.zero_stage=1",
         "layout.dp=1 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme",
         "layout.dp=11 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme",
-        "layout.dp=3 layout.tp=2 numerics.virtual_tp=4 offload.optimizer=nvme offload.parameters=nvme layout.order=leaves",
+        "layout.dp=3 layout.tp=2 numerics.virtual_tp=4 offload.optimizer=nvme offload.parameters=nvme "
+        "layout.order=depth_first",
         "layout.dp=2 layout.tp=2 layout.sp=2 numerics.virtual_tp=2 numerics.virtual_sp=2 offload.optimizer=nvme "
         "offload.gradients=nvme",
         "layout.dp=2 layout.pp=3 offload.optimizer=nvme offload.activations=nvme layout.recompute=full",
@@ -154,7 +155,7 @@ Test(memory_plan, offloaded)
 Test(memory_plan, blocks_that_are_recomputed)
 {
     static const char *const layouts[] = {"layout.dp=1",
-                                          "layout.dp=2 layout.order=layers",
+                                          "layout.dp=2 layout.order=breadth_first",
                                           "layout.dp=1 layout.pp=2",
                                           "layout.dp=1 layout.pp=2 layout.interleave=2",
                                           "layout.dp=1 layout.pp=3 layout.schedule=gpipe",
@@ -191,7 +192,7 @@ Test(memory_plan, blocks_that_are_recomputed)
     }
 }
 
-/* Libraries' own memory is the device's, beside what the plan adds up; page-locked memory is not. */
+/* Libraries' own memory is the device's, beside what the plan adds up; pinned memory is not. */
 Test(memory_plan, what_a_device_must_hold)
 {
     struct pd_config c = parse(MODEL_ODD, "layout.dp=1");

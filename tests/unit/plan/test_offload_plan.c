@@ -10,7 +10,7 @@
 #define HIDDEN 256u
 #define FFN 512u
 #define ROWS 64u
-#define LEAVES 4u
+#define MICRO_BATCHES 4u
 /* q, k, v, o, gate, up and down; and two norms, which are never in files of their own */
 #define MATRICES (4.0 * HIDDEN * HIDDEN + 3.0 * HIDDEN * FFN)
 #define ENDS (1.0 * 300 * HIDDEN) /* tied */
@@ -27,9 +27,10 @@ static struct pd_offload_plan plan_of(const char *offload)
     snprintf(
         yaml, sizeof yaml,
         "run: {dir: r}\ndata: {train: a}\nmodel: {family: llama, vocab: 300, context: 64, layers: %u, hidden: %u, heads: 4, "
-        "kv_heads: 4, head_size: 64, ffn: %u}\nbatch: {sequences: %u, leaf: 1, context: %u}\ncheckpoint:\n  keep_last: "
+        "kv_heads: 4, head_size: 64, ffn: %u}\nbatch: {sequences: %u, micro_batch: 1, context: %u}\ncheckpoint:\n  "
+        "keep_last: "
         "2\n%s",
-        LAYERS, HIDDEN, FFN, LEAVES, ROWS, offload);
+        LAYERS, HIDDEN, FFN, MICRO_BATCHES, ROWS, offload);
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_lay_out(&c, model, 1, &laid_out, &err), PD_OK, "%s", err.message);
@@ -75,8 +76,8 @@ Test(offload_plan, everything_by_layers)
     const struct pd_offload_plan p = plan_of(ALL);
     cr_expect_float_eq((double)p.parameter_traffic, 2 * MATRICES * (3 * LAYERS - 2), 1);
     cr_expect_float_eq((double)p.gradient_traffic, 8 * BLOCK * (LAYERS - 2), 2 * 4096 * LAYERS);
-    cr_expect_float_eq((double)p.activation_traffic, 2.0 * LEAVES * LAYERS * ROWS * HIDDEN * 2, 1);
-    cr_expect_geq((double)p.scratch_bytes, LAYERS * (2 * MATRICES + 4 * BLOCK + 2.0 * LEAVES * ROWS * HIDDEN));
+    cr_expect_float_eq((double)p.activation_traffic, 2.0 * MICRO_BATCHES * LAYERS * ROWS * HIDDEN * 2, 1);
+    cr_expect_geq((double)p.scratch_bytes, LAYERS * (2 * MATRICES + 4 * BLOCK + 2.0 * MICRO_BATCHES * ROWS * HIDDEN));
     cr_expect_eq(p.nvme_bytes, p.generations * p.generation_bytes + p.scratch_bytes);
     cr_expect_eq(p.step_bytes, p.state_traffic + p.parameter_traffic + p.gradient_traffic + p.activation_traffic);
 }
@@ -99,12 +100,12 @@ Test(offload_plan, budgets)
     cr_expect_lt(p.scratch_bytes, all.scratch_bytes);
 }
 
-/* Each further leaf begins with the two blocks that backward ended with. */
-Test(offload_plan, parameters_by_leaves)
+/* Each further micro-batch begins with the two blocks that backward ended with. */
+Test(offload_plan, parameters_by_micro_batches)
 {
     const struct pd_offload_plan p =
-        plan_of("offload: {optimizer: nvme, parameters: nvme}\nlayout: {order: leaves, recompute: full}\n");
-    const double reads = 2.0 * LEAVES * LAYERS - 2 * (2 * LEAVES - 1);
+        plan_of("offload: {optimizer: nvme, parameters: nvme}\nlayout: {order: depth_first, recompute: full}\n");
+    const double reads = 2.0 * MICRO_BATCHES * LAYERS - 2 * (2 * MICRO_BATCHES - 1);
     cr_expect_float_eq((double)p.parameter_traffic, 2 * MATRICES * (reads + LAYERS), 1);
     cr_expect_eq(p.gradient_traffic + p.activation_traffic, 0);
 }

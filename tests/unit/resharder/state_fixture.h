@@ -25,7 +25,7 @@ enum { STATE_TENSORS = 8, STATE_UNITS = 6, STATE_BUFFER_BYTES = 16 << 20 };
 
 struct state {
     struct pd_simulated_disk *disk;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_tensor tensors[STATE_TENSORS];
     struct pd_tensor_table table;
     struct pd_identity identity;
@@ -87,15 +87,15 @@ static inline void state_init(struct state *s, uint64_t seed)
     *s = (struct state){.identity = {{seed, 22}, 1, 7}, .random = seed * 77 + 5};
     OK(pd_log_configure("error", err));
     OK(pd_simulated_disk_new(&options, &s->disk, err));
-    OK(pd_simulated_disk_door(s->disk, 0, &s->door, err));
-    s->buffers = aligned_alloc(PD_DOOR_ALIGN, STATE_BUFFER_BYTES);
+    OK(pd_simulated_disk_vfs(s->disk, 0, &s->vfs, err));
+    s->buffers = aligned_alloc(PD_VFS_ALIGN, STATE_BUFFER_BYTES);
     cr_assert_not_null(s->buffers);
     state_tensors(s);
 }
 
 static inline void state_deinit(struct state *s)
 {
-    pd_door_free(s->door);
+    pd_vfs_free(s->vfs);
     pd_simulated_disk_free(s->disk);
     free(s->buffers);
 }
@@ -155,7 +155,7 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
     }
     const struct pd_shard_codec codec = {
         .codec = s->compresses && (shard % 2 == 0 || s->compresses_all) ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = 1};
-    OK(pd_shard_writer_new_compressed(s->door, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer,
+    OK(pd_shard_writer_new_compressed(s->vfs, &s->table, boxes, count, s->buffers, STATE_BUFFER_BYTES, &codec, &writer,
                                       err));
     OK(pd_shard_write(writer, path, &s->identity, shard / pd_layout_stripes(layout), data, ret_summary, err));
     pd_shard_writer_free(writer);
@@ -173,7 +173,7 @@ static inline void state_write_record(struct state *s, const char *directory, co
     struct pd_file *file;
     OK(pd_commit_encode(commit, &data, &bytes, err));
     snprintf(path, sizeof path, "%s/commit.h5", directory);
-    OK(pd_file_open(s->door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_open(s->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_file_write(file, 0, data, bytes, err));
     OK(pd_file_close(file, err));
     free(data);
@@ -193,15 +193,15 @@ static inline void state_save(struct state *s, const struct pd_layout *layout, c
                                               .created_by = "test",
                                               .config = strdup("a: 1\n"),
                                               .environment = strdup("{}")};
-    OK(pd_door_mkdir(s->door, directory, err));
+    OK(pd_vfs_mkdir(s->vfs, directory, err));
     for (uint32_t i = 0; i < shards; i++) {
         char path[512];
         snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, i);
         state_save_shard(s, layout, i, path, &ret_commit->shards[i]);
     }
     state_write_record(s, directory, ret_commit);
-    OK(pd_door_sync_dir(s->door, directory, err));
-    OK(pd_door_sync_dir(s->door, "/", err));
+    OK(pd_vfs_sync_dir(s->vfs, directory, err));
+    OK(pd_vfs_sync_dir(s->vfs, "/", err));
 }
 
 #endif

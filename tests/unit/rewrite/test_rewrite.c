@@ -4,14 +4,14 @@
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
 
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 #include "resharder/rewrite/strand.h"
 
-static struct pd_store *open_store(struct pd_door *door, struct pd_group *group)
+static struct pd_store *open_store(struct pd_vfs *vfs, struct pd_group *group)
 {
     const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
     struct pd_store *store = NULL;
-    OK(pd_store_open(door, "/target", &options, group, &store, err));
+    OK(pd_store_open(vfs, "/target", &options, group, &store, err));
     return store;
 }
 
@@ -27,11 +27,11 @@ static struct pd_rewrite_request request_of(const struct state *s, const struct 
                                        .buffer_bytes = PD_REWRITE_BUFFER_BYTES_MIN};
 }
 
-static void read_whole(struct pd_door *door, const char *path, void **ret_data, uint64_t *ret_bytes)
+static void read_whole(struct pd_vfs *vfs, const char *path, void **ret_data, uint64_t *ret_bytes)
 {
     struct pd_file *file;
     struct pd_stat st;
-    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     OK(pd_file_stat(file, &st, err));
     *ret_data = malloc(st.bytes + 1);
     *ret_bytes = st.bytes;
@@ -39,12 +39,12 @@ static void read_whole(struct pd_door *door, const char *path, void **ret_data, 
     pd_file_close_readonly(file);
 }
 
-static void same_files(struct pd_door *door, const char *left, const char *right)
+static void same_files(struct pd_vfs *vfs, const char *left, const char *right)
 {
     void *a, *b;
     uint64_t a_bytes, b_bytes;
-    read_whole(door, left, &a, &a_bytes);
-    read_whole(door, right, &b, &b_bytes);
+    read_whole(vfs, left, &a, &a_bytes);
+    read_whole(vfs, right, &b, &b_bytes);
     cr_assert_eq(a_bytes, b_bytes, "%s", right);
     cr_assert_eq(memcmp(a, b, a_bytes), 0, "%s and %s differ", left, right);
     free(a);
@@ -52,7 +52,7 @@ static void same_files(struct pd_door *door, const char *left, const char *right
 }
 
 /* Shards as a run would have written them, and everything of the record but layout, shards and fence. */
-static void check_target(struct state *s, struct pd_door *door, struct pd_store *store, const struct pd_layout *layout,
+static void check_target(struct state *s, struct pd_vfs *vfs, struct pd_store *store, const struct pd_layout *layout,
                          const struct pd_commit *commit)
 {
     struct pd_commit there;
@@ -65,17 +65,17 @@ static void check_target(struct state *s, struct pd_door *door, struct pd_store 
     cr_assert_eq(memcmp(&there.state.identity, &s->identity, sizeof s->identity), 0);
     cr_assert_eq(there.state.updates, commit->state.updates);
     cr_assert_str_eq(there.state.config, commit->state.config);
-    OK(pd_door_mkdir(door, "/expected", err));
+    OK(pd_vfs_mkdir(vfs, "/expected", err));
     for (uint32_t r = 0; r < there.shard_count; r++) {
         struct pd_shard_summary summary;
         char expected[64];
         snprintf(expected, sizeof expected, "/expected/shard-%05u.h5", r);
         snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
-        struct pd_door *own = s->door;
-        s->door = door;
+        struct pd_vfs *own = s->vfs;
+        s->vfs = vfs;
         state_save_shard(s, layout, r, expected, &summary);
-        s->door = own;
-        same_files(door, expected, path);
+        s->vfs = own;
+        same_files(vfs, expected, path);
         cr_assert_eq(memcmp(&summary.digest, &there.shards[r].digest, sizeof summary.digest), 0);
         cr_assert_eq(summary.writer_rank, there.shards[r].writer_rank);
     }
@@ -96,12 +96,12 @@ Test(rewrite, any_layout_to_any_layout)
         state_save(&s, &stored, "/stored", &commit);
         s.compresses = false;
         pd_group_init_single(&group);
-        OK(pd_door_mkdir(s.door, "/target", err));
-        struct pd_store *store = open_store(s.door, &group);
+        OK(pd_vfs_mkdir(s.vfs, "/target", err));
+        struct pd_store *store = open_store(s.vfs, &group);
         const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-        OK(pd_rewrite(s.door, &request, &report, err));
+        OK(pd_rewrite(s.vfs, &request, &report, err));
         cr_assert_eq(report.shards, pd_layout_shards(&layout));
-        check_target(&s, s.door, store, &layout, &commit);
+        check_target(&s, s.vfs, store, &layout, &commit);
         pd_store_close(store);
         pd_commit_deinit(&commit);
         state_deinit(&s);
@@ -127,7 +127,7 @@ static void load_everything(struct state *s, struct pd_store *store, const struc
         struct pd_shard_box *boxes = NULL;
         uint32_t count = 0;
         snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, r);
-        OK(pd_shard_open(s->door, path, &s->identity, &there.shards[r], &shard, err));
+        OK(pd_shard_open(s->vfs, path, &s->identity, &there.shards[r], &shard, err));
         OK(pd_layout_shard_boxes(layout, &s->table, r, &boxes, &count, err));
         cr_assert(pd_shard_is_compressed(shard) && pd_shard_box_count(shard) == count);
         for (uint32_t b = 0; b < count; b++) {
@@ -153,12 +153,12 @@ static void check_read(struct state *s, const struct pd_commit *commit, uint64_t
         struct pd_shard *shard = NULL;
         char path[64];
         snprintf(path, sizeof path, "/stored/shard-%05u.h5", r);
-        OK(pd_shard_open(s->door, path, &s->identity, &commit->shards[r], &shard, err));
+        OK(pd_shard_open(s->vfs, path, &s->identity, &commit->shards[r], &shard, err));
         stored += pd_shard_stored_bytes(shard);
         boxes += pd_shard_box_count(shard);
         pd_shard_close(shard);
     }
-    cr_assert_leq(bytes_read, stored + stored / 20 + boxes * 2 * PD_DOOR_ALIGN, "%lu of %lu", bytes_read, stored);
+    cr_assert_leq(bytes_read, stored + stored / 20 + boxes * 2 * PD_VFS_ALIGN, "%lu of %lu", bytes_read, stored);
 }
 
 static void check_packing(const struct packing *p)
@@ -176,21 +176,21 @@ static void check_packing(const struct packing *p)
     state_save(&s, &stored, "/stored", &commit);
     s.compresses = s.compresses_all = true;
     pd_group_init_single(&group);
-    OK(pd_door_mkdir(s.door, "/target", err));
-    struct pd_store *store = open_store(s.door, &group);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    struct pd_store *store = open_store(s.vfs, &group);
     struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
     request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = p->is_auto};
     if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
-    request.buffers = aligned_alloc(PD_DOOR_ALIGN, p->buffer_bytes);
+    request.buffers = aligned_alloc(PD_VFS_ALIGN, p->buffer_bytes);
     request.buffer_bytes = p->buffer_bytes;
-    OK(pd_rewrite(s.door, &request, &report, err));
+    OK(pd_rewrite(s.vfs, &request, &report, err));
     cr_assert_eq(report.shards, pd_layout_shards(&layout));
     if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
     if (p->is_large && p->source_is_compressed) cr_assert_eq(report.expanded_together, p->threads > 1 ? 2 : 1);
     if (p->is_auto)
         load_everything(&s, store, &layout);
     else
-        check_target(&s, s.door, store, &layout, &commit);
+        check_target(&s, s.vfs, store, &layout, &commit);
     free(request.buffers);
     pd_thread_pool_free(request.codec.pool);
     pd_store_close(store);
@@ -211,25 +211,25 @@ Test(rewrite, targets_are_compressed, .timeout = 1200)
                                         .source_is_compressed = seed / 2 % 2});
 }
 
-static const struct pd_door_ops *whole_ops;
+static const struct pd_vfs_ops *whole_ops;
 static uint64_t room;
 
-static int little_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+static int little_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
 {
-    const int result = whole_ops->space(door, path, ret_space);
+    const int result = whole_ops->space(vfs, path, ret_space);
     ret_space->available_bytes = room;
     return result;
 }
 
 static pd_status rewrite_in(struct state *s, const struct pd_rewrite_request *request, uint64_t bytes, struct pd_error *err)
 {
-    struct pd_door_ops ops = *s->door->ops;
-    whole_ops = s->door->ops;
+    struct pd_vfs_ops ops = *s->vfs->ops;
+    whole_ops = s->vfs->ops;
     ops.space = little_space;
     room = bytes;
-    s->door->ops = &ops;
-    pd_status st = pd_rewrite(s->door, request, NULL, err);
-    s->door->ops = whole_ops;
+    s->vfs->ops = &ops;
+    pd_status st = pd_rewrite(s->vfs, request, NULL, err);
+    s->vfs->ops = whole_ops;
     return st;
 }
 
@@ -246,8 +246,8 @@ Test(rewrite, room_is_asked_for_as_far_as_it_is_known)
     s.compresses = s.compresses_all = true;
     state_save(&s, &stored, "/stored", &commit);
     pd_group_init_single(&group);
-    cr_assert_eq(pd_door_mkdir(s.door, "/target", &err), PD_OK);
-    struct pd_store *store = open_store(s.door, &group);
+    cr_assert_eq(pd_vfs_mkdir(s.vfs, "/target", &err), PD_OK);
+    struct pd_store *store = open_store(s.vfs, &group);
     struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
     uint64_t takes = 0, plain = 0;
     for (uint32_t r = 0; r < commit.shard_count; r++) {
@@ -311,10 +311,10 @@ Test(rewrite, numerics_stay)
     struct pd_layout stored = state_layout(&s, 4), layout = state_layout(&s, 8);
     state_save(&s, &stored, "/stored", &commit);
     pd_group_init_single(&group);
-    OK(pd_door_mkdir(s.door, "/target", err));
-    struct pd_store *store = open_store(s.door, &group);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    struct pd_store *store = open_store(s.vfs, &group);
     const struct pd_rewrite_request request = request_of(&s, &commit, &layout, store);
-    cr_assert_eq(pd_rewrite(s.door, &request, NULL, &refusal), PD_INVALID);
+    cr_assert_eq(pd_rewrite(s.vfs, &request, NULL, &refusal), PD_INVALID);
     cr_assert(strstr(refusal.message, "virtual_tp 4"), "%s", refusal.message);
     cr_assert_eq(pd_store_count(store), 0u);
     pd_store_close(store);
@@ -335,20 +335,20 @@ struct attempt {
 static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk, bool *ret_fired, struct pd_error *err)
 {
     const struct pd_store_options options = {.writable = true, .keep_last = 10, .quarantine_bytes_max = UINT64_MAX};
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     struct pd_store *store = NULL;
     struct pd_group group;
     pd_group_init_single(&group);
-    PD_TRY(pd_simulated_disk_door(disk, 0, &door, err));
-    pd_status st = pd_store_open(door, "/target", &options, &group, &store, err);
+    PD_TRY(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    pd_status st = pd_store_open(vfs, "/target", &options, &group, &store, err);
     if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
         struct pd_rewrite_request request = request_of(a->s, a->commit, a->layout, store);
         request.codec = a->codec;
-        st = pd_rewrite(door, &request, NULL, err);
+        st = pd_rewrite(vfs, &request, NULL, err);
     }
     *ret_fired = pd_simulated_disk_fired(disk) > 0;
     pd_store_close(store);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return st;
 }
 
@@ -356,28 +356,28 @@ static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk
 static void go_on(const struct attempt *a, struct pd_simulated_disk *disk)
 {
     struct pd_group group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     bool fired;
     OK(attempt(a, disk, &fired, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
     pd_group_init_single(&group);
-    struct pd_store *store = open_store(door, &group);
-    check_target(a->s, door, store, a->layout, a->commit);
+    struct pd_store *store = open_store(vfs, &group);
+    check_target(a->s, vfs, store, a->layout, a->commit);
     cr_assert_eq(pd_store_unusable_count(store), 0u);
     pd_store_close(store);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 static void must_be_there(struct pd_simulated_disk *disk, uint64_t nth)
 {
     struct pd_group group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     pd_group_init_single(&group);
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    struct pd_store *store = open_store(door, &group);
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    struct pd_store *store = open_store(vfs, &group);
     cr_assert_eq(pd_store_count(store), 1u, "operation %lu", nth);
     pd_store_close(store);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 static bool stop_at(const struct attempt *a, uint64_t nth, enum pd_disk_fault_kind kind)
@@ -411,8 +411,8 @@ static void stop_everywhere(bool is_compressed)
     layout.sp = layout.pp = layout.interleave = layout.stage_count = 1;
     s.compresses = s.compresses_all = is_compressed;
     state_save(&s, &stored, "/stored", &commit);
-    OK(pd_door_mkdir(s.door, "/target", err));
-    OK(pd_door_sync_dir(s.door, "/", err));
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    OK(pd_vfs_sync_dir(s.vfs, "/", err));
     const struct attempt a = {
         &s, &commit, &layout, {.codec = is_compressed ? PD_CODEC_ZSTD : PD_CODEC_NONE, .level = is_compressed}};
     for (unsigned k = 0; k < 2; k++)

@@ -2,7 +2,7 @@
 #ifndef PD_TESTS_UNIT_RUN_SAVED_RUN_H
 #define PD_TESTS_UNIT_RUN_SAVED_RUN_H
 
-#include "ckpt/io/door_counts.h"
+#include "ckpt/io/vfs_counts.h"
 #include "trainer/engine/state_files.h"
 #include "trainer/run/save.h"
 #include "trainer/run/whole_engine.h"
@@ -25,8 +25,8 @@ struct run {
     struct pd_group group;
     struct pd_config config;
     struct pd_whole_engine whole;
-    struct pd_door *door;
-    struct pd_door_counts *counts; /* NULL: nothing is counted */
+    struct pd_vfs *vfs;
+    struct pd_vfs_counts *counts; /* NULL: nothing is counted */
     struct pd_tiers *tiers;
     struct pd_saver *saver;
     struct pd_run_state state;
@@ -49,14 +49,14 @@ static inline void run_build_engine(struct run *r, const char *keys)
     snprintf(yaml, sizeof yaml,
              "run: {dir: unused, steps: 100, seed: 5}\n"
              "data: {train: [{path: %s}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: 2, leaf: 1, context: 16}\noptimizer: {lr: 0.01}\n%s",
+             "batch: {sequences: 2, micro_batch: 1, context: 16}\noptimizer: {lr: 0.01}\n%s",
              r->text, keys);
     const char *overrides[] = {"layout.ranks=1"};
     OK(pd_config_parse("test", yaml, overrides, 1, &r->config, err));
     OK(pd_whole_engine_open(&r->config, NULL, NULL, 1, &r->whole, err));
 }
 
-/* A folder of its own under `where`, the engine, a door and a group of one; no state yet. */
+/* A folder of its own under `where`, the engine, a VFS and a group of one; no state yet. */
 static inline void run_make(struct run *r, const char *where, const char *keys)
 {
     memset(r, 0, sizeof *r);
@@ -68,14 +68,14 @@ static inline void run_make(struct run *r, const char *where, const char *keys)
     cr_assert_eq(mkdir(r->root, 0777), 0);
     pd_group_init_single(&r->group);
     run_build_engine(r, keys);
-    OK(pd_door_new_auto(&r->door, err));
+    OK(pd_vfs_new_auto(&r->vfs, err));
 }
 
 static inline void run_open_tiers(struct run *r, struct pd_tiers_options *options)
 {
     static char config_text[] = "test: true\n";
     options->generations = r->config.offload.optimizer == PD_PLACE_NVME;
-    OK(pd_tiers_open(r->door, options, &r->tiers, err));
+    OK(pd_tiers_open(r->vfs, options, &r->tiers, err));
     r->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
                                      .fence = pd_tiers_fence(r->tiers),
                                      .loss_scale = 1.0,
@@ -99,7 +99,7 @@ static inline void run_let_go(void *saver)
 
 static inline void run_open_saver(struct run *r, uint32_t in_flight)
 {
-    OK(pd_saver_new(r->door, r->tiers, &r->group, r->whole.engine, in_flight, &r->saver, err));
+    OK(pd_saver_new(r->vfs, r->tiers, &r->group, r->whole.engine, in_flight, &r->saver, err));
     r->whole.engine->before_update = run_let_go;
     r->whole.engine->update_context = r->saver;
 }
@@ -110,8 +110,8 @@ static inline void run_close(struct run *r)
     pd_saver_free(r->saver);
     pd_state_files_close(r->whole.engine);
     pd_tiers_close(r->tiers);
-    pd_door_counts_end(r->counts);
-    pd_door_free(r->door);
+    pd_vfs_counts_end(r->counts);
+    pd_vfs_free(r->vfs);
     pd_whole_engine_close(&r->whole);
     pd_config_deinit(&r->config);
     snprintf(command, sizeof command, "rm -rf %s", r->folder);

@@ -1,6 +1,6 @@
 /* A newest checkpoint that cannot be read where it lies: the same step is taken from another tier that has it, an older one
- * never is, and nothing counts as damaged. The door's open is a gate: shards below some directories fail with EIO. */
-#include "ckpt/io/door_ops.h"
+ * never is, and nothing counts as damaged. The VFS's open is a gate: shards below some directories fail with EIO. */
+#include "ckpt/io/vfs_ops.h"
 #include "tests/unit/run/saved_run.h"
 #include "trainer/run/resume.h"
 
@@ -9,8 +9,8 @@
 enum { STEPS = 3 };
 
 static struct {
-    struct pd_door_ops ops;
-    const struct pd_door_ops *inner;
+    struct pd_vfs_ops ops;
+    const struct pd_vfs_ops *inner;
     char fails[2][96]; /* "": nothing does */
 } gate;
 
@@ -41,7 +41,7 @@ static void open_both(struct two *t, bool is_first_start)
     r->state.config = t->config;
     memcpy(r->state.data_fingerprint, t->fingerprint, sizeof t->fingerprint);
     const bool has_files = r->config.offload.optimizer == PD_PLACE_NVME;
-    if (has_files) OK(pd_state_files_open(r->whole.engine, r->door, pd_tiers_store(r->tiers, 0), err));
+    if (has_files) OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
     if (!is_first_start) return;
     if (has_files)
         OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
@@ -75,10 +75,10 @@ static void train(struct two *t, const char *place)
     snprintf(t->far, sizeof t->far, "%s/far", r->folder);
     cr_assert_eq(mkdir(t->far, 0777), 0);
     memset(&gate, 0, sizeof gate);
-    gate.inner = r->door->ops;
-    gate.ops = *r->door->ops;
+    gate.inner = r->vfs->ops;
+    gate.ops = *r->vfs->ops;
     gate.ops.open = gate_open;
-    r->door->ops = &gate.ops;
+    r->vfs->ops = &gate.ops;
     pd_group_init_single(&t->groups[0]);
     pd_group_init_single(&t->groups[1]);
     OK(pd_config_print(&r->config, &t->config, err));
@@ -129,7 +129,7 @@ static void check(const char *place, bool near_fails, bool far_fails, bool far_l
     open_both(&t, false);
     if (near_fails) fail_below(0, r->root);
     if (far_fails) fail_below(1, t.far);
-    const pd_status st = pd_resume(r->door, r->tiers, &r->group, r->whole.engine, &state, &report, &err);
+    const pd_status st = pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, &state, &report, &err);
     cr_expect_eq(st, step ? PD_OK : PD_IO, "%s: %s: %s", place, pd_status_name(st), err.message);
     cr_expect_eq(quarantined(&t), 0u, "%s: a storage error is no damage", place);
     fail_below(0, "");

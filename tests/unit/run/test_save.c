@@ -140,11 +140,11 @@ Test(save, in_the_background_has_the_same_bits)
 /* NULL: there is no room in memory. */
 static const char *memory_dir(void)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_space space;
-    OK(pd_door_new_auto(&door, err));
-    pd_status st = pd_door_space(door, "/dev/shm", &space, NULL);
-    pd_door_free(door);
+    OK(pd_vfs_new_auto(&vfs, err));
+    pd_status st = pd_vfs_space(vfs, "/dev/shm", &space, NULL);
+    pd_vfs_free(vfs);
     return !st && space.in_memory && space.available_bytes > (256u << 20) ? "/dev/shm" : NULL;
 }
 

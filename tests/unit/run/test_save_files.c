@@ -1,6 +1,6 @@
-/* Saves of optimizer state in files: what a checkpoint costs beyond its step, counted at the door, and who does it. */
+/* Saves of optimizer state in files: what a checkpoint costs beyond its step, counted at the VFS, and who does it. */
 #include "ckpt/base/digest.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 #include "tests/unit/run/saved_run.h"
 
 #include <dirent.h>
@@ -9,10 +9,10 @@
 
 enum { STEPS = 4, WARM = 4, HELD_MS = 200 };
 
-/* The door's sync, which may be held; it notes who called. */
+/* The VFS's sync, which may be held; it notes who called. */
 static struct {
-    struct pd_door_ops ops;
-    const struct pd_door_ops *inner;
+    struct pd_vfs_ops ops;
+    const struct pd_vfs_ops *inner;
     pthread_t caller;
     _Atomic int syncs_here, syncs_elsewhere, held_ms, refused; /* refused: syncs of directories that fail from now on */
 } watched;
@@ -24,23 +24,23 @@ static int watch_sync(struct pd_file *file)
     return watched.inner->sync(file);
 }
 
-static int watch_sync_dir(struct pd_door *door, const char *path)
+static int watch_sync_dir(struct pd_vfs *vfs, const char *path)
 {
     if (atomic_load(&watched.refused) > 0) {
         atomic_fetch_sub(&watched.refused, 1);
         return EIO;
     }
-    return watched.inner->sync_dir(door, path);
+    return watched.inner->sync_dir(vfs, path);
 }
 
-static void watch(struct pd_door *door)
+static void watch(struct pd_vfs *vfs)
 {
-    watched.inner = door->ops;
-    watched.ops = *door->ops;
+    watched.inner = vfs->ops;
+    watched.ops = *vfs->ops;
     watched.ops.sync = watch_sync;
     watched.ops.sync_dir = watch_sync_dir;
     watched.caller = pthread_self();
-    door->ops = &watched.ops;
+    vfs->ops = &watched.ops;
 }
 
 static void run_init(struct run *r, const char *precision, bool is_counted)
@@ -51,10 +51,10 @@ static void run_init(struct run *r, const char *precision, bool is_counted)
              "numerics: {precision: %s}\noffload: {optimizer: nvme, buffer_bytes: 8M}\n",
              precision);
     run_make(r, "/tmp", keys);
-    if (is_counted) OK(pd_door_counts_begin(r->door, &r->counts, err));
-    if (!is_counted) watch(r->door);
+    if (is_counted) OK(pd_vfs_counts_begin(r->vfs, &r->counts, err));
+    if (!is_counted) watch(r->vfs);
     run_open_tier(r, 2);
-    OK(pd_state_files_open(r->whole.engine, r->door, pd_tiers_store(r->tiers, 0), err));
+    OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
     OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
     run_open_saver(r, 1);
 }
@@ -68,18 +68,18 @@ static void saved_step(struct run *r)
     cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
 }
 
-static struct pd_door_counted count_steps(struct run *r, bool has_saves)
+static struct pd_vfs_counted count_steps(struct run *r, bool has_saves)
 {
-    const struct pd_door_counted before = pd_door_counts_now(r->counts);
+    const struct pd_vfs_counted before = pd_vfs_counts_now(r->counts);
     for (int i = 0; i < STEPS; i++) {
         if (has_saves)
             saved_step(r);
         else
             run_step(r);
     }
-    const struct pd_door_counted after = pd_door_counts_now(r->counts);
-    return (struct pd_door_counted){.bytes_written = after.bytes_written - before.bytes_written,
-                                    .flushes = after.flushes - before.flushes};
+    const struct pd_vfs_counted after = pd_vfs_counts_now(r->counts);
+    return (struct pd_vfs_counted){.bytes_written = after.bytes_written - before.bytes_written,
+                                   .flushes = after.flushes - before.flushes};
 }
 
 static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
@@ -105,7 +105,7 @@ Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
     run_init(&r, "fp32", true);
     for (int i = 0; i < WARM; i++) /* the index is written, retention has something to remove */
         saved_step(&r);
-    const struct pd_door_counted without = count_steps(&r, false), with = count_steps(&r, true);
+    const struct pd_vfs_counted without = count_steps(&r, false), with = count_steps(&r, true);
     const uint64_t state_bytes = 12 * r.whole.model->parameter_count;
     cr_assert_geq(without.bytes_written, STEPS * state_bytes * 99 / 100, "a step writes its state: it is counted");
     cr_assert_eq(without.flushes, 0, "a step that is not saved needs no flush");

@@ -1,7 +1,7 @@
 /* A save that fails in the first tier goes to the next one in its own step while the state is as it was, and only then. The
- * door's sync of directories is a gate: in the first tier it fails, at once or when the test lets it. */
+ * VFS's sync of directories is a gate: in the first tier it fails, at once or when the test lets it. */
 #include "ckpt/base/digest.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 #include "tests/unit/run/saved_run.h"
 
 #include <errno.h>
@@ -10,29 +10,29 @@
 enum { SAVES = 4, SLOW_MS = 100 };
 
 static struct {
-    struct pd_door_ops ops;
-    const struct pd_door_ops *inner;
+    struct pd_vfs_ops ops;
+    const struct pd_vfs_ops *inner;
     char first[96];                            /* the first tier */
     _Atomic bool fails, is_held, has_moved_on; /* has_moved_on: the second tier is being written */
     _Atomic int slow_ms;                       /* of the second tier */
 } gate;
 
-static int gate_sync_dir(struct pd_door *door, const char *path)
+static int gate_sync_dir(struct pd_vfs *vfs, const char *path)
 {
     const bool is_first = strncmp(path, gate.first, strlen(gate.first)) == 0;
     while (is_first && atomic_load(&gate.is_held))
         usleep(1000);
     if (is_first && atomic_load(&gate.fails)) return EIO;
-    return gate.inner->sync_dir(door, path);
+    return gate.inner->sync_dir(vfs, path);
 }
 
-static int gate_mkdir(struct pd_door *door, const char *path)
+static int gate_mkdir(struct pd_vfs *vfs, const char *path)
 {
     if (strncmp(path, gate.first, strlen(gate.first)) != 0) {
         atomic_store(&gate.has_moved_on, true);
         usleep((useconds_t)atomic_load(&gate.slow_ms) * 1000);
     }
-    return gate.inner->mkdir(door, path);
+    return gate.inner->mkdir(vfs, path);
 }
 
 struct two {
@@ -53,11 +53,11 @@ static void open_two(struct two *t, const char *place)
     snprintf(t->far, sizeof t->far, "%s/far", r->folder);
     cr_assert_eq(mkdir(t->far, 0777), 0);
     snprintf(gate.first, sizeof gate.first, "%s", r->root);
-    gate.inner = r->door->ops;
-    gate.ops = *r->door->ops;
+    gate.inner = r->vfs->ops;
+    gate.ops = *r->vfs->ops;
     gate.ops.sync_dir = gate_sync_dir;
     gate.ops.mkdir = gate_mkdir;
-    r->door->ops = &gate.ops;
+    r->vfs->ops = &gate.ops;
     pd_group_init_single(&t->groups[0]);
     pd_group_init_single(&t->groups[1]);
     run_open_tiers(r, &(struct pd_tiers_options){.tiers = {{.dir = r->root, .every = 1, .keep_last = SAVES},
@@ -65,7 +65,7 @@ static void open_two(struct two *t, const char *place)
                                                  .count = 2,
                                                  .groups = {&t->groups[0], &t->groups[1]}});
     if (r->config.offload.optimizer == PD_PLACE_NVME) {
-        OK(pd_state_files_open(r->whole.engine, r->door, pd_tiers_store(r->tiers, 0), err));
+        OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
         OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
     } else {
         OK(pd_engine_init_state(r->whole.engine, err));

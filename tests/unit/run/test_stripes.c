@@ -202,7 +202,7 @@ Test(stripes, are_refused_in_a_sentence)
 
 /* ---- measuring ---- */
 
-static pd_status settle(struct pd_door *door, const char *folder, const char *second, struct pd_layout *layout)
+static pd_status settle(struct pd_vfs *vfs, const char *folder, const char *second, struct pd_layout *layout)
 {
     struct pd_group group;
     struct pd_config config;
@@ -214,7 +214,7 @@ static pd_status settle(struct pd_door *door, const char *folder, const char *se
     pd_group_init_single(&group);
     cr_assert_eq(pd_config_parse("test", minimal, overrides, 2, &config, &err), PD_OK, "%s", err.message);
     pd_layout_init_dp(layout, 1);
-    pd_status st = pd_stripes_settle(door, &group, &config, layout, &err);
+    pd_status st = pd_stripes_settle(vfs, &group, &config, layout, &err);
     pd_config_deinit(&config);
     return st;
 }
@@ -223,15 +223,15 @@ static pd_status settle(struct pd_door *door, const char *folder, const char *se
 Test(stripes, are_measured_once)
 {
     char folder[] = "/tmp/perdure-stripes-XXXXXX", path[200], text[400] = "";
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_layout layout;
     cr_assert_eq(pd_log_configure("error", NULL), PD_OK);
     cr_assert_not_null(mkdtemp(folder));
-    cr_assert_eq(pd_door_new_auto(&door, NULL), PD_OK);
-    cr_assert_eq(settle(door, folder, "absent", &layout), PD_NOT_FOUND);
+    cr_assert_eq(pd_vfs_new_auto(&vfs, NULL), PD_OK);
+    cr_assert_eq(settle(vfs, folder, "absent", &layout), PD_NOT_FOUND);
     snprintf(path, sizeof path, "%s/second", folder);
-    cr_assert_eq(pd_door_mkdir(door, path, NULL), PD_OK);
-    cr_assert_eq(settle(door, folder, "second", &layout), PD_OK);
+    cr_assert_eq(pd_vfs_mkdir(vfs, path, NULL), PD_OK);
+    cr_assert_eq(settle(vfs, folder, "second", &layout), PD_OK);
     cr_assert_eq(layout.stripes, 2u);
     for (int s = 0; s < 2; s++)
         cr_assert(layout.stripe_weight[s] >= 1 && layout.stripe_weight[s] <= PD_STRIPES_WEIGHT_MAX);
@@ -239,16 +239,16 @@ Test(stripes, are_measured_once)
     snprintf(path, sizeof path, "%s/stripe-weights", folder);
     FILE *file = fopen(path, "we");
     cr_assert(file && fprintf(file, "5 %s\n7 %s/second\n", folder, folder) > 0 && !fclose(file));
-    cr_assert_eq(settle(door, folder, "second", &layout), PD_OK);
+    cr_assert_eq(settle(vfs, folder, "second", &layout), PD_OK);
     cr_assert(layout.stripe_weight[0] == 5 && layout.stripe_weight[1] == 7, "taken from the file");
     snprintf(path, sizeof path, "%s/third", folder);
-    cr_assert_eq(pd_door_mkdir(door, path, NULL), PD_OK);
-    cr_assert_eq(settle(door, folder, "third", &layout), PD_OK);
+    cr_assert_eq(pd_vfs_mkdir(vfs, path, NULL), PD_OK);
+    cr_assert_eq(settle(vfs, folder, "third", &layout), PD_OK);
     snprintf(path, sizeof path, "%s/stripe-weights", folder);
     file = fopen(path, "re");
     cr_assert(file && fread(text, 1, sizeof text - 1, file) > 0 && !fclose(file));
     cr_assert(strstr(text, "/third\n") && !strstr(text, "/second\n"), "%s", text);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     snprintf(path, sizeof path, "rm -rf %s", folder);
     cr_assert_eq(system(path), 0);
 }

@@ -14,7 +14,7 @@
 
 struct fixture {
     char directory[64];
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     void *buffers;
     struct pd_tensor_table tensors;
     struct pd_shard_box *boxes;
@@ -60,8 +60,8 @@ static inline void fixture_init(struct fixture *f, uint32_t tensor_count, uint32
     *f = (struct fixture){.identity = {{11, 22}, 1, 7}};
     snprintf(f->directory, sizeof f->directory, "%s", "/tmp/perdure-test-XXXXXX");
     cr_assert_not_null(mkdtemp(f->directory));
-    OK(pd_door_new_threads(16, 2, &f->door, err));
-    f->buffers = aligned_alloc(PD_DOOR_ALIGN, FIXTURE_BUFFER_BYTES);
+    OK(pd_vfs_new_threads(16, 2, &f->vfs, err));
+    f->buffers = aligned_alloc(PD_VFS_ALIGN, FIXTURE_BUFFER_BYTES);
     f->tensors.tensors = calloc(tensor_count, sizeof *f->tensors.tensors);
     f->tensors.count = tensor_count;
     f->boxes = calloc(box_count + 1, sizeof *f->boxes);
@@ -80,7 +80,7 @@ static inline void fixture_tensor(struct fixture *f, uint32_t t, const char *nam
 static inline void fixture_box(struct fixture *f, uint32_t tensor, enum pd_kind kind, struct pd_box box, uint64_t shift)
 {
     uint64_t elements = pd_box_elements(&box), bytes = (elements * 4 + shift + 8191) / 4096 * 4096;
-    char *memory = aligned_alloc(PD_DOOR_ALIGN, bytes);
+    char *memory = aligned_alloc(PD_VFS_ALIGN, bytes);
     cr_assert_not_null(memory);
     fixture_fill((float *)(void *)(memory + shift), elements, tensor * 1000u + (unsigned)kind * 7u + box.start[0]);
     f->boxes[f->box_count] = (struct pd_shard_box){tensor, kind, box};
@@ -97,7 +97,7 @@ static inline void fixture_save(struct fixture *f, const char *name, struct pd_s
     char path[256];
     struct pd_shard_writer *writer = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_writer_new(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
     OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
 }
@@ -110,7 +110,7 @@ static inline void fixture_deinit(struct fixture *f)
     free(f->boxes);
     pd_tensor_table_deinit(&f->tensors);
     free(f->buffers);
-    pd_door_free(f->door);
+    pd_vfs_free(f->vfs);
     char command[128];
     snprintf(command, sizeof command, "rm -rf %s", f->directory);
     cr_assert_eq(system(command), 0);

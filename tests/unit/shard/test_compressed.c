@@ -66,7 +66,7 @@ static void save(struct fixture *f, const char *name, const struct pd_shard_code
     char path[256];
     struct pd_shard_writer *writer = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_writer_new_compressed(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, buffer_bytes, codec, &writer,
+    OK(pd_shard_writer_new_compressed(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, buffer_bytes, codec, &writer,
                                       err));
     OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, ret_summary, err));
     cr_assert_leq(ret_summary->file_bytes, pd_shard_writer_file_bytes(writer));
@@ -99,7 +99,7 @@ static void check_contents(struct fixture *f, const char *name, const struct pd_
     char path[256];
     struct pd_shard *shard = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_open(f->door, path, &f->identity, summary, &shard, err));
+    OK(pd_shard_open(f->vfs, path, &f->identity, summary, &shard, err));
     uint64_t blocks = 0;
     for (uint32_t b = 0; b < f->box_count; b++) {
         const uint64_t bytes = pd_shard_box_bytes(shard, b), count = pd_shard_block_count(shard, b);
@@ -230,7 +230,7 @@ Test(shard_compressed, recycled_files_are_overwritten_whole)
     save(&f, "s.h5", &ZSTD_3, FIXTURE_BUFFER_BYTES, &summary);
     fixture_path(&f, "s.h5", path, sizeof path);
     unsigned char *data = load_file(path, &bytes);
-    OK(pd_shard_writer_new_compressed(f.door, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &ZSTD_3,
+    OK(pd_shard_writer_new_compressed(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &ZSTD_3,
                                       &writer, err));
     for (int i = 0; i < 4; i++) {
         for (uint32_t b = 0; i % 2 && b < f.box_count; b++) /* a larger one in between, then the first again */
@@ -262,7 +262,7 @@ Test(shard_compressed, recycled_files_are_overwritten_whole)
 static pd_status load_all(struct fixture *f, const char *path, const struct pd_shard_summary *expect, struct pd_error *error)
 {
     struct pd_shard *shard = NULL;
-    PD_TRY(pd_shard_open(f->door, path, &f->identity, expect, &shard, error));
+    PD_TRY(pd_shard_open(f->vfs, path, &f->identity, expect, &shard, error));
     pd_status st = PD_OK;
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
         char *data = malloc(pd_shard_box_bytes(shard, b));
@@ -366,7 +366,7 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
 {
     struct fixture f;
     struct pd_simulated_disk *disk = NULL;
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     struct pd_shard_writer *writer = NULL;
     struct pd_shard_summary summary;
     struct pd_shard_codec codec = ZSTD_3;
@@ -379,8 +379,8 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
     const struct pd_disk_options options = {.seed = 1};
     OK(pd_thread_pool_new(2, &codec.pool, err));
     OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    OK(pd_shard_writer_new_compressed(door, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &codec,
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_shard_writer_new_compressed(vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &codec,
                                       &writer, err));
     static const int errors[] = {EIO, ENOSPC};
     for (int run = 0; run < 4; run++) {
@@ -401,35 +401,35 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
             if (!st) { /* room that could not be reserved is no failure: less may be needed */
                 cr_assert(errors[run % 2] == ENOSPC && run < 2);
                 struct pd_shard *shard = NULL;
-                OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+                OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
                 OK(pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, err));
                 pd_shard_close(shard);
             }
-            if (pd_door_unlink(door, "/s.h5", NULL) != PD_OK) continue;
+            if (pd_vfs_unlink(vfs, "/s.h5", NULL) != PD_OK) continue;
         }
         struct pd_shard *shard = NULL;
-        OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+        OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
         OK(pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, err));
         pd_shard_close(shard);
-        OK(pd_door_unlink(door, "/s.h5", err));
+        OK(pd_vfs_unlink(vfs, "/s.h5", err));
     }
     /* A read that fails is no damage; one that flips a bit once is none either. */
     OK(pd_shard_write(writer, "/s.h5", &f.identity, 0, (const void *const *)f.data, &summary, err));
     for (uint64_t nth = 1; nth < 30; nth++) {
         struct pd_shard *shard = NULL;
         pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth});
-        OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+        OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
         OK(pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, err));
         pd_shard_close(shard);
         shard = NULL;
         pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_ERROR, .nth = nth});
-        pd_status st = pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, &error);
+        pd_status st = pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, &error);
         if (!st) st = pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, &error);
         cr_assert_eq(st, pd_simulated_disk_fired(disk) && st ? PD_IO : PD_OK, "%s", error.message);
         pd_shard_close(shard);
         shard = NULL;
         pd_simulated_disk_set_fault(disk, NULL);
-        OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+        OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
         pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth});
         for (uint32_t b = 0; b < f.box_count; b++)
             OK(pd_shard_read_blocks(shard, b, 0, pd_shard_block_count(shard, b), f.buffers, err));
@@ -438,7 +438,7 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
     pd_simulated_disk_set_fault(disk, NULL);
     pd_shard_writer_free(writer);
     pd_thread_pool_free(codec.pool);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
     fixture_deinit(&f);
 }
@@ -454,7 +454,7 @@ Test(shard_compressed, auto_may_do_as_it_likes)
     add_odd_shapes(&f);
     fixture_path(&f, "s.h5", path, sizeof path);
     OK(pd_thread_pool_new(2, &codec.pool, err));
-    OK(pd_shard_writer_new_compressed(f.door, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &codec,
+    OK(pd_shard_writer_new_compressed(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &codec,
                                       &writer, err));
     for (int i = 0; i < 4; i++) {
         OK(pd_shard_write(writer, path, &f.identity, 0, (const void *const *)f.data, &summary, err));
@@ -492,27 +492,27 @@ static uint64_t save_auto(struct fixture *f, double bytes_per_second, const stru
     struct pd_shard_summary summary;
     struct pd_shard_writer *writer = NULL;
     struct pd_simulated_disk *disk = NULL;
-    struct pd_door *door = NULL, *own = f->door;
+    struct pd_vfs *vfs = NULL, *own = f->vfs;
     looked_at.clock.context = &looked_at;
     OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    OK(pd_shard_writer_new_compressed(door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_shard_writer_new_compressed(vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
                                       &writer, err));
     *pd_shard_chunks_rates(writer->chunks) = *known;
-    limited_disk_begin(&limited, door, bytes_per_second);
+    limited_disk_begin(&limited, vfs, bytes_per_second);
     limited.clock = &looked_at.clock;
     for (int i = 0; i < 3; i++)
         OK(pd_shard_write(writer, "/s.h5", &f->identity, 3, (const void *const *)f->data, &summary, err));
-    pd_shard_writer_free(writer); /* its queue is the door's */
+    pd_shard_writer_free(writer); /* its queue is the VFS's */
     limited_disk_end(&limited);
     char directory[sizeof f->directory];
     memcpy(directory, f->directory, sizeof directory);
     f->directory[0] = '\0';
-    f->door = door;
+    f->vfs = vfs;
     check_contents(f, "s.h5", &summary);
-    f->door = own;
+    f->vfs = own;
     memcpy(f->directory, directory, sizeof directory);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
     return summary.file_bytes;
 }
@@ -552,8 +552,8 @@ Test(shard_compressed, levels_that_do_not_exist_are_refused)
     add_small_model(&f);
     for (int level = -1; level < 30; level += 30 - 9) {
         struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = level};
-        cr_assert_eq(pd_shard_writer_new_compressed(f.door, &f.tensors, f.boxes, f.box_count, f.buffers,
-                                                    FIXTURE_BUFFER_BYTES, &codec, &writer, &error),
+        cr_assert_eq(pd_shard_writer_new_compressed(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES,
+                                                    &codec, &writer, &error),
                      PD_INVALID);
         cr_assert_not_null(strstr(error.message, "levels are 1 to 19"), "%s", error.message);
     }

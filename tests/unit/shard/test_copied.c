@@ -37,7 +37,7 @@ static unsigned char *write_shard(struct fixture *f, const char *directory, bool
     struct pd_shard_summary summary;
     struct copied copied = {.f = f};
     snprintf(path, sizeof path, "%s/s.h5", directory);
-    OK(pd_shard_writer_new(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &writer, err));
     if (spoils) pd_shard_writer_on_copied(writer, spoil, &copied);
     OK(pd_shard_write(writer, path, &f->identity, 0, (const void *const *)f->data, &summary, err));
     pd_shard_writer_free(writer);
@@ -77,7 +77,7 @@ Test(shard_copied, in_memory_the_same_bytes_at_once)
     struct pd_space space;
     char directory[] = MEMORY "/perdure-test-XXXXXX";
     fixture_init(&f, 0, 0);
-    pd_status st = pd_door_space(f.door, MEMORY, &space, NULL);
+    pd_status st = pd_vfs_space(f.vfs, MEMORY, &space, NULL);
     fixture_deinit(&f);
     if (st || !space.in_memory || space.available_bytes < (64u << 20)) cr_skip(MEMORY " has no room");
     cr_assert_not_null(mkdtemp(directory));

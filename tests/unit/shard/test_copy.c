@@ -54,14 +54,14 @@ Test(shard_copy, is_the_same_file_whatever_the_buffers)
     const struct paths p = paths_of(&f);
     for (uint64_t bytes = 1 << 20; bytes <= FIXTURE_BUFFER_BYTES; bytes += 1300 << 10) {
         const struct pd_shard_copy copy = request_of(&f, &p, &summary, bytes / 4096 * 4096);
-        OK(pd_shard_copy_with(f.door, &copy, err)); /* from the second on over a file that is there */
+        OK(pd_shard_copy_with(f.vfs, &copy, err)); /* from the second on over a file that is there */
         expect_equal(&p);
     }
     FILE *longer = fopen(p.to, "a");
     for (int i = 0; i < 100000; i++)
         fputc(1, longer);
     fclose(longer);
-    OK(pd_shard_copy(f.door, p.from, p.to, &f.identity, f.buffers, FIXTURE_BUFFER_BYTES, err));
+    OK(pd_shard_copy(f.vfs, p.from, p.to, &f.identity, f.buffers, FIXTURE_BUFFER_BYTES, err));
     expect_equal(&p);
     fixture_deinit(&f);
 }
@@ -84,7 +84,7 @@ Test(shard_copy, damage_of_the_source_is_found)
         fseek(file, at, SEEK_SET);
         fputc(before ^ 1 << fixture_random(&random) % 8, file);
         fflush(file);
-        pd_status st = pd_shard_copy_with(f.door, &copy, &err);
+        pd_status st = pd_shard_copy_with(f.vfs, &copy, &err);
         /* Boxes under a page are verified where they arrived. */
         cr_assert(st == PD_CORRUPT || (st == PD_IO && strstr(err.message, "reads back otherwise")), "byte %ld: %s %s", at,
                   pd_status_name(st), err.message);
@@ -93,7 +93,7 @@ Test(shard_copy, damage_of_the_source_is_found)
         fflush(file);
     }
     fclose(file);
-    OK(pd_shard_copy_with(f.door, &copy, err));
+    OK(pd_shard_copy_with(f.vfs, &copy, err));
     fixture_deinit(&f);
 }
 
@@ -109,10 +109,10 @@ Test(shard_copy, stops_when_asked)
     struct pd_shard_copy copy = request_of(&f, &p, &summary, 1 << 20);
     copy.bytes_per_second = 1;
     copy.stop = &stop;
-    cr_assert_eq(pd_shard_copy_with(f.door, &copy, &error), PD_STOPPED);
+    cr_assert_eq(pd_shard_copy_with(f.vfs, &copy, &error), PD_STOPPED);
     stop = false;
     copy.bytes_per_second = UINT64_MAX;
-    OK(pd_shard_copy_with(f.door, &copy, err));
+    OK(pd_shard_copy_with(f.vfs, &copy, err));
     expect_equal(&p);
     fixture_deinit(&f);
 }

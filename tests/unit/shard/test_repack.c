@@ -24,7 +24,7 @@ static void save(struct fixture *f, const char *name, const struct pd_shard_code
     char path[256];
     struct pd_shard_writer *writer = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_writer_new_compressed(f->door, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, codec,
+    OK(pd_shard_writer_new_compressed(f->vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, codec,
                                       &writer, err));
     OK(pd_shard_write(writer, path, &f->identity, 3, (const void *const *)f->data, ret_summary, err));
     pd_shard_writer_free(writer);
@@ -44,7 +44,7 @@ static pd_status repack(struct fixture *f, const char *from, const char *to, con
                                           .buffers = f->buffers,
                                           .buffer_bytes = FIXTURE_BUFFER_BYTES,
                                           .stop = stop};
-    return pd_shard_repack(f->door, &request, codec, ret_summary, err);
+    return pd_shard_repack(f->vfs, &request, codec, ret_summary, err);
 }
 
 static bool same_files(struct fixture *f, const char *left, const char *right)
@@ -101,7 +101,7 @@ Test(shard_repack, damage_is_not_carried_on)
         char path[256];
         save(&f, "s.h5", compressed ? &ZSTD : &PLAIN, &summary);
         fixture_path(&f, "s.h5", path, sizeof path);
-        OK(pd_shard_open(f.door, path, &f.identity, &summary, &shard, err));
+        OK(pd_shard_open(f.vfs, path, &f.identity, &summary, &shard, err));
         const uint64_t at = pd_shard_box_offset(shard, 4) + 5000;
         pd_shard_close(shard);
         damage(&f, "s.h5", at);

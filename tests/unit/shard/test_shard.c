@@ -31,7 +31,7 @@ static void check_contents(struct fixture *f, const char *name, const struct pd_
     char path[256];
     struct pd_shard *shard = NULL;
     fixture_path(f, name, path, sizeof path);
-    OK(pd_shard_open(f->door, path, &f->identity, summary, &shard, err));
+    OK(pd_shard_open(f->vfs, path, &f->identity, summary, &shard, err));
     cr_assert_eq(pd_shard_box_count(shard), f->box_count);
     for (uint32_t b = 0; b < f->box_count; b++) {
         const struct pd_shard_box *box = &pd_shard_boxes(shard)[b];
@@ -106,7 +106,7 @@ static pd_status load_all(struct fixture *f, const char *path, const struct pd_i
                           const struct pd_shard_summary *expect, struct pd_error *error)
 {
     struct pd_shard *shard = NULL;
-    PD_TRY(pd_shard_open(f->door, path, identity, expect, &shard, error));
+    PD_TRY(pd_shard_open(f->vfs, path, identity, expect, &shard, error));
     pd_status st = PD_OK;
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
         char *data = malloc(pd_shard_box_bytes(shard, b));
@@ -160,7 +160,7 @@ Test(shard, damage_names_file_tensor_and_block)
     add_small_model(&f);
     fixture_save(&f, "s.h5", &summary);
     fixture_path(&f, "s.h5", path, sizeof path);
-    OK(pd_shard_open(f.door, path, &f.identity, &summary, &shard, err));
+    OK(pd_shard_open(f.vfs, path, &f.identity, &summary, &shard, err));
     uint64_t offset = pd_shard_box_offset(shard, 10) + 2 * PD_SHARD_BLOCK_BYTES + 3; /* c.weight, exp_avg, third block */
     uint64_t padding = pd_shard_box_offset(shard, 0) + 6000;
     pd_shard_close(shard);
@@ -222,7 +222,7 @@ Test(shard, truncated_stale_swapped_and_missing)
     memcpy(f.data[9], &changed, sizeof changed);
     fixture_save(&f, "t.h5", &other_summary);
     struct pd_shard *shard = NULL;
-    OK(pd_shard_open(f.door, other, &now, &other_summary, &shard, err));
+    OK(pd_shard_open(f.vfs, other, &now, &other_summary, &shard, err));
     uint64_t at = pd_shard_box_offset(shard, 9);
     pd_shard_close(shard);
     unsigned char *mixed = load_file(other, &new_bytes);
@@ -299,7 +299,7 @@ Test(shard, a_writer_is_reused_by_every_thread_and_step)
     char path[256];
     add_odd_shapes(&f);
     fixture_path(&f, "s.h5", path, sizeof path);
-    OK(pd_shard_writer_new(f.door, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
     cr_assert_gt(pd_shard_writer_bytes(writer), 8u * 100);
     for (uint64_t step = 1; step < 6; step++) {
         f.identity.step = step;
@@ -337,16 +337,16 @@ Test(shard, bad_requests_are_refused)
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         fixture_tensor(&f, 0, names[n], 1, 8, 1);
         f.boxes[0] = (struct pd_shard_box){0, PD_PARAM, pd_box_whole(&f.tensors.tensors[0])};
-        cr_assert_eq(pd_shard_writer_new(f.door, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
+        cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
                      PD_INVALID, "%s", names[n]);
     }
     fixture_tensor(&f, 0, "good", 1, 8, 1);
     f.boxes[0] = (struct pd_shard_box){0, PD_PARAM, {{4, 0, 0, 0}, {5, 1, 1, 1}}};
-    cr_assert_eq(pd_shard_writer_new(f.door, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
+    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
                  PD_INVALID);
     cr_assert_not_null(strstr(error.message, "good"));
     f.boxes[0].tensor = 1;
-    cr_assert_eq(pd_shard_writer_new(f.door, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
+    cr_assert_eq(pd_shard_writer_new(f.vfs, &f.tensors, f.boxes, 1, f.buffers, FIXTURE_BUFFER_BYTES, &writer, &error),
                  PD_INVALID);
     fixture_deinit(&f);
 }
@@ -356,7 +356,7 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
 {
     struct fixture f;
     struct pd_simulated_disk *disk = NULL;
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     struct pd_shard_writer *writer = NULL;
     struct pd_shard_summary summary;
     struct pd_error error = {0};
@@ -368,8 +368,8 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
         fixture_box(&f, t, PD_PARAM, pd_box_whole(&f.tensors.tensors[t]), 0);
     const struct pd_disk_options options = {.seed = 1};
     OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    OK(pd_shard_writer_new(door, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_shard_writer_new(vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &writer, err));
     static const int errors[] = {EIO, ENOSPC};
     for (int e = 0; e < 2; e++) {
         for (int persistent = 0; persistent < 2; persistent++) {
@@ -386,13 +386,13 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
                     break;
                 }
                 cr_assert_eq(st, e ? PD_NO_SPACE : PD_IO, "operation %llu: %s", (unsigned long long)nth, error.message);
-                if (pd_door_unlink(door, "/s.h5", NULL) != PD_OK) continue;
+                if (pd_vfs_unlink(vfs, "/s.h5", NULL) != PD_OK) continue;
             }
             struct pd_shard *shard = NULL;
-            OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+            OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
             OK(pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, err));
             pd_shard_close(shard);
-            OK(pd_door_unlink(door, "/s.h5", err));
+            OK(pd_vfs_unlink(vfs, "/s.h5", err));
         }
     }
     /* A read that fails is no damage; one that flips a bit once is none either. */
@@ -400,19 +400,19 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
     for (uint64_t nth = 1; nth < 25; nth++) {
         struct pd_shard *shard = NULL;
         pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth});
-        OK(pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, err));
+        OK(pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, err));
         OK(pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, err));
         pd_shard_close(shard);
         shard = NULL;
         pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_ERROR, .nth = nth});
-        pd_status st = pd_shard_open(door, "/s.h5", &f.identity, &summary, &shard, &error);
+        pd_status st = pd_shard_open(vfs, "/s.h5", &f.identity, &summary, &shard, &error);
         if (!st) st = pd_shard_verify(shard, f.buffers, FIXTURE_BUFFER_BYTES, &error);
         cr_assert_eq(st, pd_simulated_disk_fired(disk) && st ? PD_IO : PD_OK, "%s", error.message);
         pd_shard_close(shard);
     }
     pd_simulated_disk_set_fault(disk, NULL);
     pd_shard_writer_free(writer);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
     fixture_deinit(&f);
 }
@@ -433,7 +433,7 @@ Test(shard, no_byte_of_table_and_trailer_is_uncovered)
         struct pd_shard *shard = NULL;
         unsigned char byte = data[at] ^ (unsigned char)(1u << at % 8);
         cr_assert(fseek(file, (long)at, SEEK_SET) == 0 && fwrite(&byte, 1, 1, file) == 1 && fflush(file) == 0);
-        cr_assert_eq(pd_shard_open(f.door, path, &f.identity, at % 2 ? &summary : NULL, &shard, NULL), PD_CORRUPT,
+        cr_assert_eq(pd_shard_open(f.vfs, path, &f.identity, at % 2 ? &summary : NULL, &shard, NULL), PD_CORRUPT,
                      "byte %llu", (unsigned long long)at);
         cr_assert(fseek(file, (long)at, SEEK_SET) == 0 && fwrite(&data[at], 1, 1, file) == 1 && fflush(file) == 0);
     }

@@ -29,11 +29,11 @@ static struct pd_simulated_disk *new_disk(const struct pd_disk_options *options)
     return disk;
 }
 
-static struct pd_door *new_door(struct pd_simulated_disk *disk, uint32_t host)
+static struct pd_vfs *new_vfs(struct pd_simulated_disk *disk, uint32_t host)
 {
-    struct pd_door *door = NULL;
-    OK(pd_simulated_disk_door(disk, host, &door, err));
-    return door;
+    struct pd_vfs *vfs = NULL;
+    OK(pd_simulated_disk_vfs(disk, host, &vfs, err));
+    return vfs;
 }
 
 static struct pd_simulated_disk *crashed(struct pd_simulated_disk *disk, uint64_t seed)
@@ -45,12 +45,12 @@ static struct pd_simulated_disk *crashed(struct pd_simulated_disk *disk, uint64_
 }
 
 /* Writes `bytes` of `fill`; creates. */
-static pd_status put(struct pd_door *door, const char *path, char fill, uint64_t bytes, bool syncs, struct pd_error *err)
+static pd_status put(struct pd_vfs *vfs, const char *path, char fill, uint64_t bytes, bool syncs, struct pd_error *err)
 {
     struct pd_file *file = NULL;
     char *data = malloc(bytes + 1);
     memset(data, fill, bytes);
-    pd_status st = pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
+    pd_status st = pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
     if (!st) {
         st = pd_file_write(file, 0, data, bytes, err);
         if (!st && syncs) st = pd_file_sync(file, err);
@@ -61,21 +61,21 @@ static pd_status put(struct pd_door *door, const char *path, char fill, uint64_t
     return st;
 }
 
-/* The bytes of a file on a disk that is looked at with a door of its own; -1 without such a file. */
+/* The bytes of a file on a disk that is looked at with a VFS of its own; -1 without such a file. */
 static int64_t get(struct pd_simulated_disk *disk, uint32_t host, const char *path, char *ret_data, uint64_t capacity)
 {
-    struct pd_door *door = new_door(disk, host);
+    struct pd_vfs *vfs = new_vfs(disk, host);
     struct pd_file *file = NULL;
     struct pd_stat st = {0};
     int64_t bytes = -1;
-    if (pd_file_open(door, path, PD_OPEN_READ, &file, NULL) == PD_OK) {
+    if (pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL) == PD_OK) {
         OK(pd_file_stat(file, &st, err));
         cr_assert(st.bytes <= capacity);
         OK(pd_file_read(file, 0, ret_data, st.bytes, err));
         pd_file_close_readonly(file);
         bytes = (int64_t)st.bytes;
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return bytes;
 }
 
@@ -90,11 +90,11 @@ static bool is_all(const char *data, int64_t bytes, int64_t expected, char fill)
 Test(simulated_disk, a_crash_keeps_any_pieces_of_what_was_not_synced)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     static char data[8192];
-    OK(put(door, "/f", 'a', 4096, true, err));
-    OK(pd_door_sync_dir(door, "/", err));
-    OK(put(door, "/f", 'b', 4096, false, err));
+    OK(put(vfs, "/f", 'a', 4096, true, err));
+    OK(pd_vfs_sync_dir(vfs, "/", err));
+    OK(put(vfs, "/f", 'b', 4096, false, err));
     int all_old = 0, all_new = 0, mixed = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -110,17 +110,17 @@ Test(simulated_disk, a_crash_keeps_any_pieces_of_what_was_not_synced)
         pd_simulated_disk_free(after);
     }
     cr_assert(all_old && all_new && mixed, "%d %d %d", all_old, all_new, mixed);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(simulated_disk, synced_content_and_synced_names_stay)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     static char data[8192];
-    OK(pd_door_mkdir(door, "/d", err));
-    OK(put(door, "/d/f", 'a', 5000, true, err));
+    OK(pd_vfs_mkdir(vfs, "/d", err));
+    OK(put(vfs, "/d/f", 'a', 5000, true, err));
     int absent = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -130,7 +130,7 @@ Test(simulated_disk, synced_content_and_synced_names_stay)
         pd_simulated_disk_free(after);
     }
     cr_assert(absent > 0 && absent < SEEDS, "%d", absent);
-    OK(pd_door_sync_dir(door, "/d", err)); /* not enough: the name of /d itself is in its parent */
+    OK(pd_vfs_sync_dir(vfs, "/d", err)); /* not enough: the name of /d itself is in its parent */
     absent = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -138,28 +138,28 @@ Test(simulated_disk, synced_content_and_synced_names_stay)
         pd_simulated_disk_free(after);
     }
     cr_assert(absent > 0);
-    OK(pd_door_sync_dir(door, "/", err));
+    OK(pd_vfs_sync_dir(vfs, "/", err));
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
         cr_assert(is_all(data, get(after, 0, "/d/f", data, sizeof data), 5000, 'a'));
         pd_simulated_disk_free(after);
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(simulated_disk, a_rename_inside_a_directory_is_atomic_and_across_never_loses_the_file)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     static char data[8192];
-    OK(pd_door_mkdir(door, "/d", err));
-    OK(put(door, "/old", 'a', 100, true, err));
-    OK(put(door, "/new", 'b', 100, true, err));
-    OK(put(door, "/moved", 'c', 100, true, err));
-    OK(pd_door_sync_dir(door, "/", err));
-    OK(pd_door_rename(door, "/new", "/old", err));
-    OK(pd_door_rename(door, "/moved", "/d/moved", err));
+    OK(pd_vfs_mkdir(vfs, "/d", err));
+    OK(put(vfs, "/old", 'a', 100, true, err));
+    OK(put(vfs, "/new", 'b', 100, true, err));
+    OK(put(vfs, "/moved", 'c', 100, true, err));
+    OK(pd_vfs_sync_dir(vfs, "/", err));
+    OK(pd_vfs_rename(vfs, "/new", "/old", err));
+    OK(pd_vfs_rename(vfs, "/moved", "/d/moved", err));
     int both = 0, here = 0, there = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -174,27 +174,27 @@ Test(simulated_disk, a_rename_inside_a_directory_is_atomic_and_across_never_lose
         pd_simulated_disk_free(after);
     }
     cr_assert(both && here && there, "%d %d %d", both, here, there);
-    OK(pd_door_sync_dir(door, "/", err)); /* makes the removal durable, and with it the new name */
+    OK(pd_vfs_sync_dir(vfs, "/", err)); /* makes the removal durable, and with it the new name */
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
         cr_assert_eq(get(after, 0, "/moved", data, sizeof data), -1);
         cr_assert_eq(get(after, 0, "/d/moved", data, sizeof data), 100);
         pd_simulated_disk_free(after);
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(simulated_disk, links_and_removals_wait_for_their_directory)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     static char data[8192];
-    OK(pd_door_mkdir(door, "/d", err));
-    OK(put(door, "/f", 'a', 10, true, err));
-    OK(pd_door_sync_dir(door, "/", err));
-    OK(pd_door_link(door, "/f", "/d/g", err));
-    OK(pd_door_unlink(door, "/f", err));
+    OK(pd_vfs_mkdir(vfs, "/d", err));
+    OK(put(vfs, "/f", 'a', 10, true, err));
+    OK(pd_vfs_sync_dir(vfs, "/", err));
+    OK(pd_vfs_link(vfs, "/f", "/d/g", err));
+    OK(pd_vfs_unlink(vfs, "/f", err));
     int seen[2][2] = {{0}};
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -202,18 +202,18 @@ Test(simulated_disk, links_and_removals_wait_for_their_directory)
         pd_simulated_disk_free(after);
     }
     cr_assert(seen[0][0] && seen[0][1] && seen[1][0] && seen[1][1]);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(simulated_disk, sizes_survive_in_order_and_gaps_are_zero)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     static char data[16384];
-    OK(put(door, "/f", 'a', 3000, true, err));
-    OK(pd_door_sync_dir(door, "/", err));
-    OK(put(door, "/f", 'b', 9000, false, err));
+    OK(put(vfs, "/f", 'a', 3000, true, err));
+    OK(pd_vfs_sync_dir(vfs, "/", err));
+    OK(put(vfs, "/f", 'b', 9000, false, err));
     int sizes[2] = {0}, holes = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct pd_simulated_disk *after = crashed(disk, seed);
@@ -227,18 +227,18 @@ Test(simulated_disk, sizes_survive_in_order_and_gaps_are_zero)
         pd_simulated_disk_free(after);
     }
     cr_assert(sizes[0] && sizes[1] && holes);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 /* The protocol every checkpoint relies on, with one step left out on purpose or none. */
 enum omission { NOTHING, FILE_SYNC, DIRECTORY_SYNC };
 
-static pd_status replace(struct pd_door *door, char fill, enum omission omission, struct pd_error *err)
+static pd_status replace(struct pd_vfs *vfs, char fill, enum omission omission, struct pd_error *err)
 {
-    PD_TRY(put(door, "/tmp", fill, 2000, omission != FILE_SYNC, err));
-    PD_TRY(pd_door_rename(door, "/tmp", "/record", err));
-    return omission == DIRECTORY_SYNC ? PD_OK : pd_door_sync_dir(door, "/", err);
+    PD_TRY(put(vfs, "/tmp", fill, 2000, omission != FILE_SYNC, err));
+    PD_TRY(pd_vfs_rename(vfs, "/tmp", "/record", err));
+    return omission == DIRECTORY_SYNC ? PD_OK : pd_vfs_sync_dir(vfs, "/", err);
 }
 
 /* How many crashes, over every operation and many seeds, left something that is neither old nor new, or old after success.
@@ -249,10 +249,10 @@ static int count_broken(enum omission omission)
     int broken = 0;
     for (uint64_t nth = 1;; nth++) {
         struct pd_simulated_disk *disk = new_disk(NULL);
-        struct pd_door *door = new_door(disk, 0);
-        OK(replace(door, 'a', NOTHING, err));
+        struct pd_vfs *vfs = new_vfs(disk, 0);
+        OK(replace(vfs, 'a', NOTHING, err));
         pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_POWER, .nth = nth));
-        pd_status st = replace(door, 'b', omission, NULL);
+        pd_status st = replace(vfs, 'b', omission, NULL);
         bool fired = pd_simulated_disk_fired(disk) > 0;
         cr_assert_eq(fired, st != PD_OK);
         for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -262,7 +262,7 @@ static int count_broken(enum omission omission)
             broken += !(is_new || (is_old && st));
             pd_simulated_disk_free(after);
         }
-        pd_door_free(door);
+        pd_vfs_free(vfs);
         pd_simulated_disk_free(disk);
         if (!fired) return broken;
     }
@@ -278,42 +278,42 @@ Test(simulated_disk, an_atomic_replacement_holds_and_one_without_its_syncs_does_
 Test(simulated_disk, errors_strike_the_nth_operation_once_or_for_good)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0), *other = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0), *other = new_vfs(disk, 0);
     pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_ERROR, .nth = 2, .sys_errno = ENOSPC));
-    OK(pd_door_mkdir(door, "/a", err));
-    IS(PD_NO_SPACE, pd_door_mkdir(door, "/b", err));
-    OK(pd_door_mkdir(door, "/b", err));
+    OK(pd_vfs_mkdir(vfs, "/a", err));
+    IS(PD_NO_SPACE, pd_vfs_mkdir(vfs, "/b", err));
+    OK(pd_vfs_mkdir(vfs, "/b", err));
     cr_assert(pd_simulated_disk_fired(disk) == 1 && pd_simulated_disk_count(disk) == 3);
-    pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .door = door,
+    pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .vfs = vfs,
                                             .operations = PD_DISK_MASK(PD_DISK_MKDIR), .sys_errno = EDQUOT));
-    IS(PD_NO_SPACE, pd_door_mkdir(door, "/c", err));
-    IS(PD_NO_SPACE, pd_door_mkdir(door, "/c", err));
-    OK(pd_door_rename(door, "/b", "/d", err));
-    OK(pd_door_mkdir(other, "/c", err));
+    IS(PD_NO_SPACE, pd_vfs_mkdir(vfs, "/c", err));
+    IS(PD_NO_SPACE, pd_vfs_mkdir(vfs, "/c", err));
+    OK(pd_vfs_rename(vfs, "/b", "/d", err));
+    OK(pd_vfs_mkdir(other, "/c", err));
     pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_ERROR_APPLIED, .nth = 1));
-    IS(PD_IO, pd_door_mkdir(door, "/e", err));
-    IS(PD_EXISTS, pd_door_mkdir(door, "/e", err));
-    pd_door_free(door);
-    pd_door_free(other);
+    IS(PD_IO, pd_vfs_mkdir(vfs, "/e", err));
+    IS(PD_EXISTS, pd_vfs_mkdir(vfs, "/e", err));
+    pd_vfs_free(vfs);
+    pd_vfs_free(other);
     pd_simulated_disk_free(disk);
 }
 
 static void write_under(enum pd_disk_fault_kind kind, char *ret_data, uint64_t *ret_fired)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
-    OK(put(door, "/f", 'a', 8192, true, err));
+    struct pd_vfs *vfs = new_vfs(disk, 0);
+    OK(put(vfs, "/f", 'a', 8192, true, err));
     pd_simulated_disk_set_fault(disk, FAULT(.kind = kind, .nth = 1, .operations = PD_DISK_MASK(PD_DISK_WRITE)));
     struct pd_file *file = NULL;
     char data[2048];
     memset(data, 'b', sizeof data);
-    OK(pd_file_open(door, "/f", PD_OPEN_WRITE, &file, err));
+    OK(pd_file_open(vfs, "/f", PD_OPEN_WRITE, &file, err));
     pd_status st = pd_file_write(file, 4096, data, sizeof data, NULL);
     cr_assert_eq(st, kind == PD_DISK_FAULT_ERROR ? PD_IO : PD_OK);
     OK(pd_file_close(file, err));
     *ret_fired = pd_simulated_disk_fired(disk);
     cr_assert_eq(get(disk, 0, "/f", ret_data, 8192), 8192);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -344,11 +344,11 @@ Test(simulated_disk, writes_tear_vanish_and_go_astray)
 Test(simulated_disk, a_read_may_return_a_wrong_bit_once)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     struct pd_file *file = NULL;
     char data[1000];
-    OK(put(door, "/f", 'a', 1000, true, err));
-    OK(pd_file_open(door, "/f", PD_OPEN_READ, &file, err));
+    OK(put(vfs, "/f", 'a', 1000, true, err));
+    OK(pd_file_open(vfs, "/f", PD_OPEN_READ, &file, err));
     pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_FLIP, .nth = 1));
     OK(pd_file_read(file, 0, data, 1000, err));
     cr_assert(!is_all(data, 1000, 1000, 'a'));
@@ -359,7 +359,7 @@ Test(simulated_disk, a_read_may_return_a_wrong_bit_once)
     cr_assert(!pd_simulated_disk_flip(disk, 0, "/none", 1, 5));
     cr_assert_eq(get(disk, 0, "/f", data, 1000), 1000);
     cr_assert(!is_all(data, 1000, 1000, 'a'));
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -370,15 +370,15 @@ Test(simulated_disk, a_failed_sync_dooms_and_a_lost_one_lies)
     static char data[8192];
     for (int i = 0; i < 2; i++) {
         struct pd_simulated_disk *disk = new_disk(NULL);
-        struct pd_door *door = new_door(disk, 0);
+        struct pd_vfs *vfs = new_vfs(disk, 0);
         struct pd_file *file = NULL;
-        OK(put(door, "/f", 'a', 4096, true, err));
-        OK(pd_door_sync_dir(door, "/", err));
+        OK(put(vfs, "/f", 'a', 4096, true, err));
+        OK(pd_vfs_sync_dir(vfs, "/", err));
         pd_simulated_disk_set_fault(disk, FAULT(.kind = kinds[i], .nth = 1,
                                                 .operations = PD_DISK_MASK(PD_DISK_SYNC) | PD_DISK_MASK(PD_DISK_SYNC_DIR)));
-        IS(i ? PD_OK : PD_IO, put(door, "/f", 'b', 4096, true, err));
+        IS(i ? PD_OK : PD_IO, put(vfs, "/f", 'b', 4096, true, err));
         if (i == 0) { /* through another handle, since ours refuses */
-            OK(pd_file_open(door, "/f", PD_OPEN_WRITE, &file, err));
+            OK(pd_file_open(vfs, "/f", PD_OPEN_WRITE, &file, err));
             OK(pd_file_sync(file, err));
             OK(pd_file_close(file, err));
         }
@@ -389,18 +389,18 @@ Test(simulated_disk, a_failed_sync_dooms_and_a_lost_one_lies)
             pd_simulated_disk_free(after);
         }
         cr_assert_gt(lost, 0);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
         pd_simulated_disk_free(disk);
     }
 }
 
-Test(simulated_disk, the_door_refuses_a_file_whose_sync_failed)
+Test(simulated_disk, the_vfs_refuses_a_file_whose_sync_failed)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     struct pd_file *file = NULL;
     struct pd_queue *queue = NULL;
-    OK(pd_file_open(door, "/f", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_open(vfs, "/f", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_file_write(file, 0, "x", 1, err));
     pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_ERROR, .nth = 1));
     IS(PD_IO, pd_file_sync(file, err));
@@ -409,7 +409,7 @@ Test(simulated_disk, the_door_refuses_a_file_whose_sync_failed)
     IS(PD_IO, pd_file_write(file, 0, "x", 1, err));
     IS(PD_IO, pd_file_truncate(file, 0, err));
     cr_assert_eq(pd_simulated_disk_count(disk), before); /* nothing was even tried */
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     char byte = 'x';
     struct pd_transfer transfer = {.file = file, .data = &byte, .bytes = 1, .is_write = true}, *list = &transfer;
     uint32_t count = 0;
@@ -418,14 +418,14 @@ Test(simulated_disk, the_door_refuses_a_file_whose_sync_failed)
     cr_assert(count == 1 && transfer.status == PD_IO);
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
 Test(simulated_disk, short_transfers_are_never_noticed)
 {
     struct pd_simulated_disk *disk = new_disk(NULL);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     struct pd_file *file = NULL;
     struct pd_queue *queue = NULL;
     pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_SHORT, .nth = 1, .persistent = true));
@@ -433,8 +433,8 @@ Test(simulated_disk, short_transfers_are_never_noticed)
     for (int i = 0; i < 65536; i++)
         out[i] = (char)(i * 31 >> 3);
     for (unsigned direct = 0; direct <= PD_OPEN_DIRECT; direct += PD_OPEN_DIRECT) {
-        OK(pd_file_open(door, "/f", PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | direct, &file, err));
-        OK(pd_queue_open(door, NULL, 0, &queue, err));
+        OK(pd_file_open(vfs, "/f", PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | direct, &file, err));
+        OK(pd_queue_open(vfs, NULL, 0, &queue, err));
         struct pd_transfer parts[4], *list[4];
         for (int phase = 0; phase < 2; phase++) {
             for (uint64_t i = 0; i < 4; i++) {
@@ -458,7 +458,7 @@ Test(simulated_disk, short_transfers_are_never_noticed)
     cr_assert_gt(pd_simulated_disk_fired(disk), 16);
     free(in);
     free(out);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -467,35 +467,35 @@ Test(simulated_disk, hosts_crash_alone_and_processes_die_without_loss)
     const struct pd_disk_options options = {
         .seed = 3, .host_count = 2, .mounts = {{.path = "/shm", .in_memory = true}, {.path = "/share", .shared = true}}};
     struct pd_simulated_disk *disk = new_disk(&options);
-    struct pd_door *doors[2] = {new_door(disk, 0), new_door(disk, 1)};
+    struct pd_vfs *vfss[2] = {new_vfs(disk, 0), new_vfs(disk, 1)};
     static char data[8192];
     for (int host = 0; host < 2; host++) {
-        OK(put(doors[host], "/shm/f", 'm', 100, true, err));
-        OK(put(doors[host], "/local", 'l', 100, true, err));
-        OK(pd_door_sync_dir(doors[host], "/shm", err));
+        OK(put(vfss[host], "/shm/f", 'm', 100, true, err));
+        OK(put(vfss[host], "/local", 'l', 100, true, err));
+        OK(pd_vfs_sync_dir(vfss[host], "/shm", err));
     }
-    OK(put(doors[0], "/share/f", 's', 100, false, err));
+    OK(put(vfss[0], "/share/f", 's', 100, false, err));
     cr_assert_eq(get(disk, 1, "/share/f", data, sizeof data), 100);
-    IS(PD_UNSUPPORTED, pd_door_rename(doors[0], "/local", "/shm/g", err)); /* EXDEV */
+    IS(PD_UNSUPPORTED, pd_vfs_rename(vfss[0], "/local", "/shm/g", err)); /* EXDEV */
     struct pd_lock *lock = NULL, *second = NULL;
-    OK(pd_door_lock(doors[0], "/share/lock", &lock, err));
-    IS(PD_BUSY, pd_door_lock(doors[1], "/share/lock", &second, err));
+    OK(pd_vfs_lock(vfss[0], "/share/lock", &lock, err));
+    IS(PD_BUSY, pd_vfs_lock(vfss[1], "/share/lock", &second, err));
 
     pd_simulated_disk_kill(disk, 0);
-    IS(PD_IO, pd_door_mkdir(doors[0], "/x", err));
+    IS(PD_IO, pd_vfs_mkdir(vfss[0], "/x", err));
     cr_assert_eq(get(disk, 0, "/shm/f", data, sizeof data), 100);
     cr_assert_eq(get(disk, 0, "/local", data, sizeof data), 100);
-    OK(pd_door_lock(doors[1], "/share/lock", &second, err));
-    pd_door_unlock(lock);
-    pd_door_unlock(second);
+    OK(pd_vfs_lock(vfss[1], "/share/lock", &second, err));
+    pd_vfs_unlock(lock);
+    pd_vfs_unlock(second);
 
     pd_simulated_disk_crash(disk, 0, 1);
     cr_assert_eq(get(disk, 0, "/shm/f", data, sizeof data), -1);
     cr_assert_eq(get(disk, 1, "/shm/f", data, sizeof data), 100);
     cr_assert_eq(get(disk, 1, "/share/f", data, sizeof data), 100);
-    OK(pd_door_mkdir(doors[1], "/x", err));
-    pd_door_free(doors[0]);
-    pd_door_free(doors[1]);
+    OK(pd_vfs_mkdir(vfss[1], "/x", err));
+    pd_vfs_free(vfss[0]);
+    pd_vfs_free(vfss[1]);
     pd_simulated_disk_free(disk);
 }
 
@@ -503,19 +503,19 @@ Test(simulated_disk, space_and_inodes_run_out)
 {
     const struct pd_disk_options options = {.mounts = {{.path = "/", .capacity_bytes = 40960, .inode_limit = 4}}};
     struct pd_simulated_disk *disk = new_disk(&options);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     struct pd_space space;
-    OK(put(door, "/a", 'a', 20000, true, err));
-    IS(PD_NO_SPACE, put(door, "/b", 'b', 20000, true, err));
-    OK(pd_door_space(door, "/", &space, err));
+    OK(put(vfs, "/a", 'a', 20000, true, err));
+    IS(PD_NO_SPACE, put(vfs, "/b", 'b', 20000, true, err));
+    OK(pd_vfs_space(vfs, "/", &space, err));
     cr_assert(space.total_bytes == 40960 && space.available_bytes == 0, "%d", (int)space.available_bytes);
-    OK(pd_door_unlink(door, "/b", err));
-    OK(pd_door_space(door, "/", &space, err));
+    OK(pd_vfs_unlink(vfs, "/b", err));
+    OK(pd_vfs_space(vfs, "/", &space, err));
     cr_assert_eq(space.available_bytes, 40960 - 4096 - 20480);
-    OK(put(door, "/b", 'b', 10, true, err));
-    OK(put(door, "/c", 'c', 10, true, err));
-    IS(PD_NO_SPACE, pd_door_mkdir(door, "/d", err));
-    pd_door_free(door);
+    OK(put(vfs, "/b", 'b', 10, true, err));
+    OK(put(vfs, "/c", 'c', 10, true, err));
+    IS(PD_NO_SPACE, pd_vfs_mkdir(vfs, "/d", err));
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -528,23 +528,23 @@ Test(simulated_disk, what_a_file_system_lacks_is_refused_or_worked_around)
             {.path = "/ro", .lacks = PD_DISK_READ_ONLY},
             {.path = "/bare", .lacks = PD_DISK_NO_LINKS | PD_DISK_NO_PREALLOCATE | PD_DISK_NO_LOCKS | PD_DISK_NO_SYNC_DIR}}};
     struct pd_simulated_disk *disk = new_disk(&options);
-    struct pd_door *door = new_door(disk, 0);
+    struct pd_vfs *vfs = new_vfs(disk, 0);
     struct pd_file *file = NULL;
     struct pd_queue *queue = NULL;
     struct pd_lock *lock = NULL;
     char *page = aligned_alloc(4096, 8192);
     memset(page, 'p', 8192);
     const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
-    OK(pd_file_open(door, "/open/f", flags, &file, err));
+    OK(pd_file_open(vfs, "/open/f", flags, &file, err));
     cr_assert(!pd_file_is_direct(file));
     OK(pd_file_write(file, 0, page, 4096, err));
     OK(pd_file_close(file, err));
-    OK(pd_file_open(door, "/move/f", flags, &file, err));
+    OK(pd_file_open(vfs, "/move/f", flags, &file, err));
     cr_assert(pd_file_is_direct(file));
     struct pd_transfer parts[2], *list[2] = {&parts[0], &parts[1]};
     for (uint64_t i = 0; i < 2; i++)
         parts[i] = (struct pd_transfer){.file = file, .data = page, .offset = i * 4096, .bytes = 4096, .is_write = true};
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
     OK(pd_queue_submit(queue, list, 2, err));
     for (uint32_t seen = 0, got; seen < 2; seen += got)
         OK(pd_queue_reap(queue, list, 2, &got, err));
@@ -553,16 +553,16 @@ Test(simulated_disk, what_a_file_system_lacks_is_refused_or_worked_around)
     cr_assert(!pd_file_is_direct(file));
     pd_queue_close(queue);
     OK(pd_file_close(file, err));
-    IS(PD_IO, pd_door_mkdir(door, "/ro/d", err));
-    OK(put(door, "/bare/f", 'x', 10, true, err));
-    IS(PD_UNSUPPORTED, pd_door_link(door, "/bare/f", "/bare/g", err));
-    IS(PD_UNSUPPORTED, pd_door_sync_dir(door, "/bare", err));
-    IS(PD_IO, pd_door_lock(door, "/bare/l", &lock, err));
-    OK(pd_file_open(door, "/bare/f", PD_OPEN_WRITE, &file, err));
+    IS(PD_IO, pd_vfs_mkdir(vfs, "/ro/d", err));
+    OK(put(vfs, "/bare/f", 'x', 10, true, err));
+    IS(PD_UNSUPPORTED, pd_vfs_link(vfs, "/bare/f", "/bare/g", err));
+    IS(PD_UNSUPPORTED, pd_vfs_sync_dir(vfs, "/bare", err));
+    IS(PD_IO, pd_vfs_lock(vfs, "/bare/l", &lock, err));
+    OK(pd_file_open(vfs, "/bare/f", PD_OPEN_WRITE, &file, err));
     IS(PD_UNSUPPORTED, pd_file_preallocate(file, 4096, err));
     OK(pd_file_close(file, err));
     free(page);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
@@ -573,14 +573,14 @@ Test(simulated_disk, equal_seeds_give_equal_disks)
     char *data[2] = {first, second};
     for (int i = 0; i < 2; i++) {
         struct pd_simulated_disk *disk = new_disk(&(struct pd_disk_options){.seed = 99});
-        struct pd_door *door = new_door(disk, 0);
-        OK(put(door, "/f", 'a', 6000, true, err));
-        OK(pd_door_sync_dir(door, "/", err));
+        struct pd_vfs *vfs = new_vfs(disk, 0);
+        OK(put(vfs, "/f", 'a', 6000, true, err));
+        OK(pd_vfs_sync_dir(vfs, "/", err));
         pd_simulated_disk_set_fault(disk, FAULT(.kind = PD_DISK_FAULT_TORN, .nth = 1));
-        OK(put(door, "/f", 'b', 6000, false, err));
+        OK(put(vfs, "/f", 'b', 6000, false, err));
         pd_simulated_disk_crash(disk, 0, 12);
         bytes[i] = get(disk, 0, "/f", data[i], 8192);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
         pd_simulated_disk_free(disk);
     }
     cr_assert(bytes[0] == 6000 && bytes[1] == 6000);

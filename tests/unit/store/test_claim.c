@@ -35,7 +35,7 @@ static struct room room_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, 
 /* A launch of one rank on a host, opened and kept open by hand. */
 struct lone_launch {
     struct pd_group group;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_store *store;
 };
 
@@ -44,14 +44,14 @@ static pd_status lone_open(struct room *room, uint32_t host, struct lone_launch 
     struct pd_store_options options = room_options();
     pd_group_init_single(&launch->group);
     launch->store = NULL;
-    expect(pd_simulated_disk_door(room->disk, host, &launch->door, err), PD_OK, err);
-    return pd_store_open(launch->door, ROOM_ROOT, &options, &launch->group, &launch->store, err);
+    expect(pd_simulated_disk_vfs(room->disk, host, &launch->vfs, err), PD_OK, err);
+    return pd_store_open(launch->vfs, ROOM_ROOT, &options, &launch->group, &launch->store, err);
 }
 
 static void lone_close(struct lone_launch *launch)
 {
     pd_store_close(launch->store);
-    pd_door_free(launch->door);
+    pd_vfs_free(launch->vfs);
 }
 
 static pd_status save_one(struct room_rank *rank, struct pd_error *err)
@@ -84,11 +84,11 @@ Test(store_claim, a_fence_never_comes_twice)
     struct room room = room_that_lacks(2, 1, false, 0);
     struct pd_error err = {0};
     uint64_t step = 7, fence = 2;
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     expect(room_launch(&room, save_one, &step, &err), PD_OK, &err);
-    expect(pd_simulated_disk_door(room.disk, 0, &door, &err), PD_OK, &err);
-    expect(pd_door_unlink(door, ROOM_ROOT "/fence-1", &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_simulated_disk_vfs(room.disk, 0, &vfs, &err), PD_OK, &err);
+    expect(pd_vfs_unlink(vfs, ROOM_ROOT "/fence-1", &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     expect(room_launch(&room, fence_is, &fence, &err), PD_OK, &err);
     room_free(&room);
 }
@@ -262,12 +262,12 @@ static pd_status meet_a_fence(struct room_rank *rank, struct pd_error *err)
     pd_status st = write_unsealed(rank, 4, &zombie, err);
     if (st == PD_OK && rank->group->rank == 0) {
         struct pd_file *file;
-        st = pd_file_open(rank->door, ROOM_ROOT "/fence-2", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
+        st = pd_file_open(rank->vfs, ROOM_ROOT "/fence-2", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
         if (st == PD_OK) st = pd_file_close(file, err);
     }
     PD_TRY(pd_group_agree(rank->group, st, err));
     PD_TRY(is_taken_over(pd_store_commit(rank->store, PD_OK, &zombie.summary, &zombie.state, err), err));
-    if (pd_door_stat(rank->door, ROOM_ROOT "/step-000000000004-1", &stat, err) == PD_OK)
+    if (pd_vfs_stat(rank->vfs, ROOM_ROOT "/step-000000000004-1", &stat, err) == PD_OK)
         PD_FAIL(err, PD_BUG, "sealed under an old fence");
     return PD_OK;
 }
@@ -292,10 +292,10 @@ static pd_status outlive(struct room_rank *rank, struct pd_error *err)
     return PD_OK;
 }
 
-static uint64_t inode_of(struct pd_door *door, const char *path)
+static uint64_t inode_of(struct pd_vfs *vfs, const char *path)
 {
     struct pd_stat stat = {0};
-    return pd_door_stat(door, path, &stat, NULL) == PD_OK ? stat.inode : 0;
+    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK ? stat.inode : 0;
 }
 
 static uint64_t waiting_inode, found_inode;
@@ -306,18 +306,18 @@ static pd_status save_and_note(struct room_rank *rank, struct pd_error *err)
     PD_TRY(room_save(rank, 9, err));
     snprintf(path, sizeof path, ROOM_ROOT "/step-000000000009-%llu/shard-00000.h5",
              (unsigned long long)pd_store_fence(rank->store));
-    found_inode = inode_of(rank->door, path);
+    found_inode = inode_of(rank->vfs, path);
     return PD_OK;
 }
 
 /* Ends like a kill: the store is never closed, so its pool stays. */
-static void die_with_a_pool(struct room *room, struct pd_door **ret_watcher)
+static void die_with_a_pool(struct room *room, struct pd_vfs **ret_watcher)
 {
     struct pd_error err = {0};
     expect(room_launch(room, outlive, NULL, &err), PD_OK, &err);
-    expect(pd_simulated_disk_door(room->disk, 0, ret_watcher, &err), PD_OK, &err);
+    expect(pd_simulated_disk_vfs(room->disk, 0, ret_watcher, &err), PD_OK, &err);
     struct pd_file *file;
-    expect(pd_door_mkdir(*ret_watcher, ROOM_ROOT "/pool-1", &err), PD_OK, &err);
+    expect(pd_vfs_mkdir(*ret_watcher, ROOM_ROOT "/pool-1", &err), PD_OK, &err);
     expect(pd_file_open(*ret_watcher, ROOM_ROOT "/pool-1/recycle-00000-0", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err),
            PD_OK, &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
@@ -332,13 +332,13 @@ Test(store_claim, a_dead_launchs_files_are_taken_over)
     static const unsigned lacks[] = {0, PD_DISK_NO_LOCKS};
     for (unsigned i = 0; i < 2; i++) {
         struct room room = room_that_lacks(1, 1, false, lacks[i]);
-        struct pd_door *watcher;
+        struct pd_vfs *watcher;
         struct pd_error err = {0};
         die_with_a_pool(&room, &watcher);
         expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
         cr_assert_eq(found_inode == waiting_inode, i == 0, "with locks they are reused, without they are not");
         cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0);
-        pd_door_free(watcher);
+        pd_vfs_free(watcher);
         room_free(&room);
     }
 }
@@ -346,18 +346,18 @@ Test(store_claim, a_dead_launchs_files_are_taken_over)
 Test(store_claim, a_living_workers_files_are_left_alone)
 {
     struct room room = room_that_lacks(1, 1, false, 0);
-    struct pd_door *watcher;
+    struct pd_vfs *watcher;
     struct pd_lock *lock;
     struct pd_error err = {0};
     die_with_a_pool(&room, &watcher);
-    expect(pd_door_lock(watcher, ROOM_ROOT "/pool-1/lock-00000", &lock, &err), PD_OK, &err);
+    expect(pd_vfs_lock(watcher, ROOM_ROOT "/pool-1/lock-00000", &lock, &err), PD_OK, &err);
     expect(room_launch(&room, save_and_note, NULL, &err), PD_OK, &err);
     cr_assert_neq(found_inode, waiting_inode);
     cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1/recycle-00000-0"), waiting_inode);
-    pd_door_unlock(lock);
+    pd_vfs_unlock(lock);
     expect(room_launch(&room, outlive, NULL, &err), PD_OK, &err);
     cr_assert_eq(inode_of(watcher, ROOM_ROOT "/pool-1"), 0, "the next launch clears it");
-    pd_door_free(watcher);
+    pd_vfs_free(watcher);
     room_free(&room);
 }
 
@@ -425,16 +425,16 @@ Test(store_claim, a_missing_parent_is_named)
     struct pd_store_options options = room_options();
     struct pd_error err = {0};
     pd_group_init_single(&launch.group);
-    expect(pd_simulated_disk_door(room.disk, 0, &launch.door, &err), PD_OK, &err);
-    expect(pd_store_open(launch.door, "/no/such/place", &options, &launch.group, &launch.store, &err), PD_NOT_FOUND, &err);
+    expect(pd_simulated_disk_vfs(room.disk, 0, &launch.vfs, &err), PD_OK, &err);
+    expect(pd_store_open(launch.vfs, "/no/such/place", &options, &launch.group, &launch.store, &err), PD_NOT_FOUND, &err);
     cr_assert(strstr(err.message, "the directory above /no/such/place does not exist: make it"), "%s", err.message);
     char endless[5000];
     memset(endless, 'x', sizeof endless - 1);
     endless[0] = '/';
     endless[sizeof endless - 1] = 0;
-    expect(pd_store_open(launch.door, endless, &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
-    expect(pd_store_open(launch.door, "", &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
-    pd_door_free(launch.door);
+    expect(pd_store_open(launch.vfs, endless, &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
+    expect(pd_store_open(launch.vfs, "", &options, &launch.group, &launch.store, &err), PD_INVALID, &err);
+    pd_vfs_free(launch.vfs);
     room_free(&room);
 }
 
@@ -479,16 +479,16 @@ static pd_status try_a_launch(struct room *room, uint64_t step, struct pd_error 
 
 static void expect_names(struct room *room, const char *const *names, uint32_t count)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_listing listing = {0};
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, 0, &door, &err), PD_OK, &err);
-    expect(pd_door_list(door, ROOM_ROOT, &listing, &err), PD_OK, &err);
+    expect(pd_simulated_disk_vfs(room->disk, 0, &vfs, &err), PD_OK, &err);
+    expect(pd_vfs_list(vfs, ROOM_ROOT, &listing, &err), PD_OK, &err);
     cr_expect_eq(listing.count, count, "%u names, the first is %s", listing.count, listing.count ? listing.names[0] : "");
     for (uint32_t i = 0; i < listing.count && i < count; i++)
         cr_expect_str_eq(listing.names[i], names[i]);
     pd_listing_deinit(&listing);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 Test(store_claim, a_launch_that_leaves_nothing_and_seals_nothing)
@@ -520,14 +520,14 @@ Test(store_claim, nothing_is_left_wherever_an_open_fails)
         struct pd_error err = {0};
         options.leaves_nothing = true;
         pd_group_init_single(&launch.group);
-        expect(pd_simulated_disk_door(room.disk, 0, &launch.door, &err), PD_OK, &err);
-        expect(pd_door_mkdir(launch.door, ROOM_ROOT, &err), PD_OK, &err);
+        expect(pd_simulated_disk_vfs(room.disk, 0, &launch.vfs, &err), PD_OK, &err);
+        expect(pd_vfs_mkdir(launch.vfs, ROOM_ROOT, &err), PD_OK, &err);
         pd_simulated_disk_set_fault(room.disk, &fault);
-        const pd_status st = pd_store_open(launch.door, ROOM_ROOT, &options, &launch.group, &launch.store, &err);
+        const pd_status st = pd_store_open(launch.vfs, ROOM_ROOT, &options, &launch.group, &launch.store, &err);
         fired = pd_simulated_disk_fired(room.disk);
         pd_simulated_disk_set_fault(room.disk, NULL);
         if (st == PD_OK) lone_close(&launch);
-        if (st != PD_OK) pd_door_free(launch.door);
+        if (st != PD_OK) pd_vfs_free(launch.vfs);
         if (st != PD_OK) {
             expect_names(&room, NULL, 0);
             failed++;

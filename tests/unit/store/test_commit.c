@@ -153,15 +153,15 @@ Test(commit, reading_a_file)
     char path[256];
     fixture_init(&f, 1, 1);
     fixture_path(&f, "commit.h5", path, sizeof path);
-    cr_assert_eq(pd_commit_read(f.door, path, &back, &error), PD_NOT_FOUND);
+    cr_assert_eq(pd_commit_read(f.vfs, path, &back, &error), PD_NOT_FOUND);
     OK(pd_commit_encode(&c, &data, &bytes, err));
     FILE *file = fopen(path, "wb");
     cr_assert(file && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0);
-    OK(pd_commit_read(f.door, path, &back, err));
+    OK(pd_commit_read(f.vfs, path, &back, err));
     cr_assert_eq(back.shard_count, 2);
     pd_commit_deinit(&back);
     cr_assert_eq(truncate(path, (off_t)bytes - 4096), 0);
-    cr_assert_eq(pd_commit_read(f.door, path, &back, &error), PD_CORRUPT);
+    cr_assert_eq(pd_commit_read(f.vfs, path, &back, &error), PD_CORRUPT);
     cr_assert_not_null(strstr(error.message, path));
     free(data);
     pd_commit_deinit(&c);

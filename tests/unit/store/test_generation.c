@@ -55,16 +55,16 @@ static void launch(struct room *room, pd_status (*run)(struct generation *, void
     expect(room_launch_with(room, &options, run_body, &body, &err), PD_OK, &err);
 }
 
-static uint64_t inode_of(struct pd_door *door, const char *path)
+static uint64_t inode_of(struct pd_vfs *vfs, const char *path)
 {
     struct pd_stat stat = {0};
-    return pd_door_stat(door, path, &stat, NULL) == PD_OK ? stat.inode : 0;
+    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK ? stat.inode : 0;
 }
 
-static uint32_t links_of(struct pd_door *door, const char *path)
+static uint32_t links_of(struct pd_vfs *vfs, const char *path)
 {
     struct pd_stat stat = {0};
-    return pd_door_stat(door, path, &stat, NULL) == PD_OK ? (uint32_t)stat.link_count : 0;
+    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK ? (uint32_t)stat.link_count : 0;
 }
 
 static void shard_path(const struct room_rank *rank, uint64_t step, char ret_path[128])
@@ -79,22 +79,22 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
 {
     (void)context;
     struct pd_store *store = g->rank->store;
-    struct pd_door *door = g->rank->door;
+    struct pd_vfs *vfs = g->rank->vfs;
     uint32_t a, b, c;
     char path_a[4096], path_b[4096], path_c[4096];
     PD_TRY(pd_store_generation_take(store, &a, path_a, err));
     PD_TRY(pd_store_generation_take(store, &b, path_b, err));
     if (a != 0 || b != 1 || strcmp(path_a, ROOM_ROOT "/pool-1/generation-00000-0.h5") != 0)
         PD_FAIL(err, PD_BUG, "slots %u and %u, %s", a, b, path_a);
-    uint64_t inode_a = inode_of(door, path_a), inode_b = inode_of(door, path_b);
+    uint64_t inode_a = inode_of(vfs, path_a), inode_b = inode_of(vfs, path_b);
     if (!inode_a || !inode_b || inode_a == inode_b) PD_FAIL(err, PD_BUG, "a slot has no file of its own");
     pd_store_generation_release(store, a, false);
-    if (inode_of(door, path_a)) PD_FAIL(err, PD_BUG, "%s is still held", path_a);
+    if (inode_of(vfs, path_a)) PD_FAIL(err, PD_BUG, "%s is still held", path_a);
     PD_TRY(pd_store_generation_take(store, &c, path_c, err));
-    if (c != a || inode_of(door, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a file that waits is not taken");
+    if (c != a || inode_of(vfs, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a file that waits is not taken");
     pd_store_generation_release(store, c, true);
     PD_TRY(pd_store_generation_take(store, &c, path_c, err));
-    if (inode_of(door, path_c) == inode_a) PD_FAIL(err, PD_BUG, "a bad file is taken");
+    if (inode_of(vfs, path_c) == inode_a) PD_FAIL(err, PD_BUG, "a bad file is taken");
     return PD_OK;
 }
 
@@ -111,7 +111,7 @@ static pd_status lose_the_root_while_saving(struct generation *g, struct pd_erro
     struct room_rank *rank = g->rank;
     struct pd_run_state state;
     PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
-    PD_TRY(pd_door_rename(rank->door, ROOM_ROOT, "/away", err));
+    PD_TRY(pd_vfs_rename(rank->vfs, ROOM_ROOT, "/away", err));
     room_state(rank, &state, 0, g->step);
     return pd_store_commit(rank->store, PD_OK, g->summary, &state, err);
 }
@@ -121,20 +121,20 @@ static pd_status lose_the_root(struct generation *g, void *context, struct pd_er
 {
     static const char words[] = ROOM_ROOT " no longer holds fence-1 of this launch: is its file system mounted?";
     const bool leaves_mount_point = *(const bool *)context;
-    struct pd_door *door = g->rank->door;
+    struct pd_vfs *vfs = g->rank->vfs;
     struct pd_error why = {0};
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
     PD_TRY(generation_finish(g, err));
     pd_status st = lose_the_root_while_saving(g, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save under way: %s", why.message);
-    if (leaves_mount_point) PD_TRY(pd_door_mkdir(door, ROOM_ROOT, err));
+    if (leaves_mount_point) PD_TRY(pd_vfs_mkdir(vfs, ROOM_ROOT, err));
     st = generation_write(g, 3, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a step: %s", why.message);
     st = generation_save(g, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save: %s", why.message);
-    if (leaves_mount_point) PD_TRY(pd_door_rmdir(door, ROOM_ROOT, err));
-    PD_TRY(pd_door_rename(door, "/away", ROOM_ROOT, err));
+    if (leaves_mount_point) PD_TRY(pd_vfs_rmdir(vfs, ROOM_ROOT, err));
+    PD_TRY(pd_vfs_rename(vfs, "/away", ROOM_ROOT, err));
     return generation_step(g, 3, err);
 }
 
@@ -155,7 +155,7 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
     char path[4096], found[8] = {0};
     uint32_t slot;
     PD_TRY(
-        pd_file_open(g->rank->door, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+        pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     PD_TRY(pd_file_write(file, 0, "mine", 4, err));
     PD_TRY(pd_file_close(file, err));
     PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
@@ -163,7 +163,7 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
     pd_store_generation_release(g->rank->store, slot, false);
     PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
-    PD_TRY(pd_file_open(g->rank->door, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
+    PD_TRY(pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
     pd_status st = pd_file_read(file, 0, found, 4, err);
     pd_file_close_readonly(file);
     if (st == PD_OK && strcmp(found, "mine") != 0) PD_FAIL(err, PD_BUG, "it was overwritten");
@@ -187,15 +187,15 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
     PD_TRY(generation_step(g, 1, err));
     memcpy(held, g->path[0], sizeof held);
     shard_path(rank, 1, shard);
-    uint64_t first = inode_of(rank->door, held);
-    if (inode_of(rank->door, shard) != first || links_of(rank->door, shard) != 2)
+    uint64_t first = inode_of(rank->vfs, held);
+    if (inode_of(rank->vfs, shard) != first || links_of(rank->vfs, shard) != 2)
         PD_FAIL(err, PD_BUG, "the checkpoint has not the file itself");
     PD_TRY(generation_step(g, 2, err));
-    if (links_of(rank->door, shard) != 1) PD_FAIL(err, PD_BUG, "two names after the state went on");
+    if (links_of(rank->vfs, shard) != 1) PD_FAIL(err, PD_BUG, "two names after the state went on");
     PD_TRY(generation_step(g, 3, err)); /* step 1 goes, its file waits */
-    if (inode_of(rank->door, shard)) PD_FAIL(err, PD_BUG, "step 1 is still there");
+    if (inode_of(rank->vfs, shard)) PD_FAIL(err, PD_BUG, "step 1 is still there");
     PD_TRY(pd_group_agree(rank->group, generation_write(g, 4, err), err));
-    if (inode_of(rank->door, g->path[0]) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
+    if (inode_of(rank->vfs, g->path[0]) != first) PD_FAIL(err, PD_BUG, "the file of step 1 is not used again");
     return PD_OK;
 }
 
@@ -216,15 +216,15 @@ static pd_status pin_by_links(struct generation *g, void *context, struct pd_err
     char shard[128];
     PD_TRY(generation_step(g, 1, err));
     shard_path(rank, 1, shard);
-    uint64_t kept = inode_of(rank->door, shard);
+    uint64_t kept = inode_of(rank->vfs, shard);
     PD_TRY(generation_step(g, 2, err));
     if (*quarantines)
         PD_TRY(pd_store_quarantine(rank->store, pd_store_entry_at(rank->store, 1), "by the test", err));
     else
-        PD_TRY(pd_door_link(rank->door, shard, "/backup.h5", err));
+        PD_TRY(pd_vfs_link(rank->vfs, shard, "/backup.h5", err));
     for (uint64_t step = 3; step < 10; step++) {
         PD_TRY(generation_step(g, step, err));
-        if (inode_of(rank->door, g->path[0]) == kept)
+        if (inode_of(rank->vfs, g->path[0]) == kept)
             PD_FAIL(err, PD_BUG, "step %llu overwrites it", (unsigned long long)step);
     }
     return PD_OK;
@@ -252,7 +252,7 @@ static pd_status thousand_steps(struct generation *g, void *context, struct pd_e
             PD_TRY(pd_group_agree(g->rank->group, generation_write(g, step * 10 - 5, err), err)); /* unsaved */
         PD_TRY(generation_step(g, step * 10, err));
         if (g->rank->group->rank != 0) continue;
-        uint64_t inode = inode_of(g->rank->door, g->path[0]);
+        uint64_t inode = inode_of(g->rank->vfs, g->path[0]);
         uint32_t i = 0;
         while (i < inodes->count && inodes->seen[i] != inode)
             i++;
@@ -279,11 +279,11 @@ Test(store_generation, a_thousand_saves_need_four_files)
     cr_assert_eq(pd_store_generations_needed(&options, true), PD_STORE_GENERATIONS_MAX);
     launch(&room, thousand_steps, &inodes);
     cr_assert_leq(inodes.count, 4u);
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room.disk, 0, &door, &err), PD_OK, &err);
-    cr_assert_eq(inode_of(door, ROOM_ROOT "/pool-1"), 0u, "the pool stays after an orderly end");
-    pd_door_free(door);
+    expect(pd_simulated_disk_vfs(room.disk, 0, &vfs, &err), PD_OK, &err);
+    cr_assert_eq(inode_of(vfs, ROOM_ROOT "/pool-1"), 0u, "the pool stays after an orderly end");
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -316,14 +316,14 @@ Test(store_generation, a_save_costs_a_flush_a_shard_and_four_more)
 
 /* ---- without links ---- */
 
-static pd_status same_bytes(struct pd_door *door, const char *a, const char *b, struct pd_error *err)
+static pd_status same_bytes(struct pd_vfs *vfs, const char *a, const char *b, struct pd_error *err)
 {
     const char *paths[2] = {a, b};
     static char bytes[2][1 << 16];
     struct pd_stat stat[2];
     for (unsigned i = 0; i < 2; i++) {
         struct pd_file *file = NULL;
-        PD_TRY(pd_file_open(door, paths[i], PD_OPEN_READ, &file, err));
+        PD_TRY(pd_file_open(vfs, paths[i], PD_OPEN_READ, &file, err));
         pd_status st = pd_file_stat(file, &stat[i], err);
         if (st == PD_OK) st = pd_file_read(file, 0, bytes[i], stat[i].bytes, err);
         pd_file_close_readonly(file);
@@ -342,7 +342,7 @@ static pd_status save_copies(struct generation *g, void *context, struct pd_erro
     for (uint64_t step = 1; step < 8; step++) {
         PD_TRY(generation_step(g, step, err));
         shard_path(g->rank, step, shard);
-        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->door, g->path[0], shard, err) : PD_OK;
+        pd_status st = g->rank->group->rank == 0 ? same_bytes(g->rank->vfs, g->path[0], shard, err) : PD_OK;
         PD_TRY(pd_group_agree(g->rank->group, st, err));
         PD_TRY(generation_read(g, err));
         for (uint32_t i = 0; i < pd_store_count(g->rank->store); i++)
@@ -390,7 +390,7 @@ static pd_status link_fails(struct generation *g, void *context, struct pd_error
                                   .sys_errno = *number,
                                   .nth = 1,
                                   .operations = PD_DISK_MASK(PD_DISK_LINK),
-                                  .door = rank->door};
+                                  .vfs = rank->vfs};
     if (!pd_store_links_generations(rank->store)) PD_FAIL(err, PD_BUG, "rank %u does not know of links", rank->group->rank);
     PD_TRY(generation_step(g, 1, err));
     if (rank->group->rank == rank->group->size - 1) pd_simulated_disk_set_fault(rank->room->disk, &fault);
@@ -437,7 +437,7 @@ static pd_status fail_without_clearing(struct generation *g, void *context, stru
     }
     PD_TRY(pd_store_prune(rank->store, err));
     struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(rank->door, ROOM_ROOT, &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; i < listing.count; i++)
         if (strstr(listing.names[i], ".tmp")) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s stays", listing.names[i]);
@@ -472,11 +472,11 @@ static pd_status die_in_a_step(struct generation *g, void *context, struct pd_er
     char path[128];
     PD_TRY(generation_step(g, 1, err));
     PD_TRY(generation_write(g, 2, err));
-    left->waiting[r] = inode_of(g->rank->door, g->path[0]);
+    left->waiting[r] = inode_of(g->rank->vfs, g->path[0]);
     PD_TRY(generation_write(g, 3, err));
-    left->held[r] = inode_of(g->rank->door, g->path[0]);
+    left->held[r] = inode_of(g->rank->vfs, g->path[0]);
     snprintf(path, sizeof path, ROOM_ROOT "/pool-1/recycle-%05u-0", r);
-    if (inode_of(g->rank->door, path) != left->waiting[r]) PD_FAIL(err, PD_BUG, "%s does not wait", path);
+    if (inode_of(g->rank->vfs, path) != left->waiting[r]) PD_FAIL(err, PD_BUG, "%s does not wait", path);
     return generation_kill_all(g->rank, err);
 }
 
@@ -486,10 +486,10 @@ static pd_status come_back(struct generation *g, void *context, struct pd_error 
     uint32_t r = g->rank->group->rank;
     PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
     PD_TRY(generation_write(g, 2, err));
-    if (inode_of(g->rank->door, g->path[0]) != left->waiting[r]) PD_FAIL(err, PD_BUG, "what waited is not taken over");
+    if (inode_of(g->rank->vfs, g->path[0]) != left->waiting[r]) PD_FAIL(err, PD_BUG, "what waited is not taken over");
     PD_TRY(generation_write(g, 3, err));
-    if (inode_of(g->rank->door, g->path[0]) == left->held[r]) PD_FAIL(err, PD_BUG, "what was held is taken over");
-    if (inode_of(g->rank->door, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
+    if (inode_of(g->rank->vfs, g->path[0]) == left->held[r]) PD_FAIL(err, PD_BUG, "what was held is taken over");
+    if (inode_of(g->rank->vfs, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
     return PD_OK;
 }
 
@@ -508,7 +508,7 @@ static pd_status come_back_with_state_in_memory(struct room_rank *rank, struct p
     char path[128];
     PD_TRY(room_save(rank, 2, err));
     shard_path(rank, 2, path);
-    if (inode_of(rank->door, path) != left->waiting[rank->group->rank]) PD_FAIL(err, PD_BUG, "what waited is not used");
+    if (inode_of(rank->vfs, path) != left->waiting[rank->group->rank]) PD_FAIL(err, PD_BUG, "what waited is not used");
     return room_load(rank, pd_store_entry_at(rank->store, 1), err);
 }
 
@@ -526,7 +526,7 @@ Test(store_generation, a_launch_without_generations_uses_what_they_left)
 static pd_status count_waiting(struct room_rank *rank, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_door_list(rank->door, ROOM_ROOT "/pool-2", &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT "/pool-2", &listing, err));
     uint32_t waiting = 0;
     for (uint32_t i = 0; i < listing.count; i++)
         waiting += strncmp(listing.names[i], "recycle-", 8) == 0;
@@ -555,18 +555,17 @@ Test(store_generation, foreign_names_in_a_dead_pool_stay)
 {
     struct room room = room_that_lacks(4, 1, false, 0);
     struct left left = {0};
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_error err = {0};
     launch(&room, die_in_a_step, &left);
-    expect(pd_simulated_disk_door(room.disk, 0, &door, &err), PD_OK, &err);
-    expect(pd_file_open(door, ROOM_ROOT "/pool-1/generation-7.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK,
-           &err);
+    expect(pd_simulated_disk_vfs(room.disk, 0, &vfs, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, ROOM_ROOT "/pool-1/generation-7.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
     expect(room_launch(&room, come_back_with_state_in_memory, &left, &err), PD_OK, &err);
-    cr_assert_neq(inode_of(door, ROOM_ROOT "/pool-1/generation-7.h5"), 0u);
-    cr_assert_eq(inode_of(door, ROOM_ROOT "/pool-1/generation-00000-0.h5"), 0u);
-    pd_door_free(door);
+    cr_assert_neq(inode_of(vfs, ROOM_ROOT "/pool-1/generation-7.h5"), 0u);
+    cr_assert_eq(inode_of(vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5"), 0u);
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -576,7 +575,7 @@ static pd_status check_room(struct generation *g, void *context, struct pd_error
 {
     const uint64_t files = *(const uint64_t *)context; /* that must be free, of four */
     struct pd_space space;
-    PD_TRY(pd_door_space(g->rank->door, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &space, err));
     uint64_t fits = space.available_bytes / files;
     PD_TRY(pd_store_check_space(g->rank->store, fits, 1, err));
     pd_status st = pd_store_check_space(g->rank->store, fits + 8192, 1, err);
@@ -609,10 +608,10 @@ static pd_status check_what_is_there(struct generation *g, void *context, struct
     PD_TRY(generation_write(g, 4, err));
     struct pd_stat stat;
     struct pd_space space;
-    PD_TRY(pd_door_stat(rank->door, g->path[0], &stat, err));
-    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, g->path[0], &stat, err));
+    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     struct pd_file *ballast = NULL;
-    PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
+    PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     pd_status st = pd_file_truncate(ballast, space.available_bytes - stat.bytes - 4096, err);
     pd_file_close_readonly(ballast);
     PD_TRY(st);
@@ -641,8 +640,8 @@ static pd_status check_before_pruning(struct generation *g, void *context, struc
     struct pd_file *ballast = NULL;
     uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0][0]);
     if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
-    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
-    PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
+    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
+    PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     for (unsigned halves = 5; halves > 1; halves--) {
         pd_status st = pd_file_truncate(ballast, space.available_bytes - halves * bytes / 2, err);
         if (st == PD_OK) st = pd_store_check_space(rank->store, bytes, 1, err);
@@ -676,10 +675,10 @@ static pd_status reserve(struct generation *g, void *context, struct pd_error *e
     const uint64_t expected = *(const uint64_t *)context; /* pages that it takes, of files of 25 */
     struct room_rank *rank = g->rank;
     struct pd_space before, after;
-    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &before, err));
+    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &before, err));
     for (unsigned again = 0; again < 2; again++)
         PD_TRY(pd_store_generations_reserve(rank->store, 100 << 10, err));
-    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &after, err));
+    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &after, err));
     uint64_t taken = (before.available_bytes - after.available_bytes) / 4096;
     if (taken != expected) PD_FAIL(err, PD_BUG, "%llu pages are taken", (unsigned long long)taken);
     for (uint64_t step = 101; step < 110; step++)
@@ -709,11 +708,11 @@ static pd_status reserve_too_much(struct generation *g, void *context, struct pd
 {
     (void)context;
     struct pd_space before, after;
-    PD_TRY(pd_door_space(g->rank->door, ROOM_ROOT, &before, err));
+    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &before, err));
     pd_status st = pd_store_generations_reserve(g->rank->store, before.available_bytes / 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
     if (!strstr(err->message, "MiB of state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
-    PD_TRY(pd_door_space(g->rank->door, ROOM_ROOT, &after, err));
+    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &after, err));
     if (after.available_bytes + 3 * (before.available_bytes / 3) + 4096 < before.available_bytes)
         PD_FAIL(err, PD_BUG, "what did not fit stays");
     return PD_OK;

@@ -80,36 +80,36 @@ Test(store, saves_and_comes_back)
     }
 }
 
-/* A door on host 0 for looking at what lies there between launches. */
-static struct pd_door *door_of(struct room *room, uint32_t host)
+/* A VFS on host 0 for looking at what lies there between launches. */
+static struct pd_vfs *vfs_of(struct room *room, uint32_t host)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
-    return door;
+    expect(pd_simulated_disk_vfs(room->disk, host, &vfs, &err), PD_OK, &err);
+    return vfs;
 }
 
-static bool exists(struct pd_door *door, const char *path)
+static bool exists(struct pd_vfs *vfs, const char *path)
 {
     struct pd_stat stat;
-    return pd_door_stat(door, path, &stat, NULL) == PD_OK;
+    return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK;
 }
 
-static void write_text(struct pd_door *door, const char *path, const char *text)
+static void write_text(struct pd_vfs *vfs, const char *path, const char *text)
 {
     struct pd_file *file;
     struct pd_error err = {0};
-    expect(pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
     expect(pd_file_write(file, 0, text, strlen(text), &err), PD_OK, &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
 }
 
-static uint32_t count_names(struct pd_door *door, const char *dir, const char *prefix)
+static uint32_t count_names(struct pd_vfs *vfs, const char *dir, const char *prefix)
 {
     struct pd_listing listing = {0};
     struct pd_error err = {0};
     uint32_t count = 0;
-    expect(pd_door_list(door, dir, &listing, &err), PD_OK, &err);
+    expect(pd_vfs_list(vfs, dir, &listing, &err), PD_OK, &err);
     for (uint32_t i = 0; i < listing.count; i++)
         count += strncmp(listing.names[i], prefix, strlen(prefix)) == 0;
     pd_listing_deinit(&listing);
@@ -143,7 +143,7 @@ static uint64_t inode_of(struct room_rank *rank, uint64_t step)
     struct pd_stat stat = {0};
     snprintf(path, sizeof path, ROOM_ROOT "/step-%012llu-%llu/shard-%05u.h5", (unsigned long long)step,
              (unsigned long long)pd_store_fence(rank->store), rank->group->rank);
-    return pd_door_stat(rank->door, path, &stat, NULL) == PD_OK ? stat.inode : 0;
+    return pd_vfs_stat(rank->vfs, path, &stat, NULL) == PD_OK ? stat.inode : 0;
 }
 
 /* The file of a removed checkpoint carries a later one, unless it has a second name. */
@@ -156,7 +156,7 @@ static pd_status recycle(struct room_rank *rank, struct pd_error *err)
         if (step == 1) first = inode_of(rank, 1);
         if (step == 2) second = inode_of(rank, 2);
         if (step == 2 && rank->group->rank == 0)
-            PD_TRY(pd_door_link(rank->door, ROOM_ROOT "/step-000000000002-1/shard-00000.h5", "/backup.h5", err));
+            PD_TRY(pd_vfs_link(rank->vfs, ROOM_ROOT "/step-000000000002-1/shard-00000.h5", "/backup.h5", err));
     }
     if (inode_of(rank, 4) != first) PD_FAIL(err, PD_BUG, "step 4 does not reuse the file of step 1");
     PD_TRY(room_save(rank, 5, err));
@@ -183,7 +183,7 @@ static pd_status save_sixty(struct room_rank *rank, struct pd_error *err)
         if (step != 10 && step != 60) continue;
         uint32_t *count = &counts[step == 60];
         if (rank->group->rank == 0)
-            *count = count_names(rank->door, ROOM_ROOT, "") + count_names(rank->door, ROOM_ROOT "/pool-1", "");
+            *count = count_names(rank->vfs, ROOM_ROOT, "") + count_names(rank->vfs, ROOM_ROOT "/pool-1", "");
         PD_TRY(pd_group_barrier(rank->group, err));
     }
     return PD_OK;
@@ -195,9 +195,9 @@ Test(store, nothing_piles_up)
     uint32_t counts[2] = {0};
     launch(&room, save_sixty, counts, PD_OK);
     cr_assert_eq(counts[0], counts[1], "%u names after 10 saves, %u after 60", counts[0], counts[1]);
-    struct pd_door *door = door_of(&room, 0);
-    cr_assert_not(exists(door, ROOM_ROOT "/pool-1"), "the pool stays after an orderly end");
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    cr_assert_not(exists(vfs, ROOM_ROOT "/pool-1"), "the pool stays after an orderly end");
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -210,12 +210,12 @@ static pd_status save_with_index(struct room_rank *rank, struct pd_error *err)
     return room_save(rank, 3, err);
 }
 
-static void expect_text(struct pd_door *door, const char *path, const char *text)
+static void expect_text(struct pd_vfs *vfs, const char *path, const char *text)
 {
     struct pd_file *file;
     char found[64] = {0};
     struct pd_error err = {0};
-    expect(pd_file_open(door, path, PD_OPEN_READ, &file, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, path, PD_OPEN_READ, &file, &err), PD_OK, &err);
     expect(pd_file_read(file, 0, found, strlen(text), &err), PD_OK, &err);
     pd_file_close_readonly(file);
     cr_assert_str_eq(found, text);
@@ -230,14 +230,14 @@ Test(store, index_is_linked_or_copied)
         struct pd_error err = {0};
         expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
         launch(&room, save_with_index, NULL, PD_OK);
-        struct pd_door *door = door_of(&room, 0);
+        struct pd_vfs *vfs = vfs_of(&room, 0);
         struct pd_stat first, second;
-        expect_text(door, ROOM_ROOT "/step-000000000001-1/index.h5", "first");
-        expect_text(door, ROOM_ROOT "/step-000000000003-1/index.h5", "second");
-        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000001-1/index.h5", &first, &err), PD_OK, &err);
-        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000002-1/index.h5", &second, &err), PD_OK, &err);
+        expect_text(vfs, ROOM_ROOT "/step-000000000001-1/index.h5", "first");
+        expect_text(vfs, ROOM_ROOT "/step-000000000003-1/index.h5", "second");
+        expect(pd_vfs_stat(vfs, ROOM_ROOT "/step-000000000001-1/index.h5", &first, &err), PD_OK, &err);
+        expect(pd_vfs_stat(vfs, ROOM_ROOT "/step-000000000002-1/index.h5", &second, &err), PD_OK, &err);
         cr_assert_eq(first.inode == second.inode, !copies);
-        pd_door_free(door);
+        pd_vfs_free(vfs);
         room_free(&room);
     }
 }
@@ -313,10 +313,10 @@ Test(store, damage_is_quarantined_and_the_one_before_loads)
     cr_assert(pd_simulated_disk_flip(room.disk, 1, ROOM_ROOT "/step-000000000003-1/shard-00002.h5", 1, 7));
     launch(&room, newest_is, (uint64_t[]){2, 1}, PD_OK);
     for (uint32_t host = 0; host < 2; host++) {
-        struct pd_door *door = door_of(&room, host);
-        cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1/commit.h5"));
-        expect_text(door, ROOM_ROOT "/quarantine/step-000000000003-1/reason.txt", "found by the test\n");
-        pd_door_free(door);
+        struct pd_vfs *vfs = vfs_of(&room, host);
+        cr_assert(exists(vfs, ROOM_ROOT "/quarantine/step-000000000003-1/commit.h5"));
+        expect_text(vfs, ROOM_ROOT "/quarantine/step-000000000003-1/reason.txt", "found by the test\n");
+        pd_vfs_free(vfs);
     }
     launch(&room, newest_is, (uint64_t[]){2, 0}, PD_OK);
     room_free(&room);
@@ -336,11 +336,11 @@ Test(store, a_damaged_record_is_repaired_from_another_host)
 
 static void lose_record(struct room *room, uint32_t host)
 {
-    struct pd_door *door = door_of(room, host);
+    struct pd_vfs *vfs = vfs_of(room, host);
     struct pd_error err = {0};
-    expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
-    expect(pd_door_sync_dir(door, ROOM_ROOT "/step-000000000003-1", &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_vfs_unlink(vfs, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
+    expect(pd_vfs_sync_dir(vfs, ROOM_ROOT "/step-000000000003-1", &err), PD_OK, &err);
+    pd_vfs_free(vfs);
 }
 
 /* The record and its name went missing on one host: both are made again, durably, so the other host may lose them next. */
@@ -370,9 +370,9 @@ Test(store, a_record_damaged_everywhere_is_quarantined_at_open)
     launch(&room, save_three, NULL, PD_OK);
     cr_assert(pd_simulated_disk_flip(room.disk, 0, ROOM_ROOT "/step-000000000003-1/commit.h5", 1, 7));
     launch(&room, newest_is, (uint64_t[]){2, 0}, PD_OK);
-    struct pd_door *door = door_of(&room, 0);
-    cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1/shard-00001.h5"));
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    cr_assert(exists(vfs, ROOM_ROOT "/quarantine/step-000000000003-1/shard-00001.h5"));
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -393,16 +393,16 @@ Test(store, quarantine_has_a_cap)
         struct pd_error err = {0};
         options.quarantine_bytes_max = caps[i];
         launch(&room, save_three, NULL, PD_OK);
-        struct pd_door *door = door_of(&room, 0);
+        struct pd_vfs *vfs = vfs_of(&room, 0);
         struct pd_stat shard, commit;
-        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000003-1/shard-00000.h5", &shard, &err), PD_OK, &err);
-        expect(pd_door_stat(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &commit, &err), PD_OK, &err);
+        expect(pd_vfs_stat(vfs, ROOM_ROOT "/step-000000000003-1/shard-00000.h5", &shard, &err), PD_OK, &err);
+        expect(pd_vfs_stat(vfs, ROOM_ROOT "/step-000000000003-1/commit.h5", &commit, &err), PD_OK, &err);
         if (i == 1) options.quarantine_bytes_max = shard.bytes + commit.bytes + 1000;
         expect(room_launch_with(&room, &options, quarantine_all, NULL, &err), PD_OK, &err);
-        cr_assert_eq(count_names(door, ROOM_ROOT "/quarantine", ""), left[i], "cap %u", i);
+        cr_assert_eq(count_names(vfs, ROOM_ROOT "/quarantine", ""), left[i], "cap %u", i);
         /* The newest to be saved is the last to go. */
-        if (left[i] == 1) cr_assert(exists(door, ROOM_ROOT "/quarantine/step-000000000003-1"), "cap %u", i);
-        pd_door_free(door);
+        if (left[i] == 1) cr_assert(exists(vfs, ROOM_ROOT "/quarantine/step-000000000003-1"), "cap %u", i);
+        pd_vfs_free(vfs);
         room_free(&room);
     }
 }
@@ -414,27 +414,27 @@ Test(store, foreign_files_stay)
     struct room room = new_room(2, 1, false);
     struct pd_error err = {0};
     launch(&room, save_three, NULL, PD_OK);
-    struct pd_door *door = door_of(&room, 0);
-    expect(pd_door_mkdir(door, ROOM_ROOT "/step-7", &err), PD_OK, &err);
-    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000007-01", &err), PD_OK, &err);
-    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
-    write_text(door, ROOM_ROOT "/notes.txt", "mine");
-    write_text(door, ROOM_ROOT "/fence-abc", "mine");
-    write_text(door, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
-    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
-    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    expect(pd_vfs_mkdir(vfs, ROOM_ROOT "/step-7", &err), PD_OK, &err);
+    expect(pd_vfs_mkdir(vfs, ROOM_ROOT "/step-000000000007-01", &err), PD_OK, &err);
+    expect(pd_vfs_mkdir(vfs, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
+    write_text(vfs, ROOM_ROOT "/notes.txt", "mine");
+    write_text(vfs, ROOM_ROOT "/fence-abc", "mine");
+    write_text(vfs, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
+    write_text(vfs, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
+    write_text(vfs, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
+    pd_vfs_free(vfs);
     launch(&room, save_ten, NULL, PD_OK);
     launch(&room, expect_ten, NULL, PD_OK);
-    door = door_of(&room, 0);
-    expect_text(door, ROOM_ROOT "/notes.txt", "mine");
-    expect_text(door, ROOM_ROOT "/fence-abc", "mine");
-    expect_text(door, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
-    expect_text(door, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
-    cr_assert(exists(door, ROOM_ROOT "/step-7") && exists(door, ROOM_ROOT "/step-000000000007-01"));
-    cr_assert_not(exists(door, ROOM_ROOT "/step-000000000001-1/shard-00000.h5"));
-    cr_assert_not(exists(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5"));
-    pd_door_free(door);
+    vfs = vfs_of(&room, 0);
+    expect_text(vfs, ROOM_ROOT "/notes.txt", "mine");
+    expect_text(vfs, ROOM_ROOT "/fence-abc", "mine");
+    expect_text(vfs, ROOM_ROOT "/step-000000000001-1/notes.txt", "mine");
+    expect_text(vfs, ROOM_ROOT "/step-000000000009-1.tmp/notes.txt", "mine");
+    cr_assert(exists(vfs, ROOM_ROOT "/step-7") && exists(vfs, ROOM_ROOT "/step-000000000007-01"));
+    cr_assert_not(exists(vfs, ROOM_ROOT "/step-000000000001-1/shard-00000.h5"));
+    cr_assert_not(exists(vfs, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5"));
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -451,11 +451,11 @@ Test(store, looking_changes_nothing)
     struct pd_store_options look = {.keep_last = 1};
     struct pd_error err = {0};
     launch(&room, save_three, NULL, PD_OK);
-    struct pd_door *door = door_of(&room, 0);
-    expect(pd_door_mkdir(door, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
-    write_text(door, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
-    expect(pd_door_unlink(door, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room, 0);
+    expect(pd_vfs_mkdir(vfs, ROOM_ROOT "/step-000000000009-1.tmp", &err), PD_OK, &err);
+    write_text(vfs, ROOM_ROOT "/step-000000000009-1.tmp/shard-00000.h5", "half");
+    expect(pd_vfs_unlink(vfs, ROOM_ROOT "/step-000000000003-1/commit.h5", &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     const unsigned changing = PD_DISK_MASK(PD_DISK_WRITE) | PD_DISK_MASK(PD_DISK_RENAME) | PD_DISK_MASK(PD_DISK_UNLINK) |
                               PD_DISK_MASK(PD_DISK_MKDIR) | PD_DISK_MASK(PD_DISK_RMDIR) | PD_DISK_MASK(PD_DISK_LINK) |
                               PD_DISK_MASK(PD_DISK_TRUNCATE) | PD_DISK_MASK(PD_DISK_LOCK) | PD_DISK_MASK(PD_DISK_SYNC) |
@@ -537,9 +537,9 @@ Test(store, one_failing_rank_fails_the_save_of_all)
 {
     struct room room = new_room(4, 2, false);
     launch(&room, one_rank_fails, NULL, PD_OK);
-    struct pd_door *door = door_of(&room, 1);
-    cr_assert_eq(count_names(door, ROOM_ROOT, "step-"), 1);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room, 1);
+    cr_assert_eq(count_names(vfs, ROOM_ROOT, "step-"), 1);
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -549,7 +549,7 @@ static pd_status fill_up(struct room_rank *rank, struct pd_error *err)
     char *ballast = calloc(1, 1 << 20);
     struct pd_file *file = NULL;
     PD_TRY(room_save(rank, 1, err));
-    PD_TRY(pd_file_open(rank->door, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     pd_status st = PD_OK;
     for (uint64_t at = 0; st == PD_OK; at += 4096)
         st = pd_file_write(file, at, ballast, 4096, err);
@@ -561,7 +561,7 @@ static pd_status fill_up(struct room_rank *rank, struct pd_error *err)
         if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
     }
     PD_TRY(expect_steps(rank, (uint64_t[]){1}, 1, err));
-    PD_TRY(pd_door_unlink(rank->door, "/ballast", err));
+    PD_TRY(pd_vfs_unlink(rank->vfs, "/ballast", err));
     PD_TRY(room_save(rank, 5, err));
     return expect_steps(rank, (uint64_t[]){5, 1}, 2, err);
 }
@@ -612,7 +612,7 @@ static pd_status save_then_check(struct room_rank *rank, struct pd_error *err)
     PD_TRY(save_three(rank, err));
     uint64_t each = pd_store_entry_at(rank->store, 0)->bytes;
     struct pd_space space;
-    PD_TRY(pd_door_space(rank->door, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     uint64_t bytes = space.available_bytes - each / 2;
     PD_TRY(pd_store_check_space(rank->store, bytes, 1, err));
     PD_TRY(pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3, 3, err));

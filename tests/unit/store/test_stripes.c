@@ -14,12 +14,12 @@ static void expect(pd_status found, pd_status expected, const struct pd_error *e
     cr_assert_eq(found, expected, "%s (expected %s): %s", pd_status_name(found), pd_status_name(expected), err->message);
 }
 
-static struct pd_door *door_of(struct room *room)
+static struct pd_vfs *vfs_of(struct room *room)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, 0, &door, &err), PD_OK, &err);
-    return door;
+    expect(pd_simulated_disk_vfs(room->disk, 0, &vfs, &err), PD_OK, &err);
+    return vfs;
 }
 
 /* One file system, so that a test may move drives about. */
@@ -30,10 +30,10 @@ static struct room new_room(uint32_t ranks)
     expect(pd_log_configure("error", &err), PD_OK, &err);
     expect(room_new(&room, ranks, 1, false, &err), PD_OK, &err);
     room.drives = 2;
-    struct pd_door *door = door_of(&room);
-    expect(pd_door_mkdir(door, "/drive-1", &err), PD_OK, &err);
-    expect(pd_door_mkdir(door, "/drive-2", &err), PD_OK, &err);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room);
+    expect(pd_vfs_mkdir(vfs, "/drive-1", &err), PD_OK, &err);
+    expect(pd_vfs_mkdir(vfs, "/drive-2", &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     return room;
 }
 
@@ -46,23 +46,23 @@ static void launch(struct room *room, room_script *script, void *context)
 static void move(struct room *room, const char *from, const char *to)
 {
     struct pd_error err = {0};
-    struct pd_door *door = door_of(room);
-    expect(pd_door_rename(door, from, to, &err), PD_OK, &err);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(room);
+    expect(pd_vfs_rename(vfs, from, to, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
 }
 
 /* Step directories of a drive. */
 static uint32_t steps_on(struct room *room, const char *drive)
 {
-    struct pd_door *door = door_of(room);
+    struct pd_vfs *vfs = vfs_of(room);
     struct pd_listing listing = {0};
     struct pd_error err = {0};
     uint32_t count = 0;
-    expect(pd_door_list(door, drive, &listing, &err), PD_OK, &err);
+    expect(pd_vfs_list(vfs, drive, &listing, &err), PD_OK, &err);
     for (uint32_t i = 0; i < listing.count; i++)
         count += strncmp(listing.names[i], "step-", 5) == 0;
     pd_listing_deinit(&listing);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return count;
 }
 
@@ -104,10 +104,10 @@ Test(store_stripes, drives_hold_what_is_kept)
     cr_assert_eq(steps_on(&room, DRIVE_2), 2u);
     launch(&room, look, &seen);
     cr_assert(seen.newest == 4 && seen.whole == 2 && seen.unusable == 0);
-    struct pd_door *door = door_of(&room);
-    expect(pd_door_stat(door, DRIVE_1 "/step-000000000004-1/shard-00004.h5", &st, &err), PD_OK, &err);
-    expect(pd_door_stat(door, DRIVE_2 "/step-000000000004-1/shard-00005.h5", &st, &err), PD_OK, &err);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room);
+    expect(pd_vfs_stat(vfs, DRIVE_1 "/step-000000000004-1/shard-00004.h5", &st, &err), PD_OK, &err);
+    expect(pd_vfs_stat(vfs, DRIVE_2 "/step-000000000004-1/shard-00005.h5", &st, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -130,20 +130,20 @@ Test(store_stripes, a_drive_that_is_gone)
 
 static uint64_t absent(struct room *room, const char *const *stripes)
 {
-    struct pd_door *door = door_of(room);
+    struct pd_vfs *vfs = vfs_of(room);
     struct pd_error err = {0};
     uint64_t bits = 77;
-    expect(pd_store_absent_stripes(door, ROOM_ROOT, stripes, 2, &bits, &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_store_absent_stripes(vfs, ROOM_ROOT, stripes, 2, &bits, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     return bits;
 }
 
 static void make(struct room *room, const char *dir)
 {
-    struct pd_door *door = door_of(room);
+    struct pd_vfs *vfs = vfs_of(room);
     struct pd_error err = {0};
-    expect(pd_door_mkdir(door, dir, &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_vfs_mkdir(vfs, dir, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
 }
 
 /* A mount point without its drive is not taken for an empty drive, as long as a checkpoint needs what was there. */
@@ -192,11 +192,11 @@ static pd_status see_cause(struct room_rank *rank, struct pd_error *err)
 /* Of step 4, shards 1 and 4: of an absent drive nothing is known, on one that is there their absence is damage. */
 static void expect_findings(struct room *room, bool are_proven, const char *words)
 {
-    struct pd_door *door = door_of(room);
+    struct pd_vfs *vfs = vfs_of(room);
     struct pd_inspect *inspect = NULL;
     struct pd_damage_list list = {0};
     struct pd_error err = {0};
-    expect(pd_inspect_open(door, ROOM_ROOT "/step-000000000004-1", &inspect, &err), PD_OK, &err);
+    expect(pd_inspect_open(vfs, ROOM_ROOT "/step-000000000004-1", &inspect, &err), PD_OK, &err);
     expect(pd_inspect_verify(inspect, NULL, NULL, &list, &err), PD_OK, &err);
     cr_assert_eq(list.count, 2u);
     for (uint32_t i = 0; i < list.count; i++) {
@@ -208,7 +208,7 @@ static void expect_findings(struct room *room, bool are_proven, const char *word
     cr_assert_eq(pd_inspect_check_complete(inspect, &err), are_proven ? PD_NOT_FOUND : PD_IO, "%s", err.message);
     pd_damage_list_deinit(&list);
     pd_inspect_close(inspect);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 Test(store_stripes, the_directory_of_an_absent_drive_is_named)
@@ -222,14 +222,14 @@ Test(store_stripes, the_directory_of_an_absent_drive_is_named)
     launch(&room, see_cause, &is_absent);
     expect_findings(&room, false, DRIVE_1 ", a directory of checkpoint.stripes");
     move(&room, "/drive-1/away", DRIVE_1); /* there, and the shards are not */
-    struct pd_door *door = door_of(&room);
+    struct pd_vfs *vfs = vfs_of(&room);
     for (uint32_t step = 3; step <= 4; step++)
         for (uint32_t shard = 1; shard <= 4; shard += 3) {
             char path[128];
             snprintf(path, sizeof path, DRIVE_1 "/step-00000000000%u-1/shard-%05u.h5", step, shard);
-            expect(pd_door_unlink(door, path, &err), PD_OK, &err);
+            expect(pd_vfs_unlink(vfs, path, &err), PD_OK, &err);
         }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     is_absent = false;
     launch(&room, see_cause, &is_absent);
     expect_findings(&room, true, "No such file");
@@ -259,23 +259,23 @@ Test(store_stripes, new_drives_beside_old_ones)
     struct seen seen;
     launch(&room, save_four, &(uint64_t){1});
     move(&room, DRIVE_1, "/old");
-    struct pd_door *door = door_of(&room);
+    struct pd_vfs *vfs = vfs_of(&room);
     struct pd_listing listing = {0};
     struct pd_error err = {0};
     char path[256], first[256] = "";
     /* Where the old drive is mounted now, the user says by its link. */
-    expect(pd_door_list(door, ROOM_ROOT, &listing, &err), PD_OK, &err);
+    expect(pd_vfs_list(vfs, ROOM_ROOT, &listing, &err), PD_OK, &err);
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_stat st;
         if (strncmp(listing.names[i], "stripe-", 7) != 0) continue;
         snprintf(path, sizeof path, ROOM_ROOT "/%s", listing.names[i]);
-        if (pd_door_stat(door, path, &st, NULL) == PD_NOT_FOUND) snprintf(first, sizeof first, "%s", path);
+        if (pd_vfs_stat(vfs, path, &st, NULL) == PD_NOT_FOUND) snprintf(first, sizeof first, "%s", path);
     }
     pd_listing_deinit(&listing);
     cr_assert(first[0]);
-    expect(pd_door_unlink(door, first, &err), PD_OK, &err);
-    expect(pd_door_symlink(door, "/old", first, &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_vfs_unlink(vfs, first, &err), PD_OK, &err);
+    expect(pd_vfs_symlink(vfs, "/old", first, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     launch(&room, look, &seen);
     cr_assert(seen.newest == 4 && seen.whole == 2);
     launch(&room, save_four, &(uint64_t){5});
@@ -323,15 +323,15 @@ Test(store_stripes, a_token_that_was_lost)
     struct room room = new_room(1);
     struct seen seen;
     struct pd_error err = {0};
-    struct pd_door *door = door_of(&room);
+    struct pd_vfs *vfs = vfs_of(&room);
     launch(&room, save_four, &(uint64_t){1});
-    expect(pd_door_unlink(door, ROOM_ROOT "/stripes", &err), PD_OK, &err);
+    expect(pd_vfs_unlink(vfs, ROOM_ROOT "/stripes", &err), PD_OK, &err);
     launch(&room, look, &seen);
     cr_assert(seen.newest == 4 && seen.whole == 2 && seen.unusable == 0);
     launch(&room, save_four, &(uint64_t){5});
     launch(&room, look, &seen);
     cr_assert(seen.newest == 8 && seen.whole == 2 && seen.unusable == 0);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     room_free(&room);
 }
 
@@ -376,8 +376,8 @@ Test(store_stripes, damage_on_a_drive_goes_to_quarantine)
     cr_assert_eq(step, 3u);
     launch(&room, look, &seen);
     cr_assert(seen.newest == 3 && seen.whole == 1);
-    struct pd_door *door = door_of(&room);
-    expect(pd_door_stat(door, ROOM_ROOT "/quarantine/step-000000000004-1/shard-00001.h5", &st, &err), PD_OK, &err);
-    pd_door_free(door);
+    struct pd_vfs *vfs = vfs_of(&room);
+    expect(pd_vfs_stat(vfs, ROOM_ROOT "/quarantine/step-000000000004-1/shard-00001.h5", &st, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
     room_free(&room);
 }

@@ -63,23 +63,23 @@ static pd_status sees(struct room_rank *rank, struct pd_error *err)
 
 static void resize(struct room *room, uint32_t host, const char *path, uint64_t bytes)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
-    expect(pd_file_open(door, path, PD_OPEN_WRITE, &file, &err), PD_OK, &err);
+    expect(pd_simulated_disk_vfs(room->disk, host, &vfs, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, path, PD_OPEN_WRITE, &file, &err), PD_OK, &err);
     expect(pd_file_truncate(file, bytes, &err), PD_OK, &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
 static void drop(struct room *room, uint32_t host, const char *path)
 {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_door(room->disk, host, &door, &err), PD_OK, &err);
-    expect(pd_door_unlink(door, path, &err), PD_OK, &err);
-    pd_door_free(door);
+    expect(pd_simulated_disk_vfs(room->disk, host, &vfs, &err), PD_OK, &err);
+    expect(pd_vfs_unlink(vfs, path, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
 }
 
 #define FIRST ROOM_ROOT "/step-000000000001-1"

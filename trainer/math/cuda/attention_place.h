@@ -122,7 +122,7 @@ PD_DEVICE uint32_t pd_attention_heads_end(const struct pd_attention &a, uint32_t
     return end < a.heads ? end : a.heads;
 }
 
-/* Leaf of the tree over query heads: (chunk, head inside the chunk and the key-value head), read as one number. */
+/* Micro-batch of the tree over query heads: (chunk, head inside the chunk and the key-value head), read as one number. */
 PD_DEVICE uint64_t pd_attention_tree_key(const struct pd_attention &a, uint32_t kv, uint32_t head)
 {
     uint32_t place = head / a.head_chunk, begin = pd_attention_heads_begin(a, kv), chunk = place * a.head_chunk;

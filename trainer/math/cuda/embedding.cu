@@ -1,9 +1,10 @@
 /* Looking tokens up, and adding their gradients back, with the bits of cpu_embedding.c.
  *
- * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the leaf's rows that hold
- * one of them, in ascending order and sorted by token, and writes each row of the table once. Where the list would be too
- * long, as for the commonest words of a large leaf, the leaf is taken in runs of rows that fit, and each token's chain goes
- * on from run to run; with pieces of sequences the block then looks through all rows instead, which is slow and correct. */
+ * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the micro-batch's rows that
+ * hold one of them, in ascending order and sorted by token, and writes each row of the table once. Where the list would be
+ * too long, as for the commonest words of a large micro-batch, the micro-batch is taken in runs of rows that fit, and each
+ * token's chain goes on from run to run; with pieces of sequences the block then looks through all rows instead, which is
+ * slow and correct. */
 #include "trainer/math/cuda/each.h"
 
 #define WIDE 8
@@ -41,7 +42,7 @@ pd_status pd_cuda_embedding_forward(void *stream, const struct pd_embedding *e, 
 /* ---- backward ---- */
 
 #define TOKENS 64u         /* rows of the table in a block */
-#define LISTED_MAX 5120u   /* rows of the leaf in a block: 40 KiB of shared memory */
+#define LISTED_MAX 5120u   /* rows of the micro-batch in a block: 40 KiB of shared memory */
 #define BLOCKS_WANTED 528u /* four for each multiprocessor of the largest devices */
 #define PIECES_MAX 128u
 #define DEPTH_MAX 8u /* of a tree of PIECES_MAX */
@@ -173,7 +174,7 @@ PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *li
     return chain;
 }
 
-/* The sum of `count` rows of the leaf becomes an element of the table. */
+/* The sum of `count` rows of the micro-batch becomes an element of the table. */
 PD_DEVICE void put_sum(const scatter &s, uint64_t element, uint64_t count, float sum)
 {
     if (s.adds && count == 0) return;
@@ -228,7 +229,7 @@ static pd_status set_pieces(const struct pd_embedding *e, scatter *s, struct pd_
         PD_FAIL(err, PD_UNSUPPORTED, "gradients of %u pieces of a sequence on a GPU, at most %u: lower numerics.virtual_sp",
                 s->pieces, PIECES_MAX);
     if (e->rows >= ROWS_MAX)
-        PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one leaf on a GPU, at most %llu: lower the sequences of a leaf",
+        PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one micro-batch on a GPU, at most %llu: lower batch.micro_batch",
                 static_cast<unsigned long long>(e->rows), static_cast<unsigned long long>(ROWS_MAX - 1));
     for (uint32_t i = 0; i < s->pieces; i++) {
         end = s->pieces == 1 ? e->rows : end + e->piece_rows[i];

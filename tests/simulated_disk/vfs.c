@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct pd_simulated_disk *disk_of(struct pd_door *door)
+static struct pd_simulated_disk *disk_of(struct pd_vfs *vfs)
 {
-    return ((struct pd_sim_door *)door->context)->disk;
+    return ((struct pd_sim_vfs *)vfs->context)->disk;
 }
 
 /* ---- symbolic links: replaced in the text of a path, since they may lead to another volume ---- */
@@ -19,19 +19,19 @@ static struct pd_simulated_disk *disk_of(struct pd_door *door)
 #define LINKS_MAX 8
 
 /* What the link at path[0, length) says, or NULL: it is none. */
-static const char *link_at(const struct pd_sim_door *door, const char *path, size_t length)
+static const char *link_at(const struct pd_sim_vfs *vfs, const char *path, size_t length)
 {
-    char prefix[PD_DOOR_PATH_MAX];
+    char prefix[PD_VFS_PATH_MAX];
     const char *rest;
     struct pd_sim_node *node;
     memcpy(prefix, path, length);
     prefix[length] = '\0';
-    struct pd_sim_volume *volume = pd_sim_locate(door->disk, door->host, prefix, &rest);
+    struct pd_sim_volume *volume = pd_sim_locate(vfs->disk, vfs->host, prefix, &rest);
     return pd_sim_find(volume, rest, &node) ? NULL : node->target;
 }
 
 /* The first link of `path` is replaced; false: there is none. `follows`: the last component counts too. */
-static bool replace_link(const struct pd_sim_door *door, char path[PD_DOOR_PATH_MAX], bool follows)
+static bool replace_link(const struct pd_sim_vfs *vfs, char path[PD_VFS_PATH_MAX], bool follows)
 {
     const char *target = NULL;
     size_t begin = 0, end = 0;
@@ -39,21 +39,21 @@ static bool replace_link(const struct pd_sim_door *door, char path[PD_DOOR_PATH_
         begin = end + strspn(path + end, "/");
         end = begin + strcspn(path + begin, "/");
         if (begin == end || (!follows && !path[end])) return false;
-        if ((target = link_at(door, path, end))) break;
+        if ((target = link_at(vfs, path, end))) break;
     }
-    char replaced[2 * PD_DOOR_PATH_MAX];
+    char replaced[2 * PD_VFS_PATH_MAX];
     int length =
         snprintf(replaced, sizeof replaced, "%.*s%s%s", target[0] == '/' ? 0 : (int)begin, path, target, path + end);
-    if (length < 0 || (size_t)length >= PD_DOOR_PATH_MAX) return false;
+    if (length < 0 || (size_t)length >= PD_VFS_PATH_MAX) return false;
     memcpy(path, replaced, (size_t)length + 1);
     return true;
 }
 
-static struct pd_sim_volume *locate(struct pd_door *door, const char *path, bool follows, const char **ret_rest)
+static struct pd_sim_volume *locate(struct pd_vfs *vfs, const char *path, bool follows, const char **ret_rest)
 {
-    struct pd_sim_door *mine = door->context;
+    struct pd_sim_vfs *mine = vfs->context;
     struct pd_simulated_disk *disk = mine->disk;
-    if (!disk->has_symlinks || strlen(path) >= PD_DOOR_PATH_MAX) return pd_sim_locate(disk, mine->host, path, ret_rest);
+    if (!disk->has_symlinks || strlen(path) >= PD_VFS_PATH_MAX) return pd_sim_locate(disk, mine->host, path, ret_rest);
     disk->next_path = !disk->next_path; /* the paths of one call */
     char *text = disk->paths[disk->next_path];
     memcpy(text, path, strlen(path) + 1);
@@ -62,15 +62,15 @@ static struct pd_sim_volume *locate(struct pd_door *door, const char *path, bool
     return pd_sim_locate(disk, mine->host, text, ret_rest);
 }
 
-static struct pd_sim_volume *volume_of(struct pd_door *door, const char *path, const char **ret_rest)
+static struct pd_sim_volume *volume_of(struct pd_vfs *vfs, const char *path, const char **ret_rest)
 {
-    return locate(door, path, true, ret_rest);
+    return locate(vfs, path, true, ret_rest);
 }
 
 /* Of a call that takes a link for itself. */
-static struct pd_sim_volume *volume_of_name(struct pd_door *door, const char *path, const char **ret_rest)
+static struct pd_sim_volume *volume_of_name(struct pd_vfs *vfs, const char *path, const char **ret_rest)
 {
-    return locate(door, path, false, ret_rest);
+    return locate(vfs, path, false, ret_rest);
 }
 
 static const char *result_name(int result)
@@ -125,22 +125,22 @@ static int open_node(struct pd_sim_volume *volume, const char *path, unsigned fl
 static int do_open(struct pd_file *file, unsigned flags)
 {
     const char *rest;
-    struct pd_sim_volume *volume = volume_of(file->door, file->path, &rest);
+    struct pd_sim_volume *volume = volume_of(file->vfs, file->path, &rest);
     struct pd_sim_node *node = NULL;
     int result = open_node(volume, rest, flags, &node);
     bool direct = flags & PD_OPEN_DIRECT;
     if (!result && direct && volume->lacks & PD_DISK_NO_DIRECT_OPEN) result = EINVAL;
     if (result) return result;
-    file->context = handle_new(disk_of(file->door), node, direct);
+    file->context = handle_new(disk_of(file->vfs), node, direct);
     return file->context ? 0 : ENOMEM;
 }
 
 static int sim_open(struct pd_file *file, unsigned flags)
 {
-    struct pd_simulated_disk *disk = disk_of(file->door);
+    struct pd_simulated_disk *disk = disk_of(file->vfs);
     struct pd_sim_strike strike;
     file->context = NULL;
-    int result = pd_sim_begin(file->door, PD_DISK_OPEN, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_OPEN, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = do_open(file, flags);
     result = struck(&strike, result);
     struct pd_sim_handle *handle = file->context;
@@ -148,41 +148,41 @@ static int sim_open(struct pd_file *file, unsigned flags)
     pd_sim_trace_path(disk, file->path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
     if (result && handle) handle_free(handle);
-    return pd_sim_end(file->door, &strike, result);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static int sim_close(struct pd_file *file)
 {
     struct pd_sim_strike strike;
     struct pd_sim_handle *handle = file->context;
-    int result = pd_sim_begin(file->door, PD_DISK_CLOSE, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_CLOSE, &strike);
     result = struck(&strike, result);
-    pd_sim_trace(disk_of(file->door), "close %" PRIu64 " = %s\n", handle->id, result_name(result));
+    pd_sim_trace(disk_of(file->vfs), "close %" PRIu64 " = %s\n", handle->id, result_name(result));
     handle_free(handle);
-    return pd_sim_end(file->door, &strike, result);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static int check_direct(const struct pd_sim_handle *handle, uint64_t offset, const void *data, uint64_t bytes)
 {
     if (!handle->direct) return 0;
     if (handle->node->volume->lacks & PD_DISK_NO_DIRECT_TRANSFER) return EINVAL;
-    return (offset | bytes | (uintptr_t)data) % PD_DOOR_ALIGN ? EINVAL : 0;
+    return (offset | bytes | (uintptr_t)data) % PD_VFS_ALIGN ? EINVAL : 0;
 }
 
 /* What a short transfer moves: at least one unit, and less than all where that is possible. */
 static uint64_t shortened(struct pd_simulated_disk *disk, const struct pd_sim_handle *handle, uint64_t bytes)
 {
-    uint64_t unit = handle->direct ? PD_DOOR_ALIGN : 1;
+    uint64_t unit = handle->direct ? PD_VFS_ALIGN : 1;
     return bytes <= unit ? bytes : unit * (1 + pd_sim_below(&disk->random, (bytes - 1) / unit));
 }
 
 static int sim_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
 {
-    struct pd_simulated_disk *disk = disk_of(file->door);
+    struct pd_simulated_disk *disk = disk_of(file->vfs);
     struct pd_sim_handle *handle = file->context;
     struct pd_sim_strike strike;
     uint64_t moved = 0;
-    int result = pd_sim_begin(file->door, PD_DISK_READ, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_READ, &strike);
     if (!result && !(file->flags & PD_OPEN_READ)) result = EBADF;
     if (!result) result = check_direct(handle, offset, data, bytes);
     uint64_t asked = bytes;
@@ -196,7 +196,7 @@ static int sim_read(struct pd_file *file, uint64_t offset, void *data, uint64_t 
     pd_sim_trace(disk, "read %" PRIu64 " %" PRIu64 " %" PRIu64 " = %s %" PRIu64 " %016" PRIx64 "\n", handle->id, offset,
                  asked, result_name(result), moved, disk->tracing ? pd_digest64(data, moved, 0) : 0);
     *ret_moved = moved;
-    return pd_sim_end(file->door, &strike, result);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 /* Some of the pieces of a write, as a failed or torn one leaves them. */
@@ -250,11 +250,11 @@ static int do_write(struct pd_simulated_disk *disk, const struct pd_sim_handle *
 
 static int sim_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
 {
-    struct pd_simulated_disk *disk = disk_of(file->door);
+    struct pd_simulated_disk *disk = disk_of(file->vfs);
     struct pd_sim_handle *handle = file->context;
     struct pd_sim_strike strike;
     uint64_t moved = 0;
-    int result = pd_sim_begin(file->door, PD_DISK_WRITE, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_WRITE, &strike);
     if (!result && !(file->flags & PD_OPEN_WRITE)) result = EBADF;
     if (!result) result = check_direct(handle, offset, data, bytes);
     if (!result) result = do_write(disk, handle, &strike, offset, data, bytes, &moved);
@@ -263,7 +263,7 @@ static int sim_write(struct pd_file *file, uint64_t offset, const void *data, ui
     pd_sim_trace_hex(disk, data, bytes);
     pd_sim_trace(disk, " = %s %" PRIu64 "\n", result_name(result), result ? 0 : moved);
     *ret_moved = moved;
-    return pd_sim_end(file->door, &strike, result);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static int do_preallocate(const struct pd_file *file, uint64_t bytes)
@@ -284,12 +284,12 @@ static int resize_slot(struct pd_file *file, uint64_t bytes, enum pd_disk_operat
 {
     const struct pd_sim_handle *handle = file->context;
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(file->door, operation, &strike);
+    int result = pd_sim_begin(file->vfs, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = body(file, bytes);
     result = struck(&strike, result);
-    pd_sim_trace(disk_of(file->door), "%s %" PRIu64 " %" PRIu64 " = %s\n", pd_disk_operation_name(operation), handle->id,
+    pd_sim_trace(disk_of(file->vfs), "%s %" PRIu64 " %" PRIu64 " = %s\n", pd_disk_operation_name(operation), handle->id,
                  bytes, result_name(result));
-    return pd_sim_end(file->door, &strike, result);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static int sim_preallocate(struct pd_file *file, uint64_t bytes)
@@ -306,14 +306,14 @@ static int sim_sync(struct pd_file *file)
 {
     struct pd_sim_handle *handle = file->context;
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(file->door, PD_DISK_SYNC, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_SYNC, &strike);
     if (!result && strike.kind == PD_DISK_FAULT_ERROR)
         pd_sim_doom_content(handle->node);
     else if (!result && strike.kind != PD_DISK_FAULT_LOST_SYNC)
         pd_sim_sync_content(handle->node);
     result = struck(&strike, result);
-    pd_sim_trace(disk_of(file->door), "sync %" PRIu64 " = %s\n", handle->id, result_name(result));
-    return pd_sim_end(file->door, &strike, result);
+    pd_sim_trace(disk_of(file->vfs), "sync %" PRIu64 " = %s\n", handle->id, result_name(result));
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static void fill_stat(const struct pd_sim_node *node, struct pd_stat *ret_stat)
@@ -340,17 +340,17 @@ static int sim_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
 {
     const struct pd_sim_handle *handle = file->context;
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(file->door, PD_DISK_STAT, &strike);
+    int result = pd_sim_begin(file->vfs, PD_DISK_STAT, &strike);
     if (!result) fill_stat(handle->node, ret_stat);
     result = struck(&strike, result);
-    pd_sim_trace(disk_of(file->door), "file_stat %" PRIu64, handle->id);
-    trace_stat(disk_of(file->door), result, ret_stat);
-    return pd_sim_end(file->door, &strike, result);
+    pd_sim_trace(disk_of(file->vfs), "file_stat %" PRIu64, handle->id);
+    trace_stat(disk_of(file->vfs), result, ret_stat);
+    return pd_sim_end(file->vfs, &strike, result);
 }
 
 static int sim_set_buffered(struct pd_file *file)
 {
-    struct pd_simulated_disk *disk = disk_of(file->door);
+    struct pd_simulated_disk *disk = disk_of(file->vfs);
     struct pd_sim_handle *handle = file->context;
     pthread_mutex_lock(&disk->mutex);
     handle->direct = false;
@@ -360,43 +360,43 @@ static int sim_set_buffered(struct pd_file *file)
 
 /* ---- names ---- */
 
-static int two_path_slot(struct pd_door *door, enum pd_disk_operation operation, const char *from, const char *to,
+static int two_path_slot(struct pd_vfs *vfs, enum pd_disk_operation operation, const char *from, const char *to,
                          int (*body)(struct pd_sim_volume *, const char *, const char *))
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(door, operation, &strike);
+    int result = pd_sim_begin(vfs, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
         const char *from_rest, *to_rest;
-        struct pd_sim_volume *volume = volume_of_name(door, from, &from_rest);
-        result = volume == volume_of_name(door, to, &to_rest) ? body(volume, from_rest, to_rest) : EXDEV;
+        struct pd_sim_volume *volume = volume_of_name(vfs, from, &from_rest);
+        result = volume == volume_of_name(vfs, to, &to_rest) ? body(volume, from_rest, to_rest) : EXDEV;
     }
     result = struck(&strike, result);
     pd_sim_trace(disk, "%s", pd_disk_operation_name(operation));
     pd_sim_trace_path(disk, from);
     pd_sim_trace_path(disk, to);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
-static int sim_rename(struct pd_door *door, const char *from, const char *to)
+static int sim_rename(struct pd_vfs *vfs, const char *from, const char *to)
 {
-    return two_path_slot(door, PD_DISK_RENAME, from, to, pd_sim_rename);
+    return two_path_slot(vfs, PD_DISK_RENAME, from, to, pd_sim_rename);
 }
 
-static int sim_link(struct pd_door *door, const char *from, const char *to)
+static int sim_link(struct pd_vfs *vfs, const char *from, const char *to)
 {
-    return two_path_slot(door, PD_DISK_LINK, from, to, pd_sim_link);
+    return two_path_slot(vfs, PD_DISK_LINK, from, to, pd_sim_link);
 }
 
-static int sim_symlink(struct pd_door *door, const char *target, const char *path)
+static int sim_symlink(struct pd_vfs *vfs, const char *target, const char *path)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(door, PD_DISK_SYMLINK, &strike);
+    int result = pd_sim_begin(vfs, PD_DISK_SYMLINK, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
         const char *rest;
-        struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
+        struct pd_sim_volume *volume = volume_of_name(vfs, path, &rest);
         result = pd_sim_symlink(volume, target, rest);
         disk->has_symlinks = disk->has_symlinks || !result;
     }
@@ -405,43 +405,43 @@ static int sim_symlink(struct pd_door *door, const char *target, const char *pat
     pd_sim_trace_path(disk, target);
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
-static int sim_readlink(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX])
+static int sim_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
     struct pd_sim_node *node = NULL;
     const char *rest;
-    int result = pd_sim_begin(door, PD_DISK_READLINK, &strike);
-    struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
+    int result = pd_sim_begin(vfs, PD_DISK_READLINK, &strike);
+    struct pd_sim_volume *volume = volume_of_name(vfs, path, &rest);
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result && !node->target) result = EINVAL;
-    if (!result) snprintf(ret_target, PD_DOOR_PATH_MAX, "%s", node->target);
+    if (!result) snprintf(ret_target, PD_VFS_PATH_MAX, "%s", node->target);
     result = struck(&strike, result);
     pd_sim_trace(disk, "readlink");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
-static int one_path_slot(struct pd_door *door, enum pd_disk_operation operation, const char *path,
+static int one_path_slot(struct pd_vfs *vfs, enum pd_disk_operation operation, const char *path,
                          int (*body)(struct pd_sim_volume *, const char *))
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(door, operation, &strike);
+    int result = pd_sim_begin(vfs, operation, &strike);
     if (!result && strike.kind != PD_DISK_FAULT_ERROR) {
         const char *rest;
-        struct pd_sim_volume *volume = volume_of_name(door, path, &rest);
+        struct pd_sim_volume *volume = volume_of_name(vfs, path, &rest);
         result = body(volume, rest);
     }
     result = struck(&strike, result);
     pd_sim_trace(disk, "%s", pd_disk_operation_name(operation));
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
 static int do_mkdir(struct pd_sim_volume *volume, const char *path)
@@ -450,19 +450,19 @@ static int do_mkdir(struct pd_sim_volume *volume, const char *path)
     return pd_sim_create(volume, path, true, &node);
 }
 
-static int sim_unlink(struct pd_door *door, const char *path)
+static int sim_unlink(struct pd_vfs *vfs, const char *path)
 {
-    return one_path_slot(door, PD_DISK_UNLINK, path, pd_sim_unlink);
+    return one_path_slot(vfs, PD_DISK_UNLINK, path, pd_sim_unlink);
 }
 
-static int sim_mkdir(struct pd_door *door, const char *path)
+static int sim_mkdir(struct pd_vfs *vfs, const char *path)
 {
-    return one_path_slot(door, PD_DISK_MKDIR, path, do_mkdir);
+    return one_path_slot(vfs, PD_DISK_MKDIR, path, do_mkdir);
 }
 
-static int sim_rmdir(struct pd_door *door, const char *path)
+static int sim_rmdir(struct pd_vfs *vfs, const char *path)
 {
-    return one_path_slot(door, PD_DISK_RMDIR, path, pd_sim_rmdir);
+    return one_path_slot(vfs, PD_DISK_RMDIR, path, pd_sim_rmdir);
 }
 
 static int sync_dir(struct pd_sim_volume *volume, const char *path, enum pd_disk_fault_kind kind)
@@ -479,36 +479,36 @@ static int sync_dir(struct pd_sim_volume *volume, const char *path, enum pd_disk
     return 0;
 }
 
-static int sim_sync_dir(struct pd_door *door, const char *path)
+static int sim_sync_dir(struct pd_vfs *vfs, const char *path)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
     const char *rest;
-    int result = pd_sim_begin(door, PD_DISK_SYNC_DIR, &strike);
-    struct pd_sim_volume *volume = volume_of(door, path, &rest);
+    int result = pd_sim_begin(vfs, PD_DISK_SYNC_DIR, &strike);
+    struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = sync_dir(volume, rest, strike.kind);
     result = struck(&strike, result);
     pd_sim_trace(disk, "sync_dir");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
-static int sim_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat)
+static int sim_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
     struct pd_sim_node *node = NULL;
     const char *rest;
-    int result = pd_sim_begin(door, PD_DISK_STAT, &strike);
-    struct pd_sim_volume *volume = volume_of(door, path, &rest);
+    int result = pd_sim_begin(vfs, PD_DISK_STAT, &strike);
+    struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result) fill_stat(node, ret_stat);
     result = struck(&strike, result);
     pd_sim_trace(disk, "stat");
     pd_sim_trace_path(disk, path);
     trace_stat(disk, result, ret_stat);
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
 static void fill_space(const struct pd_sim_volume *volume, struct pd_space *ret_space)
@@ -525,21 +525,21 @@ static void fill_space(const struct pd_sim_volume *volume, struct pd_space *ret_
     snprintf(ret_space->type_name, sizeof ret_space->type_name, "%s", volume->in_memory ? "tmpfs" : "simulated");
 }
 
-static int sim_space(struct pd_door *door, const char *path, struct pd_space *ret_space)
+static int sim_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
     struct pd_sim_node *node = NULL;
     const char *rest;
-    int result = pd_sim_begin(door, PD_DISK_SPACE, &strike);
-    struct pd_sim_volume *volume = volume_of(door, path, &rest);
+    int result = pd_sim_begin(vfs, PD_DISK_SPACE, &strike);
+    struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = pd_sim_find(volume, rest, &node);
     if (!result) fill_space(volume, ret_space);
     result = struck(&strike, result);
     pd_sim_trace(disk, "space");
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
 static int do_list(struct pd_sim_volume *volume, const char *path, struct pd_listing *listing)
@@ -552,13 +552,13 @@ static int do_list(struct pd_sim_volume *volume, const char *path, struct pd_lis
     return result;
 }
 
-static int sim_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing)
+static int sim_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
     const char *rest;
-    int result = pd_sim_begin(door, PD_DISK_LIST, &strike);
-    struct pd_sim_volume *volume = volume_of(door, path, &rest);
+    int result = pd_sim_begin(vfs, PD_DISK_LIST, &strike);
+    struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     if (!result) result = do_list(volume, rest, ret_listing);
     result = struck(&strike, result);
     pd_sim_trace(disk, "list");
@@ -567,52 +567,52 @@ static int sim_list(struct pd_door *door, const char *path, struct pd_listing *r
     for (uint32_t i = 0; !result && i < ret_listing->count; i++)
         pd_sim_trace_path(disk, ret_listing->names[i]);
     pd_sim_trace(disk, "\n");
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
 /* ---- locks ---- */
 
-static int do_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
+static int do_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     const char *rest;
-    struct pd_sim_volume *volume = volume_of(door, path, &rest);
+    struct pd_sim_volume *volume = volume_of(vfs, path, &rest);
     struct pd_sim_node *node = NULL;
     int result = open_node(volume, rest, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &node);
     if (!result && volume->lacks & PD_DISK_NO_LOCKS) result = ENOLCK;
     if (!result && node->lock) result = EAGAIN;
     if (result) return result;
-    lock->context = handle_new(disk_of(door), node, false);
+    lock->context = handle_new(disk_of(vfs), node, false);
     if (!lock->context) return ENOMEM;
-    node->lock = door;
+    node->lock = vfs;
     return 0;
 }
 
 static void lock_release(struct pd_lock *lock)
 {
     struct pd_sim_handle *handle = lock->context;
-    if (handle->epoch == handle->node->volume->epoch && handle->node->lock == lock->door) handle->node->lock = NULL;
+    if (handle->epoch == handle->node->volume->epoch && handle->node->lock == lock->vfs) handle->node->lock = NULL;
     handle_free(handle);
     lock->context = NULL;
 }
 
-static int sim_lock(struct pd_door *door, const char *path, struct pd_lock *lock)
+static int sim_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(door, PD_DISK_LOCK, &strike);
-    if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = do_lock(door, path, lock);
+    int result = pd_sim_begin(vfs, PD_DISK_LOCK, &strike);
+    if (!result && strike.kind != PD_DISK_FAULT_ERROR) result = do_lock(vfs, path, lock);
     result = struck(&strike, result);
     const struct pd_sim_handle *handle = lock->context;
     pd_sim_trace(disk, "lock %" PRIu64, handle ? handle->id : 0);
     pd_sim_trace_path(disk, path);
     pd_sim_trace(disk, " = %s\n", result_name(result));
     if (result && handle) lock_release(lock);
-    return pd_sim_end(door, &strike, result);
+    return pd_sim_end(vfs, &strike, result);
 }
 
 static void sim_unlock(struct pd_lock *lock)
 {
-    struct pd_simulated_disk *disk = disk_of(lock->door);
+    struct pd_simulated_disk *disk = disk_of(lock->vfs);
     pthread_mutex_lock(&disk->mutex);
     pd_sim_trace(disk, "unlock %" PRIu64 "\n", ((struct pd_sim_handle *)lock->context)->id);
     lock_release(lock);
@@ -634,9 +634,9 @@ static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *trans
     return 0;
 }
 
-static uint32_t choose_below(struct pd_door *door, uint32_t bound)
+static uint32_t choose_below(struct pd_vfs *vfs, uint32_t bound)
 {
-    struct pd_simulated_disk *disk = disk_of(door);
+    struct pd_simulated_disk *disk = disk_of(vfs);
     pthread_mutex_lock(&disk->mutex);
     uint32_t chosen = (uint32_t)pd_sim_below(&disk->random, bound);
     pthread_mutex_unlock(&disk->mutex);
@@ -647,10 +647,10 @@ static uint32_t choose_below(struct pd_door *door, uint32_t bound)
 static int queue_reap(struct pd_queue *queue, bool wait)
 {
     struct sim_queue *mine = queue->context;
-    uint32_t finish = mine->count ? choose_below(queue->door, mine->count + 1) : 0;
+    uint32_t finish = mine->count ? choose_below(queue->vfs, mine->count + 1) : 0;
     if (wait && finish == 0 && mine->count) finish = 1;
     while (finish-- > 0) {
-        uint32_t at = choose_below(queue->door, mine->count);
+        uint32_t at = choose_below(queue->vfs, mine->count);
         struct pd_transfer *transfer = mine->waiting[at];
         mine->waiting[at] = mine->waiting[--mine->count];
         uint64_t moved;
@@ -680,8 +680,8 @@ static int sim_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer
     (void)buffers;
     (void)buffer_bytes;
     struct pd_sim_strike strike;
-    int result = pd_sim_begin(queue->door, PD_DISK_QUEUE_OPEN, &strike);
-    result = pd_sim_end(queue->door, &strike, result);
+    int result = pd_sim_begin(queue->vfs, PD_DISK_QUEUE_OPEN, &strike);
+    result = pd_sim_end(queue->vfs, &strike, result);
     if (result) return result;
     struct sim_queue *mine = calloc(1, sizeof *mine);
     struct pd_transfer **waiting = calloc(queue->depth, sizeof(struct pd_transfer *));
@@ -696,19 +696,19 @@ static int sim_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer
     return 0;
 }
 
-static void sim_free(struct pd_door *door)
+static void sim_free(struct pd_vfs *vfs)
 {
-    struct pd_sim_door *mine = door->context;
+    struct pd_sim_vfs *mine = vfs->context;
     struct pd_simulated_disk *disk = mine->disk;
     pthread_mutex_lock(&disk->mutex);
     for (uint32_t i = 0; i < disk->mount_count; i++)
         for (struct pd_sim_node *node = disk->mounts[i].volumes[mine->host]->nodes; node; node = node->next)
-            if (node->lock == door) node->lock = NULL;
+            if (node->lock == vfs) node->lock = NULL;
     pthread_mutex_unlock(&disk->mutex);
     free(mine);
 }
 
-const struct pd_door_ops pd_sim_door_ops = {
+const struct pd_vfs_ops pd_sim_vfs_ops = {
     .name = "simulated",
     .open = sim_open,
     .close = sim_close,

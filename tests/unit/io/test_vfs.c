@@ -1,6 +1,6 @@
-/* One list of expectations, every door: io_uring on each rung of its ladder, the thread pool, the simulated disk. */
-#include "ckpt/io/door.h"
+/* One list of expectations, every VFS: io_uring on each rung of its ladder, the thread pool, the simulated disk. */
 #include "ckpt/io/uring.h"
+#include "ckpt/io/vfs.h"
 #include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
@@ -13,22 +13,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define OK(expression)                                                                               \
-    do {                                                                                             \
-        struct pd_error ok_err_ = {0}, *err = &ok_err_;                                              \
-        cr_assert_eq((expression), PD_OK, "%s: %s: %s", current_door, #expression, ok_err_.message); \
+#define OK(expression)                                                                              \
+    do {                                                                                            \
+        struct pd_error ok_err_ = {0}, *err = &ok_err_;                                             \
+        cr_assert_eq((expression), PD_OK, "%s: %s: %s", current_vfs, #expression, ok_err_.message); \
     } while (0)
-#define IS(expected, expression)                                                                               \
-    do {                                                                                                       \
-        struct pd_error is_err_ = {0}, *err = &is_err_;                                                        \
-        pd_status is_st_ = (expression);                                                                       \
-        cr_assert_eq(is_st_, (expected), "%s: %s: %s (%s)", current_door, #expression, pd_status_name(is_st_), \
-                     is_err_.message);                                                                         \
+#define IS(expected, expression)                                                                              \
+    do {                                                                                                      \
+        struct pd_error is_err_ = {0}, *err = &is_err_;                                                       \
+        pd_status is_st_ = (expression);                                                                      \
+        cr_assert_eq(is_st_, (expected), "%s: %s: %s (%s)", current_vfs, #expression, pd_status_name(is_st_), \
+                     is_err_.message);                                                                        \
     } while (0)
 
-static const char *current_door = "";
+static const char *current_vfs = "";
 
-static const struct door_row {
+static const struct vfs_row {
     const char *name;
     bool is_uring;
     unsigned refusals;
@@ -44,21 +44,21 @@ static const struct door_row {
     {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring, registered buffers"},
 };
 
-static struct pd_door *open_row(const struct door_row *row)
+static struct pd_vfs *open_row(const struct vfs_row *row)
 {
-    struct pd_door *door = NULL;
-    current_door = row->name;
+    struct pd_vfs *vfs = NULL;
+    current_vfs = row->name;
     if (row->is_uring)
-        OK(pd_door_new_uring_refusing(8, row->refusals, &door, err));
+        OK(pd_vfs_new_uring_refusing(8, row->refusals, &vfs, err));
     else
-        OK(pd_door_new_threads(8, 3, &door, err));
-    return door;
+        OK(pd_vfs_new_threads(8, 3, &vfs, err));
+    return vfs;
 }
 
 static const char *scratch(void)
 {
     static char path[64];
-    snprintf(path, sizeof path, "/tmp/perdure-door-XXXXXX");
+    snprintf(path, sizeof path, "/tmp/perdure-VFS-XXXXXX");
     cr_assert_not_null(mkdtemp(path));
     return path;
 }
@@ -79,13 +79,13 @@ static void remove_scratch(const char *dir)
     cr_assert_eq(system(command), 0);
 }
 
-static void check_files(struct pd_door *door, const char *dir)
+static void check_files(struct pd_vfs *vfs, const char *dir)
 {
     char *path = join(dir, "file"), text[16] = "0123456789abcde";
     struct pd_file *file = NULL;
     struct pd_stat st;
-    IS(PD_NOT_FOUND, pd_file_open(door, path, PD_OPEN_READ, &file, err));
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    IS(PD_NOT_FOUND, pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
     cr_assert_str_eq(pd_file_path(file), path);
     cr_assert(!pd_file_is_direct(file));
     OK(pd_file_write(file, 3, text, 16, err));
@@ -105,69 +105,69 @@ static void check_files(struct pd_door *door, const char *dir)
     IS(PD_CORRUPT, pd_file_read(file, 4, text, 12, err));
     IS(PD_INVALID, pd_file_read(file, UINT64_MAX - 3, back, 12, err));
     OK(pd_file_close(file, err));
-    IS(PD_EXISTS, pd_file_open(door, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
-    OK(pd_file_open(door, path, PD_OPEN_READ, &file, err));
+    IS(PD_EXISTS, pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     IS(PD_IO, pd_file_write(file, 0, text, 1, err));
     pd_file_close_readonly(file);
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_TRUNCATE, &file, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_TRUNCATE, &file, err));
     OK(pd_file_stat(file, &st, err));
     cr_assert_eq(st.bytes, 0);
     OK(pd_file_close(file, err));
-    IS(PD_IO, pd_file_open(door, dir, PD_OPEN_READ, &file, err));
+    IS(PD_IO, pd_file_open(vfs, dir, PD_OPEN_READ, &file, err));
 }
 
-static void check_names(struct pd_door *door, const char *dir)
+static void check_names(struct pd_vfs *vfs, const char *dir)
 {
     struct pd_file *file = NULL;
     struct pd_stat st, other;
     struct pd_listing list;
-    OK(pd_file_open(door, join(dir, "b"), PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_open(vfs, join(dir, "b"), PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_file_close(file, err));
-    OK(pd_door_mkdir(door, join(dir, "a"), err));
-    IS(PD_EXISTS, pd_door_mkdir(door, join(dir, "a"), err));
-    IS(PD_NOT_FOUND, pd_door_mkdir(door, join(dir, "x/y"), err));
-    OK(pd_door_link(door, join(dir, "b"), join(dir, "a/c"), err));
-    IS(PD_EXISTS, pd_door_link(door, join(dir, "b"), join(dir, "a/c"), err));
-    OK(pd_door_stat(door, join(dir, "a/c"), &st, err));
-    OK(pd_door_stat(door, join(dir, "b"), &other, err));
+    OK(pd_vfs_mkdir(vfs, join(dir, "a"), err));
+    IS(PD_EXISTS, pd_vfs_mkdir(vfs, join(dir, "a"), err));
+    IS(PD_NOT_FOUND, pd_vfs_mkdir(vfs, join(dir, "x/y"), err));
+    OK(pd_vfs_link(vfs, join(dir, "b"), join(dir, "a/c"), err));
+    IS(PD_EXISTS, pd_vfs_link(vfs, join(dir, "b"), join(dir, "a/c"), err));
+    OK(pd_vfs_stat(vfs, join(dir, "a/c"), &st, err));
+    OK(pd_vfs_stat(vfs, join(dir, "b"), &other, err));
     cr_assert(st.link_count == 2 && st.inode == other.inode && st.device == other.device);
-    OK(pd_door_rename(door, join(dir, "b"), join(dir, "Z"), err));
-    IS(PD_NOT_FOUND, pd_door_rename(door, join(dir, "b"), join(dir, "Z"), err));
-    OK(pd_door_mkdir(door, join(dir, "d"), err));
-    IS(PD_EXISTS, pd_door_rename(door, join(dir, "d"), join(dir, "a"), err));
-    IS(PD_EXISTS, pd_door_rmdir(door, join(dir, "a"), err));
-    OK(pd_door_sync_dir(door, dir, err));
-    IS(PD_NOT_FOUND, pd_door_sync_dir(door, join(dir, "none"), err));
-    OK(pd_door_list(door, dir, &list, err));
+    OK(pd_vfs_rename(vfs, join(dir, "b"), join(dir, "Z"), err));
+    IS(PD_NOT_FOUND, pd_vfs_rename(vfs, join(dir, "b"), join(dir, "Z"), err));
+    OK(pd_vfs_mkdir(vfs, join(dir, "d"), err));
+    IS(PD_EXISTS, pd_vfs_rename(vfs, join(dir, "d"), join(dir, "a"), err));
+    IS(PD_EXISTS, pd_vfs_rmdir(vfs, join(dir, "a"), err));
+    OK(pd_vfs_sync_dir(vfs, dir, err));
+    IS(PD_NOT_FOUND, pd_vfs_sync_dir(vfs, join(dir, "none"), err));
+    OK(pd_vfs_list(vfs, dir, &list, err));
     cr_assert(list.count == 4, "%u entries", list.count);
     cr_assert(!strcmp(list.names[0], "Z") && !strcmp(list.names[1], "a") && !strcmp(list.names[2], "d"));
     pd_listing_deinit(&list);
-    IS(PD_NOT_FOUND, pd_door_list(door, join(dir, "none"), &list, err));
-    OK(pd_door_list(door, join(dir, "d"), &list, err));
+    IS(PD_NOT_FOUND, pd_vfs_list(vfs, join(dir, "none"), &list, err));
+    OK(pd_vfs_list(vfs, join(dir, "d"), &list, err));
     cr_assert_eq(list.count, 0);
     pd_listing_deinit(&list);
-    OK(pd_door_unlink(door, join(dir, "a/c"), err));
-    IS(PD_NOT_FOUND, pd_door_unlink(door, join(dir, "a/c"), err));
-    IS(PD_IO, pd_door_unlink(door, join(dir, "a"), err));
-    OK(pd_door_rmdir(door, join(dir, "a"), err));
-    OK(pd_door_stat(door, dir, &st, err));
+    OK(pd_vfs_unlink(vfs, join(dir, "a/c"), err));
+    IS(PD_NOT_FOUND, pd_vfs_unlink(vfs, join(dir, "a/c"), err));
+    IS(PD_IO, pd_vfs_unlink(vfs, join(dir, "a"), err));
+    OK(pd_vfs_rmdir(vfs, join(dir, "a"), err));
+    OK(pd_vfs_stat(vfs, dir, &st, err));
     cr_assert_eq(st.type, PD_ENTRY_DIRECTORY);
     struct pd_space space;
-    OK(pd_door_space(door, dir, &space, err));
+    OK(pd_vfs_space(vfs, dir, &space, err));
     cr_assert(space.total_bytes >= space.available_bytes && space.total_bytes > 0 && space.type_name[0]);
-    IS(PD_NOT_FOUND, pd_door_space(door, join(dir, "none"), &space, err));
+    IS(PD_NOT_FOUND, pd_vfs_space(vfs, join(dir, "none"), &space, err));
 }
 
-static void check_locks(struct pd_door *door, const char *dir)
+static void check_locks(struct pd_vfs *vfs, const char *dir)
 {
     struct pd_lock *lock = NULL, *second = NULL;
-    OK(pd_door_lock(door, join(dir, "lock"), &lock, err));
-    IS(PD_BUSY, pd_door_lock(door, join(dir, "lock"), &second, err));
+    OK(pd_vfs_lock(vfs, join(dir, "lock"), &lock, err));
+    IS(PD_BUSY, pd_vfs_lock(vfs, join(dir, "lock"), &second, err));
     cr_assert_null(second);
-    pd_door_unlock(lock);
-    OK(pd_door_lock(door, join(dir, "lock"), &second, err));
-    pd_door_unlock(second);
-    IS(PD_NOT_FOUND, pd_door_lock(door, join(dir, "none/lock"), &lock, err));
+    pd_vfs_unlock(lock);
+    OK(pd_vfs_lock(vfs, join(dir, "lock"), &second, err));
+    pd_vfs_unlock(second);
+    IS(PD_NOT_FOUND, pd_vfs_lock(vfs, join(dir, "none/lock"), &lock, err));
 }
 
 struct contest {
@@ -181,12 +181,12 @@ struct contest {
 static void *contend(void *argument)
 {
     struct contest *c = argument;
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     struct pd_error err = {0};
-    if (pd_door_new_threads(1, 1, &door, &err)) return "no door";
+    if (pd_vfs_new_threads(1, 1, &vfs, &err)) return "no VFS";
     for (int done = 0; done < c->rounds;) {
         struct pd_lock *lock = NULL;
-        if (pd_door_lock(door, c->path, &lock, &err)) continue;
+        if (pd_vfs_lock(vfs, c->path, &lock, &err)) continue;
         pthread_mutex_lock(&c->mutex);
         c->met += c->is_inside++;
         pthread_mutex_unlock(&c->mutex);
@@ -194,15 +194,15 @@ static void *contend(void *argument)
         pthread_mutex_lock(&c->mutex);
         c->is_inside--;
         pthread_mutex_unlock(&c->mutex);
-        if (pd_door_unlink(door, c->path, &err)) c->met++;
-        pd_door_unlock(lock);
+        if (pd_vfs_unlink(vfs, c->path, &err)) c->met++;
+        pd_vfs_unlock(lock);
         done++;
     }
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     return NULL;
 }
 
-Test(door, a_lock_that_was_unlinked_is_nobodys)
+Test(vfs, a_lock_that_was_unlinked_is_nobodys)
 {
     struct contest c = {.rounds = 300, .mutex = PTHREAD_MUTEX_INITIALIZER};
     pthread_t threads[4];
@@ -245,7 +245,7 @@ static void move_blocks(struct pd_queue *queue, struct pd_file *file, char *data
     cr_assert_eq(seen, count);
 }
 
-static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
+static void check_queue(struct pd_vfs *vfs, const char *dir, unsigned direct)
 {
     const uint64_t block = 16384;
     const int count = 37;
@@ -254,8 +254,8 @@ static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
         out[i] = (char)(i * 2654435761u >> 13);
     struct pd_file *file = NULL;
     struct pd_queue *queue = NULL;
-    OK(pd_file_open(door, join(dir, "bulk"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | direct, &file, err));
-    OK(pd_queue_open(door, out, block * 20, &queue, err)); /* half of them lie outside the registered buffers */
+    OK(pd_file_open(vfs, join(dir, "bulk"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | direct, &file, err));
+    OK(pd_queue_open(vfs, out, block * 20, &queue, err)); /* half of them lie outside the registered buffers */
     cr_assert_eq(pd_queue_depth(queue), 8);
     move_blocks(queue, file, out, true, block, count);
     OK(pd_file_sync(file, err));
@@ -286,56 +286,56 @@ static void check_queue(struct pd_door *door, const char *dir, unsigned direct)
     free(in);
 }
 
-Test(door, every_slot_of_the_simulated_door)
+Test(vfs, every_slot_of_the_simulated_vfs)
 {
     struct pd_simulated_disk *disk = NULL;
-    struct pd_door *door = NULL;
-    current_door = "simulated";
+    struct pd_vfs *vfs = NULL;
+    current_vfs = "simulated";
     OK(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 7}, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &door, err));
-    OK(pd_door_mkdir(door, "/t", err));
-    check_files(door, "/t");
-    check_names(door, "/t");
-    check_locks(door, "/t");
-    check_queue(door, "/t", 0);
-    check_queue(door, "/t", PD_OPEN_DIRECT);
-    pd_door_free(door);
+    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
+    OK(pd_vfs_mkdir(vfs, "/t", err));
+    check_files(vfs, "/t");
+    check_names(vfs, "/t");
+    check_locks(vfs, "/t");
+    check_queue(vfs, "/t", 0);
+    check_queue(vfs, "/t", PD_OPEN_DIRECT);
+    pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
 }
 
-Test(door, every_slot_of_every_door)
+Test(vfs, every_slot_of_every_vfs)
 {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct pd_door *door = open_row(&rows[i]);
+        struct pd_vfs *vfs = open_row(&rows[i]);
         const char *dir = scratch();
-        cr_assert(strstr(pd_door_describe(door), rows[i].description), "%s: %s", rows[i].name, pd_door_describe(door));
-        check_files(door, dir);
-        check_names(door, dir);
-        check_locks(door, dir);
-        check_queue(door, dir, 0);
-        check_queue(door, dir, PD_OPEN_DIRECT);
-        pd_door_free(door);
+        cr_assert(strstr(pd_vfs_describe(vfs), rows[i].description), "%s: %s", rows[i].name, pd_vfs_describe(vfs));
+        check_files(vfs, dir);
+        check_names(vfs, dir);
+        check_locks(vfs, dir);
+        check_queue(vfs, dir, 0);
+        check_queue(vfs, dir, PD_OPEN_DIRECT);
+        pd_vfs_free(vfs);
         remove_scratch(dir);
     }
 }
 
-Test(door, a_ring_refused_later_is_told)
+Test(vfs, a_ring_refused_later_is_told)
 {
-    struct pd_door *door = open_row(&rows[7]);
+    struct pd_vfs *vfs = open_row(&rows[7]);
     struct pd_queue *queue = NULL;
-    OK(pd_queue_open(door, NULL, 0, &queue, err));
-    cr_assert_str_eq(pd_door_describe(door), "threads (io_uring: Too many open files)");
+    OK(pd_queue_open(vfs, NULL, 0, &queue, err));
+    cr_assert_str_eq(pd_vfs_describe(vfs), "threads (io_uring: Too many open files)");
     pd_queue_close(queue);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
 }
 
-Test(door, misaligned_direct_io_is_refused_before_it_is_sent)
+Test(vfs, misaligned_direct_io_is_refused_before_it_is_sent)
 {
-    struct pd_door *door = open_row(&rows[0]);
+    struct pd_vfs *vfs = open_row(&rows[0]);
     const char *dir = scratch();
     struct pd_file *file = NULL;
     char *page = aligned_alloc(4096, 8192);
-    OK(pd_file_open(door, join(dir, "f"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err));
+    OK(pd_file_open(vfs, join(dir, "f"), PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &file, err));
     memset(page, 1, 8192);
     OK(pd_file_write(file, 0, page, 4096, err));
     if (pd_file_is_direct(file)) {
@@ -345,20 +345,20 @@ Test(door, misaligned_direct_io_is_refused_before_it_is_sent)
     }
     OK(pd_file_close(file, err));
     free(page);
-    pd_door_free(door);
+    pd_vfs_free(vfs);
     remove_scratch(dir);
 }
 
-Test(door, the_environment_chooses)
+Test(vfs, the_environment_chooses)
 {
-    struct pd_door *door = NULL;
+    struct pd_vfs *vfs = NULL;
     setenv("PERDURE_IO", "threads", 1);
-    OK(pd_door_new_auto(&door, err));
-    cr_assert_str_eq(pd_door_describe(door), "threads (8)");
-    pd_door_free(door);
+    OK(pd_vfs_new_auto(&vfs, err));
+    cr_assert_str_eq(pd_vfs_describe(vfs), "threads (8)");
+    pd_vfs_free(vfs);
     setenv("PERDURE_IO", "floppy", 1);
-    IS(PD_INVALID, pd_door_new_auto(&door, err));
+    IS(PD_INVALID, pd_vfs_new_auto(&vfs, err));
     unsetenv("PERDURE_IO");
-    OK(pd_door_new_auto(&door, err));
-    pd_door_free(door);
+    OK(pd_vfs_new_auto(&vfs, err));
+    pd_vfs_free(vfs);
 }

@@ -1,25 +1,25 @@
-/* The one door to the disk. Every byte of a checkpoint, of its HDF5 metadata and of offloaded state goes through a
- * pd_door, so that one place is fast and one place can be made to fail.
+/* The one way to the disk. Every byte of a checkpoint, of its HDF5 metadata and of offloaded state goes through a
+ * pd_vfs, so that one place is fast and one place can be made to fail.
  *
  * Paths are absolute or relative to the process; the simulated disk has a root of its own per host.
  * Statuses: PD_NO_SPACE (ENOSPC, EDQUOT), PD_NOT_FOUND, PD_EXISTS (EEXIST, ENOTEMPTY), PD_BUSY (a held lock), PD_UNSUPPORTED
  * (EOPNOTSUPP, EXDEV, EINVAL of O_DIRECT), PD_IO for the rest. Messages name the path and the operation.
  *
  *   contract  1. a failed sync is final: the file must never be believed nor synced again
- *             2. direct files take only offsets, lengths and addresses that are multiples of PD_DOOR_ALIGN
- *             3. rename and link are durable only after pd_door_sync_dir of the directories they changed
- *   threads   a door may be used from any thread; a pd_queue belongs to one thread while anything is in flight
+ *             2. direct files take only offsets, lengths and addresses that are multiples of PD_VFS_ALIGN
+ *             3. rename and link are durable only after pd_vfs_sync_dir of the directories they changed
+ *   threads   a VFS may be used from any thread; a pd_queue belongs to one thread while anything is in flight
  */
-#ifndef PD_IO_DOOR_H
-#define PD_IO_DOOR_H
+#ifndef PD_IO_VFS_H
+#define PD_IO_VFS_H
 
 #include "ckpt/base/status.h"
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PD_DOOR_ALIGN 4096u
+#define PD_VFS_ALIGN 4096u
 
-struct pd_door;
+struct pd_vfs;
 struct pd_file;
 struct pd_queue;
 struct pd_lock;
@@ -59,7 +59,7 @@ struct pd_transfer {
     void *user;       /* the caller's */
     pd_status status; /* result; PD_OK means all bytes moved (short transfers are continued inside) */
     int sys_errno;
-    struct { /* the door's while it owns the transfer */
+    struct { /* the VFS's while it owns the transfer */
         struct pd_transfer *next;
         struct pd_queue *queue;
         uint64_t moved;
@@ -68,22 +68,22 @@ struct pd_transfer {
     } internal;
 };
 
-struct pd_door_ops; /* ckpt/io/door_ops.h: the table, every slot filled */
+struct pd_vfs_ops; /* ckpt/io/vfs_ops.h: the table, every slot filled */
 
-/* Constructors. `queue_depth` requests in flight per queue. The io_uring door comes down its ladder by itself and ends as a
- * thread-pool door where io_uring is forbidden; pd_door_describe says which rung and why. */
-PD_MUST_USE pd_status pd_door_new_uring(uint32_t queue_depth, struct pd_door **ret_door, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_door **ret_door,
-                                          struct pd_error *err);
+/* Constructors. `queue_depth` requests in flight per queue. The io_uring VFS comes down its ladder by itself and ends as a
+ * thread-pool VFS where io_uring is forbidden; pd_vfs_describe says which rung and why. */
+PD_MUST_USE pd_status pd_vfs_new_uring(uint32_t queue_depth, struct pd_vfs **ret_vfs, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_vfs **ret_vfs,
+                                         struct pd_error *err);
 /* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
-PD_MUST_USE pd_status pd_door_new_auto(struct pd_door **ret_door, struct pd_error *err);
-void pd_door_free(struct pd_door *door);
+PD_MUST_USE pd_status pd_vfs_new_auto(struct pd_vfs **ret_vfs, struct pd_error *err);
+void pd_vfs_free(struct pd_vfs *vfs);
 /* One line for doctor and logs: "io_uring, registered buffers, fixed files" or "threads (io_uring: Operation not
  * permitted)". */
-const char *pd_door_describe(const struct pd_door *door);
+const char *pd_vfs_describe(const struct pd_vfs *vfs);
 
 /* Files. A file that was written is closed with pd_file_close and its result used. */
-PD_MUST_USE pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, struct pd_file **ret_file,
+PD_MUST_USE pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, struct pd_file **ret_file,
                                    struct pd_error *err);
 PD_MUST_USE pd_status pd_file_close(struct pd_file *file, struct pd_error *err);
 void pd_file_close_readonly(struct pd_file *file); /* NULL is fine */
@@ -100,31 +100,30 @@ PD_MUST_USE pd_status pd_file_sync(struct pd_file *file, struct pd_error *err); 
 PD_MUST_USE pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err);
 
 /* Names. */
-PD_MUST_USE pd_status pd_door_rename(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_link(struct pd_door *door, const char *from, const char *to, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_rename(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err);
 /* A symbolic link: reading, writing and stat of `path` go to `target`, which need not be there; unlink and rename do not.
  * PD_UNSUPPORTED where the file system has none. */
-PD_MUST_USE pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *path, struct pd_error *err);
 /* What the link at `path` says; ret_target has room for 4096 bytes. PD_UNSUPPORTED where `path` is no link. */
-PD_MUST_USE pd_status pd_door_readlink(struct pd_door *door, const char *path, char *ret_target, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_mkdir(struct pd_door *door, const char *path, struct pd_error *err); /* under the umask */
-PD_MUST_USE pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_sync_dir(struct pd_door *door, const char *path, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat, struct pd_error *err);
-PD_MUST_USE pd_status pd_door_space(struct pd_door *door, const char *path, struct pd_space *ret_space,
-                                    struct pd_error *err);
-PD_MUST_USE pd_status pd_door_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing,
-                                   struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err); /* under the umask */
+PD_MUST_USE pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space, struct pd_error *err);
+PD_MUST_USE pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing,
+                                  struct pd_error *err);
 void pd_listing_deinit(struct pd_listing *listing);
 /* An exclusive advisory lock on a file that is created when absent; PD_BUSY when somebody holds it. Dies with the process.
  */
-PD_MUST_USE pd_status pd_door_lock(struct pd_door *door, const char *path, struct pd_lock **ret_lock, struct pd_error *err);
-void pd_door_unlock(struct pd_lock *lock);
+PD_MUST_USE pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret_lock, struct pd_error *err);
+void pd_vfs_unlock(struct pd_lock *lock);
 
 /* Bulk transfers of one thread. `buffers` (bytes buffer_bytes) is registered with the kernel where that works; transfers may
  * use any address, those inside it are faster. */
-PD_MUST_USE pd_status pd_queue_open(struct pd_door *door, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
+PD_MUST_USE pd_status pd_queue_open(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes, struct pd_queue **ret_queue,
                                     struct pd_error *err);
 /* Waits for nothing; everything must have been reaped. */
 void pd_queue_close(struct pd_queue *queue);

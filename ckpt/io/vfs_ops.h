@@ -1,37 +1,37 @@
-/* The table behind the door: what an implementation of the disk fills in, every slot of it.
+/* The table behind the VFS: what an implementation of the disk fills in, every slot of it.
  *
- * Slots return 0 or an errno and never see a pd_error: the wrappers in door.c and queue.c check arguments, continue short
+ * Slots return 0 or an errno and never see a pd_error: the wrappers in vfs.c and queue.c check arguments, continue short
  * transfers, fall back from direct to buffered I/O and name path and operation in the message, once for all implementations.
  *
  *   invariants  1. tables are constant and complete; there is no NULL slot
  *               2. read and write may move less than asked; 0 moved means end of file (read) or no progress (write)
  *               3. queue_submit is given at most `depth - in_flight` transfers, all of them valid and aligned
- *   threads     every slot of the door may be called from any thread; those of a queue by its owner only
+ *   threads     every slot of the VFS may be called from any thread; those of a queue by its owner only
  */
-#ifndef PD_IO_DOOR_OPS_H
-#define PD_IO_DOOR_OPS_H
+#ifndef PD_IO_VFS_OPS_H
+#define PD_IO_VFS_OPS_H
 
-#include "ckpt/io/door.h"
+#include "ckpt/io/vfs.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define PD_DOOR_PATH_MAX 4096u
+#define PD_VFS_PATH_MAX 4096u
 
 /* Results of a transfer beside errno values. */
 #define PD_MOVE_END_OF_FILE (-1)
 
 struct pd_file {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char *path;
     unsigned flags;
     _Atomic bool direct;      /* false after the file system refused it */
     _Atomic bool sync_failed; /* nothing that was written may be believed any more */
-    int fd;                   /* of the real doors, -1 elsewhere */
+    int fd;                   /* of the real VFSs, -1 elsewhere */
     void *context;            /* of the implementation */
 };
 
 struct pd_lock {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     char *path;
     int fd;
     void *context;
@@ -46,7 +46,7 @@ struct pd_queue_ops {
 };
 
 struct pd_queue {
-    struct pd_door *door;
+    struct pd_vfs *vfs;
     const struct pd_queue_ops *ops;
     uint32_t depth;
     uint32_t in_flight;            /* accepted by the implementation and not finished */
@@ -55,9 +55,9 @@ struct pd_queue {
     void *context;
 };
 
-struct pd_door_ops {
+struct pd_vfs_ops {
     const char *name;
-    int (*open)(struct pd_file *file, unsigned flags); /* door and path are set; fills fd or context */
+    int (*open)(struct pd_file *file, unsigned flags); /* VFS and path are set; fills fd or context */
     int (*close)(struct pd_file *file);
     int (*read)(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved);
     int (*write)(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved);
@@ -66,25 +66,25 @@ struct pd_door_ops {
     int (*sync)(struct pd_file *file);
     int (*file_stat)(struct pd_file *file, struct pd_stat *ret_stat);
     int (*set_buffered)(struct pd_file *file); /* a direct file stops being one */
-    int (*rename)(struct pd_door *door, const char *from, const char *to);
-    int (*link)(struct pd_door *door, const char *from, const char *to);
-    int (*symlink)(struct pd_door *door, const char *target, const char *path);
-    int (*readlink)(struct pd_door *door, const char *path, char ret_target[PD_DOOR_PATH_MAX]);
-    int (*unlink)(struct pd_door *door, const char *path);
-    int (*mkdir)(struct pd_door *door, const char *path);
-    int (*rmdir)(struct pd_door *door, const char *path);
-    int (*sync_dir)(struct pd_door *door, const char *path);
-    int (*stat)(struct pd_door *door, const char *path, struct pd_stat *ret_stat);
-    int (*space)(struct pd_door *door, const char *path, struct pd_space *ret_space);
-    int (*list)(struct pd_door *door, const char *path, struct pd_listing *ret_listing); /* in any order */
-    int (*lock)(struct pd_door *door, const char *path, struct pd_lock *lock);
+    int (*rename)(struct pd_vfs *vfs, const char *from, const char *to);
+    int (*link)(struct pd_vfs *vfs, const char *from, const char *to);
+    int (*symlink)(struct pd_vfs *vfs, const char *target, const char *path);
+    int (*readlink)(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX]);
+    int (*unlink)(struct pd_vfs *vfs, const char *path);
+    int (*mkdir)(struct pd_vfs *vfs, const char *path);
+    int (*rmdir)(struct pd_vfs *vfs, const char *path);
+    int (*sync_dir)(struct pd_vfs *vfs, const char *path);
+    int (*stat)(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat);
+    int (*space)(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space);
+    int (*list)(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing); /* in any order */
+    int (*lock)(struct pd_vfs *vfs, const char *path, struct pd_lock *lock);
     void (*unlock)(struct pd_lock *lock);
     int (*queue_open)(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes); /* fills ops and context */
-    void (*free)(struct pd_door *door); /* frees what hangs on context, not the door */
+    void (*free)(struct pd_vfs *vfs); /* frees what hangs on context, not the VFS */
 };
 
-struct pd_door {
-    const struct pd_door_ops *ops;
+struct pd_vfs {
+    const struct pd_vfs_ops *ops;
     uint32_t queue_depth;
     void *context;
     pthread_mutex_t mutex; /* guards what follows */
@@ -94,9 +94,9 @@ struct pd_door {
 };
 
 /* For implementations. */
-PD_MUST_USE pd_status pd_door_new(const struct pd_door_ops *ops, uint32_t queue_depth, void *context,
-                                  struct pd_door **ret_door, struct pd_error *err);
-void pd_door_set_description(struct pd_door *door, const char *format, ...) PD_PRINTF(2, 3);
+PD_MUST_USE pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,
+                                 struct pd_error *err);
+void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...) PD_PRINTF(2, 3);
 /* Appends a copied name; for the list slot.  errors  ENOMEM */
 int pd_listing_add(struct pd_listing *listing, const char *name);
 
@@ -105,7 +105,7 @@ int pd_listing_add(struct pd_listing *listing, const char *name);
 int pd_file_move(struct pd_file *file, bool is_write, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved);
 /* True when EINVAL of a transfer meant "no direct I/O here" and the file is buffered now: try again. */
 bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno);
-/* How much of a short result counts: direct files go on from a multiple of PD_DOOR_ALIGN. 0: no progress. */
+/* How much of a short result counts: direct files go on from a multiple of PD_VFS_ALIGN. 0: no progress. */
 uint64_t pd_file_progress(const struct pd_file *file, uint64_t moved, uint64_t asked);
 
 /* Called by the reap slot in the owner's thread; `result` as pd_file_move returns it. Takes it off in_flight. */

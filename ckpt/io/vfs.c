@@ -1,7 +1,7 @@
 /* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,50 +12,50 @@
 
 #define SAID_MAX 16u
 
-/* ---- doors ---- */
+/* ---- VFSs ---- */
 
-pd_status pd_door_new(const struct pd_door_ops *ops, uint32_t queue_depth, void *context, struct pd_door **ret_door,
-                      struct pd_error *err)
+pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,
+                     struct pd_error *err)
 {
     if (queue_depth == 0 || queue_depth > 4096)
         PD_FAIL(err, PD_INVALID, "a queue depth of %" PRIu32 " is outside 1..4096", queue_depth);
-    struct pd_door *door = calloc(1, sizeof *door);
-    if (!door) PD_FAIL_ERRNO(err, ENOMEM, "opening the %s disk door", ops->name);
-    door->ops = ops;
-    door->queue_depth = queue_depth;
-    door->context = context;
-    pthread_mutex_init(&door->mutex, NULL);
-    atomic_store(&door->description, ops->name);
-    *ret_door = door;
+    struct pd_vfs *vfs = calloc(1, sizeof *vfs);
+    if (!vfs) PD_FAIL_ERRNO(err, ENOMEM, "opening the %s disk VFS", ops->name);
+    vfs->ops = ops;
+    vfs->queue_depth = queue_depth;
+    vfs->context = context;
+    pthread_mutex_init(&vfs->mutex, NULL);
+    atomic_store(&vfs->description, ops->name);
+    *ret_vfs = vfs;
     return PD_OK;
 }
 
-void pd_door_free(struct pd_door *door)
+void pd_vfs_free(struct pd_vfs *vfs)
 {
-    if (!door) return;
-    door->ops->free(door);
-    pthread_mutex_destroy(&door->mutex);
-    free(door);
+    if (!vfs) return;
+    vfs->ops->free(vfs);
+    pthread_mutex_destroy(&vfs->mutex);
+    free(vfs);
 }
 
-const char *pd_door_describe(const struct pd_door *door)
+const char *pd_vfs_describe(const struct pd_vfs *vfs)
 {
-    return atomic_load(&door->description);
+    return atomic_load(&vfs->description);
 }
 
-/* Readers hold no lock, so each text is written once and stays; a door steps down only a few times. */
-void pd_door_set_description(struct pd_door *door, const char *format, ...)
+/* Readers hold no lock, so each text is written once and stays; a VFS steps down only a few times. */
+void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...)
 {
-    pthread_mutex_lock(&door->mutex);
-    if (door->text_count < sizeof door->texts / sizeof *door->texts) {
-        char *text = door->texts[door->text_count++];
+    pthread_mutex_lock(&vfs->mutex);
+    if (vfs->text_count < sizeof vfs->texts / sizeof *vfs->texts) {
+        char *text = vfs->texts[vfs->text_count++];
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(text, sizeof *door->texts, format, arguments);
+        vsnprintf(text, sizeof *vfs->texts, format, arguments);
         va_end(arguments);
-        atomic_store(&door->description, text);
+        atomic_store(&vfs->description, text);
     }
-    pthread_mutex_unlock(&door->mutex);
+    pthread_mutex_unlock(&vfs->mutex);
 }
 
 /* ---- direct I/O that is refused ---- */
@@ -68,7 +68,7 @@ static void say_buffered(struct pd_file *file, const char *when)
     static uint64_t devices[SAID_MAX];
     static uint32_t count;
     struct pd_stat st = {0};
-    if (file->door->ops->file_stat(file, &st) != 0) return;
+    if (file->vfs->ops->file_stat(file, &st) != 0) return;
     pthread_mutex_lock(&mutex);
     bool said = count == SAID_MAX;
     for (uint32_t i = 0; i < count; i++)
@@ -84,7 +84,7 @@ bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno)
 {
     if (sys_errno != EINVAL || !was_direct) return false;
     if (!atomic_load(&file->direct)) return true; /* another transfer met it first */
-    if (file->door->ops->set_buffered(file) != 0) return false;
+    if (file->vfs->ops->set_buffered(file) != 0) return false;
     if (atomic_exchange(&file->direct, false)) say_buffered(file, "the first transfer");
     return true;
 }
@@ -93,7 +93,7 @@ bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno)
 
 static int open_slot(struct pd_file *file, bool *ret_refused)
 {
-    const struct pd_door_ops *ops = file->door->ops;
+    const struct pd_vfs_ops *ops = file->vfs->ops;
     int result = ops->open(file, file->flags);
     *ret_refused = (file->flags & PD_OPEN_DIRECT) && (result == EINVAL || result == EOPNOTSUPP);
     if (!*ret_refused) return result;
@@ -102,14 +102,13 @@ static int open_slot(struct pd_file *file, bool *ret_refused)
     result = ops->open(file, flags);
     if (result == EEXIST && (flags & PD_OPEN_EXCLUSIVE)) {
         struct pd_stat st;
-        bool is_ours = ops->stat(file->door, file->path, &st) == 0 && st.type == PD_ENTRY_FILE && st.bytes == 0;
+        bool is_ours = ops->stat(file->vfs, file->path, &st) == 0 && st.type == PD_ENTRY_FILE && st.bytes == 0;
         if (is_ours) result = ops->open(file, flags & ~(unsigned)PD_OPEN_EXCLUSIVE);
     }
     return result;
 }
 
-pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, struct pd_file **ret_file,
-                       struct pd_error *err)
+pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, struct pd_file **ret_file, struct pd_error *err)
 {
     PD_CHECK(flags & (PD_OPEN_READ | PD_OPEN_WRITE));
     PD_CHECK((flags & PD_OPEN_WRITE) || !(flags & (PD_OPEN_TRUNCATE | PD_OPEN_CREATE)));
@@ -120,7 +119,7 @@ pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, s
         free(copy);
         PD_FAIL_ERRNO(err, ENOMEM, "open %s", path);
     }
-    *file = (struct pd_file){.door = door, .path = copy, .flags = flags, .fd = -1};
+    *file = (struct pd_file){.vfs = vfs, .path = copy, .flags = flags, .fd = -1};
     bool refused = false;
     int result = open_slot(file, &refused);
     if (result) {
@@ -136,7 +135,7 @@ pd_status pd_file_open(struct pd_door *door, const char *path, unsigned flags, s
 
 pd_status pd_file_close(struct pd_file *file, struct pd_error *err)
 {
-    int result = file->door->ops->close(file);
+    int result = file->vfs->ops->close(file);
     pd_status status = PD_OK;
     if (result) status = pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "close %s", file->path);
     free(file->path);
@@ -164,12 +163,12 @@ bool pd_file_is_direct(const struct pd_file *file)
 uint64_t pd_file_progress(const struct pd_file *file, uint64_t moved, uint64_t asked)
 {
     if (moved >= asked) return asked;
-    return atomic_load(&file->direct) ? moved / PD_DOOR_ALIGN * PD_DOOR_ALIGN : moved;
+    return atomic_load(&file->direct) ? moved / PD_VFS_ALIGN * PD_VFS_ALIGN : moved;
 }
 
 int pd_file_move(struct pd_file *file, bool is_write, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
 {
-    const struct pd_door_ops *ops = file->door->ops;
+    const struct pd_vfs_ops *ops = file->vfs->ops;
     *ret_moved = 0;
     while (*ret_moved < bytes) {
         uint64_t at = offset + *ret_moved, left = bytes - *ret_moved, moved = 0;
@@ -200,9 +199,9 @@ static pd_status check_extent(const struct pd_file *file, const char *what, uint
 static pd_status check_aligned(const struct pd_file *file, const char *what, uint64_t offset, const void *data,
                                uint64_t bytes, struct pd_error *err)
 {
-    if (!atomic_load(&file->direct) || (offset | bytes | (uintptr_t)data) % PD_DOOR_ALIGN == 0) return PD_OK;
+    if (!atomic_load(&file->direct) || (offset | bytes | (uintptr_t)data) % PD_VFS_ALIGN == 0) return PD_OK;
     PD_FAIL_ERRNO(err, EINVAL, "%s %s: direct I/O of %" PRIu64 " bytes at %" PRIu64 " from address %p is not aligned to %u",
-                  what, file->path, bytes, offset, data, PD_DOOR_ALIGN);
+                  what, file->path, bytes, offset, data, PD_VFS_ALIGN);
 }
 
 static pd_status check_believed(const struct pd_file *file, const char *what, struct pd_error *err)
@@ -246,7 +245,7 @@ pd_status pd_file_preallocate(struct pd_file *file, uint64_t bytes, struct pd_er
     PD_TRY(check_believed(file, "preallocate", err));
     PD_TRY(check_extent(file, "preallocate", 0, bytes, err));
     if (bytes == 0) return PD_OK;
-    int result = file->door->ops->preallocate(file, bytes);
+    int result = file->vfs->ops->preallocate(file, bytes);
     if (result) PD_FAIL_ERRNO(err, result, "preallocate %s: %" PRIu64 " bytes", file->path, bytes);
     return PD_OK;
 }
@@ -255,7 +254,7 @@ pd_status pd_file_truncate(struct pd_file *file, uint64_t bytes, struct pd_error
 {
     PD_TRY(check_believed(file, "truncate", err));
     PD_TRY(check_extent(file, "truncate", 0, bytes, err));
-    int result = file->door->ops->truncate(file, bytes);
+    int result = file->vfs->ops->truncate(file, bytes);
     if (result) PD_FAIL_ERRNO(err, result, "truncate %s to %" PRIu64 " bytes", file->path, bytes);
     return PD_OK;
 }
@@ -264,7 +263,7 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 {
     PD_TRY(check_believed(file, "sync", err));
     const uint64_t begin = pd_trace_begin();
-    int result = file->door->ops->sync(file);
+    int result = file->vfs->ops->sync(file);
     pd_trace_end(begin, "io", "sync", 0);
     if (!result) return PD_OK;
     atomic_store(&file->sync_failed, true);
@@ -274,7 +273,7 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_stat, struct pd_error *err)
 {
     struct pd_stat st;
-    int result = file->door->ops->file_stat(file, &st);
+    int result = file->vfs->ops->file_stat(file, &st);
     if (result) PD_FAIL_ERRNO(err, result, "stat %s", file->path);
     *ret_stat = st;
     return PD_OK;

@@ -1,5 +1,5 @@
-/* Every byte and every flush is counted once, whichever way it takes through a door. */
-#include "ckpt/io/door_counts.h"
+/* Every byte and every flush is counted once, whichever way it takes through a VFS. */
+#include "ckpt/io/vfs_counts.h"
 #include "tests/simulated_disk/simulated_disk.h"
 
 #include <criterion/criterion.h>
@@ -15,14 +15,14 @@
     } while (0)
 
 enum { BLOCK = 8192, BLOCKS = 3 };
-static _Alignas(PD_DOOR_ALIGN) char data[BLOCK * BLOCKS];
+static _Alignas(PD_VFS_ALIGN) char data[BLOCK * BLOCKS];
 
-static void write_queued(struct pd_door *door, struct pd_file *file)
+static void write_queued(struct pd_vfs *vfs, struct pd_file *file)
 {
     struct pd_queue *queue;
     struct pd_transfer transfers[BLOCKS], *list[BLOCKS], *done[BLOCKS];
     uint32_t finished = 0;
-    OK(pd_queue_open(door, data, sizeof data, &queue, err));
+    OK(pd_queue_open(vfs, data, sizeof data, &queue, err));
     for (int i = 0; i < BLOCKS; i++) {
         transfers[i] = (struct pd_transfer){.file = file,
                                             .data = data + i * BLOCK,
@@ -38,45 +38,45 @@ static void write_queued(struct pd_door *door, struct pd_file *file)
 }
 
 /* Room for the whole file first, so that the read of the last block finds it. */
-static void exercise(struct pd_door *door, const char *directory)
+static void exercise(struct pd_vfs *vfs, const char *directory)
 {
     char path[128];
-    struct pd_door_counts *counts;
+    struct pd_vfs_counts *counts;
     struct pd_file *file;
     snprintf(path, sizeof path, "%s/f", directory);
-    OK(pd_door_counts_begin(door, &counts, err));
-    OK(pd_file_open(door, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_vfs_counts_begin(vfs, &counts, err));
+    OK(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     OK(pd_file_write(file, 0, data, sizeof data, err));
-    struct pd_door_counted now = pd_door_counts_now(counts);
+    struct pd_vfs_counted now = pd_vfs_counts_now(counts);
     cr_assert_eq(now.bytes_written, sizeof data);
     cr_assert_eq(now.flushes, 0);
-    write_queued(door, file);
-    cr_assert_eq(pd_door_counts_now(counts).bytes_written, sizeof data + (BLOCKS - 1) * BLOCK, "reads are none");
+    write_queued(vfs, file);
+    cr_assert_eq(pd_vfs_counts_now(counts).bytes_written, sizeof data + (BLOCKS - 1) * BLOCK, "reads are none");
     OK(pd_file_sync(file, err));
-    OK(pd_door_sync_dir(door, directory, err));
-    cr_assert_eq(pd_door_counts_now(counts).flushes, 2);
+    OK(pd_vfs_sync_dir(vfs, directory, err));
+    cr_assert_eq(pd_vfs_counts_now(counts).flushes, 2);
     OK(pd_file_close(file, err));
-    pd_door_counts_end(counts);
-    OK(pd_door_unlink(door, path, err));
+    pd_vfs_counts_end(counts);
+    OK(pd_vfs_unlink(vfs, path, err));
 }
 
-Test(door_counts, once_on_every_door)
+Test(vfs_counts, once_on_every_vfs)
 {
     char directory[] = "/tmp/perdure-counts-XXXXXX";
     cr_assert_not_null(mkdtemp(directory));
-    struct pd_door *doors[2];
-    OK(pd_door_new_uring(4, &doors[0], err)); /* comes down to threads where it is forbidden */
-    OK(pd_door_new_threads(4, 2, &doors[1], err));
+    struct pd_vfs *vfss[2];
+    OK(pd_vfs_new_uring(4, &vfss[0], err)); /* comes down to threads where it is forbidden */
+    OK(pd_vfs_new_threads(4, 2, &vfss[1], err));
     for (int i = 0; i < 2; i++) {
-        exercise(doors[i], directory);
-        pd_door_free(doors[i]);
+        exercise(vfss[i], directory);
+        pd_vfs_free(vfss[i]);
     }
     rmdir(directory);
     struct pd_simulated_disk *disk;
-    struct pd_door *simulated;
+    struct pd_vfs *simulated;
     OK(pd_simulated_disk_new(&(struct pd_disk_options){.seed = 1}, &disk, err));
-    OK(pd_simulated_disk_door(disk, 0, &simulated, err));
+    OK(pd_simulated_disk_vfs(disk, 0, &simulated, err));
     exercise(simulated, "/");
-    pd_door_free(simulated);
+    pd_vfs_free(simulated);
     pd_simulated_disk_free(disk);
 }

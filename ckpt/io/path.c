@@ -1,85 +1,85 @@
 /* The checked wrappers of everything that goes by a path. */
-#include "ckpt/io/door_ops.h"
+#include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-pd_status pd_door_rename(struct pd_door *door, const char *from, const char *to, struct pd_error *err)
+pd_status pd_vfs_rename(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err)
 {
-    int result = door->ops->rename(door, from, to);
+    int result = vfs->ops->rename(vfs, from, to);
     if (result) PD_FAIL_ERRNO(err, result, "rename %s to %s", from, to);
     return PD_OK;
 }
 
-pd_status pd_door_link(struct pd_door *door, const char *from, const char *to, struct pd_error *err)
+pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err)
 {
-    int result = door->ops->link(door, from, to);
+    int result = vfs->ops->link(vfs, from, to);
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "link %s as %s", from, to);
     if (result) PD_FAIL_ERRNO(err, result, "link %s as %s", from, to);
     return PD_OK;
 }
 
-pd_status pd_door_symlink(struct pd_door *door, const char *target, const char *path, struct pd_error *err)
+pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *path, struct pd_error *err)
 {
-    int result = door->ops->symlink(door, target, path);
+    int result = vfs->ops->symlink(vfs, target, path);
     if (result == EPERM) /* what file systems without links answer */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "symbolic link %s to %s", path, target);
     if (result) PD_FAIL_ERRNO(err, result, "symbolic link %s to %s", path, target);
     return PD_OK;
 }
 
-pd_status pd_door_readlink(struct pd_door *door, const char *path, char *ret_target, struct pd_error *err)
+pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target, struct pd_error *err)
 {
-    char target[PD_DOOR_PATH_MAX];
-    int result = door->ops->readlink(door, path, target);
+    char target[PD_VFS_PATH_MAX];
+    int result = vfs->ops->readlink(vfs, path, target);
     if (result) PD_FAIL_ERRNO(err, result, "read the link %s", path);
     memcpy(ret_target, target, sizeof target);
     return PD_OK;
 }
 
-pd_status pd_door_unlink(struct pd_door *door, const char *path, struct pd_error *err)
+pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = door->ops->unlink(door, path);
+    int result = vfs->ops->unlink(vfs, path);
     if (result) PD_FAIL_ERRNO(err, result, "unlink %s", path);
     return PD_OK;
 }
 
-pd_status pd_door_mkdir(struct pd_door *door, const char *path, struct pd_error *err)
+pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = door->ops->mkdir(door, path);
+    int result = vfs->ops->mkdir(vfs, path);
     if (result) PD_FAIL_ERRNO(err, result, "mkdir %s", path);
     return PD_OK;
 }
 
-pd_status pd_door_rmdir(struct pd_door *door, const char *path, struct pd_error *err)
+pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = door->ops->rmdir(door, path);
+    int result = vfs->ops->rmdir(vfs, path);
     if (result) PD_FAIL_ERRNO(err, result, "rmdir %s", path);
     return PD_OK;
 }
 
-pd_status pd_door_sync_dir(struct pd_door *door, const char *path, struct pd_error *err)
+pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
-    int result = door->ops->sync_dir(door, path);
+    int result = vfs->ops->sync_dir(vfs, path);
     if (result) PD_FAIL_ERRNO(err, result, "sync directory %s", path);
     return PD_OK;
 }
 
-pd_status pd_door_stat(struct pd_door *door, const char *path, struct pd_stat *ret_stat, struct pd_error *err)
+pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat, struct pd_error *err)
 {
     struct pd_stat st;
-    int result = door->ops->stat(door, path, &st);
+    int result = vfs->ops->stat(vfs, path, &st);
     if (result) PD_FAIL_ERRNO(err, result, "stat %s", path);
     *ret_stat = st;
     return PD_OK;
 }
 
-pd_status pd_door_space(struct pd_door *door, const char *path, struct pd_space *ret_space, struct pd_error *err)
+pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space, struct pd_error *err)
 {
     struct pd_space space;
-    int result = door->ops->space(door, path, &space);
+    int result = vfs->ops->space(vfs, path, &space);
     if (result) PD_FAIL_ERRNO(err, result, "free space of the file system of %s", path);
     *ret_space = space;
     return PD_OK;
@@ -109,10 +109,10 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-pd_status pd_door_list(struct pd_door *door, const char *path, struct pd_listing *ret_listing, struct pd_error *err)
+pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    int result = door->ops->list(door, path, &listing);
+    int result = vfs->ops->list(vfs, path, &listing);
     if (result) {
         pd_listing_deinit(&listing);
         PD_FAIL_ERRNO(err, result, "list directory %s", path);
@@ -133,14 +133,14 @@ void pd_listing_deinit(struct pd_listing *listing)
 
 /* ---- locks ---- */
 
-pd_status pd_door_lock(struct pd_door *door, const char *path, struct pd_lock **ret_lock, struct pd_error *err)
+pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret_lock, struct pd_error *err)
 {
     struct pd_lock *lock = calloc(1, sizeof *lock);
     char *copy = strdup(path);
     int result = lock && copy ? 0 : ENOMEM;
     if (!result) {
-        *lock = (struct pd_lock){.door = door, .path = copy, .fd = -1};
-        result = door->ops->lock(door, path, lock);
+        *lock = (struct pd_lock){.vfs = vfs, .path = copy, .fd = -1};
+        result = vfs->ops->lock(vfs, path, lock);
     }
     if (result) {
         free(lock);
@@ -151,10 +151,10 @@ pd_status pd_door_lock(struct pd_door *door, const char *path, struct pd_lock **
     return PD_OK;
 }
 
-void pd_door_unlock(struct pd_lock *lock)
+void pd_vfs_unlock(struct pd_lock *lock)
 {
     if (!lock) return;
-    lock->door->ops->unlock(lock);
+    lock->vfs->ops->unlock(lock);
     free(lock->path);
     free(lock);
 }
