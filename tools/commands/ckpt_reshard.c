@@ -110,7 +110,7 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     snprintf(texts[STRIPES + 1], sizeof texts[0], "layout.ranks=%" PRIu64, world);
     for (int i = 0; i < STRIPES + 2; i++)
         overrides[i] = texts[i];
-    PD_TRY(pd_config_parse("saved configuration", r->commit.state.config, overrides, STRIPES + 2, &r->config, err));
+    PD_TRY(pd_config_parse_saved(r->commit.state.config, overrides, STRIPES + 2, &r->config, err));
     PD_TRY(pd_model_new(&r->config.model, &r->model, err));
     PD_TRY(pd_lay_out(&r->config, r->model, (uint32_t)world, &r->laid_out, err));
     r->laid_out.layout.small_bytes = r->commit.state.layout.small_bytes;

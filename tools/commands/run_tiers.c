@@ -32,7 +32,7 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
     char path[4200], usual[4200];
     *ret_tiers = (struct pd_run_tiers){0};
     snprintf(path, sizeof path, "%s/config.yaml", run_dir);
-    if (pd_config_load(path, NULL, 0, &config, NULL)) return;
+    if (pd_config_load_saved(path, &config, NULL)) return;
     pd_run_tiers_of_config(&config, &all);
     snprintf(usual, sizeof usual, "%.4000s/checkpoints", run_dir);
     for (uint32_t i = 0; i < all.count; i++) {

@@ -292,3 +292,10 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(pd_degrees_check(c, err));
     return check_restarts(c, err);
 }
+
+pd_status pd_config_check_saved(const struct pd_config *c, bool is_changed, struct pd_error *err)
+{
+    PD_TRY(pd_model_config_check(&c->model, err));
+    PD_TRY(check_batch(c, err));
+    return is_changed ? pd_degrees_check(c, err) : PD_OK;
+}

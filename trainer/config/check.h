@@ -9,5 +9,7 @@
 PD_MUST_USE pd_status pd_config_resolve(struct pd_config *config, struct pd_error *err);
 /* Everything that can be checked without opening a file.   errors  PD_INVALID: key, cause, nearest admitted value */
 PD_MUST_USE pd_status pd_config_check(const struct pd_config *config, struct pd_error *err);
+/* Only what a reader of a saved configuration divides by or allocates from; and its layout, where that was changed. */
+PD_MUST_USE pd_status pd_config_check_saved(const struct pd_config *config, bool is_changed, struct pd_error *err);
 
 #endif

@@ -1,9 +1,10 @@
 /* A configuration is made in five passes: defaults; the preset that is named last; values of the file, then of the command
- * line; sizes that follow from others; checks. */
+ * line; sizes that follow from others; checks. One that was saved passes through the same, with tolerance. */
 #include "trainer/config/config.h"
 
 #include "trainer/config/check.h"
 #include "trainer/config/keys.h"
+#include "trainer/config/renamed.h"
 #include "trainer/config/yaml.h"
 
 #include <errno.h>
@@ -20,6 +21,7 @@ struct source {
     struct pd_yaml yaml;
     const char *const *overrides;
     uint32_t override_count;
+    bool is_saved; /* printed by some version, not written by a user */
 };
 
 void pd_config_deinit(struct pd_config *config)
@@ -88,12 +90,20 @@ static bool is_empty_section(const struct pd_yaml_entry *entry)
     return false;
 }
 
+/* What another version saved, and this one does not know. A value that the bits depend on is never replaced by a default. */
+static bool is_passed_over(const struct source *source, const struct pd_yaml_entry *entry, pd_status status)
+{
+    const struct pd_key *key = pd_key_of_path(entry->path);
+    return source->is_saved && status == PD_INVALID && (!key || key->effect == PD_RESUME_FREE);
+}
+
 static pd_status apply(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     for (uint32_t i = 0; i < source->yaml.count; i++) {
         const struct pd_yaml_entry *e = &source->yaml.entries[i];
         if (is_empty_section(e)) continue;
         pd_status status = visit_entry(e, config, err);
+        if (is_passed_over(source, e, status)) continue;
         if (status) return pd_error_context(err, status, "%s:%u:%u", source->name, e->line, e->column);
     }
     for (uint32_t i = 0; i < source->override_count; i++) {
@@ -148,6 +158,7 @@ static pd_status apply_preset(const struct source *source, struct pd_config *con
     const char *preset = given_at(source, "model.preset", &entry);
     if (!preset) preset = config->model_preset;
     pd_status status = preset[0] ? pd_model_preset(preset, &config->model, err) : PD_OK;
+    if (status == PD_INVALID && source->is_saved) status = PD_OK; /* every size was printed */
     if (status && entry) return pd_error_context(err, status, "%s:%u:%u", source->name, entry->line, entry->column);
     if (status) return pd_error_context(err, status, "command line");
     forget_derived(source, &config->model);
@@ -176,23 +187,56 @@ static pd_status build(const struct source *source, struct pd_config *config, st
         PD_FAIL(err, PD_INVALID, "%s: model.qkv_bias is false, but family gpt2 has biases everywhere; leave it out",
                 source->name);
     pd_status status = pd_config_resolve(config, err);
-    if (!status) status = pd_config_check(config, err);
+    if (!status)
+        status =
+            source->is_saved ? pd_config_check_saved(config, source->override_count > 0, err) : pd_config_check(config, err);
     return status && err ? pd_error_context(err, status, "%s", blamed(source, err->message)) : status;
+}
+
+/* Old names become those of today; NULL stands for no memory. */
+static pd_status translate(struct pd_yaml *yaml, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < yaml->count; i++) {
+        struct pd_yaml_entry *e = &yaml->entries[i];
+        const struct pd_renamed *row = pd_renamed_find(e->path, e->value);
+        char path[320];
+        if (!row || !row->now) continue;
+        pd_renamed_path(row, e->path, path, sizeof path);
+        char **old = row->value ? &e->value : &e->path, *now = strdup(row->value ? row->now : path);
+        if (!now) PD_FAIL(err, PD_NO_MEMORY, "no memory for %s", e->path);
+        free(*old);
+        *old = now;
+    }
+    return PD_OK;
+}
+
+static pd_status parse(struct source *source, const char *yaml, struct pd_config *ret_config, struct pd_error *err)
+{
+    struct pd_config config = {0};
+    PD_TRY(pd_yaml_read(source->name, yaml, &source->yaml, err));
+    pd_status status = source->is_saved ? translate(&source->yaml, err) : PD_OK;
+    if (!status) status = build(source, &config, err);
+    pd_yaml_deinit(&source->yaml);
+    if (status)
+        pd_config_deinit(&config);
+    else
+        *ret_config = config;
+    return status;
 }
 
 pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides, uint32_t override_count,
                           struct pd_config *ret_config, struct pd_error *err)
 {
     struct source source = {.name = name, .overrides = overrides, .override_count = override_count};
-    struct pd_config config = {0};
-    PD_TRY(pd_yaml_read(name, yaml, &source.yaml, err));
-    pd_status status = build(&source, &config, err);
-    pd_yaml_deinit(&source.yaml);
-    if (status)
-        pd_config_deinit(&config);
-    else
-        *ret_config = config;
-    return status;
+    return parse(&source, yaml, ret_config, err);
+}
+
+pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, uint32_t override_count,
+                                struct pd_config *ret_config, struct pd_error *err)
+{
+    struct source source = {
+        .name = "saved configuration", .overrides = overrides, .override_count = override_count, .is_saved = true};
+    return parse(&source, yaml, ret_config, err);
 }
 
 /* ---- the file ---- */
@@ -232,19 +276,31 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
     return PD_OK;
 }
 
-pd_status pd_config_load(const char *path, const char *const *overrides, uint32_t override_count,
-                         struct pd_config *ret_config, struct pd_error *err)
+static pd_status load(const char *path, struct source *source, struct pd_config *ret_config, struct pd_error *err)
 {
-    if (!path) return pd_config_parse("command line", "", overrides, override_count, ret_config, err);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) PD_FAIL_ERRNO(err, errno, "cannot open the configuration %s (examples are in tools/configs)", path);
     char *text = NULL;
     pd_status status = read_all(descriptor, path, &text, err);
     close(descriptor);
     PD_TRY(status);
-    status = pd_config_parse(path, text, overrides, override_count, ret_config, err);
+    status = parse(source, text, ret_config, err);
     free(text);
     return status;
+}
+
+pd_status pd_config_load(const char *path, const char *const *overrides, uint32_t override_count,
+                         struct pd_config *ret_config, struct pd_error *err)
+{
+    struct source source = {.name = path, .overrides = overrides, .override_count = override_count};
+    if (!path) return pd_config_parse("command line", "", overrides, override_count, ret_config, err);
+    return load(path, &source, ret_config, err);
+}
+
+pd_status pd_config_load_saved(const char *path, struct pd_config *ret_config, struct pd_error *err)
+{
+    struct source source = {.name = path, .is_saved = true};
+    return load(path, &source, ret_config, err);
 }
 
 struct pd_data_options pd_config_data(const struct pd_config *c)

@@ -137,6 +137,13 @@ PD_MUST_USE pd_status pd_config_load(const char *path, const char *const *overri
                                      struct pd_config *ret_config, struct pd_error *err);
 PD_MUST_USE pd_status pd_config_parse(const char *name, const char *yaml, const char *const *overrides,
                                       uint32_t override_count, struct pd_config *ret_config, struct pd_error *err);
+/* A configuration that pd_config_print wrote, perhaps in another version: what a checkpoint carries, or run.dir/config.yaml.
+ * Renamed keys are translated, keys that no longer exist are ignored, and rules that came later are not asked, so that no
+ * change of keys makes a checkpoint unreadable. With overrides (of ckpt reshard) the layout they make is checked.
+ *   errors  PD_INVALID: no YAML; a value that is gone, of a key on which the bits depend; sizes of no model */
+PD_MUST_USE pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, uint32_t override_count,
+                                            struct pd_config *ret_config, struct pd_error *err);
+PD_MUST_USE pd_status pd_config_load_saved(const char *path, struct pd_config *ret_config, struct pd_error *err);
 void pd_config_deinit(struct pd_config *config);
 /* The resolved whole as YAML that loads back to the same struct; malloc'ed. What --print-config shows and a commit keeps. */
 PD_MUST_USE pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err);

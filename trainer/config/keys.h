@@ -40,6 +40,8 @@ extern const uint32_t pd_key_count;
 
 /* The key called name (no indices), or NULL. */
 const struct pd_key *pd_key_find(const char *name);
+/* The key that a path with indices and members belongs to, or NULL. */
+const struct pd_key *pd_key_of_path(const char *path);
 /* "unknown key; did you mean optimizer.lr?"   ret (bytes) */
 void pd_key_suggest(const char *path, char *ret, size_t bytes);
 

@@ -4,6 +4,7 @@
 #include "ckpt/base/nearest.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/utf8.h"
+#include "trainer/config/renamed.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -40,6 +41,11 @@ static struct place place_of(const char *path)
     p.well_formed = pd_parse_u64(digits, &p.index) && (close[1] == '\0' || close[1] == '.');
     snprintf(p.member, sizeof p.member, "%s", close[1] == '.' ? close + 2 : "");
     return p;
+}
+
+const struct pd_key *pd_key_of_path(const char *path)
+{
+    return pd_key_find(place_of(path).name);
 }
 
 const struct pd_key *pd_key_find(const char *name)
@@ -429,6 +435,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
             PD_FAIL(err, PD_INVALID, "layout: expected auto, or a section with dp, tp, pp and sp; found \"%s\"", text);
         path = "layout.auto", text = "true";
     }
+    PD_TRY(pd_renamed_refuse(path, text, err));
     struct place p = place_of(path);
     const struct pd_key *key = pd_key_find(p.name);
     bool is_list = key && pd_key_is_list(key);

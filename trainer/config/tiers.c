@@ -157,12 +157,11 @@ pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error 
     return PD_OK;
 }
 
-/* Was checked. */
+/* Was checked, but where it was saved by another version: then a compression that is gone is none. */
 static struct pd_shard_codec codec_of(const char *text)
 {
-    struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
-    PD_CHECK(pd_shard_codec_parse(text, &codec, NULL) == PD_OK);
-    return codec;
+    struct pd_shard_codec codec;
+    return pd_shard_codec_parse(text, &codec, NULL) ? (struct pd_shard_codec){.codec = PD_CODEC_NONE} : codec;
 }
 
 uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options ret_tiers[PD_TIERS_MAX])

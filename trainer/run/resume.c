@@ -40,8 +40,8 @@ static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *co
     struct pd_resume_difference differences[32];
     char *text = ret_change->text;
     const size_t room = sizeof ret_change->text;
-    PD_TRY(pd_error_context(err, pd_config_parse("saved configuration", commit->state.config, NULL, 0, &saved, err),
-                            "the checkpoint's record"));
+    PD_TRY(
+        pd_error_context(err, pd_config_parse_saved(commit->state.config, NULL, 0, &saved, err), "the checkpoint's record"));
     uint32_t count = pd_config_compare(&saved, e->options.config, differences, 32);
     if (saved.numerics.precision != e->options.config->numerics.precision) {
         commit->state.loss_scale = e->loss_scale;

@@ -34,7 +34,7 @@ static uint64_t used_by_config(const struct pd_tier_places *places, const struct
     uint64_t used = 0;
     snprintf(path, sizeof path, "%.4000s/config.yaml", places->config->run.dir);
     if (access(path, F_OK) != 0) return 0;
-    if (pd_config_load(path, NULL, 0, &config, NULL)) return UINT64_MAX;
+    if (pd_config_load_saved(path, &config, NULL)) return UINT64_MAX;
     const uint32_t count = pd_config_tiers(&config, before);
     for (uint32_t i = 0; i < count; i++)
         used |= bits_of(options, before[i].dir);

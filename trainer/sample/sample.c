@@ -71,7 +71,7 @@ static pd_status open_newest(struct sampler *s, const char *checkpoints, struct 
     PD_TRY(pd_store_open(s->vfs, root, &options, &s->group, &s->store, err));
     PD_TRY(find_entry(s, checkpoints, name, err));
     PD_TRY(pd_store_read_commit(s->store, s->entry, &s->commit, err));
-    return pd_config_parse("saved configuration", s->commit.state.config, NULL, 0, &s->config, err);
+    return pd_config_parse_saved(s->commit.state.config, NULL, 0, &s->config, err);
 }
 
 static void release(struct sampler *s)
