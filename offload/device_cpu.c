@@ -1,4 +1,5 @@
 /* The CPU as a device: its memory is the host's, its streams complete at once. */
+#include "ckpt/base/cpu.h"
 #include "offload/device.h"
 
 #include "ckpt/base/clock.h"
@@ -198,7 +199,7 @@ pd_status pd_dev_open_cpu(struct pd_dev **ret_dev, struct pd_error *err)
     struct pd_dev *dev = calloc(1, sizeof *dev);
     if (!dev) PD_FAIL(err, PD_NO_MEMORY, "CPU: no memory for a device");
     dev->ops = &cpu_ops;
-    snprintf(dev->description, sizeof dev->description, "CPU, %ld threads", sysconf(_SC_NPROCESSORS_ONLN));
+    snprintf(dev->description, sizeof dev->description, "CPU, %u threads", pd_cpu_cores());
     *ret_dev = dev;
     return PD_OK;
 }

@@ -1,5 +1,6 @@
 #include "ckpt/base/cpu.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -61,4 +62,12 @@ uint64_t pd_cpu_l2_bytes(void)
 {
     long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
     return bytes >= 128 * 1024 ? (uint64_t)bytes : 512 * 1024;
+}
+
+uint32_t pd_cpu_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (uint32_t)CPU_COUNT(&set);
+    const long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than a cpu_set_t has bits */
+    return online > 0 ? (uint32_t)online : 1;
 }

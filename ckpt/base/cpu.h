@@ -24,6 +24,8 @@ bool pd_isa_available(enum pd_isa isa);
  *   errors  PD_UNSUPPORTED: not available here; PD_INVALID: PERDURE_ISA is no name of one */
 PD_MUST_USE pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_error *err);
 
+/* Cores that this process may run on: its affinity mask, which taskset, a batch system or a container narrows. At least 1. */
+uint32_t pd_cpu_cores(void);
 /* Bytes of a core's own second-level cache; 512 KiB where the system does not tell. Blocking only, never bits. */
 uint64_t pd_cpu_l2_bytes(void);
 

@@ -10,11 +10,12 @@
  */
 #include "ckpt/base/thread_pool.h"
 
+#include "ckpt/base/cpu.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -105,14 +106,6 @@ static void fp_control_leave(fp_control before)
 void pd_numerics_thread_init(void)
 {
     (void)fp_control_enter();
-}
-
-static unsigned cpus_allowed(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return (unsigned)CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (unsigned)online : 1;
 }
 
 static bool may_spin(const struct pd_thread_pool *pool)
@@ -231,7 +224,7 @@ pd_status pd_thread_pool_new(unsigned thread_count, struct pd_thread_pool **ret_
     if (!pool) PD_FAIL(err, PD_NO_MEMORY, "no memory for a thread pool");
     memset(pool, 0, sizeof *pool);
     pool->thread_count = thread_count;
-    pool->cpu_count = cpus_allowed();
+    pool->cpu_count = pd_cpu_cores();
     pool->spins = SPINS_MAX;
     pool->threads = calloc(thread_count, sizeof *pool->threads);
     pd_status status = PD_OK;

@@ -4,6 +4,7 @@
  * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
  * own loss. Times are between two events of the stream, medians of several calls on random operands; on a GPU runs of
  * calls of ours and of cuDNN, where there is one, take turns. */
+#include "ckpt/base/cpu.h"
 #include "tools/bench/attention_check.h"
 #include "tools/bench/bench.h"
 #include "tools/command.h"
@@ -20,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
 enum { OURS, CUDNN, PEERS };
@@ -99,14 +99,13 @@ static pd_status make_math(struct attention_bench *b, const struct pd_attention 
 
 static pd_status open_device(struct attention_bench *b, struct pd_error *err)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const bool wants_gpu = strcmp(b->device, "gpu") == 0 || (strcmp(b->device, "auto") == 0 && pd_dev_cuda_count() > 0);
     PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->dev, err) : pd_dev_open_cpu(&b->dev, err));
     PD_TRY(pd_dev_enter(b->dev, err));
     PD_TRY(pd_dev_stream_new(b->dev, &b->stream, err));
     PD_TRY(pd_dev_event_new(b->dev, &b->begin, err));
     PD_TRY(pd_dev_event_new(b->dev, &b->end, err));
-    return on_gpu(b) ? PD_OK : pd_thread_pool_new(cores > 0 ? (unsigned)cores : 1, &b->pool, err);
+    return on_gpu(b) ? PD_OK : pd_thread_pool_new(pd_cpu_cores(), &b->pool, err);
 }
 
 /* After a failure the stream may still have what it was given. */

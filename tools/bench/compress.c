@@ -5,6 +5,7 @@
  * squares); with --from what a checkpoint holds, again and again until there is enough, and then its own shards are
  * compressed too. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/inspect/inspect.h"
 #include "ckpt/shard/repack.h"
 #include "tools/bench/bench.h"
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define IO_BYTES (UINT64_C(64) << 20)
 #define ROWS 2048u
@@ -259,10 +259,9 @@ static pd_status print(const struct compress_bench *b, struct pd_error *err)
 pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err)
 {
     struct compress_bench b = {.options = options};
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     PD_TRY(pd_shard_codec_parse(options->compression, &b.codec, err));
     PD_TRY(pd_bench_room_open_anywhere(options->dir, 3 * options->bytes, &b.room, err));
-    pd_status st = pd_thread_pool_new(cores > 1 ? (unsigned)cores : 1, &b.pool, err);
+    pd_status st = pd_thread_pool_new(pd_cpu_cores(), &b.pool, err);
     b.codec.pool = b.pool;
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);

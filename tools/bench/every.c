@@ -5,6 +5,7 @@
  * what a save takes, with nothing else going on, until state may change again; then the batch is made so large that a step
  * takes at least COPIES of them. The end of the save counts: a turn is over when its checkpoint is sealed. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "tools/bench/bench.h"
@@ -16,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { COPIES = 20, MICRO_BATCHES_MAX = 4096, REHEARSALS = 5 };
 #define MEMORY_DIR "/dev/shm"
@@ -280,7 +280,7 @@ static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *
 
 pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err)
 {
-    struct every_bench b = {.options = *options, .threads = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
+    struct every_bench b = {.options = *options, .threads = pd_cpu_cores()};
     struct pd_space space = {0};
     pd_numerics_thread_init();
     PD_TRY(look_for_device(options->device, err));

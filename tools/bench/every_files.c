@@ -5,6 +5,7 @@
  * is made so large that forward and backward take about as long as the update. What both kinds of turn write and flush is
  * counted at the VFS, which can also make every flush slower, as on a drive that honours it. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/io/vfs_counts.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/saves.h"
@@ -251,7 +252,7 @@ static pd_status print(const struct files_bench *b, struct pd_error *err)
 
 pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd_error *err)
 {
-    struct files_bench b = {.options = *options, .threads = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN)};
+    struct files_bench b = {.options = *options, .threads = pd_cpu_cores()};
     struct pd_space space = {0};
     pd_numerics_thread_init();
     if (!b.options.dir) b.options.dir = ".";

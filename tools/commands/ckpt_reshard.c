@@ -1,6 +1,7 @@
 /* perdure ckpt reshard: a checkpoint, written again under another layout. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
@@ -13,7 +14,6 @@
 #include "trainer/plan/auto_layout.h"
 
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -233,9 +233,8 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
 /* As many as it has processors, within the memory that a rewrite takes. */
 static unsigned compressors(void)
 {
-    cpu_set_t set;
-    const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return count < COMPRESSORS_MAX ? (unsigned)count : COMPRESSORS_MAX;
+    const uint32_t cores = pd_cpu_cores();
+    return cores < COMPRESSORS_MAX ? cores : COMPRESSORS_MAX;
 }
 
 static pd_status rewrite(struct reshard *r, struct pd_error *err)

@@ -8,6 +8,8 @@
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/run/directories.h"
+#include "trainer/run/launch_layout.h"
+#include "trainer/run/launched.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -188,13 +190,10 @@ static pd_status resolve_machine(struct options *o, const struct pd_config *conf
 
 /* ---- arithmetic ---- */
 
-/* As a worker chooses when all ranks are on this machine. */
+/* As a worker chooses on this machine. */
 static uint32_t threads_of(const struct options *o, const struct pd_config *config, uint32_t ranks)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (o->threads) return o->threads;
-    if (config->layout.threads) return config->layout.threads;
-    return cores > (long)ranks ? (uint32_t)(cores / (long)ranks) : 1;
+    return pd_launched_threads(o->threads ? o->threads : config->layout.threads, pd_launch_ranks_of_a_host(config, ranks));
 }
 
 static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)

@@ -64,6 +64,12 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
     return machine->device_bytes <= 0 || (double)bytes <= machine->device_bytes;
 }
 
+/* A library's own buffers lie beside what the plan adds up. */
+static bool rung_fits(const struct pd_machine *machine, const struct pd_plan_rung *rung)
+{
+    return fits(machine, total_of(&rung->worst) + rung->worst.library_bytes);
+}
+
 /* ---- text ---- */
 
 /* What a tier has to hold at once, as the check before the first step counts it. */
@@ -484,18 +490,21 @@ pd_status pd_plan_print_ladder(const struct pd_plan_subject *s, const struct pd_
 {
     static const char *const headings[] = {"A RANK OF", ">RANKS", ""};
     struct pd_table table;
+    uint64_t library = 0;
     describe(s);
     printf("\n");
     begin_memory_table(&table, headings, s->machine->device_bytes > 0 ? 3 : 2);
     for (uint32_t i = 0; i < count; i++) {
         char world[16];
+        if (rungs[i].worst.library_bytes > library) library = rungs[i].worst.library_bytes;
         snprintf(world, sizeof world, "%u", rungs[i].world);
-        memory_row(
-            &table,
-            (const char *const[]){rungs[i].name, world, fits(s->machine, total_of(&rungs[i].worst)) ? "fits" : "too large"},
-            s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
+        memory_row(&table,
+                   (const char *const[]){rungs[i].name, world, rung_fits(s->machine, &rungs[i]) ? "fits" : "too large"},
+                   s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
     }
     PD_TRY(pd_table_print(&table, err));
+    if (library)
+        printf("a verdict counts NCCL's own buffers too, %s a rank at most, by an estimate\n", pd_text_bytes(library).text);
     if (s->machine->device_bytes > 0) printf("a device has %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text);
     return PD_OK;
 }
@@ -631,7 +640,7 @@ static void write_ladder(struct pd_json_writer *w, const struct pd_machine *mach
         pd_json_string(w, "name", rungs[i].name);
         pd_json_u64(w, "world", rungs[i].world);
         write_memory(w, &rungs[i].worst);
-        pd_json_bool(w, "fits", fits(machine, total_of(&rungs[i].worst) + rungs[i].worst.library_bytes));
+        pd_json_bool(w, "fits", rung_fits(machine, &rungs[i]));
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -41,6 +41,14 @@ static void resolve_weights(struct pd_data_source *sources, uint32_t count)
         if (sources[i].weight == 0) sources[i].weight = 1;
 }
 
+/* By the run's length; where the cosine ends before such a warm-up does, by the cosine's. */
+static void resolve_warmup(struct pd_config *c)
+{
+    if (c->optimizer.warmup_steps != UINT64_MAX) return;
+    c->optimizer.warmup_steps = c->run.steps / 10 < 100 ? c->run.steps / 10 : 100;
+    if (c->optimizer.warmup_steps >= c->optimizer.decay_steps) c->optimizer.warmup_steps = c->optimizer.decay_steps / 10;
+}
+
 pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
 {
     pd_model_config_resolve(&c->model);
@@ -48,9 +56,8 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
         c->batch.micro_batch = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_MICRO_BATCHES_MAX);
     if (!c->batch.context) c->batch.context = c->model.context;
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
-    if (c->optimizer.warmup_steps == UINT64_MAX)
-        c->optimizer.warmup_steps = c->run.steps / 10 < 100 ? c->run.steps / 10 : 100;
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
+    resolve_warmup(c);
     resolve_weights(c->data.train, c->data.train_count);
     resolve_weights(c->data.validation, c->data.validation_count);
     PD_TRY(resolve_checkpoint_dir(c, err));
@@ -192,12 +199,24 @@ static pd_status check_recompute(const struct pd_config *c, struct pd_error *err
             layers);
 }
 
+/* A run that ends within its warm-up never falls. */
+static pd_status check_warmup(const struct pd_config *c, struct pd_error *err)
+{
+    const uint64_t warmup = c->optimizer.warmup_steps, decay = c->optimizer.decay_steps;
+    if (warmup < decay || warmup >= c->run.steps || c->optimizer.min_lr == c->optimizer.lr) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "optimizer.warmup_steps is %" PRIu64 " and optimizer.decay_steps is %" PRIu64
+            ", so that the learning rate would fall from its peak to min_lr in one step; set optimizer.decay_steps=%" PRIu64
+            ", the end of the run, or optimizer.warmup_steps=%" PRIu64,
+            warmup, decay, c->run.steps, decay / 10);
+}
+
 static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
 {
     if (c->optimizer.min_lr > c->optimizer.lr)
         PD_FAIL(err, PD_INVALID, "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr",
                 c->optimizer.min_lr, c->optimizer.lr);
-    return PD_OK;
+    return check_warmup(c, err);
 }
 
 static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_error *err)

@@ -1,12 +1,12 @@
 #include "trainer/data/data.h"
 
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "trainer/data/order.h"
 #include "trainer/data/token_file.h"
 #include <inttypes.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,11 +128,10 @@ static struct pd_thread_pool *scan_pool(const struct pd_data *data)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < data->member_count; i++)
         bytes += data->members[i].file.file_bytes;
-    cpu_set_t set;
     struct pd_thread_pool *pool = NULL;
-    if (bytes < SCAN_PARALLEL_BYTES || sched_getaffinity(0, sizeof set, &set) != 0) return NULL;
-    int cpus = CPU_COUNT(&set);
-    if (pd_thread_pool_new((unsigned)(cpus < SCAN_THREADS_MAX ? cpus : SCAN_THREADS_MAX), &pool, NULL)) return NULL;
+    const uint32_t cores = pd_cpu_cores();
+    if (bytes < SCAN_PARALLEL_BYTES) return NULL;
+    if (pd_thread_pool_new(cores < SCAN_THREADS_MAX ? cores : SCAN_THREADS_MAX, &pool, NULL)) return NULL;
     return pool;
 }
 

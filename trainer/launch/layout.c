@@ -1,5 +1,6 @@
 #include "trainer/launch/layout.h"
 
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/words.h"
 #include "offload/device.h"
 #include "resharder/layout.h"
@@ -142,7 +143,7 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
     struct pd_laid_out laid_out;
     if (!ranks) {
         const uint32_t gpus = gpus_of(c->config);
-        ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_launched_cores());
+        ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_cpu_cores());
     }
     if (c->config->layout.automatic)
         PD_TRY(choose_automatic(c, ranks, is_restart, &laid_out, err));

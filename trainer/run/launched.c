@@ -1,11 +1,11 @@
 #include "trainer/run/launched.h"
 
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/parse.h"
 #include "trainer/run/note.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,17 +75,9 @@ bool pd_launched_end(const struct pd_launched *launched, pd_status status, const
     return launched->is_launched && pd_note_write_ended(launched->dir, launched->rank, status, message ? message : "");
 }
 
-uint32_t pd_launched_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (uint32_t)CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (uint32_t)online : 1;
-}
-
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here)
 {
     if (asked > 0) return asked;
-    uint32_t share = ranks_here ? pd_launched_cores() / ranks_here : 1;
+    uint32_t share = ranks_here ? pd_cpu_cores() / ranks_here : 1;
     return share ? share : 1;
 }

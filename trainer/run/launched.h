@@ -31,7 +31,6 @@ bool pd_launched_end(const struct pd_launched *launched, pd_status status, const
 
 /* Threads for each of `ranks_here` ranks of this host: `asked`, or an even share of the cores this process may use. */
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
-uint32_t pd_launched_cores(void);
 
 /* How a launcher tells: environment variables, names shared by both sides. */
 #define PD_LAUNCH_ENV_DIR "PERDURE_LAUNCH_DIR"

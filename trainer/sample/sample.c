@@ -1,5 +1,6 @@
 #include "trainer/sample/sample.h"
 
+#include "ckpt/base/cpu.h"
 #include "ckpt/store/store.h"
 #include "resharder/load/load.h"
 #include "trainer/model/init.h"
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define IO_BYTES (16ull << 20)
 
@@ -131,8 +131,7 @@ static pd_status take(struct sampler *s, struct pd_arena *arena, unsigned thread
 static pd_status build(struct sampler *s, struct pd_error *err)
 {
     struct pd_memory_plan plan;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned threads = s->options->threads ? s->options->threads : cores > 1 ? (unsigned)cores : 1;
+    const unsigned threads = s->options->threads ? s->options->threads : pd_cpu_cores();
     uint64_t wanted = (uint64_t)s->options->prompt_count + s->options->count;
     s->length = wanted < s->config.model.context ? (uint32_t)wanted : s->config.model.context;
     PD_TRY(pd_model_new(&s->config.model, &s->model, err));

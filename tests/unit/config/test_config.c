@@ -286,6 +286,29 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "model.heads=3", "model.hidden 128 is no multiple of model.heads 3; take model.heads 2, or name");
 }
 
+/* The rate rises, and then it falls slowly. */
+Test(config, a_warmup_ends_before_the_cosine)
+{
+    refused(
+        MINIMAL "optimizer: {decay_steps: 100}\n", "optimizer.warmup_steps=200",
+        "command line: optimizer.warmup_steps is 200 and optimizer.decay_steps is 100, so that the learning rate would fall "
+        "from its peak to min_lr in one step; set optimizer.decay_steps=1000, the end of the run, or "
+        "optimizer.warmup_steps=10");
+    refused(MINIMAL "optimizer: {decay_steps: 100}\n", "optimizer.warmup_steps=100", "in one step");
+    static const char *const good[] = {"optimizer: {warmup_steps: 99, decay_steps: 100}\n",
+                                       "optimizer: {warmup_steps: 200, decay_steps: 100, min_lr: 3e-4}\n",
+                                       "optimizer: {decay_steps: 1}\n", "optimizer: {warmup_steps: 2000}\n"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        char yaml[200];
+        snprintf(yaml, sizeof yaml, MINIMAL "%s", good[i]);
+        struct pd_config c = parse(yaml, NULL);
+        pd_config_deinit(&c);
+    }
+    struct pd_config c = parse(MINIMAL "optimizer: {decay_steps: 60}\n", NULL);
+    cr_expect_eq(c.optimizer.warmup_steps, 6);
+    pd_config_deinit(&c);
+}
+
 Test(config, layouts_that_nothing_admits)
 {
     static const char *const four[] = {"numerics.virtual_tp=4", "numerics.virtual_sp=4", "layout.sp=2", NULL};

@@ -1,3 +1,4 @@
+#include "ckpt/base/cpu.h"
 #include "trainer/run/launched.h"
 #include "trainer/run/signals.h"
 
@@ -81,7 +82,7 @@ Test(launched, a_worker_whose_launcher_is_gone_does_not_start)
 
 Test(launched, threads_are_a_share_of_the_cores)
 {
-    uint32_t cores = pd_launched_cores();
+    uint32_t cores = pd_cpu_cores();
     cr_assert_geq(cores, 1);
     cr_assert_eq(pd_launched_threads(3, 1), 3, "what was asked");
     cr_assert_eq(pd_launched_threads(0, 1), cores);
