@@ -81,7 +81,7 @@ static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
         PD_TRY(run_steps(b, 1, &unused, err));
         uint64_t start = pd_clock_monotonic_ns(NULL);
         pd_saver_start(b->saves.saver, &b->saves.state, true);
-        pd_saver_let_go(b->saves.saver);
+        pd_saver_unpin(b->saves.saver);
         if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
         PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
     }

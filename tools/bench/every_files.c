@@ -44,7 +44,7 @@ struct files_bench {
 static void on_update(void *context)
 {
     struct files_bench *b = context;
-    if (b->saves.saver) pd_saver_let_go(b->saves.saver);
+    if (b->saves.saver) pd_saver_unpin(b->saves.saver);
     b->update_started_ns = pd_clock_monotonic_ns(NULL);
 }
 

@@ -29,7 +29,7 @@ void pd_bench_saves_close(struct pd_bench_saves *s)
 
 static void let_saves_go(void *saver)
 {
-    pd_saver_let_go(saver);
+    pd_saver_unpin(saver);
 }
 
 pd_status pd_bench_saves_attach(struct pd_bench_saves *s, const struct pd_bench_room *room, struct pd_bench_run *run,

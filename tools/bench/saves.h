@@ -19,7 +19,7 @@ PD_MUST_USE pd_status pd_bench_saves_open(struct pd_bench_saves *saves, const st
                                           struct pd_error *err);
 void pd_bench_saves_close(struct pd_bench_saves *saves); /* after pd_bench_saves_detach */
 /* A saver of the run's engine, and the state it is about. Updates wait for it; the caller may put its own before_update
- * in place, with a call of pd_saver_let_go. */
+ * in place, with a call of pd_saver_unpin. */
 PD_MUST_USE pd_status pd_bench_saves_attach(struct pd_bench_saves *saves, const struct pd_bench_room *room,
                                             struct pd_bench_run *run, struct pd_error *err);
 void pd_bench_saves_detach(struct pd_bench_saves *saves);

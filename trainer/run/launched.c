@@ -49,7 +49,6 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
     if (dir && transport && strlen(dir) < sizeof launched.dir) {
         launched.is_launched = true;
         launched.ranks = (uint32_t)number_of(PD_LAUNCH_ENV_RANKS, 0);
-        launched.threads = (uint32_t)number_of(PD_LAUNCH_ENV_THREADS, 0);
         launched.restart = (uint32_t)number_of(PD_LAUNCH_ENV_RESTART, 0);
         launched.transport = strcmp(transport, "local") == 0 ? PD_TRANSPORT_LOCAL : PD_TRANSPORT_MPI;
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();

@@ -16,7 +16,6 @@
 struct pd_launched {
     bool is_launched;            /* by a launcher of perdure */
     uint32_t ranks;              /* of the whole job; 0: not launched */
-    uint32_t threads;            /* a rank; 0: cores / ranks of this host */
     uint32_t restart;            /* 0: the first start of this launch */
     enum pd_transport transport; /* LOCAL: this process runs all ranks. MPI: it is one. AUTO: not launched */
     uint32_t rank;               /* of this process; 0 for LOCAL */
@@ -35,7 +34,6 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 /* How a launcher tells: environment variables, names shared by both sides. */
 #define PD_LAUNCH_ENV_DIR "PERDURE_LAUNCH_DIR"
 #define PD_LAUNCH_ENV_RANKS "PERDURE_LAUNCH_RANKS"
-#define PD_LAUNCH_ENV_THREADS "PERDURE_LAUNCH_THREADS"
 #define PD_LAUNCH_ENV_RESTART "PERDURE_LAUNCH_RESTART"
 #define PD_LAUNCH_ENV_TRANSPORT "PERDURE_LAUNCH_TRANSPORT"
 #define PD_LAUNCH_ENV_LAYOUT "PERDURE_LAUNCH_LAYOUT"

@@ -1,49 +1,43 @@
-/* One thread, one save after another. The caller's view is four counters that only grow, under one lock:
+/* A queue of saves and the one thread that works through it. Three counters under one lock, each only grows:
  *
- *   collected <= finished <= copied <= started
+ *   collected <= finished <= started
  *
  * A save's place is its number modulo the places. started - collected never exceeds them: in_flight are under way, and one
- * more has ended here and is still told to the other ranks. */
+ * more has ended here and is still told to the other ranks. Each save under way says whether it pins the state. */
 #include "trainer/run/save.h"
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/owner.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
-#include "ckpt/store/index.h"
-#include "resharder/layout.h"
-#include "trainer/engine/state_files.h"
+#include "trainer/run/save_source.h"
 
-#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
+/* start: the caller writes all of it before `started` grows. Then the saver's thread alone, until `finished` grows; but for
+ * the two marks and the outcome's stall_seconds, which the lock guards. */
 struct save {
     struct pd_run_state state; /* its texts are the caller's */
     bool is_everywhere, is_last;
     double leave_seconds; /* is_last */
     uint64_t start_ns;
+    bool is_pinned;      /* the state in memory is still to be read, and may not change */
+    bool is_overwritten; /* it may have changed: this save cannot read it again */
+    pd_status begun;     /* what became of pd_save_source_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
-    pd_status completed; /* state in files: what became of its newest generation; on a GPU: whether its copy began */
-    struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
-    uint32_t slots[PD_LAYOUT_STRIPES_MAX];
+    struct pd_save_shard shard;
 };
 
 struct pd_saver {
     struct pd_tiers *tiers;
     struct pd_group *group;
-    struct pd_engine *engine;
-    struct pd_shard_box *boxes;
-    uint32_t box_count, in_flight;
-    const void **data;                             /* (box_count) */
-    struct pd_shard_writer *writers[PD_TIERS_MAX]; /* of each tier; tiers of equal compression share the first one's */
-    struct pd_thread_pool *pool;                   /* compresses; NULL where nothing does */
-    void *index;
+    struct pd_save_source *source;
+    uint32_t in_flight;
 
     pthread_t thread;
     bool is_running;
@@ -52,192 +46,126 @@ struct pd_saver {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
     struct save saves[PLACES];
-    uint64_t started, copied, finished, collected;
-    uint64_t released; /* saves before this one may no longer be what the boxes hold */
-    bool keeps_ready, is_ready_due, is_closing;
+    uint64_t started, finished, collected;
+    bool makes_files, is_file_due, is_closing;
+    /* The state in memory: "updates" have it while no save pins it, and saves while one does. */
+    struct pd_owner state;
 };
 
+/* The save that the thread works on, for the callbacks of a save. */
 struct writing {
     struct pd_saver *saver;
-    const struct save *next;
+    struct save *save;
 };
 
-/* ---- preparing ---- */
+/* ---- pins: with the lock ---- */
 
-static void copied(void *context)
+static bool has_pins(const struct pd_saver *s)
+{
+    bool any = false;
+    for (uint64_t i = s->finished; i < s->started; i++)
+        any |= s->saves[i % PLACES].is_pinned;
+    return any;
+}
+
+static void pin(struct pd_saver *s, struct save *save)
+{
+    if (!has_pins(s)) {
+        pd_owner_release(&s->state, "updates");
+        pd_owner_acquire(&s->state, "saves");
+    }
+    save->is_pinned = true;
+}
+
+static void unpin(struct pd_saver *s, struct save *save)
+{
+    if (!save->is_pinned) return;
+    save->is_pinned = false;
+    if (has_pins(s)) return;
+    pd_owner_release(&s->state, "saves");
+    pd_owner_acquire(&s->state, "updates");
+    pthread_cond_broadcast(&s->changed);
+}
+
+/* The state may change from here on: a save under way that has not read it cannot be tried again. */
+static void mark_overwritten(struct pd_saver *s)
+{
+    for (uint64_t i = s->finished; i < s->started; i++)
+        s->saves[i % PLACES].is_overwritten = true;
+}
+
+/* ---- a save, in the thread ---- */
+
+/* The oldest save under way is the one that the thread works on. */
+static void on_copied(void *context)
 {
     struct pd_saver *s = context;
     pthread_mutex_lock(&s->lock);
-    s->copied = s->finished + 1;
-    pthread_cond_broadcast(&s->changed);
+    unpin(s, &s->saves[s->finished % PLACES]);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The save under way has failed: its boxes are kept as they are until it has ended, where no update may have begun. */
+/* A tier has failed and the next one is to be asked: the state stays as it is, if no update may have begun. */
 static bool hold(void *context)
 {
     const struct writing *w = context;
     struct pd_saver *s = w->saver;
     pthread_mutex_lock(&s->lock);
-    const bool is_held = s->released <= s->finished;
-    if (is_held) s->copied = s->finished;
+    const bool is_held = !w->save->is_overwritten;
+    if (is_held && !w->save->is_pinned) pin(s, w->save);
     pthread_mutex_unlock(&s->lock);
     return is_held;
 }
 
-/* Whole tensors for people: every rank's boxes, from the layout function alone. */
-static pd_status build_index(struct pd_saver *s, struct pd_error *err)
-{
-    const uint32_t shards = pd_layout_shards(&s->engine->grid.layout);
-    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    struct pd_index_source *sources = calloc(shards, sizeof *sources);
-    char(*names)[32] = calloc(shards, sizeof *names);
-    uint64_t bytes = 0;
-    pd_status st =
-        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
-    for (uint32_t r = 0; !st && r < shards; r++) {
-        struct pd_shard_box *boxes = NULL;
-        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
-        snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
-        sources[r].file_name = names[r];
-        sources[r].boxes = boxes;
-    }
-    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
-    (void)malloc_trim(0); /* HDF5 took much more than it leaves */
-    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
-    for (uint32_t r = 0; sources && r < shards; r++)
-        free((void *)sources[r].boxes);
-    free(sources);
-    free(names);
-    return st;
-}
-
-/* Tiers that save the same bytes have one writer. */
-static pd_status plan_tier(struct pd_saver *s, struct pd_vfs *vfs, uint32_t tier, struct pd_error *err)
-{
-    const struct pd_engine *e = s->engine;
-    struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
-    for (uint32_t i = 0; i < tier; i++) {
-        const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
-        if (other->codec != codec.codec || other->level != codec.level || other->is_auto != codec.is_auto) continue;
-        s->writers[tier] = s->writers[i];
-        return PD_OK;
-    }
-    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
-    codec.pool = s->pool;
-    PD_TRY(pd_shard_writer_new_compressed(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->io_buffers,
-                                          e->io_bytes, &codec, &s->writers[tier], err));
-    pd_shard_writer_on_copied(s->writers[tier], copied, s);
-    return PD_OK;
-}
-
-static pd_status prepare(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *err)
-{
-    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    if (s->engine->files) return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
-    PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
-    s->data = calloc(s->box_count + 1ull, sizeof *s->data);
-    if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
-    for (uint32_t b = 0, number = 0; b < s->box_count; b++) {
-        const struct pd_shard_box *box = &s->boxes[b];
-        bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
-        number = is_first ? 0 : number + 1;
-        s->data[b] = pd_engine_box_data(s->engine, box->tensor, box->kind, number);
-    }
-    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
-        PD_TRY(plan_tier(s, vfs, tier, err));
-    return s->group->rank == 0 || s->group->host_count > 1 ? build_index(s, err) : PD_OK;
-}
-
-/* ---- a save, in the thread ---- */
-
-/* Where this rank's shard comes from: memory. Tells of `copied` on the way. */
-static pd_status write_shard(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                             struct pd_shard_summary *ret_summary, struct pd_error *err)
+static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                         struct pd_shard_summary *ret_summaries, struct pd_error *err)
 {
     const struct writing *w = context;
-    struct pd_saver *s = w->saver;
-    char path[4096];
-    PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
-    *ret_written =
-        pd_shard_write(s->writers[tier], path, &w->next->state.identity, s->group->rank, s->data, ret_summary, err);
-    return PD_OK;
+    return pd_save_source_write(w->saver->source, &w->save->state.identity, &w->save->shard, store, tier, ret_written,
+                                ret_summaries, err);
 }
 
-/* Or from files: the newest generation is a whole file by now and gets one more name; in another tier it is copied. */
-static pd_status link_generation(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                                 struct pd_shard_summary *ret_summaries, struct pd_error *err)
+/* What went wrong at the start is in *err already. */
+static pd_status make_ready(struct pd_saver *s, struct save *save, struct pd_error *err)
 {
-    const struct writing *w = context;
-    const struct pd_engine *e = w->saver->engine;
-    char path[4096];
-    const uint32_t stripes = pd_layout_stripes(&e->grid.layout);
-    memcpy(ret_summaries, w->next->summaries, stripes * sizeof *ret_summaries);
-    *ret_written = PD_OK;
-    if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, &w->next->state.identity, w->next->slots, e->io_buffers, e->io_bytes, err));
-    } else {
-        PD_TRY(pd_store_begin(store, &w->next->state.identity, path, err));
-        for (uint32_t k = 0; !*ret_written && k < stripes; k++) {
-            if (k) pd_store_begin_shard(store, k, path);
-            *ret_written = pd_state_files_copy(e, k, path, &w->next->state.identity, err);
-        }
-    }
-    copied(w->saver); /* from here on the checkpoint alone decides about the file */
-    return PD_OK;
+    return save->begun ? save->begun : pd_save_source_ready(s->source, &save->shard, err);
 }
 
-/* What went wrong before is in *err already. */
-static pd_status finish_generation(struct pd_saver *s, struct save *next, struct pd_error *err)
+static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_error *err)
 {
-    return next->completed ? next->completed : pd_state_files_finish(s->engine, next->summaries, next->slots, err);
-}
-
-/* What went wrong before is in *err already. */
-static pd_status wait_for_boxes(struct pd_saver *s, struct save *next, struct pd_error *err)
-{
-    return next->completed ? next->completed : pd_engine_boxes_wait(s->engine, err);
-}
-
-static pd_status save(struct pd_saver *s, struct save *next, struct pd_error *err)
-{
-    struct writing writing = {s, next};
-    const struct pd_tiers_save request = {&next->state, next->is_everywhere,
-                                          s->engine->files ? link_generation : write_shard, hold, &writing};
+    struct writing writing = {s, save};
+    const struct pd_tiers_save request = {&save->state, save->is_everywhere, prepare, hold, &writing};
     uint32_t tier;
-    if (s->engine->files) PD_TRY(pd_group_agree(s->group, finish_generation(s, next, err), err));
-    if (pd_engine_boxes_are_apart(s->engine)) PD_TRY(pd_group_agree(s->group, wait_for_boxes(s, next, err), err));
-    if (next->is_last) return pd_tiers_finish(s->tiers, &request, next->leave_seconds, err);
+    if (pd_save_source_order(s->source) != PD_SAVE_BESIDE) PD_TRY(pd_group_agree(s->group, make_ready(s, save, err), err));
+    if (save->is_last) return pd_tiers_finish(s->tiers, &request, save->leave_seconds, err);
     PD_TRY(pd_tiers_save(s->tiers, &request, &tier, err));
     pd_fault_point("worker.saved");
     return PD_OK;
 }
 
 /* Called with the lock, which is open meanwhile. */
-static void run_save(struct pd_saver *s, struct save *next)
+static void run_save(struct pd_saver *s, struct save *save)
 {
     pthread_mutex_unlock(&s->lock);
-    const uint64_t begin = pd_trace_begin(), step = next->state.identity.step;
-    pd_status st = save(s, next, &next->outcome.error);
-    pd_trace_end(begin, "save", "save", step);
-    double seconds = pd_clock_seconds_since(NULL, next->start_ns);
+    const uint64_t begin = pd_trace_begin();
+    const pd_status st = write_save(s, save, &save->outcome.error);
+    pd_trace_end(begin, "save", "save", save->state.identity.step);
+    const double seconds = pd_clock_seconds_since(NULL, save->start_ns);
     pthread_mutex_lock(&s->lock);
-    next->outcome.status = st;
-    next->outcome.save_seconds = seconds;
+    save->outcome.status = st;
+    save->outcome.save_seconds = seconds;
+    unpin(s, save);
     s->finished++;
-    if (s->copied < s->finished) s->copied = s->finished;
-    s->is_ready_due = s->keeps_ready;
+    s->is_file_due = s->makes_files;
     pthread_cond_broadcast(&s->changed);
 }
 
-static void make_ready(struct pd_saver *s)
+/* Called with the lock, which is open meanwhile. */
+static void make_file(struct pd_saver *s)
 {
-    s->is_ready_due = false;
+    s->is_file_due = false;
     pthread_mutex_unlock(&s->lock);
-    struct pd_tier_report first;
-    pd_tiers_report(s->tiers, 0, &first);
-    struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
-    if (store) pd_store_keep_ready(store, pd_saver_file_bytes(s, 0), s->engine->io_buffers, s->engine->io_bytes);
+    pd_save_source_make_file(s->source);
     pthread_mutex_lock(&s->lock);
 }
 
@@ -249,8 +177,8 @@ static void *thread_main(void *argument)
     while (!s->is_closing || s->finished < s->started) {
         if (s->finished < s->started)
             run_save(s, &s->saves[s->finished % PLACES]);
-        else if (s->is_ready_due)
-            make_ready(s);
+        else if (s->is_file_due)
+            make_file(s);
         else
             pthread_cond_wait(&s->changed, &s->lock);
     }
@@ -282,12 +210,12 @@ pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_gro
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
     s->tiers = tiers;
     s->group = group;
-    s->engine = engine;
     s->in_flight = in_flight;
     s->rank = pd_rank_current();
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    pd_status st = prepare(s, vfs, err);
+    pd_owner_acquire(&s->state, "updates");
+    pd_status st = pd_save_source_new(vfs, tiers, group, engine, on_copied, s, &s->source, err);
     if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);
@@ -307,67 +235,49 @@ void pd_saver_free(struct pd_saver *s)
     if (s->is_running) pthread_join(s->thread, NULL);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
-    for (uint32_t i = 0; i < PD_TIERS_MAX; i++) {
-        bool is_shared = false;
-        for (uint32_t k = 0; k < i; k++)
-            is_shared |= s->writers[k] == s->writers[i];
-        if (!is_shared) pd_shard_writer_free(s->writers[i]);
-    }
-    pd_thread_pool_free(s->pool);
-    free(s->boxes);
-    free(s->data);
-    free(s->index);
+    pd_save_source_free(s->source);
     free(s);
 }
 
 uint64_t pd_saver_file_bytes(const struct pd_saver *s, uint32_t stripe)
 {
-    if (s->engine->files) return pd_state_files_file_bytes(s->engine, stripe);
-    uint64_t most = 0;
-    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
-        const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);
-        if (bytes > most) most = bytes;
-    }
-    return most;
+    return pd_save_source_file_bytes(s->source, stripe);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
-    if (s->engine->files) return; /* they are the files */
+    if (!pd_save_source_takes_files(s->source)) return;
     pthread_mutex_lock(&s->lock);
-    s->keeps_ready = s->is_ready_due = true;
+    s->makes_files = s->is_file_due = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock, which is open meanwhile. State in files belongs to the caller's thread, and the pool it lies in to one
- * thread at a time: nothing else is under way. */
-static void complete_generation(struct pd_saver *s, struct save *next)
+/* Until a place is free and the source may begin. */
+static void wait_for_turn(struct pd_saver *s)
 {
-    while (s->finished < s->started)
+    const enum pd_save_order order = pd_save_source_order(s->source);
+    const uint32_t others_max = order == PD_SAVE_ALONE ? 0 : s->in_flight - 1;
+    PD_CHECK(s->started - s->collected < PLACES);
+    while (s->started - s->finished > others_max || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
         pthread_cond_wait(&s->changed, &s->lock);
-    pthread_mutex_unlock(&s->lock);
-    next->completed = pd_state_files_complete(s->engine, &next->state.identity, &next->outcome.error);
-    pthread_mutex_lock(&s->lock);
+    if (order == PD_SAVE_AFTER_COPY) mark_overwritten(s);
 }
 
 static void start(struct pd_saver *s, const struct save *what)
 {
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    if (pd_engine_boxes_are_apart(s->engine)) pd_saver_let_go(s);
     pthread_mutex_lock(&s->lock);
-    PD_CHECK(s->started - s->collected < PLACES);
-    while (s->started - s->finished >= s->in_flight)
-        pthread_cond_wait(&s->changed, &s->lock);
-    struct save *next = &s->saves[s->started % PLACES];
+    wait_for_turn(s);
+    pthread_mutex_unlock(&s->lock);
+    struct save *next = &s->saves[s->started % PLACES]; /* the thread does not look at it before `started` grows */
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    if (s->engine->files)
-        complete_generation(s, next);
-    else
-        next->completed = pd_engine_boxes_begin(s->engine, &next->outcome.error);
+    next->begun = pd_save_source_begin(s->source, &next->state.identity, &next->outcome.error);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
+    pthread_mutex_lock(&s->lock);
+    pin(s, next);
     s->started++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -378,16 +288,16 @@ void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state, bool e
     start(s, &(struct save){.state = *state, .is_everywhere = everywhere});
 }
 
-void pd_saver_let_go(struct pd_saver *s)
+void pd_saver_unpin(struct pd_saver *s)
 {
     const uint64_t start = pd_clock_monotonic_ns(NULL), begin = pd_trace_begin();
     pthread_mutex_lock(&s->lock);
-    const bool waits = s->copied < s->started;
-    while (s->copied < s->started)
+    const bool waits = has_pins(s);
+    while (has_pins(s))
         pthread_cond_wait(&s->changed, &s->lock);
     /* Not collected yet: that comes from this caller, later. */
     if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
-    s->released = s->started;
+    mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);
     if (waits) pd_trace_end(begin, "wait", "copy of the state", 0);
 }

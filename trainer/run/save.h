@@ -1,20 +1,21 @@
-/* Saving a run in the background: this rank's boxes into its shard, then the commit over all ranks.
+/* Saving a run in the background: this rank's shard, then the commit over all ranks.
  *
- *   caller             start ──▶ forward, backward ──▶ let_go ──▶ update ──▶ ... agree: finished everywhere ──▶ collect
- *   the saver's thread        begin, copy ────────────▶│ tables, sync, seal, prune ──▶ finished
- *   threads of later tiers                                                 ╰──▶ copy from the tier that has it, seal, prune
+ *   caller             start ──▶ forward, backward ──▶ unpin ──▶ update ──▶ ... agree: finished everywhere ──▶ collect
+ *   the saver's thread        begin, copy ────────────▶│ tables, sync, commit, prune ──▶ finished
+ *   threads of later tiers                                                 ╰──▶ copy from the tier that has it, commit, prune
  *
- * State in memory does not change between two updates, so a save copies it while the next step computes. What training waits
- * for is the rest of that copy, in pd_saver_let_go, and in pd_saver_start a save before that is still under way.
+ * State in memory does not change between two updates, so a save copies it while the next step computes: the save pins the
+ * state until it is copied. Training waits for the rest of that copy, in pd_saver_unpin, and in pd_saver_start for a save
+ * before it that is still under way.
  *
- * State in files is not copied: start writes what of its newest generation is still in memory, the thread finishes the file
- * (tables, one sync), links it, and seals; let_go waits for the link. From then on the file has two names, and an update
- * that lets go of it takes away one.
+ * State in files is not copied: start writes what of the newest generation is still in memory, the thread finishes the file
+ * (tables, one sync), links it, and commits; the pin ends with the link. From then on the file has two names, and an update
+ * that replaces it removes one of them.
  *
- *   invariants  1. from start until let_go has returned nothing changes the boxes
+ *   invariants  1. from start until unpin has returned nothing changes the state that is saved
  *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they
  *                  agree on pd_saver_finished before they act on what pd_saver_collect says
- *               3. the tiers, their first group and the writer's buffers are the thread's own while a save is under way
+ *               3. the tiers, their first group and the writers' buffers are the thread's own while a save is under way
  *   memory      everything is taken by pd_saver_new, but for what the store takes and gives back in a save
  *   threads     one caller, beside the saver's own
  */
@@ -24,17 +25,17 @@
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
 
-#define PD_SAVER_IN_FLIGHT_MAX 2u /* more cannot be: one is being sealed, one copied */
+#define PD_SAVER_IN_FLIGHT_MAX 2u /* more cannot be: one is being committed, one copied */
 
 struct pd_saver;
 
 /* What became of a save. */
 struct pd_saver_outcome {
     uint64_t step;
-    pd_status status;      /* PD_OK: sealed everywhere. Otherwise the checkpoint before it is untouched */
+    pd_status status;      /* PD_OK: committed everywhere. Otherwise the checkpoint before it is untouched */
     struct pd_error error; /* of a status other than PD_OK */
-    double save_seconds;   /* from start until it was sealed and older ones were pruned */
-    double stall_seconds;  /* of these the caller waited, in start and let_go */
+    double save_seconds;   /* from start until it was committed and older ones were pruned */
+    double stall_seconds;  /* of these the caller waited, in start and unpin */
 };
 
 /* Everything is borrowed for the saver's life. `group` is the first tier's, one rank per rank of the engine: nobody else
@@ -51,11 +52,11 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *saver, uint32_t stripe);
 /* From here on the thread keeps a written file ready for the next save where files lie in memory: a page's first touch costs
  * many times the copy into it. Once there is room for checkpoints for certain. */
 void pd_saver_keep_ready(struct pd_saver *saver);
-/* Begins a save of the boxes as they are, under a copy of `state` (its texts are borrowed), into the first tier that is due;
+/* Begins a save of the state as it is, under a copy of `state` (its texts are borrowed), into the first tier that is due;
  * `everywhere`: all are. Waits while in_flight others are under way. */
 void pd_saver_start(struct pd_saver *saver, const struct pd_run_state *state, bool everywhere);
-/* Waits until no save reads the boxes any more; before an update. */
-void pd_saver_let_go(struct pd_saver *saver);
+/* Waits until no save pins the state; before an update. */
+void pd_saver_unpin(struct pd_saver *saver);
 /* Saves that have ended on this rank, so far. Only grows. */
 uint64_t pd_saver_finished(struct pd_saver *saver);
 /* Waits until all have. */
@@ -65,8 +66,8 @@ bool pd_saver_collect(struct pd_saver *saver, uint64_t finished, struct pd_saver
 
 /* Start, wait and collect in one, while nothing else is under way.   errors  the outcome's */
 PD_MUST_USE pd_status pd_saver_save(struct pd_saver *saver, const struct pd_run_state *state, struct pd_error *err);
-/* The way out, while nothing else is under way and the state is that of the last save: every tier gets it (pd_tiers_finish).
- */
+/* The way out, while nothing else is under way and the state is that of the last save: every tier gets it, as
+ * pd_tiers_finish says. */
 PD_MUST_USE pd_status pd_saver_finish(struct pd_saver *saver, const struct pd_run_state *state, double leave_seconds,
                                       struct pd_error *err);
 

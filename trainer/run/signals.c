@@ -5,21 +5,20 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-static _Atomic int wants_save, wants_leave, wants_abort;
+static _Atomic int wants_save, wants_leave;
 static _Atomic int interrupts;
 
-void pd_signals_raise(enum pd_signal signal)
+static void signal_raise(enum pd_signal signal)
 {
     if (signal == PD_SIGNAL_SAVE) atomic_store(&wants_save, 1);
     if (signal == PD_SIGNAL_SAVE_AND_LEAVE) atomic_store(&wants_leave, 1);
-    if (signal == PD_SIGNAL_ABORT) atomic_store(&wants_abort, 1);
 }
 
 /* Only lock-free atomics and _exit: all of it may run inside a handler. */
 static void on_signal(int number)
 {
     if (number == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) _exit(75);
-    pd_signals_raise(number == SIGUSR2 ? PD_SIGNAL_SAVE : PD_SIGNAL_SAVE_AND_LEAVE);
+    signal_raise(number == SIGUSR2 ? PD_SIGNAL_SAVE : PD_SIGNAL_SAVE_AND_LEAVE);
 }
 
 pd_status pd_signals_install(struct pd_error *err)
@@ -37,7 +36,6 @@ pd_status pd_signals_install(struct pd_error *err)
 
 enum pd_signal pd_signals_pending(void)
 {
-    if (atomic_load(&wants_abort)) return PD_SIGNAL_ABORT;
     if (atomic_load(&wants_leave)) return PD_SIGNAL_SAVE_AND_LEAVE;
     return atomic_load(&wants_save) ? PD_SIGNAL_SAVE : PD_SIGNAL_NONE;
 }

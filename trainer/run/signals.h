@@ -10,13 +10,12 @@
 #include "ckpt/base/status.h"
 
 /* Ascending urgency, so that ranks agree by maximum. */
-enum pd_signal { PD_SIGNAL_NONE, PD_SIGNAL_SAVE, PD_SIGNAL_SAVE_AND_LEAVE, PD_SIGNAL_ABORT };
+enum pd_signal { PD_SIGNAL_NONE, PD_SIGNAL_SAVE, PD_SIGNAL_SAVE_AND_LEAVE };
 
 /* A signal that was ignored when the process started (nohup) stays ignored. Call before threads are made. */
 PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 
 enum pd_signal pd_signals_pending(void); /* the most urgent */
 void pd_signals_clear_save(void);        /* PD_SIGNAL_SAVE is done; the others stay for good */
-void pd_signals_raise(enum pd_signal signal);
 
 #endif

@@ -92,15 +92,15 @@ static inline void run_open_tier(struct run *r, uint32_t keep_last)
                                                  .groups = {&r->group}});
 }
 
-static inline void run_let_go(void *saver)
+static inline void run_unpin(void *saver)
 {
-    pd_saver_let_go(saver);
+    pd_saver_unpin(saver);
 }
 
 static inline void run_open_saver(struct run *r, uint32_t in_flight)
 {
     OK(pd_saver_new(r->vfs, r->tiers, &r->group, r->whole.engine, in_flight, &r->saver, err));
-    r->whole.engine->before_update = run_let_go;
+    r->whole.engine->before_update = run_unpin;
     r->whole.engine->update_context = r->saver;
 }
 

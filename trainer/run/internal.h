@@ -1,0 +1,55 @@
+/* One rank of a run: what open.c makes, loop.c steps with, and worker.c takes through both. Everything here is written by the
+ * rank's own thread; the saver's thread and those of tiers reach `engine`, `tiers` and groups as save.h and tiers.h say. */
+#ifndef PD_TRAINER_RUN_INTERNAL_H
+#define PD_TRAINER_RUN_INTERNAL_H
+
+#include "trainer/comm/comm.h"
+#include "trainer/run/metrics.h"
+#include "trainer/run/save.h"
+#include "trainer/run/stripes.h"
+#include "trainer/run/tier_places.h"
+
+struct pd_scratch;
+
+struct run {
+    const struct pd_config *config; /* of this launch: `own` where stripes are left out */
+    const struct pd_config *given;
+    struct pd_config own;
+    struct pd_stripes_left left;
+    struct pd_comm *comm;
+    struct pd_comm *nccl;                     /* over comm, for what engines move between GPUs; NULL: comm moves it */
+    struct pd_comm *tier_comms[PD_TIERS_MAX]; /* the first: of background saves; the others: of copies into their tiers */
+    struct pd_comm *copy_comm;                /* of second copies, on other hosts */
+    struct pd_group group, tier_groups[PD_TIERS_MAX], copy_group;
+    struct pd_vfs *vfs;
+    struct pd_tiers *tiers;
+    struct pd_tier_places places;
+    struct pd_layout stripes; /* of the launch: weights alone count */
+    struct pd_data *data;
+    struct pd_thread_pool *pool;
+    struct pd_rank_device device;
+    struct pd_model *model;
+    struct pd_arena *arena;
+    struct pd_engine *engine;
+    struct pd_scratch *scratch;
+    struct pd_saver *saver;
+    struct pd_metrics *metrics; /* rank 0 */
+    struct pd_run_state state;
+    uint32_t threads;    /* of this rank */
+    uint32_t ranks_here; /* of a host, the most */
+    bool is_thread;      /* ranks are threads of one process */
+    uint64_t planned_bytes;
+    uint32_t validation_sequences; /* of a pass: validation.sequences, or what there is */
+    uint64_t saved_step;           /* newest that is known on all ranks to be committed; 0: none */
+    uint64_t started_step;         /* newest whose save is under way or ended well; 0: none */
+    uint32_t save_failures;
+    double save_seconds, stall_seconds; /* of the saves that ended since the last line of metrics */
+};
+
+/* open.c. What could not be opened is closed all the same. Collective. */
+PD_MUST_USE pd_status pd_run_open(struct run *r, struct pd_error *err);
+void pd_run_close(struct run *r);
+/* loop.c: every step that is left, and the saves that are due.   errors  PD_STOPPED: a signal asked to leave, all is saved */
+PD_MUST_USE pd_status pd_run_steps(struct run *r, struct pd_error *err);
+
+#endif

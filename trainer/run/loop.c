@@ -1,0 +1,217 @@
+/* The loop of a rank:
+ *
+ *   [step -> advance -> validate -> agree -> metrics -> begin a save]* -> last save -> leave
+ *
+ * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes nothing, so
+ * what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended on all ranks is
+ * part of the same agreement, so all ranks act on the same outcomes at the same step. */
+#include "trainer/run/internal.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+#include "ckpt/base/words.h"
+#include "trainer/engine/loss_scale.h"
+#include "trainer/run/signals.h"
+
+#include <math.h>
+
+#define MODULE "worker"
+#define SAVE_FAILURES_MAX 3u /* in a row, each retried after the next step */
+
+static pd_status add_last_save(const struct run *r, pd_status st, struct pd_error *err)
+{
+    if (!r->saved_step) return pd_error_context(err, st, "no save has worked; mend this, and run the same command again");
+    return pd_error_context(err, st,
+                            "no save since step %llu has worked; mend this, and the same command goes on from there",
+                            (unsigned long long)r->saved_step);
+}
+
+/* A save that failed is said and tried again after the next step; a run that cannot save ends. */
+static pd_status take_outcome(struct run *r, struct pd_saver_outcome *o, struct pd_error *err)
+{
+    r->save_seconds += o->save_seconds;
+    r->stall_seconds += o->stall_seconds;
+    if (!o->status) {
+        r->saved_step = o->step;
+        r->save_failures = 0;
+        return PD_OK;
+    }
+    if (r->started_step == o->step) r->started_step = 0;
+    const pd_status st = o->status;
+    if (st == PD_PEER_LOST || st == PD_EXISTS || st == PD_BUSY || ++r->save_failures == SAVE_FAILURES_MAX) {
+        if (err) *err = o->error;
+        pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
+        return r->save_failures == SAVE_FAILURES_MAX ? add_last_save(r, st, err) : st;
+    }
+    if (r->comm->rank == 0)
+        pd_log(PD_LOG_ERROR, MODULE,
+               "step %llu is not saved, the newest checkpoint is of step %llu; trying again after the next step: %s",
+               (unsigned long long)o->step, (unsigned long long)r->saved_step, o->error.message);
+    return PD_OK;
+}
+
+/* What became of the first `finished` saves, which have ended on all ranks. */
+static pd_status take_outcomes(struct run *r, uint64_t finished, struct pd_error *err)
+{
+    struct pd_saver_outcome outcome;
+    while (pd_saver_collect(r->saver, finished, &outcome))
+        PD_TRY(take_outcome(r, &outcome, err));
+    return PD_OK;
+}
+
+static void begin_save(struct run *r, bool everywhere)
+{
+    r->started_step = r->state.identity.step;
+    pd_saver_start(r->saver, &r->state, everywhere || r->started_step == r->config->run.steps);
+}
+
+/* Until what is under way has ended on this rank: it ends alike on all. */
+static pd_status finish_saves(struct run *r, struct pd_error *err)
+{
+    pd_saver_wait(r->saver);
+    return take_outcomes(r, pd_saver_finished(r->saver), err);
+}
+
+static pd_status save_and_wait(struct run *r, struct pd_error *err)
+{
+    if (r->started_step != r->state.identity.step) begin_save(r, true);
+    return finish_saves(r, err);
+}
+
+/* The strongest wish of any rank, and the saves that have ended on every one. */
+static pd_status agree(struct run *r, enum pd_signal *ret_signal, uint64_t *ret_finished, struct pd_error *err)
+{
+    uint64_t words[2] = {pd_signals_pending(), UINT64_MAX - pd_saver_finished(r->saver)};
+    PD_TRY(pd_comm_all_reduce(r->comm, words, 2, PD_REDUCE_MAX_U64, err));
+    *ret_signal = (enum pd_signal)words[0];
+    *ret_finished = UINT64_MAX - words[1];
+    if (*ret_signal == PD_SIGNAL_SAVE) pd_signals_clear_save();
+    return PD_OK;
+}
+
+static bool save_is_due(const struct run *r, enum pd_signal signal)
+{
+    const uint64_t step = r->state.identity.step;
+    if (r->saved_step == step || r->started_step == step) return false;
+    return signal != PD_SIGNAL_NONE || r->save_failures || step == r->config->run.steps || pd_tiers_is_due(r->tiers, step);
+}
+
+static pd_status save_and_leave(struct run *r, struct pd_error *err)
+{
+    if (r->state.identity.step == 0)
+        PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
+    PD_TRY(finish_saves(r, err));
+    while (r->saved_step != r->state.identity.step)
+        PD_TRY(save_and_wait(r, err));
+    PD_TRY(pd_saver_finish(r->saver, &r->state, r->config->checkpoint.leave_seconds, err));
+    PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
+            (unsigned long long)r->state.identity.step);
+}
+
+/* Every rank stopped at the same place; they may not all have seen the signal. */
+static pd_status leave(struct run *r, struct pd_error *err)
+{
+    enum pd_signal signal;
+    uint64_t finished;
+    PD_TRY(agree(r, &signal, &finished, err));
+    return save_and_leave(r, err);
+}
+
+/* A skipped step consumes its samples and updates nothing. */
+static pd_status advance(struct run *r, const struct pd_step_result *result, struct pd_error *err)
+{
+    if (r->config->numerics.precision == PD_F16)
+        PD_TRY(pd_loss_scale_advance(&r->state, result->skipped, r->config->numerics.loss_scale_interval, err));
+    r->state.identity.step++;
+    r->state.updates += !result->skipped;
+    r->state.samples += r->config->batch.sequences;
+    r->state.tokens += result->tokens;
+    r->state.last_loss = result->loss;
+    if (result->skipped && r->comm->rank == 0)
+        pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",
+               (unsigned long long)r->state.identity.step, pd_counted(r->state.skipped_steps, "skip").text,
+               r->state.loss_scale);
+    return PD_OK;
+}
+
+static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
+{
+    const uint64_t every = r->config->validation.every, step = r->state.identity.step;
+    *ret_loss = NAN;
+    if (!every || (step % every && step != r->config->run.steps)) return PD_OK;
+    PD_TRY(pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err));
+    if (!(r->state.best_validation_loss <= *ret_loss)) r->state.best_validation_loss = *ret_loss;
+    return PD_OK;
+}
+
+/* The line goes first: a step that a kill leaves committed is not computed again. */
+static void write_metrics(struct run *r, struct pd_metrics_step *m)
+{
+    struct pd_error error;
+    struct pd_dev_memory device;
+    m->step = r->state.identity.step;
+    m->fence = r->state.fence;
+    m->skipped_steps = r->state.skipped_steps;
+    m->last_checkpoint = r->saved_step;
+    m->tiers = r->tiers;
+    m->save_seconds = r->save_seconds;
+    m->stall_seconds = r->stall_seconds;
+    m->memory_bytes = pd_metrics_resident_bytes();
+    if (r->metrics && r->device.dev && !pd_dev_memory(r->device.dev, &device, NULL))
+        m->device_free_bytes = device.free_bytes;
+    r->save_seconds = r->stall_seconds = 0;
+    pd_tier_places_note(&r->places, r->tiers);
+    if (r->metrics && pd_metrics_write(r->metrics, m, &error))
+        pd_log(PD_LOG_WARN, MODULE, "metrics of step %llu are lost: %s", (unsigned long long)m->step, error.message);
+}
+
+/* Who is waited for, a person or a batch system, is told when it is done; training itself waits for nothing. */
+static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_error *err)
+{
+    if (!save_is_due(r, signal)) return PD_OK;
+    if (signal != PD_SIGNAL_NONE) return save_and_wait(r, err);
+    begin_save(r, false);
+    return PD_OK;
+}
+
+static pd_status run_step(struct run *r, struct pd_error *err)
+{
+    struct pd_metrics_step m = {.loss_scale = r->state.loss_scale};
+    enum pd_signal signal;
+    uint64_t start = pd_clock_monotonic_ns(NULL), finished;
+    r->engine->loss_scale = r->state.loss_scale;
+    r->engine->next_identity = r->state.identity;
+    r->engine->next_identity.step++;
+    PD_TRY(pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err));
+    m.seconds = pd_clock_seconds_since(NULL, start);
+    PD_TRY(advance(r, &m.result, err));
+    pd_fault_point("worker.stepped");
+    PD_TRY(validate(r, &m.validation_loss, err));
+    PD_TRY(agree(r, &signal, &finished, err));
+    pd_status saved = take_outcomes(r, finished, err);
+    write_metrics(r, &m);
+    PD_TRY(saved);
+    PD_TRY(save_if_due(r, signal, err));
+    if (signal < PD_SIGNAL_SAVE_AND_LEAVE) return PD_OK;
+    PD_FAIL(err, PD_STOPPED, "asked to leave after step %llu", (unsigned long long)m.step);
+}
+
+pd_status pd_run_steps(struct run *r, struct pd_error *err)
+{
+    bool frozen = false;
+    while (r->state.identity.step < r->config->run.steps || r->saved_step != r->state.identity.step) {
+        pd_status st = r->state.identity.step < r->config->run.steps ? run_step(r, err) : save_and_wait(r, err);
+        if (st == PD_STOPPED) return leave(r, err);
+        PD_TRY(st);
+        if (!frozen && r->saved_step) {
+            pd_arena_freeze(r->arena);
+            frozen = true;
+        }
+    }
+    PD_TRY(pd_saver_finish(r->saver, &r->state, -1, err));
+    if (r->comm->rank == 0)
+        pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)r->state.identity.step,
+               r->state.last_loss);
+    return PD_OK;
+}

@@ -1,0 +1,140 @@
+/* metrics.jsonl in the run directory: one object a step, appended with one write. A step that was computed again after a restart
+ * appears again under its launch's fence; the last line of a step counts. */
+#include "trainer/run/metrics_sink.h"
+
+#include "ckpt/base/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct json_lines {
+    int file;
+    char path[4096];
+};
+
+static pd_status json_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
+{
+    struct json_lines *j = calloc(1, sizeof *j);
+    if (!j) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
+    snprintf(j->path, sizeof j->path, "%s/metrics.jsonl", options->directory);
+    j->file = open(j->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (j->file < 0) {
+        int number = errno;
+        const pd_status st =
+            pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: opening it to append metrics", j->path);
+        free(j);
+        return st;
+    }
+    *ret_sink = j;
+    return PD_OK;
+}
+
+static void json_close(void *sink)
+{
+    struct json_lines *j = sink;
+    close(j->file);
+    free(j);
+}
+
+static void add_copies(struct pd_json_writer *w, const struct pd_tier_report *report)
+{
+    pd_json_u64(w, "copied", report->copied_step);
+    if (report->copy_failures) pd_json_u64(w, "copy_failures", report->copy_failures);
+    if (report->copy_failures) pd_json_string(w, "copy_cause", report->copy_cause);
+    if (report->copies_skipped) pd_json_u64(w, "copies_skipped", report->copies_skipped);
+}
+
+/* In the order of checkpoint.tiers. */
+static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
+{
+    struct pd_tier_report first;
+    if (!tiers) return;
+    pd_tiers_report(tiers, 0, &first);
+    if (pd_tiers_count(tiers) < 2 && !first.has_copies) return;
+    pd_json_array_begin(w, "tiers");
+    for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
+        struct pd_tier_report report;
+        pd_tiers_report(tiers, i, &report);
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "newest", report.newest_step);
+        if (report.is_left_out) pd_json_bool(w, "left_out", true);
+        if (report.failures) pd_json_u64(w, "failures", report.failures);
+        if (report.failures) pd_json_string(w, "cause", report.cause);
+        if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
+        if (report.has_copies) add_copies(w, &report);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
+static void add_result(struct pd_json_writer *w, const struct pd_metrics_line *line)
+{
+    const struct pd_metrics_step *s = line->step;
+    uint64_t loss_bits;
+    memcpy(&loss_bits, &s->result.loss, sizeof loss_bits);
+    pd_json_u64(w, "step", s->step);
+    pd_json_measured(w, "loss", s->result.loss);
+    pd_json_hex64(w, "loss_bits", loss_bits);
+    if (!isnan(s->validation_loss)) pd_json_measured(w, "validation_loss", s->validation_loss);
+    pd_json_measured(w, "gradient_norm", s->result.gradient_norm);
+    pd_json_double(w, "learning_rate", s->result.learning_rate);
+    if (line->options->has_loss_scale) {
+        pd_json_double(w, "loss_scale", s->loss_scale);
+        pd_json_u64(w, "skipped", s->skipped_steps);
+    }
+    if (line->options->has_stages) {
+        pd_json_double(w, "bubble", s->result.bubble);
+        pd_json_double(w, "bubble_theory", s->result.bubble_theory);
+    }
+}
+
+static void add_line(struct pd_json_writer *w, const struct pd_metrics_line *line)
+{
+    const struct pd_metrics_step *s = line->step;
+    pd_json_object_begin(w, NULL);
+    add_result(w, line);
+    pd_json_u64(w, "tokens", s->result.tokens);
+    pd_json_double(w, "seconds", s->seconds);
+    pd_json_double(w, "tokens_per_second", line->tokens_per_second);
+    pd_json_double(w, "gemm_share", line->gemm_share);
+    pd_json_u64(w, "memory_bytes", s->memory_bytes);
+    if (s->device_free_bytes) pd_json_u64(w, "device_free_bytes", s->device_free_bytes);
+    pd_json_u64(w, "last_checkpoint", s->last_checkpoint);
+    add_tiers(w, s->tiers);
+    if (s->save_seconds > 0) {
+        pd_json_double(w, "save_seconds", s->save_seconds);
+        pd_json_double(w, "stall_seconds", s->stall_seconds);
+    }
+    pd_json_double(w, "eta_seconds", line->eta_seconds);
+    pd_json_u64(w, "ranks", line->options->ranks);
+    pd_json_u64(w, "fence", s->fence);
+    pd_json_object_end(w);
+}
+
+static pd_status append(const struct json_lines *j, const char *text, size_t bytes, struct pd_error *err)
+{
+    const ssize_t written = write(j->file, text, bytes);
+    const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
+    if (written == (ssize_t)bytes) return PD_OK;
+    PD_FAIL_ERRNO(err, number, "%s: appending", j->path);
+}
+
+static pd_status json_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
+{
+    struct pd_json_writer w;
+    const char *text;
+    size_t bytes;
+    pd_json_writer_init(&w, 0);
+    add_line(&w, line);
+    pd_status st = pd_json_writer_finish(&w, &text, &bytes, err);
+    if (!st) st = append(sink, text, bytes, err);
+    pd_json_writer_deinit(&w);
+    return st;
+}
+
+const struct pd_metrics_sink pd_metrics_json = {"metrics.jsonl", json_open, json_write, json_close};

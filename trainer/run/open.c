@@ -1,0 +1,406 @@
+/* Opening a rank, in the order in which later parts need earlier ones, and closing it, in reverse:
+ *
+ *   device -> transfers between GPUs -> drives of stripes -> model, data, memory, engine -> tiers -> offload files
+ *          -> saver -> room for checkpoints -> state (resume.h) -> metrics
+ *
+ * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
+#include "trainer/run/internal.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "ckpt/base/trace.h"
+#include "ckpt/base/words.h"
+#include "trainer/comm/nccl.h"
+#include "trainer/engine/gpus.h"
+#include "trainer/engine/scratch.h"
+#include "trainer/engine/state_files.h"
+#include "trainer/plan/auto_layout.h"
+#include "trainer/plan/device_room.h"
+#include "trainer/run/directories.h"
+#include "trainer/run/gemm_rate.h"
+#include "trainer/run/launch_layout.h"
+#include "trainer/run/resume.h"
+#include "trainer/run/signals.h"
+#include "trainer/run/worker.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MODULE "worker"
+#define COPY_SECONDS_MAX 1e7
+
+/* For people, once this launch owns the run. */
+static pd_status publish_config(struct run *r, struct pd_error *err)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.yaml", r->config->run.dir);
+    pd_status st = r->comm->rank == 0 ? pd_worker_write_config(r->given, path, err) : PD_OK;
+    return pd_group_agree(&r->group, st, err);
+}
+
+static pd_status make_all_directories(struct run *r, struct pd_tiers_options *options, struct pd_error *err)
+{
+    PD_TRY(pd_directories_make("run.dir", r->config->run.dir, err));
+    if (!r->vfs) PD_TRY(pd_vfs_new_auto(&r->vfs, err));
+    return pd_tier_places_make(&r->places, r->vfs, options, err);
+}
+
+static bool keeps_files(const struct pd_config *c)
+{
+    return c->offload.optimizer == PD_PLACE_NVME || c->offload.parameters == PD_PLACE_NVME ||
+           c->offload.gradients == PD_PLACE_NVME || c->offload.activations == PD_PLACE_NVME;
+}
+
+static pd_status make_stripes(struct run *r, struct pd_tiers_options *options, struct pd_error *err)
+{
+    PD_TRY(make_all_directories(r, options, err));
+    for (uint32_t i = 0; i < r->config->checkpoint.stripes_count; i++) {
+        char key[PD_DIRECTORY_KEY_MAX];
+        pd_directories_stripe_key(i, key);
+        PD_TRY(pd_directories_make(key, r->config->checkpoint.stripes[i], err));
+    }
+    return PD_OK;
+}
+
+/* Drives that are not there on some host are none of this launch's: what lies on them stays as it is, and what is whole
+ * without them is gone on from. */
+static pd_status leave_out_stripes(struct run *r, struct pd_error *err)
+{
+    uint64_t absent = 0;
+    PD_TRY(pd_group_agree(&r->group, pd_stripes_find_absent(r->vfs, r->config, &absent, err), err));
+    PD_TRY(pd_comm_all_reduce(r->comm, &absent, 1, PD_REDUCE_OR_U64, err));
+    if (!absent) return PD_OK;
+    if (r->comm->rank == 0) pd_stripes_say_absent(r->config, absent);
+    pd_stripes_leave_out(r->config, absent, &r->left, &r->own);
+    r->config = &r->own;
+    return PD_OK;
+}
+
+/* Before anything is laid out: how much of its state a rank has on which drive is part of the layout. */
+static pd_status settle_stripes(struct run *r, struct pd_error *err)
+{
+    struct pd_tiers_options options = {.count = 0};
+    if (!r->config->checkpoint.stripes_count) return PD_OK;
+    if (!r->vfs) PD_TRY(pd_group_agree(&r->group, pd_vfs_new_auto(&r->vfs, err), err));
+    PD_TRY(leave_out_stripes(r, err));
+    options.count = pd_config_tiers(r->config, options.tiers);
+    PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
+    PD_TRY(pd_group_agree(&r->group, make_stripes(r, &options, err), err));
+    return pd_stripes_settle(r->vfs, &r->group, r->config, &r->stripes, err);
+}
+
+static const struct pd_comm_memory host_memory = {.copy = NULL};
+
+/* For groups alone, whose pieces are in the host's memory whatever the communicator above knows. */
+static pd_status split_for_host(struct run *r, struct pd_comm **ret_comm, struct pd_error *err)
+{
+    PD_TRY(pd_comm_split(r->comm, 0, r->comm->rank, ret_comm, err));
+    pd_comm_use_memory(*ret_comm, &host_memory);
+    return PD_OK;
+}
+
+/* Copies into later tiers take as long as they take, and some ranks longer than others: a peer that is silent there is not
+ * lost. One that is lost shows in training. */
+static pd_status open_tiers(struct run *r, struct pd_error *err)
+{
+    struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
+                                       .busy_wait_ms = 10000,
+                                       .generations = r->config->offload.optimizer == PD_PLACE_NVME,
+                                       .needs_first = keeps_files(r->config),
+                                       .shards = pd_stripes_count(r->config)};
+    if (options.shards > 1) options.stripes = (const char *const *)r->config->checkpoint.stripes;
+    options.count = pd_config_tiers(r->config, options.tiers);
+    PD_TRY(pd_tier_places_find(&r->places, r->config, &r->group, &options, err));
+    PD_TRY(pd_group_agree(&r->group, make_all_directories(r, &options, err), err));
+    for (uint32_t i = 0; i < options.count; i++) {
+        PD_TRY(split_for_host(r, &r->tier_comms[i], err));
+        if (i) r->tier_comms[i]->time_limit_seconds = COPY_SECONDS_MAX;
+        pd_comm_group(r->tier_comms[i], &r->tier_groups[i]);
+        options.groups[i] = &r->tier_groups[i];
+    }
+    if (options.tiers[0].copies) {
+        PD_TRY(split_for_host(r, &r->copy_comm, err));
+        r->copy_comm->time_limit_seconds = COPY_SECONDS_MAX;
+        pd_comm_group(r->copy_comm, &r->copy_group);
+        options.copy_group = &r->copy_group;
+    }
+    return pd_tiers_open(r->vfs, &options, &r->tiers, err);
+}
+
+static pd_status open_data(struct run *r, struct pd_error *err)
+{
+    const struct pd_config *c = r->config;
+    const struct pd_data_options options = pd_config_data(c);
+    PD_TRY(pd_data_open(&options, &r->data, err));
+    if (c->validation.every && !pd_data_sample_count(r->data, PD_SPLIT_VALIDATION))
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %llu and there is no validation data: give data.validation or "
+                "data.validation_fraction, or set validation.every=0",
+                (unsigned long long)c->validation.every);
+    const uint64_t windows = pd_data_sample_count(r->data, PD_SPLIT_VALIDATION);
+    r->validation_sequences = (uint32_t)windows;
+    if (c->validation.every && windows < c->validation.sequences && r->comm->rank == 0)
+        pd_log_warn(MODULE, "validation.sequences is %u and the validation data holds %llu of %u tokens: each counts once",
+                    c->validation.sequences, (unsigned long long)windows, c->batch.context);
+    return PD_OK;
+}
+
+static bool leave_requested(void *context)
+{
+    (void)context;
+    return pd_signals_pending() >= PD_SIGNAL_SAVE_AND_LEAVE;
+}
+
+/* NCCL takes its buffers when it first needs them, after everything else has its place. */
+static void check_nccl_room(const struct run *r, const struct pd_memory_plan *plan)
+{
+    struct pd_dev_memory memory;
+    if (!r->nccl || pd_dev_memory(r->device.dev, &memory, NULL) || memory.free_bytes >= plan->library_bytes) return;
+    pd_log(PD_LOG_WARN, MODULE,
+           "GPU %u has %llu MiB of its memory left, and NCCL may take about %llu, by an estimate; if it runs out, set "
+           "NCCL_BUFFSIZE=1048576%s",
+           r->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20,
+           r->config->batch.micro_batch > 1 ? " or lower batch.micro_batch" : "");
+}
+
+/* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
+static pd_status part_gathers(struct run *r, struct pd_error *err)
+{
+    struct pd_comm_memory memory;
+    if (!r->device.dev || r->nccl || !r->engine->grid.gathers) return PD_OK;
+    PD_TRY(pd_rank_device_memory(&r->device, PD_STREAM_GATHERS, &memory, err));
+    pd_comm_use_memory(r->engine->grid.gathers, &memory);
+    return PD_OK;
+}
+
+static pd_status build_engine(struct run *r, struct pd_error *err)
+{
+    struct pd_memory_plan plan;
+    const uint32_t world = r->comm->size, rank = r->comm->rank;
+    struct pd_laid_out laid_out;
+    PD_TRY(pd_lay_out(r->config, r->model, world, &laid_out, err));
+    memcpy(laid_out.layout.stripe_weight, r->stripes.stripe_weight, sizeof r->stripes.stripe_weight);
+    const bool is_gpu = r->device.dev != NULL;
+    const struct pd_engine_options options = {.config = r->config,
+                                              .model = r->model,
+                                              .world = world,
+                                              .rank = rank,
+                                              .threads = r->threads,
+                                              .laid_out = &laid_out,
+                                              .is_gpu = is_gpu,
+                                              .device = is_gpu ? &r->device : NULL};
+    PD_TRY(pd_engine_arena(&options, &plan, &r->arena, err));
+    check_nccl_room(r, &plan);
+    r->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
+    PD_TRY(pd_thread_pool_new(r->threads, &r->pool, err));
+    PD_TRY(pd_engine_new(&options, r->nccl ? r->nccl : r->comm, r->data, r->pool, r->arena, &r->engine, err));
+    r->engine->should_leave = leave_requested;
+    return part_gathers(r, err);
+}
+
+static pd_status open_metrics(struct run *r, struct pd_error *err)
+{
+    struct pd_metrics_options options = {.directory = r->config->run.dir,
+                                         .steps = r->config->run.steps,
+                                         .log_every = r->config->run.log_every,
+                                         .ranks = r->comm->size,
+                                         .threads = r->threads,
+                                         .has_loss_scale = r->config->numerics.precision == PD_F16,
+                                         .has_stages = r->engine->grid.layout.pp > 1,
+                                         .flops_per_token = pd_model_flops_per_token(r->model, r->config->batch.context)};
+    PD_TRY(pd_gemm_rate_measure(r->engine, r->comm, &options.gemm_flops_per_second, err));
+    pd_status st = r->comm->rank == 0 ? pd_metrics_open(&options, &r->metrics, err) : PD_OK;
+    return pd_group_agree(&r->group, st, err);
+}
+
+/* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
+static pd_status open_device(struct run *r, struct pd_error *err)
+{
+    const uint32_t rank_here = r->comm->rank % r->ranks_here;
+    PD_TRY(pd_group_agree(&r->group, pd_rank_device_open(r->config->run.device, rank_here, &r->device, err), err));
+    if (pd_trace_is_on) PD_TRY(pd_group_agree(&r->group, pd_rank_device_watch(&r->device, err), err));
+    uint64_t kinds = r->device.dev ? 1 : 2;
+    PD_TRY(pd_comm_all_reduce(r->comm, &kinds, 1, PD_REDUCE_OR_U64, err));
+    if (kinds != 3) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "some ranks have a GPU and others have none; leave out the hosts without one, or set run.device=cpu");
+}
+
+/* A GPU is there and the CPU computes: nobody means that who did not say so. */
+static void log_unused_gpu(void)
+{
+    struct pd_gpus gpus;
+    struct pd_dev *dev;
+    struct pd_error why = {0};
+    pd_gpus_find(&gpus);
+    if (!gpus.count) return;
+    if (pd_dev_open_cuda(0, &dev, &why))
+        pd_log(PD_LOG_WARN, MODULE, "computing on the CPU, beside %u x %s: %s; run.device=cpu means it so", gpus.count,
+               gpus.gpus[0].name, why.message);
+    else
+        pd_dev_close(dev);
+}
+
+static void log_device(const struct run *r)
+{
+    const uint32_t gpus = pd_dev_cuda_count(), here = r->ranks_here;
+    if (r->comm->rank > 0) return;
+    pd_launch_layout_say_hosts(r->config, r->comm->size, r->comm->host_count);
+    if (!r->device.dev && r->config->run.device == PD_DEVICE_AUTO) log_unused_gpu();
+    if (!r->device.dev) return;
+    pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", r->device.dev->description,
+           here > gpus ? ": several ranks share a GPU, whose time and memory they divide" : "");
+}
+
+static pd_status set_up_local(struct run *r, struct pd_error *err)
+{
+    PD_TRY(pd_model_new(&r->config->model, &r->model, err));
+    PD_TRY(open_data(r, err));
+    return build_engine(r, err);
+}
+
+/* What this rank was planned to take and does not hold yet. */
+static uint64_t memory_to_come(const struct run *r)
+{
+    const uint64_t held = pd_metrics_resident_bytes() / (r->is_thread ? r->comm->size : 1);
+    return r->planned_bytes > held ? r->planned_bytes - held : 0;
+}
+
+/* Between GPUs by NCCL; where there is none, or ranks share a GPU, through the memory of the host. */
+static pd_status open_transfers(struct run *r, struct pd_error *err)
+{
+    struct pd_error why;
+    bool is_meant = false;
+    if (!r->device.dev || r->comm->size == 1) return PD_OK;
+    const pd_status st =
+        pd_comm_new_nccl(r->comm, r->device.dev, r->device.compute, r->device.spans, &r->nccl, &is_meant, &why);
+    if (st != PD_UNSUPPORTED) {
+        if (st && err) *err = why;
+        return st;
+    }
+    struct pd_comm_memory memory;
+    PD_TRY(pd_group_agree(&r->group, pd_rank_device_memory(&r->device, PD_STREAM_EXCHANGES, &memory, err), err));
+    pd_comm_use_memory(r->comm, &memory);
+    if (r->comm->rank == 0)
+        pd_log(is_meant ? PD_LOG_INFO : PD_LOG_WARN, MODULE, "what ranks exchange goes through the memory of the host: %s",
+               why.message);
+    return PD_OK;
+}
+
+static void unpin_state(void *saver)
+{
+    pd_saver_unpin(saver);
+}
+
+/* Before the state is there: building an index takes memory that goes back, and nothing else is in use yet. */
+static pd_status make_saver(struct run *r, struct pd_error *err)
+{
+    const struct pd_config *c = r->config;
+    pd_status st = pd_saver_new(r->vfs, r->tiers, &r->tier_groups[0], r->engine, c->checkpoint.in_flight, &r->saver, err);
+    PD_TRY(pd_group_agree(&r->group, st, err));
+    r->engine->before_update = unpin_state;
+    r->engine->update_context = r->saver;
+    return PD_OK;
+}
+
+/* State in files is made in them: whether they fit is said, and they are made, before that. Where the first tier is in
+ * memory and left out of saves, files are made as they are needed, which is fewer. */
+static pd_status make_generations(struct run *r, const uint64_t *bytes, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(r->tiers, 0);
+    const uint32_t stripes = pd_stripes_count(r->config);
+    struct pd_tier_report first;
+    for (uint32_t s = 0; s < stripes; s++) /* of all generations */
+        PD_TRY(pd_store_check_space(pd_store_stripe(store, s), bytes[s], 1, err));
+    PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
+    pd_tiers_report(r->tiers, 0, &first);
+    if (first.is_left_out) return PD_OK;
+    for (uint32_t s = 0; s < stripes; s++)
+        PD_TRY(pd_group_agree(&r->group, pd_store_generations_reserve(pd_store_stripe(store, s), bytes[s], err), err));
+    return PD_OK;
+}
+
+static void list_shard_bytes(const struct run *r, uint64_t ret_bytes[PD_LAYOUT_STRIPES_MAX])
+{
+    for (uint32_t s = 0; s < pd_stripes_count(r->config); s++)
+        ret_bytes[s] = pd_saver_file_bytes(r->saver, s);
+}
+
+static pd_status open_saver(struct run *r, struct pd_error *err)
+{
+    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
+    list_shard_bytes(r, bytes);
+    if (!r->engine->files) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
+    PD_TRY(pd_tiers_start(r->tiers, err));
+    pd_saver_keep_ready(r->saver);
+    return PD_OK;
+}
+
+static pd_status open_offload(struct run *r, struct pd_error *err)
+{
+    struct pd_store *store = pd_tiers_store(r->tiers, 0);
+    PD_TRY(pd_scratch_open(r->engine, r->vfs, store, &r->scratch, err));
+    return r->config->offload.optimizer == PD_PLACE_NVME ? pd_state_files_open(r->engine, r->vfs, store, err) : PD_OK;
+}
+
+static void log_start(const struct run *r, const struct pd_resume_report *report)
+{
+    if (r->comm->rank > 0) return;
+    const struct pd_counted ranks = pd_counted(r->comm->size, "rank"), threads = pd_counted(r->threads, "thread");
+    if (report->resumed)
+        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s",
+               (unsigned long long)r->state.identity.step, pd_counted(report->from_world, "rank").text, ranks.text,
+               threads.text, report->seconds);
+    else
+        pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)r->model->parameter_count,
+               ranks.text, threads.text);
+}
+
+pd_status pd_run_open(struct run *r, struct pd_error *err)
+{
+    struct pd_resume_report report;
+    uint64_t bytes[PD_LAYOUT_STRIPES_MAX];
+    pd_comm_group(r->comm, &r->group);
+    PD_TRY(open_device(r, err));
+    PD_TRY(open_transfers(r, err));
+    log_device(r);
+    PD_TRY(settle_stripes(r, err));
+    PD_TRY(pd_group_agree(&r->group, set_up_local(r, err), err));
+    PD_TRY(open_tiers(r, err));
+    PD_TRY(publish_config(r, err));
+    pd_tier_places_note(&r->places, r->tiers);
+    PD_TRY(pd_group_agree(&r->group, open_offload(r, err), err));
+    PD_TRY(make_saver(r, err));
+    list_shard_bytes(r, bytes);
+    if (r->engine->files) PD_TRY(make_generations(r, bytes, err));
+    PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, &r->state, &report, err));
+    r->saved_step = report.resumed ? r->state.identity.step : 0;
+    PD_TRY(open_saver(r, err));
+    PD_TRY(open_metrics(r, err));
+    log_start(r, &report);
+    return PD_OK;
+}
+
+void pd_run_close(struct run *r)
+{
+    pd_metrics_close(r->metrics);
+    pd_saver_free(r->saver);
+    pd_state_files_close(r->engine);
+    pd_scratch_close(r->scratch);
+    if (r->tiers) pd_tier_places_note(&r->places, r->tiers);
+    pd_tiers_close(r->tiers);
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
+        pd_comm_free(r->tier_comms[i]);
+    pd_comm_free(r->copy_comm);
+    pd_vfs_free(r->vfs);
+    pd_run_state_deinit(&r->state);
+    pd_rank_device_quiet(&r->device);
+    pd_engine_free(r->engine);
+    pd_comm_free(r->nccl);
+    pd_arena_free(r->arena);
+    pd_comm_use_memory(r->comm, &host_memory); /* it outlives the device */
+    pd_rank_device_close(&r->device);
+    pd_thread_pool_free(r->pool);
+    pd_data_close(r->data);
+    pd_model_free(r->model);
+}
