@@ -35,12 +35,6 @@ static pd_status resolve_checkpoint_dir(struct pd_config *c, struct pd_error *er
     return PD_OK;
 }
 
-static void resolve_weights(struct pd_data_source *sources, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (sources[i].weight == 0) sources[i].weight = 1;
-}
-
 /* By the run's length; where the cosine ends before such a warm-up does, by the cosine's. */
 static void resolve_warmup(struct pd_config *c)
 {
@@ -58,8 +52,6 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = c->optimizer.lr / 10;
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
     resolve_warmup(c);
-    resolve_weights(c->data.train, c->data.train_count);
-    resolve_weights(c->data.validation, c->data.validation_count);
     PD_TRY(resolve_checkpoint_dir(c, err));
     return pd_config_tiers_resolve(c, err);
 }

@@ -4,7 +4,7 @@
 
 #include "trainer/config/config.h"
 
-/* Fills what was left to be chosen: micro-batch, context, schedule, directories, weights. Nothing here looks at the machine:
+/* Fills what was left to be chosen: micro-batch, context, schedule, directories. Nothing here looks at the machine:
  * numerics must not depend on it. */
 PD_MUST_USE pd_status pd_config_resolve(struct pd_config *config, struct pd_error *err);
 /* Everything that can be checked without opening a file.   errors  PD_INVALID: key, cause, nearest admitted value */

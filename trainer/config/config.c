@@ -310,6 +310,7 @@ struct pd_data_options pd_config_data(const struct pd_config *c)
                                     .train_count = c->data.train_count,
                                     .validation_count = c->data.validation_count,
                                     .validation_fraction = c->data.validation_fraction,
+                                    .validation_samples = c->validation.sequences,
                                     .context = c->batch.context,
                                     .vocab = c->model.vocab,
                                     .separate_documents = c->data.separate_documents,

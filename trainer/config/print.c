@@ -47,8 +47,11 @@ static void print_sources(FILE *out, const struct pd_data_source *sources, uint3
     for (uint32_t i = 0; i < count; i++) {
         fputs("    - {path: ", out);
         print_quoted(out, sources[i].path);
-        fprintf(out, ", format: %s, weight: ", pd_data_format_name(sources[i].format));
-        print_number(out, sources[i].weight);
+        fprintf(out, ", format: %s", pd_data_format_name(sources[i].format));
+        if (sources[i].weight) { /* files without weights count by size */
+            fputs(", weight: ", out);
+            print_number(out, sources[i].weight);
+        }
         fputs("}\n", out);
     }
 }

@@ -27,13 +27,14 @@ struct member {
 struct range {
     const struct member *member;
     uint64_t first_token, token_count;
-    uint64_t first_window, window_count; /* first_window: of all windows of the split */
+    uint64_t window_count;
+    uint64_t first_sample, sample_count; /* of the split's: an epoch of training takes every window, validation some */
 };
 
 struct part {
     struct range *ranges; /* (count) */
     uint32_t count;
-    uint64_t window_count;
+    uint64_t window_count, sample_count;
 };
 
 struct pd_data {
@@ -63,19 +64,29 @@ static pd_status check_options(const struct pd_data_options *options, struct pd_
     return PD_OK;
 }
 
-static pd_status check_weights(const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
+static pd_status check_list(const char *list, const struct pd_data_source *sources, uint32_t count, uint32_t *ret_given,
+                            struct pd_error *err)
 {
     uint32_t given = 0, missing = 0;
-    for (uint32_t i = 0; i < options->train_count; i++) {
-        double weight = options->train[i].weight;
+    for (uint32_t i = 0; i < count; i++) {
+        double weight = sources[i].weight;
         if (!isfinite(weight) || weight < 0)
-            PD_FAIL(err, PD_INVALID, "data.train[%u].weight is %g; a weight is a number above 0", i, weight);
+            PD_FAIL(err, PD_INVALID, "data.%s[%u].weight is %g; a weight is a number above 0", list, i, weight);
         if (weight > 0) given++;
         if (weight == 0) missing = i;
     }
-    if (given && given < options->train_count)
-        PD_FAIL(err, PD_INVALID, "data.train[%u] (%s) has no weight and others have: give every file one, or none", missing,
-                options->train[missing].path);
+    if (given && given < count)
+        PD_FAIL(err, PD_INVALID, "data.%s[%u] (%s) has no weight and others have: give every file one, or none", list,
+                missing, sources[missing].path);
+    *ret_given = given;
+    return PD_OK;
+}
+
+static pd_status check_weights(const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
+{
+    uint32_t given = 0;
+    PD_TRY(check_list("validation", options->validation, options->validation_count, &given, err));
+    PD_TRY(check_list("train", options->train, options->train_count, &given, err));
     if (given && options->train_count > PD_BLEND_SOURCES_MAX)
         PD_FAIL(err, PD_INVALID, "data.train names %u files with weights; %u are possible", options->train_count,
                 PD_BLEND_SOURCES_MAX);
@@ -153,8 +164,10 @@ static uint64_t windows_of(uint64_t tokens, uint32_t context)
 
 static void part_add(struct part *part, const struct member *member, uint64_t first, uint64_t tokens, uint32_t context)
 {
-    part->ranges[part->count++] = (struct range){member, first, tokens, part->window_count, windows_of(tokens, context)};
-    part->window_count += windows_of(tokens, context);
+    const uint64_t windows = windows_of(tokens, context);
+    part->ranges[part->count++] = (struct range){member, first, tokens, windows, part->window_count, windows};
+    part->window_count += windows;
+    part->sample_count = part->window_count;
 }
 
 static pd_status check_length(const struct pd_data *data, const struct member *member, uint64_t tokens, const char *what,
@@ -202,6 +215,72 @@ static pd_status split_members(struct pd_data *data, const struct pd_data_option
     return PD_OK;
 }
 
+/* ---- validation: which windows ---- */
+
+static double share_weight(const struct range *r)
+{
+    return r->member->weight > 0 ? r->member->weight : (double)r->window_count;
+}
+
+/* A file whose share of `wanted` would be more windows than it has gives all of them, and is done. Returns whether one was. */
+static bool take_small_files(struct part *p, uint64_t *wanted, double *weight)
+{
+    bool any = false;
+    const double rate = *weight > 0 ? (double)*wanted / *weight : 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        struct range *r = &p->ranges[i];
+        if (r->sample_count || share_weight(r) * rate < (double)r->window_count) continue;
+        r->sample_count = r->window_count < *wanted ? r->window_count : *wanted;
+        *wanted -= r->sample_count;
+        *weight -= share_weight(r);
+        any = true;
+    }
+    return any;
+}
+
+/* Rounds the shares of the other files down at their running sum, so that they add up to `wanted`. */
+static void take_shares(struct part *p, uint64_t wanted, double weight)
+{
+    const double rate = weight > 0 ? (double)wanted / weight : 0;
+    double sum = 0;
+    uint64_t given = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        struct range *r = &p->ranges[i];
+        if (r->sample_count) continue;
+        sum += share_weight(r) * rate;
+        const uint64_t until = sum < (double)wanted ? (uint64_t)(sum + 1e-6) : wanted;
+        const uint64_t share = until > given ? until - given : 0;
+        r->sample_count = share < r->window_count ? share : r->window_count;
+        given += r->sample_count;
+    }
+    for (uint32_t i = 0; i < p->count && given < wanted; i++) { /* what rounding left */
+        struct range *r = &p->ranges[i];
+        const uint64_t room = r->window_count - r->sample_count, more = room < wanted - given ? room : wanted - given;
+        r->sample_count += more;
+        given += more;
+    }
+}
+
+/* A pass takes `wanted` windows, each once: from every file its share by weight, or by size where there are no weights. */
+static void share_validation(struct part *p, uint64_t wanted)
+{
+    double weight = 0;
+    if (!wanted || wanted >= p->window_count) return; /* all, as they are */
+    for (uint32_t i = 0; i < p->count; i++) {
+        p->ranges[i].sample_count = 0;
+        weight += share_weight(&p->ranges[i]);
+    }
+    uint64_t left = wanted;
+    while (left && take_small_files(p, &left, &weight))
+        ;
+    take_shares(p, left, weight);
+    p->sample_count = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        p->ranges[i].first_sample = p->sample_count;
+        p->sample_count += p->ranges[i].sample_count;
+    }
+}
+
 static pd_status blend_members(struct pd_data *data, struct pd_error *err)
 {
     double *weights = calloc(data->train_count, sizeof *weights);
@@ -217,14 +296,22 @@ static pd_status blend_members(struct pd_data *data, struct pd_error *err)
     return PD_OK;
 }
 
+/* Where weights have no say in the order of training, 0 and 1 are the same: for one file, and for validation. */
+static double fingerprint_weight(const struct pd_data *data, uint32_t i)
+{
+    const double weight = data->members[i].weight;
+    return weight == 0 && (data->train_count == 1 || i >= data->train_count) ? 1 : weight;
+}
+
 static void fingerprint_members(struct pd_data *data)
 {
     data->fingerprint[0] = 0;
     data->fingerprint[1] = (uint64_t)(data->member_count & 0xff) << (8 * FINGERPRINT_LANES);
     for (uint32_t i = 0; i < data->member_count; i++) {
         const struct member *member = &data->members[i];
+        const double weight = fingerprint_weight(data, i);
         uint64_t weight_bits;
-        memcpy(&weight_bits, &member->weight, sizeof weight_bits);
+        memcpy(&weight_bits, &weight, sizeof weight_bits);
         const uint64_t words[] = {
             member->scan.digest, member->file.file_bytes, (uint64_t)member->file.format, (uint64_t)member->file.type,
             weight_bits,         i >= data->train_count};
@@ -245,6 +332,7 @@ static pd_status data_build(struct pd_data *data, const struct pd_data_options *
     PD_TRY(split_members(data, options, err)); /* what is wrong with sizes is said before hours of reading */
     PD_TRY(scan_members(data, options->vocab, err));
     if (weighted) PD_TRY(blend_members(data, err));
+    share_validation(&data->parts[PD_SPLIT_VALIDATION], options->validation_samples);
     fingerprint_members(data);
     return PD_OK;
 }
@@ -282,7 +370,7 @@ void pd_data_close(struct pd_data *data)
 
 uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split)
 {
-    return data->parts[split].window_count;
+    return data->parts[split].sample_count;
 }
 
 /* ---- fingerprint ---- */
@@ -323,12 +411,12 @@ pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t e
 
 /* ---- samples ---- */
 
-static const struct range *range_of_window(const struct part *part, uint64_t window)
+static const struct range *range_of_sample(const struct part *part, uint64_t sample)
 {
     uint32_t low = 0, high = part->count - 1;
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (part->ranges[middle].first_window <= window) {
+        if (part->ranges[middle].first_sample <= sample) {
             low = middle;
         } else {
             high = middle - 1;
@@ -350,10 +438,17 @@ static const struct range *locate(const struct pd_data *data, enum pd_split spli
         *ret_window = pd_order_permute(n, data->seed, source + 1ull, k / n, k % n);
         return range;
     }
-    uint64_t n = part->window_count, window = i % n;
-    if (split == PD_SPLIT_TRAIN) window = pd_order_permute(n, data->seed, 0, i / n, window);
-    const struct range *range = range_of_window(part, window);
-    *ret_window = window - range->first_window;
+    const uint64_t n = part->sample_count;
+    if (split == PD_SPLIT_TRAIN) {
+        const uint64_t window = pd_order_permute(n, data->seed, 0, i / n, i % n);
+        const struct range *range = range_of_sample(part, window);
+        *ret_window = window - range->first_sample;
+        return range;
+    }
+    /* The k-th of a file's n samples: evenly over its windows, the same ones at every pass and under every seed. */
+    const struct range *range = range_of_sample(part, i);
+    const uint64_t k = i - range->first_sample;
+    *ret_window = (uint64_t)((unsigned __int128)k * range->window_count / range->sample_count);
     return range;
 }
 
@@ -400,6 +495,9 @@ pd_status pd_data_sample(const struct pd_data *data, enum pd_split split, uint64
 {
     if (data->parts[split].window_count == 0)
         PD_FAIL(err, PD_INVALID, "there is no validation data; name data.validation files or set data.validation_fraction");
+    if (split == PD_SPLIT_VALIDATION && i >= data->parts[split].sample_count)
+        PD_FAIL(err, PD_INVALID, "validation has %" PRIu64 " samples, and number %" PRIu64 " was asked for",
+                data->parts[split].sample_count, i);
     uint32_t context = data->context;
     uint64_t window;
     const struct range *range = locate(data, split, i, &window);

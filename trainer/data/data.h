@@ -7,7 +7,11 @@
  *
  * Several files. Without weights they are one set: an epoch takes every sample of every file once, all permuted together.
  * With weights each file gets its share of the samples, whatever its size, spread evenly over the run (order.h); each file
- * then has epochs of its own, and takes all its samples once before any of them comes again. threads  any, after open
+ * then has epochs of its own, and takes all its samples once before any of them comes again.
+ *
+ * Validation. A pass takes the same samples every time, each once: from every file its share, by weight or else by size, evenly
+ * over the file. A file that has fewer samples than its share gives all of them, and the others give more.
+ *   threads  any, after open
  */
 #ifndef PD_TRAINER_DATA_DATA_H
 #define PD_TRAINER_DATA_DATA_H
@@ -29,11 +33,12 @@ struct pd_data_options {
     const struct pd_data_source *train,
         *validation; /* validation may be empty: the tail fraction of every train file is taken */
     uint32_t train_count, validation_count;
-    double validation_fraction; /* of each train file, its tail, when validation is empty; 0: none */
-    uint32_t context;           /* T */
-    uint32_t vocab;             /* of the model: a larger token is an error that names file and position */
-    bool separate_documents;    /* attention and targets do not cross document bounds */
-    int64_t document_token;     /* token that ends a document (formats without bounds); negative: none */
+    double validation_fraction;  /* of each train file, its tail, when validation is empty; 0: none */
+    uint64_t validation_samples; /* of a pass: fewer where there are fewer windows; 0: every window */
+    uint32_t context;            /* T */
+    uint32_t vocab;              /* of the model: a larger token is an error that names file and position */
+    bool separate_documents;     /* attention and targets do not cross document bounds */
+    int64_t document_token;      /* token that ends a document (formats without bounds); negative: none */
     uint64_t seed;
 };
 
@@ -42,7 +47,7 @@ struct pd_data;
 PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
 void pd_data_close(struct pd_data *data);
 
-uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch */
+uint64_t pd_data_sample_count(const struct pd_data *data, enum pd_split split); /* of one epoch; of one pass of validation */
 /* Of every byte, size, format and weight of all files in their order: what the commit records. Not of names and times: a
  * file may move. */
 void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]);
@@ -51,8 +56,8 @@ void pd_data_fingerprint(const struct pd_data *data, uint64_t ret_fingerprint[2]
 PD_MUST_USE pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],
                                                 struct pd_error *err);
 
-/* Sample number i since the start of the run (training: permuted, epoch after epoch, each with its own permutation;
- * validation: in file order, wrapping). PD_INVALID: there is no validation data.
+/* Sample number i since the start of the run (training: permuted, epoch after epoch, each with its own permutation), or of a
+ * validation pass (in the order of files). PD_INVALID: there is no such validation sample.
  *   tokens, targets (T): targets[t] follows tokens[t]; -1 where it is not to be learned
  *   positions (T): position for RoPE or the position table, restarting at documents when they are kept apart
  *   first (T): first visible position in the sequence (see struct pd_attention)

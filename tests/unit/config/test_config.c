@@ -41,7 +41,7 @@ Test(config, defaults_need_a_directory_and_a_file)
     cr_expect_eq(c.model.vocab, 256);
     cr_expect_eq(c.data.train_count, 1);
     cr_expect_str_eq(c.data.train[0].path, "a.txt");
-    cr_expect_eq(c.data.train[0].weight, 1);
+    cr_expect_eq(c.data.train[0].weight, 0, "without weights files count by size");
     cr_expect_eq(c.batch.sequences, 32);
     cr_expect_eq(c.batch.micro_batch, 4);
     cr_expect_eq(c.batch.context, c.model.context);
@@ -74,7 +74,7 @@ Test(config, every_shape_of_a_file_list)
     cr_expect_eq(c.data.train[1].weight, 0.25);
     cr_expect_str_eq(c.data.train[2].path, "c.bin");
     cr_expect_eq(c.data.train[2].weight, 3);
-    cr_expect_eq(c.data.train[0].weight, 1);
+    cr_expect_eq(c.data.train[0].weight, 0);
     cr_assert_eq(c.data.validation_count, 1);
     cr_expect_str_eq(c.data.validation[0].path, "v.txt");
     pd_config_deinit(&c);

@@ -143,9 +143,9 @@ Test(data, the_validation_tail_is_kept_out_of_training)
     struct pd_data *data = open_ok(&options);
     cr_assert_eq(pd_data_sample_count(data, PD_SPLIT_VALIDATION), 6); /* 100 tokens; 3 of the second are too few */
     cr_assert_eq(pd_data_sample_count(data, PD_SPLIT_TRAIN), 56 + 1);
-    for (uint64_t i = 0; i < 12; i++) {
+    for (uint64_t i = 0; i < 6; i++) {
         struct sample s = get(data, PD_SPLIT_VALIDATION, i);
-        cr_assert_eq(s.tokens[0], 900 + (int)(i % 6) * CONTEXT);
+        cr_assert_eq(s.tokens[0], 900 + (int)i * CONTEXT);
         check_plain(&s);
     }
     for (uint64_t i = 0; i < 57; i++) {
@@ -164,12 +164,86 @@ Test(data, validation_files_are_read_in_order)
     options.validation = validation;
     options.validation_count = 2;
     struct pd_data *data = open_ok(&options);
-    static const int32_t expected[] = {30000, 30016, 50000, 30000};
-    for (uint64_t i = 0; i < 4; i++) {
+    static const int32_t expected[] = {30000, 30016, 50000};
+    for (uint64_t i = 0; i < 3; i++) {
         struct sample s = get(data, PD_SPLIT_VALIDATION, i);
         cr_assert_eq(s.tokens[0], expected[i]);
     }
+    struct sample s;
+    cr_assert_eq(pd_data_sample(data, PD_SPLIT_VALIDATION, 3, s.tokens, s.targets, NULL, NULL, &err), PD_INVALID);
     pd_data_close(data);
+}
+
+/* Windows taken of files that begin at tokens 0, 20000 and 40000, each once; their numbers into `counts`. */
+static void count_validation(const struct pd_data *data, uint32_t counts[3])
+{
+    static bool seen[3][200];
+    memset(seen, 0, sizeof seen);
+    memset(counts, 0, 3 * sizeof *counts);
+    for (uint64_t i = 0; i < pd_data_sample_count(data, PD_SPLIT_VALIDATION); i++) {
+        struct sample s = get(data, PD_SPLIT_VALIDATION, i);
+        const int32_t file = s.tokens[0] / 20000, window = s.tokens[0] % 20000 / CONTEXT;
+        check_plain(&s);
+        cr_assert(!seen[file][window], "window %d of file %d comes twice", window, file);
+        seen[file][window] = true;
+        counts[file]++;
+    }
+    for (int file = 0; file < 3; file++) /* evenly over the file: the last quarter is not left out */
+        for (int w = 0, late = 0; counts[file] >= 8 && w < 200; w++)
+            if ((late += seen[file][w] && w >= 30) == 0 && w == 199) cr_assert_fail("file %d ends unseen", file);
+}
+
+Test(data, validation_is_spread_over_all_files_and_takes_no_window_twice)
+{
+    struct pd_data_source train = {test_write_u16("t.bin", 1000, 0, 65536), PD_DATA_AUTO, 0};
+    struct pd_data_source files[] = {{test_write_u16("a.bin", 160 * CONTEXT + 1, 0, 65536), PD_DATA_AUTO, 0},
+                                     {test_write_u16("b.bin", 40 * CONTEXT + 1, 20000, 65536), PD_DATA_AUTO, 0},
+                                     {test_write_u16("c.bin", 5 * CONTEXT + 1, 40000, 65536), PD_DATA_AUTO, 0}};
+    static const struct {
+        double weights[3];
+        uint64_t wanted;
+        uint32_t counts[3];
+    } cases[] = {
+        {{0, 0, 0}, 41, {32, 8, 1}},     /* by size */
+        {{0, 0, 0}, 1000, {160, 40, 5}}, /* more than there is: all of it */
+        {{0, 0, 0}, 0, {160, 40, 5}},    /* all was asked for */
+        {{0, 0, 0}, 204, {159, 40, 5}},  {{1, 1, 1}, 12, {4, 4, 4}},
+        {{1, 1, 1}, 31, {13, 13, 5}}, /* the third has no more */
+        {{1, 1, 2}, 40, {17, 18, 5}},    {{2, 1, 1}, 120, {77, 38, 5}},
+        {{1, 3, 1}, 200, {155, 40, 5}},
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        struct pd_data_options options = options_of(&train, 1);
+        uint32_t counts[3];
+        for (int i = 0; i < 3; i++)
+            files[i].weight = cases[n].weights[i];
+        options.validation = files;
+        options.validation_count = 3;
+        options.validation_samples = cases[n].wanted;
+        struct pd_data *data = open_ok(&options);
+        count_validation(data, counts);
+        for (int i = 0; i < 3; i++)
+            cr_assert_leq(abs((int)counts[i] - (int)cases[n].counts[i]), 1, "case %zu: file %d gives %u", n, i, counts[i]);
+        uint64_t expected = cases[n].wanted && cases[n].wanted < 205 ? cases[n].wanted : 205;
+        cr_assert_eq(pd_data_sample_count(data, PD_SPLIT_VALIDATION), expected, "case %zu", n);
+        cr_assert_eq(counts[0] + counts[1] + counts[2], expected, "case %zu", n);
+        pd_data_close(data);
+    }
+}
+
+/* A checkpoint of an earlier version, which took a weight of 1 for one that is not given, is still this data's. */
+Test(data, the_weight_of_a_file_alone_does_not_matter)
+{
+    struct pd_data_source source = {test_write_u16("a.bin", 1000, 0, 65536), PD_DATA_AUTO, 0};
+    uint64_t without[2], with[2];
+    for (int i = 0; i < 2; i++) {
+        source.weight = i;
+        struct pd_data_options options = options_of(&source, 1);
+        struct pd_data *data = open_ok(&options);
+        pd_data_fingerprint(data, i ? with : without);
+        pd_data_close(data);
+    }
+    cr_assert_arr_eq(with, without, sizeof with);
 }
 
 Test(data, documents_are_kept_apart_at_their_token)
