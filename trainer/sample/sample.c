@@ -1,6 +1,7 @@
 #include "trainer/sample/sample.h"
 
 #include "ckpt/base/cpu.h"
+#include "ckpt/base/log.h"
 #include "ckpt/store/store.h"
 #include "resharder/load/load.h"
 #include "trainer/model/init.h"
@@ -272,10 +273,26 @@ static void push(struct sampler *s, int32_t token)
     s->window[s->filled++] = token;
 }
 
+/* What the model will not have seen is said before the first token. */
+static void log_forgotten(const struct sampler *s)
+{
+    const uint32_t prompt = s->options->prompt_count;
+    if (prompt > s->length)
+        pd_log_warn("sample", "the prompt has %u tokens and the model's context %u: only its last %u are seen", prompt,
+                    s->length, s->filled);
+    else if ((uint64_t)prompt + s->options->count > (uint64_t)s->length + 1)
+        pd_log_warn(
+            "sample",
+            "the model's context is %u tokens: whenever it is full, the older half is dropped, the prompt first; up to "
+            "--count=%u nothing is",
+            s->length, s->length + 1 - prompt);
+}
+
 static pd_status generate(struct sampler *s, struct pd_error *err)
 {
     for (uint32_t i = 0; i < s->options->prompt_count; i++)
         push(s, s->options->prompt[i]);
+    log_forgotten(s);
     for (uint32_t i = 0; i < s->options->count; i++) {
         PD_TRY(forward(s, err));
         int32_t token = draw(s, i);
