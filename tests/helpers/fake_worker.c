@@ -3,6 +3,7 @@
  *
  *   done           success                          wait         serve signals until told to leave
  *   kill:R         rank R kills itself              deaf         hear nothing, for ever
+ *   kill:R+S       ranks R and S, at once           kill-starter rank 0 kills what started it
  *   step+kill:R    the same, after a commit         exit:CODE    leave without a word
  *   fail:S         all ranks end with status S      one:R:S      rank R ends with status S, the others with PD_PEER_LOST
  *
@@ -103,14 +104,14 @@ static bool is_dead(int process)
 }
 
 /* It dies when all have begun, and the others end when it is dead: a rank that is slow to begin changes nothing. */
-static int kill_rank(uint32_t rank)
+static int kill_ranks(uint32_t rank, uint32_t other)
 {
     const bool is_alone = launched.transport == PD_TRANSPORT_LOCAL;
     for (uint32_t r = 0; !is_alone && r < launched.ranks; r++)
         while (!process_of(r))
             usleep(1000);
-    if (launched.rank == rank) raise(SIGKILL);
-    while (!is_dead(process_of(rank)))
+    if (launched.rank == rank || launched.rank == other) raise(SIGKILL);
+    while (!is_dead(process_of(rank)) || !is_dead(process_of(other)))
         usleep(1000);
     return end_with(PD_PEER_LOST, "a peer is gone");
 }
@@ -143,9 +144,18 @@ static int follow(const char *word)
             pause();
     if (!strncmp(word, "step+kill:", 10) && pd_parse_u64(word + 10, &rank)) {
         if (launched.rank == 0) commit();
-        return kill_rank((uint32_t)rank);
+        return kill_ranks((uint32_t)rank, (uint32_t)rank);
     }
-    if (!strncmp(word, "kill:", 5) && pd_parse_u64(word + 5, &rank)) return kill_rank((uint32_t)rank);
+    if (!strcmp(word, "kill-starter")) {
+        if (launched.rank == 0) kill(getppid(), SIGKILL);
+        for (;;)
+            pause();
+    }
+    if (sscanf(word, "kill:%15[0-9]+", first) == 1 && pd_parse_u64(first, &rank)) {
+        number = rank;
+        if (word[5 + strlen(first)] == '+' && !pd_parse_u64(word + 6 + strlen(first), &number)) return 64;
+        return kill_ranks((uint32_t)rank, (uint32_t)number);
+    }
     if (!strncmp(word, "exit:", 5) && pd_parse_u64(word + 5, &number)) return (int)number;
     if (!strncmp(word, "fail:", 5) && pd_parse_u64(word + 5, &number))
         return end_together((pd_status)number, "rank 0: as planned");

@@ -1,4 +1,4 @@
-/* One start of all ranks: spawn, watch, pass signals on, and say at the end what ended it.
+/* One start of all ranks: spawn, watch, pass signals on, and judge the end (judge.h).
  *
  *   invariants  1. when pd_launch_job_run returns, no worker of this host is left
  *               2. a request to leave reaches every worker of this host that has begun or will begin, once; workers of
@@ -8,21 +8,13 @@
 #ifndef PD_TRAINER_LAUNCH_JOB_H
 #define PD_TRAINER_LAUNCH_JOB_H
 
-#include "trainer/launch/starter.h"
+#include "trainer/launch/judge.h"
 
 /* What the user asked for so far; lives as long as the launch. */
 struct pd_launch_requests {
     int signals; /* signalfd */
     bool wants_leave, wants_abort;
     uint32_t saves, interrupts;
-};
-
-struct pd_launch_verdict {
-    pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
-    uint32_t lost;    /* ranks that ended without a word */
-    bool has_begun;   /* a worker came up, and if it was not killed joined the others */
-    bool was_cut_off; /* somebody killed the starter, or the one worker of local ranks */
-    char message[sizeof((struct pd_error *)0)->message];
 };
 
 /* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */

@@ -21,6 +21,7 @@
 #define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
 #define PAUSE_MS_MAX 5000
 #define DIR_PREFIX ".launch-"
+#define NOBODY UINT32_MAX
 
 struct launch_state {
     const struct pd_launch *launch;
@@ -31,6 +32,7 @@ struct launch_state {
     uint64_t step;                     /* newest committed at the last start */
     char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
     uint32_t restarts, idle_restarts;  /* all; since the last progress */
+    uint32_t died;                     /* the rank that died at the last end, without progress since; or NOBODY */
     char last_words[sizeof((struct pd_error *)0)->message];
 };
 
@@ -38,7 +40,6 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
 {
     launch->dir = config->run.dir;
     launch->ranks = config->layout.ranks;
-    launch->threads = config->layout.threads;
     launch->transport = config->layout.transport;
     launch->restart_ranks = config->restart.ranks;
     launch->restart_ranks_count = config->restart.ranks_count;
@@ -57,13 +58,17 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     return PD_OK;
 }
 
-/* Ranks that are threads of one process took no device with them. */
-static uint32_t next_ranks(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+/* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there, and where
+ * ranks of other hosts are gone, those that are left go on. */
+static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     const struct pd_launch *launch = state->launch;
+    const uint32_t ranks = state->start.ranks, died_before = state->died;
+    state->died = verdict->next == PD_LAUNCH_REPLACE ? verdict->first_lost : NOBODY;
     if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
-    if (state->start.transport == PD_TRANSPORT_LOCAL) return state->start.ranks;
-    return verdict->lost < state->start.ranks ? state->start.ranks - verdict->lost : 1;
+    if (verdict->next != PD_LAUNCH_REPLACE) return ranks;
+    if (verdict->is_lost_here && verdict->first_lost != died_before) return ranks;
+    return verdict->lost < ranks ? ranks - verdict->lost : 1;
 }
 
 /* ---- what follows an end ---- */
@@ -76,22 +81,18 @@ static void step_look(struct launch_state *state)
     if (!state->has_step || step > state->step) {
         state->idle_restarts = 0;
         state->last_words[0] = '\0';
+        state->died = NOBODY;
     }
     state->has_step = true;
     state->step = step;
 }
 
-static void say_step(const struct launch_state *state, char *ret_text, size_t bytes)
+static void step_text(const struct launch_state *state, char *ret_text, size_t bytes)
 {
     if (state->has_step)
         snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
     else
         snprintf(ret_text, bytes, "%s", state->found[0] ? "what its ranks find whole" : "the beginning");
-}
-
-static bool is_repeatable(pd_status status)
-{
-    return status == PD_PEER_LOST || status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
 }
 
 static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
@@ -102,7 +103,7 @@ static bool is_the_same_again(const struct launch_state *state, const struct pd_
 static pd_status fail_stuck(const struct launch_state *state, const struct pd_launch_verdict *verdict, struct pd_error *err)
 {
     char from[48];
-    say_step(state, from, sizeof from);
+    step_text(state, from, sizeof from);
     PD_FAIL(err, PD_STUCK,
             "no progress beyond %s in %s; the last: %.600s. Remove the cause, then run the same command again", from,
             pd_counted(state->launch->restart_limit, "restart").text, verdict->message);
@@ -127,8 +128,7 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
     *ret_is_over = true;
     if (verdict->status == PD_OK) return PD_OK;
     if (state->requests.wants_abort) PD_FAIL(err, PD_STOPPED, "interrupted twice: left without saving");
-    if (verdict->status == PD_STOPPED || !is_repeatable(verdict->status))
-        PD_FAIL(err, verdict->status, "%s", verdict->message);
+    if (verdict->next == PD_LAUNCH_END) PD_FAIL(err, verdict->status, "%s", verdict->message);
     if (state->requests.wants_leave)
         PD_FAIL(err, PD_PEER_LOST, "left, and the last save is missing: %.800s", verdict->message);
     if (!verdict->has_begun && !verdict->was_cut_off && state->restarts == 0) return fail_before_begin(state, verdict, err);
@@ -145,10 +145,10 @@ static pd_status judge(struct launch_state *state, const struct pd_launch_verdic
 
 /* ---- the life of a launch ---- */
 
-static void say_start(const struct launch_state *state)
+static void log_start(const struct launch_state *state)
 {
     char from[48], which[32] = "starting";
-    say_step(state, from, sizeof from);
+    step_text(state, from, sizeof from);
     if (state->restarts) snprintf(which, sizeof which, "restart %u:", state->restarts);
     if (!state->has_step && state->found[0]) pd_log(PD_LOG_WARN, MODULE, "%s", state->found);
     pd_log(PD_LOG_INFO, MODULE, "%s %u rank%s (%s%s%s) from %s", which, state->start.ranks,
@@ -156,7 +156,7 @@ static void say_start(const struct launch_state *state)
            state->start.transport == PD_TRANSPORT_LOCAL ? "threads of one process" : "processes", from);
 }
 
-static void say_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+static void log_end(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     pd_log(PD_LOG_WARN, MODULE, "%s; restart %u of %u without progress follows", verdict->message, state->idle_restarts,
            state->launch->restart_limit);
@@ -179,11 +179,11 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
     for (;;) {
         struct pd_launch_verdict verdict;
         bool is_over;
-        say_start(state);
+        log_start(state);
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &verdict, err));
         pd_status st = judge(state, &verdict, &is_over, err);
         if (is_over) return st;
-        say_end(state, &verdict);
+        log_end(state, &verdict);
         if (pause_before_restart(state))
             PD_FAIL(err, PD_STOPPED, "asked to leave between two starts: %.800s", verdict.message);
     }
@@ -272,8 +272,7 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 {
     const struct pd_launch *launch = state->launch;
     enum pd_transport transport;
-    state->start = (struct pd_start){
-        .threads = launch->threads, .dir = dir, .worker = launch->worker, .layout = state->layout.settings};
+    state->start = (struct pd_start){.dir = dir, .worker = launch->worker, .layout = state->layout.settings};
     PD_TRY(choose_layout(state, launch->ranks, false, err));
     PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
     state->start.transport = transport;
@@ -287,7 +286,7 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
-    struct launch_state state = {.launch = launch};
+    struct launch_state state = {.launch = launch, .died = NOBODY};
     if (is_a_rank())
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "

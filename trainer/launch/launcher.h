@@ -27,7 +27,6 @@ struct pd_launch {
     const char *const *worker; /* argv of a worker, NULL at the end; the first is a path */
     const char *dir;           /* where the private directory of the launch is made; NULL: that of temporary files */
     uint32_t ranks;            /* 0: as many as choose says */
-    uint32_t threads;          /* a rank; 0: the rank's share of the cores */
     enum pd_transport transport;
     const uint32_t *restart_ranks; /* of the 1st, 2nd, ... restart; then what is left */
     uint32_t restart_ranks_count, restart_limit;

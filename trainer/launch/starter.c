@@ -59,9 +59,9 @@ static const char *own_starter(void)
 }
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
-static const char *const exported[] = {PD_LAUNCH_ENV_DIR,     PD_LAUNCH_ENV_RANKS,     PD_LAUNCH_ENV_THREADS,
-                                       PD_LAUNCH_ENV_RESTART, PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT,
-                                       PD_LAUNCH_ENV_LAYOUT,  PD_LAUNCH_ENV_TRACE};
+static const char *const exported[] = {PD_LAUNCH_ENV_DIR,       PD_LAUNCH_ENV_RANKS,  PD_LAUNCH_ENV_RESTART,
+                                       PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT, PD_LAUNCH_ENV_LAYOUT,
+                                       PD_LAUNCH_ENV_TRACE};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 static bool exports_by_word(void)
@@ -176,7 +176,6 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_LAYOUT, start->layout ? start->layout : "", 1);
     setenv(PD_LAUNCH_ENV_TRACE, "", 0);
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
-    set_number(PD_LAUNCH_ENV_THREADS, start->threads);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);
     if (start->transport == PD_TRANSPORT_MPI) mpi_environment_set();

@@ -10,7 +10,7 @@
 
 struct pd_start {
     enum pd_transport transport; /* LOCAL or MPI */
-    uint32_t ranks, threads, restart;
+    uint32_t ranks, restart;
     const char *dir;           /* for notes */
     const char *layout;        /* settings for the ranks; NULL or "": none */
     const char *const *worker; /* argv, NULL at the end */

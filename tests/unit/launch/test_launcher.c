@@ -246,14 +246,58 @@ Test(launcher, a_run_that_ends_well)
     expect_error_says("ok");
 }
 
-Test(launcher, a_killed_rank_is_left_out)
+Test(launcher, a_killed_rank_is_started_again)
 {
-    struct pd_launch mpi = launch_of(WORKER("step+kill:1,done"), PD_TRANSPORT_MPI, 3);
+    struct pd_launch mpi = launch_of(WORKER("step+kill:1,step+kill:1,done"), PD_TRANSPORT_MPI, 3);
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(starts(0), 3);
+    cr_assert_eq(starts(2), 3);
+    cr_assert_eq(last_ranks(), 3, "a newer checkpoint came between");
+    expect_no_orphan(3);
+}
+
+Test(launcher, a_rank_that_dies_twice_without_progress_is_left_out)
+{
+    struct pd_launch mpi = launch_of(WORKER("kill:1,kill:1,done"), PD_TRANSPORT_MPI, 3);
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(starts(0), 3);
+    cr_assert_eq(starts(2), 2);
+    cr_assert_eq(last_ranks(), 2);
+}
+
+Test(launcher, ranks_of_another_host_are_left_out_at_once)
+{
+    setenv("PERDURE_TEST_HOSTS", "2", 1);
+    struct pd_launch mpi = launch_of(WORKER("kill:3,done"), PD_TRANSPORT_MPI, 4);
     cr_assert_eq(launch(&mpi), 0);
     cr_assert_eq(starts(0), 2);
-    cr_assert_eq(starts(2), 1);
-    cr_assert_eq(last_ranks(), 2);
-    expect_no_orphan(3);
+    cr_assert_eq(last_ranks(), 3, "nobody knows whether that host can start it");
+}
+
+Test(launcher, ranks_that_die_together_are_counted)
+{
+    struct pd_launch mpi = launch_of(WORKER("kill:1+2"), PD_TRANSPORT_MPI, 5);
+    mpi.restart_limit = 0;
+    cr_assert_eq(launch(&mpi), 93);
+    expect_error_says("the last: rank ");
+    expect_error_says(", and 1 more rank with it");
+    expect_error_does_not_say("rank 0 ");
+    mpi.worker = WORKER("kill:1+2,kill:1+2,kill:1+2,done");
+    mpi.restart_limit = 3;
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_leq(last_ranks(), 3, "two are lost, not one");
+}
+
+Test(launcher, a_killed_starter_is_named_and_costs_no_rank)
+{
+    struct pd_launch mpi = launch_of(WORKER("kill-starter,done"), PD_TRANSPORT_MPI, 3);
+    mpi.restart_limit = 0;
+    cr_assert_eq(launch(&mpi), 93);
+    expect_error_says("the last: mpirun (process ");
+    expect_error_says(") was killed by SIGKILL, and its ranks with it");
+    mpi.restart_limit = 3;
+    cr_assert_eq(launch(&mpi), 0);
+    cr_assert_eq(last_ranks(), 3);
 }
 
 Test(launcher, a_killed_local_process_starts_again_as_it_was)

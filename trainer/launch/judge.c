@@ -1,0 +1,316 @@
+#include "trainer/launch/judge.h"
+
+#include "trainer/run/note.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LOST_TOGETHER_NS UINT64_C(700000000) /* the starter ends the other ranks a second after the first is gone */
+
+/* ---- what happened ---- */
+
+/* The note, the rank and the words that a row's sentence is made of. */
+struct facts {
+    const struct pd_launch_end *end;
+    struct pd_launch_verdict *verdict;
+    bool is_success, has_come_up;
+    uint32_t rank; /* of the note */
+    struct pd_note_ended note;
+    char how[96]; /* "killed by SIGKILL", "exit code 3" */
+};
+
+/* Starters give the signal of a rank as 128 + number; before a rank has begun such a code is their own. */
+static void describe_end(const struct facts *f, char *ret_text, size_t bytes)
+{
+    const int status = f->end->status;
+    int number = WIFSIGNALED(status)                           ? WTERMSIG(status)
+                 : f->has_come_up && WEXITSTATUS(status) > 128 ? WEXITSTATUS(status) - 128
+                                                               : 0;
+    const char *name = number ? sigabbrev_np(number) : NULL;
+    if (name)
+        snprintf(ret_text, bytes, "killed by SIG%s", name);
+    else
+        snprintf(ret_text, bytes, "exit code %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+/* The scheduler, a user or the kernel ended the starter: nothing that was asked for is wrong. */
+static bool was_ended_from_outside(int status)
+{
+    if (!WIFSIGNALED(status)) return false;
+    const int number = WTERMSIG(status);
+    return number == SIGKILL || number == SIGTERM || number == SIGHUP || number == SIGINT;
+}
+
+static bool is_mpi(const struct facts *f)
+{
+    return f->end->start->transport == PD_TRANSPORT_MPI;
+}
+
+static bool is_without_a_word(const struct pd_launch_end *end, uint32_t rank)
+{
+    struct pd_note_ended note;
+    return end->processes[rank].is_gone && !pd_note_read_ended(end->start->dir, rank, &note);
+}
+
+/* Ranks that ended without a word about when the first of them did; later ones were ended by the starter. */
+static void count_lost(const struct pd_launch_end *end, struct pd_launch_verdict *v)
+{
+    uint64_t first_ns = UINT64_MAX;
+    for (uint32_t r = 0; r < end->count; r++) {
+        if (!is_without_a_word(end, r) || end->processes[r].gone_ns >= first_ns) continue;
+        first_ns = end->processes[r].gone_ns;
+        v->first_lost = r;
+    }
+    v->is_lost_here = true;
+    for (uint32_t r = 0; first_ns < UINT64_MAX && r < end->count; r++) {
+        if (!is_without_a_word(end, r) || end->processes[r].gone_ns - first_ns > LOST_TOGETHER_NS) continue;
+        v->lost++;
+        v->is_lost_here &= end->processes[r].is_here;
+    }
+}
+
+static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_verdict *v)
+{
+    struct facts f = {.end = end, .verdict = v};
+    const int status = end->status;
+    const bool was_killed = !WIFEXITED(status) || (WEXITSTATUS(status) > 128 && WEXITSTATUS(status) != 128 + SIGXFSZ);
+    for (uint32_t r = 0; r < end->count; r++) {
+        f.has_come_up |= end->processes[r].has_begun;
+        v->has_begun |= pd_note_read_ready(end->start->dir, r);
+    }
+    v->has_begun |= f.has_come_up && was_killed;
+    f.is_success = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    v->was_cut_off = was_ended_from_outside(status);
+    if (!f.is_success) count_lost(end, v);
+    describe_end(&f, f.how, sizeof f.how);
+    return f;
+}
+
+/* ---- when a row holds ---- */
+
+typedef bool wanted(pd_status status);
+
+/* The note of the lowest rank whose status is wanted. */
+static bool find_note(struct facts *f, wanted *is_wanted)
+{
+    for (uint32_t r = 0; r < f->end->count; r++) {
+        if (!pd_note_read_ended(f->end->start->dir, r, &f->note) || !is_wanted(f->note.status)) continue;
+        f->rank = r;
+        return true;
+    }
+    return false;
+}
+
+static bool is_mendable_by_repeating(pd_status status)
+{
+    return status == PD_BUG || status == PD_NO_MEMORY || status == PD_DEVICE_LOST;
+}
+
+/* Not what others end with because of it. */
+static bool is_cause(pd_status status)
+{
+    return status != PD_OK && status != PD_PEER_LOST && status != PD_STOPPED;
+}
+
+static bool is_stopped(pd_status status)
+{
+    return status == PD_STOPPED;
+}
+
+static bool is_peer_lost(pd_status status)
+{
+    return status == PD_PEER_LOST;
+}
+
+static bool names_final_cause(struct facts *f)
+{
+    return find_note(f, is_cause) && !is_mendable_by_repeating(f->note.status);
+}
+
+static bool names_passing_cause(struct facts *f)
+{
+    return find_note(f, is_cause);
+}
+
+/* Notes lie in it, and what the ranks need to start again. */
+static bool is_directory_gone(struct facts *f)
+{
+    return !f->is_success && access(f->end->start->dir, F_OK) != 0;
+}
+
+/* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
+static bool is_starter_killed(struct facts *f)
+{
+    struct pd_note_ended note;
+    bool is_one_missing = false;
+    for (uint32_t r = 0; r < f->end->count; r++)
+        is_one_missing |= !pd_note_read_ended(f->end->start->dir, r, &note);
+    return is_mpi(f) && f->verdict->was_cut_off && is_one_missing;
+}
+
+static bool is_worker_lost(struct facts *f)
+{
+    return !is_mpi(f) && f->verdict->lost;
+}
+
+/* A starter gives the code of the rank that it saw end first, which on a busy machine is one that left because of the lost
+ * one: then it is not how that one died. */
+static bool is_rank_lost_beside_another(struct facts *f)
+{
+    struct pd_note_ended note;
+    if (!f->verdict->lost || !WIFEXITED(f->end->status)) return false;
+    for (uint32_t r = 0; r < f->end->count; r++)
+        if (pd_note_read_ended(f->end->start->dir, r, &note) &&
+            pd_status_exit_code(note.status) == WEXITSTATUS(f->end->status))
+            return true;
+    return false;
+}
+
+static bool is_rank_lost(struct facts *f)
+{
+    return f->verdict->lost;
+}
+
+static bool has_left(struct facts *f)
+{
+    return find_note(f, is_stopped);
+}
+
+/* It is out of sight, on another host, or stuck: the others go on without it. */
+static bool has_silent_peer(struct facts *f)
+{
+    if (!find_note(f, is_peer_lost)) return false;
+    f->verdict->lost = 1;
+    f->verdict->is_lost_here = false;
+    return true;
+}
+
+static bool is_success(struct facts *f)
+{
+    return f->is_success;
+}
+
+static bool says_nothing(struct facts *f)
+{
+    return f->has_come_up;
+}
+
+static bool always(struct facts *f)
+{
+    (void)f;
+    return true;
+}
+
+/* ---- the table: the first row that holds counts ---- */
+
+enum { OF_NOTE = -1 };
+
+/* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0 whatever they
+ * have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that was lost first, %O
+ * the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory. */
+static const struct row {
+    bool (*holds)(struct facts *);
+    int status; /* OF_NOTE: the note's */
+    enum pd_launch_next next;
+    const char *sentence;
+} rows[] = {
+    // clang-format off
+    {names_final_cause,           OF_NOTE,      PD_LAUNCH_END,     "%N"},
+    {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
+    {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted meanwhile; put it back, then run this again"},
+    {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
+    {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
+    {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},
+    {is_rank_lost,                PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) died: %H%O"},
+    {has_left,                    PD_STOPPED,   PD_LAUNCH_END,     "%N"},
+    {has_silent_peer,             PD_PEER_LOST, PD_LAUNCH_REPLACE, "%N"},
+    {is_success,                  PD_OK,        PD_LAUNCH_END,     ""},
+    {says_nothing,                PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S ended (%H) and no rank says why"},
+    {always,                      PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S ended (%H) before a rank had begun"},
+    // clang-format on
+};
+
+/* ---- sentences ---- */
+
+/* Ranks that agreed upon a failure, and threads of one process, have put the rank in front themselves. */
+static void add_note(const struct facts *f, FILE *out)
+{
+    if (is_mpi(f) && !pd_error_names_rank(f->note.message)) fprintf(out, "rank %u: ", f->rank);
+    fprintf(out, "%.900s", f->note.message);
+}
+
+static void add_others(const struct pd_launch_verdict *v, FILE *out)
+{
+    if (v->lost > 1) fprintf(out, ", and %u more %s with it", v->lost - 1, v->lost == 2 ? "rank" : "ranks");
+}
+
+/* The directory for notes lies in the run's. */
+static void add_directory(const struct pd_start *start, FILE *out)
+{
+    const char *slash = strrchr(start->dir, '/');
+    fprintf(out, "run.dir (%.*s)", slash ? (int)(slash - start->dir) : 0, start->dir);
+}
+
+static void add_word(const struct facts *f, char letter, FILE *out)
+{
+    const struct pd_launch_process *first = &f->end->processes[f->verdict->first_lost];
+    switch (letter) {
+    case 'N':
+        add_note(f, out);
+        return;
+    case 'P':
+        fprintf(out, "%d", first->process ? first->process : f->end->starter);
+        return;
+    case 'R':
+        fprintf(out, "%u", f->verdict->first_lost);
+        return;
+    case 'O':
+        add_others(f->verdict, out);
+        return;
+    case 'S':
+        fputs(f->end->starter_name, out);
+        return;
+    case 'Q':
+        fprintf(out, "%d", f->end->starter);
+        return;
+    case 'H':
+        fputs(f->how, out);
+        return;
+    case 'D':
+        add_directory(f->end->start, out);
+        return;
+    default:
+        PD_CHECK(!"a letter of the table");
+    }
+}
+
+static void write_sentence(const struct facts *f, const char *sentence, char *ret_text, size_t bytes)
+{
+    FILE *out = fmemopen(ret_text, bytes, "w");
+    ret_text[0] = '\0';
+    if (!out) return;
+    for (const char *p = sentence; *p; p++) {
+        if (*p == '%')
+            add_word(f, *++p, out);
+        else
+            fputc(*p, out);
+    }
+    (void)fclose(out); /* cut where it is too long, as snprintf would */
+    ret_text[bytes - 1] = '\0';
+}
+
+void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *ret_verdict)
+{
+    *ret_verdict = (struct pd_launch_verdict){.status = PD_OK};
+    struct facts f = facts_of(end, ret_verdict);
+    const struct row *row = rows;
+    while (!row->holds(&f))
+        row++;
+    ret_verdict->status = row->status == OF_NOTE ? f.note.status : (pd_status)row->status;
+    ret_verdict->next = row->next;
+    if (row->next != PD_LAUNCH_REPLACE) ret_verdict->lost = 0;
+    write_sentence(&f, row->sentence, ret_verdict->message, sizeof ret_verdict->message);
+}

@@ -1,0 +1,44 @@
+/* How a start has ended, and what follows. All of it is one table in judge.c, a row an ending: what must hold, the status,
+ * what follows, and the launcher's sentence. */
+#ifndef PD_TRAINER_LAUNCH_JUDGE_H
+#define PD_TRAINER_LAUNCH_JUDGE_H
+
+#include "trainer/launch/starter.h"
+
+/* What is known of a process of ranks: its note of the beginning, and whether it is gone. */
+struct pd_launch_process {
+    int32_t process;
+    bool has_begun, is_here, is_gone;
+    uint64_t gone_ns; /* when that was seen */
+};
+
+/* What is known when the starter is gone. Notes are read from start->dir. */
+struct pd_launch_end {
+    const struct pd_start *start;
+    const char *starter_name;
+    int starter;                               /* its process */
+    int status;                                /* as waitpid gives it */
+    const struct pd_launch_process *processes; /* (count) */
+    uint32_t count;                            /* 1 for LOCAL, else ranks */
+};
+
+enum pd_launch_next {
+    PD_LAUNCH_END,    /* nothing: the run is over, or starting again mends nothing */
+    PD_LAUNCH_REPEAT, /* start again as it was; a cause that a rank names twice in the same words is final */
+    PD_LAUNCH_REPLACE /* start again: in full where the lost ranks can be started here, otherwise with those that are left */
+};
+
+struct pd_launch_verdict {
+    pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
+    enum pd_launch_next next;
+    uint32_t lost;       /* ranks that ended without a word */
+    uint32_t first_lost; /* the first of them, where lost is not 0 */
+    bool is_lost_here;   /* they ran on this host, which can start them again */
+    bool has_begun;      /* a rank has joined the others, or was killed before it could */
+    bool was_cut_off;    /* somebody killed the starter, or the one worker of local ranks */
+    char message[sizeof((struct pd_error *)0)->message];
+};
+
+void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *ret_verdict);
+
+#endif
