@@ -1,7 +1,9 @@
 #include "ckpt/base/log.h"
 #include "offload/device.h"
 #include "tools/command.h"
+#include "trainer/launch/launcher.h"
 
+#include <fcntl.h>
 #include <perdure_source_id.h>
 #include <poll.h>
 #include <signal.h>
@@ -41,6 +43,15 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
     return PD_OK;
 }
 
+/* Started without them, a program would get their numbers for files of its own. What is written to a stdout that is closed
+ * fails, as it should. */
+static void fill_descriptors(void)
+{
+    static const int modes[] = {O_RDONLY, O_RDONLY, O_RDWR};
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(70);
+}
+
 static bool reader_left(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO};
@@ -50,11 +61,14 @@ static bool reader_left(void)
 int main(int argc, char **argv)
 {
     struct pd_error err = {0};
+    if (argc >= 2 && strcmp(argv[1], "train") == 0)
+        pd_launch_signals_hold(); /* first: TERM in the first moment is honoured */
+    fill_descriptors();
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN); /* a closed stdout is an error of its own, not the end of a run */
     pd_status status = run(argc, argv, &err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
-    if (lost && reader_left()) return pd_status_exit_code(PD_IO); /* `| head` has seen enough: nothing to say */
+    if (lost && reader_left()) return pd_status_exit_code(status == PD_IO ? PD_OK : status); /* `| head` has seen enough */
     if (status == PD_OK && lost) status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
     if (status != PD_OK && err.message[0]) fprintf(stderr, "perdure: %s\n", err.message);
     return pd_status_exit_code(status);

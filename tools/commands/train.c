@@ -11,6 +11,7 @@
 #include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
+#include "trainer/launch/claim.h"
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
 #include "trainer/run/directories.h"
@@ -27,6 +28,7 @@
 #include <unistd.h>
 
 #define OVERRIDES_MAX 128
+#define BUSY_WAIT_MS 10000 /* an earlier launch may be about to leave */
 
 struct train {
     bool json;
@@ -284,13 +286,41 @@ static pd_status hand_on_trace(const struct pd_config *config, const char *file,
     return PD_OK;
 }
 
-static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+/* A run's metrics and config.yaml are those of one line of checkpoints: a start that would begin another one beside it is
+ * refused. Directories that are not there now (a disk that is not mounted) and those that hold no checkpoint have no say. */
+static pd_status check_same_checkpoints(const struct pd_config *config, struct pd_error *err)
+{
+    char usual[4200];
+    struct pd_run_tiers before, now;
+    pd_run_tiers_of_run(config->run.dir, &before);
+    if (!before.count) { /* none elsewhere: in the usual place, if any */
+        snprintf(usual, sizeof usual, "%.4000s/checkpoints", config->run.dir);
+        before.count = 1;
+        snprintf(before.tiers[0].dir, sizeof before.tiers[0].dir, "%.4095s", usual);
+    }
+    pd_run_tiers_of_config(config, &now);
+    for (uint32_t i = 0; i < now.count; i++)
+        for (uint32_t k = 0; k < before.count; k++)
+            if (is_same_directory(now.tiers[i].dir, before.tiers[k].dir)) return PD_OK;
+    before.is_quiet = now.is_quiet = true;
+    (void)!pd_run_tiers_look(&before, NULL);
+    (void)!pd_run_tiers_look(&now, NULL);
+    const struct pd_run_tier *old = pd_run_tiers_newest(&before);
+    if (!old || pd_run_tiers_newest(&now)) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "the run in %.400s has its checkpoints in %.400s, the newest of step %llu, and this configuration names %.400s, "
+            "which "
+            "has none: name the directory that has them, move them there, or choose another run.dir",
+            config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
+}
+
+static pd_status launch_claimed(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     char path[4096], self[4096];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length < 0) PD_FAIL_ERRNO(err, errno, "/proc/self/exe: where this program lies");
     self[length] = '\0';
-    PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
+    PD_TRY(check_same_checkpoints(config, err));
     private_config_path(config, path);
     pd_status st = pd_worker_write_config(config, path, err);
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
@@ -300,6 +330,16 @@ static pd_status launch(const struct pd_config *config, struct pd_launch_chooser
     pd_launch_configure(&l, config);
     st = pd_launch_run(&l, err);
     unlink(path);
+    return st;
+}
+
+static pd_status launch(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+{
+    int claim = -1;
+    PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
+    PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
+    const pd_status st = launch_claimed(config, chooser, err);
+    pd_launch_claim_drop(claim);
     return st;
 }
 
@@ -330,7 +370,6 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     bool done;
     PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, &t.json, &done, err));
     if (done) return PD_OK;
-    if (!t.print_config) pd_launch_signals_hold();
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));

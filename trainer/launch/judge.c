@@ -208,9 +208,9 @@ static bool always(struct facts *f)
 
 enum { OF_NOTE = -1 };
 
-/* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0 whatever they
- * have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that was lost first, %O
- * the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory. */
+/* Causes that a rank names come first: what others end with follows from them. Ranks that left together end with 0
+ * whatever they have to say, so notes come before success. In sentences: %N the note, %P the process and %R the rank that
+ * was lost first, %O the others lost with it, %S the starter and %Q its process, %H how it ended, %D the run's directory. */
 static const struct row {
     bool (*holds)(struct facts *);
     int status; /* OF_NOTE: the note's */
@@ -220,7 +220,7 @@ static const struct row {
     // clang-format off
     {names_final_cause,           OF_NOTE,      PD_LAUNCH_END,     "%N"},
     {names_passing_cause,         OF_NOTE,      PD_LAUNCH_REPEAT,  "%N"},
-    {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted meanwhile; put it back, then run this again"},
+    {is_directory_gone,           PD_IO,        PD_LAUNCH_END,     "%D was moved or deleted; put it back, then run this again"},
     {is_starter_killed,           PD_PEER_LOST, PD_LAUNCH_REPEAT,  "%S (process %Q) was %H, and its ranks with it"},
     {is_worker_lost,              PD_PEER_LOST, PD_LAUNCH_REPEAT,  "the worker (process %P) ended without a word: %H"},
     {is_rank_lost_beside_another, PD_PEER_LOST, PD_LAUNCH_REPLACE, "rank %R (process %P) ended without a word%O"},

@@ -58,8 +58,8 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     return PD_OK;
 }
 
-/* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there, and where
- * ranks of other hosts are gone, those that are left go on. */
+/* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there,
+ * and where ranks of other hosts are gone, those that are left go on. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     const struct pd_launch *launch = state->launch;

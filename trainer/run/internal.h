@@ -1,5 +1,6 @@
-/* One rank of a run: what open.c makes, loop.c steps with, and worker.c takes through both. Everything here is written by the
- * rank's own thread; the saver's thread and those of tiers reach `engine`, `tiers` and groups as save.h and tiers.h say. */
+/* One rank of a run: what open.c makes, loop.c steps with, and worker.c takes through both. Everything here is written by
+ * the rank's own thread; the saver's thread and those of tiers reach `engine`, `tiers` and groups as save.h and tiers.h
+ * say. */
 #ifndef PD_TRAINER_RUN_INTERNAL_H
 #define PD_TRAINER_RUN_INTERNAL_H
 

@@ -2,9 +2,9 @@
  *
  *   [step -> advance -> validate -> agree -> metrics -> begin a save]* -> last save -> leave
  *
- * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes nothing, so
- * what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended on all ranks is
- * part of the same agreement, so all ranks act on the same outcomes at the same step. */
+ * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes
+ * nothing, so what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended
+ * on all ranks is part of the same agreement, so all ranks act on the same outcomes at the same step. */
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/clock.h"
@@ -135,12 +135,23 @@ static pd_status advance(struct run *r, const struct pd_step_result *result, str
     return PD_OK;
 }
 
+/* The state has advanced: what is saved of this step has its validation loss, whenever a signal comes. So nobody is asked
+ * to leave before the pass has ended. */
+static pd_status validate_whole(struct run *r, double *ret_loss, struct pd_error *err)
+{
+    bool (*const should_leave)(void *) = r->engine->should_leave;
+    r->engine->should_leave = NULL;
+    const pd_status st = pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err);
+    r->engine->should_leave = should_leave;
+    return st;
+}
+
 static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
 {
     const uint64_t every = r->config->validation.every, step = r->state.identity.step;
     *ret_loss = NAN;
     if (!every || (step % every && step != r->config->run.steps)) return PD_OK;
-    PD_TRY(pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err));
+    PD_TRY(validate_whole(r, ret_loss, err));
     if (!(r->state.best_validation_loss <= *ret_loss)) r->state.best_validation_loss = *ret_loss;
     return PD_OK;
 }

@@ -8,17 +8,16 @@
  * state until it is copied. Training waits for the rest of that copy, in pd_saver_unpin, and in pd_saver_start for a save
  * before it that is still under way.
  *
- * State in files is not copied: start writes what of the newest generation is still in memory, the thread finishes the file
- * (tables, one sync), links it, and commits; the pin ends with the link. From then on the file has two names, and an update
- * that replaces it removes one of them.
+ * State in files is not copied: start writes what of the newest generation is still in memory, the thread finishes the
+ * file (tables, one sync), links it, and commits; the pin ends with the link. From then on the file has two names, and an
+ * update that replaces it removes one of them.
  *
  *   invariants  1. from start until unpin has returned nothing changes the state that is saved
  *               2. a save ends alike on all ranks, in the order of starts; but ranks learn of it at different times, so they
  *                  agree on pd_saver_finished before they act on what pd_saver_collect says
  *               3. the tiers, their first group and the writers' buffers are the thread's own while a save is under way
  *   memory      everything is taken by pd_saver_new, but for what the store takes and gives back in a save
- *   threads     one caller, beside the saver's own
- */
+ *   threads     one caller, beside the saver's own */
 #ifndef PD_TRAINER_RUN_SAVE_H
 #define PD_TRAINER_RUN_SAVE_H
 

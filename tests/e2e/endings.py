@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""How a launch ends, and what it says: a table of endings, each with the exit code and the words that it must have. What a run
+records does not depend on signals; one launch owns a run directory; descriptors that are closed are nobody's."""
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import harness
+
+CONFIG = """
+run: {{seed: 3, steps: 12}}
+model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 32, heads: 2, kv_heads: 2, head_size: 16, ffn: 64}}
+data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
+batch: {{sequences: 4, micro_batch: 2, context: 64}}
+validation: {{every: 2, sequences: 4}}
+checkpoint: {{every: 4}}
+layout: {{ranks: 2, transport: local, threads: 1}}
+"""
+
+
+class Bench:
+    def __init__(self, workspace, config):
+        self.workspace, self.config = workspace, config
+
+    def command(self, directory, *words):
+        return [self.workspace.perdure, "train", self.config, f"run.dir={directory}", *words]
+
+    def start(self, directory, *words, **environment):
+        return subprocess.Popen(self.command(directory, *words), env=dict(os.environ, PERDURE_PROGRESS="off", **environment),
+                                stderr=subprocess.PIPE, text=True)
+
+    def run(self, directory, *words, **options):
+        return subprocess.run(self.command(directory, *words), env=dict(os.environ, PERDURE_PROGRESS="off"), capture_output=True,
+                              text=True, timeout=harness.PATIENCE, check=False, **options)
+
+
+def expect(name, code, found, words, text):
+    if code != found or not re.search(words, text):
+        raise harness.Failure(f"{name}: exit {found}, not {code}, or \"{words}\" is not said:\n{text}")
+
+
+def closed_descriptors(bench, transport):
+    """A program that is started without stdin, stdout or stderr trains all the same."""
+    for closed in ([0], [1], [2], [0, 1], [0, 1, 2]):
+        directory = bench.workspace.directory("closed")
+        shell = " ".join(f"{fd}>&-" if fd else "0<&-" for fd in closed)
+        words = " ".join(f"'{word}'" for word in bench.command(directory, f"layout.transport={transport}"))
+        code = subprocess.call(["sh", "-c", f"exec {words} {shell}"], env=dict(os.environ, PERDURE_PROGRESS="off"),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=harness.PATIENCE)
+        if code != 0 or len(harness.losses(directory)) != 12:
+            raise harness.Failure(f"descriptors {closed} closed over {transport}: exit {code}")
+
+
+def moved(bench, transport):
+    for what in ("moved", "deleted"):
+        directory = bench.workspace.directory(what)
+        with bench.start(directory, "run.steps=100000", f"layout.transport={transport}") as run:
+            harness.wait_for(lambda: harness.steps_done(directory) >= 5 or run.poll() is not None, "five steps")
+            os.rename(directory, directory + ".away")
+            if what == "deleted":
+                subprocess.call(["rm", "-rf", directory + ".away"])
+            log = run.communicate(timeout=harness.PATIENCE)[1]
+        expect(f"run.dir {what} over {transport}", 74, run.returncode, re.escape(directory), log)
+        expect(f"run.dir {what} over {transport}", 74, run.returncode, "moved or deleted|No such file", log)
+
+
+def first_moments(bench):
+    """From the moment that the program is loaded a signal asks to leave."""
+    directory = bench.workspace.directory("early")
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for ms in (0, 5, 15, 30, 60):
+            with bench.start(directory, "run.steps=100000") as run:
+                status = f"/proc/{run.pid}/status"
+                harness.wait_for(lambda: re.search(r"SigBlk:\s*0*[1-9a-f]", harness.read(status)) or run.poll() is not None, "signals wait",
+                                 0.0005)
+                time.sleep(ms / 1000)
+                run.send_signal(number)
+                log = run.communicate(timeout=harness.PATIENCE)[1]
+            expect(f"signal {number} after {ms} ms", 75, run.returncode, "asked to leave", log)
+
+
+def during_validation(bench, undisturbed):
+    """TERM waits for a validation that has begun: the step is saved with its line, and a resumed run's record is the undisturbed one's."""
+    directory = bench.workspace.directory("validating")
+    with bench.start(directory, PERDURE_FAULT="worker.stepped@0:4:stop", PERDURE_FAULT_ONCE=directory + ".stopped") as run:
+        worker = harness.wait_stopped(run)
+        os.kill(worker, signal.SIGTERM)  # it comes before the validation of step 4
+        os.kill(worker, signal.SIGCONT)
+        log = run.communicate(timeout=harness.PATIENCE)[1]
+    expect("TERM before a validation", 75, run.returncode, "the state of step 4 is saved", log)
+    bench.workspace.train(bench.config, directory)
+    for path in (undisturbed, directory):
+        rows = [json.loads(line) for line in harness.read(os.path.join(path, "metrics.jsonl")).splitlines()]
+        found = {row["step"]: row.get("validation_loss") for row in rows}
+        best = json.loads(bench.workspace.command(["ckpt", "show", path, "--json"]).stdout)["best_validation_loss"]
+        if path == undisturbed:
+            expected = found, best
+    if (found, best) != expected:
+        raise harness.Failure(f"validation after TERM: {found}, best {best}\nundisturbed: {expected}")
+
+
+def one_owner(bench):
+    directory, other = bench.workspace.directory("owned"), bench.workspace.directory("other")
+    with bench.start(directory, "run.steps=100000") as first:
+        harness.wait_for(lambda: harness.steps_done(directory) >= 5 or first.poll() is not None, "five steps")
+        begun = time.monotonic()
+        with bench.start(directory, f"checkpoint.dir={other}") as second:
+            line = second.stderr.readline()
+            at_once = time.monotonic() - begun
+            log = line + second.communicate(timeout=harness.PATIENCE)[1]
+        expect("a second launch, at once", 74, second.returncode, f"waiting for another launch .*process {first.pid} of this host", line)
+        expect("a second launch", 74, second.returncode, f"another launch is using {re.escape(directory)} .process {first.pid}", log)
+        with bench.start(directory) as third:
+            third.stderr.readline()
+            third.send_signal(signal.SIGTERM)
+            expect("TERM to one that waits", 75, third.wait(timeout=harness.PATIENCE), "", "")
+        first.send_signal(signal.SIGTERM)
+        expect("the first launch", 75, first.wait(timeout=harness.PATIENCE), "", "")
+    if at_once > 5:
+        raise harness.Failure(f"the second launch said after {at_once:.1f} s for whom it waits")
+    if os.path.exists(os.path.join(other, "step")) or "other" in harness.read(os.path.join(directory, "config.yaml")):
+        raise harness.Failure("the refused launch wrote to the run of the other")
+    before = harness.read(os.path.join(directory, "metrics.jsonl"))
+    result = bench.run(directory, f"checkpoint.dir={other}")
+    expect("other checkpoints in a run", 78, result.returncode, "name the directory that has them, move them there, or choose another run.dir",
+           result.stderr)
+    if before != harness.read(os.path.join(directory, "metrics.jsonl")):
+        raise harness.Failure("the refused launch wrote metrics")
+    os.rename(os.path.join(directory, "checkpoints"), other)
+    result = bench.run(directory, f"checkpoint.dir={other}", f"run.steps={before.count(chr(10)) + 5}")
+    expect("checkpoints that were moved", 0, result.returncode, "resumed at step", result.stderr)
+
+
+def closed_pipe(bench, undisturbed):
+    for words in (["ckpt", "ls"], ["ckpt", "show", "--config"], ["ckpt", "stats"], ["ckpt", "stats", "--json"], ["sample", "--count=400"]):
+        for _ in range(3):
+            read_end, write_end = os.pipe()
+            os.close(read_end)
+            run = subprocess.run([bench.workspace.perdure, *words[:2], undisturbed, *words[2:]] if words[0] == "ckpt" else
+                                 [bench.workspace.perdure, words[0], undisturbed, *words[1:]], stdout=write_end, stderr=subprocess.PIPE, text=True,
+                                 check=False, timeout=harness.PATIENCE)
+            os.close(write_end)
+            if run.returncode != 0 or "stdout" in run.stderr:
+                raise harness.Failure(f"{words} into a pipe that is closed: exit {run.returncode}\n{run.stderr}")
+
+
+def body(workspace, arguments):
+    transport = arguments[0] if arguments else "local"
+    bench = Bench(workspace, workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000)))))
+    closed_descriptors(bench, transport)
+    moved(bench, transport)
+    if transport == "local":
+        undisturbed = workspace.directory("undisturbed")
+        workspace.train(bench.config, undisturbed)
+        first_moments(bench)
+        during_validation(bench, undisturbed)
+        one_owner(bench)
+        closed_pipe(bench, undisturbed)
+    print(f"endings over {transport} ranks: each with its exit code and its words")
+
+
+if __name__ == "__main__":
+    harness.main(body)

@@ -1,0 +1,17 @@
+/* One launch owns a run: from pd_launch_claim until its process ends nobody else trains in the same run.dir, whatever
+ * their directories of checkpoints are. The claim is a lock on the directory itself, so nothing is left behind, and the
+ * kernel gives it up when the process dies, however it dies. */
+#ifndef PD_TRAINER_LAUNCH_CLAIM_H
+#define PD_TRAINER_LAUNCH_CLAIM_H
+
+#include "ckpt/base/status.h"
+#include <stdint.h>
+
+/* Where another launch has the run: says at once whom it waits for, and waits `wait_ms` at most. File systems that lock no
+ * directories (NFS) have no such claim: there the claim of each directory of checkpoints (ckpt/store) keeps launches apart.
+ *   errors   PD_BUSY: the other launch, by its process; PD_STOPPED: a signal asked to leave meanwhile
+ *   signals  those of pd_launch_signals_hold are blocked */
+PD_MUST_USE pd_status pd_launch_claim(const char *run_dir, uint32_t wait_ms, int *ret_claim, struct pd_error *err);
+void pd_launch_claim_drop(int claim); /* below 0: there is none */
+
+#endif
