@@ -1,12 +1,15 @@
 /* Where the bytes of a save come from: this rank's boxes in memory, or its newest generation of state in files. One table
  * of functions with two rows (save_source.c); save.c is the queue above it.
  *
- *   begin    the caller's thread, right after an update: nothing changes the state until `pins` says so
+ *   begin    the caller's thread, right after an update: the state does not change before on_copied
  *   ready    the saver's thread, before ranks meet: what must have ended on this rank before its shard can be written
  *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
  *
- *   state in memory   begin: on a GPU the copy to the host's mirror starts.  ready: it has arrived.  write: the boxes are copied
- *   state in files    begin: what is still in memory is written.  ready: tables and one sync.  write: the file gets one more name */
+ *              state in memory                             state in files
+ *   begin      on a GPU the copy to the mirror starts      what is still in memory is written
+ *   ready      it has arrived                              tables and one sync
+ *   write      the boxes are copied                        the file gets one more name
+ */
 #ifndef PD_TRAINER_RUN_SAVE_SOURCE_H
 #define PD_TRAINER_RUN_SAVE_SOURCE_H
 
