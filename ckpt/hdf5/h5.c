@@ -1,7 +1,7 @@
 /* The HDF5 library and a file driver of our own for it, in the one file that knows hdf5.h.
  *
  *   invariants  1. the library never touches a disk: the driver reads and writes sparse pages in memory, and drops chunks,
- * whose places the caller decides
+ *                  whose places the caller decides
  *               2. every return of the library is looked at; its error stack is never printed and ends in our message
  *               3. one mutex around the library, which need not be built thread-safe
  *               4. nothing depends on time, environment or address: the same calls give the same bytes

@@ -1,5 +1,5 @@
 /* HDF5 files built in memory: groups, contiguous datasets whose place in the file is known at once, chunked datasets whose
- * chunks lie wherever the caller says, virtual datasets, static text attributes. The only VFS to the HDF5 library; nothing
+ * chunks lie wherever the caller says, virtual datasets, static text attributes. The only way to the HDF5 library; nothing
  * of it appears here.
  *
  * A dataset reserves its bytes and writes none: the caller puts them at the returned offset. Paths are absolute; groups that
@@ -43,8 +43,8 @@ PD_MUST_USE pd_status pd_h5_dataset(struct pd_h5_file *file, const char *path, e
                                     const uint64_t *shape, uint64_t *ret_offset, struct pd_error *err);
 /* A dataset in chunks of shape `chunk_shape`, through the filters shuffle and zstd, of which neither runs here: chunk c of
  * the grid, in row-major order, lies at chunks[c]. They must lie behind everything that this library allocates
- * (pd_h5_end_set), so a file is planned with places far away and patched later (h5_index.h). ret_header: of
- * pd_h5_index_find. */
+ * (pd_h5_end_set), so a file is planned with places far away and patched later (object_index.h). ret_header: the
+ * dataset's object header, which pd_h5_index_find takes. */
 #define PD_H5_FAR_AWAY (UINT64_C(1) << 56)
 PD_MUST_USE pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
                                     const uint64_t *shape, const uint64_t *chunk_shape, int zstd_level,

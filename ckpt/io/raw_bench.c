@@ -1,6 +1,7 @@
 #include "ckpt/io/raw_bench.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
+#include "ckpt/io/transfer_ring.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,8 +13,9 @@ struct pd_raw_bench {
     struct pd_queue *queue;
     uint64_t block_bytes, buffer_bytes;
     uint32_t depth;
-    char *buffers;
-    struct pd_transfer *transfers; /* (depth): transfer i uses block i of the buffers */
+    char *buffers;                  /* those of the slots */
+    struct pd_transfer_slot *slots; /* (depth) */
+    struct pd_transfer_ring ring;   /* of every run: drained when one ends */
 };
 
 static void fill(char *data, uint64_t bytes)
@@ -43,8 +45,8 @@ pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t de
         bench->buffers = buffers;
         madvise(buffers, bench->buffer_bytes, MADV_HUGEPAGE); /* as the buffers of a run; a refusal changes nothing */
     }
-    bench->transfers = calloc(bench->depth, sizeof *bench->transfers);
-    if (!st && (!bench->buffers || !bench->transfers))
+    bench->slots = calloc(bench->depth, sizeof *bench->slots);
+    if (!st && (!bench->buffers || !bench->slots))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM, "%" PRIu64 " bytes of I/O buffers", bench->buffer_bytes);
     if (!st) fill(bench->buffers, bench->buffer_bytes);
     if (!st) st = pd_queue_open(vfs, bench->buffers, bench->buffer_bytes, &bench->queue, err);
@@ -53,6 +55,7 @@ pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t de
         return st;
     }
     if (bench->depth > pd_queue_depth(bench->queue)) bench->depth = pd_queue_depth(bench->queue);
+    pd_transfer_ring_init(&bench->ring, bench->queue, bench->slots, bench->depth, bench->buffers, bench->block_bytes);
     *ret_bench = bench;
     return PD_OK;
 }
@@ -62,7 +65,7 @@ void pd_raw_bench_free(struct pd_raw_bench *bench)
     if (!bench) return;
     pd_queue_close(bench->queue);
     if (bench->buffers) munmap(bench->buffers, bench->buffer_bytes);
-    free(bench->transfers);
+    free(bench->slots);
     free(bench);
 }
 
@@ -72,44 +75,44 @@ struct progress {
     struct pd_file *file;
     bool is_write;
     uint64_t next, bytes; /* offset of the next block to send */
-    uint32_t in_flight;
 };
 
-static pd_status send_block(struct pd_raw_bench *bench, struct progress *progress, uint32_t slot, struct pd_error *err)
+/* The next block of one of the `count` (1 or 2) files that move at once. A slot stays with the file that it began with, so
+ * that reads and writes stay balanced, and helps the other one at its end; then it is released. */
+static pd_status send_next(struct pd_raw_bench *bench, struct progress *files, uint32_t count, struct pd_transfer_slot *slot,
+                           struct pd_error *err)
 {
-    uint64_t left = progress->bytes - progress->next;
-    struct pd_transfer *transfer = &bench->transfers[slot];
-    *transfer = (struct pd_transfer){
-        .file = progress->file,
-        .data = bench->buffers + (uint64_t)slot * bench->block_bytes,
-        .offset = progress->next,
-        .bytes = left < bench->block_bytes ? left : bench->block_bytes,
-        .is_write = progress->is_write,
-    };
-    PD_TRY(pd_queue_submit(bench->queue, &transfer, 1, err));
-    progress->next += transfer->bytes;
-    progress->in_flight++;
-    return PD_OK;
+    struct progress *mine = &files[slot->number % count];
+    if (mine->next == mine->bytes) mine = &files[(slot->number + 1) % count];
+    const uint64_t left = mine->bytes - mine->next, bytes = left < bench->block_bytes ? left : bench->block_bytes;
+    if (bytes == 0) {
+        pd_transfer_ring_release(&bench->ring, slot);
+        return PD_OK;
+    }
+    const struct pd_transfer transfer = {
+        .file = mine->file, .offset = mine->next, .bytes = bytes, .is_write = mine->is_write};
+    mine->next += bytes;
+    return pd_transfer_ring_submit(&bench->ring, slot, &transfer, err);
 }
 
-/* Always drains: a buffer in flight must not be unmapped. The first failure stops the sending and is returned. */
-static pd_status move_all(struct pd_raw_bench *bench, struct progress *progress, struct pd_error *err)
+static pd_status keep_moving(struct pd_raw_bench *bench, struct progress *files, uint32_t count, struct pd_error *err)
 {
-    pd_status st = PD_OK;
-    for (uint32_t slot = 0; !st && slot < bench->depth && progress->next < progress->bytes; slot++)
-        st = send_block(bench, progress, slot, err);
-    while (progress->in_flight) {
-        struct pd_transfer *done[16];
-        uint32_t count = 0;
-        PD_TRY(pd_queue_reap(bench->queue, done, 16, &count, err));
-        progress->in_flight -= count;
-        for (uint32_t i = 0; i < count; i++) {
-            if (!st) st = pd_transfer_error(done[i], err);
-            uint32_t slot = (uint32_t)(done[i] - bench->transfers);
-            if (!st && progress->next < progress->bytes) st = send_block(bench, progress, slot, err);
-        }
+    for (uint32_t i = 0; i < bench->depth; i++)
+        PD_TRY(send_next(bench, files, count, pd_transfer_ring_take(&bench->ring), err));
+    for (;;) {
+        struct pd_transfer_slot *slot = NULL;
+        PD_TRY(pd_transfer_ring_next(&bench->ring, &slot, err));
+        if (!slot) return PD_OK;
+        PD_TRY(pd_transfer_error(&slot->transfer, err));
+        PD_TRY(send_next(bench, files, count, slot, err));
     }
-    return st;
+}
+
+static pd_status move_all(struct pd_raw_bench *bench, struct progress *files, uint32_t count, struct pd_error *err)
+{
+    pd_status st = keep_moving(bench, files, count, err);
+    const pd_status drained = pd_transfer_ring_drain(&bench->ring, st ? NULL : err);
+    return st ? st : drained;
 }
 
 static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh, struct pd_error *err)
@@ -121,7 +124,7 @@ static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64
         st = pd_file_preallocate(progress.file, bytes, err);
         if (st == PD_UNSUPPORTED) st = PD_OK;
     }
-    if (!st) st = move_all(bench, &progress, err);
+    if (!st) st = move_all(bench, &progress, 1, err);
     if (!st) st = pd_file_sync(progress.file, err);
     pd_status closed = pd_file_close(progress.file, st ? NULL : err);
     return st ? st : closed;
@@ -156,7 +159,7 @@ pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64
     struct progress progress = {.bytes = bytes};
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_file_open(bench->vfs, path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress.file, err));
-    pd_status st = move_all(bench, &progress, err);
+    pd_status st = move_all(bench, &progress, 1, err);
     pd_status closed = pd_file_close(progress.file, st ? NULL : err);
     if (st || closed) return st ? st : closed;
     *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
@@ -164,34 +167,6 @@ pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64
 }
 
 /* ---- both at once ---- */
-
-/* A slot goes on in the direction it began with, so that reads and writes stay balanced, and helps the other at its end. */
-static pd_status send_mixed(struct pd_raw_bench *bench, struct progress *progress, uint32_t slot, bool is_write,
-                            struct pd_error *err)
-{
-    struct progress *mine = &progress[is_write];
-    if (mine->next == mine->bytes) mine = &progress[!is_write];
-    return mine->next < mine->bytes ? send_block(bench, mine, slot, err) : PD_OK;
-}
-
-static pd_status move_mixed(struct pd_raw_bench *bench, struct progress *progress, struct pd_error *err)
-{
-    pd_status st = PD_OK;
-    for (uint32_t slot = 0; !st && slot < bench->depth; slot++)
-        st = send_mixed(bench, progress, slot, slot % 2, err);
-    while (progress[0].in_flight + progress[1].in_flight) {
-        struct pd_transfer *done[16];
-        uint32_t count = 0;
-        PD_TRY(pd_queue_reap(bench->queue, done, 16, &count, err));
-        for (uint32_t i = 0; i < count; i++) {
-            bool is_write = done[i]->is_write;
-            progress[is_write].in_flight--;
-            if (!st) st = pd_transfer_error(done[i], err);
-            if (!st) st = send_mixed(bench, progress, (uint32_t)(done[i] - bench->transfers), is_write, err);
-        }
-    }
-    return st;
-}
 
 pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path, uint64_t bytes,
                              double *ret_seconds, struct pd_error *err)
@@ -203,7 +178,7 @@ pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, 
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_file_open(bench->vfs, read_path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress[0].file, err));
     pd_status st = pd_file_open(bench->vfs, write_path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &progress[1].file, err);
-    if (!st) st = move_mixed(bench, progress, err);
+    if (!st) st = move_all(bench, progress, 2, err);
     pd_status closed = progress[1].file ? pd_file_close(progress[1].file, st ? NULL : err) : PD_OK;
     pd_file_close_readonly(progress[0].file);
     if (st || closed) return st ? st : closed;

@@ -168,7 +168,7 @@ static void warn_unregistered(int reason)
             strerror_r(reason, text, sizeof text), remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
 }
 
-static void say_unregistered(struct pd_vfs *vfs, uint64_t bytes, int result)
+static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int result)
 {
     struct uring_vfs *mine = vfs->context;
     if (!atomic_exchange(&mine->registers, false)) return;
@@ -194,7 +194,7 @@ static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue)
     result = is_mapped ? EOPNOTSUPP : register_buffers(mine, &queue->ring, queue->buffers, queue->buffer_bytes);
     if (result) {
         queue->buffer_bytes = 0;
-        say_unregistered(vfs, queue->wished_bytes, result);
+        log_unregistered(vfs, queue->wished_bytes, result);
     }
     return 0;
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAID_MAX 16u
+#define LOGGED_MAX 16u
 
 /* ---- VFSs ---- */
 
@@ -62,20 +62,20 @@ void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...)
 
 /* One line per file system and process, whose ranks may be threads: the fallback is correct, only slower, and must be known.
  */
-static void say_buffered(struct pd_file *file, const char *when)
+static void log_buffered(struct pd_file *file, const char *when)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t devices[SAID_MAX];
+    static uint64_t devices[LOGGED_MAX];
     static uint32_t count;
     struct pd_stat st = {0};
     if (file->vfs->ops->file_stat(file, &st) != 0) return;
     pthread_mutex_lock(&mutex);
-    bool said = count == SAID_MAX;
+    bool is_logged = count == LOGGED_MAX;
     for (uint32_t i = 0; i < count; i++)
-        said = said || devices[i] == st.device;
-    if (!said) devices[count++] = st.device;
+        is_logged = is_logged || devices[i] == st.device;
+    if (!is_logged) devices[count++] = st.device;
     pthread_mutex_unlock(&mutex);
-    if (!said)
+    if (!is_logged)
         pd_log_warn("io", "%s: this file system refuses direct I/O at %s; buffered I/O is used and may be slower",
                     file->path, when);
 }
@@ -85,7 +85,7 @@ bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno)
     if (sys_errno != EINVAL || !was_direct) return false;
     if (!atomic_load(&file->direct)) return true; /* another transfer met it first */
     if (file->vfs->ops->set_buffered(file) != 0) return false;
-    if (atomic_exchange(&file->direct, false)) say_buffered(file, "the first transfer");
+    if (atomic_exchange(&file->direct, false)) log_buffered(file, "the first transfer");
     return true;
 }
 
@@ -128,7 +128,7 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
         PD_FAIL_ERRNO(err, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
     }
     atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);
-    if (refused) say_buffered(file, "open");
+    if (refused) log_buffered(file, "open");
     *ret_file = file;
     return PD_OK;
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #define THREADS_MAX 16u
-#define AUTO_LEVEL 1 /* the fastest: on state of numbers the others save no more */
 
 struct chunked_box {
     uint64_t header; /* of the dataset, in the file */
@@ -28,7 +27,6 @@ struct pd_shard_chunks {
     uint64_t begin, most_bytes, next; /* file offsets: of the first chunk; of the one that is placed next */
     uint64_t last_bytes;              /* of the file written last */
     uint64_t placed;
-    struct pd_shard_rates rates;
     struct pd_zstd *zstd[THREADS_MAX]; /* made when first used */
 };
 
@@ -48,13 +46,11 @@ pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_code
 {
     struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};
     uint64_t level = 0;
-    if (strcmp(text, "auto") == 0) {
-        codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = AUTO_LEVEL, .is_auto = true};
-    } else if (strncmp(text, "zstd:", 5) == 0 && pd_parse_u64(text + 5, &level) && level <= INT_MAX) {
+    if (strncmp(text, "zstd:", 5) == 0 && pd_parse_u64(text + 5, &level) && level <= INT_MAX) {
         codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = (int)level};
         PD_TRY(check_level(codec.level, err));
     } else if (strcmp(text, "none") != 0) {
-        PD_FAIL(err, PD_INVALID, "compression \"%s\" is not known; it is none, zstd:1 to zstd:%d, or auto", text,
+        PD_FAIL(err, PD_INVALID, "compression \"%s\" is not known; it is none, or zstd:1 to zstd:%d", text,
                 PD_SHARD_LEVEL_MAX);
     }
     *ret_codec = codec;
@@ -157,7 +153,7 @@ uint64_t pd_shard_chunks_most_bytes(const struct pd_shard_chunks *chunks)
 
 uint64_t pd_shard_chunks_expected_bytes(const struct pd_shard_chunks *chunks)
 {
-    return chunks->codec.is_auto ? chunks->most_bytes : chunks->last_bytes;
+    return chunks->last_bytes;
 }
 
 const struct pd_shard_codec *pd_shard_chunks_codec(const struct pd_shard_chunks *chunks)
@@ -172,11 +168,6 @@ pd_status pd_shard_chunks_zstd(struct pd_shard_chunks *chunks, uint32_t thread, 
     if (!chunks->zstd[thread]) PD_TRY(pd_zstd_new(&chunks->zstd[thread], err));
     *ret_zstd = chunks->zstd[thread];
     return PD_OK;
-}
-
-struct pd_shard_rates *pd_shard_chunks_rates(struct pd_shard_chunks *chunks)
-{
-    return &chunks->rates;
 }
 
 /* ---- saving ---- */

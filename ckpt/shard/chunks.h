@@ -1,8 +1,7 @@
 /* The chunks of compressed shards as their writer knows them: cut when the file is planned, placed anew at every save.
  *
- *   plan   new -> add (a box of a page and more) ... -> plan            (HDF5 lays out datasets and indexes, places far
- * away) save   begin -> place (one chunk after the other) ... -> seal        (rows of the table, indexes and end of the
- * file)
+ *   plan   new -> add (a box of a page and more) ... -> plan      (HDF5 lays out datasets and indexes, places far away)
+ *   save   begin -> place (one chunk after the other) ... -> seal (rows of the table, indexes and end of the file)
  *
  * Chunks follow each other in the order of boxes, each on pages of its own, behind all that HDF5 laid out; only the trailer
  * follows them. So a save needs nothing of HDF5, and what it stores ends where it ends.
@@ -11,7 +10,6 @@
 #define PD_CKPT_SHARD_CHUNKS_H
 
 #include "ckpt/hdf5/h5.h"
-#include "ckpt/shard/rates.h"
 #include "ckpt/shard/table.h"
 
 struct pd_zstd;
@@ -31,14 +29,12 @@ void pd_shard_chunks_count(const struct pd_shard_chunks *chunks, struct pd_shard
 PD_MUST_USE pd_status pd_shard_chunks_plan(struct pd_shard_chunks *chunks, const struct pd_h5_pages *pages, void *table,
                                            uint64_t file_bytes, struct pd_error *err);
 uint64_t pd_shard_chunks_most_bytes(const struct pd_shard_chunks *chunks);     /* of the file, if nothing shrinks */
-uint64_t pd_shard_chunks_expected_bytes(const struct pd_shard_chunks *chunks); /* by the save before; auto: the most */
+uint64_t pd_shard_chunks_expected_bytes(const struct pd_shard_chunks *chunks); /* by the save before */
 
 const struct pd_shard_codec *pd_shard_chunks_codec(const struct pd_shard_chunks *chunks);
 /* One for each thread that compresses at a time. */
 PD_MUST_USE pd_status pd_shard_chunks_zstd(struct pd_shard_chunks *chunks, uint32_t thread, struct pd_zstd **ret_zstd,
                                            struct pd_error *err);
-/* What `auto` has learnt so far, over the saves of a writer. */
-struct pd_shard_rates *pd_shard_chunks_rates(struct pd_shard_chunks *chunks);
 
 void pd_shard_chunks_begin(struct pd_shard_chunks *chunks);
 /* The next chunk: returns where it lies. */

@@ -1,13 +1,14 @@
-/* The file in pieces (shard_pieces.h), several on their way:
+/* The file in pieces (pieces.h), several on their way:
  *
  *   free --read--> arrived, verified --write--> free
  *
  *   invariants  1. nothing is written that was not verified, except pages that the file's own tables cover: those are
  *                  verified in the file that was made
- *               2. buffers are lent until everything is back, also after a failure */
+ *               2. nothing is in flight when the copy returns, also after a failure */
 #include "ckpt/shard/copy.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/io/transfer_ring.h"
 #include "ckpt/shard/open.h"
 #include "ckpt/shard/pieces.h"
 
@@ -17,20 +18,14 @@
 #define SLOT_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
 #define NAP_NS UINT64_C(20000000)
 
-struct slot {
-    struct pd_transfer transfer;
-    unsigned char *buffer;
-    struct pd_shard_piece piece;
-    bool is_free;
-};
-
 struct copy {
     const struct pd_shard_copy *request;
     struct pd_shard *source;
     struct pd_file *target;
     struct pd_queue *queue;
-    struct slot slots[SLOTS];
-    uint32_t in_flight;
+    struct pd_transfer_slot slots[SLOTS];
+    struct pd_transfer_ring ring;
+    struct pd_shard_piece pieces[SLOTS]; /* what each slot holds, by its number */
     uint64_t slot_bytes;
     struct pd_shard_cursor cursor; /* next to read */
     uint64_t start_ns, begun_bytes;
@@ -57,79 +52,53 @@ static pd_status wait_for_turn(struct copy *c)
     return PD_OK;
 }
 
-static pd_status submit(struct copy *c, struct slot *slot)
+static pd_status start_read(struct copy *c, struct pd_transfer_slot *slot)
 {
-    struct pd_transfer *transfer = &slot->transfer;
-    slot->is_free = false;
-    PD_TRY(pd_queue_submit(c->queue, &transfer, 1, c->err));
-    c->in_flight++;
+    struct pd_shard_piece *piece = &c->pieces[slot->number];
+    *piece = pd_shard_cut_piece(c->source, &c->cursor, c->slot_bytes);
+    c->begun_bytes += piece->bytes;
+    const struct pd_transfer transfer = {
+        .file = c->source->file, .offset = piece->offset, .bytes = piece->bytes, .what = "read of a copy between tiers"};
+    return pd_transfer_ring_submit(&c->ring, slot, &transfer, c->err);
+}
+
+/* What was read is verified and written. */
+static pd_status start_write(struct copy *c, struct pd_transfer_slot *slot)
+{
+    const struct pd_shard_piece *piece = &c->pieces[slot->number];
+    PD_TRY(pd_shard_verify_piece(c->source, piece, slot->buffer, c->err));
+    const struct pd_transfer transfer = {.file = c->target,
+                                         .offset = piece->offset,
+                                         .bytes = piece->bytes,
+                                         .is_write = true,
+                                         .what = "write of a copy between tiers"};
+    return pd_transfer_ring_submit(&c->ring, slot, &transfer, c->err);
+}
+
+/* ret_slot NULL: nothing was in flight. */
+static pd_status finish_one(struct copy *c, struct pd_transfer_slot **ret_slot)
+{
+    PD_TRY(pd_transfer_ring_next(&c->ring, ret_slot, c->err));
+    if (!*ret_slot) return PD_OK;
+    PD_TRY(pd_transfer_error(&(*ret_slot)->transfer, c->err));
+    if (!(*ret_slot)->transfer.is_write) return start_write(c, *ret_slot);
+    pd_transfer_ring_release(&c->ring, *ret_slot);
     return PD_OK;
-}
-
-static pd_status start_read(struct copy *c, struct slot *slot)
-{
-    slot->piece = pd_shard_cut_piece(c->source, &c->cursor, c->slot_bytes);
-    if (!slot->piece.bytes) return PD_OK;
-    c->begun_bytes += slot->piece.bytes;
-    slot->transfer = (struct pd_transfer){.file = c->source->file,
-                                          .data = slot->buffer,
-                                          .offset = slot->piece.offset,
-                                          .bytes = slot->piece.bytes,
-                                          .what = "read of a copy between tiers",
-                                          .user = slot};
-    return submit(c, slot);
-}
-
-static pd_status finish_transfer(struct copy *c, struct slot *slot)
-{
-    PD_TRY(pd_transfer_error(&slot->transfer, c->err));
-    if (slot->transfer.is_write) {
-        slot->is_free = true;
-        return PD_OK;
-    }
-    PD_TRY(pd_shard_verify_piece(c->source, &slot->piece, slot->buffer, c->err));
-    slot->transfer = (struct pd_transfer){.file = c->target,
-                                          .data = slot->buffer,
-                                          .offset = slot->transfer.offset,
-                                          .bytes = slot->transfer.bytes,
-                                          .is_write = true,
-                                          .what = "write of a copy between tiers",
-                                          .user = slot};
-    return submit(c, slot);
-}
-
-static pd_status reap(struct copy *c)
-{
-    struct pd_transfer *done[SLOTS];
-    uint32_t count = 0;
-    PD_TRY(pd_queue_reap(c->queue, done, SLOTS, &count, c->err));
-    PD_CHECK(count > 0 && count <= c->in_flight);
-    c->in_flight -= count;
-    pd_status st = PD_OK;
-    for (uint32_t i = 0; i < count && !st; i++)
-        st = finish_transfer(c, done[i]->user);
-    return st;
 }
 
 static pd_status move_all(struct copy *c)
 {
+    struct pd_transfer_slot *slot = NULL;
     do {
-        for (uint32_t i = 0; i < SLOTS && !pd_shard_is_at_end(c->source, &c->cursor); i++) {
-            if (!c->slots[i].is_free) continue;
+        while (!pd_shard_is_at_end(c->source, &c->cursor)) {
+            slot = pd_transfer_ring_take(&c->ring);
+            if (!slot) break;
             PD_TRY(wait_for_turn(c));
-            PD_TRY(start_read(c, &c->slots[i]));
+            PD_TRY(start_read(c, slot));
         }
-        if (c->in_flight) PD_TRY(reap(c));
-    } while (c->in_flight || !pd_shard_is_at_end(c->source, &c->cursor));
+        PD_TRY(finish_one(c, &slot));
+    } while (slot || !pd_shard_is_at_end(c->source, &c->cursor));
     return wait_for_turn(c); /* files of one piece keep to the cap as well */
-}
-
-static void wait_for_lent(struct copy *c)
-{
-    struct pd_transfer *done[SLOTS];
-    uint32_t count = 1;
-    while (count && pd_queue_reap(c->queue, done, SLOTS, &count, NULL) == PD_OK)
-        ;
 }
 
 static void cut_slots(struct copy *c)
@@ -137,8 +106,7 @@ static void cut_slots(struct copy *c)
     const struct pd_shard_copy *r = c->request;
     PD_CHECK((uintptr_t)r->buffers % PD_VFS_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
     c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
-    for (uint32_t i = 0; i < SLOTS; i++)
-        c->slots[i] = (struct slot){.buffer = (unsigned char *)r->buffers + i * c->slot_bytes, .is_free = true};
+    pd_transfer_ring_init(&c->ring, c->queue, c->slots, SLOTS, r->buffers, c->slot_bytes);
 }
 
 static pd_status fill_target(struct copy *c)
@@ -148,11 +116,12 @@ static pd_status fill_target(struct copy *c)
     pd_status st = pd_file_preallocate(c->target, bytes, c->err);
     if (st != PD_UNSUPPORTED) PD_TRY(st);
     PD_TRY(pd_queue_open(c->source->vfs, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
+    cut_slots(c);
     c->start_ns = pd_clock_monotonic_ns(NULL);
     st = move_all(c);
-    if (st) wait_for_lent(c);
+    const pd_status drained = pd_transfer_ring_drain(&c->ring, st ? NULL : c->err);
     pd_queue_close(c->queue);
-    PD_TRY(st);
+    PD_TRY(st ? st : drained);
     PD_TRY(pd_file_stat(c->target, &stat, c->err));
     if (stat.bytes != bytes) PD_TRY(pd_file_truncate(c->target, bytes, c->err));
     return pd_file_sync(c->target, c->err);
@@ -188,7 +157,6 @@ pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_shard_copy *req
 {
     struct copy c = {.request = request, .err = err};
     PD_TRY(pd_shard_open(vfs, request->from, request->identity, request->expect, &c.source, err));
-    cut_slots(&c);
     pd_status st = pd_file_open(vfs, request->to, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &c.target, err);
     if (!st) {
         st = fill_target(&c);

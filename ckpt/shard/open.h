@@ -1,13 +1,18 @@
-/* An open shard, as reading and scanning share it. */
+/* An open shard, as those below see it: open.c fills it in and changes nothing later; decompress.c keeps chunks in it.
+ *
+ *   open.c, verify.c ◀── decompress.c ◀── read.c ◀── scan.c, pieces.c, copy.c, transcode.c */
 #ifndef PD_CKPT_SHARD_OPEN_H
 #define PD_CKPT_SHARD_OPEN_H
 
+#include "ckpt/base/owner.h"
 #include "ckpt/shard/table.h"
+
+#define PD_SHARD_BOUNCE_BYTES (256u << 10)
 
 struct pd_shard_decoder;
 
 /* Chunks that were decompressed last. A block may lie in two of them. */
-struct pd_shard_expander {
+struct pd_shard_kept_chunks {
     struct pd_shard_decoder *decoder;
     unsigned char *stored;   /* (a chunk and a page) aligned, for direct I/O */
     unsigned char *shuffled; /* (a chunk) */
@@ -30,26 +35,28 @@ struct pd_shard {
     const uint64_t *checksums; /* inside the table */
     struct pd_shard_contents contents;
     struct pd_shard_map map;
-    uint64_t *box_seeds;                /* (contents.box_count) */
-    unsigned char *bounce;              /* aligned; makes reading single blocks a matter of one thread */
-    struct pd_shard_expander *expander; /* of a compressed shard, once it is read */
+    uint64_t *box_seeds;                 /* (contents.box_count) */
+    struct pd_owner owner;               /* of bounce and chunks: who reads blocks, one thread at a time */
+    unsigned char *bounce;               /* (PD_SHARD_BOUNCE_BYTES) aligned */
+    struct pd_shard_kept_chunks *chunks; /* of a compressed shard, once it is read */
 };
 
-/* ---- shards in chunks: shard_expand.c ---- */
+void pd_shard_release(struct pd_shard *shard); /* of one that keeps no chunks; pd_shard_close is for everybody else */
 
-void pd_shard_expander_free(struct pd_shard_expander *expander); /* NULL is fine */
-/* Where the stored bytes of chunk `chunk` of a box lie: ret_bytes, whole pages. */
-uint64_t pd_shard_chunk_extent(const struct pd_shard *shard, uint32_t box, uint64_t chunk, uint64_t *ret_bytes);
+/* ---- shards in chunks: decompress.c ---- */
+
 /* Checks and decompresses a chunk whose pages are at `pages`, and keeps it. PD_CORRUPT: it is damaged or was misread. */
 PD_MUST_USE pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t chunk, const void *pages,
                                           struct pd_error *err);
 /* One block, verified, out of kept chunks where they are; reads what is not. As pd_shard_read_blocks. */
 PD_MUST_USE pd_status pd_shard_chunk_read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst,
                                                 struct pd_error *err);
+/* ---- verify.c ---- */
+
 /* PD_CORRUPT that names file, tensor, kind, block and place. */
 PD_MUST_USE pd_status pd_shard_block_fail(const struct pd_shard *shard, uint32_t box, uint64_t block, const char *what,
                                           struct pd_error *err);
-
+bool pd_shard_is_zero(const unsigned char *data, uint64_t bytes);
 /* Metadata and shared pages against the digest in the table. */
 PD_MUST_USE pd_status pd_shard_verify_rest(struct pd_shard *shard, struct pd_error *err);
 

@@ -211,7 +211,6 @@ uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer)
  * in files tries others. */
 #define METADATA_BYTES UINT64_C(32768)
 #define METADATA_BOX_BYTES UINT64_C(512)
-#define STREAM_BYTES UINT64_C(4096) /* of a stream, beyond what grows with boxes */
 
 uint64_t pd_shard_writer_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                     uint32_t box_count)
@@ -221,7 +220,8 @@ uint64_t pd_shard_writer_most_bytes(const struct pd_tensor_table *tensors, const
     const uint64_t box_bytes = sizeof(struct pd_shard_box_row) + METADATA_BOX_BYTES + sizeof *boxes +
                                sizeof(struct pd_shard_place) + sizeof *map->small + 2 * sizeof *map->segments +
                                sizeof(unsigned char *),
-                   page_bytes = 2 * sizeof *pages->pages, alone = METADATA_BYTES + STREAM_BYTES + 3 * PD_SHARD_PAGE_BYTES;
+                   page_bytes = 2 * sizeof *pages->pages,
+                   alone = METADATA_BYTES + PD_SHARD_STREAM_BYTES + 3 * PD_SHARD_PAGE_BYTES;
     uint64_t bytes = sizeof(struct pd_shard_writer) + sizeof(struct pd_shard_head) + alone + 32 * page_bytes +
                      ((uint64_t)tensors->count + 1) * (sizeof *tensors->tensors + sizeof(uint64_t)) +
                      ((uint64_t)box_count + 4) * (box_bytes + page_bytes / 2);

@@ -1,8 +1,9 @@
 /* One pass over all data of a shard: reads of a MiB and more in flight while blocks that came are verified and visited.
  *
- * Pieces are numbered in file order; slot k of the ring holds pieces k, k + slots, ... and they are visited in that order,
- * so that the blocks of a box come ascending. A piece is a run of blocks or, in compressed shards, a chunk: then the blocks
- * that end in it are visited. */
+ * Pieces are read and visited in the order of the file, so that the blocks of a box come ascending. A piece is a run of
+ * blocks or, in compressed shards, a chunk: then the blocks that end in it are visited. */
+#include "ckpt/io/transfer_ring.h"
+#include "ckpt/shard/decompress.h"
 #include "ckpt/shard/open.h"
 
 #include <string.h>
@@ -10,22 +11,23 @@
 #define SLOTS_MAX 32u
 #define SLOT_BYTES_MAX (4u << 20)
 
-struct slot {
-    struct pd_transfer transfer;
-    unsigned char *buffer;
+struct piece {
+    struct pd_transfer_slot *slot;
     uint32_t box;
-    uint64_t first_block, bytes; /* bytes of data; the transfer is whole pages */
+    bool is_chunk;
+    uint64_t first_block, bytes; /* of data; the transfer is whole pages */
     uint64_t chunk;              /* of the box, when is_chunk */
-    bool is_pending, has_arrived, is_chunk;
 };
 
 struct scan {
     struct pd_shard *shard;
     const struct pd_shard_visitor *visitor;
     struct pd_queue *queue;
-    struct slot slots[SLOTS_MAX];
-    uint32_t slot_count, head, tail; /* ring of pending slots: oldest, next to fill */
+    struct pd_transfer_slot slots[SLOTS_MAX];
+    struct pd_transfer_ring ring;
     uint64_t slot_bytes;
+    struct piece pieces[SLOTS_MAX]; /* (count) on their way, from `oldest` on, around the end */
+    uint32_t oldest, count;
     struct pd_error *err;
 };
 
@@ -42,12 +44,12 @@ static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsig
 }
 
 /* Damage shows when the blocks are read: the chunk is not kept then, and read again. */
-static pd_status visit_chunk(struct scan *s, const struct slot *slot)
+static pd_status visit_chunk(struct scan *s, const struct piece *piece)
 {
-    const struct pd_shard_place *place = &s->shard->contents.places[slot->box];
-    uint64_t begin = 0, end = pd_shard_grid_range(&place->grid, slot->chunk, &begin);
+    const struct pd_shard_place *place = &s->shard->contents.places[piece->box];
+    uint64_t begin = 0, end = pd_shard_grid_range(&place->grid, piece->chunk, &begin);
     end += begin;
-    pd_status st = pd_shard_chunk_take(s->shard, slot->box, slot->chunk, slot->buffer, NULL);
+    pd_status st = pd_shard_chunk_take(s->shard, piece->box, piece->chunk, piece->slot->buffer, NULL);
     if (st && st != PD_CORRUPT) PD_FAIL(s->err, st, "no memory to decompress");
     for (uint64_t block = begin / PD_SHARD_BLOCK_BYTES; block * PD_SHARD_BLOCK_BYTES < end; block++) {
         const uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
@@ -55,91 +57,69 @@ static pd_status visit_chunk(struct scan *s, const struct slot *slot)
         if (block * PD_SHARD_BLOCK_BYTES + bytes > end) break; /* the next chunk has the rest of it */
         _Alignas(64) unsigned char data[PD_SHARD_BLOCK_BYTES];
         struct pd_error damage;
-        st = pd_shard_read_blocks(s->shard, slot->box, block, 1, data, &damage);
+        st = pd_shard_read_blocks(s->shard, piece->box, block, 1, data, &damage);
         if (st && st != PD_CORRUPT) {
             if (s->err) *s->err = damage;
             return st;
         }
-        PD_TRY(s->visitor->block(s->visitor->context, slot->box, block, data, bytes, st, st ? &damage : NULL, s->err));
+        PD_TRY(s->visitor->block(s->visitor->context, piece->box, block, data, bytes, st, st ? &damage : NULL, s->err));
     }
     return PD_OK;
 }
 
-static pd_status visit_slot(struct scan *s, struct slot *slot)
+static pd_status visit_piece(struct scan *s, struct piece *piece)
 {
-    if (slot->is_chunk) return visit_chunk(s, slot);
-    uint64_t block = slot->first_block;
-    for (uint64_t at = 0; at < slot->bytes; at += PD_SHARD_BLOCK_BYTES, block++) {
-        uint64_t left = slot->bytes - at;
-        PD_TRY(
-            visit_block(s, slot->box, block, slot->buffer + at, left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES));
+    if (piece->is_chunk) return visit_chunk(s, piece);
+    uint64_t block = piece->first_block;
+    for (uint64_t at = 0; at < piece->bytes; at += PD_SHARD_BLOCK_BYTES, block++) {
+        uint64_t left = piece->bytes - at;
+        PD_TRY(visit_block(s, piece->box, block, piece->slot->buffer + at,
+                           left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES));
     }
     return PD_OK;
 }
 
-static pd_status reap_some(struct scan *s, uint32_t *ret_count)
-{
-    struct pd_transfer *done[SLOTS_MAX];
-    PD_TRY(pd_queue_reap(s->queue, done, SLOTS_MAX, ret_count, s->err));
-    for (uint32_t d = 0; d < *ret_count; d++)
-        ((struct slot *)done[d]->user)->has_arrived = true;
-    return PD_OK;
-}
-
-/* Waits for the oldest chunk and visits it. */
+/* Waits for the oldest piece and visits it. */
 static pd_status finish_oldest(struct scan *s)
 {
-    struct slot *slot = &s->slots[s->head];
-    while (!slot->has_arrived) {
-        uint32_t count = 0;
-        PD_TRY(reap_some(s, &count));
-        PD_CHECK(count > 0);
-    }
-    slot->is_pending = slot->has_arrived = false;
-    s->head = (s->head + 1) % s->slot_count;
-    PD_TRY(pd_transfer_error(&slot->transfer, s->err));
-    return visit_slot(s, slot);
+    struct piece *piece = &s->pieces[s->oldest];
+    PD_TRY(pd_transfer_ring_wait(&s->ring, piece->slot, s->err));
+    PD_TRY(pd_transfer_error(&piece->slot->transfer, s->err));
+    PD_TRY(visit_piece(s, piece));
+    pd_transfer_ring_release(&s->ring, piece->slot);
+    s->oldest = (s->oldest + 1) % SLOTS_MAX;
+    s->count--;
+    return PD_OK;
 }
 
-/* The next slot, for `bytes` at `offset` of the file. */
-static pd_status start(struct scan *s, uint64_t offset, uint64_t bytes, struct slot **ret_slot)
+/* Reads `bytes` at `offset` of the file, in whole pages. */
+static pd_status start(struct scan *s, struct piece piece, uint64_t offset, uint64_t bytes)
 {
-    struct slot *slot = &s->slots[s->tail];
-    if (slot->is_pending) PD_TRY(finish_oldest(s));
-    slot->is_pending = true;
-    slot->transfer =
-        (struct pd_transfer){.file = s->shard->file,
-                             .data = slot->buffer,
-                             .offset = offset,
-                             .bytes = (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES,
-                             .what = "read to verify",
-                             .user = slot};
-    s->tail = (s->tail + 1) % s->slot_count;
-    *ret_slot = slot;
-    struct pd_transfer *transfer = &slot->transfer;
-    return pd_queue_submit(s->queue, &transfer, 1, s->err);
+    piece.slot = pd_transfer_ring_take(&s->ring);
+    if (!piece.slot) {
+        PD_TRY(finish_oldest(s));
+        piece.slot = pd_transfer_ring_take(&s->ring);
+    }
+    s->pieces[(s->oldest + s->count++) % SLOTS_MAX] = piece;
+    const struct pd_transfer transfer = {.file = s->shard->file,
+                                         .offset = offset,
+                                         .bytes =
+                                             (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES,
+                                         .what = "read to verify"};
+    return pd_transfer_ring_submit(&s->ring, piece.slot, &transfer, s->err);
 }
 
 static pd_status start_piece(struct scan *s, uint32_t box, uint64_t at, uint64_t bytes)
 {
-    struct slot *slot = NULL;
-    PD_TRY(start(s, s->shard->contents.places[box].offset + at, bytes, &slot));
-    slot->box = box;
-    slot->first_block = at / PD_SHARD_BLOCK_BYTES;
-    slot->bytes = bytes;
-    return PD_OK;
+    const struct piece piece = {.box = box, .first_block = at / PD_SHARD_BLOCK_BYTES, .bytes = bytes};
+    return start(s, piece, s->shard->contents.places[box].offset + at, bytes);
 }
 
 static pd_status start_chunk(struct scan *s, uint32_t box, uint64_t chunk)
 {
-    struct slot *slot = NULL;
     uint64_t bytes = 0;
-    const uint64_t offset = pd_shard_chunk_extent(s->shard, box, chunk, &bytes);
-    PD_TRY(start(s, offset, bytes, &slot));
-    slot->box = box;
-    slot->chunk = chunk;
-    slot->is_chunk = true;
-    return PD_OK;
+    const uint64_t offset = pd_shard_chunk_extent(&s->shard->contents, box, chunk, &bytes);
+    return start(s, (struct piece){.box = box, .is_chunk = true, .chunk = chunk}, offset, bytes);
 }
 
 static pd_status scan_chunks(struct scan *s)
@@ -164,7 +144,7 @@ static pd_status scan_large(struct scan *s)
             PD_TRY(start_piece(s, segment->box, at, total - at < s->slot_bytes ? total - at : s->slot_bytes));
     }
     PD_TRY(scan_chunks(s));
-    while (s->slots[s->head].is_pending)
+    while (s->count)
         PD_TRY(finish_oldest(s));
     return PD_OK;
 }
@@ -193,26 +173,20 @@ static void cut_slots(struct scan *s, unsigned char *buffers, uint64_t buffer_by
     if (bytes > SLOT_BYTES_MAX) bytes = SLOT_BYTES_MAX;
     if (s->shard->contents.chunk_count && bytes < PD_SHARD_CHUNK_MAX) bytes = PD_SHARD_CHUNK_MAX;
     PD_CHECK(bytes >= PD_SHARD_BLOCK_BYTES && (uintptr_t)buffers % PD_VFS_ALIGN == 0);
-    uint64_t count = buffer_bytes / bytes;
+    const uint64_t count = buffer_bytes / bytes;
     s->slot_bytes = bytes;
-    s->slot_count = count < SLOTS_MAX ? (uint32_t)count : SLOTS_MAX;
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        s->slots[i].buffer = buffers + i * bytes;
+    pd_transfer_ring_init(&s->ring, s->queue, s->slots, count < SLOTS_MAX ? (uint32_t)count : SLOTS_MAX, buffers, bytes);
 }
 
 pd_status pd_shard_scan(struct pd_shard *shard, void *buffers, uint64_t buffer_bytes, const struct pd_shard_visitor *visitor,
                         struct pd_error *err)
 {
     struct scan s = {.shard = shard, .visitor = visitor, .err = err};
-    cut_slots(&s, buffers, buffer_bytes);
     PD_TRY(pd_queue_open(shard->vfs, buffers, buffer_bytes, &s.queue, err));
+    cut_slots(&s, buffers, buffer_bytes);
     pd_status st = scan_large(&s);
-    s.err = st ? NULL : err;
-    for (uint32_t count = 1; count;) { /* buffers are lent until everything is back */
-        pd_status reaped = reap_some(&s, &count);
-        if (!st) st = reaped;
-        if (reaped) break;
-    }
+    const pd_status drained = pd_transfer_ring_drain(&s.ring, st ? NULL : err);
+    if (!st) st = drained;
     pd_queue_close(s.queue);
     if (!st) st = scan_small(&s);
     return st;

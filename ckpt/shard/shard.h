@@ -1,17 +1,17 @@
 /* Shard files: an HDF5 file with the boxes that one rank owns, readable by any HDF5 tool, checksummed block by block.
  *
  * Layout of the file, its tables and digests: ckpt/FORMAT.md. Bulk bytes go straight to the datasets' offsets with direct
- * I/O; HDF5 only ever produces metadata pages in memory through our own file driver (ckpt/h5_driver.h).
+ * I/O; HDF5 only ever produces metadata pages in memory through our own file driver (ckpt/hdf5/h5.c).
  */
 #ifndef PD_CKPT_SHARD_SHARD_H
 #define PD_CKPT_SHARD_SHARD_H
 
-#include "ckpt/base/clock.h"
 #include "ckpt/base/thread_pool.h"
 #include "ckpt/io/vfs.h"
 #include "ckpt/tensor/tensor.h"
 
-#define PD_SHARD_BLOCK_BYTES 65536u /* one XXH3-64 per block of a box */
+#define PD_SHARD_BLOCK_BYTES 65536u   /* one XXH3-64 per block of a box */
+#define PD_SHARD_CHUNK_MAX (1u << 20) /* of a compressed shard's chunk, stored or not; a multiple of pages */
 
 /* What seeds every checksum, so that bytes of another run, lineage or step do not verify. */
 struct pd_identity {
@@ -52,15 +52,13 @@ PD_MUST_USE pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_te
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
 struct pd_shard_codec {
     enum pd_codec codec;
-    int level;                    /* PD_SHARD_LEVEL_MIN to _MAX */
-    bool is_auto;                 /* only what can be compressed while the disk is busy with what went before */
-    struct pd_thread_pool *pool;  /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller */
-    const struct pd_clock *clock; /* by which is_auto measures; borrowed as well; NULL: the system's */
+    int level;                   /* PD_SHARD_LEVEL_MIN to _MAX */
+    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller */
 };
-/* "none", "zstd:3" (the level), "auto". ret_codec: the pool is NULL.  PD_INVALID: it is none of these */
+/* "none" or "zstd:3" (the level). ret_codec: the pool is NULL.  PD_INVALID: it is none of these */
 PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err);
 /* A writer of compressed shards: the same data, tables and checks, in chunks. A level gives the same bytes whatever the
- * threads; is_auto does not. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
+ * threads. NULL or PD_CODEC_NONE: as pd_shard_writer_new.
  *   memory  besides: working memory of zstd for each thread, at most 16 */
 PD_MUST_USE pd_status pd_shard_writer_new_compressed(struct pd_vfs *vfs, const struct pd_tensor_table *tensors,
                                                      const struct pd_shard_box *boxes, uint32_t box_count, void *buffers,
@@ -93,7 +91,7 @@ struct pd_shard_stream;
 
 uint64_t pd_shard_writer_stream_bytes(const struct pd_shard_writer *writer); /* heap of one stream */
 uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32_t box);
-/* The writer is lent until the stream is finished or aborted. The file is made or overwritten as by pd_shard_write. */
+/* The writer belongs to the stream until that is finished or aborted. The file is made or overwritten as by pd_shard_write. */
 PD_MUST_USE pd_status pd_shard_stream_begin(struct pd_shard_writer *writer, const char *path,
                                             const struct pd_identity *identity, uint32_t writer_rank,
                                             struct pd_shard_stream **ret_stream, struct pd_error *err);

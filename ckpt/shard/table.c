@@ -440,3 +440,10 @@ void pd_shard_contents_deinit(struct pd_shard_contents *contents)
     free(contents->places);
     *contents = (struct pd_shard_contents){0};
 }
+
+uint64_t pd_shard_chunk_extent(const struct pd_shard_contents *contents, uint32_t box, uint64_t chunk, uint64_t *ret_bytes)
+{
+    const struct pd_shard_chunk_row *row = &contents->chunks[contents->places[box].grid.first_chunk + chunk];
+    *ret_bytes = whole_pages(row->stored_bytes);
+    return row->offset;
+}

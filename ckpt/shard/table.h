@@ -2,7 +2,7 @@
  * FORMAT.md is the specification; the structs below are its byte tables (little-endian, no gaps).
  *
  *   invariants  1. every byte of the file belongs to exactly one of: data of a box or chunk, padding up to the end of its
- * last page (zero), the table, the trailer page, a rest page
+ *                  last page (zero), the table, the trailer page, a rest page
  *               2. a box of 4096 bytes or more, or each of its chunks, owns its pages; smaller ones lie inside rest pages
  *               3. block checksums cover data, the rest digest covers rest pages with small boxes read as zeros, the table
  *                  digest covers the table with both, the trailer covers itself
@@ -10,7 +10,7 @@
 #ifndef PD_CKPT_SHARD_TABLE_H
 #define PD_CKPT_SHARD_TABLE_H
 
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/shard.h"
 
 #define PD_SHARD_FORMAT_VERSION 1u /* every box in one piece */
 #define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page and more in chunks, compressed or not */
@@ -157,5 +157,7 @@ struct pd_shard_contents {
 PD_MUST_USE pd_status pd_shard_table_parse(const void *table, uint64_t table_bytes, uint64_t file_bytes,
                                            struct pd_shard_contents *ret_contents, struct pd_error *err);
 void pd_shard_contents_deinit(struct pd_shard_contents *contents);
+/* Where the stored bytes of chunk `chunk` of a box lie: ret_bytes, whole pages. */
+uint64_t pd_shard_chunk_extent(const struct pd_shard_contents *contents, uint32_t box, uint64_t chunk, uint64_t *ret_bytes);
 
 #endif

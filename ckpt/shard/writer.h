@@ -1,18 +1,21 @@
-/* A shard writer, as planning, writing and compressing share it. */
+/* A shard writer: made by plan.c, written to by one stream at a time (stream.c). */
 #ifndef PD_CKPT_SHARD_WRITER_H
 #define PD_CKPT_SHARD_WRITER_H
 
+#include "ckpt/base/owner.h"
 #include "ckpt/shard/chunks.h"
 
 #include <sys/types.h>
 
 #define PD_SHARD_BUFFERS_MIN (2u << 20)
+#define PD_SHARD_STREAM_BYTES UINT64_C(8192) /* of a stream, at most, beyond what grows with boxes */
 
 struct pd_shard_writer {
     struct pd_vfs *vfs;
     const struct pd_shard_box *boxes;    /* (box_count), borrowed: numbers of the model's table */
     const struct pd_tensor_table *model; /* borrowed */
     uint32_t box_count;
+    struct pd_owner owner;  /* of buffers, pages, table and queue: the stream that writes, from its begin to its end */
     unsigned char *buffers; /* borrowed */
     uint64_t buffer_bytes;
     struct pd_tensor_table tensors; /* those of this shard, in order of first use */
@@ -30,22 +33,5 @@ struct pd_shard_writer {
     void (*on_copied)(void *context); /* or NULL */
     void *copied_context;
 };
-
-/* Of the calling thread, over the writer's buffers: w->queue. */
-PD_MUST_USE pd_status pd_shard_writer_queue(struct pd_shard_writer *w, struct pd_error *err);
-/* Data that is not in memory. */
-struct pd_shard_source {
-    void *context;
-    /* Whole blocks of a box, only its last is short, into dst. */
-    pd_status (*read)(void *context, uint32_t box, uint64_t first_block, uint64_t block_count, void *dst,
-                      struct pd_error *err);
-    /* Before `bytes` more are written: may wait, or give up. */
-    pd_status (*pace)(void *context, uint64_t bytes, struct pd_error *err);
-};
-/* pd_shard_write of a compressed shard. Of `data` and `source` (with buffers of 8 MiB and more) one is NULL. */
-PD_MUST_USE pd_status pd_shard_write_chunks(struct pd_shard_writer *writer, const char *path,
-                                            const struct pd_identity *identity, uint32_t writer_rank,
-                                            const void *const *data, const struct pd_shard_source *source,
-                                            struct pd_shard_summary *ret_summary, struct pd_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/rank.h"
-#include "ckpt/shard/repack.h"
+#include "ckpt/shard/transcode.h"
 #include "ckpt/tiers/internal.h"
 
 #include <errno.h>
@@ -115,7 +115,7 @@ static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const
     char from[TIERS_PATH_MAX + 32];
     snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, shard);
     copy.from = from;
-    return pd_shard_repack(tier->tiers->vfs, &copy, &tier->options.codec, ret_summary, err);
+    return pd_shard_transcode(tier->tiers->vfs, &copy, &tier->options.codec, ret_summary, err);
 }
 
 pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,

@@ -11,7 +11,7 @@
 
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/base/thread_pool.h"
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

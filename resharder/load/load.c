@@ -8,7 +8,7 @@
 
 #include "ckpt/base/stream_copy.h"
 #include "ckpt/inspect/inspect.h"
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include <stdint.h>
 #include <stdio.h>

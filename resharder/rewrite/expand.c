@@ -8,7 +8,7 @@
 #include "resharder/rewrite/internal.h"
 
 #include "ckpt/base/thread_pool.h"
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include <stdlib.h>
 #include <string.h>

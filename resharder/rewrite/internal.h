@@ -128,8 +128,7 @@ struct rewriter {
     uint32_t slot_count, writes_in_flight;
     uint64_t slot_bytes;
     unsigned char *staging;
-    struct rewrite_pack *pack;               /* or NULL: targets are not compressed */
-    uint64_t bytes_in_flight, busy_since_ns; /* the disk, when anything is in flight */
+    struct rewrite_pack *pack; /* or NULL: targets are not compressed */
 
     struct pd_shard_summary *summaries; /* (target shards) */
     void *index;
@@ -216,8 +215,6 @@ PD_MUST_USE pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_tar
                                           const unsigned char *data, uint64_t bytes, struct pd_error *err);
 /* All that came of a target is placed and staged. */
 PD_MUST_USE pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err);
-/* Transfers ended: what `auto` goes by. */
-void rewrite_pack_moved(struct rewriter *r, uint64_t bytes, uint64_t ns, bool is_busy);
 
 /* ---- rewrite_index.c ---- */
 

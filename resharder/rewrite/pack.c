@@ -10,9 +10,7 @@
  *               3. a chunk of a shard is placed before that shard is complete */
 #include "resharder/rewrite/internal.h"
 
-#include "ckpt/base/clock.h"
-#include "ckpt/shard/rates.h"
-#include "ckpt/shard/squeeze.h"
+#include "ckpt/shard/job.h"
 #include "ckpt/tensor/codec_zstd.h"
 
 #include <stdatomic.h>
@@ -33,54 +31,22 @@ struct rewrite_pack {
     unsigned char *scratch[THREADS_MAX];
     struct pd_zstd *zstd[THREADS_MAX];
     atomic_uint next_job;
-    bool is_compressing; /* this batch */
-    struct pd_shard_rates rates;
 };
 
 /* ---- a batch ---- */
 
-static void squeeze_some(void *context, uint64_t thread)
+static void compress_some(void *context, uint64_t thread)
 {
     struct rewrite_pack *p = context;
-    for (uint32_t j; (j = atomic_fetch_add_explicit(&p->next_job, 1, memory_order_relaxed)) < p->count;) {
-        struct pd_shard_job *job = &p->jobs[j];
-        if (p->is_compressing || job->bytes < job->chunk_bytes) /* what has to be filled up is mostly smaller compressed */
-            pd_shard_job_squeeze(job, p->codec->level, p->zstd[thread], p->scratch[thread]);
-        else
-            pd_shard_job_keep(job);
-    }
-}
-
-static bool may_compress(const struct rewriter *r, uint64_t bytes)
-{
-    const struct rewrite_pack *p = r->pack;
-    if (!p->codec->is_auto) return true;
-    const bool is_full = r->reads_in_flight + r->writes_in_flight >= REWRITE_READS_IN_FLIGHT;
-    return pd_shard_rates_allow(&p->rates, r->bytes_in_flight, is_full, bytes);
-}
-
-static pd_status compress(struct rewriter *r, struct pd_error *err)
-{
-    struct rewrite_pack *p = r->pack;
-    uint64_t bytes = 0;
-    for (uint32_t j = 0; j < p->count; j++)
-        bytes += p->jobs[j].bytes;
-    p->is_compressing = may_compress(r, bytes);
-    atomic_store_explicit(&p->next_job, 0, memory_order_relaxed);
-    const uint64_t begin = pd_clock_monotonic_ns(NULL);
-    pd_parallel(p->is_compressing ? p->codec->pool : NULL, p->is_compressing ? p->threads : 1, squeeze_some, p);
-    if (!p->is_compressing) return PD_OK;
-    pd_shard_rates_compressed(&p->rates, bytes, pd_clock_monotonic_ns(NULL) - begin);
-    if (!p->codec->is_auto) return PD_OK;
-    if (r->reads_in_flight + r->writes_in_flight) PD_TRY(rewrite_reap(r, err));
-    pd_shard_rates_learn(&p->rates, r->reads_in_flight + r->writes_in_flight > 0);
-    return PD_OK;
+    for (uint32_t j; (j = atomic_fetch_add_explicit(&p->next_job, 1, memory_order_relaxed)) < p->count;)
+        pd_shard_job_compress(&p->jobs[j], p->codec->level, p->zstd[thread], p->scratch[thread]);
 }
 
 static pd_status run_batch(struct rewriter *r, struct pd_error *err)
 {
     struct rewrite_pack *p = r->pack;
-    PD_TRY(compress(r, err));
+    atomic_store_explicit(&p->next_job, 0, memory_order_relaxed);
+    pd_parallel(p->codec->pool, p->threads, compress_some, p);
     for (uint32_t j = 0; j < p->count; j++) {
         const struct pd_shard_job *job = &p->jobs[j];
         struct rewrite_target *t = p->targets[j];
@@ -147,11 +113,6 @@ pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint
         if (++p->count == p->batch) PD_TRY(run_batch(r, err));
     }
     return PD_OK;
-}
-
-void rewrite_pack_moved(struct rewriter *r, uint64_t bytes, uint64_t ns, bool is_busy)
-{
-    if (r->pack) pd_shard_rates_moved(&r->pack->rates, bytes, ns, is_busy);
 }
 
 /* ---- memory ---- */

@@ -6,8 +6,6 @@
  *               3. nothing is in flight when a group ends, and no job is left */
 #include "resharder/rewrite/internal.h"
 
-#include "ckpt/base/clock.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +39,8 @@ pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot, struct pd_
     slot->transfer = (struct pd_transfer){
         .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = is_write, .user = slot};
     struct pd_transfer *transfer = &slot->transfer;
-    if (!r->bytes_in_flight) r->busy_since_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_queue_submit(r->queue, &transfer, 1, err));
     slot->in_flight = true;
-    r->bytes_in_flight += bytes;
     if (slot->target) {
         slot->target->in_flight++;
         r->writes_in_flight++;
@@ -58,7 +54,6 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
 {
     struct rewrite_target *t = slot->target;
     slot->in_flight = false;
-    r->bytes_in_flight -= slot->transfer.bytes;
     slot->target = NULL;
     if (!t) {
         r->reads_in_flight--;
@@ -71,16 +66,6 @@ static pd_status land(struct rewriter *r, struct rewrite_slot *slot, struct pd_e
     return t->is_written ? rewrite_complete(r, t, err) : PD_OK;
 }
 
-static void note_moved(struct rewriter *r, struct pd_transfer *const *done, uint32_t count)
-{
-    const uint64_t now = pd_clock_monotonic_ns(NULL);
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++)
-        bytes += done[i]->bytes;
-    rewrite_pack_moved(r, bytes, now - r->busy_since_ns, r->reads_in_flight + r->writes_in_flight > count);
-    r->busy_since_ns = now;
-}
-
 pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
 {
     struct pd_transfer *done[64];
@@ -88,7 +73,6 @@ pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
     pd_status st = PD_OK;
     PD_TRY(pd_queue_reap(r->queue, done, 64, &count, err));
     PD_CHECK(count > 0);
-    note_moved(r, done, count);
     for (uint32_t i = 0; i < count; i++) {
         pd_status one = land(r, done[i]->user, st ? NULL : err);
         if (!st) st = one;

@@ -7,7 +7,7 @@
  *               3. a source shard stays open while it has windows */
 #include "resharder/rewrite/internal.h"
 
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/stream_copy.h"
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -135,7 +135,7 @@ def three_tiers(directory, layout, chooser):
     if chooser.random() < 0.5:
         out.append("checkpoint.tiers[1].bandwidth=32M")
         words.append("cap")
-    words.append(chooser.choice(["none", "zstd:1", "auto"]))
+    words.append(chooser.choice(["none", "zstd:1", "zstd:3"]))
     out.append(f"checkpoint.tiers[2].compression={words[-1]}")
     kept = [what for what in ("optimizer", "parameters", "gradients", "activations") if f"offload.{what}=nvme" in layout[1]]
     if kept and chooser.random() < 0.3:

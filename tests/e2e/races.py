@@ -24,7 +24,7 @@ offload: {{buffer_bytes: 8M}}
 EVERYWHERE = [f"offload.{what}=nvme" for what in ("optimizer", "parameters", "gradients", "activations")]
 RUNS = [["layout.ranks=2", "layout.dp=2"],
         ["layout.ranks=4", "layout.dp=2", "layout.tp=2", "layout.zero_stage=1", *EVERYWHERE],
-        ["layout.ranks=4", "layout.pp=2", "layout.sp=2", "layout.zero_stage=2", "checkpoint.tiers[0].compression=auto"],
+        ["layout.ranks=4", "layout.pp=2", "layout.sp=2", "layout.zero_stage=2", "checkpoint.tiers[0].compression=zstd:2"],
         ["layout.ranks=2", "layout.dp=2", "offload.optimizer=nvme", "checkpoint.stripes=[{directory}/drive]"],
         ["layout.ranks=4", "layout.dp=4", "layout.zero_stage=3", "checkpoint.tiers[0].compression=zstd:1"]]
 

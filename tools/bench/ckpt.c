@@ -332,7 +332,7 @@ static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
     struct ckpt_bench b = {.options = {.every_doc = "a run that saves every N steps, against one that does not",
-                                       .compression_doc = "shards compressed like that (zstd:3, auto), against plain ones"}};
+                                       .compression_doc = "shards compressed like that (zstd:3), against plain ones"}};
     struct pd_pairs_summary results[MEASURES];
     bool done;
     PD_TRY(pd_bench_parse(

@@ -7,7 +7,7 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/inspect/inspect.h"
-#include "ckpt/shard/repack.h"
+#include "ckpt/shard/transcode.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
 #include "tools/output.h"
@@ -95,7 +95,7 @@ static pd_status pack_shard(struct compress_bench *b, const char *directory, uin
                                        .buffers = b->io_buffers,
                                        .buffer_bytes = IO_BYTES};
     struct pd_shard_summary summary;
-    PD_TRY(pd_shard_repack(b->room.vfs, &copy, &b->codec, &summary, err));
+    PD_TRY(pd_shard_transcode(b->room.vfs, &copy, &b->codec, &summary, err));
     b->from_bytes += commit->shards[shard].file_bytes;
     b->from_packed_bytes += summary.file_bytes;
     return PD_OK;

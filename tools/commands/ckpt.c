@@ -458,8 +458,8 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
          .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not said is 1 (zero_shard: dp*sp)"},
         {.name = "compression",
          .key = OPTION_COMPRESSION,
-         .arg = "none|zstd:N|auto",
-         .doc = "of the new shards; auto compresses what the disk leaves time for; when not said, they are as those of SRC"},
+         .arg = "none|zstd:N",
+         .doc = "of the new shards; when not said, they are as those of SRC"},
         {0}};
     return run(
         "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "

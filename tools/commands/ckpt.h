@@ -14,7 +14,7 @@ struct pd_ckpt_options {
     uint64_t step;           /* UINT64_MAX: the newest */
     const char *tensor;      /* part of a name, or NULL */
     const char *layout;      /* "dp=4,tp=2", or NULL */
-    const char *compression; /* "none", "zstd:3", "auto", or NULL: as the source is */
+    const char *compression; /* "none", "zstd:3", or NULL: as the source is */
     bool config, json;
     uint32_t keep_last;
     uint64_t keep_every;

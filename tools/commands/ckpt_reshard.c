@@ -5,7 +5,7 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 #include "resharder/rewrite/rewrite.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
@@ -138,12 +138,10 @@ static pd_status choose_codec(struct reshard *r, struct pd_error *err)
 {
     const char *text = r->options->compression;
     pd_status st = text ? pd_shard_codec_parse(text, &r->codec, err) : PD_OK;
-    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, zstd:1 to zstd:%d, or auto", text, PD_SHARD_LEVEL_MAX);
+    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: it is none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
     if (!text) r->codec = codec_of_source(r);
     if (r->codec.codec == PD_CODEC_NONE)
         snprintf(r->compression, sizeof r->compression, "none");
-    else if (r->codec.is_auto)
-        snprintf(r->compression, sizeof r->compression, "auto");
     else
         snprintf(r->compression, sizeof r->compression, "zstd:%d", r->codec.level);
     return PD_OK;

@@ -38,7 +38,7 @@ struct pd_config_tier {
     uint64_t keep_every;
     uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
     uint32_t copies;    /* of the first tier, on another host: 0 or 1 */
-    char *compression;  /* none, zstd:N, auto */
+    char *compression;  /* none, zstd:N */
 };
 
 struct pd_config {
@@ -110,7 +110,7 @@ struct pd_config {
         uint32_t keep_last;
         uint64_t keep_every;
         uint32_t in_flight;           /* saves under way at once */
-        char *compression;            /* of shards: none, zstd:N, auto */
+        char *compression;            /* of shards: none, zstd:N */
         struct pd_config_tier *tiers; /* fastest first; none: one tier, made of the keys above */
         uint32_t tiers_count;
         char **stripes; /* directories on further drives, of the first tier */

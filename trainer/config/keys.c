@@ -194,7 +194,7 @@ const struct pd_key pd_keys[] = {
     NUMBER(PD_KEY_U32, "checkpoint.in_flight", checkpoint.in_flight, "1", 1, 2, FREE,
            "saves under way at once; 2: one may be copied while the one before is made durable", PLAIN),
     STRING("checkpoint.compression", checkpoint.compression, "none", FREE,
-           "of shards: none, zstd:1 to zstd:19, or auto: as much as does not make a save slower"),
+           "of shards: none, or zstd:1 to zstd:19"),
     LIST(PD_KEY_TIERS, "checkpoint.tiers", checkpoint.tiers, checkpoint.tiers_count, FREE,
          "directories to save into, the fastest first; none: checkpoint.dir alone"),
     LIST(PD_KEY_STRINGS, "checkpoint.stripes", checkpoint.stripes, checkpoint.stripes_count, FREE,

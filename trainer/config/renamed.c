@@ -5,9 +5,13 @@
 
 /* A row stays for as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
-    {"batch.leaf", NULL, "batch.micro_batch", NULL},   {"layout.host_ranks", NULL, "layout.ranks_per_host", NULL},
-    {"layout.order", "leaves", "depth_first", NULL},   {"layout.order", "layers", "breadth_first", NULL},
+    {"batch.leaf", NULL, "batch.micro_batch", NULL},
+    {"layout.host_ranks", NULL, "layout.ranks_per_host", NULL},
+    {"layout.order", "leaves", "depth_first", NULL},
+    {"layout.order", "layers", "breadth_first", NULL},
     {"layout.fp8_codes", "leaf", "micro_batch", NULL},
+    {"checkpoint.compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
+    {"checkpoint.tiers[].compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
 };
 
 /* Equal, where "[]" stands for any index. */

@@ -159,7 +159,7 @@ static pd_status plan_tier(struct pd_save_source *s, struct pd_vfs *vfs, uint32_
     struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
     for (uint32_t i = 0; i < tier; i++) {
         const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
-        if (other->codec != codec.codec || other->level != codec.level || other->is_auto != codec.is_auto) continue;
+        if (other->codec != codec.codec || other->level != codec.level) continue;
         s->writers[tier] = s->writers[i];
         return PD_OK;
     }

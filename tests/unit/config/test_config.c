@@ -83,7 +83,7 @@ Test(config, every_shape_of_a_file_list)
 #define TIERS                                                                                     \
     MINIMAL "checkpoint:\n  every: 50\n  keep_last: 2\n  compression: zstd:7\n  tiers:\n"         \
             "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G, copies: 1}\n    - keep_every: 1k\n" \
-            "    - {dir: /net/r, keep_last: 9, every: 0, compression: auto}\n"
+            "    - {dir: /net/r, keep_last: 9, every: 0, compression: zstd:1}\n"
 
 Test(config, tiers_take_what_they_leave_out_from_their_section)
 {
@@ -97,8 +97,8 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     cr_expect_str_eq(tiers[1].dir, "r/checkpoints");
     cr_expect(tiers[1].every == 50 && tiers[1].keep_last == 2 && tiers[1].keep_every == 1000 && !tiers[1].bandwidth);
     cr_expect(tiers[2].every == 0 && tiers[2].keep_last == 9);
-    cr_expect(tiers[0].codec.codec == PD_CODEC_ZSTD && tiers[0].codec.level == 7 && !tiers[0].codec.is_auto);
-    cr_expect(tiers[2].codec.codec == PD_CODEC_ZSTD && tiers[2].codec.is_auto);
+    cr_expect(tiers[0].codec.codec == PD_CODEC_ZSTD && tiers[0].codec.level == 7);
+    cr_expect(tiers[2].codec.codec == PD_CODEC_ZSTD && tiers[2].codec.level == 1);
     char *text = NULL;
     struct pd_error err;
     cr_assert_eq(pd_config_print(&c, &text, &err), PD_OK);
@@ -107,7 +107,7 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     cr_assert_eq(pd_config_tiers(&c, tiers), 3, "%s", text);
     cr_expect(tiers[0].copies == 1 && !tiers[1].copies, "%s", text);
     cr_expect(tiers[0].every == 5 && tiers[1].every == 100 && tiers[1].keep_every == 1000 && tiers[2].every == 0);
-    cr_expect(tiers[1].codec.level == 7 && tiers[2].codec.is_auto, "%s", text);
+    cr_expect(tiers[1].codec.level == 7 && tiers[2].codec.level == 1, "%s", text);
     pd_config_deinit(&c);
     free(text);
     c = parse(MINIMAL, (const char *const[]){"checkpoint.every=7", NULL});
@@ -124,6 +124,8 @@ Test(config, tiers_are_refused)
     refused(TIERS, "checkpoint.tiers[2].dir=", "checkpoint.tiers[2].dir is empty");
     refused(TIERS, "checkpoint.tiers[1].compression=zstd",
             "checkpoint.tiers[1].compression: compression \"zstd\" is not known");
+    refused(TIERS, "checkpoint.tiers[1].compression=auto",
+            "checkpoint.tiers[1].compression: auto no longer exists; write none, or zstd:1 to compress");
     refused(MINIMAL, "checkpoint.compression=zstd:20", "checkpoint.compression: compression zstd:20: levels are 1 to 19");
     refused(TIERS, "checkpoint.tiers[0].copies=2", "checkpoint.tiers[0].copies is 2: one other host can have a copy");
     refused(TIERS, "checkpoint.tiers[1].copies=1", "only the first tier has copies on other hosts");
@@ -411,7 +413,7 @@ static const char *some_value(const struct pd_key *key, uint32_t n, char *text, 
     switch (key->type) {
     case PD_KEY_STRING:
         if (strcmp(key->name, "model.preset") == 0) return "";
-        if (strcmp(key->name, "checkpoint.compression") == 0) return n % 2 ? "auto" : "zstd:3";
+        if (strcmp(key->name, "checkpoint.compression") == 0) return n % 2 ? "zstd:5" : "zstd:3";
         snprintf(text, bytes, "a \"b\\c\"\n#: {%u} \xc3\xa9 \xc2\x85 \xef\xbb\xbf \xf0\x9f\x90\x8d \x7f '%c", n,
                  1 + (int)(n % 31));
         return text;

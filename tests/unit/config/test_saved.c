@@ -20,6 +20,21 @@ static void refused(const char *rest, const char *override, const char *sentence
     cr_expect_str_eq(err.message, sentence);
 }
 
+/* A value that went: the run goes on with what stands in for it. */
+Test(saved, compression_that_no_longer_exists)
+{
+    const char *yaml =
+        MINIMAL "checkpoint:\n  compression: auto\n  tiers:\n    - {dir: a, compression: auto}\n    - {dir: b}\n";
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    struct pd_config c;
+    struct pd_error err;
+    cr_assert_eq(pd_config_parse_saved(yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_config_tiers(&c, tiers), 2);
+    for (int i = 0; i < 2; i++)
+        cr_expect(tiers[i].codec.codec == PD_CODEC_ZSTD && tiers[i].codec.level == 1);
+    pd_config_deinit(&c);
+}
+
 Test(renamed, users_are_told_the_new_name)
 {
     refused("batch: {leaf: 4}\n", NULL, "run.yaml:3:15: unknown key batch.leaf: it is now called batch.micro_batch");

@@ -51,7 +51,7 @@ static void build(uint64_t from, uint64_t seed, struct pd_h5_pages *ret_pages, u
 }
 
 /* What a file says that was laid out with other places and then patched is what the library says itself. */
-Test(h5_index, patched_is_as_written)
+Test(object_index, patched_is_as_written)
 {
     uint64_t headers[3 * SHAPES], same[3 * SHAPES];
     struct pd_h5_pages patched = {0}, written = {0};
@@ -77,7 +77,7 @@ Test(h5_index, patched_is_as_written)
     pd_h5_pages_deinit(&written);
 }
 
-Test(h5_index, the_end_is_where_it_is_put)
+Test(object_index, the_end_is_where_it_is_put)
 {
     uint64_t headers[3 * SHAPES];
     struct pd_h5_pages pages = {0};
@@ -94,7 +94,7 @@ Test(h5_index, the_end_is_where_it_is_put)
     pd_h5_pages_deinit(&pages);
 }
 
-Test(h5_index, what_is_not_known_is_a_bug)
+Test(object_index, what_is_not_known_is_a_bug)
 {
     uint64_t headers[3 * SHAPES];
     struct pd_h5_pages pages = {0};

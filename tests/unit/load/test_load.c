@@ -2,7 +2,7 @@
  * is not read, and what is not this model's is refused by name. */
 #include "resharder/load/load.h"
 
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 #include "tests/helpers/limited_disk.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"

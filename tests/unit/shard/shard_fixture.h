@@ -76,7 +76,7 @@ static inline void fixture_tensor(struct fixture *f, uint32_t t, const char *nam
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
 }
 
-/* `shift` bytes off a page: 0 lets the writer lend the box instead of copying it. */
+/* `shift` bytes off a page: 0 makes a large box a zero-copy write. */
 static inline void fixture_box(struct fixture *f, uint32_t tensor, enum pd_kind kind, struct pd_box box, uint64_t shift)
 {
     uint64_t elements = pd_box_elements(&box), bytes = (elements * 4 + shift + 8191) / 4096 * 4096;

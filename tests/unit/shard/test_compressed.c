@@ -2,7 +2,6 @@
 #include "ckpt/shard/table.h"
 #include "ckpt/shard/writer.h"
 #include "ckpt/tensor/codec_zstd.h"
-#include "tests/helpers/limited_disk.h"
 #include "tests/simulated_disk/simulated_disk.h"
 #include "tests/unit/shard/shard_fixture.h"
 
@@ -440,106 +439,6 @@ Test(shard_compressed, every_failing_operation_is_reported, .timeout = 600)
     pd_thread_pool_free(codec.pool);
     pd_vfs_free(vfs);
     pd_simulated_disk_free(disk);
-    fixture_deinit(&f);
-}
-
-/* Whatever it decides, chunk by chunk: the file says what is compressed and reads the same. */
-Test(shard_compressed, auto_may_do_as_it_likes)
-{
-    struct fixture f;
-    struct pd_shard_summary summary;
-    struct pd_shard_writer *writer = NULL;
-    struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = true};
-    char path[256];
-    add_odd_shapes(&f);
-    fixture_path(&f, "s.h5", path, sizeof path);
-    OK(pd_thread_pool_new(2, &codec.pool, err));
-    OK(pd_shard_writer_new_compressed(f.vfs, &f.tensors, f.boxes, f.box_count, f.buffers, FIXTURE_BUFFER_BYTES, &codec,
-                                      &writer, err));
-    for (int i = 0; i < 4; i++) {
-        OK(pd_shard_write(writer, path, &f.identity, 0, (const void *const *)f.data, &summary, err));
-        check_contents(&f, "s.h5", &summary);
-    }
-    cr_assert_gt(pd_shard_writer_bytes(writer), 8u * 100);
-    pd_shard_writer_free(writer);
-    pd_thread_pool_free(codec.pool);
-    fixture_deinit(&f);
-}
-
-/* Goes on by a millisecond when it is looked at, and while somebody sleeps. */
-struct looked_at {
-    struct pd_clock clock;
-    uint64_t now_ns;
-};
-
-static uint64_t look(void *context)
-{
-    return ((struct looked_at *)context)->now_ns += 1000000;
-}
-
-static void sleep_on(void *context, uint64_t ns)
-{
-    ((struct looked_at *)context)->now_ns += ns;
-}
-
-/* Bytes of the file after three saves, in one thread and by a clock of their own, on a disk in memory of that speed. */
-static uint64_t save_auto(struct fixture *f, double bytes_per_second, const struct pd_shard_rates *known)
-{
-    const struct pd_disk_options options = {.seed = 1};
-    struct looked_at looked_at = {.clock = {.monotonic_ns = look, .sleep_ns = sleep_on}};
-    const struct pd_shard_codec codec = {.codec = PD_CODEC_ZSTD, .level = 1, .is_auto = true, .clock = &looked_at.clock};
-    struct limited_disk limited;
-    struct pd_shard_summary summary;
-    struct pd_shard_writer *writer = NULL;
-    struct pd_simulated_disk *disk = NULL;
-    struct pd_vfs *vfs = NULL, *own = f->vfs;
-    looked_at.clock.context = &looked_at;
-    OK(pd_simulated_disk_new(&options, &disk, err));
-    OK(pd_simulated_disk_vfs(disk, 0, &vfs, err));
-    OK(pd_shard_writer_new_compressed(vfs, &f->tensors, f->boxes, f->box_count, f->buffers, FIXTURE_BUFFER_BYTES, &codec,
-                                      &writer, err));
-    *pd_shard_chunks_rates(writer->chunks) = *known;
-    limited_disk_begin(&limited, vfs, bytes_per_second);
-    limited.clock = &looked_at.clock;
-    for (int i = 0; i < 3; i++)
-        OK(pd_shard_write(writer, "/s.h5", &f->identity, 3, (const void *const *)f->data, &summary, err));
-    pd_shard_writer_free(writer); /* its queue is the VFS's */
-    limited_disk_end(&limited);
-    char directory[sizeof f->directory];
-    memcpy(directory, f->directory, sizeof directory);
-    f->directory[0] = '\0';
-    f->vfs = vfs;
-    check_contents(f, "s.h5", &summary);
-    f->vfs = own;
-    memcpy(f->directory, directory, sizeof directory);
-    pd_vfs_free(vfs);
-    pd_simulated_disk_free(disk);
-    return summary.file_bytes;
-}
-
-/* While a slow disk is busy nearly everything is compressed, which shows as it goes; a fast one gets everything as it is. */
-Test(shard_compressed, auto_goes_by_the_disk)
-{
-    struct fixture f;
-    struct pd_shard_summary plain, packed;
-    const struct pd_shard_codec one = {.codec = PD_CODEC_ZSTD, .level = 1};
-    const struct pd_shard_rates nothing = {0}, slow_compressor = {.compress = 100e6};
-    const uint64_t shape[2] = {1000, 1024};
-    fixture_init(&f, 4, 4);
-    f.tensors.count = 0;
-    for (int t = 0; t < 3; t++) {
-        add_box(&f, 2, shape, NULL, 0);
-        fixture_fill((float *)(void *)f.data[t], shape[0] * shape[1], (uint64_t)t + 1);
-    }
-    save(&f, "s.h5", NULL, FIXTURE_BUFFER_BYTES, &plain);
-    save(&f, "s.h5", &one, FIXTURE_BUFFER_BYTES, &packed);
-    cr_assert_lt(packed.file_bytes, plain.file_bytes * 95 / 100);
-    const uint64_t slow = save_auto(&f, 10e6, &nothing), saved = plain.file_bytes - packed.file_bytes;
-    cr_assert_lt(slow, plain.file_bytes - saved / 2, "%lu: %lu plain, %lu compressed", slow, plain.file_bytes,
-                 packed.file_bytes);
-    const uint64_t fast = save_auto(&f, 10e9, &slow_compressor);
-    cr_assert_gt(fast, plain.file_bytes - saved / 4, "%lu: %lu plain, %lu compressed", fast, plain.file_bytes,
-                 packed.file_bytes);
     fixture_deinit(&f);
 }
 

@@ -68,7 +68,7 @@ static void check(const char *directory, bool is_small)
 Test(shard_copied, data_may_change_from_there_on)
 {
     check(NULL, true);  /* a file that is one write */
-    check(NULL, false); /* staged, and lent to the disk from where it lies */
+    check(NULL, false); /* staged, and zero-copy */
 }
 
 Test(shard_copied, in_memory_the_same_bytes_at_once)

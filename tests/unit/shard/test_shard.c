@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* Sizes around every boundary there is: pages, blocks, staging slots, lent and staged. */
+/* Sizes around every boundary there is: pages, blocks, staging slots, zero-copy and staged. */
 static void add_odd_shapes(struct fixture *f)
 {
     static const uint64_t elements[] = {1,     2,     15,    1023,  1024,   1025,   2047,    2048,    16383,  16384,
@@ -16,7 +16,7 @@ static void add_odd_shapes(struct fixture *f)
         char name[64];
         snprintf(name, sizeof name, "model.layers.%u.weight", t);
         fixture_tensor(f, t, name, 1, elements[t], 1);
-        const bool is_large = elements[t] > 200000; /* one kind of these: even ones are lent, odd ones staged */
+        const bool is_large = elements[t] > 200000; /* one kind of these: even ones are zero-copy, odd ones staged */
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (!is_large || kind == (t % 2 ? 0 : 1))
                 fixture_box(f, t, (enum pd_kind)kind, pd_box_whole(&f->tensors.tensors[t]), kind == 1 ? 0 : 4u * t % 64);
@@ -363,7 +363,7 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
     fixture_init(&f, 3, 3);
     fixture_tensor(&f, 0, "small", 1, 40, 1);
     fixture_tensor(&f, 1, "staged", 1, 20000, 1);
-    fixture_tensor(&f, 2, "lent", 1, 1200000, 1);
+    fixture_tensor(&f, 2, "zero-copy", 1, 1200000, 1);
     for (uint32_t t = 0; t < 3; t++)
         fixture_box(&f, t, PD_PARAM, pd_box_whole(&f.tensors.tensors[t]), 0);
     const struct pd_disk_options options = {.seed = 1};

@@ -1,4 +1,4 @@
-#include "ckpt/shard/squeeze.h"
+#include "ckpt/shard/job.h"
 
 #include "ckpt/shard/writer.h"
 #include "ckpt/tensor/codec_zstd.h"
@@ -28,7 +28,8 @@ bool pd_shard_writer_chunk_at(const struct pd_shard_writer *writer, uint32_t box
     return true;
 }
 
-void pd_shard_job_keep(struct pd_shard_job *job)
+/* As it is, filled up. */
+static void keep(struct pd_shard_job *job)
 {
     job->stored_bytes = job->chunk_bytes;
     job->filter_mask = PD_SHARD_FILTERS_NONE;
@@ -40,17 +41,17 @@ void pd_shard_job_keep(struct pd_shard_job *job)
     memset(job->output + job->bytes, 0, job->chunk_bytes - job->bytes);
 }
 
-void pd_shard_job_squeeze(struct pd_shard_job *job, int level, struct pd_zstd *zstd, void *scratch)
+void pd_shard_job_compress(struct pd_shard_job *job, int level, struct pd_zstd *zstd, void *scratch)
 {
     const uint64_t capacity = (job->chunk_bytes - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
     uint64_t made = 0;
-    pd_shard_job_keep(job);
+    keep(job);
     if (capacity == 0) return;
     pd_byte_shuffle(scratch, job->stored, job->chunk_bytes, job->element_bytes);
     job->status = pd_zstd_compress(zstd, level, job->output, capacity, scratch, job->chunk_bytes,
                                    job->chunk_bytes / job->element_bytes, &made, NULL);
     if (made == 0 || job->status) {
-        pd_shard_job_keep(job); /* what filled it up was overwritten */
+        keep(job); /* what filled it up was overwritten */
         return;
     }
     job->stored = job->output;

@@ -1,13 +1,13 @@
 /* One chunk on its way into a compressed shard, wherever its data comes from and whoever writes it.
  *
- *   init -> (data, output set) -> squeeze or keep, in any thread -> place, in the order of boxes and chunks -> written there
+ *   init -> (data, output set) -> compress, in any thread -> place, in the order of boxes and chunks -> written there
  *
  * Blocks are the caller's to hash (pd_shard_stream_block), since they do not end where chunks do.
  *   threads  a job belongs to one at a time; init and place: the writer's */
-#ifndef PD_CKPT_SHARD_SQUEEZE_H
-#define PD_CKPT_SHARD_SQUEEZE_H
+#ifndef PD_CKPT_SHARD_JOB_H
+#define PD_CKPT_SHARD_JOB_H
 
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 struct pd_zstd;
 
@@ -28,11 +28,9 @@ struct pd_shard_job {
 void pd_shard_job_init(const struct pd_shard_writer *writer, uint32_t box, uint64_t chunk, struct pd_shard_job *job);
 /* Chunk of a box in chunks that holds byte `at` of it; false: the box is in one piece. */
 bool pd_shard_writer_chunk_at(const struct pd_shard_writer *writer, uint32_t box, uint64_t at, uint64_t *ret_chunk);
-/* As it is, filled up. */
-void pd_shard_job_keep(struct pd_shard_job *job);
 /* Shuffled and compressed, or as it is where that saves no page. `scratch`: PD_SHARD_CHUNK_MAX bytes.
  *   errors  job->status: PD_NO_MEMORY */
-void pd_shard_job_squeeze(struct pd_shard_job *job, int level, struct pd_zstd *zstd, void *scratch);
+void pd_shard_job_compress(struct pd_shard_job *job, int level, struct pd_zstd *zstd, void *scratch);
 /* The next chunk of its writer: where its stored bytes belong, in whole pages filled up with zeros. */
 uint64_t pd_shard_job_place(struct pd_shard_writer *writer, const struct pd_shard_job *job);
 

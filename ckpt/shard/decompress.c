@@ -3,7 +3,7 @@
  *
  *   invariants  1. nothing reaches the decompressor before its digest was checked
  *               2. a mismatch is damage only when a second read mismatches too */
-#include "ckpt/shard/expand.h"
+#include "ckpt/shard/decompress.h"
 
 #include "ckpt/shard/open.h"
 #include "ckpt/tensor/codec_zstd.h"
@@ -22,19 +22,12 @@ static const struct pd_shard_chunk_row *row_of(const struct pd_shard *shard, uin
     return &shard->contents.chunks[grid_of(shard, box)->first_chunk + chunk];
 }
 
-uint64_t pd_shard_chunk_extent(const struct pd_shard *shard, uint32_t box, uint64_t chunk, uint64_t *ret_bytes)
-{
-    const struct pd_shard_chunk_row *row = row_of(shard, box, chunk);
-    *ret_bytes = (row->stored_bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
-    return row->offset;
-}
-
 static void describe(const struct pd_shard *shard, uint32_t box, uint64_t number, struct pd_shard_chunk *ret_chunk)
 {
     const struct pd_shard_grid *grid = grid_of(shard, box);
     *ret_chunk = (struct pd_shard_chunk){.number = number, .whole_bytes = grid->chunk_bytes};
     ret_chunk->bytes = pd_shard_grid_range(grid, number, &ret_chunk->begin);
-    ret_chunk->offset = pd_shard_chunk_extent(shard, box, number, &ret_chunk->page_bytes);
+    ret_chunk->offset = pd_shard_chunk_extent(&shard->contents, box, number, &ret_chunk->page_bytes);
 }
 
 void pd_shard_chunk_at(const struct pd_shard *shard, uint32_t box, uint64_t at, struct pd_shard_chunk *ret_chunk)
@@ -78,27 +71,27 @@ void pd_shard_decoder_free(struct pd_shard_decoder *decoder)
     free(decoder);
 }
 
-void pd_shard_expander_free(struct pd_shard_expander *expander)
+static void free_kept(struct pd_shard_kept_chunks *kept)
 {
-    if (!expander) return;
-    pd_shard_decoder_free(expander->decoder);
-    free(expander->stored);
-    free(expander->shuffled);
-    free(expander->kept[0].data);
-    free(expander->kept[1].data);
-    free(expander);
+    if (!kept) return;
+    pd_shard_decoder_free(kept->decoder);
+    free(kept->stored);
+    free(kept->shuffled);
+    free(kept->kept[0].data);
+    free(kept->kept[1].data);
+    free(kept);
 }
 
 void pd_shard_forget(struct pd_shard *shard)
 {
-    pd_shard_expander_free(shard->expander);
-    shard->expander = NULL;
+    free_kept(shard->chunks);
+    shard->chunks = NULL;
 }
 
-static pd_status need_expander(struct pd_shard *shard, struct pd_error *err)
+static pd_status need_memory(struct pd_shard *shard, struct pd_error *err)
 {
-    if (shard->expander) return PD_OK;
-    struct pd_shard_expander *e = calloc(1, sizeof *e);
+    if (shard->chunks) return PD_OK;
+    struct pd_shard_kept_chunks *e = calloc(1, sizeof *e);
     if (!e) PD_FAIL(err, PD_NO_MEMORY, "no memory to decompress");
     e->stored = aligned_alloc(PD_VFS_ALIGN, PD_SHARD_CHUNK_MAX + PD_SHARD_PAGE_BYTES);
     e->shuffled = malloc(PD_SHARD_CHUNK_MAX);
@@ -108,20 +101,13 @@ static pd_status need_expander(struct pd_shard *shard, struct pd_error *err)
                        ? pd_shard_decoder_new(e->shuffled, &e->decoder, err)
                        : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to decompress");
     if (st)
-        pd_shard_expander_free(e);
+        free_kept(e);
     else
-        shard->expander = e;
+        shard->chunks = e;
     return st;
 }
 
 /* ---- chunks ---- */
-
-static bool is_zero(const unsigned char *data, uint64_t bytes)
-{
-    for (uint64_t i = 0; i < bytes; i++)
-        if (data[i]) return false;
-    return true;
-}
 
 static pd_status chunk_fail(const struct pd_shard *shard, uint32_t box, uint64_t chunk, const char *what,
                             struct pd_error *err)
@@ -138,9 +124,9 @@ static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const st
                             const unsigned char *pages, const unsigned char *data, struct pd_error *err)
 {
     const uint64_t stored = row_of(shard, box, chunk->number)->stored_bytes;
-    if (!is_zero(pages + stored, chunk->page_bytes - stored))
+    if (!pd_shard_is_zero(pages + stored, chunk->page_bytes - stored))
         return chunk_fail(shard, box, chunk->number, "the padding behind the stored bytes is not zero", err);
-    if (!is_zero(data + chunk->bytes, chunk->whole_bytes - chunk->bytes))
+    if (!pd_shard_is_zero(data + chunk->bytes, chunk->whole_bytes - chunk->bytes))
         return chunk_fail(shard, box, chunk->number, "what fills up the chunk is not zero", err);
     return PD_OK;
 }
@@ -168,8 +154,8 @@ pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, cons
 
 pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t number, const void *pages, struct pd_error *err)
 {
-    PD_TRY(need_expander(shard, err));
-    struct pd_shard_expander *e = shard->expander;
+    PD_TRY(need_memory(shard, err));
+    struct pd_shard_kept_chunks *e = shard->chunks;
     struct pd_shard_chunk chunk;
     const uint32_t place = 1 - e->newest;
     describe(shard, box, number, &chunk);
@@ -183,7 +169,7 @@ pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t num
 
 static const unsigned char *find_kept(const struct pd_shard *shard, uint32_t box, uint64_t chunk)
 {
-    const struct pd_shard_expander *e = shard->expander;
+    const struct pd_shard_kept_chunks *e = shard->chunks;
     for (int k = 0; e && k < 2; k++)
         if (e->kept[k].is_valid && e->kept[k].chunk == grid_of(shard, box)->first_chunk + chunk) return e->kept[k].data;
     return NULL;
@@ -192,13 +178,13 @@ static const unsigned char *find_kept(const struct pd_shard *shard, uint32_t box
 static pd_status need_chunk(struct pd_shard *shard, uint32_t box, uint64_t chunk, const unsigned char **ret_data,
                             struct pd_error *err)
 {
-    PD_TRY(need_expander(shard, err));
+    PD_TRY(need_memory(shard, err));
     uint64_t bytes = 0;
-    const uint64_t offset = pd_shard_chunk_extent(shard, box, chunk, &bytes);
+    const uint64_t offset = pd_shard_chunk_extent(&shard->contents, box, chunk, &bytes);
     pd_status st = find_kept(shard, box, chunk) ? PD_OK : PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && st == PD_CORRUPT; attempt++) {
-        PD_TRY(pd_file_read(shard->file, offset, shard->expander->stored, bytes, err));
-        st = pd_shard_chunk_take(shard, box, chunk, shard->expander->stored, err);
+        PD_TRY(pd_file_read(shard->file, offset, shard->chunks->stored, bytes, err));
+        st = pd_shard_chunk_take(shard, box, chunk, shard->chunks->stored, err);
     }
     if (!st) *ret_data = find_kept(shard, box, chunk);
     return st;
@@ -226,7 +212,7 @@ static pd_status gather(struct pd_shard *shard, uint32_t box, uint64_t begin, ui
 
 static void doubt(struct pd_shard *shard)
 {
-    shard->expander->kept[0].is_valid = shard->expander->kept[1].is_valid = false;
+    shard->chunks->kept[0].is_valid = shard->chunks->kept[1].is_valid = false;
 }
 
 pd_status pd_shard_chunk_read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst, struct pd_error *err)

@@ -1,4 +1,4 @@
-#include "ckpt/shard/repack.h"
+#include "ckpt/shard/transcode.h"
 #include "tests/unit/shard/shard_fixture.h"
 
 #include <stdatomic.h>
@@ -30,9 +30,9 @@ static void save(struct fixture *f, const char *name, const struct pd_shard_code
     pd_shard_writer_free(writer);
 }
 
-static pd_status repack(struct fixture *f, const char *from, const char *to, const struct pd_shard_summary *expect,
-                        const struct pd_shard_codec *codec, atomic_bool *stop, struct pd_shard_summary *ret_summary,
-                        struct pd_error *err)
+static pd_status transcode(struct fixture *f, const char *from, const char *to, const struct pd_shard_summary *expect,
+                           const struct pd_shard_codec *codec, atomic_bool *stop, struct pd_shard_summary *ret_summary,
+                           struct pd_error *err)
 {
     char from_path[256], to_path[256];
     fixture_path(f, from, from_path, sizeof from_path);
@@ -44,7 +44,7 @@ static pd_status repack(struct fixture *f, const char *from, const char *to, con
                                           .buffers = f->buffers,
                                           .buffer_bytes = FIXTURE_BUFFER_BYTES,
                                           .stop = stop};
-    return pd_shard_repack(f->vfs, &request, codec, ret_summary, err);
+    return pd_shard_transcode(f->vfs, &request, codec, ret_summary, err);
 }
 
 static bool same_files(struct fixture *f, const char *left, const char *right)
@@ -55,7 +55,7 @@ static bool same_files(struct fixture *f, const char *left, const char *right)
 }
 
 /* It is the file that its rank would have written. */
-Test(shard_repack, as_if_written_like_that, .timeout = 600)
+Test(shard_transcode, as_if_written_like_that, .timeout = 600)
 {
     struct fixture f;
     struct pd_shard_summary plain, direct, made;
@@ -66,15 +66,15 @@ Test(shard_repack, as_if_written_like_that, .timeout = 600)
     for (unsigned threads = 1; threads < 9; threads *= 4) {
         struct pd_shard_codec codec = ZSTD;
         OK(pd_thread_pool_new(threads, &codec.pool, err));
-        OK(repack(&f, "plain.h5", "made.h5", &plain, &codec, NULL, &made, err));
+        OK(transcode(&f, "plain.h5", "made.h5", &plain, &codec, NULL, &made, err));
         cr_assert(same_files(&f, "made.h5", "direct.h5"), "%u threads", threads);
         cr_assert_eq(memcmp(&made, &direct, sizeof made), 0);
         pd_thread_pool_free(codec.pool);
     }
-    OK(repack(&f, "made.h5", "again.h5", &made, &PLAIN, NULL, &plain, err)); /* small it is already */
+    OK(transcode(&f, "made.h5", "again.h5", &made, &PLAIN, NULL, &plain, err)); /* small it is already */
     cr_assert(same_files(&f, "again.h5", "direct.h5"));
     cr_assert_eq(memcmp(&plain, &direct, sizeof made), 0);
-    OK(repack(&f, "plain.h5", "again.h5", NULL, NULL, NULL, &made, err));
+    OK(transcode(&f, "plain.h5", "again.h5", NULL, NULL, NULL, &made, err));
     cr_assert(same_files(&f, "again.h5", "plain.h5"));
     fixture_deinit(&f);
 }
@@ -90,7 +90,7 @@ static void damage(struct fixture *f, const char *name, uint64_t at)
 }
 
 /* Of the source, whatever the copy reads like. */
-Test(shard_repack, damage_is_not_carried_on)
+Test(shard_transcode, damage_is_not_carried_on)
 {
     struct fixture f;
     struct pd_shard_summary summary, made;
@@ -105,13 +105,13 @@ Test(shard_repack, damage_is_not_carried_on)
         const uint64_t at = pd_shard_box_offset(shard, 4) + 5000;
         pd_shard_close(shard);
         damage(&f, "s.h5", at);
-        cr_assert_eq(repack(&f, "s.h5", "t.h5", &summary, &ZSTD, NULL, &made, &error), PD_CORRUPT);
+        cr_assert_eq(transcode(&f, "s.h5", "t.h5", &summary, &ZSTD, NULL, &made, &error), PD_CORRUPT);
         cr_assert(strstr(error.message, "s.h5") && strstr(error.message, "model.layers.4.weight"), "%s", error.message);
     }
     fixture_deinit(&f);
 }
 
-Test(shard_repack, it_can_be_given_up)
+Test(shard_transcode, it_can_be_given_up)
 {
     struct fixture f;
     struct pd_shard_summary summary, made;
@@ -119,8 +119,8 @@ Test(shard_repack, it_can_be_given_up)
     atomic_bool stop = true;
     add_model(&f);
     save(&f, "s.h5", &PLAIN, &summary);
-    cr_assert_eq(repack(&f, "s.h5", "t.h5", &summary, &ZSTD, &stop, &made, &error), PD_STOPPED);
+    cr_assert_eq(transcode(&f, "s.h5", "t.h5", &summary, &ZSTD, &stop, &made, &error), PD_STOPPED);
     stop = false;
-    OK(repack(&f, "s.h5", "t.h5", &summary, &ZSTD, &stop, &made, err));
+    OK(transcode(&f, "s.h5", "t.h5", &summary, &ZSTD, &stop, &made, err));
     fixture_deinit(&f);
 }

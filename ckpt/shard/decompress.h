@@ -1,13 +1,11 @@
 /* Chunks of an open compressed shard, for who reads ahead: where their stored bytes lie, and what comes out of them.
  *
  *   threads  any, since a shard is only looked at; a decoder belongs to one at a time
- *   memory   a decoder: zstd's, and the scratch it is lent */
-#ifndef PD_CKPT_SHARD_EXPAND_H
-#define PD_CKPT_SHARD_EXPAND_H
+ *   memory   a decoder: zstd's, and the scratch that it borrows */
+#ifndef PD_CKPT_SHARD_DECOMPRESS_H
+#define PD_CKPT_SHARD_DECOMPRESS_H
 
 #include "ckpt/shard/shard.h"
-
-#define PD_SHARD_CHUNK_MAX (1u << 20) /* of a chunk, stored or not; a multiple of pages */
 
 struct pd_shard_chunk {
     uint64_t number;             /* in its box */
@@ -29,7 +27,7 @@ void pd_shard_decoder_free(struct pd_shard_decoder *decoder); /* NULL is fine */
 PD_MUST_USE pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                                             const void *pages, struct pd_shard_decoder *decoder, void *dst,
                                             struct pd_error *err);
-/* How the shard is compressed, with the level that was asked for (auto's, where it was auto); PD_CODEC_NONE: it is not. */
+/* How the shard is compressed, with the level that was asked for; PD_CODEC_NONE: it is not. */
 struct pd_shard_codec pd_shard_codec_of(const struct pd_shard *shard);
 /* Lets go of the chunks that pd_shard_read_blocks keeps, 4 MiB; it takes them anew when it needs them. */
 void pd_shard_forget(struct pd_shard *shard);

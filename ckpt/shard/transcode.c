@@ -1,11 +1,11 @@
-#include "ckpt/shard/repack.h"
+#include "ckpt/shard/transcode.h"
 
 #include "ckpt/base/clock.h"
-#include "ckpt/shard/writer.h"
+#include "ckpt/shard/compress.h"
 
 #define NAP_NS UINT64_C(20000000)
 
-struct repack {
+struct transcode {
     const struct pd_shard_copy *request;
     struct pd_shard *source;
     uint64_t start_ns, begun_bytes;
@@ -14,18 +14,18 @@ struct repack {
 static pd_status read_blocks(void *context, uint32_t box, uint64_t first_block, uint64_t block_count, void *dst,
                              struct pd_error *err)
 {
-    struct repack *r = context;
+    struct transcode *r = context;
     return pd_shard_read_blocks(r->source, box, first_block, block_count, dst, err);
 }
 
-static bool must_stop(const struct repack *r)
+static bool must_stop(const struct transcode *r)
 {
     return r->request->stop && atomic_load_explicit(r->request->stop, memory_order_relaxed);
 }
 
 static pd_status pace(void *context, uint64_t bytes, struct pd_error *err)
 {
-    struct repack *r = context;
+    struct transcode *r = context;
     const double rate = (double)r->request->bytes_per_second;
     while (rate > 0 && !must_stop(r)) {
         const double left = (double)r->begun_bytes / rate - pd_clock_seconds_since(NULL, r->start_ns);
@@ -37,7 +37,16 @@ static pd_status pace(void *context, uint64_t bytes, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status write_compressed(struct pd_vfs *vfs, struct repack *r, const struct pd_shard_codec *codec,
+static pd_status compress_into(struct pd_shard_stream *stream, const struct pd_shard_source *source,
+                               struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    pd_status st = pd_shard_compress_boxes(stream, NULL, source, err);
+    if (!st) return pd_shard_stream_finish(stream, ret_summary, err);
+    pd_shard_stream_abort(stream);
+    return st;
+}
+
+static pd_status write_compressed(struct pd_vfs *vfs, struct transcode *r, const struct pd_shard_codec *codec,
                                   struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
     const struct pd_shard_copy *request = r->request;
@@ -47,16 +56,18 @@ static pd_status write_compressed(struct pd_vfs *vfs, struct repack *r, const st
                                           pd_shard_box_count(r->source), request->buffers, request->buffer_bytes, codec,
                                           &writer, err));
     r->start_ns = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_shard_write_chunks(writer, request->to, pd_shard_identity(r->source), pd_shard_writer_rank(r->source),
-                                         NULL, &source, ret_summary, err);
+    struct pd_shard_stream *stream = NULL;
+    pd_status st = pd_shard_stream_begin(writer, request->to, pd_shard_identity(r->source), pd_shard_writer_rank(r->source),
+                                         &stream, err);
+    if (!st) st = compress_into(stream, &source, ret_summary, err);
     pd_shard_writer_free(writer);
     return st;
 }
 
-pd_status pd_shard_repack(struct pd_vfs *vfs, const struct pd_shard_copy *request, const struct pd_shard_codec *codec,
-                          struct pd_shard_summary *ret_summary, struct pd_error *err)
+pd_status pd_shard_transcode(struct pd_vfs *vfs, const struct pd_shard_copy *request, const struct pd_shard_codec *codec,
+                             struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
-    struct repack r = {.request = request};
+    struct transcode r = {.request = request};
     struct pd_shard_summary summary;
     PD_TRY(pd_shard_open(vfs, request->from, request->identity, request->expect, &r.source, err));
     pd_shard_summary_of(r.source, &summary);

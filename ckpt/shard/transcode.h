@@ -11,8 +11,8 @@
  * where `codec` is NULL or none, and where the source is compressed already. Otherwise every block is verified when it is
  * read, and the cap counts bytes before compression.
  *   errors   as pd_shard_copy_with */
-PD_MUST_USE pd_status pd_shard_repack(struct pd_vfs *vfs, const struct pd_shard_copy *request,
-                                      const struct pd_shard_codec *codec, struct pd_shard_summary *ret_summary,
-                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_shard_transcode(struct pd_vfs *vfs, const struct pd_shard_copy *request,
+                                         const struct pd_shard_codec *codec, struct pd_shard_summary *ret_summary,
+                                         struct pd_error *err);
 
 #endif
