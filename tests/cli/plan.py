@@ -14,7 +14,7 @@ expect("config-directory", ["plan", "."], 78, err=said("configuration . is a dir
 expect("config-unknown-key", ["plan", write("unknown.yaml", "run: {dir: run}\noptimiser:\n  lr: 3\n")], 78,
        err=said("unknown.yaml:3:7: unknown key optimiser.lr; did you mean optimizer.lr?"))
 expect("config-wrong-type", ["plan", write("type.yaml", "batch:\n  sequences: many\n")], 78,
-       err=said('type.yaml:2:14: batch.sequences: expected a whole number, such as 500 or 10k, found "many"'))
+       err=said('type.yaml:2:14: batch.sequences: expected a whole number, such as 500, 10k or 1e4, found "many"'))
 expect("config-no-yaml", ["plan", write("tab.yaml", "run:\n\tdir: x\n")], 78,
        err=said("tab.yaml:2:1: this is not YAML: found character that cannot start any token"))
 expect("config-override-unknown", ["plan", MINIMAL, "lr=1"], 78,

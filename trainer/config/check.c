@@ -149,29 +149,7 @@ static pd_status check_offload(const struct pd_config *c, struct pd_error *err)
                 "offload.%s is nvme and offload.optimizer is not, which is three times larger and more; set "
                 "offload.optimizer=nvme too",
                 parameters ? "parameters" : "gradients");
-    if (!gradients) return PD_OK;
-    if (c->layout.pp > 1)
-        PD_FAIL(err, PD_INVALID,
-                "offload.gradients is nvme and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so "
-                "that sums would "
-                "travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
-                c->layout.pp);
-    if (c->layout.order == PD_ORDER_DEPTH_FIRST)
-        PD_FAIL(
-            err, PD_INVALID,
-            "offload.gradients is nvme and layout.order is depth_first, so that sums would travel once a micro-batch; use "
-            "layout.order=breadth_first or offload.gradients=device");
     return PD_OK;
-}
-
-static pd_status check_order(const struct pd_config *c, struct pd_error *err)
-{
-    if (c->layout.order != PD_ORDER_BREADTH_FIRST || c->layout.pp <= 1) return PD_OK;
-    PD_FAIL(err, PD_INVALID,
-            "layout.order is breadth_first and layout.pp is %u, but pipeline stages take micro-batch after micro-batch; use "
-            "layout.pp=1 or "
-            "layout.order=depth_first",
-            c->layout.pp);
 }
 
 static pd_status check_recompute(const struct pd_config *c, struct pd_error *err)
@@ -294,7 +272,6 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_data(c, err));
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
-    PD_TRY(check_order(c, err));
     PD_TRY(check_recompute(c, err));
     PD_TRY(check_offload(c, err));
     PD_TRY(check_budgets(c, err));

@@ -97,6 +97,33 @@ static bool is_passed_over(const struct source *source, const struct pd_yaml_ent
     return source->is_saved && status == PD_INVALID && (!key || key->effect == PD_RESUME_FREE);
 }
 
+/* data.train=[a.txt, {path: b.bin, weight: 2}]: a list on the command line is written as in a file. */
+static pd_status set_list(const char *path, const char *text, struct pd_config *config, struct pd_error *err)
+{
+    struct pd_yaml yaml;
+    char *line;
+    if (text[strlen(text) - 1] != ']') PD_FAIL(err, PD_INVALID, "%s: the list does not end; close it with ]", path);
+    if (asprintf(&line, "%s: %s", path, text) < 0) PD_FAIL(err, PD_NO_MEMORY, "no memory for %s", path);
+    pd_status status = pd_yaml_read(path, line, &yaml, err);
+    free(line);
+    PD_TRY(status);
+    for (uint32_t i = 0; !status && i < yaml.count; i++)
+        status = visit_entry(&yaml.entries[i], config, err);
+    pd_yaml_deinit(&yaml);
+    return status;
+}
+
+static pd_status apply_override(const char *override, struct pd_config *config, struct pd_error *err)
+{
+    char path[256];
+    const char *text = NULL;
+    PD_TRY(split_override(override, path, sizeof path, &text, err));
+    const struct pd_key *key = pd_key_find(path);
+    const pd_status status = key && pd_key_is_list(key) && text[0] == '[' ? set_list(path, text, config, err)
+                                                                          : pd_key_set(config, path, text, err);
+    return status ? pd_error_context(err, status, "command line") : PD_OK;
+}
+
 static pd_status apply(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     for (uint32_t i = 0; i < source->yaml.count; i++) {
@@ -106,13 +133,8 @@ static pd_status apply(const struct source *source, struct pd_config *config, st
         if (is_passed_over(source, e, status)) continue;
         if (status) return pd_error_context(err, status, "%s:%u:%u", source->name, e->line, e->column);
     }
-    for (uint32_t i = 0; i < source->override_count; i++) {
-        char path[256];
-        const char *text = NULL;
-        PD_TRY(split_override(source->overrides[i], path, sizeof path, &text, err));
-        pd_status status = pd_key_set(config, path, text, err);
-        if (status) return pd_error_context(err, status, "command line");
-    }
+    for (uint32_t i = 0; i < source->override_count; i++)
+        PD_TRY(apply_override(source->overrides[i], config, err));
     return PD_OK;
 }
 

@@ -1,12 +1,12 @@
 /* The configuration of a run: YAML and section.key=value overrides, resolved into one plain struct.
  *
- * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. One table (config_keys.c) drives reading,
+ * Keys are the member names: optimizer.lr, batch.sequences, data.train[0].path. One table (keys.c) drives reading,
  * overriding, printing, comparing and suggestions: type, default, range, what a change means on resume, and the comment that
  * --print-config shows. An unknown key is an error with line, column and the nearest key. Counts take k, M, G as powers of
  * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
  * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
- * keep_last, keep_every, bandwidth, copies}. Model sizes that follow from others (kv_heads,
+ * keep_last, keep_every, bandwidth, copies}. A list on the command line is written as in a file: data.train=[a.txt, b.txt]. Model sizes that follow from others (kv_heads,
  * head_size, ffn) follow again when the others are changed and they are not named.
  *
  * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std

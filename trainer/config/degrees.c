@@ -44,11 +44,67 @@ void pd_degrees_text(const struct pd_degrees *d, char *ret, size_t bytes)
 
 /* ---- what is admitted ---- */
 
+static pd_status check_order(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    if (c->layout.order != PD_ORDER_BREADTH_FIRST || d->pp == 1) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.order is breadth_first and layout.pp is %u, but pipeline stages take micro-batch after micro-batch; use "
+            "layout.pp=1 or layout.order=depth_first",
+            d->pp);
+}
+
+/* Sums that are elsewhere than the device travel once a step breadth first, and depth first once a micro-batch. */
+static pd_status check_gradients(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const bool nvme = c->offload.gradients == PD_PLACE_NVME,
+               away = nvme || (c->offload.gradients == PD_PLACE_CPU && c->run.device == PD_DEVICE_GPU);
+    const char *place = nvme ? "nvme" : "cpu";
+    if (away && d->pp > 1)
+        PD_FAIL(
+            err, PD_INVALID,
+            "offload.gradients is %s and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so that "
+            "sums would travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
+            place, d->pp);
+    if (away && (c->layout.order == PD_ORDER_DEPTH_FIRST || (!nvme && c->layout.order == PD_ORDER_AUTO)))
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is %s and layout.order is %s, so that sums would travel once a micro-batch; use "
+                "layout.order=breadth_first or offload.gradients=device",
+                place, c->layout.order == PD_ORDER_AUTO ? "auto, which is depth_first here" : "depth_first");
+    return PD_OK;
+}
+
+/* State on nvme is one copy: no two ranks hold the same part. A zero_shard that does not divide what restarts leave of dp x sp
+ * gives way (laid_out.c). */
+static pd_status check_copies(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard;
+    const bool stage_is_open = c->layout.automatic && !c->layout.zero_stage_given;
+    if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
+    if (c->layout.zero_stage == 0 && !stage_is_open)
+        PD_FAIL(err, PD_INVALID,
+                "layout.zero_stage is 0, which keeps the whole state on each of %u ranks, and offload.optimizer is nvme, "
+                "which keeps it once; use layout.zero_stage=1, or offload.optimizer=device",
+                shares);
+    if (!shard || shard == shares || shares % shard) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which "
+            "keeps it once; use layout.zero_shard=0, or offload.optimizer=device",
+            shard, shares, shares / shard);
+}
+
+/* Every rule on which degrees and the rest of a configuration depend together: what a start asks, a restart and advice. */
+static pd_status check_rules(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    PD_TRY(check_order(c, d, err));
+    PD_TRY(check_gradients(c, d, err));
+    return check_copies(c, d, err);
+}
+
 static bool fits(const struct pd_config *c, const struct pd_degrees *d)
 {
     const uint64_t stages = (uint64_t)d->pp * d->interleave;
     return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= micro_batches_of(c) &&
-           (d->pp == 1 || stages <= c->model.layers) && stages <= STAGES_MAX;
+           (d->pp == 1 || stages <= c->model.layers) && stages <= STAGES_MAX && check_rules(c, d, NULL) == PD_OK;
 }
 
 uint32_t pd_degrees_list(const struct pd_config *c, uint32_t world, const struct pd_degrees *held, struct pd_degrees *ret,
@@ -208,29 +264,10 @@ static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
             pp, interleave, (uint32_t)stages, cause, limit / pp, limit / interleave ? limit / interleave : 1);
 }
 
-/* Files hold what a rank owns, and nothing is held twice. */
-static pd_status check_copies(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
-{
-    const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard ? c->layout.zero_shard : shares;
-    if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
-    if (c->layout.zero_stage == 0)
-        PD_FAIL(
-            err, PD_INVALID,
-            "layout.zero_stage is 0, which keeps the whole state on each of %u ranks, and offload.optimizer is nvme, which "
-            "keeps it once; use layout.zero_stage=1, or offload.optimizer=device",
-            shares);
-    if (shard == shares) return PD_OK;
-    PD_FAIL(
-        err, PD_INVALID,
-        "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which keeps "
-        "it once; use layout.zero_shard=0, or offload.optimizer=device",
-        shard, shares, shares / shard);
-}
-
 static pd_status check_zero_shard(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
     const uint32_t parts = c->layout.zero_shard, ranks = d->dp * d->sp;
-    if (!parts || ranks % parts == 0) return check_copies(c, d, err);
+    if (!parts || ranks % parts == 0) return PD_OK;
     uint32_t below = parts < ranks ? parts : ranks, above = parts;
     while (ranks % below)
         below--;
@@ -250,6 +287,10 @@ pd_status pd_degrees_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_dp(c, c->layout.dp, err));
     PD_TRY(check_interleave(c, err));
     PD_TRY(check_stages(c, err));
+    const struct pd_degrees given = {
+        .dp = or_one(c->layout.dp), .tp = or_one(c->layout.tp), .pp = or_one(c->layout.pp), .sp = or_one(c->layout.sp)};
+    PD_TRY(check_order(c, &given, err));
+    PD_TRY(check_gradients(c, &given, err));
     if (c->layout.automatic) return PD_OK;
     const uint32_t ranks = c->layout.ranks ? c->layout.ranks : c->layout.dp ? pd_degrees_first_world(c, 1) : 0;
     return ranks ? pd_degrees_of(c, ranks, &d, err) : PD_OK;
@@ -290,6 +331,7 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
             c->batch.micro_batch > 1 ? "a smaller batch.micro_batch starts" : "more batch.sequences start");
     }
     PD_TRY(check_zero_shard(c, &d, err));
+    PD_TRY(check_rules(c, &d, err));
     *ret_degrees = d;
     return PD_OK;
 }

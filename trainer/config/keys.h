@@ -42,7 +42,7 @@ extern const uint32_t pd_key_count;
 const struct pd_key *pd_key_find(const char *name);
 /* The key that a path with indices and members belongs to, or NULL. */
 const struct pd_key *pd_key_of_path(const char *path);
-/* "unknown key; did you mean optimizer.lr?"   ret (bytes) */
+/* "unknown key ...; did you mean optimizer.lr?", by spelling or by what other trainers call it (suggest.c).   ret (bytes) */
 void pd_key_suggest(const char *path, char *ret, size_t bytes);
 
 /* `path` may carry an index and a member: data.train[0].path, restart.ranks[1]. The value replaces what was there.

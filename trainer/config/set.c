@@ -1,7 +1,6 @@
 /* Reading and writing one key of the configuration by name. */
 #include "trainer/config/keys.h"
 
-#include "ckpt/base/nearest.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/utf8.h"
 #include "trainer/config/renamed.h"
@@ -14,6 +13,7 @@
 #include <strings.h>
 
 #define LIST_MAX 65536u
+#define WHOLE_MAX 9007199254740992.0 /* up to here every whole number is a double */
 
 static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
 
@@ -53,45 +53,6 @@ const struct pd_key *pd_key_find(const char *name)
     for (uint32_t i = 0; i < pd_key_count; i++)
         if (strcmp(pd_keys[i].name, name) == 0) return &pd_keys[i];
     return NULL;
-}
-
-/* Somebody who wrote "lr" or "optim.lr" means the key with that last part. */
-static uint32_t distance_to(const char *path, const char *key)
-{
-    uint32_t whole = pd_edit_distance(path, key) * 2;
-    const char *path_last = strrchr(path, '.'), *key_last = strrchr(key, '.');
-    path_last = path_last ? path_last + 1 : path;
-    key_last = key_last ? key_last + 1 : key;
-    uint32_t last = pd_edit_distance(path_last, key_last) * 2 + 3;
-    return whole < last ? whole : last;
-}
-
-static bool is_section(const char *path)
-{
-    size_t length = strlen(path);
-    for (uint32_t i = 0; i < pd_key_count; i++)
-        if (strncmp(pd_keys[i].name, path, length) == 0 && pd_keys[i].name[length] == '.') return true;
-    return false;
-}
-
-void pd_key_suggest(const char *path, char *ret, size_t bytes)
-{
-    if (is_section(path)) {
-        snprintf(ret, bytes, "%s is a section: its keys go below it, or are written %s.KEY", path, path);
-        return;
-    }
-    uint32_t best = UINT32_MAX;
-    const char *nearest = NULL;
-    for (uint32_t i = 0; i < pd_key_count; i++) {
-        uint32_t distance = distance_to(path, pd_keys[i].name);
-        if (distance >= best) continue;
-        best = distance;
-        nearest = pd_keys[i].name;
-    }
-    if (nearest && best <= strlen(path) + 3)
-        snprintf(ret, bytes, "unknown key %s; did you mean %s?", path, nearest);
-    else
-        snprintf(ret, bytes, "unknown key %s; --print-config lists all keys", path);
 }
 
 static void *member_of(void *base, size_t offset)
@@ -164,9 +125,19 @@ static pd_status check_range(const struct pd_key *key, double value, const char 
             key->high_open ? "under" : "at most", high, text);
 }
 
+/* "1e3" where counts are written with suffixes too. */
+static bool parse_exponent(const char *text, uint64_t *ret)
+{
+    double value;
+    if (!strpbrk(text, "eE") || !pd_parse_double(text, &value)) return false;
+    if (value < 0 || value != floor(value)) return false;
+    *ret = value < WHOLE_MAX ? (uint64_t)value : UINT64_MAX; /* beyond every range */
+    return true;
+}
+
 static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint64_t *ret)
 {
-    if (pd_parse_u64(text, ret)) return true;
+    if (pd_parse_u64(text, ret) || (suffix != PD_SUFFIX_NONE && parse_exponent(text, ret))) return true;
     size_t length = strlen(text);
     if (suffix == PD_SUFFIX_NONE || length < 2 || length > 20) return false;
     static const char letters[] = "kmg";
@@ -196,7 +167,8 @@ static pd_status refuse_whole(const struct pd_key *key, const char *text, struct
 {
     const double value = too_far(text, key->suffix);
     if (!isnan(value)) PD_TRY(check_range(key, value, text, err));
-    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500 or 10k" : "", text);
+    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", key->suffix ? ", such as 500, 10k or 1e4" : "",
+            text);
 }
 
 static pd_status refuse_real(const struct pd_key *key, const char *text, struct pd_error *err)

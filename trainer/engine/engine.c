@@ -255,9 +255,9 @@ static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
 {
     if (!pd_leaves_device(&e->options, e->options.config->offload.gradients) || e->is_breadth_first) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "offload.gradients is cpu on a GPU and micro-batches follow each other, so that sums would travel once a "
-            "micro-batch; use "
-            "layout.order=breadth_first (and layout.pp=1) or offload.gradients=device");
+            "offload.gradients is %s and micro-batches follow each other, so that sums would travel once a micro-batch; use "
+            "layout.order=breadth_first and layout.pp=1, or offload.gradients=device",
+            e->options.config->offload.gradients == PD_PLACE_NVME ? "nvme" : "cpu");
 }
 
 static uint64_t product_side(const struct pd_config *c)

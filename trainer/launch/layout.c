@@ -35,6 +35,14 @@ static uint32_t gpus_of(const struct pd_config *config)
     return config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
 }
 
+/* As ranks count it: run.device auto is gpu where there are any.   borrows what it points to */
+static struct pd_config counted(const struct pd_launch_chooser *c)
+{
+    struct pd_config config = *c->config;
+    if (gpus_of(c->config)) config.run.device = PD_DEVICE_GPU;
+    return config;
+}
+
 static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
 {
     struct pd_error ignored; /* a rank that opens it says it */
@@ -79,10 +87,9 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
     struct pd_machine machine;
     struct pd_layout_choice best;
     uint32_t count;
-    struct pd_config config = *c->config; /* borrows what it points to */
+    const struct pd_config config = counted(c);
     const struct pd_launch_room *room = &c->room;
     PD_TRY(machine_of(c, ranks, &machine, err));
-    if (gpus_of(c->config)) config.run.device = PD_DEVICE_GPU; /* counted so */
     const pd_status st =
         pd_choose_layouts(&config, c->model, ranks,
                           pd_launched_threads(c->config->layout.threads, pd_launch_ranks_of_a_host(c->config, ranks)),
@@ -101,9 +108,10 @@ static pd_status choose_automatic(struct pd_launch_chooser *c, uint32_t ranks, b
 {
     const struct pd_degrees held = {c->config->layout.dp, c->config->layout.tp, c->config->layout.pp, c->config->layout.sp,
                                     0};
-    while (is_restart && ranks > 1 && !pd_degrees_list(c->config, ranks, &held, NULL, 0))
+    const struct pd_config config = counted(c);
+    while (is_restart && ranks > 1 && !pd_degrees_list(&config, ranks, &held, NULL, 0))
         ranks--;
-    return choose_fastest(c, ranks, pd_degrees_list(c->config, ranks, &held, NULL, 0) > 0, ret_laid_out, err);
+    return choose_fastest(c, ranks, pd_degrees_list(&config, ranks, &held, NULL, 0) > 0, ret_laid_out, err);
 }
 
 /* ---- degrees of the configuration ---- */
@@ -112,12 +120,13 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
                               struct pd_error *err)
 {
     struct pd_degrees degrees;
+    const struct pd_config config = counted(c);
     if (!is_restart) {
-        PD_TRY(pd_degrees_of(c->config, ranks, &degrees, err));
+        PD_TRY(pd_degrees_of(&config, ranks, &degrees, err));
         c->degrees = degrees;
     } else if (ranks == pd_degrees_world(&c->degrees)) {
         degrees = c->degrees;
-    } else if (!pd_degrees_fewer(c->config, ranks, &c->degrees, &degrees)) {
+    } else if (!pd_degrees_fewer(&config, ranks, &c->degrees, &degrees)) {
         PD_FAIL(err, PD_INVALID, "no layout of %u ranks or fewer is admitted; the smallest has 1", ranks);
     }
     return pd_lay_out_degrees(c->config, c->model, &degrees, ret_laid_out, err);

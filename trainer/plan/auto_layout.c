@@ -94,6 +94,7 @@ static pd_status add_degrees(struct candidates *all, const struct pd_config *con
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out_degrees(config, model, degrees, &laid_out, err));
     const bool is_shared = degrees->dp * degrees->sp > 1;
+    /* A given stage was asked about with the degrees; of those that are open nvme leaves out 0, which keeps copies. */
     const uint32_t least_stage = is_shared && config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
     for (uint32_t up = 0; up <= 3 - least_stage; up++) {
         laid_out.layout.zero_stage = 3 - up;
@@ -128,11 +129,6 @@ static pd_status list_candidates(struct candidates *all, const struct pd_config 
     for (uint32_t i = 0; i < count && !st; i++)
         st = add_degrees(all, config, model, &degrees[i], machine, err);
     free(degrees);
-    if (!st && !all->count)
-        PD_FAIL(
-            err, PD_INVALID,
-            "layout.zero_stage is 0, which keeps the whole state on every rank, and offload.optimizer is nvme, which keeps "
-            "it once; use layout.zero_stage=1, or offload.optimizer=device");
     return st;
 }
 

@@ -161,6 +161,54 @@ Test(config, overrides_win_in_order)
     pd_config_deinit(&c);
 }
 
+/* As in a file; a name with brackets has an index. */
+Test(config, lists_on_the_command_line)
+{
+    const char *const overrides[] = {"data.train=[b.txt, {path: c.bin, format: llmc, weight: 0.5}]",
+                                     "restart.ranks=[3, 2]",
+                                     "checkpoint.tiers=[{dir: fast, every: 5}, {dir: slow}]",
+                                     "data.validation=[v.txt]",
+                                     "data.validation[1].path=[w].txt",
+                                     NULL};
+    struct pd_config c = parse("run: {dir: r}\ndata: {train: [x, y, z]}\n", overrides);
+    cr_assert_eq(c.data.train_count, 2);
+    cr_expect_str_eq(c.data.train[0].path, "b.txt");
+    cr_expect_str_eq(c.data.train[1].path, "c.bin");
+    cr_expect_eq(c.data.train[1].weight, 0.5);
+    cr_assert_eq(c.restart.ranks_count, 2);
+    cr_expect_eq(c.restart.ranks[1], 2);
+    cr_assert_eq(c.checkpoint.tiers_count, 2);
+    cr_expect_eq(c.checkpoint.tiers[0].every, 5);
+    cr_assert_eq(c.data.validation_count, 2);
+    cr_expect_str_eq(c.data.validation[1].path, "[w].txt");
+    pd_config_deinit(&c);
+    c = parse(MINIMAL, (const char *const[]){"data.train=a,b.txt", NULL});
+    cr_expect_str_eq(c.data.train[0].path, "a,b.txt", "without brackets it is one name");
+    pd_config_deinit(&c);
+    refused(MINIMAL, "data.train=[a, {pth: b}]", "command line: data.train[1].pth: a data file has path, format and weight");
+    refused(MINIMAL, "data.train=[a", "command line: data.train: the list does not end; close it with ]");
+    refused(MINIMAL, "data.train=[]", "data.train is missing");
+}
+
+Test(config, what_other_trainers_call_it)
+{
+    static const char *const meant[][2] = {{"optimizer.learning_rate=1", "optimizer.lr"},
+                                           {"train.global_batch_size=8", "batch.sequences"},
+                                           {"num_layers=2", "model.layers"},
+                                           {"layout.tensor_model_parallel_size=2", "layout.tp"},
+                                           {"Max_Steps=9", "run.steps"},
+                                           {"training.save_interval=9", "checkpoint.every"}};
+    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++) {
+        char sentence[100];
+        snprintf(sentence, sizeof sentence, "; did you mean %s?", meant[i][1]);
+        refused(MINIMAL, meant[i][0], sentence);
+    }
+    refused(MINIMAL, "data.train.path=b.txt",
+            "command line: data.train is a list: in a file write \"- path: ...\" below it, on the command line "
+            "data.train[0].path=...");
+    refused("run: {dir: r}\ndata: {train: {path: a.txt}}\n", NULL, "run.yaml:2:22: data.train is a list: in a file");
+}
+
 Test(config, suffixes)
 {
     const char *const overrides[] = {"model.context=8k", "batch.context=4K", "run.steps=1M", "batch.sequences=1k", NULL};
@@ -171,6 +219,16 @@ Test(config, suffixes)
     cr_expect_eq(c.batch.sequences, 1000);
     cr_expect_eq(c.batch.micro_batch, 125);
     pd_config_deinit(&c);
+    const char *const exponents[] = {"run.steps=1e3", "batch.sequences=2.5E2", "checkpoint.every=1e0", NULL};
+    c = parse(MINIMAL, exponents);
+    cr_expect_eq(c.run.steps, 1000);
+    cr_expect_eq(c.batch.sequences, 250);
+    cr_expect_eq(c.checkpoint.every, 1);
+    pd_config_deinit(&c);
+    refused(MINIMAL, "run.steps=1e-3", "expected a whole number, such as 500, 10k or 1e4, found \"1e-3\"");
+    refused(MINIMAL, "run.steps=1.5e0", "expected a whole number");
+    refused(MINIMAL, "run.steps=1e16", "expected a number of at least 1 and at most 1e+15, found 1e16");
+    refused(MINIMAL, "run.steps=1e300", "expected a number of at least 1 and at most 1e+15, found 1e300");
 }
 
 Test(config, preset_then_keys)
@@ -231,7 +289,7 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "optimizer.lr=-1", "optimizer.lr: expected a number of at least 0 and at most 100, found -1");
     refused(MINIMAL, "optimizer.beta1=1", "expected a number of at least 0 and under 1, found 1");
     refused(MINIMAL, "run.steps=0", "run.steps: expected a number of at least 1");
-    refused(MINIMAL, "run.steps=1.5", "expected a whole number, such as 500 or 10k, found \"1.5\"");
+    refused(MINIMAL, "run.steps=1.5", "expected a whole number, such as 500, 10k or 1e4, found \"1.5\"");
     refused(MINIMAL, "run.steps=", "expected a whole number");
     refused(MINIMAL, "model.heads=2k", "model.heads: expected a whole number, found \"2k\"");
     refused(MINIMAL, "numerics.precision=fp64", "expected fp32, bf16 or fp16, found \"fp64\"");

@@ -1,7 +1,9 @@
+#include "trainer/config/check.h"
 #include "trainer/config/degrees.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <string.h>
 
 static struct pd_config parse(const char *rest)
 {
@@ -62,6 +64,65 @@ Test(degrees, worlds_without_a_layout_are_skipped)
     fewer(&c, before, 9, "dp=2 pp=4");
     fewer(&c, before, 7, "dp=2 pp=3");
     pd_config_deinit(&c);
+}
+
+/* Four ranks at tp 4 lose one: three stages would be refused at their start, for sums of gradients are on nvme. */
+Test(degrees, fewer_ranks_keep_the_rules_of_a_start)
+{
+    const char *nvme = "numerics: {virtual_tp: 4}\nbatch: {sequences: 2, micro_batch: 1}\n"
+                       "offload: {optimizer: nvme, gradients: nvme}\n";
+    const struct pd_degrees before = {.dp = 1, .tp = 4, .pp = 1, .sp = 1, .interleave = 1};
+    struct pd_config c = parse(nvme);
+    struct pd_degrees unused;
+    struct pd_error err;
+    fewer(&c, before, 3, "dp=1 tp=2");
+    cr_expect_eq(pd_degrees_of(&c, 3, &unused, &err), PD_INVALID);
+    cr_expect(strstr(err.message, "; 2 ranks fit as dp=2 or dp=1 tp=2; "), "%s", err.message);
+    pd_config_deinit(&c);
+    c = parse("numerics: {virtual_tp: 4}\nbatch: {sequences: 2, micro_batch: 1}\nlayout: {order: breadth_first}\n");
+    fewer(&c, before, 3, "dp=1 tp=2");
+    pd_config_deinit(&c);
+    c = parse("numerics: {virtual_tp: 4}\nbatch: {sequences: 8, micro_batch: 1}\nlayout: {zero_stage: 0, tp: 4}\n"
+              "offload: {optimizer: nvme}\n");
+    fewer(&c, before, 3, "dp=1 pp=3");
+    pd_config_deinit(&c);
+}
+
+/* Whatever is listed, and so whatever advice and restarts name, a start takes. */
+Test(degrees, what_is_listed_starts)
+{
+    static const char *const rests[] = {
+        "",
+        "offload: {optimizer: nvme, gradients: nvme}\n",
+        "offload: {optimizer: nvme}\nlayout: {zero_stage: 0}\n",
+        "offload: {optimizer: nvme}\nlayout: {zero_shard: 1}\n",
+        "layout: {order: breadth_first}\n",
+        "run: {dir: r, device: gpu}\noffload: {gradients: cpu}\nlayout: {order: breadth_first}\n",
+        "layout: {schedule: gpipe}\n",
+        "batch: {sequences: 3, micro_batch: 1}\n"};
+    for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {
+        char text[512];
+        struct pd_error err;
+        struct pd_config c;
+        snprintf(text, sizeof text, "%sdata: {train: a}\nmodel: {layers: 5}\nnumerics: {virtual_tp: 4, virtual_sp: 2}\n%s",
+                 strncmp(rests[i], "run", 3) ? "run: {dir: r}\n" : "", rests[i]);
+        cr_assert_eq(pd_config_parse("run.yaml", text, NULL, 0, &c, &err), PD_OK, "%s", err.message);
+        for (uint32_t world = 1; world <= 24; world++) {
+            const struct pd_degrees anything = {0};
+            struct pd_degrees list[256];
+            const uint32_t count = pd_degrees_list(&c, world, &anything, list, 256);
+            for (uint32_t k = 0; k < count; k++) {
+                struct pd_config given = c; /* borrows what it points to */
+                given.layout.ranks = world;
+                given.layout.dp = list[k].dp, given.layout.tp = list[k].tp;
+                given.layout.pp = list[k].pp, given.layout.sp = list[k].sp;
+                if (given.layout.zero_shard && (list[k].dp * list[k].sp) % given.layout.zero_shard)
+                    given.layout.zero_shard = 0; /* as restarts take it */
+                cr_expect_eq(pd_config_check(&given, &err), PD_OK, "%s: %s", rests[i], err.message);
+            }
+        }
+        pd_config_deinit(&c);
+    }
 }
 
 Test(degrees, first_world)
