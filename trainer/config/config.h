@@ -6,8 +6,9 @@
  * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
  * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
- * keep_last, keep_every, bandwidth, copies}. A list on the command line is written as in a file: data.train=[a.txt, b.txt]. Model sizes that follow from others (kv_heads,
- * head_size, ffn) follow again when the others are changed and they are not named.
+ * keep_last, keep_every, bandwidth, copies}. A list on the command line is written as in a file: data.train=[a.txt, b.txt].
+ * Model sizes that follow from others (kv_heads, head_size, ffn) follow again when the others are changed and they are not
+ * named.
  *
  * Resume: free          learning rate, schedule, decay, clipping, steps, intervals, layout, directories, restart, init_std
  *         new lineage   batch, numerics, data, seed, betas and epsilon, norm_epsilon, RoPE
