@@ -46,7 +46,7 @@ say "undisturbed, on one rank"
 "${train[@]}" "run.dir=$work/undisturbed" layout.ranks=1 layout.transport=local
 
 say "on two ranks; one is killed between checkpoints"
-"${train[@]}" "run.dir=$work/disturbed" layout.ranks=2 layout.transport=mpi &
+"${train[@]}" "run.dir=$work/disturbed" layout.ranks=2 layout.transport=mpi "restart.ranks=[1]" &
 run=$!
 for _ in $(seq 1200); do
   step=$(last_step "$work/disturbed")

@@ -102,6 +102,31 @@ def during_validation(bench, undisturbed):
         raise harness.Failure(f"validation after TERM: {found}, best {best}\nundisturbed: {expected}")
 
 
+def few_windows(bench):
+    """More validation sequences than there are: each counts once, and the log says so."""
+    losses = []
+    for sequences in (62, 1000):
+        directory = bench.workspace.directory("few")
+        result = bench.run(directory, f"validation.sequences={sequences}", "run.steps=2")
+        said = f"validation.sequences is {sequences} and the validation data holds 62 of 64 tokens: each counts once"
+        if result.returncode != 0 or (said in result.stderr) != (sequences > 62):
+            raise harness.Failure(f"{sequences} validation sequences: exit {result.returncode}\n{result.stderr}")
+        losses.append(json.loads(harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()[-1])["validation_loss"])
+    if losses[0] != losses[1]:
+        raise harness.Failure(f"validation of all windows and of more: {losses}")
+
+
+def full_context(bench, undisturbed):
+    """What a model will not have seen is said before the first token."""
+    for count, is_said in ((63, False), (64, True)):
+        result = bench.workspace.command(["sample", undisturbed, "--prompt=ab", f"--count={count}", "--json"])
+        words = "context is 64 tokens: whenever it is full, the older half is dropped, the prompt first; up to --count=63 nothing is"
+        if result.returncode != 0 or (words in result.stderr) != is_said:
+            raise harness.Failure(f"sample --count={count}: exit {result.returncode}\n{result.stderr}")
+    result = bench.workspace.command(["sample", undisturbed, f"--prompt={'x' * 70}", "--count=1", "--json"])
+    expect("a long prompt", 0, result.returncode, "the prompt has 70 tokens and the model's context 64: only its last 38 are seen", result.stderr)
+
+
 def one_owner(bench):
     directory, other = bench.workspace.directory("owned"), bench.workspace.directory("other")
     with bench.start(directory, "run.steps=100000") as first:
@@ -158,6 +183,8 @@ def body(workspace, arguments):
         first_moments(bench)
         during_validation(bench, undisturbed)
         one_owner(bench)
+        few_windows(bench)
+        full_context(bench, undisturbed)
         closed_pipe(bench, undisturbed)
     print(f"endings over {transport} ranks: each with its exit code and its words")
 

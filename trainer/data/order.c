@@ -56,16 +56,16 @@ static void shares_from_weights(struct pd_blend *blend, const double *weights, u
         blend->share[s] = share ? share : 1;
         given += blend->share[s];
     }
-    while (given != PD_BLEND_CYCLE) { /* to whom most is owed, or from whom most is held in excess */
+    while (given != PD_BLEND_CYCLE) { /* one more to whom most is missing, or one less from whom has most too many */
         bool more = given < PD_BLEND_CYCLE;
         uint32_t chosen = UINT32_MAX;
         double best = 0;
         for (uint32_t s = 0; s < count; s++) {
-            double owed = weights[s] / largest / total * PD_BLEND_CYCLE - blend->share[s];
+            double missing = weights[s] / largest / total * PD_BLEND_CYCLE - blend->share[s];
             if (!more && blend->share[s] == 1) continue;
-            if (chosen == UINT32_MAX || (more ? owed > best : owed < best)) {
+            if (chosen == UINT32_MAX || (more ? missing > best : missing < best)) {
                 chosen = s;
-                best = owed;
+                best = missing;
             }
         }
         PD_CHECK(chosen != UINT32_MAX);

@@ -1,13 +1,6 @@
 /* The launcher of a run: starts ranks, watches them, and starts again with what is left until the run is done.
  *
- *   end of the ranks                       what follows
- *   done                                   PD_OK
- *   saved and left                         PD_STOPPED
- *   a rank died or fell silent             start again: restart_ranks, or one rank fewer (ranks that are threads: as many),
- *                                          laid out as `choose` says
- *   internal error, loss not finite        start again as it was; the same words twice without progress are final
- *   configuration, storage, damage, usage  final, the ranks' own status
- *   no rank of the first start began       final: what kept it will keep the next
+ * What follows which ending is the table in judge.c; README.md has it in words.
  *
  * Progress is a newer committed step than at the start before. After restart_limit restarts without it: PD_STUCK.
  *   signals  see signals.h; honoured while ranks start, run, end, and between two starts

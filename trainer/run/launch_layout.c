@@ -32,7 +32,7 @@ pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings,
     return PD_OK;
 }
 
-void pd_launch_layout_say_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts)
+void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts)
 {
     const uint32_t most = (ranks + hosts - 1) / hosts, counted = pd_launch_ranks_of_a_host(config, ranks);
     if (!config->layout.chosen || counted == most) return;

@@ -70,7 +70,7 @@ static pd_status leave_out_stripes(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, pd_stripes_find_absent(r->vfs, r->config, &absent, err), err));
     PD_TRY(pd_comm_all_reduce(r->comm, &absent, 1, PD_REDUCE_OR_U64, err));
     if (!absent) return PD_OK;
-    if (r->comm->rank == 0) pd_stripes_say_absent(r->config, absent);
+    if (r->comm->rank == 0) pd_stripes_log_absent(r->config, absent);
     pd_stripes_leave_out(r->config, absent, &r->left, &r->own);
     r->config = &r->own;
     return PD_OK;
@@ -245,7 +245,7 @@ static void log_device(const struct run *r)
 {
     const uint32_t gpus = pd_dev_cuda_count(), here = r->ranks_here;
     if (r->comm->rank > 0) return;
-    pd_launch_layout_say_hosts(r->config, r->comm->size, r->comm->host_count);
+    pd_launch_layout_log_hosts(r->config, r->comm->size, r->comm->host_count);
     if (!r->device.dev && r->config->run.device == PD_DEVICE_AUTO) log_unused_gpu();
     if (!r->device.dev) return;
     pd_log(PD_LOG_INFO, MODULE, "computing on %s%s", r->device.dev->description,

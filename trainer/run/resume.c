@@ -93,7 +93,7 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *t
 }
 
 /* Bits of another device, or of another library on it, are not those of before. */
-static void say_other_device(const struct pd_engine *e, const struct pd_run_state *saved)
+static void log_other_device(const struct pd_engine *e, const struct pd_run_state *saved)
 {
     char *now = NULL, before_said[320], now_said[320];
     const char *before = saved->environment ? saved->environment : "";
@@ -151,7 +151,7 @@ static pd_status load_state(struct pd_vfs *vfs, struct pd_group *group, struct p
     return pd_engine_loaded(e, err);
 }
 
-static void say_new_lineage(const struct pd_identity *identity, const struct change *change)
+static void log_new_lineage(const struct pd_identity *identity, const struct change *change)
 {
     pd_log(PD_LOG_WARN, MODULE,
            "accept_new_lineage: %s: a new lineage, number %llu, from step %llu on, whose bits are not those of a run that "
@@ -183,7 +183,7 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     struct pd_identity identity = commit->state.identity;
     if (change.any) identity.lineage = c->lineage + 1;
     PD_TRY(load_state(vfs, group, e, &request, &identity, &load, err));
-    if (change.any && group->rank == 0) say_new_lineage(&identity, &change);
+    if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
     commit->state.identity = identity;
     report->bytes_read = load.bytes_read;
     report->from_world = pd_layout_world(&commit->state.layout);
@@ -279,6 +279,6 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     if (!report.resumed) PD_TRY(start_fresh(group, e, ret_state, err));
     report.seconds = pd_clock_seconds_since(NULL, start);
     *ret_report = report;
-    if (report.resumed && group->rank == 0) say_other_device(e, ret_state);
+    if (report.resumed && group->rank == 0) log_other_device(e, ret_state);
     return fill_launch(e, tiers, ret_state, err);
 }

@@ -34,7 +34,7 @@ pd_status pd_stripes_find_absent(struct pd_vfs *vfs, const struct pd_config *con
                                    config->checkpoint.stripes_count, ret_bits, err);
 }
 
-void pd_stripes_say_absent(const struct pd_config *config, uint64_t absent)
+void pd_stripes_log_absent(const struct pd_config *config, uint64_t absent)
 {
     for (uint32_t i = 0; i < config->checkpoint.stripes_count; i++)
         if (absent >> i & 1)

@@ -15,7 +15,7 @@
 /* Directories of checkpoint.stripes that are not to be taken, by bit: pd_store_absent_stripes. Of this host. */
 PD_MUST_USE pd_status pd_stripes_find_absent(struct pd_vfs *vfs, const struct pd_config *config, uint64_t *ret_bits,
                                              struct pd_error *err);
-void pd_stripes_say_absent(const struct pd_config *config, uint64_t absent);
+void pd_stripes_log_absent(const struct pd_config *config, uint64_t absent);
 /* Settles the weights of a launch, on every rank alike; the directories are there. Collective. */
 PD_MUST_USE pd_status pd_stripes_settle(struct pd_vfs *vfs, struct pd_group *group, const struct pd_config *config,
                                         struct pd_layout *layout, struct pd_error *err);

@@ -110,15 +110,15 @@ Test(launch_layout, other_hosts_than_were_counted_are_told_of)
 {
     pd_log_set_sink(listen, NULL);
     struct pd_config c = parse("layout: {auto: true}\n");
-    pd_launch_layout_say_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2);
     cr_expect_eq(said, 0, "nothing was chosen");
     c.layout.chosen = true;
-    pd_launch_layout_say_hosts(&c, 8, 1);
+    pd_launch_layout_log_hosts(&c, 8, 1);
     cr_expect_eq(said, 0, "as counted");
-    pd_launch_layout_say_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2);
     cr_expect_eq(said, 1);
     c.layout.ranks_per_host = 4;
-    pd_launch_layout_say_hosts(&c, 8, 2);
+    pd_launch_layout_log_hosts(&c, 8, 2);
     cr_expect_eq(said, 1);
     pd_config_deinit(&c);
 }
