@@ -4,6 +4,7 @@
 alone   one rank: the same bits run after run, whatever the GPU does first; after a kill; after the GPU was lost, again and again. A
         CPU's checkpoint goes on on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
 local   several ranks as threads, sharing the GPU: under every (dp, tp, pp, sp) the bits of one rank
+nccl    several ranks as threads, a GPU each: what they exchange goes by NCCL's stand-in, on streams, and no host waits for it
 mpi     the same with processes; one of them killed
 deaf    of `alone`, what simulated GPUs are told to do, with GPUs that cannot be told: as on real ones, where it is skipped with its
         reason, or measured by other means
@@ -469,6 +470,39 @@ def gpus_of_their_own(bench, transport):
     print(f"same bits: {transport}, a GPU for each of two ranks", flush=True)
 
 
+# Micro-batches are more than slots for their input, and the host is ahead of its GPU by as many as it can.
+ASYNCHRONOUS = [(1, 2), (2, 2), (1, 4)]  # dp, pp; dp=2 with pp=4 too where there is time
+WIDE = ["model.layers=4", "batch.sequences=16", "validation.every=0"]
+
+
+def never_waiting(bench):
+    """The host of a stage that has no head waits for nothing inside a step: what it fills again must not be on its way to the GPU."""
+    steps = 200 if harness.scale() >= 4 else 6
+    config = bench.config("llama", "fp32", 8, 1, steps)
+    common = [*WIDE, f"checkpoint.every={steps}"]
+    expected = bench.run(config, common)
+    for dp, pp in ASYNCHRONOUS if harness.scale() < 4 else [*ASYNCHRONOUS, (2, 4)]:
+        for streams in ("late", "5"):
+            directory = bench.workspace.directory()
+            environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(dp * pp), "PERDURE_SIMT_STREAMS": streams}
+            overrides = [*common, f"layout.ranks={dp * pp}", f"layout.dp={dp}", f"layout.pp={pp}", "layout.transport=local"]
+            result = bench.workspace.train(config, directory, overrides, environment)
+            if "memory of the host" in result.stderr:
+                raise harness.Failure(f"NCCL's stand-in was not taken: {result.stderr}")
+            got = harness.losses(directory), bench.workspace.state_digest(directory)
+            if got != expected:
+                raise harness.Failure(f"dp={dp} pp={pp} over NCCL, streams {streams}: losses and state {got}, of one rank {expected}")
+            print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
+
+
+def simt_nccl(workspace):
+    """Built beside the tests of kernels: build/tests/simt/libsimt_nccl.so for build/bin/perdure_simt."""
+    path = os.path.join(os.path.dirname(workspace.perdure), "..", "tests", "simt", "libsimt_nccl.so")
+    if not os.path.exists(path):
+        raise harness.Failure(f"{path} is missing: ninja simt_nccl")
+    return os.path.abspath(path)
+
+
 def killed_beside_others(bench):
     fault = bench.workspace.directory("fault")
     bench.same("one of two killed after step 3", bench.config("llama", "fp32", 8, 4),
@@ -512,6 +546,8 @@ def body(workspace, arguments):
         if bench.is_simulated:
             raise harness.Failure("a GPU that hears nothing is taken for a simulated one")
         limits(bench)
+    elif what == "nccl":
+        never_waiting(bench)
     else:
         sharing(bench, what)
         gpus_of_their_own(bench, what)

@@ -43,7 +43,8 @@ struct transfer {
 struct group {
     struct comm *comm;
     void *stream;
-    uint32_t count;
+    uint32_t count, next; /* next: of transfers, the first whose bytes have not come */
+    bool has_entered, has_posted;
     struct transfer transfers[GROUP];
 };
 
@@ -251,16 +252,15 @@ static void post_sends(struct group *g)
         t->post = (struct post){.data = t->data, .bytes = t->bytes};
         *at = &t->post;
     }
+    g->has_posted = true;
     pthread_cond_broadcast(&change);
 }
 
-static void take(struct group *g, const struct transfer *t)
+/* Whether there was something to take. */
+static bool take(struct group *g, const struct transfer *t)
 {
-    struct post **queue = &g->comm->world->queue[t->peer][g->comm->rank];
-    while (!*queue && !g->comm->is_aborted)
-        pthread_cond_wait(&change, &lock);
-    struct post *post = *queue;
-    if (!post || g->comm->is_aborted) return;
+    struct post **queue = &g->comm->world->queue[t->peer][g->comm->rank], *post = *queue;
+    if (!post) return false;
     if (post->bytes != t->bytes)
         g->comm->error = INVALID;
     else
@@ -268,6 +268,7 @@ static void take(struct group *g, const struct transfer *t)
     *queue = post->next;
     post->is_taken = true;
     pthread_cond_broadcast(&change);
+    return true;
 }
 
 static void unpost(struct group *g, struct transfer *t)
@@ -279,41 +280,88 @@ static void unpost(struct group *g, struct transfer *t)
         }
 }
 
+#ifdef FAKE_NCCL_SIMT
+/* Of the executable that opens this (tests/simt/streams.cc). */
+int simt_enqueue_attempt(void *stream, bool (*attempt)(void *argument), void *argument);
+
+static unsigned device_of(const struct group *g)
+{
+    (void)g;
+    return 0;
+}
+#else
+static unsigned device_of(const struct group *g)
+{
+    return ((struct fake_stream *)g->stream)->device;
+}
+#endif
+
 /* A kernel is at work once all its blocks are, and makes no room before it has ended. */
-static void enter_device(struct group *g)
+static bool enter_device(struct group *g)
 {
-    int *free_here = &room[((struct fake_stream *)g->stream)->device];
-    while (!is_roomy && *free_here < g->comm->blocks && !g->comm->is_aborted)
-        pthread_cond_wait(&change, &lock);
+    int *free_here = &room[device_of(g)];
+    if (g->has_entered) return true;
+    if (!is_roomy && *free_here < g->comm->blocks && !g->comm->is_aborted) return false;
     *free_here -= g->comm->blocks;
+    g->has_entered = true;
+    return true;
 }
 
-static void leave_device(struct group *g)
+static bool leave_device(struct group *g)
 {
-    room[((struct fake_stream *)g->stream)->device] += g->comm->blocks;
+    room[device_of(g)] += g->comm->blocks;
     pthread_cond_broadcast(&change);
+    return true;
 }
 
+/* With the lock. Whether it has ended; otherwise it is waited for `change`, and tried again. */
+static bool try_locked(struct group *g)
+{
+    if (!enter_device(g)) return false;
+    if (!g->has_posted && !g->comm->is_aborted) post_sends(g);
+    for (; g->next < g->count && !g->comm->is_aborted; g->next++)
+        if (!g->transfers[g->next].is_send && !take(g, &g->transfers[g->next])) return false;
+    for (uint32_t i = 0; i < g->count && g->has_posted; i++) {
+        struct transfer *t = &g->transfers[i];
+        if (!t->is_send || t->post.is_taken) continue;
+        if (!g->comm->is_aborted) return false;
+        unpost(g, t);
+    }
+    return leave_device(g);
+}
+
+#ifdef FAKE_NCCL_SIMT
+static bool try_group(void *argument)
+{
+    struct group *g = argument;
+    pthread_mutex_lock(&lock);
+    const bool is_over = try_locked(g);
+    pthread_mutex_unlock(&lock);
+    if (is_over) free(g);
+    return is_over;
+}
+
+static int put_group(struct group *g)
+{
+    return simt_enqueue_attempt(g->stream, try_group, g) ? INTERNAL : PD_NCCL_IN_PROGRESS;
+}
+#else
 static void run_group(void *argument)
 {
     struct group *g = argument;
     pthread_mutex_lock(&lock);
-    enter_device(g);
-    if (!g->comm->is_aborted) {
-        post_sends(g);
-        for (uint32_t i = 0; i < g->count; i++)
-            if (!g->transfers[i].is_send) take(g, &g->transfers[i]);
-        for (uint32_t i = 0; i < g->count; i++) {
-            struct transfer *t = &g->transfers[i];
-            while (t->is_send && !t->post.is_taken && !g->comm->is_aborted)
-                pthread_cond_wait(&change, &lock);
-            if (t->is_send && !t->post.is_taken) unpost(g, t);
-        }
-    }
-    leave_device(g);
+    while (!try_locked(g))
+        pthread_cond_wait(&change, &lock);
     pthread_mutex_unlock(&lock);
     free(g);
 }
+
+static int put_group(struct group *g)
+{
+    ((struct fake_stream *)g->stream)->put(g->stream, run_group, g);
+    return PD_NCCL_IN_PROGRESS;
+}
+#endif
 
 EXPORT int ncclGroupEnd(void)
 {
@@ -331,6 +379,5 @@ EXPORT int ncclGroupEnd(void)
         free(g);
         return PD_NCCL_DONE;
     }
-    ((struct fake_stream *)g->stream)->put(g->stream, run_group, g);
-    return PD_NCCL_IN_PROGRESS;
+    return put_group(g);
 }

@@ -1,5 +1,6 @@
 /* What stands in for libnccl in tests: ranks are threads of the process, and a group of sends and receives is one piece of
- * work on a stream, which waits there for its peers. */
+ * work on a stream, which waits there for its peers. As fake_nccl its streams are those of late_device.h, as simt_nccl
+ * (FAKE_NCCL_SIMT) those of simulated GPUs: the host never waits for an exchange. */
 #ifndef PD_TESTS_FAKE_NCCL_H
 #define PD_TESTS_FAKE_NCCL_H
 

@@ -107,6 +107,18 @@ static inline pd_status far_sync(struct pd_math *math, struct pd_error *err)
     return PD_OK;
 }
 
+static inline pd_status far_mark(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err)
+{
+    (void)math, (void)mark, (void)err;
+    return PD_OK;
+}
+
+static inline pd_status far_reach(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err)
+{
+    (void)math, (void)mark, (void)err;
+    return PD_OK;
+}
+
 static inline void far_free(struct pd_math *math)
 {
     (void)math;
@@ -145,6 +157,8 @@ static const struct pd_math_ops far_ops = {.name = "far",
                                            FAR_ENTRY(adam),
                                            FAR_ENTRY(copy),
                                            FAR_ENTRY(sync),
+                                           FAR_ENTRY(mark),
+                                           FAR_ENTRY(reach),
                                            FAR_ENTRY(free)};
 
 /* near is borrowed, and so is far. */

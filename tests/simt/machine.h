@@ -5,7 +5,8 @@
  *             a line that says which allocation, and so does a kernel that touches what is freed or another GPU's. New
  *             memory is full of NaNs. Pinned memory is known by its range
  *   streams   a queue each. An operation is carried out by the thread that waits for it, or for an event behind it, after
- *             everything that it has to come after and nothing else
+ *             everything that it has to come after and nothing else; exchanges between GPUs also by a thread that waits for
+ *             another GPU, since peers must not have to be waited for by their own host
  *   failure   a kernel that broke a rule is what the GPU is lost by: nothing on it is carried out from then on, and every
  *             call says which kernel and which rule
  *
@@ -101,6 +102,9 @@ void simt_open_memory(unsigned gpus, const char *what);
 /* Puts work at the end of a stream; NULL: carries it out. `touches` names the GPUs whose memory it goes through, a bit each;
  * a kernel touches its own, which must be the current one. */
 cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches, std::function<void()> work);
+/* The same of what may have to be tried again, since another GPU has not come to it yet: true when it happened. It may go
+ * through the memory of all GPUs. For tests/helpers/fake_nccl.c. */
+extern "C" cudaError_t simt_enqueue_attempt(void *stream, bool (*attempt)(void *argument), void *argument);
 /* Of the current GPU, and of this thread: one that records a stream may not do what asks this, and has spoiled it. */
 cudaError_t simt_not_recording(void);
 /* By what is being carried out, or by the caller's wish: the current GPU does nothing more. */

@@ -4,7 +4,10 @@
  *
  *   invariant  `done` of a queue only grows, and operation number n of it was carried out when it is at least n
  *              a wait for another queue looks at operations that were there when it was asked for, so nothing waits in a
- * ring */
+ *              ring
+ *   attempts   what an exchange between GPUs does is tried, and may have to be tried again: its peer has not come yet. A
+ *              queue stays before it meanwhile. Whoever waits carries out other GPUs' attempts too, and leaves the lock to
+ *              threads that have to ask for them; a thread that waits for nothing leaves them alone, as late as others */
 #define SIMT_RUNTIME
 #include "tests/simt/machine.h"
 
@@ -28,7 +31,7 @@ struct mark {
     uint64_t passed_ns;
 };
 
-/* Work, or the passing of a mark, or a wait for `until` operations of another queue. */
+/* Work, or an attempt at work, or the passing of a mark, or a wait for `until` operations of another queue. */
 struct operation {
     const char *what;
     unsigned touches;
@@ -36,6 +39,7 @@ struct operation {
     std::shared_ptr<mark> passes;
     std::shared_ptr<queue> other;
     uint64_t until;
+    std::function<bool()> attempt = nullptr; /* whether it happened */
 };
 
 struct queue {
@@ -133,13 +137,18 @@ void lose(unsigned gpu, const std::string &why)
     if (!all().losses[gpu].is_lost) all().losses[gpu] = {true, why};
 }
 
-void carry_out_one(queue &q, operation &op)
+/* Whether it happened. */
+bool carry_out_one(queue &q, operation &op)
 {
     all().carrying = q.gpu;
-    if (++all().operations == simt_machine().fail_at) lose(q.gpu, "lost at the operation that PERDURE_SIMT_FAIL names");
-    if (all().losses[q.gpu].is_lost) return;
+    if (all().losses[q.gpu].is_lost) return true;
     simt_open_memory(op.touches, op.what);
-    op.work();
+    if (op.attempt && !op.attempt()) return false;
+    if (++all().operations == simt_machine().fail_at)
+        lose(q.gpu, "lost at the operation that PERDURE_SIMT_FAIL names");
+    else if (op.work)
+        op.work();
+    return true;
 }
 
 void pass(mark &m)
@@ -150,18 +159,49 @@ void pass(mark &m)
     m.passed_ns = static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-void carry_out(queue &q, uint64_t until)
+/* Whether all of them have happened. */
+bool carry_out(queue &q, uint64_t until)
 {
     while (q.done < until) {
-        operation op = std::move(q.waiting.front());
-        q.waiting.pop_front();
-        if (op.other)
-            carry_out(*op.other, op.until);
-        else if (op.passes)
+        operation &op = q.waiting.front();
+        if (op.other) {
+            if (!carry_out(*op.other, op.until)) return false;
+        } else if (op.passes)
             pass(*op.passes);
-        else
-            carry_out_one(q, op);
+        else if (!carry_out_one(q, op))
+            return false;
+        q.waiting.pop_front();
         q.done++;
+    }
+    return true;
+}
+
+/* For whoever waits for another GPU: of every stream what lies before its next attempt, and that. */
+void help_others()
+{
+    for (const CUstream_st *stream : all().streams) {
+        queue &q = *stream->q;
+        uint64_t at = 0;
+        while (at < q.waiting.size() && !q.waiting[at].attempt)
+            at++;
+        if (at < q.waiting.size()) (void)carry_out(q, q.done + at + 1);
+    }
+}
+
+/* Until it has happened. Those who have yet to ask for what it waits for have the lock in between.
+ *   carry_on  (): the code of the call, or NOT_YET */
+const cudaError_t NOT_YET = cudaErrorNotReady;
+template <typename F> cudaError_t until_done(F carry_on)
+{
+    const struct timespec nap = {0, 20000};
+    for (;;) {
+        {
+            simt_turn turn;
+            const cudaError_t code = carry_on();
+            if (code != NOT_YET) return code;
+            help_others();
+        }
+        nanosleep(&nap, nullptr);
     }
 }
 
@@ -180,7 +220,7 @@ void go_on_a_little()
         auto chosen = all().streams.begin();
         std::advance(chosen, static_cast<long>(next_random() % all().streams.size()));
         queue &q = *(*chosen)->q;
-        if (!q.waiting.empty()) carry_out(q, q.done + 1);
+        if (!q.waiting.empty()) (void)carry_out(q, q.done + 1);
     }
 }
 
@@ -189,7 +229,7 @@ void add(cudaStream_t stream, operation op)
     queue &q = *stream->q;
     q.waiting.push_back(std::move(op));
     q.asked++;
-    if (simt_machine().streams == simt_settings::NOW) carry_out(q, q.asked);
+    if (simt_machine().streams == simt_settings::NOW) (void)carry_out(q, q.asked);
     if (simt_machine().streams == simt_settings::SEEDED) go_on_a_little();
 }
 
@@ -210,7 +250,7 @@ cudaError_t append(cudaStream_t stream, operation op)
 {
     if (!stream) {
         queue alone = {here(), 0, 0, {}, true}; /* also on a machine without a GPU: launches of simt.h alone */
-        carry_out_one(alone, op);
+        (void)carry_out_one(alone, op);
         return state_of(alone.gpu);
     }
     KNOWN(streams, stream);
@@ -253,6 +293,14 @@ cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches
     return append(stream, {what, touches == SIMT_OWN_GPU ? 1u << here() : touches, std::move(work), nullptr, nullptr, 0});
 }
 
+cudaError_t simt_enqueue_attempt(void *stream, bool (*attempt)(void *argument), void *argument)
+{
+    simt_turn turn;
+    const unsigned all_gpus = (1u << SIMT_GPUS_MAX) - 1;
+    return append(static_cast<cudaStream_t>(stream),
+                  {"an exchange", all_gpus, nullptr, nullptr, nullptr, 0, [=] { return attempt(argument); }});
+}
+
 /* ---- the runtime: streams ---- */
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
@@ -277,25 +325,28 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 /* What it was given happens some time: here, as the caller may give back the memory of it from now on. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    simt_turn turn;
-    KNOWN(streams, stream);
-    carry_out(*stream->q, stream->q->asked);
-    if (recorded == stream) recorded = nullptr;
-    all().streams.erase(stream);
-    delete stream;
-    return cudaSuccess;
+    return until_done([=] {
+        KNOWN(streams, stream);
+        if (!carry_out(*stream->q, stream->q->asked)) return NOT_YET;
+        if (recorded == stream) recorded = nullptr;
+        all().streams.erase(stream);
+        delete stream;
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    simt_turn turn;
-    if (!stream) return state_of(here());
-    KNOWN(streams, stream);
-    NOT_RECORDED(stream);
-    RECORDS_NOTHING();
-    simt_counted().waits++;
-    carry_out(*stream->q, stream->q->asked);
-    return state_of(stream->q->gpu);
+    uint64_t until = 0;
+    return until_done([=, &until] {
+        if (!stream) return state_of(here());
+        KNOWN(streams, stream);
+        NOT_RECORDED(stream);
+        RECORDS_NOTHING();
+        simt_counted().waits += !until;
+        if (!until) until = stream->q->asked;
+        return carry_out(*stream->q, until) ? state_of(stream->q->gpu) : NOT_YET;
+    });
 }
 
 /* Who asks often enough sees it end. */
@@ -308,17 +359,19 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     RECORDS_NOTHING();
     READY(stream->q->gpu);
     if (stream->q->waiting.empty()) return cudaSuccess;
-    carry_out(*stream->q, stream->q->done + 1);
+    (void)carry_out(*stream->q, stream->q->done + 1);
     return cudaErrorNotReady;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    simt_turn turn;
-    RECORDS_NOTHING();
-    for (const CUstream_st *stream : all().streams)
-        if (stream->q->gpu == here()) carry_out(*stream->q, stream->q->asked);
-    return state_of(here());
+    return until_done([] {
+        bool is_over = true;
+        RECORDS_NOTHING();
+        for (const CUstream_st *stream : all().streams)
+            if (stream->q->gpu == here() && !carry_out(*stream->q, stream->q->asked)) is_over = false;
+        return is_over ? state_of(here()) : NOT_YET;
+    });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -461,12 +514,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    simt_turn turn;
-    KNOWN(events, event);
-    RECORDS_NOTHING();
-    simt_counted().waits++;
-    if (event->q) carry_out(*event->q, event->number);
-    return state_of(event->gpu);
+    std::shared_ptr<queue> q;
+    uint64_t until = 0;
+    return until_done([=, &q, &until] {
+        KNOWN(events, event);
+        RECORDS_NOTHING();
+        simt_counted().waits += !q;
+        if (!q) q = event->q, until = event->number;
+        return !q || carry_out(*q, until) ? state_of(event->gpu) : NOT_YET;
+    });
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
@@ -476,7 +532,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     RECORDS_NOTHING();
     READY(event->gpu);
     if (!event->q || event->last->passed) return cudaSuccess;
-    carry_out(*event->q, event->q->done + 1);
+    (void)carry_out(*event->q, event->q->done + 1);
     return cudaErrorNotReady;
 }
 

@@ -75,9 +75,10 @@ static bool is_padding(const struct step *s, uint32_t slot)
 static pd_status fill_input(struct step *s, uint32_t slot, struct pd_error *err)
 {
     const uint64_t sequences = s->e->options.config->batch.micro_batch;
-    struct pd_micro_batch_input *in = pd_transformer_input(s->e->transformer, slot);
+    struct pd_micro_batch_input in;
+    PD_TRY(pd_transformer_input_begin(s->e->transformer, slot, &in, err));
     for (uint64_t i = 0; i < sequences; i++)
-        PD_TRY(fill_sequence(s, micro_batch_of(s, slot) * sequences + i, i, in, err));
+        PD_TRY(fill_sequence(s, micro_batch_of(s, slot) * sequences + i, i, &in, err));
     return pd_transformer_input_filled(s->e->transformer, slot, err);
 }
 

@@ -369,6 +369,16 @@ pd_status pd_math_sync(struct pd_math *math, struct pd_error *err)
     return math->ops->sync(math, err);
 }
 
+pd_status pd_math_mark(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err)
+{
+    return math->ops->mark(math, mark, err);
+}
+
+pd_status pd_math_reach(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err)
+{
+    return math->ops->reach(math, mark, err);
+}
+
 pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
     PD_CHECK(key->count <= PD_MATH_KEY_PARTS);

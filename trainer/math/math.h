@@ -83,6 +83,10 @@ struct pd_math_ops {
     pd_status (*copy)(struct pd_math *, void *dst, const void *src, uint64_t bytes, struct pd_error *);
     /* Returns when everything before it has happened; copies to the host may be read then, copies from it written. */
     pd_status (*sync)(struct pd_math *, struct pd_error *);
+    /* Sets the mark behind everything that was called so far; reach returns when all of that has happened, without waiting
+     * for what was called later. */
+    pd_status (*mark)(struct pd_math *, struct pd_math_mark *, struct pd_error *);
+    pd_status (*reach)(struct pd_math *, const struct pd_math_mark *, struct pd_error *);
     /* A run of operations that comes again with the same operands. replay queues what was kept under the key, or begins to
      * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. A CPU keeps nothing.
      */
@@ -154,6 +158,8 @@ PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *s
                               struct pd_error *err);
 PD_MUST_USE pd_status pd_math_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_sync(struct pd_math *math, struct pd_error *err);
+PD_MUST_USE pd_status pd_math_mark(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err);
+PD_MUST_USE pd_status pd_math_reach(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_math_keep(struct pd_math *math, bool is_whole, struct pd_error *err);

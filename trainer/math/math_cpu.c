@@ -73,6 +73,18 @@ pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
     return PD_OK;
 }
 
+pd_status pd_cpu_mark_slot(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err)
+{
+    (void)math, (void)mark, (void)err;
+    return PD_OK;
+}
+
+pd_status pd_cpu_reach_slot(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err)
+{
+    (void)math, (void)mark, (void)err;
+    return PD_OK;
+}
+
 pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,
                                       struct pd_error *err)
 {

@@ -16,6 +16,7 @@ struct pd_math_cuda {
     struct pd_cuda_products *products;
     struct pd_cuda_graphs *graphs; /* NULL: operations are queued one by one */
     struct pd_cuda_workspace attention;
+    struct pd_cuda_event *events;  /* of marks, all that were ever set */
     struct pd_device_spans *spans; /* NULL: nobody asks where the time goes */
     struct pd_stream *lane;        /* the same stream, for spans */
 };
@@ -171,6 +172,19 @@ static pd_status sync_slot(struct pd_math *math, struct pd_error *err)
     return pd_cuda_sync(stream_of(math), err);
 }
 
+static pd_status mark_slot(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err)
+{
+    struct pd_math_cuda *cuda = cuda_of(math);
+    if (!mark->event) PD_TRY(pd_cuda_event_new(&cuda->events, &mark->event, err));
+    return pd_cuda_event_record(mark->event, cuda->stream, err);
+}
+
+static pd_status reach_slot(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err)
+{
+    (void)math;
+    return mark->event ? pd_cuda_event_wait(mark->event, err) : PD_OK;
+}
+
 static pd_status replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
     *ret_done = false;
@@ -184,6 +198,7 @@ static pd_status keep_slot(struct pd_math *math, bool is_whole, struct pd_error 
 
 static void free_slot(struct pd_math *math)
 {
+    pd_cuda_events_free(cuda_of(math)->events);
     pd_cuda_graphs_free(cuda_of(math)->graphs);
     pd_cuda_products_free(cuda_of(math)->products);
     free(cuda_of(math));
@@ -223,6 +238,8 @@ static const struct pd_math_ops cuda_ops = {
     .adam = adam_slot,
     .copy = copy_slot,
     .sync = sync_slot,
+    .mark = mark_slot,
+    .reach = reach_slot,
     .replay = replay_slot,
     .keep = keep_slot,
     .free = free_slot,

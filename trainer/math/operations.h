@@ -118,6 +118,11 @@ struct pd_attention {
     bool kv_partial;        /* dk, dv are fp32 sums of this rank's query heads: not yet scaled, not rounded */
 };
 
+/* A point in the order of operations (pd_math_mark). Zero: it has been reached. */
+struct pd_math_mark {
+    void *event; /* of a GPU's table, which frees it */
+};
+
 /* Every address that a run of operations is given: what tells it from others. */
 #define PD_MATH_KEY_PARTS 64u
 struct pd_math_key {

@@ -241,8 +241,8 @@ static pd_status take_rope(struct pd_transformer *t, struct pd_arena *arena, str
 static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->input_count; i++) {
-        t->inputs[i] = input_of(take_host, arena, t->rows);
-        t->device_inputs[i] = t->options.is_far ? input_of(take, arena, t->rows) : t->inputs[i];
+        t->inputs[i].host = input_of(take_host, arena, t->rows);
+        t->inputs[i].device = t->options.is_far ? input_of(take, arena, t->rows) : t->inputs[i].host;
     }
     return t->is_llama ? take_rope(t, arena, err) : PD_OK;
 }

@@ -94,8 +94,7 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
     t->place_count = places;
     t->stream = calloc(places + 1, sizeof *t->stream);
     t->blocks = calloc(places + 1, sizeof *t->blocks);
-    t->inputs = calloc(2ull * t->input_count, sizeof *t->inputs);
-    t->device_inputs = t->inputs + t->input_count;
+    t->inputs = calloc(t->input_count, sizeof *t->inputs);
     if (!t->stream || !t->blocks || !t->inputs)
         PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u places", places);
     return PD_OK;
@@ -215,23 +214,49 @@ uint64_t pd_transformer_stream_bytes(const struct pd_transformer *t)
 
 struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *t, uint32_t slot)
 {
-    return &t->inputs[slot % t->input_count];
+    return &t->inputs[slot % t->input_count].host;
 }
 
 struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot)
 {
-    return &t->device_inputs[slot % t->input_count];
+    return &t->inputs[slot % t->input_count].device;
 }
 
-pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, struct pd_error *err)
+static const char the_caller[] = "the caller", the_copy[] = "the copy to the device";
+
+pd_status pd_transformer_input_begin(struct pd_transformer *t, uint32_t slot, struct pd_micro_batch_input *ret_input,
+                                     struct pd_error *err)
 {
-    const struct pd_micro_batch_input *from = pd_transformer_input(t, slot), *to = pd_transformer_device_input(t, slot);
+    struct pd_input_slot *s = &t->inputs[slot % t->input_count];
+    if (s->is_copying) {
+        PD_TRY(pd_math_reach(t->math, &s->copied, err));
+        pd_owner_release(&s->owner, the_copy);
+        s->is_copying = false;
+    }
+    pd_owner_acquire(&s->owner, the_caller);
+    *ret_input = s->host;
+    return PD_OK;
+}
+
+static pd_status copy_to_device(struct pd_transformer *t, const struct pd_input_slot *s, struct pd_error *err)
+{
+    const struct pd_micro_batch_input *to = &s->device, *from = &s->host;
     const uint64_t bytes = t->rows * sizeof(int32_t);
-    if (!t->options.is_far) return PD_OK;
     PD_TRY(pd_math_copy(t->math, to->tokens, from->tokens, bytes, err));
     PD_TRY(pd_math_copy(t->math, to->targets, from->targets, bytes, err));
     PD_TRY(pd_math_copy(t->math, to->positions, from->positions, bytes, err));
     return pd_math_copy(t->math, to->first, from->first, bytes, err);
+}
+
+pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, struct pd_error *err)
+{
+    struct pd_input_slot *s = &t->inputs[slot % t->input_count];
+    pd_owner_release(&s->owner, the_caller);
+    if (!t->options.is_far) return PD_OK;
+    pd_owner_acquire(&s->owner, the_copy);
+    s->is_copying = true;
+    PD_TRY(copy_to_device(t, s, err));
+    return pd_math_mark(t->math, &s->copied, err);
 }
 
 uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uint32_t block)

@@ -72,9 +72,14 @@ void pd_transformer_settle(struct pd_transformer *transformer);
 uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */
-struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
-/* The input is filled: the device gets it, where there is one. Before the first operation of the micro-batch. */
+/* Arrays to fill for the micro-batch of a slot. Waits until the device, where there is one, has copied what the slot held
+ * before. */
+PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transformer, uint32_t slot,
+                                                 struct pd_micro_batch_input *ret_input, struct pd_error *err);
+/* The arrays are filled: the device gets a copy. Before the first operation of the micro-batch. */
 PD_MUST_USE pd_status pd_transformer_input_filled(struct pd_transformer *transformer, uint32_t slot, struct pd_error *err);
+/* What the slot holds, to be read; filled without begin and filled only where the math is the host's. */
+struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
 /* (R) after the head and pd_math_sync: 0 where target < 0; host memory */
 const float *pd_transformer_losses(const struct pd_transformer *transformer);
 /* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from

@@ -3,6 +3,7 @@
 #ifndef PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 #define PD_TRAINER_MODEL_TRANSFORMER_INTERNAL_H
 
+#include "ckpt/base/owner.h"
 #include "offload/spill.h"
 #include "trainer/model/linear_fp8.h"
 #include "trainer/model/transfers.h"
@@ -99,6 +100,16 @@ struct pd_sequence_parallel {
     struct pd_peer_transfer transfer[2];
 };
 
+/* The input of a micro-batch. Where the math is a GPU's its operations read a copy on the device, and the copy reads the
+ * host's pages at some time after it was asked for: the caller fills `host` between input_begin and input_filled, then
+ * "the copy to the device" has it until `copied` is reached, which the next input_begin waits for. */
+struct pd_input_slot {
+    struct pd_micro_batch_input host, device; /* the same memory where the math is the host's */
+    struct pd_owner owner;                    /* of host */
+    struct pd_math_mark copied;
+    bool is_copying;
+};
+
 #define PD_ACTIVATION_REGIONS 3
 
 /* Saved activations in files: activation_files.c. */
@@ -133,13 +144,12 @@ struct pd_transformer {
     uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
-    struct pd_micro_batch_input *inputs;        /* (input_count) the host's */
-    struct pd_micro_batch_input *device_inputs; /* (input_count) what operations read; the same memory unless far */
-    float *cos_sin;                             /* (T, D/2, 2), llama */
-    struct pd_held *held;                       /* (layers + 1), the last is the head */
-    void **stream;                              /* (places) of (R,C): inputs of blocks and of the head */
-    struct pd_block_activations *blocks;        /* (places): what is not kept aliases `work` */
-    struct pd_block_activations work;           /* of what is computed again */
+    struct pd_input_slot *inputs;        /* (input_count) */
+    float *cos_sin;                      /* (T, D/2, 2), llama */
+    struct pd_held *held;                /* (layers + 1), the last is the head */
+    void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
+    struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
+    struct pd_block_activations work;    /* of what is computed again */
     float *head_mean, *head_rstd;
     void *head_norm;    /* (R,C) */
     float *logits;      /* (logits_rows, V), rows ld_logits apart */

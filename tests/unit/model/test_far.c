@@ -110,13 +110,14 @@ static void start(struct side *s, bool is_far, enum pd_family family, uint32_t v
     s->dstream = memory(s, pd_transformer_stream_bytes(s->transformer));
     cr_assert_eq(pd_math_copy(s->math, s->weights, initial, bytes, &err), PD_OK);
     free(initial);
-    struct pd_micro_batch_input *in = pd_transformer_input(s->transformer, 0);
+    struct pd_micro_batch_input in;
+    cr_assert_eq(pd_transformer_input_begin(s->transformer, 0, &in, &err), PD_OK);
     for (int i = 0; i < ROWS; i++) {
         const int t = i % LENGTH, document = t < 9 ? 0 : 9;
-        in->tokens[i] = (i * 7 + i / 3) % (int)config.vocab;
-        in->targets[i] = t == 8 ? -1 : (i * 5 + 3) % (int)config.vocab;
-        in->positions[i] = t - document;
-        in->first[i] = document;
+        in.tokens[i] = (i * 7 + i / 3) % (int)config.vocab;
+        in.targets[i] = t == 8 ? -1 : (i * 5 + 3) % (int)config.vocab;
+        in.positions[i] = t - document;
+        in.first[i] = document;
     }
     cr_assert_eq(pd_transformer_input_filled(s->transformer, 0, &err), PD_OK);
 }

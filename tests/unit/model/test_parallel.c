@@ -240,6 +240,8 @@ static pd_status run_micro_batch(struct rank *r, struct pd_error *err)
     float *g[24];
     const uint32_t layers = r->w->model->config.layers;
     struct pd_transformer *t = r->transformer;
+    struct pd_micro_batch_input in;
+    PD_TRY(pd_transformer_input_begin(t, 0, &in, err)); /* fill_input has filled it */
     PD_TRY(pd_transformer_input_filled(t, 0, err));
     unit_pointers(r, 0, w, g);
     PD_TRY(pd_transformer_embed(t, 0, w, err));

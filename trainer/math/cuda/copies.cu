@@ -3,6 +3,8 @@
 
 #include "trainer/math/cuda/grid.h"
 
+#include <stdlib.h>
+
 static pd_status check(cudaError_t code, const char *what, struct pd_error *err)
 {
     if (code == cudaSuccess) return PD_OK;
@@ -18,4 +20,45 @@ pd_status pd_cuda_copy(void *stream, void *dst, const void *src, uint64_t bytes,
 pd_status pd_cuda_sync(void *stream, struct pd_error *err)
 {
     return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for its work", err);
+}
+
+struct pd_cuda_event {
+    cudaEvent_t event;
+    struct pd_cuda_event *next;
+};
+
+pd_status pd_cuda_event_new(struct pd_cuda_event **list, void **ret_event, struct pd_error *err)
+{
+    struct pd_cuda_event *e = static_cast<struct pd_cuda_event *>(calloc(1, sizeof *e));
+    if (!e) return pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "GPU: no memory for an event");
+    const cudaError_t code = cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming);
+    if (code != cudaSuccess) {
+        free(e);
+        return check(code, "making an event", err);
+    }
+    e->next = *list;
+    *list = e;
+    *ret_event = e;
+    return PD_OK;
+}
+
+pd_status pd_cuda_event_record(void *event, void *stream, struct pd_error *err)
+{
+    return check(cudaEventRecord(static_cast<struct pd_cuda_event *>(event)->event, static_cast<cudaStream_t>(stream)),
+                 "recording an event", err);
+}
+
+pd_status pd_cuda_event_wait(void *event, struct pd_error *err)
+{
+    return check(cudaEventSynchronize(static_cast<struct pd_cuda_event *>(event)->event), "waiting for an event", err);
+}
+
+void pd_cuda_events_free(struct pd_cuda_event *list)
+{
+    while (list) {
+        struct pd_cuda_event *next = list->next;
+        cudaEventDestroy(list->event);
+        free(list);
+        list = next;
+    }
 }

@@ -1,4 +1,4 @@
-/* Copies in the order of a stream, and waiting for one.
+/* Copies in the order of a stream, and waiting for it or for a point in it.
  *   errors  PD_DEVICE_LOST, also for what a kernel before it did wrong while it ran */
 #ifndef PD_TRAINER_MATH_CUDA_COPIES_H
 #define PD_TRAINER_MATH_CUDA_COPIES_H
@@ -14,6 +14,13 @@ extern "C" {
 /* Between any two places of device and host memory. */
 PD_MUST_USE pd_status pd_cuda_copy(void *stream, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_cuda_sync(void *stream, struct pd_error *err);
+
+/* Events that a list owns: made one by one, freed together once nothing records or waits for them. */
+struct pd_cuda_event;
+PD_MUST_USE pd_status pd_cuda_event_new(struct pd_cuda_event **list, void **ret_event, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_event_record(void *event, void *stream, struct pd_error *err);
+PD_MUST_USE pd_status pd_cuda_event_wait(void *event, struct pd_error *err); /* the host waits */
+void pd_cuda_events_free(struct pd_cuda_event *list);                        /* NULL is fine */
 
 #ifdef __cplusplus
 }
