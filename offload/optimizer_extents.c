@@ -1,5 +1,7 @@
 #include "offload/optimizer_extents.h"
 
+#include "ckpt/base/checked.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +10,7 @@
 
 static uint64_t page_bytes(uint64_t elements)
 {
-    return (elements * sizeof(float) + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    return pd_round_up(elements * sizeof(float), PD_VFS_ALIGN);
 }
 
 /* ---- groups ---- */
@@ -147,7 +149,7 @@ static struct rest rest_of(const struct pd_optimizer_cursor *c)
     for (uint32_t k = 0; k < groups->bundle; k++) {
         if (!is_selected(c, &groups[k]) || c->first[k] == groups[k].elements) continue;
         rest.elements[k] = groups[k].elements - c->first[k];
-        rest.blocks += (rest.elements[k] + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        rest.blocks += pd_divide_up(rest.elements[k], PD_OPTIMIZER_BLOCK_ELEMENTS);
         rest.bytes += page_bytes(rest.elements[k]);
         rest.groups++;
     }
@@ -159,7 +161,7 @@ static void share(struct rest *rest, uint64_t blocks, uint32_t bundle)
 {
     uint64_t before = 0, given = 0;
     for (uint32_t k = 0; k < bundle; k++) {
-        const uint64_t have = (rest->elements[k] + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        const uint64_t have = pd_divide_up(rest->elements[k], PD_OPTIMIZER_BLOCK_ELEMENTS);
         before += have;
         const uint64_t get = before * blocks / rest->blocks - given; /* at most `have` */
         if (get < have) rest->elements[k] = get * PD_OPTIMIZER_BLOCK_ELEMENTS;

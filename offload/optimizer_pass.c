@@ -1,5 +1,7 @@
 #include "offload/optimizer_pass.h"
 
+#include "ckpt/base/checked.h"
+
 #include <string.h>
 
 static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part)
@@ -19,10 +21,11 @@ static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const
     const struct pd_optimizer_group *group = group_of(pass, part);
     const uint32_t box = group->box[kind];
     uint32_t local;
-    struct pd_ring_piece piece = {.bytes = pd_optimizer_page_bytes(part->n * sizeof(float))};
+    struct pd_ring_piece piece = {.bytes = pd_round_up(part->n * sizeof(float), PD_VFS_ALIGN)};
     if (is_kept(pass, group))
         piece.own = (char *)pass->store->options.kept + group->kept_at +
-                    (uint64_t)kind * pd_optimizer_page_bytes(group->elements * sizeof(float)) + part->first * sizeof(float);
+                    (uint64_t)kind * pd_round_up(group->elements * sizeof(float), PD_VFS_ALIGN) +
+                    part->first * sizeof(float);
     if (pass->new) {
         const struct pd_optimizer_file *file = pd_optimizer_file_of(pass->store, pass->new, box, &local);
         piece.to = pd_shard_stream_file(file->stream);
@@ -70,8 +73,7 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
     flight->first_block[0] = 0;
     for (uint32_t p = 0; p < flight->count; p++) {
         const struct pd_optimizer_part *part = &flight->parts[p];
-        flight->first_block[p + 1] =
-            flight->first_block[p] + (part->n + PD_OPTIMIZER_BLOCK_ELEMENTS - 1) / PD_OPTIMIZER_BLOCK_ELEMENTS;
+        flight->first_block[p + 1] = flight->first_block[p] + pd_divide_up(part->n, PD_OPTIMIZER_BLOCK_ELEMENTS);
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             if (pass->kinds >> kind & 1)
                 add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
@@ -124,7 +126,7 @@ static pd_status verify(const struct pd_optimizer_pass *pass, const struct place
     pd_status st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, NULL);
     if (!st) return PD_OK;
     const uint64_t offset = pd_shard_writer_box_offset(file->writer, box) + place->block * PD_SHARD_BLOCK_BYTES;
-    PD_TRY(pd_file_read(file->from, offset, place->data[kind], pd_optimizer_page_bytes(place->bytes), err));
+    PD_TRY(pd_file_read(file->from, offset, place->data[kind], pd_round_up(place->bytes, PD_VFS_ALIGN), err));
     st = pd_shard_writer_verify_block(file->writer, box, place->block, place->data[kind], place->bytes, err);
     return st ? pd_error_context(err, st, "%s", file->path) : PD_OK;
 }
@@ -184,7 +186,7 @@ static void work_block(void *context, uint64_t index)
     if (!pass->step) return;
     if (pass->step->adam) update_place(pass, &place);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        memset((char *)place.data[kind] + place.bytes, 0, pd_optimizer_page_bytes(place.bytes) - place.bytes);
+        memset((char *)place.data[kind] + place.bytes, 0, pd_round_up(place.bytes, PD_VFS_ALIGN) - place.bytes);
         hash_block(pass, place.group->box[kind], place.block, place.data[kind], place.bytes);
     }
 }
@@ -398,7 +400,7 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
             char *data = extent->pieces[flight->piece[p][kind]].data;
             memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
-            memset(data + bytes, 0, pd_optimizer_page_bytes(bytes) - bytes);
+            memset(data + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
             hash_block(pass, group->box[kind], 0, data, bytes);
         }
     }

@@ -100,11 +100,6 @@ void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass);
 PD_MUST_USE pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
                                                   struct pd_error *err);
 
-static inline uint64_t pd_optimizer_page_bytes(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-}
-
 /* The file that a box lies in, and its number there. */
 static inline struct pd_optimizer_file *pd_optimizer_file_of(const struct pd_optimizer_store *store,
                                                              const struct pd_optimizer_generation *g, uint32_t box,

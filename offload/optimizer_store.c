@@ -10,6 +10,7 @@
  *               2. boxes that stay in memory lie there once for each generation, so that a failure leaves the old ones
  *               3. what is kept in memory (options.kept) is in the files too: after a failure it is read from there
  */
+#include "ckpt/base/checked.h"
 #include "offload/optimizer_pass.h"
 
 #include <stdio.h>
@@ -395,7 +396,7 @@ static void describe_put(void *context, uint64_t i, struct pd_ring_extent *ret_e
     ret_extent->pieces[0] =
         (struct pd_ring_piece){.to = pd_shard_stream_file(f->stream),
                                .to_offset = f->offset + at,
-                               .bytes = pd_optimizer_page_bytes(left < f->extent_bytes ? left : f->extent_bytes)};
+                               .bytes = pd_round_up(left < f->extent_bytes ? left : f->extent_bytes, PD_VFS_ALIGN)};
 }
 
 static void stage_block(void *context, uint64_t index)
@@ -404,7 +405,7 @@ static void stage_block(void *context, uint64_t index)
     const uint64_t skip = index * PD_SHARD_BLOCK_BYTES, left = f->bytes - f->at - skip;
     const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     memcpy(f->staged + skip, f->data + f->at + skip, bytes);
-    memset(f->staged + skip + bytes, 0, pd_optimizer_page_bytes(bytes) - bytes);
+    memset(f->staged + skip + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
     pd_shard_stream_block(f->stream, f->box, f->first_block + (f->at + skip) / PD_SHARD_BLOCK_BYTES, f->staged + skip,
                           bytes);
 }
@@ -415,8 +416,7 @@ static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *exte
     (void)err;
     f->at = i * f->extent_bytes;
     f->staged = extent->pieces[0].data;
-    pd_parallel(f->store->options.pool, (extent->pieces[0].bytes + PD_SHARD_BLOCK_BYTES - 1) / PD_SHARD_BLOCK_BYTES,
-                stage_block, f);
+    pd_parallel(f->store->options.pool, pd_divide_up(extent->pieces[0].bytes, PD_SHARD_BLOCK_BYTES), stage_block, f);
     return PD_OK;
 }
 

@@ -1,5 +1,6 @@
 #include "offload/spill.h"
 
+#include "ckpt/base/checked.h"
 #include "offload/spill_far.h"
 
 #include "ckpt/base/digest.h"
@@ -34,19 +35,9 @@ struct pd_spill {
     uint64_t salt;
 };
 
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
-
-static uint64_t blocks_of(uint64_t bytes, uint64_t block_bytes)
-{
-    return (bytes + block_bytes - 1) / block_bytes;
-}
-
 static uint64_t requests_of(uint64_t bytes)
 {
-    return blocks_of(round_up(bytes, PD_VFS_ALIGN), REQUEST_BYTES);
+    return pd_divide_up(pd_round_up(bytes, PD_VFS_ALIGN), REQUEST_BYTES);
 }
 
 uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_t block_bytes)
@@ -54,7 +45,7 @@ uint64_t pd_spill_bytes(const uint64_t *span_bytes, uint32_t span_count, uint64_
     uint64_t bytes = sizeof(struct pd_spill) + span_count * sizeof(struct span), most = 0;
     for (uint32_t i = 0; i < span_count; i++) {
         const uint64_t requests = requests_of(span_bytes[i]);
-        bytes += blocks_of(span_bytes[i], block_bytes) * sizeof(uint64_t) + requests * sizeof(struct pd_transfer);
+        bytes += pd_divide_up(span_bytes[i], block_bytes) * sizeof(uint64_t) + requests * sizeof(struct pd_transfer);
         if (requests > most) most = requests;
     }
     return bytes + most * sizeof(struct pd_transfer *);
@@ -64,7 +55,7 @@ uint64_t pd_spill_file_bytes(const uint64_t *span_bytes, uint32_t span_count, ui
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < span_count; i++)
-        bytes += round_up(span_bytes[i], block_bytes);
+        bytes += pd_round_up(span_bytes[i], block_bytes);
     return bytes;
 }
 
@@ -80,8 +71,8 @@ static pd_status take_tables(struct pd_spill *s, uint64_t *ret_file_bytes, struc
         struct span *span = &s->spans[i];
         *span = (struct span){.offset = offset, .bytes = o->span_bytes[i], .first_block = blocks};
         span->transfer_count = (uint32_t)requests_of(span->bytes);
-        offset += round_up(span->bytes, o->block_bytes);
-        blocks += blocks_of(span->bytes, o->block_bytes);
+        offset += pd_round_up(span->bytes, o->block_bytes);
+        blocks += pd_divide_up(span->bytes, o->block_bytes);
         requests += span->transfer_count;
         if (span->transfer_count > most) most = span->transfer_count;
     }
@@ -206,7 +197,7 @@ static void verify_one(void *context, uint64_t block)
 
 static uint64_t block_count(const struct pd_spill *s, uint32_t span)
 {
-    return blocks_of(s->spans[span].bytes, s->options.block_bytes);
+    return pd_divide_up(s->spans[span].bytes, s->options.block_bytes);
 }
 
 /* ---- transfers ---- */
@@ -228,7 +219,7 @@ static pd_status reap(struct pd_spill *s, struct pd_error *err)
 static pd_status start(struct pd_spill *s, uint32_t index, void *data, bool is_write, struct pd_error *err)
 {
     struct span *span = &s->spans[index];
-    const uint64_t bytes = round_up(span->bytes, PD_VFS_ALIGN);
+    const uint64_t bytes = pd_round_up(span->bytes, PD_VFS_ALIGN);
     PD_CHECK(span->state == SPAN_IDLE && span->bytes && (uintptr_t)data % PD_VFS_ALIGN == 0);
     for (uint32_t i = 0; i < span->transfer_count; i++) {
         const uint64_t at = i * REQUEST_BYTES, left = bytes - at;
@@ -268,7 +259,7 @@ static pd_status read_again(struct pd_spill *s, uint32_t index, struct pd_error 
 {
     struct span *span = &s->spans[index];
     char *data = span->data;
-    PD_TRY(pd_file_read(s->file, span->offset, data, round_up(span->bytes, PD_VFS_ALIGN), err));
+    PD_TRY(pd_file_read(s->file, span->offset, data, pd_round_up(span->bytes, PD_VFS_ALIGN), err));
     for (uint64_t block = 0; block < block_count(s, index); block++)
         PD_TRY(verify_block(s, index, block, data + block * s->options.block_bytes, block_length(s, index, block), err));
     return PD_OK;

@@ -6,6 +6,8 @@
  * A span in the host's memory has none. */
 #include "offload/spill_far.h"
 
+#include "ckpt/base/checked.h"
+
 #include <stdlib.h>
 
 #define SLOTS PD_SPILL_STAGING_SLOTS
@@ -40,16 +42,11 @@ struct pd_spill_far {
     struct pd_event *computed, *arrived;
 };
 
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-}
-
 uint64_t pd_spill_memory_bytes(const uint64_t *span_bytes, uint32_t span_count)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < span_count; i++)
-        bytes += page_up(span_bytes[i]);
+        bytes += pd_round_up(span_bytes[i], PD_VFS_ALIGN);
     return bytes;
 }
 
@@ -57,7 +54,7 @@ uint64_t pd_spill_staging_bytes(const uint64_t *span_bytes, uint32_t span_count)
 {
     uint64_t most = 0;
     for (uint32_t i = 0; i < span_count; i++)
-        if (page_up(span_bytes[i]) > most) most = page_up(span_bytes[i]);
+        if (pd_round_up(span_bytes[i], PD_VFS_ALIGN) > most) most = pd_round_up(span_bytes[i], PD_VFS_ALIGN);
     return SLOTS * most;
 }
 
@@ -86,7 +83,7 @@ static pd_status build(struct pd_spill_far *f, const struct pd_spill_options *o,
     PD_TRY(pd_dev_event_new(f->device.dev, &f->arrived, err));
     for (uint32_t i = 0; i < o->span_count; i++) {
         f->spans[i] = (struct span){.bytes = o->span_bytes[i], .offset = offset};
-        offset += page_up(o->span_bytes[i]);
+        offset += pd_round_up(o->span_bytes[i], PD_VFS_ALIGN);
         if (f->memory && o->span_bytes[i]) PD_TRY(pd_dev_event_new(f->device.dev, &f->spans[i].copied, err));
     }
     return f->memory ? PD_OK : build_file(f, o, err);

@@ -1,12 +1,9 @@
 #include "resharder/layout.h"
 
+#include "ckpt/base/checked.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-static uint64_t ceil_div(uint64_t a, uint64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -134,7 +131,7 @@ uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
 /* Indices along the TP dimension in a chunk that is not cut short. */
 static uint64_t chunk_extent(const struct pd_layout *layout, const struct pd_tensor *tensor)
 {
-    return ceil_div(ceil_div(tensor->shape[tensor->tp_dim], tensor->tp_unit), layout->virtual_tp) * tensor->tp_unit;
+    return pd_divide_up(pd_divide_up(tensor->shape[tensor->tp_dim], tensor->tp_unit), layout->virtual_tp) * tensor->tp_unit;
 }
 
 void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t chunk,
@@ -160,7 +157,7 @@ static uint64_t row_elements(const struct pd_tensor *tensor)
 static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor *tensor)
 {
     uint64_t columns = row_elements(tensor);
-    if (tensor->tp_dim == 1) columns = ceil_div(columns, layout->tp);
+    if (tensor->tp_dim == 1) columns = pd_divide_up(columns, layout->tp);
     return columns * pd_dtype_bytes(tensor->dtype);
 }
 
@@ -188,7 +185,7 @@ void pd_layout_stripe_rows(const struct pd_layout *layout, const struct pd_tenso
 static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                      struct pd_layout_cut *cut)
 {
-    const uint64_t rows = cut->row_end - cut->row_begin, part = ceil_div(rows, layout->zero_shard);
+    const uint64_t rows = cut->row_end - cut->row_begin, part = pd_divide_up(rows, layout->zero_shard);
     if (layout->zero_shard > 1 && part * row_bytes(layout, tensor) < layout->small_bytes) {
         cut->part_rows = rows;
         cut->part_count = 1;
@@ -196,7 +193,7 @@ static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *ten
         return;
     }
     cut->part_rows = part;
-    cut->part_count = (uint32_t)ceil_div(rows, part);
+    cut->part_count = (uint32_t)pd_divide_up(rows, part);
     cut->q_first = 0;
 }
 

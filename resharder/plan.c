@@ -1,14 +1,11 @@
 #include "resharder/plan.h"
 
+#include "ckpt/base/checked.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #define BLOCK_PAGES (PD_SHARD_BLOCK_BYTES / PD_VFS_ALIGN)
-
-static uint64_t ceil_div(uint64_t a, uint64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* ---- lines ---- */
 
@@ -43,7 +40,7 @@ static bool tensor_is_wanted(const struct pd_plan *plan, uint32_t tensor)
 /* Pages that reading a box takes: whole ones; a box of less than a page may lie across two. */
 static uint64_t pages_of(uint64_t bytes)
 {
-    return bytes < PD_VFS_ALIGN ? 2 : ceil_div(bytes, PD_VFS_ALIGN);
+    return bytes < PD_VFS_ALIGN ? 2 : pd_divide_up(bytes, PD_VFS_ALIGN);
 }
 
 static uint32_t line_of(const struct pd_plan *plan, uint32_t shard)
@@ -298,7 +295,7 @@ static uint32_t count_rounds(const struct pd_plan *plan)
         uint64_t pages = all.base + (all.end - all.begin);
         if (pages > most) most = pages;
     }
-    return (uint32_t)ceil_div(most, plan->lines->window_pages);
+    return (uint32_t)pd_divide_up(most, plan->lines->window_pages);
 }
 
 /* ---- boxes of a shard, in file order ---- */
@@ -398,7 +395,7 @@ static pd_status walk_shard(struct walk *w, uint32_t shard, struct pd_error *err
 /* First block of a box at or after a position. */
 static uint64_t block_at(const struct place *place, uint64_t position)
 {
-    return position <= place->position ? 0 : ceil_div(position - place->position, BLOCK_PAGES);
+    return position <= place->position ? 0 : pd_divide_up(position - place->position, BLOCK_PAGES);
 }
 
 /* The item of `stretch` that holds the block: the blocks of its box that are read in the same round. */
@@ -406,7 +403,7 @@ static struct pd_read_item item_with(const struct pd_plan *plan, const struct pl
                                      uint64_t block)
 {
     struct pd_read_item item = place->item;
-    const uint64_t window = plan->lines->window_pages, blocks = ceil_div(place->bytes, PD_SHARD_BLOCK_BYTES);
+    const uint64_t window = plan->lines->window_pages, blocks = pd_divide_up(place->bytes, PD_SHARD_BLOCK_BYTES);
     const uint64_t page = stretch->base + (place->position + block * BLOCK_PAGES - stretch->begin);
     const uint64_t round = page / window;
     uint64_t begin = stretch->begin, end = stretch->begin + (round + 1) * window - stretch->base;
@@ -450,7 +447,7 @@ static pd_status visit_own(void *context, const struct place *place, struct pd_e
 {
     struct reading *r = context;
     struct pd_plan *plan = r->plan;
-    const uint64_t blocks = ceil_div(place->bytes, PD_SHARD_BLOCK_BYTES);
+    const uint64_t blocks = pd_divide_up(place->bytes, PD_SHARD_BLOCK_BYTES);
     for (uint64_t block = block_at(place, r->stretch.begin);
          block < blocks && place->position + block * BLOCK_PAGES < r->stretch.end;) {
         struct pd_read_item item = item_with(plan, place, &r->stretch, block);

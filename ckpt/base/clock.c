@@ -1,6 +1,7 @@
 #include "ckpt/base/clock.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #define NS_PER_S 1000000000ull
@@ -64,6 +65,18 @@ void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns)
 double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns)
 {
     return (double)(pd_clock_monotonic_ns(clock) - start_ns) * 1e-9;
+}
+
+bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop)
+{
+    const uint64_t nap_ns = 20000000;
+    for (;;) {
+        if (stop && atomic_load_explicit(stop, memory_order_relaxed)) return false;
+        if (!bytes_per_second) return true;
+        const double left = (double)bytes / (double)bytes_per_second - pd_clock_seconds_since(NULL, start_ns);
+        if (left <= 0) return true;
+        pd_clock_sleep_ns(NULL, left * 1e9 < (double)nap_ns ? (uint64_t)(left * 1e9) + 1 : nap_ns);
+    }
 }
 
 static uint64_t manual_monotonic_ns(void *context)

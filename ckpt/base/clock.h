@@ -3,6 +3,7 @@
 #ifndef PD_BASE_CLOCK_H
 #define PD_BASE_CLOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct pd_clock {
@@ -18,6 +19,9 @@ const struct pd_clock *pd_clock_system(void);
 uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock);
 uint64_t pd_clock_wall_ns(const struct pd_clock *clock);
 void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns);
+/* Sleeps until `bytes` may have been begun at `bytes_per_second` (0: as fast as it goes) since start_ns, in naps of 20 ms
+ * so that *stop is seen soon. False: *stop is set (NULL: it never is). */
+bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop);
 double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns); /* start from pd_clock_monotonic_ns */
 
 /* A clock that only moves when told to or slept on. One thread. */

@@ -7,6 +7,7 @@
  *               4. nothing depends on time, environment or address: the same calls give the same bytes
  */
 #include "ckpt/hdf5/h5.h"
+#include "ckpt/base/checked.h"
 #include "ckpt/tensor/codec_zstd.h"
 
 #include <hdf5.h>
@@ -79,8 +80,7 @@ static herr_t driver_query(const H5FD_t *file, unsigned long *ret_flags)
 static haddr_t driver_get_eoa(const H5FD_t *file, H5FD_mem_t type)
 {
     const struct pd_h5_chunk *chunk = chunk_of(file, type);
-    return chunk ? (chunk->offset + chunk->bytes + PD_H5_PAGE_BYTES - 1) / PD_H5_PAGE_BYTES * PD_H5_PAGE_BYTES
-                 : room_of(file)->pages.bytes;
+    return chunk ? pd_round_up(chunk->offset + chunk->bytes, PD_H5_PAGE_BYTES) : room_of(file)->pages.bytes;
 }
 
 static herr_t driver_set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t address)

@@ -2,6 +2,7 @@
 #include "ckpt/io/vfs_ops.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,7 @@ pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct pd_error *er
 
 pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
+    pd_vfs_count_flush(vfs);
     int result = vfs->ops->sync_dir(vfs, path);
     if (result) PD_FAIL_ERRNO(err, result, "sync directory %s", path);
     return PD_OK;
@@ -107,6 +109,19 @@ int pd_listing_add(struct pd_listing *listing, const char *name)
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path)
+{
+    char existing[PD_VFS_PATH_MAX];
+    struct pd_space space;
+    if ((size_t)snprintf(existing, sizeof existing, "%s", path) >= sizeof existing) return false;
+    while (pd_vfs_space(vfs, existing, &space, NULL)) {
+        char *slash = strrchr(existing, '/');
+        if (!slash || slash == existing) return false;
+        *slash = '\0';
+    }
+    return space.in_memory;
 }
 
 pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing, struct pd_error *err)

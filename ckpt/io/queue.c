@@ -61,6 +61,8 @@ void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int r
     queue->in_flight--;
     const char *what = transfer->what ? transfer->what : transfer->is_write ? "write" : "read";
     pd_trace_end_async(transfer->internal.trace_begin, "io", what, transfer->bytes);
+    if (!result)
+        atomic_fetch_add(transfer->is_write ? &queue->vfs->bytes_written : &queue->vfs->bytes_read, transfer->bytes);
     set_result(transfer, result);
     append_done(queue, transfer);
 }

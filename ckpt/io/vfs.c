@@ -1,4 +1,5 @@
 /* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
+#include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/io/vfs_ops.h"
@@ -41,6 +42,24 @@ void pd_vfs_free(struct pd_vfs *vfs)
 const char *pd_vfs_describe(const struct pd_vfs *vfs)
 {
     return atomic_load(&vfs->description);
+}
+
+struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs)
+{
+    return (struct pd_vfs_counts){atomic_load(&vfs->bytes_read), atomic_load(&vfs->bytes_written),
+                                  atomic_load(&vfs->flushes)};
+}
+
+void pd_vfs_slow_flushes(struct pd_vfs *vfs, uint32_t milliseconds)
+{
+    atomic_store(&vfs->flush_delay_ms, milliseconds);
+}
+
+void pd_vfs_count_flush(struct pd_vfs *vfs)
+{
+    const uint32_t milliseconds = atomic_load(&vfs->flush_delay_ms);
+    atomic_fetch_add(&vfs->flushes, 1);
+    if (milliseconds) pd_clock_sleep_ns(NULL, milliseconds * UINT64_C(1000000));
 }
 
 /* Readers hold no lock, so each text is written once and stays; a VFS steps down only a few times. */
@@ -219,6 +238,7 @@ pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64
     const uint64_t begin = pd_trace_begin();
     int result = pd_file_move(file, false, offset, data, bytes, &moved);
     pd_trace_end(begin, "io", "read", moved);
+    atomic_fetch_add(&file->vfs->bytes_read, moved);
     if (result == PD_MOVE_END_OF_FILE)
         PD_FAIL(err, PD_CORRUPT,
                 "read %s: the file ends at %" PRIu64 " where %" PRIu64 " bytes at %" PRIu64 " were expected", file->path,
@@ -236,6 +256,7 @@ pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data,
     const uint64_t begin = pd_trace_begin();
     int result = pd_file_move(file, true, offset, (void *)(uintptr_t)data, bytes, &moved);
     pd_trace_end(begin, "io", "write", moved);
+    atomic_fetch_add(&file->vfs->bytes_written, moved);
     if (result) PD_FAIL_ERRNO(err, result, "write %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
     return PD_OK;
 }
@@ -263,6 +284,7 @@ pd_status pd_file_sync(struct pd_file *file, struct pd_error *err)
 {
     PD_TRY(check_believed(file, "sync", err));
     const uint64_t begin = pd_trace_begin();
+    pd_vfs_count_flush(file->vfs);
     int result = file->vfs->ops->sync(file);
     pd_trace_end(begin, "io", "sync", 0);
     if (!result) return PD_OK;

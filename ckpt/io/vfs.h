@@ -82,6 +82,15 @@ void pd_vfs_free(struct pd_vfs *vfs);
  * permitted)". */
 const char *pd_vfs_describe(const struct pd_vfs *vfs);
 
+/* What went through the VFS since it was opened. */
+struct pd_vfs_counts {
+    uint64_t bytes_read, bytes_written; /* of transfers that succeeded */
+    uint64_t flushes;                   /* syncs of files and of directories, failed ones too */
+};
+struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs);
+/* For a benchmark of a drive that is not here: from now on each sync takes so much longer, in the thread that asks for it. */
+void pd_vfs_slow_flushes(struct pd_vfs *vfs, uint32_t milliseconds);
+
 /* Files. A file that was written is closed with pd_file_close and its result used. */
 PD_MUST_USE pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, struct pd_file **ret_file,
                                    struct pd_error *err);
@@ -113,6 +122,8 @@ PD_MUST_USE pd_status pd_vfs_rmdir(struct pd_vfs *vfs, const char *path, struct 
 PD_MUST_USE pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat, struct pd_error *err);
 PD_MUST_USE pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space, struct pd_error *err);
+/* Whether `path`, or where it would lie, is a file system in memory. False when that cannot be told: it is then a disk. */
+bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path);
 PD_MUST_USE pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing,
                                   struct pd_error *err);
 void pd_listing_deinit(struct pd_listing *listing);

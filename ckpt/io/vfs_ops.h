@@ -87,6 +87,8 @@ struct pd_vfs {
     const struct pd_vfs_ops *ops;
     uint32_t queue_depth;
     void *context;
+    _Atomic uint64_t bytes_read, bytes_written, flushes; /* added to by the wrappers, in any thread */
+    _Atomic uint32_t flush_delay_ms;
     pthread_mutex_t mutex; /* guards what follows */
     char texts[4][256];    /* descriptions: a published one never changes */
     uint32_t text_count;
@@ -108,6 +110,8 @@ bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno);
 /* How much of a short result counts: direct files go on from a multiple of PD_VFS_ALIGN. 0: no progress. */
 uint64_t pd_file_progress(const struct pd_file *file, uint64_t moved, uint64_t asked);
 
+/* Files in vfs.c, directories in path.c; the wrapper calls it before the slot. */
+void pd_vfs_count_flush(struct pd_vfs *vfs);
 /* Called by the reap slot in the owner's thread; `result` as pd_file_move returns it. Takes it off in_flight. */
 void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int result);
 

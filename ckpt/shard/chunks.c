@@ -1,5 +1,6 @@
 #include "ckpt/shard/chunks.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/tensor/codec_zstd.h"
 
@@ -29,11 +30,6 @@ struct pd_shard_chunks {
     uint64_t placed;
     struct pd_zstd *zstd[THREADS_MAX]; /* made when first used */
 };
-
-static uint64_t whole_pages(uint64_t bytes)
-{
-    return (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
-}
 
 static pd_status check_level(int level, struct pd_error *err)
 {
@@ -113,7 +109,8 @@ pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file 
     uint64_t shape[PD_TENSOR_DIMS_MAX];
     pd_shard_grid_cut(box, pd_dtype_bytes(tensor->dtype), shape, &place->grid);
     place->grid.first_chunk = chunks->count;
-    const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes), bytes = whole_pages(place->grid.chunk_bytes);
+    const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes),
+                   bytes = pd_round_up(place->grid.chunk_bytes, PD_SHARD_PAGE_BYTES);
     PD_TRY(grow(chunks, count, err));
     for (uint64_t c = 0; c < count; c++, chunks->far_bytes += bytes)
         chunks->entries[c] = (struct pd_h5_chunk){PD_H5_FAR_AWAY + chunks->far_bytes, bytes, 0};
@@ -183,7 +180,7 @@ uint64_t pd_shard_chunks_place(struct pd_shard_chunks *chunks, uint64_t stored_b
     PD_CHECK(chunks->placed < chunks->count);
     const uint64_t at = chunks->next;
     chunks->rows[chunks->placed++] = (struct pd_shard_chunk_row){at, stored_bytes, digest, filter_mask, 0};
-    chunks->next += whole_pages(stored_bytes);
+    chunks->next += pd_round_up(stored_bytes, PD_SHARD_PAGE_BYTES);
     return at;
 }
 

@@ -13,6 +13,7 @@
  *               2. the bytes of the file depend on data and level alone, not on threads, batches or time */
 #include "ckpt/shard/compress.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/shard/job.h"
 #include "ckpt/shard/stream.h"
 
@@ -53,7 +54,7 @@ struct compressing {
 static void hash_blocks(struct compressing *c, const struct pd_shard_job *job)
 {
     const uint64_t box_bytes = c->w->places[job->box].bytes;
-    for (uint64_t block = (job->begin + PD_SHARD_BLOCK_BYTES - 1) / PD_SHARD_BLOCK_BYTES;
+    for (uint64_t block = pd_divide_up(job->begin, PD_SHARD_BLOCK_BYTES);
          block * PD_SHARD_BLOCK_BYTES < job->begin + job->bytes; block++) {
         const uint64_t at = block * PD_SHARD_BLOCK_BYTES, left = box_bytes - at;
         pd_shard_stream_block(c->stream, job->box, block, job->data - job->begin + at,

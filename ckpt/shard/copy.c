@@ -16,7 +16,6 @@
 
 #define SLOTS 8u
 #define SLOT_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
-#define NAP_NS UINT64_C(20000000)
 
 struct copy {
     const struct pd_shard_copy *request;
@@ -34,21 +33,10 @@ struct copy {
 
 /* ---- moving ---- */
 
-static bool must_stop(const struct copy *c)
-{
-    return c->request->stop && atomic_load_explicit(c->request->stop, memory_order_relaxed);
-}
-
 static pd_status wait_for_turn(struct copy *c)
 {
-    const uint64_t rate = c->request->bytes_per_second;
-    while (rate && !must_stop(c)) {
-        const double due = (double)c->begun_bytes / (double)rate, now = pd_clock_seconds_since(NULL, c->start_ns);
-        if (due <= now) break;
-        const uint64_t ns = due - now < 1e-9 * NAP_NS ? (uint64_t)((due - now) * 1e9) + 1 : NAP_NS;
-        pd_clock_sleep_ns(NULL, ns);
-    }
-    if (must_stop(c)) PD_FAIL(c->err, PD_STOPPED, "copying %s was given up", c->request->from);
+    if (!pd_clock_pace(c->start_ns, c->begun_bytes, c->request->bytes_per_second, c->request->stop))
+        PD_FAIL(c->err, PD_STOPPED, "copying %s was given up", c->request->from);
     return PD_OK;
 }
 

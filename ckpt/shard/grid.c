@@ -1,4 +1,5 @@
 /* How boxes are cut into chunks: arithmetic alone, the same for who writes and who reads. */
+#include "ckpt/base/checked.h"
 #include "ckpt/shard/table.h"
 
 static uint64_t gcd(uint64_t a, uint64_t b)
@@ -11,20 +12,15 @@ static uint64_t gcd(uint64_t a, uint64_t b)
     return a;
 }
 
-static uint64_t ceil_div(uint64_t a, uint64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* Rows of `row_bytes` in one chunk of a run of `rows`: parts as equal as whole blocks allow, since the last part is filled
  * up with zeros. */
 static uint64_t rows_of_chunk(uint64_t rows, uint64_t row_bytes)
 {
-    const uint64_t most = PD_SHARD_CHUNK_MAX / row_bytes, parts = ceil_div(rows, most);
+    const uint64_t most = PD_SHARD_CHUNK_MAX / row_bytes, parts = pd_divide_up(rows, most);
     if (parts == 1) return rows;
-    const uint64_t equal = ceil_div(rows, parts);
+    const uint64_t equal = pd_divide_up(rows, parts);
     const uint64_t step = PD_SHARD_BLOCK_BYTES / gcd(row_bytes, PD_SHARD_BLOCK_BYTES); /* rows that are whole blocks */
-    const uint64_t blocks = ceil_div(equal, step) * step;
+    const uint64_t blocks = pd_divide_up(equal, step) * step;
     return blocks <= most ? blocks : equal;
 }
 
@@ -46,7 +42,7 @@ void pd_shard_grid_cut(const struct pd_box *box, uint32_t element_bytes, uint64_
 
 static uint64_t chunks_of_run(const struct pd_shard_grid *grid)
 {
-    return ceil_div(grid->run_bytes, grid->chunk_bytes);
+    return pd_divide_up(grid->run_bytes, grid->chunk_bytes);
 }
 
 uint64_t pd_shard_grid_count(const struct pd_shard_grid *grid, uint64_t box_bytes)

@@ -15,7 +15,7 @@ static pd_status read_block(struct pd_shard *shard, uint32_t box, uint64_t block
     uint64_t left = place->bytes - block * PD_SHARD_BLOCK_BYTES;
     uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
     uint64_t begin = place->offset + block * PD_SHARD_BLOCK_BYTES, skip = begin % PD_SHARD_PAGE_BYTES;
-    uint64_t span = (skip + bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
+    uint64_t span = pd_round_up(skip + bytes, PD_SHARD_PAGE_BYTES);
     pd_status status = PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && status == PD_CORRUPT; attempt++) {
         PD_TRY(pd_file_read(shard->file, begin - skip, shard->bounce, span, err));

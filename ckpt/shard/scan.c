@@ -2,6 +2,7 @@
  *
  * Pieces are read and visited in the order of the file, so that the blocks of a box come ascending. A piece is a run of
  * blocks or, in compressed shards, a chunk: then the blocks that end in it are visited. */
+#include "ckpt/base/checked.h"
 #include "ckpt/io/transfer_ring.h"
 #include "ckpt/shard/decompress.h"
 #include "ckpt/shard/open.h"
@@ -103,8 +104,7 @@ static pd_status start(struct scan *s, struct piece piece, uint64_t offset, uint
     s->pieces[(s->oldest + s->count++) % SLOTS_MAX] = piece;
     const struct pd_transfer transfer = {.file = s->shard->file,
                                          .offset = offset,
-                                         .bytes =
-                                             (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES,
+                                         .bytes = pd_round_up(bytes, PD_SHARD_PAGE_BYTES),
                                          .what = "read to verify"};
     return pd_transfer_ring_submit(&s->ring, piece.slot, &transfer, s->err);
 }

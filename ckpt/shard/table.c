@@ -49,11 +49,6 @@ static int compare_segments(const void *left, const void *right)
     return (a->offset > b->offset) - (a->offset < b->offset);
 }
 
-static uint64_t whole_pages(uint64_t bytes)
-{
-    return (bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
-}
-
 /* Lies in pages that others share. */
 static bool is_small(const struct pd_shard_place *place)
 {
@@ -67,11 +62,12 @@ static uint64_t collect_owned(const struct pd_shard_extents *e, struct pd_shard_
     for (uint32_t b = 0; b < e->box_count; b++) {
         const struct pd_shard_place *place = &e->places[b];
         if (is_small(place) || place->grid.chunk_bytes) continue;
-        ret_owned[count++] = (struct pd_shard_segment){place->offset, whole_pages(place->bytes), PD_SEGMENT_BOX, b};
+        ret_owned[count++] =
+            (struct pd_shard_segment){place->offset, pd_round_up(place->bytes, PD_SHARD_PAGE_BYTES), PD_SEGMENT_BOX, b};
     }
     for (uint64_t c = 0; c < e->chunk_count; c++)
-        ret_owned[count++] =
-            (struct pd_shard_segment){e->chunks[c].offset, whole_pages(e->chunks[c].stored_bytes), PD_SEGMENT_CHUNK, 0};
+        ret_owned[count++] = (struct pd_shard_segment){
+            e->chunks[c].offset, pd_round_up(e->chunks[c].stored_bytes, PD_SHARD_PAGE_BYTES), PD_SEGMENT_CHUNK, 0};
     ret_owned[count++] = (struct pd_shard_segment){e->table_offset, e->table_bytes, PD_SEGMENT_TABLE, 0};
     ret_owned[count++] =
         (struct pd_shard_segment){e->file_bytes - PD_SHARD_PAGE_BYTES, PD_SHARD_PAGE_BYTES, PD_SEGMENT_TABLE, 0};

@@ -3,8 +3,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/shard/compress.h"
 
-#define NAP_NS UINT64_C(20000000)
-
 struct transcode {
     const struct pd_shard_copy *request;
     struct pd_shard *source;
@@ -18,22 +16,12 @@ static pd_status read_blocks(void *context, uint32_t box, uint64_t first_block, 
     return pd_shard_read_blocks(r->source, box, first_block, block_count, dst, err);
 }
 
-static bool must_stop(const struct transcode *r)
-{
-    return r->request->stop && atomic_load_explicit(r->request->stop, memory_order_relaxed);
-}
-
 static pd_status pace(void *context, uint64_t bytes, struct pd_error *err)
 {
     struct transcode *r = context;
-    const double rate = (double)r->request->bytes_per_second;
-    while (rate > 0 && !must_stop(r)) {
-        const double left = (double)r->begun_bytes / rate - pd_clock_seconds_since(NULL, r->start_ns);
-        if (left <= 0) break;
-        pd_clock_sleep_ns(NULL, left * 1e9 < (double)NAP_NS ? (uint64_t)(left * 1e9) + 1 : NAP_NS);
-    }
+    if (!pd_clock_pace(r->start_ns, r->begun_bytes, r->request->bytes_per_second, r->request->stop))
+        PD_FAIL(err, PD_STOPPED, "copying %s was given up", r->request->from);
     r->begun_bytes += bytes;
-    if (must_stop(r)) PD_FAIL(err, PD_STOPPED, "copying %s was given up", r->request->from);
     return PD_OK;
 }
 

@@ -86,18 +86,6 @@ static pd_status write_plain(struct pd_shard_stream *s, bool is_in_memory, struc
     return pd_shard_staging_finish(&s->staging, st, err);
 }
 
-/* Where the file's directory is a file system in memory. Not to know is to treat it as a disk. */
-static bool is_file_in_memory(struct pd_vfs *vfs, const char *path)
-{
-    char directory[4096];
-    struct pd_space space;
-    const char *slash = strrchr(path, '/');
-    if (!slash || slash == path || (size_t)(slash - path) >= sizeof directory) return false;
-    memcpy(directory, path, (size_t)(slash - path));
-    directory[slash - path] = '\0';
-    return pd_vfs_space(vfs, directory, &space, NULL) == PD_OK && space.in_memory;
-}
-
 void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)(void *context), void *context)
 {
     writer->on_copied = on_copied;
@@ -108,7 +96,7 @@ pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const
                          uint32_t writer_rank, const void *const *data, struct pd_shard_summary *ret_summary,
                          struct pd_error *err)
 {
-    const bool is_in_memory = !writer->chunks && is_file_in_memory(writer->vfs, path);
+    const bool is_in_memory = !writer->chunks && pd_vfs_is_in_memory(writer->vfs, path);
     struct pd_shard_stream *stream = NULL;
     PD_TRY(
         pd_shard_stream_open(writer, path, identity, writer_rank, writer->chunks ? NULL : data, is_in_memory, &stream, err));

@@ -283,7 +283,7 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
         return st;
     }
     PD_TRY(pd_h5_finish(file, &pages, err));
-    uint64_t body_bytes = (pages.bytes + PD_SHARD_PAGE_BYTES - 1) / PD_SHARD_PAGE_BYTES * PD_SHARD_PAGE_BYTES;
+    uint64_t body_bytes = pd_round_up(pages.bytes, PD_SHARD_PAGE_BYTES);
     unsigned char *data = calloc(1, body_bytes + sizeof t);
     if (data) {
         t.file_bytes = body_bytes + sizeof t;

@@ -1,5 +1,6 @@
 #include "ckpt/store/index.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/hdf5/h5.h"
 #include "ckpt/shard/table.h"
 
@@ -126,7 +127,7 @@ pd_status pd_index_build(const struct pd_tensor_table *tensors, const struct pd_
     free(b.mapped);
     free(b.paths);
     PD_TRY(st);
-    uint64_t bytes = (pages.bytes + PD_H5_PAGE_BYTES - 1) / PD_H5_PAGE_BYTES * PD_H5_PAGE_BYTES;
+    uint64_t bytes = pd_round_up(pages.bytes, PD_H5_PAGE_BYTES);
     void *data = malloc(bytes);
     if (data) pd_h5_pages_read(&pages, 0, data, bytes);
     pd_h5_pages_deinit(&pages);

@@ -4,12 +4,6 @@
 
 #include <string.h>
 
-static bool is_in_memory(const struct pd_store *store)
-{
-    struct pd_space space;
-    return pd_vfs_space(store->vfs, store->root, &space, NULL) == PD_OK && space.in_memory;
-}
-
 static bool has_waiting(const struct pd_store *store)
 {
     for (uint32_t k = 0; k < STORE_RECYCLE_MAX; k++) {
@@ -34,7 +28,7 @@ void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, u
 {
     char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
     struct pd_file *file = NULL;
-    if (!store->fence || !bytes || !is_in_memory(store) || has_waiting(store)) return;
+    if (!store->fence || !bytes || !pd_vfs_is_in_memory(store->vfs, store->root) || has_waiting(store)) return;
     pd_recycle_name_format(store->group->rank, 0, name);
     store_pool_path(store, path, name);
     if (pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, NULL)) return;

@@ -21,7 +21,6 @@
 #include <string.h>
 
 #define PIECE_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
-#define NAP_NS UINT64_C(20000000)
 
 struct header { /* goes before every piece */
     uint64_t offset, bytes, digest;
@@ -59,11 +58,6 @@ struct travel {
 
 /* ---- sending ---- */
 
-static bool must_stop(const struct travel *v)
-{
-    return atomic_load_explicit(&v->tier->stop, memory_order_relaxed);
-}
-
 /* A checkpoint that is none any more is no failure. */
 static pd_status unless_gone(const struct travel *v, pd_status st)
 {
@@ -82,13 +76,8 @@ static void open_mine(struct travel *v)
 
 static pd_status wait_for_turn(const struct travel *v, struct pd_error *err)
 {
-    const double rate = (double)v->tier->bytes_per_second;
-    while (rate > 0 && !must_stop(v)) {
-        const double left = (double)v->begun_bytes / rate - pd_clock_seconds_since(NULL, v->start_ns);
-        if (left <= 0) break;
-        pd_clock_sleep_ns(NULL, left * 1e9 < (double)NAP_NS ? (uint64_t)(left * 1e9) + 1 : NAP_NS);
-    }
-    if (must_stop(v)) PD_FAIL(err, PD_STOPPED, "copying %s was given up", v->job->source);
+    if (!pd_clock_pace(v->start_ns, v->begun_bytes, v->tier->bytes_per_second, &v->tier->stop))
+        PD_FAIL(err, PD_STOPPED, "copying %s was given up", v->job->source);
     return PD_OK;
 }
 

@@ -7,6 +7,7 @@
  *               2. nothing reaches the decompressor before its digest was checked; a mismatch is read once more
  *               3. a chunk that goes on in the next round is read and decompressed once: it is kept. At the edge between two
  *                  readers both read it */
+#include "ckpt/base/checked.h"
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/stream_copy.h"
@@ -147,7 +148,7 @@ static pd_status submit_plain(struct loader *l, struct load_window *w, const str
 {
     struct load_chunks *c = l->chunks;
     struct pd_shard *shard = l->shards[item->shard];
-    const uint64_t skip = load_item_skip(l, item), span = load_align_up(skip + item->bytes);
+    const uint64_t skip = load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
     const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item_begin(item);
     const uint64_t at = c->at[index_of(l, item)] = take(c, span);
     l->report.bytes_stored += item->bytes;
@@ -280,7 +281,7 @@ struct survey {
 
 static void survey_item(const struct loader *l, const struct pd_read_item *item, struct survey *s)
 {
-    uint64_t largest = load_align_up(load_item_skip(l, item) + item->bytes);
+    uint64_t largest = pd_round_up(load_item_skip(l, item) + item->bytes, PD_VFS_ALIGN);
     if (!load_is_in_chunks(l, item)) {
         s->need += largest;
         s->transfers += (uint32_t)(largest / LOAD_READ_BYTES_MAX) + 1;

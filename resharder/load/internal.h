@@ -52,11 +52,6 @@ struct loader {
     struct pd_load_report report;
 };
 
-static inline uint64_t load_align_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-}
-
 static inline bool load_is_in_chunks(const struct loader *l, const struct pd_read_item *item)
 {
     return pd_shard_box_is_in_chunks(l->shards[item->shard], item->box);

@@ -4,6 +4,7 @@
  *   invariants  1. nothing of a block leaves its window before its checksum verified
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
  *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
+#include "ckpt/base/checked.h"
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/stream_copy.h"
@@ -199,7 +200,7 @@ static pd_status submit_item(struct loader *l, const struct pd_read_item *item, 
     struct pd_shard *shard = l->shards[item->shard];
     if (l->chunks) return load_chunks_submit(l, w, item, err);
     const bool is_in_chunks = load_is_in_chunks(l, item);
-    const uint64_t skip = is_in_chunks ? 0 : load_item_skip(l, item), span = load_align_up(skip + item->bytes);
+    const uint64_t skip = is_in_chunks ? 0 : load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
     l->report.bytes_wanted += item->bytes;
     l->report.bytes_stored += item->bytes;
     l->report.bytes_read += span;

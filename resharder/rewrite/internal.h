@@ -136,11 +136,6 @@ struct rewriter {
     struct pd_rewrite_report report;
 };
 
-static inline uint64_t rewrite_align_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-}
-
 /* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
 uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
 

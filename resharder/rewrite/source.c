@@ -5,6 +5,7 @@
  *   invariants  1. no byte leaves a window before its block verified in that window
  *               2. pieces are placed in windows and come out of them in the same order
  *               3. a source shard stays open while it has windows */
+#include "ckpt/base/checked.h"
 #include "resharder/rewrite/internal.h"
 
 #include "ckpt/shard/decompress.h"
@@ -199,7 +200,7 @@ static struct rewrite_window *take_window(struct rewriter *r, struct rewrite_sou
 static uint64_t count_fitting(uint64_t at, uint64_t end, uint64_t blocks, uint64_t limit)
 {
     const uint64_t whole = limit > at ? (limit - at) / PD_SHARD_BLOCK_BYTES : 0;
-    return whole + 1 >= blocks && rewrite_align_up(end) <= limit ? blocks : whole < blocks ? whole : blocks - 1;
+    return whole + 1 >= blocks && pd_round_up(end, PD_VFS_ALIGN) <= limit ? blocks : whole < blocks ? whole : blocks - 1;
 }
 
 /* Blocks of the stretch being placed, as far as one window takes them; false: there is no window. */
@@ -224,7 +225,7 @@ static pd_status place_blocks(struct rewriter *r, bool *ret_placed, struct pd_er
         fitting = count_fitting(at, end, blocks, w->begin + r->pools[class].bytes);
         PD_CHECK(fitting);
     }
-    const uint64_t last = fitting == blocks ? rewrite_align_up(end) : at + fitting * PD_SHARD_BLOCK_BYTES;
+    const uint64_t last = fitting == blocks ? pd_round_up(end, PD_VFS_ALIGN) : at + fitting * PD_SHARD_BLOCK_BYTES;
     if (last > w->end) w->end = last;
     w->pieces++;
     r->next_block += fitting;

@@ -4,6 +4,7 @@
  *   invariants  1. boxes of a target are begun in file order, each finished before the next one
  *               2. a block lies in one slot
  *               3. a shard is finished when nothing of it is in flight */
+#include "ckpt/base/checked.h"
 #include "resharder/rewrite/internal.h"
 
 #include "ckpt/base/fault.h"
@@ -152,7 +153,8 @@ static void append_small(struct rewrite_target *t, uint64_t offset, uint64_t box
 /* A slot with room for the block that begins at `at` of the file. */
 static pd_status begin_block(struct rewriter *r, struct rewrite_target *t, uint64_t at, uint64_t bytes, struct pd_error *err)
 {
-    const bool follows = t->filling && t->begin + t->filled == at && t->filled + rewrite_align_up(bytes) <= r->slot_bytes;
+    const bool follows =
+        t->filling && t->begin + t->filled == at && t->filled + pd_round_up(bytes, PD_VFS_ALIGN) <= r->slot_bytes;
     if (follows) return PD_OK;
     PD_TRY(write_slot(r, t, err));
     PD_TRY(take_slot(r, t, err));
@@ -163,7 +165,7 @@ static pd_status begin_block(struct rewriter *r, struct rewrite_target *t, uint6
 /* `data`: the whole block, wherever it is in a cache. */
 static void end_block(struct rewrite_target *t, uint32_t box, uint64_t block, const void *data, uint64_t bytes)
 {
-    const uint64_t padding = rewrite_align_up(bytes) - bytes;
+    const uint64_t padding = pd_round_up(bytes, PD_VFS_ALIGN) - bytes;
     pd_shard_stream_block(t->stream, box, block, data, bytes);
     memset(t->filling->data + t->filled, 0, padding); /* bytes that are no whole pages end a box */
     t->filled += padding;
@@ -201,7 +203,7 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
 pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data, uint64_t bytes,
                         struct pd_error *err)
 {
-    const uint64_t pages = rewrite_align_up(bytes);
+    const uint64_t pages = pd_round_up(bytes, PD_VFS_ALIGN);
     for (uint64_t done = 0; done < pages;) {
         if (!t->filling || t->filled == r->slot_bytes || t->begin + t->filled != at + done) {
             PD_TRY(write_slot(r, t, err));

@@ -6,7 +6,6 @@
  * counted at the VFS, which can also make every flush slower, as on a drive that honours it. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
-#include "ckpt/io/vfs_counts.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/saves.h"
 #include "tools/output.h"
@@ -22,7 +21,6 @@ enum { STEPS = 4, REHEARSALS = 3, MICRO_BATCHES_MAX = 4096, SAVES_MAX = 100000 }
 struct files_bench {
     struct pd_bench_options options;
     struct pd_bench_room room;
-    struct pd_vfs_counts *counts;
     const char *file_system;
     uint32_t threads;
     char text[4096];
@@ -33,7 +31,7 @@ struct files_bench {
     uint64_t micro_batches;
     /* turns */
     struct pd_pairs turns; /* with saves, without */
-    struct pd_vfs_counted with, without;
+    struct pd_vfs_counts with, without;
     uint64_t save_count;
     double *stalls;  /* (save_count) share of the step beside it */
     double *seconds; /* (save_count) from start to sealed and pruned */
@@ -111,9 +109,9 @@ static void note_save(struct files_bench *b, const struct pd_saver_outcome *outc
 
 static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_seconds, struct pd_error *err)
 {
-    struct pd_vfs_counted *sum = has_saves ? &b->with : &b->without;
+    struct pd_vfs_counts *sum = has_saves ? &b->with : &b->without;
     PD_TRY(pd_bench_room_settle(&b->room, err));
-    const struct pd_vfs_counted before = pd_vfs_counts_now(b->counts);
+    const struct pd_vfs_counts before = pd_vfs_counts(b->room.vfs);
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < b->options.steps; i++) {
         const uint64_t step_start = pd_clock_monotonic_ns(NULL);
@@ -123,7 +121,7 @@ static pd_status run_turn(struct files_bench *b, bool has_saves, double *ret_sec
         if (saves) note_save(b, &outcome, pd_clock_seconds_since(NULL, step_start));
     }
     *ret_seconds = pd_clock_seconds_since(NULL, start);
-    const struct pd_vfs_counted after = pd_vfs_counts_now(b->counts);
+    const struct pd_vfs_counts after = pd_vfs_counts(b->room.vfs);
     sum->bytes_written += after.bytes_written - before.bytes_written;
     sum->flushes += after.flushes - before.flushes;
     return PD_OK;
@@ -146,7 +144,6 @@ static pd_status prepare(struct files_bench *b, struct pd_error *err)
     b->stalls = calloc(SAVES_MAX, sizeof *b->stalls);
     b->seconds = calloc(SAVES_MAX, sizeof *b->seconds);
     if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
-    PD_TRY(pd_vfs_counts_begin(b->room.vfs, &b->counts, err));
     pd_bench_room_path(&b->room, "text", b->text);
     PD_TRY(pd_bench_run_write_text(b->text, err));
     PD_TRY(pd_bench_saves_open(&b->saves, &b->room, true, err));
@@ -156,7 +153,7 @@ static pd_status prepare(struct files_bench *b, struct pd_error *err)
         PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
         PD_TRY(run_saved_step(b, &unused, err));
     }
-    pd_vfs_counts_slow_flushes(b->counts, (uint32_t)b->options.flush_ms);
+    pd_vfs_slow_flushes(b->room.vfs, (uint32_t)b->options.flush_ms);
     return PD_OK;
 }
 
@@ -264,7 +261,6 @@ pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd
     if (!st) st = print(&b, err);
     release(&b);
     pd_bench_saves_close(&b.saves);
-    pd_vfs_counts_end(b.counts);
     free(b.stalls);
     free(b.seconds);
     pd_bench_room_close(&b.room);

@@ -1,4 +1,5 @@
 #include "trainer/comm/segment.h"
+#include "ckpt/base/checked.h"
 #include "trainer/comm/comm.h"
 
 #include <errno.h>
@@ -16,17 +17,12 @@
 
 #define SEGMENT_MAGIC UINT64_C(0x7064636f6d6d3031)
 
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 /* Slots are ranks of one host, so none of these products can overflow. Everything but the mailboxes, in whole pages a slot.
  */
 static uint64_t table_bytes(const struct pd_segment_shape *shape)
 {
     uint64_t row = PD_CACHE_LINE + sizeof(struct pd_member) + shape->slots * shape->pair_bytes;
-    return round_up(row, 4096);
+    return pd_round_up(row, 4096);
 }
 
 uint64_t pd_segment_share_bytes(const struct pd_segment_shape *shape)

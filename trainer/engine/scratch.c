@@ -1,5 +1,6 @@
 #include "trainer/engine/scratch.h"
 
+#include "ckpt/base/checked.h"
 #include "offload/spill.h"
 
 #include <stdlib.h>
@@ -191,7 +192,7 @@ pd_status pd_scratch_plan(const struct pd_engine *e, uint64_t *ret_heap_bytes, u
         if (!is_wanted(e, part)) continue;
         PD_TRY(spans_of(e, part, &spans, err));
         const uint64_t heap = pd_spill_bytes(spans.bytes, spans.count, spans.block_bytes);
-        *ret_heap_bytes += (heap + PD_ARENA_ALIGN - 1) / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
+        *ret_heap_bytes += pd_round_up(heap, PD_ARENA_ALIGN);
         if (is_in_files(e, part)) *ret_file_bytes += pd_spill_file_bytes(spans.bytes, spans.count, spans.block_bytes);
         free(spans.bytes);
     }

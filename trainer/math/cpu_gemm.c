@@ -17,6 +17,7 @@
  *               2. within one (s, t, k) every element of C belongs to exactly one task
  */
 #include "trainer/math/cpu_gemm.h"
+#include "ckpt/base/checked.h"
 #include "trainer/math/cpu_gemm_kernel.h"
 #include "trainer/math/fp8.h"
 
@@ -62,11 +63,6 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t div_up(uint64_t a, uint64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 uint64_t pd_cpu_gemm_workspace_bytes(unsigned thread_count)
 {
     uint64_t private = STREAM_FLOATS + TILE_FLOATS;
@@ -98,7 +94,7 @@ static uint64_t panel_floats(const struct gemm_job *job, uint64_t width)
 /* Floats of one panel over all of a k-block. */
 static uint64_t panel_floats_k_block(const struct gemm_job *job, uint64_t width)
 {
-    return panel_floats(job, width) * max_u64(div_up(job->k_block, job->kc), 1);
+    return panel_floats(job, width) * max_u64(pd_divide_up(job->k_block, job->kc), 1);
 }
 
 /* ---- packing the shared side ---- */
@@ -112,7 +108,7 @@ static void pack_side(const struct gemm_job *job, bool side_b, const struct pd_g
 static void pack_shared_task(void *context, uint64_t index)
 {
     const struct gemm_job *job = context;
-    uint64_t stride = panel_floats(job, job->shared_width), panels = div_up(job->s_count, job->shared_width);
+    uint64_t stride = panel_floats(job, job->shared_width), panels = pd_divide_up(job->s_count, job->shared_width);
     uint64_t first = index * job->pack_panels * job->shared_width;
     uint64_t count = min_u64(job->pack_panels * job->shared_width, job->s_count - first);
     for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++) {
@@ -124,9 +120,9 @@ static void pack_shared_task(void *context, uint64_t index)
 
 static void pack_shared(struct gemm_job *job, struct pd_thread_pool *pool)
 {
-    uint64_t panels = div_up(job->s_count, job->shared_width);
-    job->pack_panels = max_u64(1, min_u64(16, div_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
-    pd_parallel(pool, div_up(panels, job->pack_panels), pack_shared_task, job);
+    uint64_t panels = pd_divide_up(job->s_count, job->shared_width);
+    job->pack_panels = max_u64(1, min_u64(16, pd_divide_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
+    pd_parallel(pool, pd_divide_up(panels, job->pack_panels), pack_shared_task, job);
 }
 
 /* ---- tasks ---- */
@@ -184,8 +180,10 @@ static void block_finish(const struct gemm_job *job, const struct gemm_block *bl
 static void block_multiply(const struct gemm_job *job, uint64_t t, uint64_t width, uint64_t s, uint64_t count,
                            const float *streamed, float *tile)
 {
-    uint64_t shared_stride = panel_floats(job, job->shared_width), shared_panels = div_up(job->s_count, job->shared_width);
-    uint64_t streamed_stride = panel_floats(job, job->streamed_width), streamed_panels = div_up(width, job->streamed_width);
+    uint64_t shared_stride = panel_floats(job, job->shared_width),
+             shared_panels = pd_divide_up(job->s_count, job->shared_width);
+    uint64_t streamed_stride = panel_floats(job, job->streamed_width),
+             streamed_panels = pd_divide_up(width, job->streamed_width);
     struct gemm_block block = {
         .row = job->streams_b ? job->s0 + s : t,
         .column = job->streams_b ? t : job->s0 + s,
@@ -214,7 +212,7 @@ static void run_task(const struct gemm_job *job, uint64_t index, float *private,
 {
     uint64_t from = index / job->split_count * job->task_width, split = index % job->split_count * job->split_width;
     uint64_t t = job->t0 + from, width = min_u64(job->task_width, job->t_count - from);
-    uint64_t stride = panel_floats(job, job->streamed_width), panels = div_up(width, job->streamed_width);
+    uint64_t stride = panel_floats(job, job->streamed_width), panels = pd_divide_up(width, job->streamed_width);
     if (*packed != t) {
         for (uint64_t k = 0, q = 0; k < job->k_count; k += job->kc, q++)
             pack_side(job, job->streams_b, &job->streamed, t, width, job->k0 + k, min_u64(job->kc, job->k_count - k),
@@ -239,22 +237,22 @@ static void run_tasks(void *context, uint64_t slot)
 /* Enough tasks for an even end, but not so few panels that packing them is not paid for. */
 static void cut_tasks(struct gemm_job *job, unsigned threads)
 {
-    uint64_t panels = div_up(job->t_count, job->streamed_width);
+    uint64_t panels = pd_divide_up(job->t_count, job->streamed_width);
     uint64_t most = STREAM_FLOATS / panel_floats_k_block(job, job->streamed_width);
     most = min_u64(most, max_u64(TASK_WIDTH_MAX / job->streamed_width, 1));
-    uint64_t wanted = max_u64(div_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
-    uint64_t task_panels = max_u64(div_up(panels, wanted), 1);
+    uint64_t wanted = max_u64(pd_divide_up(panels, most), threads == 1 ? 1 : TASKS_PER_THREAD * (uint64_t)threads);
+    uint64_t task_panels = max_u64(pd_divide_up(panels, wanted), 1);
     job->task_width = task_panels * job->streamed_width;
-    job->task_count = div_up(panels, task_panels);
+    job->task_count = pd_divide_up(panels, task_panels);
 
-    uint64_t shared_panels = div_up(job->s_count, job->shared_width);
-    uint64_t splits = threads == 1 ? 1 : min_u64(div_up(2 * (uint64_t)threads, job->task_count), shared_panels);
+    uint64_t shared_panels = pd_divide_up(job->s_count, job->shared_width);
+    uint64_t splits = threads == 1 ? 1 : min_u64(pd_divide_up(2 * (uint64_t)threads, job->task_count), shared_panels);
     if (job->task_count >= threads) splits = 1;
-    job->split_width = div_up(shared_panels, splits) * job->shared_width;
-    job->split_count = div_up(job->s_count, job->split_width);
+    job->split_width = pd_divide_up(shared_panels, splits) * job->shared_width;
+    job->split_count = pd_divide_up(job->s_count, job->split_width);
 
     uint64_t block_panels = max_u64(TILE_FLOATS / job->task_width / job->shared_width, 1);
-    block_panels = div_up(shared_panels, div_up(shared_panels, block_panels));
+    block_panels = pd_divide_up(shared_panels, pd_divide_up(shared_panels, block_panels));
     job->block_width = block_panels * job->shared_width;
 }
 

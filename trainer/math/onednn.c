@@ -2,6 +2,7 @@
 
 #ifdef PERDURE_ONEDNN
 
+#include "ckpt/base/checked.h"
 #include "trainer/math/cpu_gemm_kernel.h"
 
 #include <dnnl.h>
@@ -35,11 +36,6 @@ uint64_t pd_onednn_workspace_bytes(void)
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
-}
-
-static uint64_t div_up(uint64_t a, uint64_t b)
-{
-    return (a + b - 1) / b;
 }
 
 static pd_status status_of(int status, uint64_t m, uint64_t n, uint64_t k, struct pd_error *err)
@@ -125,7 +121,7 @@ static void operand_take(struct product *p, struct operand *o, uint64_t row0, ui
     o->row0 = row0, o->rows = rows, o->column0 = column0, o->columns = columns;
     o->data = o->block, o->ld = columns;
     struct conversion job = {p, o};
-    pd_parallel(p->pool, div_up(rows, ROWS_PER_TASK), convert_rows, &job);
+    pd_parallel(p->pool, pd_divide_up(rows, ROWS_PER_TASK), convert_rows, &job);
 }
 
 static void finish_slice(const struct product *p, uint64_t row, uint64_t rows, uint64_t column, uint64_t columns)
@@ -173,7 +169,8 @@ static void cut_slices(struct product *p)
     uint64_t threads = pd_thread_pool_size(p->pool), best = UINT64_MAX;
     for (uint64_t rows = 1; rows <= threads; rows++) {
         if (threads % rows) continue;
-        uint64_t m = div_up(div_up(p->mc, rows), 8) * 8, n = div_up(div_up(p->nc, threads / rows), 48) * 48;
+        uint64_t m = pd_divide_up(pd_divide_up(p->mc, rows), 8) * 8,
+                 n = pd_divide_up(pd_divide_up(p->nc, threads / rows), 48) * 48;
         if (m + n >= best) continue;
         best = m + n;
         p->slice_m = m, p->slice_n = n, p->grid_columns = threads / rows;

@@ -4,6 +4,7 @@
  * micro-batch that is kept, which the blocks of a micro-batch take in turn, and what is kept in one of the regions; backward
  * reads both into a region. So memory is that of a few blocks, whatever the number of blocks and micro-batches. A budget keeps
  * places of the last blocks, whose backward comes first, in memory of their own. */
+#include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 #include <stdlib.h>
@@ -18,11 +19,6 @@ static uint32_t input_span(uint32_t place)
 static uint32_t kept_span(uint32_t place)
 {
     return 2 * place + 1;
-}
-
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 bool pd_activations_are_away(const struct pd_transformer *t)
@@ -51,7 +47,7 @@ static uint64_t kept_bytes(const struct pd_transformer *t, uint32_t block)
 
 static uint64_t place_bytes(const struct pd_transformer *t, uint32_t block)
 {
-    return page_up(pd_transformer_stream_bytes(t)) + page_up(kept_bytes(t, block));
+    return pd_round_up(pd_transformer_stream_bytes(t), PD_VFS_ALIGN) + pd_round_up(kept_bytes(t, block), PD_VFS_ALIGN);
 }
 
 static uint32_t block_of_place(const struct pd_transformer *t, uint32_t place)
@@ -166,7 +162,7 @@ void pd_activations_free(struct pd_transformer *t)
 
 void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
 {
-    const uint64_t stream = page_up(pd_transformer_stream_bytes(t));
+    const uint64_t stream = pd_round_up(pd_transformer_stream_bytes(t), PD_VFS_ALIGN);
     for (uint32_t i = 0; i < turn_count(t); i++)
         t->away.turns[i] = pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, stream);
     for (int i = 0; i < REGIONS; i++)
@@ -203,7 +199,7 @@ static pd_status next_region(struct pd_transformer *t, uint32_t place, uint32_t 
 
 static char *kept_of(const struct pd_transformer *t, uint32_t region)
 {
-    return t->away.regions[region] + page_up(pd_transformer_stream_bytes(t));
+    return t->away.regions[region] + pd_round_up(pd_transformer_stream_bytes(t), PD_VFS_ALIGN);
 }
 
 pd_status pd_activations_input(struct pd_transformer *t, uint32_t slot, uint32_t block, void **ret_stream,

@@ -1,6 +1,7 @@
 /* Sums over tokens as trees over pieces, and attention by parts: keys and values, or what belongs to queries, of one piece
  * after the other come from the sp rank that has it, the next while this one is computed with. Every sp rank starts the same
  * exchanges in the same order, whether it needs the piece or not. */
+#include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 /* ---- sums over tokens ---- */
@@ -58,11 +59,6 @@ struct travel {
     uint64_t bytes[RUNS];   /* a row */
 };
 
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static bool needs(const struct travel *v, uint32_t rank, uint32_t piece)
 {
     return v->forwards ? v->t->sp.last[rank] >= piece : v->t->sp.first[rank] <= piece;
@@ -85,7 +81,7 @@ static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *
     pd_peer_transfer_clear(x);
     for (uint32_t i = 0; i < v->run_count; i++) {
         if (owner != me && needs(v, me, piece)) pd_peer_transfer_recv(x, owner, arrived, rows * v->bytes[i]);
-        arrived += aligned(rows * v->bytes[i]);
+        arrived += pd_round_up(rows * v->bytes[i], 64);
         if (owner != me) continue;
         const char *run = (const char *)v->base[i] + t->sp.row[t->sp.place[piece]] * v->bytes[i];
         for (uint32_t r = 0; r < t->partition.sp; r++)
@@ -104,7 +100,7 @@ static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret
     if (t->partition.sp > 1) PD_TRY(pd_peer_transfer_wait(&t->sp.transfer[piece % 2], err));
     for (uint32_t i = 0; i < v->run_count; i++) {
         ret_runs[i] = place == PD_NOT_HELD ? arrived : (const char *)v->base[i] + t->sp.row[place] * v->bytes[i];
-        if (place == PD_NOT_HELD) arrived += aligned(rows_of(t, piece) * v->bytes[i]);
+        if (place == PD_NOT_HELD) arrived += pd_round_up(rows_of(t, piece) * v->bytes[i], 64);
     }
     return PD_OK;
 }

@@ -1,4 +1,5 @@
 /* Everything a transformer takes from the arena. */
+#include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 #define LOGITS_BYTES_MAX (128ull << 20)
@@ -358,11 +359,6 @@ static uint64_t largest_gradient(const struct pd_transformer *t)
     return columns * t->model->config.hidden;
 }
 
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_sequence_parallel *sp = &t->sp;
@@ -383,8 +379,8 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     sp->sum = take(arena, t->rows * heads, sizeof(float));
     if (t->partition.sp == 1) return;
     uint64_t keys = sp->largest * 2 * s->k_columns * t->element_bytes;
-    uint64_t queries = 2 * aligned(sp->largest * s->q_columns * t->element_bytes) +
-                       3 * aligned(sp->largest * most(heads, 1) * sizeof(float));
+    uint64_t queries = 2 * pd_round_up(sp->largest * s->q_columns * t->element_bytes, 64) +
+                       3 * pd_round_up(sp->largest * most(heads, 1) * sizeof(float), 64);
     for (int i = 0; i < 2; i++) {
         sp->arrived[i] = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->options.backward ? most(keys, queries) : keys);
         pd_peer_transfer_init(&sp->transfer[i], t->options.sp, 5 * (t->partition.sp - 1), 5, arena);

@@ -6,6 +6,7 @@
  *
  * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
  * (copies) or `sums_away` (sums) are not in files at all. */
+#include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
 static uint64_t element_bytes(const struct pd_zero *zero)
@@ -47,11 +48,6 @@ void pd_zero_set_boxes(const struct pd_zero *zero, uint32_t set, uint32_t *ret_f
 
 /* ---- what lies where ---- */
 
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
-}
-
 static bool is_large(const struct pd_zero_box *b)
 {
     return b->elements >= PD_ZERO_FILE_ELEMENTS;
@@ -91,7 +87,7 @@ static void describe_set(struct pd_zero *zero, uint32_t set)
     for (uint32_t b = zero->first_box[set]; b < zero->first_box[set + 1]; b++) {
         place_copy(zero, &zero->boxes[b], set);
         zero->landing_place[b] = landing;
-        if (is_span(zero, b)) landing += page_up(zero->boxes[b].elements * element_bytes(zero));
+        if (is_span(zero, b)) landing += pd_round_up(zero->boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
     }
     if (landing > zero->landing_bytes) zero->landing_bytes = landing;
     if (!pd_zero_is_filed(zero, set) || zero->first_box[set] == zero->first_box[set + 1]) return;

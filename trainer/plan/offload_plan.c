@@ -1,5 +1,6 @@
 #include "trainer/plan/offload_plan.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/tiers/tiers.h"
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
@@ -14,11 +15,6 @@ bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
     const struct pd_engine_options o = {.config = c, .is_gpu = is_gpu};
     return pd_leaves_device(&o, c->offload.optimizer) || pd_leaves_device(&o, c->offload.activations) ||
            pd_blocks_leave_device(&o);
-}
-
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
 }
 
 static uint32_t generations_of(const struct pd_config *c)
@@ -37,7 +33,7 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     PD_TRY(pd_layout_rank_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, counts, err));
     for (uint32_t b = 0; b < count; b++) {
         const uint64_t bytes = pd_box_elements(&boxes[b].box) * sizeof(float);
-        if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * page_up(bytes);
+        if (bytes >= PD_SHARD_BLOCK_BYTES) p->state_traffic += 2 * pd_round_up(bytes, PD_VFS_ALIGN);
     }
     for (uint32_t s = 0; !st && s < pd_layout_stripes(&e->grid.layout); begin += counts[s++]) {
         uint64_t unused, bytes = 0;
@@ -75,7 +71,7 @@ static struct pass pass_over(const struct pd_zero *zero, const uint64_t *spans)
         uint64_t bytes = 0;
         pd_zero_set_boxes(zero, set, &begin, &end);
         for (uint32_t b = begin; b < end; b++)
-            bytes += page_up(spans[b]);
+            bytes += pd_round_up(spans[b], PD_VFS_ALIGN);
         pass.all += bytes;
         if (set < away + SETS_THAT_STAY) pass.first += bytes;
         if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
@@ -106,7 +102,7 @@ static pd_status plan_gradients(const struct pd_engine *e, struct pd_offload_pla
     pd_zero_gradient_spans(e->zero, spans);
     uint64_t bytes = 0;
     for (uint32_t set = away + SETS_THAT_STAY; set < sets; set++)
-        bytes += page_up(spans[set]);
+        bytes += pd_round_up(spans[set], PD_VFS_ALIGN);
     note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
     free(spans);
     return PD_OK;

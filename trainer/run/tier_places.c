@@ -73,20 +73,6 @@ pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_con
     return PD_OK;
 }
 
-/* Where `dir` lies or would lie. */
-static bool is_in_memory(struct pd_vfs *vfs, const char *dir)
-{
-    char path[4096];
-    struct pd_space space = {0};
-    snprintf(path, sizeof path, "%s", dir);
-    while (pd_vfs_space(vfs, path, &space, NULL)) {
-        char *slash = strrchr(path, '/');
-        if (!slash || slash == path) return false;
-        *slash = '\0';
-    }
-    return space.in_memory;
-}
-
 /* Who empties run.dir by hand knows it. */
 static bool lies_elsewhere(const struct pd_tier_places *places, const char *dir)
 {
@@ -105,7 +91,7 @@ static pd_status make_tier(struct pd_tier_places *places, struct pd_vfs *vfs, st
     pd_directories_tier_key(places->config, tier, key);
     pd_status st = pd_directories_make(key, o->dir, &why);
     if (st && options->count > 1 && st != PD_INVALID) {
-        o->missing_in_memory = is_in_memory(vfs, o->dir);
+        o->missing_in_memory = pd_vfs_is_in_memory(vfs, o->dir);
         o->missing = o->missing_in_memory || !was_used ? PD_NOT_FOUND : PD_IO;
         snprintf(places->causes[tier], sizeof places->causes[tier], "%.690s", why.message);
         o->missing_cause = places->causes[tier];
@@ -113,7 +99,7 @@ static pd_status make_tier(struct pd_tier_places *places, struct pd_vfs *vfs, st
     }
     if (st && err) *err = why;
     const bool may_be_missed = options->count > 1 || lies_elsewhere(places, o->dir);
-    if (!st && was_absent && was_used && may_be_missed && places->rank == 0 && !is_in_memory(vfs, o->dir))
+    if (!st && was_absent && was_used && may_be_missed && places->rank == 0 && !pd_vfs_is_in_memory(vfs, o->dir))
         pd_log_warn(MODULE, "%s held checkpoints of this run, was absent, and begins empty: is its disk not mounted?",
                     o->dir);
     return st;

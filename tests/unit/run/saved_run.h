@@ -2,7 +2,6 @@
 #ifndef PD_TESTS_UNIT_RUN_SAVED_RUN_H
 #define PD_TESTS_UNIT_RUN_SAVED_RUN_H
 
-#include "ckpt/io/vfs_counts.h"
 #include "trainer/engine/state_files.h"
 #include "trainer/run/save.h"
 #include "trainer/run/whole_engine.h"
@@ -26,7 +25,6 @@ struct run {
     struct pd_config config;
     struct pd_whole_engine whole;
     struct pd_vfs *vfs;
-    struct pd_vfs_counts *counts; /* NULL: nothing is counted */
     struct pd_tiers *tiers;
     struct pd_saver *saver;
     struct pd_run_state state;
@@ -110,7 +108,6 @@ static inline void run_close(struct run *r)
     pd_saver_free(r->saver);
     pd_state_files_close(r->whole.engine);
     pd_tiers_close(r->tiers);
-    pd_vfs_counts_end(r->counts);
     pd_vfs_free(r->vfs);
     pd_whole_engine_close(&r->whole);
     pd_config_deinit(&r->config);

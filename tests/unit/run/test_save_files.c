@@ -43,7 +43,7 @@ static void watch(struct pd_vfs *vfs)
     vfs->ops = &watched.ops;
 }
 
-static void run_init(struct run *r, const char *precision, bool is_counted)
+static void run_init(struct run *r, const char *precision, bool is_watched)
 {
     char keys[240];
     snprintf(keys, sizeof keys,
@@ -51,8 +51,7 @@ static void run_init(struct run *r, const char *precision, bool is_counted)
              "numerics: {precision: %s}\noffload: {optimizer: nvme, buffer_bytes: 8M}\n",
              precision);
     run_make(r, "/tmp", keys);
-    if (is_counted) OK(pd_vfs_counts_begin(r->vfs, &r->counts, err));
-    if (!is_counted) watch(r->vfs);
+    if (is_watched) watch(r->vfs);
     run_open_tier(r, 2);
     OK(pd_state_files_open(r->whole.engine, r->vfs, pd_tiers_store(r->tiers, 0), err));
     OK(pd_state_files_init(r->whole.engine, &r->state.identity, err));
@@ -68,18 +67,18 @@ static void saved_step(struct run *r)
     cr_assert_eq(outcome.status, PD_OK, "%s", outcome.error.message);
 }
 
-static struct pd_vfs_counted count_steps(struct run *r, bool has_saves)
+static struct pd_vfs_counts count_steps(struct run *r, bool has_saves)
 {
-    const struct pd_vfs_counted before = pd_vfs_counts_now(r->counts);
+    const struct pd_vfs_counts before = pd_vfs_counts(r->vfs);
     for (int i = 0; i < STEPS; i++) {
         if (has_saves)
             saved_step(r);
         else
             run_step(r);
     }
-    const struct pd_vfs_counted after = pd_vfs_counts_now(r->counts);
-    return (struct pd_vfs_counted){.bytes_written = after.bytes_written - before.bytes_written,
-                                   .flushes = after.flushes - before.flushes};
+    const struct pd_vfs_counts after = pd_vfs_counts(r->vfs);
+    return (struct pd_vfs_counts){.bytes_written = after.bytes_written - before.bytes_written,
+                                  .flushes = after.flushes - before.flushes};
 }
 
 static pd_status add_digest(void *context, uint32_t box, uint64_t first, const float *data, uint64_t n, struct pd_error *err)
@@ -102,10 +101,10 @@ static uint64_t state_digest(struct run *r)
 Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
 {
     struct run r;
-    run_init(&r, "fp32", true);
+    run_init(&r, "fp32", false);
     for (int i = 0; i < WARM; i++) /* the index is written, retention has something to remove */
         saved_step(&r);
-    const struct pd_vfs_counted without = count_steps(&r, false), with = count_steps(&r, true);
+    const struct pd_vfs_counts without = count_steps(&r, false), with = count_steps(&r, true);
     const uint64_t state_bytes = 12 * r.whole.model->parameter_count;
     cr_assert_geq(without.bytes_written, STEPS * state_bytes * 99 / 100, "a step writes its state: it is counted");
     cr_assert_eq(without.flushes, 0, "a step that is not saved needs no flush");
@@ -122,7 +121,7 @@ Test(save_files, a_checkpoint_writes_next_to_nothing_and_flushes_a_few_times)
 Test(save_files, training_waits_for_no_flush_of_its_own)
 {
     struct run r;
-    run_init(&r, "fp32", false);
+    run_init(&r, "fp32", true);
     atomic_store(&watched.syncs_here, 0); /* of opening the store */
     for (int i = 0; i < STEPS; i++)
         saved_step(&r);
@@ -137,7 +136,7 @@ Test(save_files, a_slow_flush_changes_no_bit)
     struct run r;
     uint64_t digests[2];
     for (int is_slow = 0; is_slow < 2; is_slow++) {
-        run_init(&r, "fp32", false);
+        run_init(&r, "fp32", true);
         atomic_store(&watched.held_ms, is_slow ? HELD_MS : 0);
         for (int i = 0; i < 3; i++) {
             if (is_slow)
@@ -173,7 +172,7 @@ Test(save_files, saves_that_fail_after_the_link_change_no_bit_and_leave_no_file)
     uint64_t digests[2];
     uint32_t files = 0;
     for (int fails = 0; fails < 2; fails++) {
-        run_init(&r, "fp32", false);
+        run_init(&r, "fp32", true);
         for (int i = 0; i < 2 * STEPS; i++) {
             if (fails && i % 2) {
                 atomic_store(&watched.refused, 1);
@@ -200,7 +199,7 @@ Test(save_files, steps_that_are_skipped_change_no_bit_and_leave_no_file)
     struct run r;
     uint64_t digests[2];
     for (int skips = 0; skips < 2; skips++) {
-        run_init(&r, "fp16", false);
+        run_init(&r, "fp16", true);
         for (int i = 0; i < 2 * STEPS; i++) {
             const struct pd_run_state before = r.state;
             r.state.loss_scale = 0x1p60;

@@ -385,7 +385,10 @@ Test(shard, every_failing_operation_is_reported, .timeout = 600)
                     cr_assert_eq(st, PD_OK);
                     break;
                 }
-                cr_assert_eq(st, e ? PD_NO_SPACE : PD_IO, "operation %llu: %s", (unsigned long long)nth, error.message);
+                /* The first one asks whether the file lies in memory: not to know is to take it for a disk. */
+                const bool is_question = nth == 1 && !persistent;
+                cr_assert_eq(st, is_question ? PD_OK : e ? PD_NO_SPACE : PD_IO, "operation %llu: %s",
+                             (unsigned long long)nth, error.message);
                 if (pd_vfs_unlink(vfs, "/s.h5", NULL) != PD_OK) continue;
             }
             struct pd_shard *shard = NULL;
