@@ -1,130 +1,197 @@
 #include "tools/command.h"
 
 #include "ckpt/base/nearest.h"
+#include "ckpt/base/parse.h"
 
+#include <argp.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define OPTIONS_MAX 32
-enum { OPTION_JSON = 0x1001, OPTION_HELP = 0x1002 };
+enum { OPTIONS_MAX = 32, KEY_JSON = 0x1001, KEY_HELP, KEY_FIRST };
 
+/* argp writes --help and takes options apart; rows know what they fill. */
 struct parsing {
-    const struct argp *user, *wrapped;
-    void *input;
-    bool *ret_json, *ret_done;
-    struct pd_error *err;
-    struct argp_option options[OPTIONS_MAX];
+    const struct pd_usage *usage;
+    struct argp argp;
+    struct argp_option rows[OPTIONS_MAX];
     const char *program;
+    uint32_t given;
+    bool *ret_done;
+    struct pd_error *err;
 };
 
-/* Names of options that take part in suggestions. */
-static uint32_t option_names(const struct parsing *p, const char **ret_names)
+/* ---- values ---- */
+
+pd_status pd_option_refuse(const struct pd_option *option, const char *text, const char *expected, struct pd_error *err)
 {
-    uint32_t count = 0;
-    for (const struct argp_option *o = p->options; o->name || o->key || o->doc; o++)
-        if (o->name && !(o->flags & OPTION_HIDDEN)) ret_names[count++] = o->name;
-    return count;
+    PD_FAIL(err, PD_USAGE, "--%s=%s: expected %s", option->name, text, expected);
 }
 
-static const struct argp_option *option_called(const struct parsing *p, const char *name, size_t length)
+/* Which word of "auto, cpu or gpu" it is; -1: none. */
+static int find_word(const char *words, const char *text)
 {
-    for (const struct argp_option *o = p->options; o->name || o->key || o->doc; o++)
-        if (o->name && strncmp(o->name, name, length) == 0 && o->name[length] == '\0') return o;
-    return NULL;
+    const size_t length = strlen(text);
+    for (int i = 0; *words; i++) {
+        const size_t word = strcspn(words, ", ");
+        if (word == length && strncmp(words, text, length) == 0) return i;
+        words += word;
+        if (*words == ',') words++;
+        if (*words == ' ') words++;
+        if (strncmp(words, "or ", 3) == 0 || strncmp(words, "and ", 4) == 0) words += strcspn(words, " ") + 1;
+    }
+    return -1;
 }
+
+static pd_status set_number(const struct pd_option *o, const char *text, struct pd_error *err)
+{
+    const uint64_t high = o->high ? o->high : o->kind == PD_OPTION_U32 ? UINT32_MAX : UINT64_MAX;
+    uint64_t value;
+    char range[80] = "a whole number";
+    const bool is_number = o->kind == PD_OPTION_BYTES ? pd_parse_bytes(text, &value) : pd_parse_u64(text, &value);
+    if (o->high)
+        snprintf(range, sizeof range, "a number from %llu to %llu", (unsigned long long)o->low, (unsigned long long)high);
+    if (!is_number || value < o->low || value > high)
+        return pd_option_refuse(o, text, o->expected ? o->expected : range, err);
+    if (o->kind == PD_OPTION_U32)
+        *(uint32_t *)o->value = (uint32_t)value;
+    else
+        *(uint64_t *)o->value = value;
+    return PD_OK;
+}
+
+static pd_status set_value(struct pd_option *o, const char *text, struct pd_error *err)
+{
+    const int word = text && o->expected ? find_word(o->expected, text) : 0;
+    switch (o->kind) {
+    case PD_OPTION_FLAG:
+        *(bool *)o->value = true;
+        return PD_OK;
+    case PD_OPTION_TEXT:
+        *(const char **)o->value = text;
+        return word < 0 ? pd_option_refuse(o, text, o->expected, err) : PD_OK;
+    case PD_OPTION_CHOICE:
+        if (word < 0) return pd_option_refuse(o, text, o->expected, err);
+        *(unsigned *)o->value = (unsigned)word;
+        return PD_OK;
+    case PD_OPTION_SET:
+        return o->set(o, text, err);
+    default:
+        return set_number(o, text, err);
+    }
+}
+
+/* ---- mistakes ---- */
 
 static pd_status bad_option(const struct parsing *p, const char *argument)
 {
+    const char *names[OPTIONS_MAX], *name = argument + 2;
+    uint32_t count = 0, near;
+    char word[64];
     if (strncmp(argument, "--", 2) != 0)
         PD_FAIL(p->err, PD_USAGE, "%s has no option %s; see %s --help", p->program, argument, p->program);
-    const char *name = argument + 2;
-    size_t length = strcspn(name, "=");
-    const struct argp_option *known = option_called(p, name, length);
-    if (known && known->arg)
-        PD_FAIL(p->err, PD_USAGE, "--%s needs a value: --%s=%s; see %s --help", known->name, known->name, known->arg,
-                p->program);
-    if (known) PD_FAIL(p->err, PD_USAGE, "--%s takes no value; see %s --help", known->name, p->program);
-    const char *names[OPTIONS_MAX];
-    char word[64];
-    uint32_t near;
-    snprintf(word, sizeof word, "%.*s", (int)length, name);
-    pd_nearest_names(word, names, option_names(p, names), &near, 1);
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(name, "="), name);
+    for (const struct argp_option *o = p->rows; o->name || o->doc; o++) {
+        if (!o->name) continue;
+        names[count++] = o->name;
+        if (strcmp(o->name, word) != 0) continue;
+        if (!o->arg) PD_FAIL(p->err, PD_USAGE, "--%s takes no value; see %s --help", word, p->program);
+        PD_FAIL(p->err, PD_USAGE, "--%s needs a value: --%s=%s; see %s --help", word, word, o->arg, p->program);
+    }
+    pd_nearest_names(word, names, count, &near, 1);
     PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; the nearest is --%s, and %s --help lists all", p->program, word,
             names[near], p->program);
 }
 
-/* An empty word is a variable of the shell that is not set; one that the command does not take is told as such. */
-static error_t parse_word(struct parsing *p, char *word, struct argp_state *state)
+static pd_status take_word(const struct parsing *p, const char *word)
 {
-    if (!word[0]) {
-        (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0,
-                           "one of the arguments is empty: is it a variable that is not set? %s --help", p->program);
-        return EINVAL;
-    }
-    error_t result = p->user->parser ? p->user->parser(ARGP_KEY_ARG, word, state) : ARGP_ERR_UNKNOWN;
-    if (result == ARGP_ERR_UNKNOWN) {
-        (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "%s takes no argument such as \"%s\"; see %s --help", p->program,
-                           word, p->program);
-        return EINVAL;
-    }
-    return result;
+    const struct pd_usage *u = p->usage;
+    if (!word[0])
+        PD_FAIL(p->err, PD_USAGE, "one of the arguments is empty: is it a variable that is not set? %s --help", p->program);
+    if (!u->words_max)
+        PD_FAIL(p->err, PD_USAGE, "%s takes no argument such as \"%s\"; see %s --help", p->program, word, p->program);
+    if (*u->word_count == u->words_max)
+        PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many; see %s --help", word, p->program);
+    u->words[(*u->word_count)++] = word;
+    return PD_OK;
 }
 
-static error_t parse_option(int key, char *argument, struct argp_state *state)
+/* ---- argp ---- */
+
+static int key_of(const struct pd_usage *usage, const struct pd_option *o)
+{
+    return !o->name ? 0 : o->letter ? o->letter : KEY_FIRST + (int)(o - usage->options);
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
 {
     struct parsing *p = state->input;
     switch (key) {
-    case OPTION_JSON:
-        *p->ret_json = true;
+    case KEY_JSON:
+        *p->usage->json = true;
         return 0;
-    case OPTION_HELP:
-        argp_help(p->wrapped, stdout, ARGP_HELP_STD_HELP, (char *)p->program);
+    case KEY_HELP:
+        argp_help(&p->argp, stdout, ARGP_HELP_STD_HELP, (char *)(uintptr_t)p->program);
         *p->ret_done = true;
         return ECANCELED;
+    case ARGP_KEY_ARG:
+        return take_word(p, argument) ? EINVAL : 0;
     case ARGP_KEY_ERROR:
         if (!*p->ret_done && p->err->status == PD_OK) (void)bad_option(p, state->argv[state->next - 1]);
         return 0;
-    default: {
-        state->input = p->input;
-        error_t result = key == ARGP_KEY_ARG ? parse_word(p, argument, state)
-                         : p->user->parser   ? p->user->parser(key, argument, state)
-                                             : ARGP_ERR_UNKNOWN;
-        state->input = p;
-        return result;
-    }
+    default:
+        for (struct pd_option *o = p->usage->options; o && (o->name || o->doc); o++) {
+            if (!o->name || key_of(p->usage, o) != key) continue;
+            o->given = ++p->given;
+            return set_value(o, argument, p->err) ? EINVAL : 0;
+        }
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
-static void fill_options(struct parsing *p)
+static void fill_rows(struct parsing *p)
 {
-    int count = 0;
-    for (const struct argp_option *o = p->user->options; o && (o->name || o->key || o->doc); o++) {
+    uint32_t count = 0;
+    for (const struct pd_option *o = p->usage->options; o && (o->name || o->doc); o++) {
         PD_CHECK(count < OPTIONS_MAX - 3);
-        p->options[count++] = *o;
+        p->rows[count++] = (struct argp_option){o->name, key_of(p->usage, o), o->argument, 0, o->doc, 0};
     }
-    if (p->ret_json)
-        p->options[count++] = (struct argp_option){"json", OPTION_JSON, NULL, 0, "the result as JSON on stdout", 1};
-    p->options[count] = (struct argp_option){"help", OPTION_HELP, NULL, 0, "this text", 1};
+    if (p->usage->json)
+        p->rows[count++] = (struct argp_option){"json", KEY_JSON, NULL, 0, "the result as JSON on stdout", -1};
+    p->rows[count] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
 }
 
-pd_status pd_command_parse(const struct argp *argp, int argc, char **argv, void *input, bool *ret_json, bool *ret_done,
-                           struct pd_error *err)
+pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
-    struct parsing p = {
-        .user = argp, .input = input, .ret_json = ret_json, .ret_done = ret_done, .err = err, .program = argv[0]};
-    struct argp wrapped = {.options = p.options, .parser = parse_option, .args_doc = argp->args_doc, .doc = argp->doc};
-    p.wrapped = &wrapped;
-    fill_options(&p);
+    struct parsing p = {.usage = usage, .program = argv[0], .ret_done = ret_done, .err = err};
+    fill_rows(&p);
+    p.argp = (struct argp){.options = p.rows, .parser = parse, .args_doc = usage->arguments, .doc = usage->doc};
     err->status = PD_OK;
     *ret_done = false;
+    if (usage->word_count) *usage->word_count = 0;
     setenv("ARGP_HELP_FMT", "rmargin=110,opt-doc-col=28,no-dup-args-note", 0);
-    error_t result = argp_parse(&wrapped, argc, argv, ARGP_NO_EXIT | ARGP_NO_ERRS | ARGP_NO_HELP, NULL, &p);
+    const error_t result = argp_parse(&p.argp, argc, argv, ARGP_NO_EXIT | ARGP_NO_ERRS | ARGP_NO_HELP, NULL, &p);
     if (*ret_done || result == 0) return PD_OK;
     if (err->status != PD_OK) return err->status;
     PD_FAIL(err, PD_USAGE, "the arguments are not understood; see %s --help", argv[0]);
 }
+
+const char *pd_command_take_config(const char **words, uint32_t *count)
+{
+    const char *config = NULL;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < *count; i++) {
+        if (!config && !strchr(words[i], '='))
+            config = words[i];
+        else
+            words[kept++] = words[i];
+    }
+    *count = kept;
+    return config;
+}
+
+/* ---- commands of commands ---- */
 
 static void print_commands(const struct pd_command *commands, const char *parent)
 {
@@ -138,16 +205,28 @@ static void print_commands(const struct pd_command *commands, const char *parent
     printf("\n%s COMMAND --help tells more; every command takes --json.\n", parent);
 }
 
-pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
-                              struct pd_error *err)
+static pd_status unknown_command(const struct pd_command *commands, const char *parent, const char *word,
+                                 struct pd_error *err)
 {
     const char *names[OPTIONS_MAX];
     uint32_t count = 0, near;
-    for (const struct pd_command *c = commands; c->name; c++) {
-        PD_CHECK(count < OPTIONS_MAX);
-        if (c->summary) names[count++] = c->name;
-    }
+    if (word[0] == '-') PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", word, parent);
+    for (const struct pd_command *c = commands; c->name; c++)
+        if (c->summary && count < OPTIONS_MAX) names[count++] = c->name;
+    pd_nearest_names(word, names, count, &near, 1);
+    PD_FAIL(err, PD_USAGE, "%s has no command %s; the nearest is %s, and %s --help lists all", parent, word, names[near],
+            parent);
+}
+
+pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
+                              struct pd_error *err)
+{
     if (argc < 2) PD_FAIL(err, PD_USAGE, "a command is missing; %s --help lists them", parent);
+    if (argc > 2 && strcmp(argv[1], "help") == 0) { /* help train -> train --help */
+        memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);
+        argv[argc - 1] = (char[]){"--help"};
+        return pd_command_dispatch(commands, parent, argc, argv, err);
+    }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         print_commands(commands, parent);
         return PD_OK;
@@ -159,9 +238,5 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
         argv[1] = program;
         return c->run(argc - 1, argv + 1, err);
     }
-    if (argv[1][0] == '-')
-        PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", argv[1], parent);
-    pd_nearest_names(argv[1], names, count, &near, 1);
-    PD_FAIL(err, PD_USAGE, "%s has no command %s; the nearest is %s, and %s --help lists all", parent, argv[1], names[near],
-            parent);
+    return unknown_command(commands, parent, argv[1], err);
 }

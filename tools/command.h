@@ -1,13 +1,13 @@
-/* The commands of perdure and what they share: one row a command, one way to parse options and to end.
+/* The commands of perdure and what they share: one row a command, a table of options, one way to end.
  *
- * A command parses its own arguments with argp and returns a status; main says the error once and turns it into the exit
- * code. Data goes to stdout, talk to stderr. */
+ * A command fills its variables through a table of options and returns a status; main prints the error once and turns it
+ * into the exit code. Data goes to stdout, talk to stderr. */
 #ifndef PD_TOOLS_COMMAND_H
 #define PD_TOOLS_COMMAND_H
 
 #include "ckpt/base/status.h"
-#include <argp.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 struct pd_command {
     const char *name;
@@ -29,14 +29,50 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_worker(int argc, char **argv,
                         struct pd_error *err); /* a rank, or all of them as threads: started by train */
 
-/* Runs argp without letting it exit.
- *   options, parse_option  of the command; --json and --help are added
- *   ret_json               may be NULL for a command without --json
- *   ret_done               true when --help was asked for and printed: the command returns PD_OK at once
- *   errors  PD_USAGE: the message ends with how to get help */
-PD_MUST_USE pd_status pd_command_parse(const struct argp *argp, int argc, char **argv, void *input, bool *ret_json,
-                                       bool *ret_done, struct pd_error *err);
-/* For commands of commands: `perdure ckpt ls ...`. Prints help of all when argv[1] is --help. */
+enum pd_option_kind {
+    PD_OPTION_FLAG,   /* bool */
+    PD_OPTION_TEXT,   /* const char *; where `expected` is given, one of its words */
+    PD_OPTION_CHOICE, /* an enum from 0 on: which of the words of `expected` it is */
+    PD_OPTION_U32,    /* uint32_t */
+    PD_OPTION_U64,    /* uint64_t */
+    PD_OPTION_BYTES,  /* uint64_t, written as 512M or 2G */
+    PD_OPTION_SET,    /* whatever `set` makes of it */
+};
+
+struct pd_option {
+    const char *name;     /* NULL beside a doc: the heading in --help of the rows that follow */
+    const char *argument; /* in --help: "N"; NULL for a flag */
+    const char *doc;
+    enum pd_option_kind kind;
+    void *value;        /* what it fills, of the kind's type */
+    uint64_t low, high; /* of numbers; high 0: no bound */
+    /* What a refused value is told: "a number from 1 to 99" is made of the bounds where this is NULL. Words that may be
+     * chosen from stand here as in a sentence: "auto, cpu or gpu". */
+    const char *expected;
+    pd_status (*set)(const struct pd_option *option, const char *text, struct pd_error *err);
+    char letter;    /* -o beside --output, or 0 */
+    uint32_t given; /* filled: 1 for the option that was given first, 2 for the next; 0: not given */
+};
+
+struct pd_usage {
+    const char *arguments, *doc; /* of --help; a \v in doc ends what stands above the options */
+    struct pd_option *options;   /* ends with an empty row; NULL: none. --json and --help are added */
+    bool *json;                  /* NULL: a command without --json */
+    const char **words;          /* (words_max): arguments that are no options */
+    uint32_t words_max, *word_count;
+};
+
+/*   ret_done  true when --help was asked for and printed: the command returns PD_OK at once
+ *   errors    PD_USAGE: the message says what was expected, or ends with how to get help */
+PD_MUST_USE pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done,
+                                       struct pd_error *err);
+/* "--name=text: expected ...", for what `set` refuses. */
+PD_MUST_USE pd_status pd_option_refuse(const struct pd_option *option, const char *text, const char *expected,
+                                       struct pd_error *err);
+/* Of words such as `CONFIG key=value ...` takes the first that is no override out.   returns  it, or NULL */
+const char *pd_command_take_config(const char **words, uint32_t *count);
+
+/* For commands of commands: `perdure ckpt ls ...`. Prints the list for --help and for help; `help NAME` is `NAME --help`. */
 PD_MUST_USE pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
                                           struct pd_error *err);
 

@@ -37,7 +37,9 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
         printf("perdure %s (%s)\n", PERDURE_VERSION, PERDURE_SOURCE_ID);
         return PD_OK;
     }
-    bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0);
+    if (argc == 2 && strcmp(argv[1], "version") == 0)
+        PD_FAIL(err, PD_USAGE, "perdure has no command version; perdure --version says which this is");
+    bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0);
     PD_TRY(pd_command_dispatch(pd_commands, "perdure", argc, argv, err));
     if (help) fputs(topics, stdout);
     return PD_OK;
@@ -52,10 +54,11 @@ static void fill_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(70);
 }
 
+/* `| head` has seen enough: what it did not read is no failure of the command. */
 static bool reader_left(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO};
-    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR);
+    return poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP));
 }
 
 int main(int argc, char **argv)
@@ -65,11 +68,11 @@ int main(int argc, char **argv)
         pd_launch_signals_hold(); /* first: TERM in the first moment is honoured */
     fill_descriptors();
     pd_dev_prepare();
-    signal(SIGPIPE, SIG_IGN); /* a closed stdout is an error of its own, not the end of a run */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe must not end a run */
     pd_status status = run(argc, argv, &err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);
-    if (lost && reader_left()) return pd_status_exit_code(status == PD_IO ? PD_OK : status); /* `| head` has seen enough */
-    if (status == PD_OK && lost) status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
+    if (status == PD_OK && lost && !reader_left())
+        status = pd_error_set(&err, PD_IO, PD_WHERE, 0, "stdout could not be written");
     if (status != PD_OK && err.message[0]) fprintf(stderr, "perdure: %s\n", err.message);
     return pd_status_exit_code(status);
 }

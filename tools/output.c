@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,11 +93,105 @@ pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err)
     const char *text;
     size_t bytes;
     pd_status status = pd_json_writer_finish(writer, &text, &bytes, err);
-    if (!status && fwrite(text, 1, bytes, stdout) != bytes)
-        status = pd_error_set(err, PD_IO, PD_WHERE, 0, "stdout could not be written");
+    if (!status) fwrite(text, 1, bytes, stdout);
     pd_json_writer_deinit(writer);
     return status;
 }
+
+/* ---- reports ---- */
+
+void pd_report_begin(struct pd_report *r, bool is_json)
+{
+    r->is_json = is_json;
+    pd_json_writer_init(&r->writer, 2);
+    pd_json_object_begin(&r->writer, NULL);
+}
+
+void pd_report_say(struct pd_report *r, const char *format, ...)
+{
+    va_list arguments;
+    if (r->is_json) return;
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    putchar('\n');
+}
+
+static void print_row(const char *key, const char *text)
+{
+    printf("%-26s %s\n", key, text);
+}
+
+static struct pd_text in_unit(double value, enum pd_unit unit)
+{
+    struct pd_text t;
+    switch (unit) {
+    case PD_UNIT_BYTES:
+        return pd_text_bytes((uint64_t)value);
+    case PD_UNIT_SECONDS:
+        snprintf(t.text, sizeof t.text, "%.4g s", value);
+        break;
+    case PD_UNIT_SHARE:
+        snprintf(t.text, sizeof t.text, "%.2f%%", 100 * value);
+        break;
+    case PD_UNIT_BYTES_PER_SECOND:
+        snprintf(t.text, sizeof t.text, "%.2f GB/s", 1e-9 * value);
+        break;
+    default:
+        snprintf(t.text, sizeof t.text, "%.4g", value);
+    }
+    return t;
+}
+
+void pd_report_text(struct pd_report *r, const char *key, const char *text)
+{
+    if (r->is_json)
+        pd_json_string(&r->writer, key, text);
+    else
+        print_row(key, text);
+}
+
+void pd_report_u64(struct pd_report *r, const char *key, uint64_t value, enum pd_unit unit)
+{
+    if (r->is_json)
+        pd_json_u64(&r->writer, key, value);
+    else
+        print_row(key, unit == PD_UNIT_NONE ? pd_text_count(value).text : in_unit((double)value, unit).text);
+}
+
+void pd_report_double(struct pd_report *r, const char *key, double value, enum pd_unit unit)
+{
+    if (r->is_json)
+        pd_json_double(&r->writer, key, value);
+    else
+        print_row(key, in_unit(value, unit).text);
+}
+
+void pd_report_range(struct pd_report *r, const char *key, double value, double low, double high, enum pd_unit unit)
+{
+    char text[128];
+    if (r->is_json) {
+        pd_json_double(&r->writer, key, value);
+        snprintf(text, sizeof text, "%s_low", key);
+        pd_json_double(&r->writer, text, low);
+        snprintf(text, sizeof text, "%s_high", key);
+        pd_json_double(&r->writer, text, high);
+        return;
+    }
+    snprintf(text, sizeof text, "%s (%s to %s)", in_unit(value, unit).text, in_unit(low, unit).text,
+             in_unit(high, unit).text);
+    print_row(key, text);
+}
+
+pd_status pd_report_end(struct pd_report *r, struct pd_error *err)
+{
+    pd_json_object_end(&r->writer);
+    if (r->is_json) return pd_output_json(&r->writer, err);
+    pd_json_writer_deinit(&r->writer);
+    return PD_OK;
+}
+
+/* ---- texts ---- */
 
 struct pd_text pd_text_bytes(uint64_t bytes)
 {

@@ -24,8 +24,24 @@ void pd_table_deinit(struct pd_table *table);
 /* Prints and frees. */
 PD_MUST_USE pd_status pd_table_print(struct pd_table *table, struct pd_error *err);
 
-/* Finishes the text, prints it and frees the writer, also on failure. */
+/* Finishes the text, prints it and frees the writer, also on failure. A stdout that cannot be written is main's to tell. */
 PD_MUST_USE pd_status pd_output_json(struct pd_json_writer *writer, struct pd_error *err);
+
+/* A result, described once: a row for each value, or one JSON object of the same keys. */
+struct pd_report {
+    struct pd_json_writer writer;
+    bool is_json;
+};
+enum pd_unit { PD_UNIT_NONE, PD_UNIT_BYTES, PD_UNIT_SECONDS, PD_UNIT_SHARE, PD_UNIT_BYTES_PER_SECOND };
+void pd_report_begin(struct pd_report *report, bool is_json);
+/* A sentence above the rows; not in JSON. */
+void pd_report_say(struct pd_report *report, const char *format, ...) PD_PRINTF(2, 3);
+void pd_report_text(struct pd_report *report, const char *key, const char *text);
+void pd_report_u64(struct pd_report *report, const char *key, uint64_t value, enum pd_unit unit);
+void pd_report_double(struct pd_report *report, const char *key, double value, enum pd_unit unit);
+/* "0.89 (0.86 to 0.97)"; "<key>", "<key>_low" and "<key>_high" in JSON. */
+void pd_report_range(struct pd_report *report, const char *key, double value, double low, double high, enum pd_unit unit);
+PD_MUST_USE pd_status pd_report_end(struct pd_report *report, struct pd_error *err);
 
 struct pd_text {
     char text[32];

@@ -440,6 +440,6 @@ void pd_shard_contents_deinit(struct pd_shard_contents *contents)
 uint64_t pd_shard_chunk_extent(const struct pd_shard_contents *contents, uint32_t box, uint64_t chunk, uint64_t *ret_bytes)
 {
     const struct pd_shard_chunk_row *row = &contents->chunks[contents->places[box].grid.first_chunk + chunk];
-    *ret_bytes = whole_pages(row->stored_bytes);
+    *ret_bytes = pd_round_up(row->stored_bytes, PD_SHARD_PAGE_BYTES);
     return row->offset;
 }

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-from expect import finish, ANY, MINIMAL, PERDURE, SOURCE, expect, perdure, report, said, write
+from expect import finish, ANY, MINIMAL, ONLY, PERDURE, SOURCE, expect, perdure, report, said, write
 
 # ---- the tool itself ----
 version = re.search(r"project\(perdure VERSION (\S+)", open(os.path.join(SOURCE, "CMakeLists.txt")).read()).group(1)
@@ -15,6 +15,11 @@ expect("version", ["--version"], 0, re.compile(rf"^perdure {re.escape(version)} 
 expect("no-command", [], 64, err=said("a command is missing; perdure --help lists them"))
 expect("unknown-command", ["doctr"], 64,
        err=said("perdure has no command doctr; the nearest is doctor, and perdure --help lists all"))
+expect("version-as-command", ["version"], 64, err=said("perdure has no command version; perdure --version says which this is"))
+for words in (["train"], ["ckpt", "show"]):
+    expect(f"help-{'-'.join(words)}", ["help", *words], 0, perdure(*words, "--help")[1])
+expect("help-subcommand", ["ckpt", "help", "show"], 0, perdure("ckpt", "show", "--help")[1])
+expect("help-unknown", ["help", "trian"], 64, err=said("perdure has no command trian; the nearest is train, and perdure --help lists all"))
 expect("unknown-subcommand", ["data", "inspekt"], 64,
        err=said("perdure data has no command inspekt; the nearest is inspect, and perdure data --help lists all"))
 expect("option-before-command", ["-v"], 64, err=said("a command comes first, and -v is none; perdure --help lists them"))
@@ -65,7 +70,7 @@ expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one text f
 expect("pack-no-output", ["data", "pack", "text.txt"], 64,
        err=said("name the token file with --output=FILE; see perdure data pack --help"))
 expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,
-       err=said("--format=parquet: there are auto, text, nanogpt, llmc and megatron"))
+       err=said("--format=parquet: expected auto, text, nanogpt, llmc or megatron"))
 expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-token=x"], 64,
        err=said("--document-token=x: expected a whole number"))
 expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\n", "--document-token", "256"], 0,
@@ -187,11 +192,15 @@ expect("ckpt-verify", ["ckpt", "verify", "run"], 0,
        re.compile(r"^(ok: step-\d{12}-1: .* checked in .* s, 0 findings\n){3}$"))
 expect("ckpt-verify-step", ["ckpt", "verify", "run", "--step=4"], 0,
        re.compile(r"^ok: step-000000000004-\d+: .* checked in .* s, 0 findings\n$"))
-expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0,
+       re.compile(r"^both of step 6, both under dp 2, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
 if rows:
     newest, older = (os.path.join("run/checkpoints", rows[i]["name"]) for i in (0, 2))
-    expect("ckpt-diff", ["ckpt", "diff", older, newest], 65, re.compile(r"^TENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
+    expect("ckpt-diff", ["ckpt", "diff", older, newest], 65,
+           re.compile(r"^steps 2 and 6, both under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
            re.compile("hold different state"))
+    expect("ckpt-diff-quiet", ["ckpt", "diff", older, newest, "--quiet"], 65)
+    expect("ckpt-diff-quiet-same", ["ckpt", "diff", "-q", newest, newest], 0)
     text = expect("ckpt-diff-json", ["ckpt", "diff", older, newest, "--json"], 65, ANY, ANY)
     if text:
         differences = json.loads(text)
@@ -224,7 +233,8 @@ expect("ckpt-progress-off", ["ckpt", "verify", "run"], 0, ANY, environment={"PER
 expect("ckpt-reshard", ["ckpt", "reshard", "run", "other", "--layout=dp=4,zero_shard=2"], 0,
        re.compile(r"^/.*/other/step-000000000006-1: step 6 under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
 expect("ckpt-reshard-verifies", ["ckpt", "verify", "other"], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
-expect("ckpt-reshard-same-state", ["ckpt", "diff", "run", "other"], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+expect("ckpt-reshard-same-state", ["ckpt", "diff", "run", "other"], 0,
+       re.compile(r"^both of step 6, under dp 2, tp 1, pp 1, sp 1 and under dp 4, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
 text = expect("ckpt-reshard-shown", ["ckpt", "show", "other", "--json"], 0, ANY)
 if text:
     shown = json.loads(text)
@@ -250,7 +260,7 @@ expect("ckpt-reshard-plain-again", ["ckpt", "reshard", "repacked", "plain", "--l
        re.compile(r" in 4 shards, [\d.]+ s\n$"))
 for place in ("packed", "repacked", "plain"):
     expect(f"ckpt-reshard-{place}-verifies", ["ckpt", "verify", place], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
-    expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+    expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^both of step 6, .*\n0 of \d+ arrays differ\n$"))
 if not ONLY:
     shards = [[open(os.path.join(place, "step-000000000006-1", f"shard-0000{n}.h5"), "rb").read() for n in range(4)] for place in ("other", "plain")]
     report("ckpt-reshard-plain-same-bytes", [] if shards[0] == shards[1] else ["shards differ"], (0, "", ""))
@@ -308,7 +318,7 @@ for place in ("rewrite.shard.finished:2", "store.seal.checked:1", "store.seal.re
             expect(f"ckpt-{command}-begun", ["ckpt", command, killed], 65, err=re.compile("^perdure: " + begun))
     expect(f"ckpt-reshard-{killed}-again", ["ckpt", "reshard", "run", killed, "--layout=dp=3"],
            78 if "renamed" in place or "recorded" in place else 0, ANY, ANY)
-    expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^0 of \d+ arrays differ\n$"))
+    expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^both of step 6, .*\n0 of \d+ arrays differ\n$"))
 expect("ckpt-reshard-needs-layout", ["ckpt", "reshard", "run", "refused"], 64,
        err=said("say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
 if not ONLY:
@@ -422,7 +432,7 @@ expect("bench-step-gpu-pairs", ["bench", "step", "--device=gpu", "--pairs=3"], 6
        err=said("--pairs counts on the processor alone: give --device=cpu beside it"))
 os.makedirs("it's, {a} #b")
 expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--cost-pairs=1", "--precision=fp32"], 0,
-       re.compile("^fp32: step "), ANY, environment={"TMPDIR": "it's, {a} #b"})
+       re.compile("^device +cpu\ngemm_ratio_fp32 +[\\d.]+ "), ANY, environment={"TMPDIR": "it's, {a} #b"})
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,
        err=said("--heads=3 does not divide by --kv-heads=2: give a multiple of it"))
@@ -456,5 +466,27 @@ if os.path.exists("/dev/full"):
         done = subprocess.run([PERDURE, "--version"], stdout=full, stderr=subprocess.PIPE)
     problems = [] if done.returncode == 74 and b"stdout could not be written" in done.stderr else ["said nothing"]
     report("stdout-full", problems, (done.returncode, "", done.stderr.decode()))
+
+# ---- a reader that has seen enough: the end is quiet, and the exit code is the command's own ----
+def closed_pipe(name, arguments, code, err=""):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([PERDURE, *arguments], stdout=writer, stderr=subprocess.PIPE, timeout=300)
+    os.close(writer)
+    told = done.stderr.decode()
+    problems = [] if done.returncode == code else [f"exit code {done.returncode} instead of {code}"]
+    problems += [] if re.search(err or "^$", told) else ["it complains"]
+    report(f"closed-pipe-{name}", problems, (done.returncode, "", told))
+
+
+for name, arguments in (("version", ["--version"]), ("help", ["--help"]), ("plan", ["plan", MINIMAL, "--world=1", "--threads=1"]),
+                        ("plan-json", ["plan", MINIMAL, "--world=1", "--threads=1", "--json"]), ("doctor-json", ["doctor", "--json"]),
+                        ("config", ["plan", MINIMAL, "--print-config"]), ("inspect", ["data", "inspect", "text.txt"])):
+    closed_pipe(name, arguments, 0)
+if rows:
+    for name, arguments in (("ls", ["ckpt", "ls", "run"]), ("show-json", ["ckpt", "show", "run", "--json"]), ("stats", ["ckpt", "stats", "run"]),
+                            ("sample", ["sample", "run", "--count=100000", "--threads=1"])):
+        closed_pipe(name, arguments, 0)
+    closed_pipe("diff", ["ckpt", "diff", "run", "one"], 65, "hold different state")
 
 finish("cli")

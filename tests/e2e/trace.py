@@ -172,7 +172,7 @@ def bench_step(workspace, away, *shape):
 def shares(workspace):
     """Stages of a step, with what was waited for in place of compute and what stood between: the step. Streams may be busy together."""
     stages, busy = bench_step(workspace, ["optimizer"], "layers=1", "hidden=32", "head_size=16", "ffn=64")
-    check(stages["products"] > 0 and stages["host_optimizer"] > 0 and stages["exchange"] == 0, f"stages {stages}")
+    check(stages["gemms"] > 0 and stages["host_optimizer"] > 0 and stages["exchange"] == 0, f"stages {stages}")
     check(busy["host_optimizer"] >= stages["host_optimizer"], f"stages {stages}, streams {busy}")
     bench_step(workspace, ["optimizer", "parameters", "activations"], "layers=4", "hidden=128", "head_size=64", "ffn=512")
     print("stages and what stands between them are the step")

@@ -6,16 +6,12 @@
  * not. So the triad runs both ways in every pair, and the faster of the two is the ceiling. AdamW writes only lines that it
  * has read, except the copy. */
 #include "ckpt/base/arena.h"
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
-#include "ckpt/base/parse.h"
+#include "ckpt/base/words.h"
 #include "offload/cpu_adam.h"
 #include "tools/bench/bench.h"
 #include "tools/command.h"
-#include "tools/output.h"
-
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -24,12 +20,12 @@
 #define ADAM_BYTES 28.0
 #define PIECE (UINT64_C(64) << 10)
 #define ARRAYS 4
-enum copy { COPY_NONE, COPY_BF16, COPIES };
-static const char *const copy_names[COPIES] = {"fp32", "fp32 and a bf16 copy"};
 
 struct adam_bench {
-    uint64_t elements, pairs, threads_max, gap_pages;
+    uint64_t elements, pairs, gap_pages;
+    uint32_t threads_max;
     bool json, streams; /* streams: how the triad stores */
+    bool has_copy;      /* under way: AdamW writes a bf16 copy too */
     enum pd_isa isa;
     struct pd_thread_pool *pool;
     float *arrays[ARRAYS]; /* (elements) each: parameter, two moments, gradient; the triad uses three of them */
@@ -65,21 +61,25 @@ static void triad_piece(void *context, uint64_t index)
     (b->streams ? triad_streams : triad_stores)(n / 2, a, x, y);
 }
 
-/* Either way, the faster counts. */
-static double run_triad(struct adam_bench *b)
+/* Either way, the faster counts. Both sides return seconds over the bytes that they count a parameter. */
+static pd_status run_triad(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct adam_bench *b = bench;
     double seconds[2];
+    (void)err;
     for (int streams = 0; streams < 2; streams++) {
         b->streams = streams;
         uint64_t start = pd_clock_monotonic_ns(NULL);
-        pd_parallel(b->pool, (b->elements + PIECE - 1) / PIECE, triad_piece, b);
+        pd_parallel(b->pool, pd_divide_up(b->elements, PIECE), triad_piece, b);
         seconds[streams] = pd_clock_seconds_since(NULL, start);
     }
-    return seconds[0] < seconds[1] ? seconds[0] : seconds[1];
+    *ret_seconds = (seconds[0] < seconds[1] ? seconds[0] : seconds[1]) / TRIAD_BYTES;
+    return PD_OK;
 }
 
-static double run_adam(struct adam_bench *b, enum copy copy)
+static pd_status run_adam(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct adam_bench *b = bench;
     const struct pd_adam_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 10};
     const struct pd_adam_step step = pd_adam_step_make(&config);
@@ -89,11 +89,13 @@ static double run_adam(struct adam_bench *b, enum copy copy)
                                         .exp_avg = b->arrays[1],
                                         .exp_avg_sq = b->arrays[2],
                                         .grad = b->arrays[3],
-                                        .copy = copy == COPY_BF16 ? b->copy : NULL,
+                                        .copy = b->has_copy ? b->copy : NULL,
                                         .copy_dtype = PD_BF16};
+    (void)err;
     uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_cpu_adam(b->pool, b->isa, &step, &range);
-    return pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(NULL, start) / (ADAM_BYTES + (b->has_copy ? 2 : 0));
+    return PD_OK;
 }
 
 static void fill_piece(void *context, uint64_t index)
@@ -106,26 +108,16 @@ static void fill_piece(void *context, uint64_t index)
     }
 }
 
-/* Seconds of each side over the bytes that it counts a parameter. */
-static void run_pair(struct adam_bench *b, uint64_t pair, enum copy copy, struct pd_pairs *pairs)
-{
-    double seconds[2];
-    for (unsigned turn = 0; turn < 2; turn++) {
-        bool candidate = (pair + turn) % 2;
-        seconds[candidate] = candidate ? run_adam(b, copy) : run_triad(b);
-    }
-    double bytes = ADAM_BYTES + (copy == COPY_BF16 ? 2 : 0);
-    pd_pairs_add(pairs, seconds[1] / bytes, seconds[0] / TRIAD_BYTES);
-}
-
-static pd_status measure(struct adam_bench *b, unsigned threads, struct pd_pairs_summary *ret_results, struct pd_error *err)
+static pd_status measure(struct adam_bench *b, uint32_t threads, struct pd_pairs_summary ret_results[2],
+                         struct pd_error *err)
 {
     PD_TRY(pd_thread_pool_new(threads, &b->pool, err));
-    pd_parallel(b->pool, (b->elements + PIECE - 1) / PIECE, fill_piece, b);
-    for (int copy = 0; copy < COPIES; copy++) {
+    pd_parallel(b->pool, pd_divide_up(b->elements, PIECE), fill_piece, b);
+    for (int copy = 0; copy < 2; copy++) {
         struct pd_pairs pairs = {0};
-        for (uint64_t pair = 0; pair < b->pairs; pair++)
-            run_pair(b, pair, (enum copy)copy, &pairs);
+        b->has_copy = copy;
+        while (pairs.count < b->pairs)
+            PD_TRY(pd_pairs_measure(&pairs, b, run_adam, run_triad, err));
         ret_results[copy] = pd_pairs_summarise_throughput(&pairs);
     }
     pd_thread_pool_free(b->pool);
@@ -133,112 +125,45 @@ static pd_status measure(struct adam_bench *b, unsigned threads, struct pd_pairs
     return PD_OK;
 }
 
-static void print(const struct adam_bench *b, unsigned threads, const struct pd_pairs_summary *results)
+static void report_threads(const struct adam_bench *b, struct pd_report *r, uint32_t threads,
+                           const struct pd_pairs_summary results[2])
 {
-    for (int copy = 0; copy < COPIES; copy++)
-        printf("AdamW %s, %u thread%s: %.1f GB/s, triad %.1f GB/s, ratio %.2f (%.2f to %.2f over %llu pairs)\n",
-               copy_names[copy], threads, threads == 1 ? "" : "s", 1e-9 * (double)b->elements / results[copy].candidate_s,
-               1e-9 * (double)b->elements / results[copy].ceiling_s, results[copy].ratio, results[copy].ratio_low,
-               results[copy].ratio_high, (unsigned long long)b->pairs);
-}
-
-static void print_json(struct pd_json_writer *w, unsigned threads, const struct pd_pairs_summary *results)
-{
-    pd_json_object_begin(w, NULL);
-    pd_json_u64(w, "threads", threads);
-    pd_bench_json_ratio(w, "ratio", &results[COPY_NONE]);
-    pd_bench_json_ratio(w, "ratio_bf16_copy", &results[COPY_BF16]);
-    pd_json_object_end(w);
+    pd_report_say(r, "%s: triad %.1f GB/s", pd_counted(threads, "thread").text,
+                  1e-9 * (double)b->elements / results[0].ceiling_s);
+    if (r->is_json) pd_json_object_begin(&r->writer, NULL);
+    if (r->is_json) pd_json_u64(&r->writer, "threads", threads);
+    pd_bench_report_ratio(r, "ratio", &results[0]);
+    pd_bench_report_ratio(r, "ratio_bf16_copy", &results[1]);
+    if (r->is_json) pd_json_object_end(&r->writer);
 }
 
 static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
 {
-    struct pd_json_writer w;
+    struct pd_report r;
     double least = 1e9;
-    if (b->json) {
-        pd_json_writer_init(&w, 2);
-        pd_json_object_begin(&w, NULL);
-        pd_json_array_begin(&w, "runs");
-    }
-    for (unsigned threads = 1; threads <= b->threads_max; threads *= 2) {
-        struct pd_pairs_summary results[COPIES];
+    pd_report_begin(&r, b->json);
+    pd_json_array_begin(&r.writer, "runs");
+    for (uint32_t threads = 1; threads <= b->threads_max; threads *= 2) {
+        struct pd_pairs_summary results[2];
         PD_TRY(measure(b, threads, results, err));
-        for (int copy = 0; copy < COPIES; copy++)
+        for (int copy = 0; copy < 2; copy++)
             least = results[copy].ratio < least ? results[copy].ratio : least;
-        if (b->json)
-            print_json(&w, threads, results);
-        else
-            print(b, threads, results);
+        report_threads(b, &r, threads, results);
     }
-    if (!b->json) return PD_OK;
-    pd_json_array_end(&w);
-    pd_json_double(&w, "triad_ratio", least);
-    pd_json_u64(&w, "elements", b->elements);
-    pd_json_u64(&w, "pairs", b->pairs);
-    pd_json_u64(&w, "gap_pages", b->gap_pages);
-    pd_json_string(&w, "isa", pd_isa_name(b->isa));
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    pd_json_array_end(&r.writer);
+    pd_report_double(&r, "triad_ratio", least, PD_UNIT_NONE);
+    pd_report_u64(&r, "elements", b->elements, PD_UNIT_NONE);
+    pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
+    pd_report_u64(&r, "gap_pages", b->gap_pages, PD_UNIT_NONE);
+    pd_report_text(&r, "isa", pd_isa_name(b->isa));
+    return pd_report_end(&r, err);
 }
-
-/* ---- options ---- */
-
-enum { OPTION_ELEMENTS = 0x2101, OPTION_PAIRS, OPTION_THREADS, OPTION_GAP };
-
-struct parsing {
-    struct adam_bench *bench;
-    struct pd_error *err;
-};
-
-static error_t set(struct parsing *p, const char *option, const char *text, uint64_t low, uint64_t high, uint64_t *value)
-{
-    if (pd_parse_u64(text, value) && *value >= low && *value <= high) return 0;
-    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a number from %llu to %llu", option, text,
-                       (unsigned long long)low, (unsigned long long)high);
-    return EINVAL;
-}
-
-static error_t parse(int key, char *argument, struct argp_state *state)
-{
-    struct parsing *p = state->input;
-    switch (key) {
-    case OPTION_ELEMENTS:
-        return set(p, "elements", argument, PIECE, UINT64_C(1) << 34, &p->bench->elements);
-    case OPTION_PAIRS:
-        return set(p, "pairs", argument, 1, PD_BENCH_PAIRS_MAX, &p->bench->pairs);
-    case OPTION_THREADS:
-        return set(p, "threads", argument, 1, 1024, &p->bench->threads_max);
-    case OPTION_GAP:
-        return set(p, "gap", argument, 0, 1024, &p->bench->gap_pages);
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option rows[] = {
-    {"elements", OPTION_ELEMENTS, "N", 0, "parameters, 20 bytes of memory each (33554432)", 0},
-    {"pairs", OPTION_PAIRS, "N", 0, "alternated pairs of measurements, 1 to 99 (9)", 0},
-    {"threads", OPTION_THREADS, "N", 0, "1, 2, 4, ... up to this many (2)", 0},
-    {"gap", OPTION_GAP, "N", 0,
-     "pages of 4096 bytes between arrays (3); 0 with a power of two of elements is the worst case", 0},
-    {0},
-};
-static const struct argp adam_argp = {
-    rows,
-    parse,
-    NULL,
-    "The AdamW update of the CPU against the STREAM triad of the same cores, alternated, by bytes touched: 28 a parameter, "
-    "30 with a bf16 copy, 24 for an element of the triad in doubles, with or without streaming stores, whichever is faster. "
-    "triad_ratio: bandwidth of ours over the triad's, the least of all runs.",
-    NULL,
-    NULL,
-    NULL};
 
 /* As training takes it: huge pages where the kernel gives them. Arrays of 2^k elements would lie 2^(k+2) bytes apart, which
  * has a price of its own (offload/README.md): a gap follows each. */
 static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct pd_error *err)
 {
-    const uint64_t bytes = ((b->elements * sizeof(float) + 4095) / 4096 + b->gap_pages) * 4096;
+    const uint64_t bytes = pd_round_up(b->elements * sizeof(float), 4096) + b->gap_pages * 4096;
     struct pd_memory_plan plan = {.bytes = {[PD_MEMORY_OPTIMIZER] = (ARRAYS + 1) * bytes}};
     PD_TRY(pd_arena_new(&plan, ret_arena, err));
     for (int a = 0; a < ARRAYS; a++)
@@ -250,9 +175,38 @@ static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct 
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
 {
     struct adam_bench b = {.elements = UINT64_C(32) << 20, .pairs = 9, .threads_max = 2, .gap_pages = 3};
-    struct parsing parsing = {&b, err};
     bool done;
-    PD_TRY(pd_command_parse(&adam_argp, argc, argv, &parsing, &b.json, &done, err));
+    struct pd_option options[] = {
+        {.name = "elements",
+         "N",
+         "parameters, 20 bytes of memory each (33554432)",
+         PD_OPTION_U64,
+         &b.elements,
+         PIECE,
+         UINT64_C(1) << 34},
+        {.name = "pairs",
+         "N",
+         "alternated pairs of measurements, 1 to 99 (9)",
+         PD_OPTION_U64,
+         &b.pairs,
+         1,
+         PD_BENCH_PAIRS_MAX},
+        {.name = "threads", "N", "1, 2, 4, ... up to this many (2)", PD_OPTION_U32, &b.threads_max, 1, 1024},
+        {.name = "gap",
+         "N",
+         "pages of 4096 bytes between arrays (3); 0 with a power of two of elements is the worst case",
+         PD_OPTION_U64,
+         &b.gap_pages,
+         0,
+         1024},
+        {0}};
+    const struct pd_usage usage = {
+        .doc = "The AdamW update of the CPU against the STREAM triad of the same cores, alternated, by bytes touched: 28 a "
+               "parameter, 30 with a bf16 copy, 24 for an element of the triad in doubles, with or without streaming "
+               "stores, whichever is faster. triad_ratio: bandwidth of ours over the triad's, the least of all runs.",
+        .options = options,
+        .json = &b.json};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &b.isa, err));
     struct pd_arena *arena = NULL;

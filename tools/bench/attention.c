@@ -4,31 +4,29 @@
  * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
  * own loss. Times are between two events of the stream, medians of several calls on random operands; on a GPU runs of
  * calls of ours and of cuDNN, where there is one, take turns. */
-#include "ckpt/base/cpu.h"
 #include "tools/bench/attention_check.h"
 #include "tools/bench/bench.h"
 #include "tools/command.h"
 
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
-#include "ckpt/base/parse.h"
 #include "offload/device.h"
-#include "tools/output.h"
+#include "trainer/config/config.h"
 #include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/math_cuda.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
 enum { OURS, CUDNN, PEERS };
 enum { TOGETHER = 8 };
+static const char *const precisions[] = {"bf16", "fp16", "fp32"};
 
 struct attention_bench {
     uint64_t length, tokens, heads, kv_heads, head_size, calls; /* length 0: 1,024 to 8,192 */
-    const char *device, *precision;
+    enum pd_device_choice device;
+    unsigned precision; /* of precisions */
     enum pd_dtype dtype;
     bool json;
     struct pd_dev *dev;
@@ -99,7 +97,7 @@ static pd_status make_math(struct attention_bench *b, const struct pd_attention 
 
 static pd_status open_device(struct attention_bench *b, struct pd_error *err)
 {
-    const bool wants_gpu = strcmp(b->device, "gpu") == 0 || (strcmp(b->device, "auto") == 0 && pd_dev_cuda_count() > 0);
+    const bool wants_gpu = b->device == PD_DEVICE_GPU || (b->device == PD_DEVICE_AUTO && pd_dev_cuda_count() > 0);
     PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->dev, err) : pd_dev_open_cpu(&b->dev, err));
     PD_TRY(pd_dev_enter(b->dev, err));
     PD_TRY(pd_dev_stream_new(b->dev, &b->stream, err));
@@ -192,12 +190,6 @@ static struct pd_attention attention_of(const struct attention_bench *b, uint64_
 
 /* ---- measuring ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static pd_status call(struct attention_bench *b, int peer, const struct pd_attention *a, bool backward, struct pd_error *err)
 {
     void *stream = pd_dev_stream_handle(b->dev, b->stream);
@@ -232,8 +224,7 @@ static pd_status seconds_of(struct attention_bench *b, const struct pd_attention
         for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++)
             PD_TRY(time_call(b, peer, a, backward, &seconds[peer][i], err));
     for (int peer = 0; peer < (b->has_cudnn ? PEERS : 1); peer++) {
-        qsort(seconds[peer] + 2, b->calls, sizeof **seconds, ascending);
-        (*ret_seconds)[peer] = seconds[peer][2 + b->calls / 2];
+        (*ret_seconds)[peer] = pd_bench_quantile(seconds[peer] + 2, (uint32_t)b->calls, 0.5);
     }
     return PD_OK;
 }
@@ -296,186 +287,103 @@ static pd_status measure(struct attention_bench *b, uint64_t length, struct timi
     return PD_OK;
 }
 
-static void print_json_peer(struct pd_json_writer *w, const struct result *r, const char *const (*keys)[4])
+static void report_peer(struct pd_report *r, const struct result *result, const char *prefix)
 {
-    const double values[4] = {r->forward_tflops, r->backward_tflops, r->errors.forward, r->errors.backward};
+    static const char *const keys[4] = {"forward_tflops", "backward_tflops", "forward_error", "backward_error"};
+    const double values[4] = {result->forward_tflops, result->backward_tflops, result->errors.forward,
+                              result->errors.backward};
+    char key[64];
     for (int i = 0; i < 4; i++) {
-        if (r->forward_tflops > 0)
-            pd_json_double(w, (*keys)[i], values[i]);
-        else
-            pd_json_null(w, (*keys)[i]);
+        snprintf(key, sizeof key, "%s%s", prefix, keys[i]);
+        if (result->forward_tflops > 0)
+            pd_report_double(r, key, values[i], PD_UNIT_NONE);
+        else if (r->is_json)
+            pd_json_null(&r->writer, key);
     }
 }
 
-static void print_json_timing(struct pd_json_writer *w, const struct timing *t)
+static void report_timing(struct pd_report *r, const struct timing *t)
 {
-    static const char *const ours[4] = {"forward_tflops", "backward_tflops", "forward_error", "backward_error"};
-    static const char *const cudnns[4] = {"cudnn_forward_tflops", "cudnn_backward_tflops", "cudnn_forward_error",
-                                          "cudnn_backward_error"};
-    pd_json_u64(w, "length", t->length);
-    pd_json_u64(w, "sequences", t->sequences);
-    print_json_peer(w, &t->peers[OURS], &ours);
-    print_json_peer(w, &t->peers[CUDNN], &cudnns);
-    if (t->no_cudnn.status) pd_json_string(w, "no_cudnn", t->no_cudnn.message);
-}
-
-static void print_timing(const struct timing *t)
-{
-    static const char *const names[PEERS] = {"", ", cuDNN"};
-    printf("%llu x %llu tokens", (unsigned long long)t->sequences, (unsigned long long)t->length);
-    for (int peer = 0; peer < PEERS; peer++) {
-        const struct result *r = &t->peers[peer];
-        if (r->forward_tflops > 0)
-            printf("%s: forward %.3g TFLOP/s (off by %.1e), backward %.3g TFLOP/s (%.1e)", names[peer], r->forward_tflops,
-                   r->errors.forward, r->backward_tflops, r->errors.backward);
-    }
-    if (t->no_cudnn.status) printf("; no cuDNN: %s", t->no_cudnn.message);
-    putchar('\n');
-    fflush(stdout);
-}
-
-static pd_status print_json(const struct attention_bench *b, const struct timing *timings, uint32_t count,
-                            struct pd_error *err)
-{
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "device", b->dev->description);
-    pd_json_string(&w, "precision", b->precision);
-    pd_json_array_begin(&w, "runs");
-    for (uint32_t i = 0; i < count; i++) {
-        pd_json_object_begin(&w, NULL);
-        print_json_timing(&w, &timings[i]);
-        pd_json_object_end(&w);
-    }
-    pd_json_array_end(&w);
-    print_json_timing(&w, &timings[count - 1]);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    pd_report_u64(r, "length", t->length, PD_UNIT_NONE);
+    pd_report_u64(r, "sequences", t->sequences, PD_UNIT_NONE);
+    report_peer(r, &t->peers[OURS], "");
+    report_peer(r, &t->peers[CUDNN], "cudnn_");
+    if (t->no_cudnn.status) pd_report_text(r, "no_cudnn", t->no_cudnn.message);
 }
 
 static pd_status run(struct attention_bench *b, struct pd_error *err)
 {
     static const uint64_t lengths[] = {1024, 2048, 4096, 8192};
-    struct timing timings[4];
-    uint32_t count = 0;
+    struct timing timing;
+    struct pd_report r;
     PD_TRY(open_device(b, err));
     PD_TRY(make_operands(b, err));
     const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
     PD_TRY(make_math(b, &largest, err));
-    if (!b->json)
-        printf("%s, %s, %llu heads of %llu over %llu\n", b->dev->description, b->precision, (unsigned long long)b->heads,
-               (unsigned long long)b->head_size, (unsigned long long)b->kv_heads);
-    const uint32_t wanted = b->length ? 1 : 4;
-    for (; count < wanted && (b->length || lengths[count] <= b->tokens); count++) {
-        PD_TRY(measure(b, b->length ? b->length : lengths[count], &timings[count], err));
-        if (!b->json) print_timing(&timings[count]); /* minutes apart on a processor */
+    pd_report_begin(&r, b->json);
+    pd_report_text(&r, "device", b->dev->description);
+    pd_report_text(&r, "precision", precisions[b->precision]);
+    pd_json_array_begin(&r.writer, "runs");
+    for (uint32_t i = 0; i < (b->length ? 1 : 4) && (b->length || lengths[i] <= b->tokens); i++) {
+        PD_TRY(measure(b, b->length ? b->length : lengths[i], &timing, err));
+        if (r.is_json) pd_json_object_begin(&r.writer, NULL);
+        report_timing(&r, &timing);
+        if (r.is_json) pd_json_object_end(&r.writer);
+        fflush(stdout); /* minutes apart on a processor */
     }
-    return b->json ? print_json(b, timings, count, err) : PD_OK;
+    pd_json_array_end(&r.writer);
+    if (b->json) report_timing(&r, &timing);
+    return pd_report_end(&r, err);
 }
 
 /* ---- options ---- */
 
-enum {
-    OPTION_LENGTH = 0x2701,
-    OPTION_TOKENS,
-    OPTION_HEADS,
-    OPTION_KV_HEADS,
-    OPTION_HEAD_SIZE,
-    OPTION_CALLS,
-    OPTION_DEVICE,
-    OPTION_PRECISION
-};
-
-struct parsing {
-    struct attention_bench *bench;
-    struct pd_error *err;
-};
-
-static error_t set(struct parsing *p, const char *option, const char *text, uint64_t high, uint64_t *value)
-{
-    if (pd_parse_u64(text, value) && *value >= 1 && *value <= high) return 0;
-    (void)pd_error_set(p->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a number from 1 to %llu", option, text,
-                       (unsigned long long)high);
-    return EINVAL;
-}
-
-static error_t parse(int key, char *argument, struct argp_state *state)
-{
-    struct parsing *p = state->input;
-    switch (key) {
-    case OPTION_LENGTH:
-        return set(p, "length", argument, 1 << 20, &p->bench->length);
-    case OPTION_TOKENS:
-        return set(p, "tokens", argument, 1 << 20, &p->bench->tokens);
-    case OPTION_HEADS:
-        return set(p, "heads", argument, 256, &p->bench->heads);
-    case OPTION_KV_HEADS:
-        return set(p, "kv-heads", argument, 256, &p->bench->kv_heads);
-    case OPTION_HEAD_SIZE:
-        return set(p, "head-size", argument, 256, &p->bench->head_size);
-    case OPTION_CALLS:
-        return set(p, "calls", argument, PD_BENCH_PAIRS_MAX, &p->bench->calls);
-    case OPTION_DEVICE:
-        p->bench->device = argument;
-        return 0;
-    case OPTION_PRECISION:
-        p->bench->precision = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option rows[] = {
-    {"length", OPTION_LENGTH, "N", 0, "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", 0},
-    {"tokens", OPTION_TOKENS, "N", 0, "tokens of a call (16384)", 0},
-    {"heads", OPTION_HEADS, "N", 0, "query heads (16)", 0},
-    {"kv-heads", OPTION_KV_HEADS, "N", 0, "key-value heads (4)", 0},
-    {"head-size", OPTION_HEAD_SIZE, "N", 0, "(128)", 0},
-    {"calls", OPTION_CALLS, "N", 0, "measured calls, 1 to 99 (9)", 0},
-    {"device", OPTION_DEVICE, "NAME", 0, "auto, cpu or gpu (auto)", 0},
-    {"precision", OPTION_PRECISION, "NAME", 0, "bf16, fp16 or fp32 (bf16)", 0},
-    {0},
-};
-static const struct argp attention_argp = {
-    rows,
-    parse,
-    NULL,
-    "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. forward_tflops and "
-    "backward_tflops are those of the longest sequences; forward_error and backward_error are of some rows beside float64. "
-    "On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before them. PERDURE_ATTENTION=mma, wgmma or "
-    "plain asks for other kernels of ours.",
-    NULL,
-    NULL,
-    NULL};
-
 static pd_status check(struct attention_bench *b, struct pd_error *err)
 {
-    static const char *const names[] = {"fp32", "bf16", "fp16"};
-    int dtype = 0;
-    while (dtype < 3 && strcmp(names[dtype], b->precision) != 0)
-        dtype++;
-    if (dtype == 3) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16, fp16 or fp32", b->precision);
-    if (strcmp(b->device, "auto") != 0 && strcmp(b->device, "cpu") != 0 && strcmp(b->device, "gpu") != 0)
-        PD_FAIL(err, PD_USAGE, "--device=%s: expected auto, cpu or gpu", b->device);
+    static const enum pd_dtype dtypes[] = {PD_BF16, PD_F16, PD_F32};
+    b->dtype = dtypes[b->precision];
     if (b->heads % b->kv_heads != 0)
         PD_FAIL(err, PD_USAGE, "--heads=%llu does not divide by --kv-heads=%llu: give a multiple of it",
                 (unsigned long long)b->heads, (unsigned long long)b->kv_heads);
     if (b->tokens < (b->length ? b->length : 1024))
         PD_FAIL(err, PD_USAGE, "--tokens=%llu is less than a sequence of %llu: give more, or a --length",
                 (unsigned long long)b->tokens, (unsigned long long)(b->length ? b->length : 1024));
-    b->dtype = (enum pd_dtype)dtype;
     return PD_OK;
 }
 
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
 {
-    struct attention_bench b = {
-        .tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9, .device = "auto", .precision = "bf16"};
-    struct parsing parsing = {&b, err};
+    struct attention_bench b = {.tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9};
     bool done;
-    PD_TRY(pd_command_parse(&attention_argp, argc, argv, &parsing, &b.json, &done, err));
+    struct pd_option options[] = {
+        {.name = "length",
+         "N",
+         "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)",
+         PD_OPTION_U64,
+         &b.length,
+         1,
+         1 << 20},
+        {.name = "tokens", "N", "tokens of a call (16384)", PD_OPTION_U64, &b.tokens, 1, 1 << 20},
+        {.name = "heads", "N", "query heads (16)", PD_OPTION_U64, &b.heads, 1, 256},
+        {.name = "kv-heads", "N", "key-value heads (4)", PD_OPTION_U64, &b.kv_heads, 1, 256},
+        {.name = "head-size", "N", "(128)", PD_OPTION_U64, &b.head_size, 1, 256},
+        {.name = "calls", "N", "measured calls, 1 to 99 (9)", PD_OPTION_U64, &b.calls, 1, PD_BENCH_PAIRS_MAX},
+        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.device, .expected = "auto, cpu or gpu"},
+        {.name = "precision",
+         "NAME",
+         "bf16, fp16 or fp32 (bf16)",
+         PD_OPTION_CHOICE,
+         &b.precision,
+         .expected = "bf16, fp16 or fp32"},
+        {0}};
+    const struct pd_usage usage = {
+        .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
+               "forward_tflops and backward_tflops are those of the longest sequences; forward_error and backward_error are "
+               "of some rows beside float64. On a GPU with cuDNN it takes turns with ours: the same keys with cudnn_ before "
+               "them. PERDURE_ATTENTION=mma, wgmma or plain asks for other kernels of ours.",
+        .options = options,
+        .json = &b.json};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
     PD_TRY(check(&b, err));
     const pd_status st = run(&b, err);

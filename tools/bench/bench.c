@@ -1,14 +1,28 @@
 #include "tools/bench/bench.h"
-#include "ckpt/base/words.h"
 
-#include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
 void pd_pairs_add(struct pd_pairs *pairs, double candidate_s, double ceiling_s)
 {
     PD_CHECK(pairs->count < PD_BENCH_PAIRS_MAX);
     pairs->candidate_s[pairs->count] = candidate_s;
     pairs->ceiling_s[pairs->count++] = ceiling_s;
+}
+
+pd_status pd_pairs_measure(struct pd_pairs *pairs, void *bench, pd_bench_side *candidate, pd_bench_side *ceiling,
+                           struct pd_error *err)
+{
+    double candidate_s = 0, ceiling_s = 0;
+    const bool is_odd = pairs->count % 2;
+    if (is_odd) PD_TRY(ceiling(bench, &ceiling_s, err));
+    PD_TRY(candidate(bench, &candidate_s, err));
+    if (!is_odd) PD_TRY(ceiling(bench, &ceiling_s, err));
+    pd_pairs_add(pairs, candidate_s, ceiling_s);
+    return PD_OK;
 }
 
 static int ascending(const void *a, const void *b)
@@ -21,6 +35,13 @@ static double median(double *values, uint32_t count)
 {
     qsort(values, count, sizeof *values, ascending);
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
+}
+
+double pd_bench_quantile(double *values, uint32_t count, double share)
+{
+    qsort(values, count, sizeof *values, ascending);
+    const uint32_t rank = (uint32_t)ceil(share * count);
+    return values[rank ? rank - 1 : 0];
 }
 
 struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs)
@@ -42,41 +63,39 @@ struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs)
 struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs)
 {
     struct pd_pairs swapped = {.count = pairs->count};
-    for (uint32_t i = 0; i < pairs->count; i++) {
-        swapped.candidate_s[i] = pairs->ceiling_s[i];
-        swapped.ceiling_s[i] = pairs->candidate_s[i];
-    }
+    memcpy(swapped.candidate_s, pairs->ceiling_s, sizeof swapped.candidate_s);
+    memcpy(swapped.ceiling_s, pairs->candidate_s, sizeof swapped.ceiling_s);
     struct pd_pairs_summary s = pd_pairs_summarise(&swapped);
     return (struct pd_pairs_summary){s.ceiling_s, s.candidate_s, s.ratio, s.ratio_low, s.ratio_high};
 }
 
-void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const struct pd_pairs_summary *summary)
+void pd_bench_report_ratio(struct pd_report *report, const char *key, const struct pd_pairs_summary *s)
 {
-    char name[64];
-    pd_json_double(writer, key, summary->ratio);
-    snprintf(name, sizeof name, "%s_low", key);
-    pd_json_double(writer, name, summary->ratio_low);
-    snprintf(name, sizeof name, "%s_high", key);
-    pd_json_double(writer, name, summary->ratio_high);
+    pd_report_range(report, key, s->ratio, s->ratio_low, s->ratio_high, PD_UNIT_NONE);
 }
 
-void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
-                          const struct pd_pairs_summary *summary)
+pd_status pd_bench_map(uint64_t bytes, void **ret_data, struct pd_error *err)
 {
-    printf("%-16s %6.2f GB/s, %s %6.2f GB/s, ratio %.3f (%.3f to %.3f over %s)\n", what,
-           (double)bytes / summary->candidate_s / 1e9, ceiling, (double)bytes / summary->ceiling_s / 1e9, summary->ratio,
-           summary->ratio_low, summary->ratio_high, pd_counted(pairs, "pair").text);
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
+    (void)madvise(data, bytes, MADV_HUGEPAGE); /* as an arena does; a refusal changes nothing */
+    memset(data, 0, bytes);
+    *ret_data = data;
+    return PD_OK;
 }
 
-const char *pd_bench_quoted(const char *text, size_t bytes, char *ret_text)
+void pd_bench_fill(float *data, uint64_t count, uint64_t seed)
 {
-    size_t at = 0;
-    ret_text[at++] = '\'';
-    for (; *text && at + 4 < bytes; text++) {
-        if (*text == '\'') ret_text[at++] = '\'';
-        ret_text[at++] = *text;
+    for (uint64_t i = 0; i < count; i++) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        data[i] = (float)(seed >> 40) * 0x1p-25f;
     }
-    ret_text[at++] = '\'';
-    ret_text[at] = '\0';
-    return ret_text;
+}
+
+double pd_bench_processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }

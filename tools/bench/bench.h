@@ -1,9 +1,9 @@
 /* perdure bench: a candidate and its ceiling, alternated in one run on one machine, as a ratio. Absolute times are shown and
- * prove nothing on a shared machine. Each bench parses its own options. */
+ * prove nothing on a shared machine. Each bench has its own options. */
 #ifndef PD_TOOLS_BENCH_BENCH_H
 #define PD_TOOLS_BENCH_BENCH_H
 
-#include "ckpt/base/json.h"
+#include "tools/output.h"
 
 #define PD_BENCH_PAIRS_MAX 99
 
@@ -20,23 +20,24 @@ struct pd_pairs_summary {
 };
 
 void pd_pairs_add(struct pd_pairs *pairs, double candidate_s, double ceiling_s);
+/* One side of a pair: does its work and says how long it took. */
+typedef pd_status pd_bench_side(void *bench, double *ret_seconds, struct pd_error *err);
+/* Measures a pair. Who goes first changes from pair to pair, so that neither profits from what the other left in a cache. */
+PD_MUST_USE pd_status pd_pairs_measure(struct pd_pairs *pairs, void *bench, pd_bench_side *candidate, pd_bench_side *ceiling,
+                                       struct pd_error *err);
 struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs);
 /* The same pairs by throughput: ratio = ceiling / candidate, 1 is the ceiling. */
 struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs);
-/* "<key>", "<key>_low", "<key>_high". */
-void pd_bench_json_ratio(struct pd_json_writer *writer, const char *key, const struct pd_pairs_summary *summary);
-/* `text` between single quotes, as YAML takes any path; one that does not fit is cut off.   returns  ret_text */
-const char *pd_bench_quoted(const char *text, size_t bytes, char *ret_text);
-/* bench ckpt --every: tools/bench/every.c. */
-struct pd_bench_options;
-PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
-/* The same with --state nvme: tools/bench/every_files.c. */
-PD_MUST_USE pd_status pd_bench_every_files(const struct pd_bench_options *options, struct pd_error *err);
-/* bench ckpt --compression: tools/bench/compress.c. */
-PD_MUST_USE pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err);
-/* One line: both sides as bytes a second and the ratio with its spread. */
-void pd_bench_print_ratio(const char *what, const char *ceiling, uint64_t bytes, uint32_t pairs,
-                          const struct pd_pairs_summary *summary);
+void pd_bench_report_ratio(struct pd_report *report, const char *key, const struct pd_pairs_summary *summary);
+/* Nearest rank: the smallest value that at least `share` of them do not exceed. Sorts them. */
+double pd_bench_quantile(double *values, uint32_t count, double share);
+
+/* Memory on huge pages where the kernel gives them, touched; it goes with the process. */
+PD_MUST_USE pd_status pd_bench_map(uint64_t bytes, void **ret_data, struct pd_error *err);
+/* Numbers between 0 and 1/2, the same ones for the same seed. */
+void pd_bench_fill(float *data, uint64_t count, uint64_t seed);
+/* Of all threads of this process. Other programs do not show in it. */
+double pd_bench_processor_seconds(void);
 
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err);

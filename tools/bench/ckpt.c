@@ -12,7 +12,7 @@
 #include "resharder/load/load.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
-#include "tools/output.h"
+#include "tools/bench/run.h"
 #include "trainer/model/model.h"
 #include "trainer/parallel/zero.h"
 
@@ -21,11 +21,8 @@
 #include <string.h>
 
 #define IO_BYTES (UINT64_C(64) << 20) /* what a run takes for a state of this size */
-#define SMALL_BYTES (UINT64_C(512) << 20)
-#define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 
 enum measure { SAVE_FRESH, SAVE_RECYCLED, LOAD, MEASURES };
-static const char *const measure_names[MEASURES] = {"save, fresh", "save, recycled", "load"};
 
 struct ckpt_bench {
     struct pd_bench_options options;
@@ -39,36 +36,16 @@ struct ckpt_bench {
     const void **data; /* (box_count) */
     struct pd_arena *arena;
     struct pd_zero *zero; /* holds the state */
-    uint64_t state_bytes;
     void *io_buffers;
     struct pd_shard_writer *writer;
     struct pd_raw_bench *raw;
     struct pd_store *recycled; /* its pool holds a file for the next save */
     uint64_t step;
+    enum measure measure; /* under way */
     struct pd_pairs pairs[MEASURES];
 };
 
 /* ---- a state ---- */
-
-/* GPT-2 of width 768 (256 for a small one) with as many layers as fit and positions for the rest; the vocabulary takes at
- * most a third. */
-static pd_status make_model(struct ckpt_bench *b, struct pd_error *err)
-{
-    const uint64_t hidden = b->options.bytes < SMALL_BYTES ? 256 : 768, block = 12 * hidden * hidden + 13 * hidden;
-    const uint64_t parameters = b->options.bytes / STATE_BYTES_A_PARAMETER;
-    struct pd_model_config config;
-    PD_TRY(pd_model_preset("gpt2-124m", &config, err));
-    config.hidden = (uint32_t)hidden;
-    config.heads = (uint32_t)hidden / 64;
-    config.head_size = config.kv_heads = config.ffn = 0; /* as follows from these */
-    uint64_t vocab = parameters / 3 / hidden, left;
-    if (vocab < config.vocab) config.vocab = (uint32_t)vocab;
-    left = parameters - config.vocab * hidden - 2 * hidden;
-    uint64_t layers = left / block;
-    config.layers = layers ? (uint32_t)layers : 1;
-    config.context = left > config.layers * block + hidden ? (uint32_t)((left - config.layers * block) / hidden) : 1;
-    return pd_model_new(&config, &b->model, err);
-}
 
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
@@ -87,15 +64,6 @@ static pd_status build_zero(struct ckpt_bench *b, struct pd_arena *arena, struct
     return pd_zero_new(b->model, &options, &b->grid, NULL, arena, &b->zero, err);
 }
 
-/* Bits of numbers, none of them infinite or NaN. */
-static void fill(uint32_t *words, uint64_t count, uint32_t seed)
-{
-    for (uint64_t i = 0; i < count; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        words[i] = seed & ~(1u << 30);
-    }
-}
-
 /* Memory as a run lays it out, by the recipe of a run. */
 static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
 {
@@ -110,11 +78,11 @@ static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
     if (!st) st = pd_arena_new(&plan, &b->arena, err);
     if (!st) st = build_zero(b, b->arena, err);
     PD_TRY(st);
-    b->state_bytes = b->model->parameter_count * STATE_BYTES_A_PARAMETER;
     memset(b->io_buffers, 0, IO_BYTES);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         for (uint32_t t = 0; t < b->model->tensors.count; t++)
-            fill(destination(b, t, (enum pd_kind)kind, 0), pd_zero_boxes(b->zero)[t].elements, t * 3u + (uint32_t)kind + 1u);
+            pd_bench_fill(destination(b, t, (enum pd_kind)kind, 0), pd_zero_boxes(b->zero)[t].elements,
+                          t * 3u + (uint32_t)kind + 1u);
     return PD_OK;
 }
 
@@ -240,27 +208,18 @@ static pd_status load_check(struct ckpt_bench *b, struct pd_error *err)
 
 /* ---- pairs ---- */
 
-static pd_status run_ours(struct ckpt_bench *b, enum measure measure, double *ret_seconds, struct pd_error *err)
+static pd_status run_ours(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    if (measure == SAVE_FRESH) return save_fresh(b, ret_seconds, err);
+    struct ckpt_bench *b = bench;
+    if (b->measure == SAVE_FRESH) return save_fresh(b, ret_seconds, err);
     PD_TRY(pd_bench_room_settle(&b->room, err));
-    return measure == LOAD ? load(b, ret_seconds, err) : save(b, b->recycled, ret_seconds, err);
+    return b->measure == LOAD ? load(b, ret_seconds, err) : save(b, b->recycled, ret_seconds, err);
 }
 
-static pd_status run_raw(struct ckpt_bench *b, enum measure measure, double *ret_seconds, struct pd_error *err)
+static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    return measure == LOAD ? read_raw(b, ret_seconds, err) : write_raw(b, measure == SAVE_FRESH, ret_seconds, err);
-}
-
-/* Who goes first changes from pair to pair. */
-static pd_status run_pair(struct ckpt_bench *b, uint64_t pair, enum measure measure, struct pd_error *err)
-{
-    double ours = 0, raw = 0;
-    if (pair % 2) PD_TRY(run_raw(b, measure, &raw, err));
-    PD_TRY(run_ours(b, measure, &ours, err));
-    if (pair % 2 == 0) PD_TRY(run_raw(b, measure, &raw, err));
-    pd_pairs_add(&b->pairs[measure], ours, raw);
-    return PD_OK;
+    struct ckpt_bench *b = bench;
+    return b->measure == LOAD ? read_raw(b, ret_seconds, err) : write_raw(b, b->measure == SAVE_FRESH, ret_seconds, err);
 }
 
 static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
@@ -268,7 +227,7 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
     double unused;
     pd_group_init_single(&b->group);
     pd_layout_init_dp(&b->layout, 1);
-    PD_TRY(make_model(b, err));
+    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     PD_TRY(make_state(b, err));
     PD_TRY(make_writer(b, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
@@ -282,9 +241,9 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
 static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
 {
     PD_TRY(prepare(b, err));
-    for (int measure = 0; measure < MEASURES; measure++)
+    for (b->measure = 0; b->measure < MEASURES; b->measure++)
         for (uint64_t pair = 0; pair < b->options.pairs; pair++)
-            PD_TRY(run_pair(b, pair, (enum measure)measure, err));
+            PD_TRY(pd_pairs_measure(&b->pairs[b->measure], b, run_ours, run_raw, err));
     return PD_OK;
 }
 
@@ -301,73 +260,107 @@ static void release(struct ckpt_bench *b)
     pd_bench_room_close(&b->room);
 }
 
-static pd_status print(const struct ckpt_bench *b, const struct pd_pairs_summary *results, struct pd_error *err)
+static pd_status print(const struct ckpt_bench *b, struct pd_error *err)
 {
+    static const char *const ratios[MEASURES] = {"save_ratio", "save_ratio_recycled", "load_ratio"};
+    static const char *const rates[MEASURES] = {"save_bytes_per_second", "save_bytes_per_second_recycled",
+                                                "load_bytes_per_second"};
     const uint64_t bytes = pd_shard_writer_file_bytes(b->writer);
-    if (!b->options.json) {
-        printf("%s, %s of state in %u boxes, in %s\n", pd_vfs_describe(b->room.vfs), pd_text_bytes(b->state_bytes).text,
-               b->box_count, b->options.dir);
-        for (int m = 0; m < MEASURES; m++)
-            pd_bench_print_ratio(measure_names[m], "raw", bytes, (uint32_t)b->options.pairs, &results[m]);
-        return PD_OK;
+    struct pd_pairs_summary results[MEASURES];
+    struct pd_report r;
+    pd_report_begin(&r, b->options.json);
+    for (int m = 0; m < MEASURES; m++) {
+        results[m] = pd_pairs_summarise_throughput(&b->pairs[m]);
+        pd_bench_report_ratio(&r, ratios[m], &results[m]);
     }
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_bench_json_ratio(&w, "save_ratio", &results[SAVE_FRESH]);
-    pd_bench_json_ratio(&w, "save_ratio_recycled", &results[SAVE_RECYCLED]);
-    pd_bench_json_ratio(&w, "load_ratio", &results[LOAD]);
-    pd_json_double(&w, "save_bytes_per_second", (double)bytes / results[SAVE_FRESH].candidate_s);
-    pd_json_double(&w, "save_bytes_per_second_recycled", (double)bytes / results[SAVE_RECYCLED].candidate_s);
-    pd_json_double(&w, "load_bytes_per_second", (double)bytes / results[LOAD].candidate_s);
-    pd_json_u64(&w, "state_bytes", b->state_bytes);
-    pd_json_u64(&w, "file_bytes", bytes);
-    pd_json_u64(&w, "boxes", b->box_count);
-    pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    for (int m = 0; m < MEASURES; m++)
+        pd_report_double(&r, rates[m], (double)bytes / results[m].candidate_s, PD_UNIT_BYTES_PER_SECOND);
+    pd_report_u64(&r, "state_bytes", b->model->parameter_count * PD_BENCH_STATE_BYTES_A_PARAMETER, PD_UNIT_BYTES);
+    pd_report_u64(&r, "file_bytes", bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "boxes", b->box_count, PD_UNIT_NONE);
+    pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
+    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    return pd_report_end(&r, err);
+}
+
+/* ---- options ---- */
+
+static const char about[] =
+    "Saving a state through shard, commit and retention, and loading it with every checksum verified, against raw direct "
+    "writes and reads of a file of the same size in the same state (new, or recycled), fdatasync included on both sides, "
+    "alternated. save_ratio, save_ratio_recycled, load_ratio: throughput of ours / raw, 1 is the ceiling (2G, 15 pairs).";
+static const char about_every[] =
+    "Whole training steps with a save every N of them in the background, alternated with the same steps without (128M, 40 "
+    "pairs, in memory where there is room). stall_p50, stall_p99: share of the time that training waited; "
+    "slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save links (512M, 7 pairs "
+    "of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save:";
+static const char about_compression[] = "Compressed shards written over themselves, alternated with plain ones of the same "
+                                        "state. time_ratio: time of ours / plain; space_saved:";
+
+static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
+{
+    struct pd_option options[] = {
+        PD_BENCH_ROOM_OPTIONS(o),
+        {.doc = about_every},
+        {.name = "every",
+         "N",
+         "a run that saves every N steps, against one that does not",
+         PD_OPTION_U64,
+         &o->every,
+         1,
+         1000,
+         "a number of steps from 1 to 1000"},
+        {.name = "state",
+         "WHERE",
+         "memory, or nvme (memory)",
+         PD_OPTION_CHOICE,
+         &o->state_in_files,
+         .expected = "memory or nvme"},
+        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"},
+        {.name = "steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000},
+        {.name = "flush-ms",
+         "N",
+         "with --state nvme: every flush takes so much longer (0)",
+         PD_OPTION_U64,
+         &o->flush_ms,
+         0,
+         1000,
+         "milliseconds from 0 to 1000"},
+        {.doc = about_compression},
+        {.name = "compression", "HOW", "of shards, such as zstd:3", PD_OPTION_TEXT, &o->compression},
+        {.name = "from", "DIR", "state of this checkpoint", PD_OPTION_TEXT, &o->from},
+        {0}};
+    const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
+    return pd_command_parse(&usage, argc, argv, ret_done, err);
+}
+
+/* Options that belong together, and what is not given. */
+static pd_status complete(struct pd_bench_options *o, struct pd_error *err)
+{
+    if (o->from && !o->compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
+    if (!o->every && (o->state_in_files || o->device || o->steps || o->flush_ms))
+        PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
+    if (!o->state_in_files && (o->steps || o->flush_ms))
+        PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
+    if (o->every && o->compression) PD_FAIL(err, PD_USAGE, "--every and --compression are benches of their own");
+    if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
+    if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;
+    if (!o->dir && !o->every) o->dir = ".";
+    return PD_OK;
 }
 
 pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
-    struct ckpt_bench b = {.options = {.every_doc = "a run that saves every N steps, against one that does not",
-                                       .compression_doc = "shards compressed like that (zstd:3), against plain ones"}};
-    struct pd_pairs_summary results[MEASURES];
+    struct ckpt_bench b = {0};
     bool done;
-    PD_TRY(pd_bench_parse(
-        "Saving a state through shard, commit and retention, and loading it with every checksum verified, against raw "
-        "direct writes and reads of a file of the same size in the same state (new, or recycled), fdatasync included "
-        "on both sides, alternated. save_ratio, save_ratio_recycled, load_ratio: throughput of ours / raw, 1 is the "
-        "ceiling (2G, 15 pairs). With --every: whole training steps with a save every N of them in the background, "
-        "alternated with the "
-        "same steps without (128M, 40 pairs, in memory where there is room). stall_p50, stall_p99: share of the time that "
-        "training waited; slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save "
-        "links (512M, 7 pairs of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save. With "
-        "--compression: compressed shards written over "
-        "themselves, alternated with plain ones of the same state; time_ratio: time of ours / plain; space_saved.",
-        argc, argv, &b.options, &done, err));
+    PD_TRY(parse(argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
-    if (b.options.from && !b.options.compression) PD_FAIL(err, PD_USAGE, "--from is for --compression");
-    const bool is_run = b.options.every > 0;
-    const bool in_files = b.options.state_in_files;
-    if (!is_run && (in_files || b.options.device || b.options.steps || b.options.flush_ms))
-        PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
-    if (!in_files && (b.options.steps || b.options.flush_ms))
-        PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
-    if (in_files && !b.options.bytes) b.options.bytes = UINT64_C(512) << 20;
-    if (in_files && !b.options.pairs) b.options.pairs = 7;
-    if (!b.options.bytes) b.options.bytes = is_run ? UINT64_C(128) << 20 : UINT64_C(2) << 30;
-    if (!b.options.pairs) b.options.pairs = is_run ? 40 : 15;
-    if (is_run && b.options.compression) PD_FAIL(err, PD_USAGE, "--every and --compression are benches of their own");
-    if (is_run) return in_files ? pd_bench_every_files(&b.options, err) : pd_bench_every(&b.options, err);
-    if (!b.options.dir) b.options.dir = ".";
+    PD_TRY(complete(&b.options, err));
+    if (b.options.every) return pd_bench_every(&b.options, err);
     if (b.options.compression) return pd_bench_compress(&b.options, err);
-    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, &b.room, err));
+    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);
-    for (int m = 0; !st && m < MEASURES; m++)
-        results[m] = pd_pairs_summarise_throughput(&b.pairs[m]);
-    if (!st) st = print(&b, results, err);
+    if (!st) st = print(&b, err);
     release(&b);
     return st;
 }

@@ -10,7 +10,6 @@
 #include "ckpt/shard/transcode.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
-#include "tools/output.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -181,6 +180,16 @@ static pd_status save(struct compress_bench *b, enum side side, double *ret_seco
     return PD_OK;
 }
 
+static pd_status save_packed(void *bench, double *ret_seconds, struct pd_error *err)
+{
+    return save(bench, PACKED, ret_seconds, err);
+}
+
+static pd_status save_plain(void *bench, double *ret_seconds, struct pd_error *err)
+{
+    return save(bench, PLAIN, ret_seconds, err);
+}
+
 static pd_status measure(struct compress_bench *b, struct pd_error *err)
 {
     static const struct pd_shard_codec plain;
@@ -188,17 +197,12 @@ static pd_status measure(struct compress_bench *b, struct pd_error *err)
     for (int side = 0; side < SIDES; side++)
         PD_TRY(pd_shard_writer_new_compressed(b->room.vfs, &b->tensors, b->boxes, b->box_count, b->io_buffers, IO_BYTES,
                                               side == PLAIN ? &plain : &b->codec, &b->writers[side], err));
-    double seconds[SIDES];
+    double unused;
     for (int warm = 0; warm < 2; warm++)
         for (int side = 0; side < SIDES; side++)
-            PD_TRY(save(b, (enum side)side, &seconds[side], err));
-    for (uint64_t pair = 0; pair < b->options->pairs; pair++) { /* who goes first changes */
-        for (uint64_t k = 0; k < SIDES; k++) {
-            const enum side side = (enum side)((pair + k) % SIDES);
-            PD_TRY(save(b, side, &seconds[side], err));
-        }
-        pd_pairs_add(&b->pairs, seconds[PACKED], seconds[PLAIN]);
-    }
+            PD_TRY(save(b, (enum side)side, &unused, err));
+    for (uint64_t pair = 0; pair < b->options->pairs; pair++)
+        PD_TRY(pd_pairs_measure(&b->pairs, b, save_packed, save_plain, err));
     return PD_OK;
 }
 
@@ -229,38 +233,26 @@ static pd_status print(const struct compress_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary times = pd_pairs_summarise(&b->pairs);
     const uint64_t plain = b->summaries[PLAIN].file_bytes, packed = b->summaries[PACKED].file_bytes;
-    if (!b->options->json) {
-        printf("%s, %s of state, %s on %u threads, in %s\n", pd_vfs_describe(b->room.vfs), pd_text_bytes(plain).text,
-               b->options->compression, pd_thread_pool_size(b->pool), b->options->dir);
-        printf("save             %.3f s, plain %.3f s, ratio %.3f (%.3f to %.3f over %" PRIu64 " pairs), %.1f%% smaller\n",
-               times.candidate_s, times.ceiling_s, times.ratio, times.ratio_low, times.ratio_high, b->options->pairs,
-               100 * saved(packed, plain));
-        if (b->options->from)
-            printf("its own shards   %s instead of %s, %.1f%% smaller\n", pd_text_bytes(b->from_packed_bytes).text,
-                   pd_text_bytes(b->from_bytes).text, 100 * saved(b->from_packed_bytes, b->from_bytes));
-        return PD_OK;
-    }
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_bench_json_ratio(&w, "time_ratio", &times);
-    pd_json_double(&w, "space_saved", saved(packed, plain));
-    if (b->options->from) pd_json_double(&w, "from_space_saved", saved(b->from_packed_bytes, b->from_bytes));
-    pd_json_string(&w, "compression", b->options->compression);
-    pd_json_u64(&w, "plain_bytes", plain);
-    pd_json_u64(&w, "packed_bytes", packed);
-    pd_json_u64(&w, "threads", pd_thread_pool_size(b->pool));
-    pd_json_u64(&w, "pairs", b->options->pairs);
-    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    struct pd_report r;
+    pd_report_begin(&r, b->options->json);
+    pd_bench_report_ratio(&r, "time_ratio", &times);
+    pd_report_double(&r, "space_saved", saved(packed, plain), PD_UNIT_SHARE);
+    if (b->options->from)
+        pd_report_double(&r, "from_space_saved", saved(b->from_packed_bytes, b->from_bytes), PD_UNIT_SHARE);
+    pd_report_text(&r, "compression", b->options->compression);
+    pd_report_u64(&r, "plain_bytes", plain, PD_UNIT_BYTES);
+    pd_report_u64(&r, "packed_bytes", packed, PD_UNIT_BYTES);
+    pd_report_u64(&r, "threads", pd_thread_pool_size(b->pool), PD_UNIT_NONE);
+    pd_report_u64(&r, "pairs", b->options->pairs, PD_UNIT_NONE);
+    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    return pd_report_end(&r, err);
 }
 
 pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err)
 {
     struct compress_bench b = {.options = options};
     PD_TRY(pd_shard_codec_parse(options->compression, &b.codec, err));
-    PD_TRY(pd_bench_room_open_anywhere(options->dir, 3 * options->bytes, &b.room, err));
+    PD_TRY(pd_bench_room_open(options->dir, 3 * options->bytes, false, &b.room, err));
     pd_status st = pd_thread_pool_new(pd_cpu_cores(), &b.pool, err);
     b.codec.pool = b.pool;
     if (!st) st = measure(&b, err);

@@ -1,77 +1,177 @@
-/* perdure bench ckpt --every N: what a run loses to a checkpoint every N steps, state in memory.
+/* perdure bench ckpt --every N: what a run loses to a checkpoint every N steps.
  *
- * One rank, a GPT-2 shaped model, whole training steps on all cores, AdamW over all state included; saved by the trainer's
- * own saver into a store. N steps with a save are alternated with the same steps without one. Beforehand a copy is measured:
- * what a save takes, with nothing else going on, until state may change again; then the batch is made so large that a step
- * takes at least COPIES of them. The end of the save counts: a turn is over when its checkpoint is sealed. */
+ * One rank, a GPT-2 shaped model, whole training steps on all cores, AdamW over all state included, saved by the trainer's
+ * own saver into a store. Turns of steps with saves are alternated with turns of the same steps without. The end of a save
+ * counts: a turn is over when its checkpoint is committed.
+ *
+ * State in memory: beforehand a copy is measured: what a save takes, with nothing else going on, until state may change
+ * again; then the batch is made so large that a step takes at least COPIES of them.
+ *
+ * --state nvme: the update works on generations of the store, and a save links the file that it wrote. The batch is made
+ * so large that forward and backward take about as long as the update. What both kinds of turn write and flush is counted
+ * at the VFS, which can also make every flush slower, as on a drive that honours it. */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
-#include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/saves.h"
-#include "tools/output.h"
+#include "tools/bench/room.h"
+#include "tools/bench/run.h"
+#include "trainer/engine/state_files.h"
+#include "trainer/run/save.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-enum { COPIES = 20, MICRO_BATCHES_MAX = 4096, REHEARSALS = 5 };
+enum { COPIES = 20, STEPS = 4, REHEARSALS = 5, MICRO_BATCHES_MAX = 4096, SAVES_MAX = 100000 };
 #define MEMORY_DIR "/dev/shm"
 
 struct every_bench {
     struct pd_bench_options options;
     struct pd_bench_room room;
-    const char *file_system;
+    char file_system[16], device[96], tokens[4096];
     uint32_t threads;
-    char device[96];
-    struct pd_bench_saves saves;
+    /* A run and its saves. Tiers point to the group and outlive engines. */
     struct pd_bench_run run;
-    double copy_s;          /* median of the rehearsals */
-    struct pd_pairs turns;  /* with saves, without */
-    struct pd_pairs work;   /* the same in seconds of processors */
-    struct pd_pairs stalls; /* stall of a save, the turn it was in */
-    struct pd_pairs whole;  /* whole save, copy */
+    struct pd_group group;
+    struct pd_tiers *tiers;
+    struct pd_saver *saver; /* NULL: nothing is saved */
+    struct pd_run_state state;
+    uint64_t update_started_ns;
+    /* Of the rehearsals, medians: what a copy takes; forward and backward of a micro-batch, and the update. */
+    double copy_s, compute_s, update_s;
+    /* Turns with saves and without: seconds of the clock, and of processors; what they wrote and flushed. */
+    struct pd_pairs turns, work;
+    double work_s[2];                /* of the pair under way */
+    struct pd_vfs_counts written[2]; /* without, with */
+    uint64_t save_count;
+    double *stalls, *seconds; /* (SAVES_MAX) share of the steps beside a save; from its start until it is committed */
 };
 
 /* ---- a run ---- */
 
+static char config_text[] = "bench: true\n";
+
+static pd_status open_tiers(struct every_bench *b, struct pd_error *err)
+{
+    char path[4096];
+    const struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}},
+                                             .count = 1,
+                                             .groups = {&b->group},
+                                             .generations = b->options.state_in_files};
+    pd_group_init_single(&b->group);
+    pd_bench_room_path(&b->room, "store", path);
+    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
+    PD_TRY(pd_tiers_open(b->room.vfs, &options, &b->tiers, err));
+    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
+                                     .fence = pd_tiers_fence(b->tiers),
+                                     .loss_scale = 1.0,
+                                     .created_by = "perdure bench",
+                                     .config = config_text};
+    return PD_OK;
+}
+
+/* Width by bytes of state: a few blocks and not many narrow ones. What fills a GPU: a micro-batch of 8,192 tokens. */
+static pd_status configure(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
+{
+    const uint64_t bytes = b->options.bytes;
+    const bool is_gpu = b->run.device.dev, is_large = is_gpu && bytes >= UINT64_C(512) << 20;
+    const uint64_t hidden = is_gpu && bytes >= UINT64_C(4) << 30 ? 2048
+                            : bytes >= UINT64_C(512) << 20       ? 768
+                            : bytes >= UINT64_C(64) << 20        ? 384
+                                                                 : 128;
+    const uint64_t layers = bytes / PD_BENCH_STATE_BYTES_A_PARAMETER / (12 * hidden * hidden);
+    const uint64_t context = is_large ? 1024 : 128, micro_batch = is_large ? 8 : 1;
+    char model[160];
+    snprintf(model, sizeof model, "family: gpt2, vocab: 256, context: %llu, layers: %llu, hidden: %llu, heads: %llu",
+             (unsigned long long)context, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden,
+             (unsigned long long)hidden / 64);
+    const struct pd_bench_run_options options = {
+        .model = model,
+        .tokens = b->tokens,
+        .sequences = micro_batches * micro_batch,
+        .micro_batch = micro_batch,
+        .context = context,
+        .sections = b->options.state_in_files ? "layout: {ranks: 1, zero_stage: 0}\noffload: {optimizer: nvme}\n"
+                                              : "layout: {ranks: 1, zero_stage: 0}\n",
+        .is_gpu = is_gpu};
+    return pd_bench_run_configure(&b->run, &options, err);
+}
+
+static void on_update(void *context)
+{
+    struct every_bench *b = context;
+    if (b->saver) pd_saver_unpin(b->saver);
+    b->update_started_ns = pd_clock_monotonic_ns(NULL);
+}
+
 static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
-    char text[4096];
-    pd_bench_room_path(&b->room, "text", text);
-    const struct pd_bench_run_options options = {.text = text,
-                                                 .bytes = b->options.bytes,
-                                                 .micro_batches = micro_batches,
-                                                 .threads = b->threads,
-                                                 .device = b->options.device};
-    PD_TRY(pd_bench_run_open(&options, &b->run, err));
+    struct pd_whole_engine *whole = &b->run.whole;
+    PD_TRY(pd_rank_device_open(b->options.device, 0, &b->run.device, err));
     snprintf(b->device, sizeof b->device, "%s",
              b->run.device.dev ? b->run.device.dev->description : pd_counted(b->threads, "thread").text);
-    PD_TRY(pd_bench_saves_attach(&b->saves, &b->room, &b->run, err));
-    pd_saver_keep_ready(b->saves.saver);
+    PD_TRY(configure(b, micro_batches, err));
+    PD_TRY(pd_bench_run_open(&b->run, b->threads, err));
+    if (b->options.state_in_files) {
+        PD_TRY(pd_state_files_open(whole->engine, b->room.vfs, pd_tiers_store(b->tiers, 0), err));
+        PD_TRY(pd_state_files_init(whole->engine, &b->state.identity, err));
+    }
+    PD_TRY(pd_saver_new(b->room.vfs, b->tiers, &b->group, whole->engine, 1, &b->saver, err));
+    if (!b->options.state_in_files) pd_saver_keep_ready(b->saver);
+    whole->engine->before_update = on_update;
+    whole->engine->update_context = b;
+    b->state.layout = whole->engine->grid.layout;
+    b->state.tensor_count = whole->model->tensors.count;
+    b->state.parameter_count = whole->model->parameter_count;
     return PD_OK;
 }
 
 static void release(struct every_bench *b)
 {
-    pd_bench_saves_detach(&b->saves);
+    pd_saver_free(b->saver);
+    b->saver = NULL;
+    if (b->options.state_in_files) pd_state_files_close(b->run.whole.engine);
     pd_bench_run_close(&b->run);
 }
 
 static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_seconds, struct pd_error *err)
 {
+    struct pd_step_result result;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    for (uint64_t i = 0; i < count; i++)
-        PD_TRY(pd_bench_saves_step(&b->saves, &b->run, err));
-    PD_TRY(pd_bench_run_settle(&b->run, err));
+    for (uint64_t i = 0; i < count; i++) {
+        b->run.whole.engine->next_identity = b->state.identity;
+        b->run.whole.engine->next_identity.step++;
+        PD_TRY(pd_engine_step(b->run.whole.engine, b->state.samples, b->state.updates, &result, err));
+        b->state.samples += b->run.config.batch.sequences;
+        b->state.updates++;
+        b->state.identity.step++;
+    }
+    PD_TRY(pd_rank_device_settle(&b->run.device, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
     return PD_OK;
 }
 
-/* ---- rehearsal: how long a copy takes, and how many micro-batches make a step ---- */
+/* The state before `steps` is saved beside them. */
+static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_saver_outcome *outcome, double *ret_seconds,
+                           struct pd_error *err)
+{
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    pd_saver_start(b->saver, &b->state, true);
+    if (steps)
+        PD_TRY(run_steps(b, steps, ret_seconds, err));
+    else
+        pd_saver_unpin(b->saver);
+    *ret_seconds = pd_clock_seconds_since(NULL, start); /* of a save alone: its copy */
+    pd_saver_wait(b->saver);
+    PD_CHECK(pd_saver_collect(b->saver, pd_saver_finished(b->saver), outcome));
+    if (steps) *ret_seconds = pd_clock_seconds_since(NULL, start);
+    if (outcome->status) *err = outcome->error;
+    return outcome->status;
+}
+
+/* ---- rehearsal: how many micro-batches make a step; the engine that is left standing makes such steps ---- */
 
 static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
 {
@@ -79,42 +179,43 @@ static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
     struct pd_saver_outcome outcome;
     for (int i = -2; i < REHEARSALS; i++) { /* the first ones make files */
         PD_TRY(run_steps(b, 1, &unused, err));
-        uint64_t start = pd_clock_monotonic_ns(NULL);
-        pd_saver_start(b->saves.saver, &b->saves.state, true);
-        pd_saver_unpin(b->saves.saver);
-        if (i >= 0) copies[i] = pd_clock_seconds_since(NULL, start);
-        PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
+        PD_TRY(run_saved(b, 0, &outcome, i < 0 ? &unused : &copies[i], err));
     }
     b->copy_s = pd_bench_quantile(copies, REHEARSALS, 0.5);
     return PD_OK;
 }
 
-static pd_status rehearse_step(struct every_bench *b, double *ret_seconds, struct pd_error *err)
+/* Medians of a whole step and of its update. */
+static pd_status rehearse_step(struct every_bench *b, double *ret_step_s, struct pd_error *err)
 {
-    double steps[REHEARSALS];
-    for (int i = -1; i < REHEARSALS; i++) { /* the first one touches every page */
-        double seconds;
+    double steps[REHEARSALS], updates[REHEARSALS], seconds;
+    for (int i = -3; i < REHEARSALS; i++) { /* the first ones touch every page and every file */
         PD_TRY(run_steps(b, 1, &seconds, err));
-        if (i >= 0) steps[i] = seconds;
+        if (i < 0) continue;
+        steps[i] = seconds;
+        updates[i] = pd_clock_seconds_since(NULL, b->update_started_ns);
     }
-    *ret_seconds = pd_bench_quantile(steps, REHEARSALS, 0.5);
+    *ret_step_s = pd_bench_quantile(steps, REHEARSALS, 0.5);
+    b->update_s = pd_bench_quantile(updates, REHEARSALS, 0.5);
     return PD_OK;
 }
 
-/* From one micro-batch up, until a step is long enough; the engine that is left standing makes such steps. */
 static pd_status rehearse(struct every_bench *b, struct pd_error *err)
 {
-    double step = 0;
+    double step = 0, wanted = 0;
     uint64_t micro_batches = 1;
     PD_TRY(build(b, micro_batches, err));
-    PD_TRY(run_steps(b, 1, &step, err));
-    PD_TRY(rehearse_copy(b, err));
+    if (!b->options.state_in_files) PD_TRY(rehearse_copy(b, err));
     PD_TRY(rehearse_step(b, &step, err));
-    while (step < COPIES * b->copy_s && micro_batches < MICRO_BATCHES_MAX) {
-        const double more = ceil((double)micro_batches * 1.1 * COPIES * b->copy_s / step);
-        micro_batches = more > MICRO_BATCHES_MAX ? MICRO_BATCHES_MAX : (uint64_t)more;
+    b->compute_s = step - b->update_s;
+    wanted = b->options.state_in_files ? 2 * b->update_s : COPIES * b->copy_s;
+    while (step < wanted && micro_batches < MICRO_BATCHES_MAX) {
+        const double more =
+            b->options.state_in_files ? b->update_s / b->compute_s : (double)micro_batches * 1.1 * wanted / step;
+        micro_batches = ceil(more) > MICRO_BATCHES_MAX ? MICRO_BATCHES_MAX : (uint64_t)ceil(more);
         release(b);
         PD_TRY(build(b, micro_batches, err));
+        if (b->options.state_in_files) break;
         PD_TRY(rehearse_step(b, &step, err));
     }
     return PD_OK;
@@ -122,151 +223,141 @@ static pd_status rehearse(struct every_bench *b, struct pd_error *err)
 
 /* ---- turns ---- */
 
-/* Of all threads. Other programs do not show in it. */
-static double processor_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static pd_status run_with(struct every_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status run_and_save(struct every_bench *b, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
+    double seconds;
+    PD_CHECK(b->save_count < SAVES_MAX);
+    PD_TRY(run_saved(b, b->options.every, &outcome, &seconds, err));
+    b->stalls[b->save_count] = outcome.stall_seconds / seconds;
+    b->seconds[b->save_count++] = outcome.save_seconds;
+    return PD_OK;
+}
+
+static pd_status run_turn(struct every_bench *b, bool has_saves, double *ret_seconds, struct pd_error *err)
+{
+    struct pd_vfs_counts *sum = &b->written[has_saves];
     double unused;
+    PD_TRY(pd_bench_room_settle(&b->room, err));
+    const struct pd_vfs_counts before = pd_vfs_counts(b->room.vfs);
+    const double work = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_saver_start(b->saves.saver, &b->saves.state, true);
-    PD_TRY(run_steps(b, b->options.every, &unused, err));
-    PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
+    for (uint64_t i = 0; i < b->options.steps; i += b->options.every)
+        PD_TRY(has_saves ? run_and_save(b, err) : run_steps(b, b->options.every, &unused, err));
     *ret_seconds = pd_clock_seconds_since(NULL, start);
-    pd_pairs_add(&b->stalls, outcome.stall_seconds, *ret_seconds);
-    pd_pairs_add(&b->whole, outcome.save_seconds, b->copy_s);
+    b->work_s[has_saves] = pd_bench_processor_seconds() - work;
+    const struct pd_vfs_counts after = pd_vfs_counts(b->room.vfs);
+    sum->bytes_written += after.bytes_written - before.bytes_written;
+    sum->flushes += after.flushes - before.flushes;
     return PD_OK;
 }
 
-static pd_status run_turn(struct every_bench *b, bool saves, double *ret_seconds, double *ret_work, struct pd_error *err)
+static pd_status run_with(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    const double start = processor_seconds();
-    PD_TRY(saves ? run_with(b, ret_seconds, err) : run_steps(b, b->options.every, ret_seconds, err));
-    *ret_work = processor_seconds() - start;
-    return PD_OK;
+    return run_turn(bench, true, ret_seconds, err);
 }
 
-static pd_status run_pair(struct every_bench *b, uint64_t pair, struct pd_error *err)
+static pd_status run_without(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    double seconds[2], work[2];
-    PD_TRY(pd_bench_room_settle(&b->room, err)); /* asked to leave? */
-    for (int turn = 0; turn < 2; turn++) {
-        const bool saves = (turn ^ (int)(pair % 2)) == 0;
-        PD_TRY(run_turn(b, saves, &seconds[saves], &work[saves], err));
-    }
-    pd_pairs_add(&b->turns, seconds[1], seconds[0]);
-    pd_pairs_add(&b->work, work[1], work[0]);
-    return PD_OK;
+    return run_turn(bench, false, ret_seconds, err);
 }
 
 static pd_status measure(struct every_bench *b, struct pd_error *err)
 {
-    struct pd_saver_outcome outcome;
-    char text[4096];
-    double unused;
-    pd_bench_room_path(&b->room, "text", text);
-    PD_TRY(pd_bench_run_write_text(text, err));
-    PD_TRY(pd_bench_saves_open(&b->saves, &b->room, false, err));
+    struct pd_saver_outcome unused;
+    double seconds;
+    b->stalls = calloc(SAVES_MAX, sizeof *b->stalls);
+    b->seconds = calloc(SAVES_MAX, sizeof *b->seconds);
+    if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
+    pd_bench_room_path(&b->room, "tokens", b->tokens);
+    PD_TRY(pd_bench_write_tokens(b->tokens, UINT64_C(1) << 16, 256, true, err));
+    PD_TRY(open_tiers(b, err));
     PD_TRY(rehearse(b, err));
-    pd_saver_start(b->saves.saver, &b->saves.state, true); /* this saver has not saved yet */
-    PD_TRY(pd_bench_saves_finish(&b->saves, &outcome, err));
-    PD_TRY(run_steps(b, 1, &unused, err));
-    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
-        PD_TRY(run_pair(b, pair, err));
+    for (int i = 0; i < (b->options.state_in_files ? 4 : 1); i++) { /* every file that takes turns was written once */
+        PD_TRY(run_saved(b, 1, &unused, &seconds, err));
+        PD_TRY(run_steps(b, 1, &seconds, err));
+    }
+    pd_vfs_slow_flushes(b->room.vfs, (uint32_t)b->options.flush_ms);
+    for (uint64_t pair = 0; pair < b->options.pairs; pair++) {
+        PD_TRY(pd_pairs_measure(&b->turns, b, run_with, run_without, err));
+        pd_pairs_add(&b->work, b->work_s[true], b->work_s[false]);
+    }
     return PD_OK;
 }
 
-/* ---- where, and what came out ---- */
+/* ---- what came out ---- */
 
-/* One checkpoint that is kept and one that is written; the run's state is a little more than what was asked for. */
-static uint64_t needed(const struct every_bench *b)
+static void report_files(const struct every_bench *b, struct pd_report *r)
 {
-    return 2 * b->options.bytes + b->options.bytes / 4;
+    const double saves = (double)b->save_count, steps = (double)b->options.steps;
+    const double flushes = ((double)b->written[1].flushes - (double)b->written[0].flushes) / saves;
+    double added[PD_BENCH_PAIRS_MAX];
+    for (uint32_t i = 0; i < b->turns.count; i++)
+        added[i] = (b->turns.candidate_s[i] - b->turns.ceiling_s[i]) / steps;
+    pd_report_double(r, "extra_bytes",
+                     ((double)b->written[1].bytes_written - (double)b->written[0].bytes_written) / saves /
+                         (double)pd_bench_run_state_bytes(&b->run),
+                     PD_UNIT_SHARE);
+    pd_report_double(r, "flushes", flushes, PD_UNIT_NONE);
+    pd_report_u64(r, "shards", 1, PD_UNIT_NONE);
+    pd_report_double(r, "added_seconds", pd_bench_quantile(added, b->turns.count, 0.5), PD_UNIT_SECONDS);
+    pd_report_double(r, "flush_seconds", flushes * (double)b->options.flush_ms * 1e-3 * saves / (steps * b->turns.count),
+                     PD_UNIT_SECONDS);
+    pd_report_u64(r, "flush_ms", b->options.flush_ms, PD_UNIT_NONE);
+    pd_report_double(r, "update_seconds", b->update_s, PD_UNIT_SECONDS);
+    pd_report_double(r, "micro_batch_seconds", b->compute_s, PD_UNIT_SECONDS);
 }
 
-/* In memory when there is room for it beside state and its copy, else here. */
+static void report_lost(struct pd_report *r, const char *key, const struct pd_pairs_summary *s)
+{
+    pd_report_range(r, key, s->ratio - 1, s->ratio_low - 1, s->ratio_high - 1, PD_UNIT_SHARE);
+}
+
+static pd_status print(const struct every_bench *b, struct pd_error *err)
+{
+    const struct pd_pairs_summary turns = pd_pairs_summarise(&b->turns), work = pd_pairs_summarise(&b->work);
+    const uint32_t saves = (uint32_t)b->save_count;
+    const double step_s = turns.ceiling_s / (double)b->options.steps;
+    struct pd_report r;
+    pd_report_begin(&r, b->options.json);
+    pd_report_double(&r, "stall_p50", pd_bench_quantile(b->stalls, saves, 0.5), PD_UNIT_SHARE);
+    pd_report_double(&r, "stall_p99", pd_bench_quantile(b->stalls, saves, 0.99), PD_UNIT_SHARE);
+    report_lost(&r, "slowdown_every_step", &turns);
+    report_lost(&r, "work_every_step", &work);
+    pd_report_double(&r, "step_seconds", step_s, PD_UNIT_SECONDS);
+    pd_report_double(&r, "save_seconds", pd_bench_quantile(b->seconds, saves, 0.5), PD_UNIT_SECONDS);
+    if (b->options.state_in_files) {
+        report_files(b, &r);
+    } else {
+        pd_report_double(&r, "copies_a_step", step_s / b->copy_s, PD_UNIT_NONE);
+        pd_report_double(&r, "copy_seconds", b->copy_s, PD_UNIT_SECONDS);
+    }
+    pd_report_u64(&r, "state_bytes", pd_bench_run_state_bytes(&b->run), PD_UNIT_BYTES);
+    pd_report_u64(&r, "every", b->options.every, PD_UNIT_NONE);
+    pd_report_u64(&r, "steps", b->options.steps, PD_UNIT_NONE);
+    pd_report_u64(&r, "pairs", b->turns.count, PD_UNIT_NONE);
+    pd_report_u64(&r, "saves", saves, PD_UNIT_NONE);
+    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
+    pd_report_text(&r, "device", b->device);
+    pd_report_text(&r, "dir", b->options.dir);
+    pd_report_text(&r, "file_system", b->file_system);
+    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    return pd_report_end(&r, err);
+}
+
+/* State in memory is saved into memory when there is room beside it and its copy; everything else here. */
 static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
 {
     struct pd_vfs *vfs;
     struct pd_space space;
     if (b->options.dir) return PD_OK;
+    b->options.dir = ".";
+    if (b->options.state_in_files) return PD_OK;
     PD_TRY(pd_vfs_new_auto(&vfs, err));
-    pd_status st = pd_vfs_space(vfs, MEMORY_DIR, &space, NULL);
-    b->options.dir = !st && space.in_memory && space.available_bytes > 4 * b->options.bytes ? MEMORY_DIR : ".";
+    const pd_status st = pd_vfs_space(vfs, MEMORY_DIR, &space, NULL);
+    if (!st && space.in_memory && space.available_bytes > 4 * b->options.bytes) b->options.dir = MEMORY_DIR;
     pd_vfs_free(vfs);
     return PD_OK;
-}
-
-struct result {
-    struct pd_pairs_summary turns, work, saves;
-    double stall_p50, stall_p99, copies;
-};
-
-static struct result summarise(const struct every_bench *b)
-{
-    struct result r = {.turns = pd_pairs_summarise(&b->turns),
-                       .work = pd_pairs_summarise(&b->work),
-                       .saves = pd_pairs_summarise(&b->whole)};
-    double shares[PD_BENCH_PAIRS_MAX];
-    for (uint32_t i = 0; i < b->stalls.count; i++)
-        shares[i] = b->stalls.candidate_s[i] / b->stalls.ceiling_s[i];
-    r.stall_p50 = pd_bench_quantile(shares, b->stalls.count, 0.5);
-    r.stall_p99 = pd_bench_quantile(shares, b->stalls.count, 0.99);
-    r.copies = r.turns.ceiling_s / (double)b->options.every / b->copy_s;
-    return r;
-}
-
-static void print_text(const struct every_bench *b, const struct result *r)
-{
-    const uint64_t bytes = pd_bench_run_state_bytes(&b->run);
-    printf("%s of state, %s, saves into %s (%s)\n", pd_text_bytes(bytes).text, b->device, b->options.dir, b->file_system);
-    printf("a step takes %.3f s, %.1f copies of %.4f s (%.2f GB/s); a save in the background %.4f s\n",
-           r->turns.ceiling_s / (double)b->options.every, r->copies, b->copy_s, (double)bytes / b->copy_s / 1e9,
-           r->saves.candidate_s);
-    printf("stall %.2f%% of the time between saves in the median, %.2f%% in the 99th percentile of %u saves\n",
-           100 * r->stall_p50, 100 * r->stall_p99, b->stalls.count);
-    printf("slowdown by a save every %llu: %.2f%% (median of %u pairs, %.2f%% to %.2f%%)\n",
-           (unsigned long long)b->options.every, 100 * (r->turns.ratio - 1), b->turns.count, 100 * (r->turns.ratio_low - 1),
-           100 * (r->turns.ratio_high - 1));
-    printf("processor time beside it: %.2f%% more (%.2f%% to %.2f%%)\n", 100 * (r->work.ratio - 1),
-           100 * (r->work.ratio_low - 1), 100 * (r->work.ratio_high - 1));
-}
-
-static pd_status print(const struct every_bench *b, struct pd_error *err)
-{
-    const struct result r = summarise(b);
-    if (!b->options.json) {
-        print_text(b, &r);
-        return PD_OK;
-    }
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_double(&w, "stall_p50", r.stall_p50);
-    pd_json_double(&w, "stall_p99", r.stall_p99);
-    pd_json_double(&w, "slowdown_every_step", r.turns.ratio - 1);
-    pd_json_double(&w, "slowdown_every_step_low", r.turns.ratio_low - 1);
-    pd_json_double(&w, "slowdown_every_step_high", r.turns.ratio_high - 1);
-    pd_json_double(&w, "work_every_step", r.work.ratio - 1);
-    pd_json_double(&w, "copies_a_step", r.copies);
-    pd_json_double(&w, "step_seconds", r.turns.ceiling_s / (double)b->options.every);
-    pd_json_double(&w, "copy_seconds", b->copy_s);
-    pd_json_double(&w, "save_seconds", r.saves.candidate_s);
-    pd_json_u64(&w, "state_bytes", pd_bench_run_state_bytes(&b->run));
-    pd_json_u64(&w, "every", b->options.every);
-    pd_json_u64(&w, "pairs", b->turns.count);
-    pd_json_u64(&w, "threads", b->threads);
-    pd_json_string(&w, "device", b->device);
-    pd_json_string(&w, "dir", b->options.dir);
-    pd_json_string(&w, "file_system", b->file_system);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
 }
 
 /* Before room is looked for: what a bench of no GPU needs of it is nobody's question. */
@@ -278,20 +369,33 @@ static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *
     return PD_OK;
 }
 
+/* One checkpoint is kept and one is written, and the run's state is a little more than what was asked for; in files it is
+ * read from another and written over more. */
+static pd_status open_room(struct every_bench *b, struct pd_error *err)
+{
+    const uint64_t bytes = b->options.bytes, needed = b->options.state_in_files ? 5 * bytes : 2 * bytes + bytes / 4;
+    struct pd_space space;
+    PD_TRY(look_for_device(b->options.device, err));
+    PD_TRY(choose_dir(b, err));
+    PD_TRY(pd_bench_room_open(b->options.dir, needed, b->options.state_in_files, &b->room, err));
+    PD_TRY(pd_vfs_space(b->room.vfs, b->options.dir, &space, err));
+    snprintf(b->file_system, sizeof b->file_system, "%s", space.type_name);
+    return PD_OK;
+}
+
 pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err)
 {
     struct every_bench b = {.options = *options, .threads = pd_cpu_cores()};
-    struct pd_space space = {0};
+    if (!b.options.steps) b.options.steps = b.options.state_in_files ? STEPS * b.options.every : b.options.every;
+    b.options.steps = pd_round_up(b.options.steps, b.options.every);
     pd_numerics_thread_init();
-    PD_TRY(look_for_device(options->device, err));
-    PD_TRY(choose_dir(&b, err));
-    PD_TRY(pd_bench_room_open_anywhere(b.options.dir, needed(&b), &b.room, err));
-    pd_status st = pd_vfs_space(b.room.vfs, b.options.dir, &space, err);
-    b.file_system = space.type_name;
+    pd_status st = open_room(&b, err);
     if (!st) st = measure(&b, err);
     if (!st) st = print(&b, err);
     release(&b);
-    pd_bench_saves_close(&b.saves);
+    pd_tiers_close(b.tiers);
+    free(b.stalls);
+    free(b.seconds);
     pd_bench_room_close(&b.room);
     return st;
 }

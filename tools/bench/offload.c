@@ -11,19 +11,14 @@
 #include "resharder/layout.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
-#include "tools/output.h"
+#include "tools/bench/run.h"
 #include "trainer/math/math.h"
 #include "trainer/math/superaccumulator.h"
 #include "trainer/model/model.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
-#define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 #define WINDOW (UINT64_C(16) << 20) /* elements of state in memory that compute alone works on again and again */
 #define NORM_COLUMNS 1024u
 #define NORM_ROWS 4096u
@@ -50,65 +45,27 @@ struct offload_bench {
     struct pd_raw_bench *raw;
     struct pd_ring_report report; /* of the last step */
     uint64_t step;
-    struct pd_pairs steps, transfers;
-    double compute_s, raw_s, step_s; /* sums over the pairs */
+    struct pd_pairs raws, steps, transfers; /* a step over raw I/O, over the larger of both; its I/O over the raw one's */
+    double compute_s;                       /* sum over the pairs */
 };
 
 /* ---- what it works on ---- */
-
-/* GPT-2 of width 1024 with as many layers as fit and positions for the rest. */
-static pd_status make_model(struct offload_bench *b, struct pd_error *err)
-{
-    const uint64_t hidden = b->options.bytes < (UINT64_C(512) << 20) ? 256 : 1024,
-                   block = 12 * hidden * hidden + 13 * hidden;
-    const uint64_t parameters = b->options.bytes / STATE_BYTES_A_PARAMETER;
-    struct pd_model_config config;
-    PD_TRY(pd_model_preset("gpt2-124m", &config, err));
-    config.hidden = (uint32_t)hidden;
-    config.heads = (uint32_t)hidden / 64;
-    config.head_size = config.kv_heads = config.ffn = 0; /* as follows from these */
-    uint64_t vocab = parameters / 3 / hidden;
-    if (vocab < config.vocab) config.vocab = (uint32_t)vocab;
-    const uint64_t left = parameters - config.vocab * hidden - 2 * hidden, layers = left / block;
-    config.layers = layers ? (uint32_t)layers : 1;
-    config.context = left > config.layers * block + hidden ? (uint32_t)((left - config.layers * block) / hidden) : 1;
-    return pd_model_new(&config, &b->model, err);
-}
-
-static pd_status map(uint64_t bytes, void **ret_data, struct pd_error *err)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-        PD_FAIL(err, PD_NO_MEMORY, "bench: %s of memory; give less with --bytes", pd_text_bytes(bytes).text);
-    madvise(data, bytes, MADV_HUGEPAGE); /* as an arena does */
-    memset(data, 0, bytes);
-    *ret_data = data;
-    return PD_OK;
-}
-
-static void fill(float *data, uint64_t count, uint32_t seed)
-{
-    for (uint64_t i = 0; i < count; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        data[i] = (float)(seed >> 8) * 0x1p-25f;
-    }
-}
 
 static pd_status make_memory(struct offload_bench *b, struct pd_error *err)
 {
     void *data = NULL;
     const uint64_t rows = (b->parameters + NORM_COLUMNS - 1) / NORM_COLUMNS;
-    PD_TRY(map(rows * NORM_COLUMNS * sizeof(float), &data, err));
+    PD_TRY(pd_bench_map(rows * NORM_COLUMNS * sizeof(float), &data, err));
     b->gradients = data;
-    fill(b->gradients, b->parameters, 1);
-    PD_TRY(map(b->parameters * sizeof *b->copies, &data, err));
+    pd_bench_fill(b->gradients, b->parameters, 1);
+    PD_TRY(pd_bench_map(b->parameters * sizeof *b->copies, &data, err));
     b->copies = data;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        PD_TRY(map(WINDOW * sizeof(float), &data, err));
+        PD_TRY(pd_bench_map(WINDOW * sizeof(float), &data, err));
         b->window[kind] = data;
-        fill(b->window[kind], WINDOW, 2u + (uint32_t)kind);
+        pd_bench_fill(b->window[kind], WINDOW, 2u + (uint32_t)kind);
     }
-    PD_TRY(map(PD_OPTIMIZER_STORE_BUFFERS_FAST, &b->ring, err));
+    PD_TRY(pd_bench_map(PD_OPTIMIZER_STORE_BUFFERS_FAST, &b->ring, err));
     b->row_sums = calloc(NORM_ROWS, sizeof *b->row_sums);
     b->box_first = calloc(b->box_count, sizeof *b->box_first);
     if (!b->row_sums || !b->box_first) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %u boxes", b->box_count);
@@ -183,8 +140,9 @@ static struct pd_identity identity_of(uint64_t step)
     return (struct pd_identity){.run_id = {1, 2}, .lineage = 1, .step = step};
 }
 
-static pd_status run_step(struct offload_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct offload_bench *b = bench;
     struct pd_adam_step adam;
     PD_TRY(pd_bench_room_settle(&b->room, err));
     uint64_t start = pd_clock_monotonic_ns(NULL);
@@ -219,8 +177,9 @@ static pd_status run_compute(struct offload_bench *b, double *ret_seconds, struc
     return PD_OK;
 }
 
-static pd_status run_raw(struct offload_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct offload_bench *b = bench;
     char from[4096], to[4096];
     pd_bench_room_path(&b->room, b->step % 2 ? "raw-a" : "raw-b", from);
     pd_bench_room_path(&b->room, b->step % 2 ? "raw-b" : "raw-a", to);
@@ -247,7 +206,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
 {
     double unused;
     pd_layout_init_dp(&b->layout, 1);
-    PD_TRY(make_model(b, err));
+    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     b->parameters = b->model->parameter_count;
     PD_TRY(pd_layout_shard_boxes(&b->layout, &b->model->tensors, 0, &b->boxes, &b->box_count, err));
     PD_TRY(make_memory(b, err));
@@ -269,19 +228,15 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     return run_raw(b, &unused, err);
 }
 
-/* Who goes first changes from pair to pair. */
-static pd_status run_pair(struct offload_bench *b, uint64_t pair, struct pd_error *err)
+static pd_status run_pair(struct offload_bench *b, struct pd_error *err)
 {
-    double step = 0, raw = 0, compute = 0;
-    if (pair % 2) PD_TRY(run_raw(b, &raw, err));
-    PD_TRY(run_step(b, &step, err));
-    const struct pd_ring_report report = b->report;
-    if (pair % 2 == 0) PD_TRY(run_raw(b, &raw, err));
+    const uint32_t i = b->raws.count;
+    double compute = 0;
+    PD_TRY(pd_pairs_measure(&b->raws, b, run_step, run_raw, err));
     PD_TRY(run_compute(b, &compute, err));
-    pd_pairs_add(&b->steps, step, raw > compute ? raw : compute);
-    pd_pairs_add(&b->transfers, report.seconds, raw);
-    b->step_s += step;
-    b->raw_s += raw;
+    const double raw = b->raws.ceiling_s[i];
+    pd_pairs_add(&b->steps, b->raws.candidate_s[i], raw > compute ? raw : compute);
+    pd_pairs_add(&b->transfers, b->report.seconds, raw);
     b->compute_s += compute;
     return PD_OK;
 }
@@ -291,37 +246,22 @@ static pd_status run_pair(struct offload_bench *b, uint64_t pair, struct pd_erro
 static pd_status print(const struct offload_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary step = pd_pairs_summarise(&b->steps), io = pd_pairs_summarise_throughput(&b->transfers);
-    const uint64_t moved = b->report.bytes_read + b->report.bytes_written, state = b->parameters * STATE_BYTES_A_PARAMETER;
-    const double pairs = (double)b->options.pairs, a_parameter = (double)moved / (double)b->parameters;
-    const double tables = (double)pd_optimizer_store_file_bytes(b->store, 0) / (double)state - 1;
-    if (!b->options.json) {
-        printf("%s, %llu parameters, %s of state, ring of %s, %llu threads, in %s\n", pd_vfs_describe(b->room.vfs),
-               (unsigned long long)b->parameters, pd_text_bytes(state).text,
-               pd_text_bytes(PD_OPTIMIZER_STORE_BUFFERS_FAST).text, (unsigned long long)b->options.threads, b->options.dir);
-        printf(
-            "step %.3f s; alone: compute %.3f s, raw mixed I/O %.3f s; ratio to the larger %.3f (%.3f to %.3f, %u pairs)\n",
-            b->step_s / pairs, b->compute_s / pairs, b->raw_s / pairs, step.ratio, step.ratio_low, step.ratio_high,
-            b->steps.count);
-        pd_bench_print_ratio("I/O of a step", "raw mixed", moved, b->transfers.count, &io);
-        printf("%.3f bytes a parameter moved; files are %.4f%% larger than the state\n", a_parameter, 100 * tables);
-        return PD_OK;
-    }
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_bench_json_ratio(&w, "step_ratio", &step);
-    pd_bench_json_ratio(&w, "io_ratio", &io);
-    pd_json_double(&w, "bytes_per_parameter", a_parameter);
-    pd_json_double(&w, "table_share", tables);
-    pd_json_double(&w, "step_seconds", b->step_s / pairs);
-    pd_json_double(&w, "compute_seconds", b->compute_s / pairs);
-    pd_json_double(&w, "raw_seconds", b->raw_s / pairs);
-    pd_json_u64(&w, "parameters", b->parameters);
-    pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_u64(&w, "threads", b->options.threads);
-    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    const uint64_t moved = b->report.bytes_read + b->report.bytes_written;
+    const double state = (double)b->parameters * PD_BENCH_STATE_BYTES_A_PARAMETER;
+    struct pd_report r;
+    pd_report_begin(&r, b->options.json);
+    pd_bench_report_ratio(&r, "step_ratio", &step);
+    pd_bench_report_ratio(&r, "io_ratio", &io);
+    pd_report_double(&r, "bytes_per_parameter", (double)moved / (double)b->parameters, PD_UNIT_NONE);
+    pd_report_double(&r, "table_share", (double)pd_optimizer_store_file_bytes(b->store, 0) / state - 1, PD_UNIT_SHARE);
+    pd_report_double(&r, "step_seconds", step.candidate_s, PD_UNIT_SECONDS);
+    pd_report_double(&r, "compute_seconds", b->compute_s / (double)b->options.pairs, PD_UNIT_SECONDS);
+    pd_report_double(&r, "raw_seconds", io.ceiling_s, PD_UNIT_SECONDS);
+    pd_report_u64(&r, "parameters", b->parameters, PD_UNIT_NONE);
+    pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
+    pd_report_u64(&r, "threads", b->options.threads, PD_UNIT_NONE);
+    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    return pd_report_end(&r, err);
 }
 
 static void release(struct offload_bench *b)
@@ -342,16 +282,24 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
 {
     struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1536) << 20, .pairs = 7, .threads = 2}};
     bool done;
-    PD_TRY(pd_bench_parse("One optimizer step on state in files, clipping on, against the larger of its compute alone and "
-                          "direct I/O of the same bytes alone, reads and writes at once, on files in the same state, "
-                          "alternated. step_ratio: time of the step over the larger of both; io_ratio: bandwidth of its "
-                          "I/O over the raw one's, 1 is the ceiling; bytes_per_parameter: read and written.",
-                          argc, argv, &b.options, &done, err));
+    struct pd_option options[] = {
+        PD_BENCH_ROOM_OPTIONS(&b.options),
+        {.name = "threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024},
+        {0}};
+    const struct pd_usage usage = {
+        .doc =
+            "One optimizer step on state in files, clipping on, against the larger of its compute alone and direct I/O of "
+            "the same bytes alone, reads and writes at once, on files in the same state, alternated. step_ratio: time of "
+            "the step over the larger of both; io_ratio: bandwidth of its I/O over the raw one's, 1 is the ceiling; "
+            "bytes_per_parameter: read and written.",
+        .options = options,
+        .json = &b.options.json};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
-    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, &b.room, err));
+    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
     pd_status st = prepare(&b, err);
     for (uint64_t pair = 0; !st && pair < b.options.pairs; pair++)
-        st = run_pair(&b, pair, err);
+        st = run_pair(&b, err);
     if (!st) st = print(&b, err);
     release(&b);
     return st;

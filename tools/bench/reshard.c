@@ -3,6 +3,7 @@
  *
  * The offline rewrites come first, so that the largest resident memory is theirs. The state is then loaded by two ranks,
  * threads of this process, each into memory that was touched before; the raw side reads the same shard files. */
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/io/raw_bench.h"
@@ -11,18 +12,16 @@
 #include "resharder/rewrite/rewrite.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/room.h"
-#include "tools/output.h"
+#include "tools/bench/run.h"
 #include "trainer/model/model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define IO_BYTES (UINT64_C(64) << 20)
 #define FILL_BYTES (UINT64_C(2) << 20)
-#define STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
 enum { LOADERS = 2, PLAN_TENSORS = 100000, PLAN_UNITS = 128 };
@@ -31,7 +30,7 @@ struct loader_memory { /* of one rank */
     struct pd_shard_box *boxes;
     uint64_t *offsets; /* (box_count) into data */
     uint32_t box_count;
-    unsigned char *data, *io_buffers;
+    void *data, *io_buffers;
     uint64_t bytes;
     struct pd_load_report report;
 };
@@ -52,7 +51,7 @@ struct reshard_bench {
     char source[4096];
     uint64_t data_bytes, file_bytes;
     struct pd_raw_bench *raw;
-    unsigned char *rewrite_buffers; /* touched, as those of the raw side */
+    void *rewrite_buffers; /* touched, as those of the raw side */
     struct loader_memory loaders[LOADERS];
     struct pd_pairs load_pairs, offline_pairs;
     uint64_t peak_rss_bytes;
@@ -72,18 +71,9 @@ static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t 
         l->first_unit[s] = (uint16_t)(s * units / pp);
 }
 
-/* GPT-2 of width 768 with as many layers as fit, and at least one. */
 static pd_status make_model(struct reshard_bench *b, struct pd_error *err)
 {
-    struct pd_model_config config;
-    PD_TRY(pd_model_preset("gpt2-124m", &config, err));
-    const uint64_t hidden = config.hidden, block = 12 * hidden * hidden + 13 * hidden;
-    const uint64_t parameters = b->options.bytes / STATE_BYTES_A_PARAMETER, outer = (config.vocab + config.context) * hidden;
-    if (parameters < outer + block) config.vocab = (uint32_t)(parameters / 3 / hidden) | 1;
-    config.context = 1024;
-    const uint64_t rest = (config.vocab + config.context) * hidden;
-    config.layers = parameters > rest + block ? (uint32_t)((parameters - rest) / block) : 1;
-    PD_TRY(pd_model_new(&config, &b->model, err));
+    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     make_layout(&b->stored, 3, 2, 1, b->model->unit_count);
     make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
     make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
@@ -92,23 +82,14 @@ static pd_status make_model(struct reshard_bench *b, struct pd_error *err)
 
 /* ---- the source, made without ever holding it ---- */
 
-/* Bits of numbers, none of them infinite or NaN. */
-static void fill(uint32_t *words, uint64_t count, uint64_t seed)
-{
-    for (uint64_t i = 0; i < count; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        words[i] = (uint32_t)(seed >> 32) & ~(1u << 30);
-    }
-}
-
 static pd_status make_box(struct pd_shard_stream *stream, uint32_t box, uint64_t offset, uint64_t bytes, uint64_t seed,
                           unsigned char *buffer, struct pd_error *err)
 {
     for (uint64_t at = 0; at < bytes; at += FILL_BYTES) {
         const uint64_t length = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
-        const uint64_t pages = (length + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
+        const uint64_t pages = pd_round_up(length, PD_VFS_ALIGN);
         memset(buffer + length, 0, pages - length);
-        fill((uint32_t *)(void *)buffer, length / 4, seed + at);
+        pd_bench_fill((float *)(void *)buffer, length / sizeof(float), seed + at);
         for (uint64_t b = 0; b < length; b += PD_SHARD_BLOCK_BYTES) {
             const uint64_t left = length - b, block = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
             pd_shard_stream_block(stream, box, (at + b) / PD_SHARD_BLOCK_BYTES, buffer + b, block);
@@ -179,23 +160,11 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
     return st;
 }
 
-/* ---- memory that was touched before ---- */
-
-static pd_status map(uint64_t bytes, unsigned char **ret_data, struct pd_error *err)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-        PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
-    (void)madvise(data, bytes, MADV_HUGEPAGE);
-    memset(data, 0, bytes);
-    *ret_data = data;
-    return PD_OK;
-}
-
 /* ---- the raw side ---- */
 
-static pd_status read_raw(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status read_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct reshard_bench *b = bench;
     *ret_seconds = 0;
     for (uint32_t s = 0; s < b->commit.shard_count; s++) {
         char path[4096 + 32];
@@ -209,14 +178,6 @@ static pd_status read_raw(struct reshard_bench *b, double *ret_seconds, struct p
 
 /* ---- offline ---- */
 
-static double cpu_seconds(void)
-{
-    struct rusage usage;
-    (void)getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-}
-
 static pd_status rewrite_into(struct reshard_bench *b, const char *target, double *ret_seconds, struct pd_error *err)
 {
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
@@ -229,17 +190,18 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
                                                .target = store,
                                                .buffers = b->rewrite_buffers,
                                                .buffer_bytes = PD_REWRITE_BUFFER_BYTES};
-    const double cpu_before = cpu_seconds();
+    const double cpu_before = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_rewrite(b->room.vfs, &request, NULL, err);
     *ret_seconds = pd_clock_seconds_since(NULL, start);
-    b->offline_cpu_s = cpu_seconds() - cpu_before;
+    b->offline_cpu_s = pd_bench_processor_seconds() - cpu_before;
     pd_store_close(store);
     return st;
 }
 
-static pd_status rewrite_ours(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct reshard_bench *b = bench;
     char target[4096];
     PD_TRY(pd_bench_room_remove(&b->room, "target", err));
     pd_bench_room_path(&b->room, "target", target);
@@ -248,8 +210,9 @@ static pd_status rewrite_ours(struct reshard_bench *b, double *ret_seconds, stru
     return rewrite_into(b, target, ret_seconds, err);
 }
 
-static pd_status rewrite_raw(struct reshard_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status rewrite_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct reshard_bench *b = bench;
     char path[4096];
     double writing = 0;
     PD_TRY(pd_bench_room_remove(&b->room, "raw", err));
@@ -276,7 +239,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
         else
             high = middle;
     }
-    return m->data + m->offsets[low + box];
+    return (char *)m->data + m->offsets[low + box];
 }
 
 static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_error *err)
@@ -287,11 +250,11 @@ static pd_status make_memory(struct reshard_bench *b, uint32_t rank, struct pd_e
     if (!m->offsets) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
     for (uint32_t i = 0; i < m->box_count; i++) {
         m->offsets[i] = m->bytes;
-        m->bytes += (pd_box_elements(&m->boxes[i].box) * sizeof(float) + PD_VFS_ALIGN - 1) / PD_VFS_ALIGN * PD_VFS_ALIGN;
+        m->bytes += pd_round_up(pd_box_elements(&m->boxes[i].box) * sizeof(float), PD_VFS_ALIGN);
     }
     m->bytes = (m->bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-    PD_TRY(map(m->bytes, &m->data, err));
-    return map(IO_BYTES, &m->io_buffers, err);
+    PD_TRY(pd_bench_map(m->bytes, &m->data, err));
+    return pd_bench_map(IO_BYTES, &m->io_buffers, err);
 }
 
 struct loading {
@@ -453,25 +416,10 @@ static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
 
 /* ---- all of it ---- */
 
-static pd_status run_offline_pair(struct reshard_bench *b, uint64_t pair, struct pd_error *err)
+static pd_status load_source(void *bench, double *ret_seconds, struct pd_error *err)
 {
-    double ours = 0, raw = 0;
-    if (pair % 2) PD_TRY(rewrite_raw(b, &raw, err));
-    PD_TRY(rewrite_ours(b, &ours, err));
-    if (pair % 2 == 0) PD_TRY(rewrite_raw(b, &raw, err));
-    pd_pairs_add(&b->offline_pairs, ours, raw);
-    return PD_OK;
-}
-
-static pd_status run_load_pair(struct reshard_bench *b, uint64_t pair, struct pd_error *err)
-{
-    double ours = 0, raw = 0;
-    PD_TRY(pd_bench_room_settle(&b->room, err));
-    if (pair % 2) PD_TRY(read_raw(b, &raw, err));
-    PD_TRY(load(b, b->source, &b->commit, &ours, err));
-    if (pair % 2 == 0) PD_TRY(read_raw(b, &raw, err));
-    pd_pairs_add(&b->load_pairs, ours, raw);
-    return PD_OK;
+    struct reshard_bench *b = bench;
+    return load(b, b->source, &b->commit, ret_seconds, err);
 }
 
 static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
@@ -481,9 +429,9 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     PD_TRY(make_model(b, err));
     PD_TRY(make_source(b, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
-    PD_TRY(map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
+    PD_TRY(pd_bench_map(PD_REWRITE_BUFFER_BYTES, &b->rewrite_buffers, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
-        PD_TRY(run_offline_pair(b, pair, err));
+        PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
     (void)getrusage(RUSAGE_SELF, &usage);
     b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
     PD_TRY(measure_plan(b, err));
@@ -491,23 +439,20 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
         PD_TRY(make_memory(b, r, err));
     PD_TRY(check_rewritten(b, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
-        PD_TRY(run_load_pair(b, pair, err));
+        PD_TRY(pd_pairs_measure(&b->load_pairs, b, load_source, read_raw, err));
     return PD_OK;
 }
 
 static void release(struct reshard_bench *b)
 {
     for (uint32_t r = 0; r < LOADERS; r++) {
-        if (b->loaders[r].data) munmap(b->loaders[r].data, b->loaders[r].bytes);
-        if (b->loaders[r].io_buffers) munmap(b->loaders[r].io_buffers, IO_BYTES);
         free(b->loaders[r].boxes);
         free(b->loaders[r].offsets);
     }
-    if (b->rewrite_buffers) munmap(b->rewrite_buffers, PD_REWRITE_BUFFER_BYTES);
     pd_raw_bench_free(b->raw);
     pd_commit_deinit(&b->commit);
     pd_model_free(b->model);
-    pd_bench_room_close(&b->room);
+    pd_bench_room_close(&b->room); /* memory goes with the process */
 }
 
 static void read_totals(const struct reshard_bench *b, double *ret_amplification, double *ret_worst)
@@ -527,53 +472,41 @@ static pd_status print(const struct reshard_bench *b, struct pd_error *err)
                                   offline = pd_pairs_summarise(&b->offline_pairs);
     double amplification, worst;
     read_totals(b, &amplification, &worst);
-    if (!b->options.json) {
-        printf("%s, %s of state stored under dp 3, tp 2, in %s\n", pd_vfs_describe(b->room.vfs),
-               pd_text_bytes(b->data_bytes).text, b->options.dir);
-        pd_bench_print_ratio("load under dp 2", "raw read", b->data_bytes, (uint32_t)b->options.pairs, &loads);
-        printf("  read %.4f times what is stored; the busier rank %.4f times its share\n", amplification, worst);
-        printf("reshard to tp 4, pp 2  %.2f s, raw read and write %.2f s, ratio %.3f (%.3f to %.3f)\n", offline.candidate_s,
-               offline.ceiling_s, offline.ratio, offline.ratio_low, offline.ratio_high);
-        printf("  at most %s resident, %.2f s of one core\n", pd_text_bytes(b->peak_rss_bytes).text, b->offline_cpu_s);
-        printf(
-            "plan of one rank, %s parameters in %d tensors, dp 128, tp 8, pp 16 to dp 64, tp 16, pp 8, sp 2: %.3f s, %s\n",
-            pd_text_short(b->plan.parameters).text, PLAN_TENSORS, b->plan.seconds, pd_text_bytes(b->plan.bytes).text);
-        return PD_OK;
-    }
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_bench_json_ratio(&w, "load_ratio", &loads);
-    pd_json_double(&w, "load_bytes_per_second", (double)b->data_bytes / loads.candidate_s);
-    pd_json_double(&w, "read_amplification", amplification);
-    pd_json_double(&w, "read_share_worst", worst);
-    pd_bench_json_ratio(&w, "offline_ratio", &offline);
-    pd_json_double(&w, "offline_seconds", offline.candidate_s);
-    pd_json_double(&w, "offline_cpu_seconds", b->offline_cpu_s);
-    pd_json_u64(&w, "peak_rss_bytes", b->peak_rss_bytes);
-    pd_json_double(&w, "plan_seconds", b->plan.seconds);
-    pd_json_u64(&w, "plan_bytes", b->plan.bytes);
-    pd_json_double(&w, "plan_parameters", b->plan.parameters);
-    pd_json_string(&w, "plan_from", "dp=128,tp=8,pp=16");
-    pd_json_string(&w, "plan_to", "dp=64,tp=16,pp=8,sp=2,interleave=2");
-    pd_json_u64(&w, "state_bytes", b->data_bytes);
-    pd_json_u64(&w, "pairs", b->options.pairs);
-    pd_json_string(&w, "engine", pd_vfs_describe(b->room.vfs));
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    struct pd_report r;
+    pd_report_begin(&r, b->options.json);
+    pd_bench_report_ratio(&r, "load_ratio", &loads);
+    pd_report_double(&r, "load_bytes_per_second", (double)b->data_bytes / loads.candidate_s, PD_UNIT_BYTES_PER_SECOND);
+    pd_report_double(&r, "read_amplification", amplification, PD_UNIT_NONE);
+    pd_report_double(&r, "read_share_worst", worst, PD_UNIT_NONE);
+    pd_bench_report_ratio(&r, "offline_ratio", &offline);
+    pd_report_double(&r, "offline_seconds", offline.candidate_s, PD_UNIT_SECONDS);
+    pd_report_double(&r, "offline_cpu_seconds", b->offline_cpu_s, PD_UNIT_SECONDS);
+    pd_report_u64(&r, "peak_rss_bytes", b->peak_rss_bytes, PD_UNIT_BYTES);
+    pd_report_double(&r, "plan_seconds", b->plan.seconds, PD_UNIT_SECONDS);
+    pd_report_u64(&r, "plan_bytes", b->plan.bytes, PD_UNIT_BYTES);
+    pd_report_double(&r, "plan_parameters", b->plan.parameters, PD_UNIT_NONE);
+    pd_report_text(&r, "plan_from", "dp=128,tp=8,pp=16");
+    pd_report_text(&r, "plan_to", "dp=64,tp=16,pp=8,sp=2,interleave=2");
+    pd_report_u64(&r, "state_bytes", b->data_bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
+    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    return pd_report_end(&r, err);
 }
 
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct reshard_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 3}};
     bool done;
-    PD_TRY(pd_bench_parse(
-        "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads and "
-        "writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of ours / raw, "
-        "1 when reading and writing take turns. plan_seconds: one rank's transfer plan among 16,384.",
-        argc, argv, &b.options, &done, err));
+    struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options), {0}};
+    const struct pd_usage usage = {
+        .doc = "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads "
+               "and writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of "
+               "ours / raw, 1 when reading and writing take turns. plan_seconds: one rank's transfer plan among 16,384.",
+        .options = options,
+        .json = &b.options.json};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
-    PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, &b.room, err));
+    PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);
     if (!st) st = print(&b, err);
     release(&b);

@@ -4,27 +4,29 @@
 #define PD_TOOLS_BENCH_ROOM_H
 
 #include "ckpt/io/vfs.h"
+#include "tools/bench/bench.h"
+#include "tools/command.h"
 #include "trainer/config/config.h"
 
 struct pd_bench_options {
     const char *dir;       /* the room is made inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
-    uint64_t threads;      /* 0: not an option of this bench */
-    const char
-        *every_doc; /* of --every, and with it --state, --steps, --flush-ms, --device; NULL: no options of this bench */
-    uint64_t every;
-    bool state_in_files; /* --state nvme */
-    enum pd_device_choice device;
-    uint64_t steps, flush_ms;    /* 0: not given */
-    const char *compression_doc; /* of --compression, and with it --from; NULL: no options of this bench */
-    const char *compression, *from;
     bool json;
+    uint64_t threads;        /* of offload */
+    uint64_t every;          /* of ckpt, with what follows: 0, no run but one save after the other */
+    unsigned state_in_files; /* --state: 0 memory, 1 nvme */
+    enum pd_device_choice device;
+    uint64_t steps, flush_ms; /* 0: not given */
+    const char *compression, *from;
 };
 
-/* --dir, --bytes, --pairs, --threads, --every and its own, --compression, --from, --json, --help. `program_doc` is what
- * --help says first.   errors  PD_USAGE */
-PD_MUST_USE pd_status pd_bench_parse(const char *program_doc, int argc, char **argv, struct pd_bench_options *options,
-                                     bool *ret_done, struct pd_error *err);
+/* clang-format off */
+#define PD_BENCH_ROOM_OPTIONS(o)                                                                                       \
+    {.name = "dir", "DIR", "where files of the bench live while it runs (.)", PD_OPTION_TEXT, &(o)->dir},               \
+    {.name = "bytes", "N", "bytes of one file, 32M or more: 512M, 2G", PD_OPTION_BYTES, &(o)->bytes,                    \
+     UINT64_C(32) << 20, UINT64_C(1) << 46, "32M or more, such as 512M or 2G"},                                        \
+    {.name = "pairs", "N", "alternated pairs of measurements, 1 to 99", PD_OPTION_U64, &(o)->pairs, 1, PD_BENCH_PAIRS_MAX}
+/* clang-format on */
 
 struct pd_bench_room {
     struct pd_vfs *vfs;
@@ -32,12 +34,10 @@ struct pd_bench_room {
 };
 
 /* Signals that ask to leave are caught from here on, so that gigabytes do not stay behind.
- *   errors  PD_NO_SPACE: fewer than `bytes` are free; PD_INVALID: `dir` is in memory and measures no disk */
-PD_MUST_USE pd_status pd_bench_room_open(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room,
+ *   on_disk  a `dir` in memory, which measures no disk, is refused (PD_INVALID)
+ *   errors   PD_NO_SPACE: fewer than `bytes` are free */
+PD_MUST_USE pd_status pd_bench_room_open(const char *dir, uint64_t bytes, bool on_disk, struct pd_bench_room *ret_room,
                                          struct pd_error *err);
-/* The same, in memory too. */
-PD_MUST_USE pd_status pd_bench_room_open_anywhere(const char *dir, uint64_t bytes, struct pd_bench_room *ret_room,
-                                                  struct pd_error *err);
 /* Removes everything in it. */
 void pd_bench_room_close(struct pd_bench_room *room);
 /* ret_path has room for 4096 bytes. */
@@ -47,5 +47,10 @@ PD_MUST_USE pd_status pd_bench_room_remove(const struct pd_bench_room *room, con
 /* Call before each measurement: what was written or deleted before must not be paid by it.
  *   errors  PD_STOPPED: a signal asked to leave */
 PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err);
+
+/* bench ckpt --every: tools/bench/every.c. */
+PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
+/* bench ckpt --compression: tools/bench/compress.c. */
+PD_MUST_USE pd_status pd_bench_compress(const struct pd_bench_options *options, struct pd_error *err);
 
 #endif

@@ -1,70 +1,75 @@
 #include "tools/bench/run.h"
 
-#include "tools/bench/bench.h"
+#include "ckpt/base/clock.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <unistd.h>
 
-enum { CONTEXT = 128 };
-/* What fills a GPU: a micro-batch of 8,192 tokens, and blocks of a model that is trained on one. */
-enum { GPU_CONTEXT = 1024, GPU_MICRO_BATCH = 8, GPU_HIDDEN = 2048 };
-#define GPU_WIDE_BYTES (UINT64_C(4) << 30)
-/* Width by bytes of state: a few blocks and not many narrow ones. */
-#define WIDE_BYTES (UINT64_C(512) << 20)
-#define SMALL_BYTES (UINT64_C(64) << 20)
-enum { WIDE_HIDDEN = 768, HIDDEN = 384, SMALL_HIDDEN = 128 };
-#define TEXT_BYTES 65536u
+/* ---- tokens ---- */
 
-pd_status pd_bench_run_write_text(const char *path, struct pd_error *err)
+pd_status pd_bench_temporary(char *ret_path, struct pd_error *err)
 {
-    FILE *f = fopen(path, "we");
-    if (!f) PD_FAIL(err, PD_IO, "%s: making it", path);
-    uint32_t seed = 1;
-    for (uint32_t i = 0; i < TEXT_BYTES; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        fputc((int)(seed >> 24), f);
-    }
-    if (fclose(f)) PD_FAIL(err, PD_IO, "%s: writing it", path);
+    const char *directory = getenv("TMPDIR");
+    snprintf(ret_path, 4096, "%.4000s/perdure-bench-XXXXXX", directory && *directory ? directory : "/tmp");
+    const int file = mkstemp(ret_path);
+    if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", ret_path);
+    close(file);
     return PD_OK;
 }
 
-static uint64_t hidden_of(const struct pd_bench_run_options *o, bool is_gpu)
+pd_status pd_bench_write_tokens(const char *path, uint64_t count, uint64_t words, bool evenly, struct pd_error *err)
 {
-    if (is_gpu && o->bytes >= GPU_WIDE_BYTES) return GPU_HIDDEN;
-    return o->bytes < SMALL_BYTES ? SMALL_HIDDEN : o->bytes < WIDE_BYTES ? HIDDEN : WIDE_HIDDEN;
+    FILE *f = fopen(path, "we");
+    if (!f) PD_FAIL_ERRNO(err, errno, "%s: making it", path);
+    const double log_words = log((double)words);
+    uint64_t state = 1;
+    bool failed = false;
+    for (uint64_t i = 0; i < count; i++) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const double share = (double)(state >> 11) * 0x1p-53;
+        const uint16_t token = evenly ? (uint16_t)((state >> 33) % words) : (uint16_t)(exp(share * log_words) - 0.5);
+        failed |= fwrite(&token, sizeof token, 1, f) != 1;
+    }
+    if (fclose(f) || failed) PD_FAIL_ERRNO(err, errno, "%s: writing it", path);
+    return PD_OK;
 }
 
-static pd_status configure(const struct pd_bench_run_options *o, bool is_gpu, struct pd_config *ret_config,
-                           struct pd_error *err)
+/* ---- a run ---- */
+
+/* Between single quotes, as YAML takes any path; one that does not fit is cut off. */
+static const char *quoted(const char *text, size_t bytes, char *ret_text)
 {
-    const bool is_large = is_gpu && o->bytes >= WIDE_BYTES;
-    const uint64_t hidden = hidden_of(o, is_gpu), micro_batch = is_large ? GPU_MICRO_BATCH : 1;
-    const int context = is_large ? GPU_CONTEXT : CONTEXT;
-    const uint64_t block = 12 * hidden * hidden;
-    const uint64_t layers = o->bytes / PD_BENCH_RUN_STATE_BYTES / block;
+    size_t at = 0;
+    ret_text[at++] = '\'';
+    for (; *text && at + 4 < bytes; text++) {
+        if (*text == '\'') ret_text[at++] = '\'';
+        ret_text[at++] = *text;
+    }
+    ret_text[at++] = '\'';
+    ret_text[at] = '\0';
+    return ret_text;
+}
+
+pd_status pd_bench_run_configure(struct pd_bench_run *run, const struct pd_bench_run_options *o, struct pd_error *err)
+{
     char yaml[16384], path[8192];
     snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 1000000}\n"
-             "model: {family: gpt2, vocab: 256, context: %d, layers: %llu, hidden: %llu, heads: %llu}\n"
-             "data: {train: [{path: %s, format: text}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %llu, micro_batch: %llu, context: %d}\nlayout: {ranks: 1, zero_stage: 0}\noffload: "
-             "{optimizer: %s}\n",
-             context, (unsigned long long)(layers ? layers : 1), (unsigned long long)hidden,
-             (unsigned long long)(hidden / 64), pd_bench_quoted(o->text, sizeof path, path),
-             (unsigned long long)(o->micro_batches * micro_batch), (unsigned long long)micro_batch, context,
-             o->has_files ? "nvme" : "device");
-    return pd_config_parse("bench", yaml, NULL, 0, ret_config, err);
+             "run: {dir: unused, steps: 1000000, device: %s}\nmodel: {%s}\n"
+             "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
+             "batch: {sequences: %llu, micro_batch: %llu, context: %llu}\n%s",
+             o->is_gpu ? "gpu" : "cpu", o->model, quoted(o->tokens, sizeof path, path), (unsigned long long)o->sequences,
+             (unsigned long long)o->micro_batch, (unsigned long long)o->context, o->sections);
+    pd_config_deinit(&run->config);
+    return pd_config_parse("bench", yaml, o->overrides, o->override_count, &run->config, err);
 }
 
-pd_status pd_bench_run_open(const struct pd_bench_run_options *o, struct pd_bench_run *run, struct pd_error *err)
+pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err)
 {
-    *run = (struct pd_bench_run){0};
-    PD_TRY(pd_rank_device_open(o->device, 0, &run->device, err));
-    PD_TRY(configure(o, run->device.dev != NULL, &run->config, err));
-    PD_TRY(pd_whole_engine_open(&run->config, NULL, &run->device, o->threads, &run->whole, err));
-    return o->has_files ? PD_OK : pd_engine_init_state(run->whole.engine, err);
+    PD_TRY(pd_whole_engine_open(&run->config, NULL, &run->device, threads, &run->whole, err));
+    return run->config.offload.optimizer == PD_PLACE_NVME ? PD_OK : pd_engine_init_state(run->whole.engine, err);
 }
 
 void pd_bench_run_close(struct pd_bench_run *run)
@@ -75,25 +80,37 @@ void pd_bench_run_close(struct pd_bench_run *run)
     *run = (struct pd_bench_run){0};
 }
 
-pd_status pd_bench_run_settle(struct pd_bench_run *run, struct pd_error *err)
+pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_seconds, double *ret_loss,
+                            struct pd_error *err)
 {
-    return pd_rank_device_settle(&run->device, err);
+    struct pd_step_result result;
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_engine_step(run->whole.engine, i * run->config.batch.sequences, i, &result, err));
+    PD_TRY(pd_rank_device_settle(&run->device, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    if (ret_loss) *ret_loss = result.loss;
+    return PD_OK;
 }
 
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run)
 {
-    return run->whole.model->parameter_count * PD_BENCH_RUN_STATE_BYTES;
+    return run->whole.model->parameter_count * PD_BENCH_STATE_BYTES_A_PARAMETER;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+/* ---- a state ---- */
 
-double pd_bench_quantile(double *values, uint32_t count, double share)
+pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_model, struct pd_error *err)
 {
-    qsort(values, count, sizeof *values, ascending);
-    const uint32_t rank = (uint32_t)ceil(share * count);
-    return values[rank ? rank - 1 : 0];
+    const uint64_t hidden = state_bytes < UINT64_C(512) << 20 ? 256 : 768, block = 12 * hidden * hidden + 13 * hidden;
+    const uint64_t parameters = state_bytes / PD_BENCH_STATE_BYTES_A_PARAMETER, vocab = parameters / 3 / hidden;
+    struct pd_model_config config;
+    PD_TRY(pd_model_preset("gpt2-124m", &config, err));
+    config.hidden = (uint32_t)hidden;
+    config.heads = (uint32_t)hidden / 64;
+    config.head_size = config.kv_heads = config.ffn = 0; /* as follows from these */
+    if (vocab < config.vocab) config.vocab = (uint32_t)vocab;
+    const uint64_t left = parameters - config.vocab * hidden - 2 * hidden, layers = left / block;
+    config.layers = layers ? (uint32_t)layers : 1;
+    config.context = left > config.layers * block + hidden ? (uint32_t)((left - config.layers * block) / hidden) : 1;
+    return pd_model_new(&config, ret_model, err);
 }

@@ -1,36 +1,48 @@
-/* A run for benches that save while it trains: one rank, a GPT-2 shaped model, whole steps on random text. */
+/* A run for benches: one rank, whole training steps on random tokens; and states of a size that was asked for. */
 #ifndef PD_TOOLS_BENCH_RUN_H
 #define PD_TOOLS_BENCH_RUN_H
 
 #include "trainer/run/whole_engine.h"
 
-#define PD_BENCH_RUN_STATE_BYTES 12u /* a parameter: fp32 master and two moments */
+#define PD_BENCH_STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 
 struct pd_bench_run_options {
-    const char *text;       /* path of pd_bench_run_write_text */
-    uint64_t bytes;         /* of state: as many blocks as fit, at least one */
-    uint64_t micro_batches; /* sequences of a step */
-    uint32_t threads;       /* that compute */
-    bool has_files;         /* optimizer state lives in files; the caller opens them (trainer/engine/state_files.h) */
-    enum pd_device_choice device;
+    const char *model;                        /* keys of the section: "preset: gpt2-124m" */
+    const char *tokens;                       /* path of pd_bench_write_tokens */
+    uint64_t sequences, micro_batch, context; /* of a step */
+    const char *sections;                     /* YAML of other sections */
+    const char *const *overrides;             /* (override_count) section.key=value, last */
+    uint32_t override_count;
+    bool is_gpu;
 };
 
 struct pd_bench_run {
     struct pd_config config;
-    struct pd_rank_device device;
+    struct pd_rank_device device; /* of the caller's pd_rank_device_open; without one: the CPU */
     struct pd_whole_engine whole;
 };
 
-PD_MUST_USE pd_status pd_bench_run_write_text(const char *path, struct pd_error *err);
-/* State in memory is initialised. A run that could not be opened is closed all the same. */
-PD_MUST_USE pd_status pd_bench_run_open(const struct pd_bench_run_options *options, struct pd_bench_run *ret_run,
-                                        struct pd_error *err);
+/* Fills the configuration in, again too. */
+PD_MUST_USE pd_status pd_bench_run_configure(struct pd_bench_run *run, const struct pd_bench_run_options *options,
+                                             struct pd_error *err);
+/* The engine of the configuration, its state initialised unless that lies in files, which the caller opens
+ * (trainer/engine/state_files.h). A run that could not be opened is closed all the same. */
+PD_MUST_USE pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err);
 void pd_bench_run_close(struct pd_bench_run *run);
-/* Everything that its steps asked of the device has happened. */
-PD_MUST_USE pd_status pd_bench_run_settle(struct pd_bench_run *run, struct pd_error *err);
+/* Step `i` of such steps, until everything that it asked of the device has happened. ret_loss: may be NULL. */
+PD_MUST_USE pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_seconds, double *ret_loss,
+                                        struct pd_error *err);
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run);
 
-/* Nearest rank: the smallest value that at least `share` of them do not exceed. Sorts them. */
-double pd_bench_quantile(double *values, uint32_t count, double share);
+/* Numbers up to `words` as text has them, the n-th commonest with a share of 1 / n; or evenly, so that all rows of an
+ * embedding are touched alike. In nanoGPT's format. */
+PD_MUST_USE pd_status pd_bench_write_tokens(const char *path, uint64_t count, uint64_t words, bool evenly,
+                                            struct pd_error *err);
+/* An empty file below $TMPDIR or /tmp.   ret_path  (4096) */
+PD_MUST_USE pd_status pd_bench_temporary(char *ret_path, struct pd_error *err);
+
+/* GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit and positions for the rest; the vocabulary
+ * takes at most a third. */
+PD_MUST_USE pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_model, struct pd_error *err);
 
 #endif

@@ -1,16 +1,10 @@
 #include "tools/bench/step_gpu.h"
 
-#include "ckpt/base/clock.h"
-#include "ckpt/base/json.h"
 #include "tools/bench/bench.h"
-#include "tools/output.h"
+#include "tools/bench/run.h"
 #include "trainer/engine/gpus.h"
-#include "trainer/run/whole_engine.h"
 
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -29,7 +23,7 @@ enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
 /* Of compute until copies; what is busy beside it, or in its place, comes after those. */
 enum stage {
-    PRODUCTS,
+    GEMMS,
     ATTENTION,
     POINTWISE,
     LOSS,
@@ -50,7 +44,7 @@ enum stage {
 };
 
 static const char *const stage_names[STAGES] = {
-    "products",        "attention",     "pointwise",      "loss",         "optimizer",     "copies",
+    "gemms",           "attention",     "pointwise",      "loss",         "optimizer",     "copies",
     "exchange",        "parameters_in", "parameters_out", "gradients_in", "gradients_out", "activations_in",
     "activations_out", "optimizer_in",  "optimizer_out",  "saves",        "host_optimizer"};
 
@@ -84,20 +78,6 @@ struct gpu_bench {
     struct measured measured[MODES];
 };
 
-/* One engine on the card. */
-struct run {
-    struct pd_rank_device device;
-    struct pd_config config;
-    struct pd_whole_engine whole;
-};
-
-static void release(struct run *r)
-{
-    pd_whole_engine_close(&r->whole);
-    pd_config_deinit(&r->config);
-    pd_rank_device_close(&r->device);
-}
-
 /* ---- configuration ---- */
 
 static const char *const sizes[][2] = {
@@ -115,23 +95,28 @@ bool pd_bench_step_is_size(const char *name)
     return preset_of(name) != name;
 }
 
-static pd_status configure(struct run *r, const struct gpu_bench *b, const char *mode, struct choice choice,
+static pd_status configure(struct pd_bench_run *r, const struct gpu_bench *b, const char *mode, struct choice choice,
                            struct pd_error *err)
 {
     const struct pd_bench_step_gpu *a = b->asked;
-    char yaml[16384], path[8192], layers[16] = "auto";
+    char model[64], sections[512], layers[16] = "auto";
     if (choice.layers != PD_LAYERS_ALL) snprintf(layers, sizeof layers, "%u", choice.layers);
-    snprintf(yaml, sizeof yaml,
-             "run: {dir: unused, steps: 1000, device: gpu}\nmodel: {preset: %s}\n"
-             "data: {train: [{path: %s, format: nanogpt}], validation_fraction: 0}\nvalidation: {every: 0}\n"
-             "batch: {sequences: %llu, micro_batch: %llu, context: %llu}\n"
-             "numerics: {precision: %s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
+    snprintf(model, sizeof model, "preset: %.48s", b->model_name);
+    snprintf(sections, sizeof sections,
+             "numerics: {precision: %.16s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
              "layout: {ranks: 1, recompute: %s, recompute_layers: %s, threads: %u}\n%s",
-             b->model_name, pd_bench_quoted(b->tokens_path, sizeof path, path), (unsigned long long)a->sequences,
-             (unsigned long long)choice.micro_batch, (unsigned long long)a->context, a->precision ? a->precision : "bf16",
-             mode, choice.recompute, layers, b->threads, placements[b->placement].yaml);
-    pd_config_deinit(&r->config);
-    PD_TRY(pd_config_parse("bench", yaml, a->keys, a->key_count, &r->config, err));
+             a->precision ? a->precision : "bf16", mode, choice.recompute, layers, b->threads,
+             placements[b->placement].yaml);
+    const struct pd_bench_run_options options = {.model = model,
+                                                 .tokens = b->tokens_path,
+                                                 .sequences = a->sequences,
+                                                 .micro_batch = choice.micro_batch,
+                                                 .context = a->context,
+                                                 .sections = sections,
+                                                 .overrides = a->keys,
+                                                 .override_count = a->key_count,
+                                                 .is_gpu = true};
+    PD_TRY(pd_bench_run_configure(r, &options, err));
     const enum pd_place places[] = {r->config.offload.optimizer, r->config.offload.parameters, r->config.offload.gradients,
                                     r->config.offload.activations};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
@@ -146,7 +131,7 @@ static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
 }
 
 /* Device bytes of one choice, by the recipe. */
-static pd_status plan_one(struct run *r, const struct gpu_bench *b, struct choice choice, uint64_t *ret_bytes,
+static pd_status plan_one(struct pd_bench_run *r, const struct gpu_bench *b, struct choice choice, uint64_t *ret_bytes,
                           struct pd_error *err)
 {
     struct pd_model *model;
@@ -162,7 +147,7 @@ static pd_status plan_one(struct run *r, const struct gpu_bench *b, struct choic
 }
 
 /* The largest micro-batch that fits with it, 0 when none does; needed: by the last that was looked at. */
-static pd_status largest_micro_batch(struct run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
+static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
                                      uint64_t *ret_micro_batch, uint64_t *ret_needed, struct pd_error *err)
 {
     *ret_micro_batch = 0;
@@ -176,7 +161,7 @@ static pd_status largest_micro_batch(struct run *r, const struct gpu_bench *b, c
 }
 
 /* The fewest blocks to recompute with which the chosen micro-batch fits. */
-static pd_status fewest_layers(struct gpu_bench *b, struct run *r, uint64_t room, struct pd_error *err)
+static pd_status fewest_layers(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, struct pd_error *err)
 {
     uint32_t too_few = 0, enough = r->config.model.layers;
     while (strcmp(b->choice.recompute, recomputes[0]) != 0 && enough - too_few > 1) {
@@ -190,7 +175,7 @@ static pd_status fewest_layers(struct gpu_bench *b, struct run *r, uint64_t room
     return PD_OK;
 }
 
-static pd_status choose_micro_batch(struct gpu_bench *b, struct run *r, uint64_t room, uint64_t *ret_needed,
+static pd_status choose_micro_batch(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, uint64_t *ret_needed,
                                     struct pd_error *err)
 {
     for (int i = 0; i < RECOMPUTES; i++) {
@@ -210,7 +195,7 @@ static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
     return false;
 }
 
-static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err)
+static pd_status choose(struct gpu_bench *b, struct pd_bench_run *r, struct pd_error *err)
 {
     struct pd_dev_memory memory;
     uint64_t needed = 0;
@@ -229,9 +214,9 @@ static pd_status choose(struct gpu_bench *b, struct run *r, struct pd_error *err
 
 /* ---- a run ---- */
 
-static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
+static pd_status build(struct pd_bench_run *r, struct gpu_bench *b, struct pd_error *err)
 {
-    PD_TRY(pd_whole_engine_open(&r->config, NULL, &r->device, b->threads, &r->whole, err));
+    PD_TRY(pd_bench_run_open(r, b->threads, err));
     b->device_bytes = device_bytes_of(&r->whole.plan);
     b->host_bytes = pd_memory_plan_host(&r->whole.plan);
     b->parameters = r->whole.model->parameter_count;
@@ -240,35 +225,17 @@ static pd_status build(struct run *r, struct gpu_bench *b, struct pd_error *err)
     b->recomputed = r->config.layout.recompute_layers < b->blocks ? r->config.layout.recompute_layers : b->blocks;
     if (r->config.layout.recompute == PD_RECOMPUTE_NONE) b->recomputed = 0;
     b->flops_per_token = pd_model_flops_per_token(r->whole.model, r->config.batch.context);
-    return pd_engine_init_state(r->whole.engine, err);
-}
-
-static pd_status timed_step(struct run *r, uint64_t i, double *ret_seconds, double *ret_loss, struct pd_error *err)
-{
-    struct pd_step_result result;
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_engine_step(r->whole.engine, i * r->config.batch.sequences, i, &result, err));
-    PD_TRY(pd_rank_device_settle(&r->device, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
-    *ret_loss = result.loss;
     return PD_OK;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The first step warms up. */
-static pd_status measure(struct run *r, uint64_t steps, struct measured *m, struct pd_error *err)
+static pd_status measure(struct pd_bench_run *r, uint64_t steps, struct measured *m, struct pd_error *err)
 {
     double seconds[PD_BENCH_STEPS_MAX];
-    PD_TRY(timed_step(r, 0, &seconds[0], &m->loss, err));
+    PD_TRY(pd_bench_run_step(r, 0, &seconds[0], &m->loss, err));
     for (uint64_t i = 0; i < steps; i++)
-        PD_TRY(timed_step(r, 1 + i, &seconds[i], &m->loss, err));
-    qsort(seconds, steps, sizeof *seconds, by_size);
-    m->seconds = seconds[steps / 2];
+        PD_TRY(pd_bench_run_step(r, 1 + i, &seconds[i], &m->loss, err));
+    m->seconds = pd_bench_quantile(seconds, (uint32_t)steps, 0.5);
     m->low = seconds[0];
     m->high = seconds[steps - 1];
     return PD_OK;
@@ -280,7 +247,7 @@ static enum stage stage_of_compute(const char *name)
     static const struct {
         const char *begin;
         enum stage stage;
-    } begins[] = {{"gemm", PRODUCTS},
+    } begins[] = {{"gemm", GEMMS},
                   {"attention", ATTENTION},
                   {"logits", LOSS},
                   {"cross_entropy", LOSS},
@@ -315,13 +282,12 @@ static enum stage stage_of(const struct pd_device_share *share)
     return EXCHANGE;
 }
 
-static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
+static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_error *err)
 {
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
-    double loss;
-    PD_TRY(timed_step(r, 0, &m->watched_seconds, &loss, err));
+    PD_TRY(pd_bench_run_step(r, 0, &m->watched_seconds, NULL, err));
     pd_device_spans_clear(r->device.spans);
-    PD_TRY(timed_step(r, 1, &m->watched_seconds, &loss, err));
+    PD_TRY(pd_bench_run_step(r, 1, &m->watched_seconds, NULL, err));
     m->watched_seconds -= pd_device_spans_collecting(r->device.spans);
     const uint32_t count = pd_device_spans_shares(r->device.spans, shares);
     for (uint32_t i = 0; i < count; i++) {
@@ -337,7 +303,7 @@ static pd_status watch(struct run *r, struct measured *m, struct pd_error *err)
 /* Steps that nobody watches, then the same engine anew with an event before and behind every operation. */
 static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct pd_error *err)
 {
-    struct run r = {.device = {.dev = NULL}};
+    struct pd_bench_run r = {.device = {.dev = NULL}};
     pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
@@ -345,7 +311,7 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     if (!st) st = configure(&r, b, modes[mode], b->choice, err);
     if (!st) st = build(&r, b, err);
     if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);
-    release(&r);
+    pd_bench_run_close(&r);
     return st;
 }
 
@@ -367,30 +333,15 @@ static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 
 /* ---- tokens ---- */
 
-/* Words in numbers as text has them: the n-th commonest with a share of 1 / n. */
 static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
 {
-    const uint64_t count = b->asked->sequences * b->asked->context * 2 + 1;
-    const char *directory = getenv("TMPDIR");
-    snprintf(b->tokens_path, sizeof b->tokens_path, "%.4000s/perdure-bench-XXXXXX",
-             directory && *directory ? directory : "/tmp");
-    struct run r = {.device = {.dev = NULL}};
+    struct pd_bench_run r = {0};
     const char *recompute = b->asked->recompute ? b->asked->recompute : recomputes[0]; /* of which keys may say more */
+    PD_TRY(pd_bench_temporary(b->tokens_path, err));
     PD_TRY(configure(&r, b, modes[0], (struct choice){1, recompute, PD_LAYERS_ALL}, err));
-    const double words = r.config.model.vocab < UINT16_MAX ? r.config.model.vocab : UINT16_MAX;
+    const uint64_t words = r.config.model.vocab < UINT16_MAX ? r.config.model.vocab : UINT16_MAX;
     pd_config_deinit(&r.config);
-    const int file = mkstemp(b->tokens_path);
-    FILE *f = file < 0 ? NULL : fdopen(file, "w");
-    if (!f) PD_FAIL_ERRNO(err, errno, "%s: making a temporary file", b->tokens_path);
-    uint64_t state = 1;
-    bool failed = false;
-    for (uint64_t i = 0; i < count; i++) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        const uint16_t token = (uint16_t)(exp((double)(state >> 11) / (double)(1ull << 53) * log(words)) - 0.5);
-        failed |= fwrite(&token, sizeof token, 1, f) != 1;
-    }
-    if (fclose(f) || failed) PD_FAIL_ERRNO(err, errno, "%s: writing it", b->tokens_path);
-    return PD_OK;
+    return pd_bench_write_tokens(b->tokens_path, b->asked->sequences * b->asked->context * 2 + 1, words, false, err);
 }
 
 /* ---- report ---- */
@@ -413,83 +364,65 @@ static double other_seconds(const struct measured *m)
     return m->watched_seconds - sum;
 }
 
-static void print_text(const struct gpu_bench *b)
+/* An object of shares; for people its members with the name before them, where they are not 0. */
+static void report_shares(struct pd_report *r, const char *name, const struct measured *m, const double seconds[STAGES],
+                          int first, const char *first_name, double other)
 {
-    printf("%s on %s: micro-batch %llu of %llu, %llu a step, recompute %s in %u of %u blocks, %s; %s of device memory, %s "
-           "pinned\n",
-           b->model_name, b->device, (unsigned long long)b->choice.micro_batch, (unsigned long long)b->asked->context,
-           (unsigned long long)b->asked->sequences, b->choice.recompute, b->recomputed, b->blocks, said_placement(b),
-           pd_text_bytes(b->device_bytes).text, pd_text_bytes(b->host_bytes).text);
-    for (int i = 0; i < MODES; i++) {
-        const struct measured *m = &b->measured[i];
-        if (!b->is_done[i]) continue;
-        printf("%s: %.0f tokens/s, %.4g s a step (%.4g to %.4g)", modes[i], tokens_per_second(b, m), m->seconds, m->low,
-               m->high);
-        if (b->peak > 0) printf(", %.1f%% of %.0f TFLOP/s", 100 * share(b, m), b->peak / 1e12);
-        printf("\n  of a step:");
-        for (int s = 0; s < STAGES; s++)
-            if (m->stages[s] > 0) printf(" %s %.1f%%,", stage_names[s], 100 * m->stages[s] / m->watched_seconds);
-        printf(" between them %.1f%%\n", 100 * other_seconds(m) / m->watched_seconds);
-        if (m->lost)
-            printf("  %llu of %llu operations were not timed: shares are too small\n", (unsigned long long)m->lost,
-                   (unsigned long long)(m->lost + m->operations));
+    char key[64];
+    if (r->is_json) pd_json_object_begin(&r->writer, name);
+    for (int s = first; s < STAGES; s++) {
+        const char *stage = s == first && first_name ? first_name : stage_names[s];
+        snprintf(key, sizeof key, "%s%s%s", r->is_json ? "" : name, r->is_json ? "" : ".", stage);
+        if (r->is_json || seconds[s] > 0) pd_report_double(r, key, seconds[s] / m->watched_seconds, PD_UNIT_SHARE);
     }
+    snprintf(key, sizeof key, "%s%sbetween", r->is_json ? "" : name, r->is_json ? "" : ".");
+    if (!first_name) pd_report_double(r, key, other / m->watched_seconds, PD_UNIT_SHARE);
+    if (r->is_json) pd_json_object_end(&r->writer);
 }
 
 /* Without a suffix the invariant mode, or the only one that was measured. */
-static void mode_json(struct pd_json_writer *w, const struct gpu_bench *b, int mode, const char *suffix)
+static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode, const char *suffix)
 {
     const struct measured *m = &b->measured[mode];
     char key[64];
     if (!b->is_done[mode]) return;
 #define KEY(NAME) (snprintf(key, sizeof key, "%s%s", NAME, suffix), key)
-    pd_json_double(w, KEY("tokens_per_second"), tokens_per_second(b, m));
+    pd_report_double(r, KEY("tokens_per_second"), tokens_per_second(b, m), PD_UNIT_NONE);
     if (b->peak > 0)
-        pd_json_double(w, KEY("matmul_share"), share(b, m));
-    else
-        pd_json_null(w, KEY("matmul_share"));
-    pd_json_double(w, KEY("step_seconds"), m->seconds);
-    pd_json_double(w, KEY("step_seconds_low"), m->low);
-    pd_json_double(w, KEY("step_seconds_high"), m->high);
-    pd_json_double(w, KEY("loss"), m->loss);
-    pd_json_u64(w, KEY("operations"), m->operations);
-    pd_json_u64(w, KEY("operations_not_timed"), m->lost);
-    pd_json_object_begin(w, KEY("stage_shares"));
-    for (int s = 0; s < STAGES; s++)
-        pd_json_double(w, stage_names[s], m->stages[s] / m->watched_seconds);
-    pd_json_double(w, "between", other_seconds(m) / m->watched_seconds);
-    pd_json_object_end(w);
-    pd_json_object_begin(w, KEY("busy_shares"));
-    for (int s = LANE_COMPUTE; s < STAGES; s++)
-        pd_json_double(w, s == LANE_COMPUTE ? "compute" : stage_names[s], m->busy[s] / m->watched_seconds);
-    pd_json_object_end(w);
+        pd_report_double(r, KEY("matmul_share"), share(b, m), PD_UNIT_SHARE);
+    else if (r->is_json)
+        pd_json_null(&r->writer, KEY("matmul_share"));
+    pd_report_range(r, KEY("step_seconds"), m->seconds, m->low, m->high, PD_UNIT_SECONDS);
+    pd_report_double(r, KEY("loss"), m->loss, PD_UNIT_NONE);
+    pd_report_u64(r, KEY("operations"), m->operations, PD_UNIT_NONE);
+    pd_report_u64(r, KEY("operations_not_timed"), m->lost, PD_UNIT_NONE);
+    report_shares(r, KEY("stage_shares"), m, m->stages, 0, NULL, other_seconds(m));
+    report_shares(r, KEY("busy_shares"), m, m->busy, LANE_COMPUTE, "compute", 0);
 #undef KEY
 }
 
-static pd_status print_json(const struct gpu_bench *b, struct pd_error *err)
+static pd_status print(const struct gpu_bench *b, struct pd_error *err)
 {
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "device", b->device);
-    pd_json_string(&w, "model", b->model_name);
-    mode_json(&w, b, 0, "");
-    mode_json(&w, b, 1, b->is_done[0] ? "_fast" : "");
-    pd_json_string(&w, "mode", b->is_done[0] ? modes[0] : modes[1]);
-    pd_json_double(&w, "matmul_bound_tflops", b->peak / 1e12);
-    pd_json_u64(&w, "parameters", b->parameters);
-    pd_json_u64(&w, "tokens", b->asked->sequences * b->asked->context);
-    pd_json_u64(&w, "context", b->asked->context);
-    pd_json_u64(&w, "micro_batch", b->choice.micro_batch);
-    pd_json_string(&w, "recompute", b->choice.recompute);
-    pd_json_u64(&w, "recompute_layers", b->recomputed);
-    pd_json_string(&w, "placement", said_placement(b));
-    pd_json_u64(&w, "threads", b->threads);
-    pd_json_u64(&w, "device_bytes", b->device_bytes);
-    pd_json_u64(&w, "pinned_bytes", b->host_bytes);
-    pd_json_u64(&w, "steps", b->asked->steps);
-    pd_json_object_end(&w);
-    return pd_output_json(&w, err);
+    struct pd_report r;
+    pd_report_begin(&r, b->asked->json);
+    pd_report_text(&r, "device", b->device);
+    pd_report_text(&r, "model", b->model_name);
+    report_mode(&r, b, 0, "");
+    report_mode(&r, b, 1, b->is_done[0] ? "_fast" : "");
+    pd_report_text(&r, "mode", b->is_done[0] ? modes[0] : modes[1]);
+    pd_report_double(&r, "matmul_bound_tflops", b->peak / 1e12, PD_UNIT_NONE);
+    pd_report_u64(&r, "parameters", b->parameters, PD_UNIT_NONE);
+    pd_report_u64(&r, "tokens", b->asked->sequences * b->asked->context, PD_UNIT_NONE);
+    pd_report_u64(&r, "context", b->asked->context, PD_UNIT_NONE);
+    pd_report_u64(&r, "micro_batch", b->choice.micro_batch, PD_UNIT_NONE);
+    pd_report_text(&r, "recompute", b->choice.recompute);
+    pd_report_u64(&r, "recompute_layers", b->recomputed, PD_UNIT_NONE);
+    pd_report_text(&r, "placement", said_placement(b));
+    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
+    pd_report_u64(&r, "device_bytes", b->device_bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "pinned_bytes", b->host_bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "steps", b->asked->steps, PD_UNIT_NONE);
+    return pd_report_end(&r, err);
 }
 
 static pd_status check(const struct pd_bench_step_gpu *a, struct pd_error *err)
@@ -516,7 +449,5 @@ pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_err
     unlink(b.tokens_path);
     PD_TRY(st);
     b.peak = pd_gpu_matmul_flops(b.device);
-    if (asked->json) return print_json(&b, err);
-    print_text(&b);
-    return PD_OK;
+    return print(&b, err);
 }

@@ -1,11 +1,11 @@
-/* perdure bench step on a GPU: whole steps of one rank, AdamW and loss included, in tokens a second and as a share of what
- * the card's data sheet says of dense bf16 products; each stage's share by events, in a step of its own: stages of compute,
- * what was waited for in its place (exchange, copies, an optimizer on the host), and what stood between them are the step.
+/* perdure bench step on a GPU: whole steps of one rank, AdamW and loss included, in tokens a second and as a share of the
+ * dense bf16 rate of the card's data sheet. Each stage's share is measured by events in a step of its own: stages of compute,
+ * what was waited for in their place (exchange, copies, an optimizer on the host), and what stood between them are the step.
  *
- * The micro-batch and what is recomputed are what the planner's recipe finds to fit: of none, selective and full
- * recomputation the first with which a micro-batch of LEAF_ENOUGH sequences fits, and the largest micro-batch then; of no
- * more blocks than that micro-batch needs, unless what is recomputed was asked for. A model that fits with none
- * micro-batches its optimizer's state to the host, then its parameters too, where no key says what is offloaded. */
+ * The planner's recipe chooses the micro-batch and what is recomputed: the first of none, selective and full recomputation
+ * with which a micro-batch of MICRO_BATCH_ENOUGH sequences fits, the largest micro-batch then, and the fewest blocks that it
+ * needs recomputed. A model that fits with none leaves its optimizer's state to the host, then its parameters too. Keys of
+ * the caller decide instead where they are given. */
 #ifndef PD_TOOLS_BENCH_STEP_GPU_H
 #define PD_TOOLS_BENCH_STEP_GPU_H
 

@@ -1,6 +1,5 @@
 /* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
 #include "tools/commands/ckpt.h"
-#include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
@@ -8,7 +7,6 @@
 #include "tools/output.h"
 #include "trainer/engine/computed_on.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -318,155 +316,133 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-enum {
-    OPTION_STEP = 0x2001,
-    OPTION_CONFIG,
-    OPTION_KEEP_LAST,
-    OPTION_KEEP_EVERY,
-    OPTION_TENSOR,
-    OPTION_LAYOUT,
-    OPTION_COMPRESSION
-};
-
-static error_t parse_number(struct pd_ckpt_options *o, const char *name, const char *text, uint64_t max, uint64_t *ret)
-{
-    if (pd_parse_u64(text, ret) && *ret <= max) return 0;
-    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected a whole number, such as --%s=4", name, text, name);
-    return EINVAL;
-}
-
-static error_t parse(int key, char *argument, struct argp_state *state)
-{
-    struct pd_ckpt_options *o = state->input;
-    uint64_t value = 0;
-    error_t result;
-    switch (key) {
-    case OPTION_STEP:
-        return parse_number(o, "step", argument, UINT64_MAX - 1, &o->step);
-    case OPTION_CONFIG:
-        o->config = true;
-        return 0;
-    case OPTION_TENSOR:
-        o->tensor = argument;
-        return 0;
-    case OPTION_LAYOUT:
-        o->layout = argument;
-        return 0;
-    case OPTION_COMPRESSION:
-        o->compression = argument;
-        return 0;
-    case OPTION_KEEP_EVERY:
-        return parse_number(o, "keep-every", argument, UINT64_MAX, &o->keep_every);
-    case OPTION_KEEP_LAST:
-        result = parse_number(o, "keep-last", argument, UINT32_MAX, &value);
-        o->keep_last = (uint32_t)value;
-        return result;
-    case ARGP_KEY_ARG:
-        if (o->path_count == o->path_max) {
-            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "\"%s\" is one path too many; see %s --help", argument,
-                               state->name);
-            return EINVAL;
-        }
-        o->paths[o->path_count++] = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option step_option = {
-    .name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not the newest but this one"};
-
-static pd_status run(const char *doc, const char *arguments, const struct argp_option *more, uint32_t paths,
-                     pd_status (*body)(const struct pd_ckpt_options *, struct pd_error *), int argc, char **argv,
-                     struct pd_error *err)
-{
-    struct argp argp = {.options = more, .parser = parse, .args_doc = arguments, .doc = doc};
-    struct pd_ckpt_options o = {.step = UINT64_MAX, .path_max = paths, .err = err};
-    bool done;
-    PD_TRY(pd_command_parse(&argp, argc, argv, &o, &o.json, &done, err));
-    if (done) return PD_OK;
-    if (o.path_count < paths)
-        PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
-                paths == 1                ? "a run or a directory of checkpoints"
-                : body == pd_ckpt_reshard ? "a checkpoint and the directory where the new one is to lie"
-                                          : "two checkpoints",
-                argv[0]);
-    return body(&o, err);
-}
-
 #define PATH_MEANS \
     "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken."
 
+typedef pd_status subcommand(const struct pd_ckpt_options *, struct pd_error *);
+
+static pd_status run(const char *arguments, const char *doc, struct pd_option *options, struct pd_ckpt_options *o,
+                     subcommand *body, int argc, char **argv, struct pd_error *err)
+{
+    const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
+    uint32_t count;
+    bool done;
+    const struct pd_usage usage = {arguments, doc, options, &o->json, o->paths, wanted, &count};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
+    if (done) return PD_OK;
+    if (count < wanted)
+        PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
+                wanted == 1               ? "a run or a directory of checkpoints"
+                : body == pd_ckpt_reshard ? "a checkpoint and the directory where the new one is to lie"
+                                          : "two checkpoints",
+                argv[0]);
+    return body(o, err);
+}
+
+static struct pd_option step_option(struct pd_ckpt_options *o, const char *doc)
+{
+    o->step = UINT64_MAX;
+    return (struct pd_option){.name = "step",
+                              .argument = "N",
+                              .doc = doc,
+                              .kind = PD_OPTION_U64,
+                              .value = &o->step,
+                              .high = UINT64_MAX - 1,
+                              .expected = "a whole number, such as --step=4"};
+}
+
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
-    return run("Lists valid checkpoints, newest first.", "PATH", NULL, 1, ls, argc, argv, err);
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    return run("PATH", "Lists valid checkpoints, newest first.", NULL, &o, ls, argc, argv, err);
 }
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {
-        step_option,
-        {.name = "config", .key = OPTION_CONFIG, .doc = "the configuration it was made with, as YAML, and nothing else"},
+    struct pd_ckpt_options o = {0};
+    struct pd_option options[] = {
+        step_option(&o, "not the newest but this one"),
+        {.name = "config", NULL, "the configuration it was made with, as YAML, and nothing else", PD_OPTION_FLAG, &o.config},
         {0}};
-    return run("What a checkpoint's commit record says. " PATH_MEANS, "PATH", options, 1, show, argc, argv, err);
+    return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, show, argc, argv, err);
 }
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {{.name = "step", .key = OPTION_STEP, .arg = "N", .doc = "not all but this one"},
-                                          {0}};
-    return run(
-        "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 when "
-        "any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one checkpoint.",
-        "PATH", options, 1, pd_ckpt_verify, argc, argv, err);
+    struct pd_ckpt_options o = {0};
+    struct pd_option options[] = {step_option(&o, "not all but this one"), {0}};
+    return run("PATH",
+               "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
+               "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
+               "checkpoint.",
+               options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
-    return run("Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
-               "PATH PATH", NULL, 2, pd_ckpt_diff, argc, argv, err);
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    struct pd_option options[] = {
+        {.name = "quiet", NULL, "prints nothing: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'}, {0}};
+    return run("PATH PATH",
+               "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
+               options, &o, pd_ckpt_diff, argc, argv, err);
 }
 
 static pd_status run_stats(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {
-        step_option,
-        {.name = "tensor", .key = OPTION_TENSOR, .arg = "TEXT", .doc = "only tensors whose name contains TEXT"},
+    struct pd_ckpt_options o = {0};
+    struct pd_option options[] = {
+        step_option(&o, "not the newest but this one"),
+        {.name = "tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor},
         {0}};
-    return run("Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
-               "PATH", options, 1, pd_ckpt_stats, argc, argv, err);
+    return run("PATH",
+               "Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
+               options, &o, pd_ckpt_stats, argc, argv, err);
 }
 
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {
-        {.name = "keep-last", .key = OPTION_KEEP_LAST, .arg = "N", .doc = "the newest N stay"},
-        {.name = "keep-every", .key = OPTION_KEEP_EVERY, .arg = "N", .doc = "and those of steps that N divides"},
-        {0}};
-    return run("Deletes old checkpoints. Refuses while a run is using the directory.", "PATH", options, 1, prune, argc, argv,
-               err);
+    struct pd_ckpt_options o = {.step = UINT64_MAX};
+    struct pd_option options[] = {{.name = "keep-last",
+                                   "N",
+                                   "the newest N stay",
+                                   PD_OPTION_U32,
+                                   &o.keep_last,
+                                   .expected = "a whole number, such as --keep-last=4"},
+                                  {.name = "keep-every",
+                                   "N",
+                                   "and those of steps that N divides",
+                                   PD_OPTION_U64,
+                                   &o.keep_every,
+                                   .expected = "a whole number, such as --keep-every=4"},
+                                  {0}};
+    return run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
+               argv, err);
 }
 
 static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 {
-    const struct argp_option options[] = {
-        step_option,
+    struct pd_ckpt_options o = {0};
+    struct pd_option options[] = {
+        step_option(&o, "not the newest but this one"),
         {.name = "layout",
-         .key = OPTION_LAYOUT,
-         .arg = "dp=N,tp=N,...",
-         .doc = "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not said is 1 (zero_shard: dp*sp)"},
+         "dp=N,tp=N,...",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
+         PD_OPTION_TEXT,
+         &o.layout},
         {.name = "compression",
-         .key = OPTION_COMPRESSION,
-         .arg = "none|zstd:N",
-         .doc = "of the new shards; when not said, they are as those of SRC"},
+         "none|zstd:N",
+         "of the new shards; when it is not given, they are as those of SRC",
+         PD_OPTION_TEXT,
+         &o.compression},
         {0}};
     return run(
+        "SRC DST",
         "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "
         "bit. A run loads any checkpoint under any layout without this. DST is a directory of checkpoints; it is made "
         "when absent, and nothing in it is overwritten. SRC is the directory of a run, a directory of checkpoints, or "
         "one checkpoint; of several the newest is taken.",
-        "SRC DST", options, 2, pd_ckpt_reshard, argc, argv, err);
+        options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)

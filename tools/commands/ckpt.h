@@ -10,26 +10,24 @@
 
 struct pd_ckpt_options {
     const char *paths[2];
-    uint32_t path_count, path_max;
     uint64_t step;           /* UINT64_MAX: the newest */
     const char *tensor;      /* part of a name, or NULL */
     const char *layout;      /* "dp=4,tp=2", or NULL */
     const char *compression; /* "none", "zstd:3", or NULL: as the source is */
-    bool config, json;
+    bool config, json, quiet;
     uint32_t keep_last;
     uint64_t keep_every;
-    struct pd_error *err;
 };
 
-/* Every byte, of one checkpoint or of all: cmd_ckpt_verify.c. */
+/* Every byte, of one checkpoint or of all: ckpt_verify.c. */
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
-/* Of tensors: cmd_ckpt_tensors.c. */
+/* Of tensors: ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
 
-/* Another layout: cmd_ckpt_reshard.c. */
+/* Another layout: ckpt_reshard.c. */
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
-/* A layout as an object of the JSON that show and reshard print: cmd_ckpt.c. */
+/* A layout as an object of the JSON that show and reshard print: ckpt.c. */
 struct pd_json_writer;
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
 

@@ -195,8 +195,32 @@ static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
                                        r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values});
 }
 
-static pd_status diff_text(const struct pd_diff *diff, struct pd_error *err)
+/* "steps 2 and 6, both under dp 2, tp 1, pp 1, sp 1" */
+static void print_subjects(const struct opened sides[2])
 {
+    const struct pd_run_state *s[2];
+    char layouts[2][80];
+    for (int i = 0; i < 2; i++) {
+        s[i] = &pd_inspect_commit(sides[i].inspect)->state;
+        const struct pd_layout *l = &s[i]->layout;
+        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
+    }
+    const uint64_t steps[2] = {s[0]->identity.step, s[1]->identity.step};
+    if (steps[0] == steps[1])
+        printf("both of step %" PRIu64, steps[0]);
+    else
+        printf("steps %" PRIu64 " and %" PRIu64, steps[0], steps[1]);
+    if (strcmp(layouts[0], layouts[1]) == 0)
+        printf(", both under %s", layouts[0]);
+    else
+        printf(", under %s and under %s", layouts[0], layouts[1]);
+    printf("%s\n",
+           memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
+}
+
+static pd_status diff_text(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
+{
+    print_subjects(sides);
     static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
     struct pd_table table;
     if (diff->different_count) {
@@ -217,6 +241,8 @@ static pd_status diff_json(const struct opened sides[2], const struct pd_diff *d
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "left", sides[0].path);
     pd_json_string(&w, "right", sides[1].path);
+    pd_json_u64(&w, "left_step", pd_inspect_commit(sides[0].inspect)->state.identity.step);
+    pd_json_u64(&w, "right_step", pd_inspect_commit(sides[1].inspect)->state.identity.step);
     pd_json_u64(&w, "arrays", diff->count);
     pd_json_u64(&w, "different", diff->different_count);
     pd_json_array_begin(&w, "differences");
@@ -268,14 +294,15 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
     struct pd_diff diff = {0};
     pd_status status = PD_OK;
     do {
-        status =
-            pd_inspect_diff(sides[0].inspect, sides[1].inspect, pd_ckpt_progress_start(&progress), &progress, &diff, err);
+        const pd_inspect_progress show = pd_ckpt_progress_start(&progress);
+        status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, options->quiet ? NULL : show, &progress, &diff, err);
         pd_ckpt_progress_end(&progress);
     } while (status && !(status = take_other_side(sides, status)));
     status = pd_ckpt_say_next(status, err);
-    if (!status) status = options->json ? diff_json(sides, &diff, err) : diff_text(&diff, err);
+    if (!status && !options->quiet) status = options->json ? diff_json(sides, &diff, err) : diff_text(sides, &diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
+    if (status == PD_CORRUPT && options->quiet && diff.different_count) err->message[0] = '\0';
     pd_diff_deinit(&diff);
     return status;
 }

@@ -9,33 +9,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTION_FORMAT = 'f', OPTION_OUTPUT = 'o', OPTION_TOKEN = 0x2001, OPTION_SEPARATOR, OPTION_OVERWRITE };
-
 struct options {
     struct pd_pack_options pack;
     const char **inputs; /* (argc) room for all arguments, owned */
     char *separator;     /* owned */
-    struct pd_error *err;
+    bool json;
 };
 
 static const char *const format_names[] = {"auto", "text", "nanogpt", "llmc", "megatron"};
 
-static error_t parse_format(struct options *o, const char *text)
-{
-    for (int i = 0; i < 5; i++) {
-        if (strcmp(format_names[i], text) != 0) continue;
-        o->pack.format = (enum pd_data_format)i;
-        return 0;
-    }
-    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--format=%s: there are auto, text, nanogpt, llmc and megatron", text);
-    return EINVAL;
-}
-
 /* \n, \t, \\ and \0-free bytes as they are: what a shell cannot easily write. */
-static error_t parse_separator(struct options *o, const char *text)
+static pd_status set_separator(const struct pd_option *option, const char *text, struct pd_error *err)
 {
+    struct options *o = option->value;
+    free(o->separator);
     char *out = o->separator = malloc(strlen(text) + 1);
-    if (!out) return ENOMEM;
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
     for (; *text; text++) {
         bool escape = text[0] == '\\' && text[1] && strchr("nt\\", text[1]);
         if (escape) text++;
@@ -43,53 +32,50 @@ static error_t parse_separator(struct options *o, const char *text)
     }
     *out = '\0';
     o->pack.separator = o->separator;
-    return 0;
+    return PD_OK;
 }
 
-static error_t parse(int key, char *argument, struct argp_state *state)
+static pd_status set_token(const struct pd_option *o, const char *text, struct pd_error *err)
 {
-    struct options *o = state->input;
-    switch (key) {
-    case OPTION_FORMAT:
-        return parse_format(o, argument);
-    case OPTION_OUTPUT:
-        o->pack.output = argument;
-        return 0;
-    case OPTION_SEPARATOR:
-        return parse_separator(o, argument);
-    case OPTION_OVERWRITE:
-        o->pack.overwrite = true;
-        return 0;
-    case OPTION_TOKEN:
-        if (pd_parse_i64(argument, &o->pack.document_token)) return 0;
-        (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--document-token=%s: expected a whole number", argument);
-        return EINVAL;
-    case ARGP_KEY_ARG:
-        o->inputs[o->pack.input_count++] = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return pd_parse_i64(text, o->value) ? PD_OK : pd_option_refuse(o, text, "a whole number", err);
 }
 
-#define TOKEN_OPTION(DOC)                                                     \
-    {                                                                         \
-        .name = "document-token", .key = OPTION_TOKEN, .arg = "N", .doc = DOC \
-    }
-#define FORMAT_OPTION(DOC)                                                  \
-    {                                                                       \
-        .name = "format", .key = OPTION_FORMAT, .arg = "FORMAT", .doc = DOC \
-    }
-
-static pd_status parse_arguments(const struct argp *argp, int argc, char **argv, struct options *o, bool *ret_json,
-                                 bool *ret_done, struct pd_error *err)
+static struct pd_option format_option(struct options *o, const char *doc)
 {
-    o->err = err;
+    return (struct pd_option){.name = "format",
+                              .argument = "FORMAT",
+                              .doc = doc,
+                              .kind = PD_OPTION_CHOICE,
+                              .value = &o->pack.format,
+                              .expected = "auto, text, nanogpt, llmc or megatron",
+                              .letter = 'f'};
+}
+
+static struct pd_option token_option(struct options *o, const char *doc)
+{
     o->pack.document_token = -1;
+    return (struct pd_option){.name = "document-token",
+                              .argument = "N",
+                              .doc = doc,
+                              .kind = PD_OPTION_SET,
+                              .value = &o->pack.document_token,
+                              .set = set_token};
+}
+
+static pd_status parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
+                       struct options *o, bool *ret_done, struct pd_error *err)
+{
     o->inputs = calloc((size_t)argc, sizeof *o->inputs);
     if (!o->inputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
     o->pack.inputs = o->inputs;
-    return pd_command_parse(argp, argc, argv, o, ret_json, ret_done, err);
+    const struct pd_usage usage = {.arguments = arguments,
+                                   .doc = doc,
+                                   .options = rows,
+                                   .json = &o->json,
+                                   .words = o->inputs,
+                                   .words_max = (uint32_t)argc,
+                                   .word_count = &o->pack.input_count};
+    return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
 
 static void options_deinit(struct options *o)
@@ -141,29 +127,27 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
 
 static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 {
-    static const struct argp_option options[] = {
-        FORMAT_OPTION("nanogpt (default), llmc or megatron"),
-        {.name = "output",
-         .key = OPTION_OUTPUT,
-         .arg = "FILE",
-         .doc = "the token file; megatron writes FILE.bin and FILE.idx"},
-        TOKEN_OPTION("this token ends each document (256 and more are free)"),
-        {.name = "separator",
-         .key = OPTION_SEPARATOR,
-         .arg = "TEXT",
-         .doc = "stands between documents of one input and is not written; \\n and \\t are understood"},
-        {.name = "overwrite", .key = OPTION_OVERWRITE, .doc = "replace an existing output"},
-        {0},
-    };
-    static const struct argp argp = {.options = options,
-                                     .parser = parse,
-                                     .args_doc = "TEXT...",
-                                     .doc =
-                                         "Packs text files into a token file; a token is a byte. Each input is a document."};
     struct options o = {0};
-    bool json = false, done = false;
-    pd_status status = parse_arguments(&argp, argc, argv, &o, &json, &done, err);
-    if (!status && !done) status = pack(&o, json, err);
+    bool done = false;
+    struct pd_option rows[] = {format_option(&o, "nanogpt (default), llmc or megatron"),
+                               {.name = "output",
+                                "FILE",
+                                "the token file; megatron writes FILE.bin and FILE.idx",
+                                PD_OPTION_TEXT,
+                                &o.pack.output,
+                                .letter = 'o'},
+                               token_option(&o, "this token ends each document (256 and more are free)"),
+                               {.name = "separator",
+                                "TEXT",
+                                "stands between documents of one input and is not written; \\n and \\t are understood",
+                                PD_OPTION_SET,
+                                &o,
+                                .set = set_separator},
+                               {.name = "overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite},
+                               {0}};
+    pd_status status = parse("TEXT...", "Packs text files into a token file; a token is a byte. Each input is a document.",
+                             rows, argc, argv, &o, &done, err);
+    if (!status && !done) status = pack(&o, o.json, err);
     options_deinit(&o);
     return status;
 }
@@ -257,19 +241,14 @@ static pd_status inspect(const struct options *o, bool json, struct pd_error *er
 
 static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
 {
-    static const struct argp_option options[] = {
-        FORMAT_OPTION("auto (default, by magic and name), text, nanogpt, llmc or megatron"),
-        TOKEN_OPTION("count documents that end with this token"),
-        {0},
-    };
-    static const struct argp argp = {.options = options,
-                                     .parser = parse,
-                                     .args_doc = "FILE...",
-                                     .doc = "What token files hold; every token is read and checked."};
     struct options o = {0};
-    bool json = false, done = false;
-    pd_status status = parse_arguments(&argp, argc, argv, &o, &json, &done, err);
-    if (!status && !done) status = inspect(&o, json, err);
+    bool done = false;
+    struct pd_option rows[] = {format_option(&o, "auto (default, by magic and name), text, nanogpt, llmc or megatron"),
+                               token_option(&o, "count documents that end with this token"),
+                               {0}};
+    pd_status status =
+        parse("FILE...", "What token files hold; every token is read and checked.", rows, argc, argv, &o, &done, err);
+    if (!status && !done) status = inspect(&o, o.json, err);
     options_deinit(&o);
     return status;
 }

@@ -5,24 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-struct options {
-    const char *dir;
-    struct pd_error *err;
-};
-
-static error_t parse(int key, char *argument, struct argp_state *state)
-{
-    struct options *o = state->input;
-    if (key != ARGP_KEY_ARG) return ARGP_ERR_UNKNOWN;
-    if (state->arg_num) {
-        (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "perdure doctor looks at one directory; \"%s\" is another",
-                           argument);
-        return EINVAL;
-    }
-    o->dir = argument;
-    return 0;
-}
-
 static const char *const state_names[] = {"ok", "limited", "missing", "unused"};
 static const char *const state_marks[] = {"ok", "!", "MISSING", "-"};
 
@@ -76,23 +58,27 @@ static pd_status check_directory(const struct pd_findings *findings, const char 
 
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
 {
-    static const struct argp argp = {
-        .parser = parse,
-        .args_doc = "[DIR]",
-        .doc = "What this machine offers, what is used, what is missing and how to get it. DIR (default: .) is "
-               "where checkpoints shall lie: what a save will need is tried there."};
-    struct options options = {.dir = ".", .err = err};
-    struct pd_findings findings = {0};
-    uint32_t counts[4] = {0};
+    const char *dirs[2] = {"."};
+    uint32_t count, counts[4] = {0};
     bool json = false, done;
-    PD_TRY(pd_command_parse(&argp, argc, argv, &options, &json, &done, err));
+    struct pd_findings findings = {0};
+    const struct pd_usage usage = {
+        .arguments = "[DIR]",
+        .doc = "What this machine offers, what is used, what is missing and how to get it. DIR (default: .) is "
+               "where checkpoints shall lie: what a save will need is tried there.",
+        .json = &json,
+        .words = dirs,
+        .words_max = 2,
+        .word_count = &count};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
+    if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     pd_find_processor(&findings);
     pd_find_memory(&findings);
     pd_find_software(&findings);
-    pd_find_storage(&findings, options.dir);
+    pd_find_storage(&findings, dirs[0]);
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
     PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));
-    return check_directory(&findings, options.dir, err);
+    return check_directory(&findings, dirs[0], err);
 }

@@ -20,20 +20,6 @@
 #define WORLDS_MAX 16u
 #define RUNGS_MAX 8u
 #define RATE_MAX 1e20
-enum {
-    OPTION_WORLD = 'w',
-    OPTION_THREADS = 't',
-    OPTION_PRINT = 0x2001,
-    OPTION_DEVICE,
-    OPTION_MEMORY,
-    OPTION_FLOPS,
-    OPTION_LINK,
-    OPTION_NETWORK,
-    OPTION_NVME,
-    OPTION_RANKS_PER_HOST,
-    OPTION_ALTERNATIVES,
-    OPTION_LADDER,
-};
 
 struct options {
     const char *config_path;
@@ -46,43 +32,33 @@ struct options {
     double flops, link, network, nvme; /* 0: as the device has them */
     struct pd_machine machine;
     char card[160]; /* name of a machine that no preset is made for */
-    struct pd_error *err;
+    bool json;
 };
 
 /* ---- arguments ---- */
 
-static error_t refuse(struct options *o, const char *option, const char *text, const char *expected)
+static pd_status set_worlds(const struct pd_option *option, const char *text, struct pd_error *err)
 {
-    (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--%s=%s: expected %s", option, text, expected);
-    return EINVAL;
-}
-
-static error_t parse_worlds(struct options *o, const char *text)
-{
+    struct options *o = option->value;
     char word[16];
     const size_t bytes = strlen(text);
     if (!bytes || text[0] == ',' || text[bytes - 1] == ',' || strstr(text, ",,"))
-        return refuse(o, "world", text, "a number of ranks, or several such as 4,8");
+        return pd_option_refuse(option, text, "a number of ranks, or several such as 4,8", err);
     for (; *text; text += *text == ',') {
         size_t length = strcspn(text, ",");
         uint64_t value = 0;
         snprintf(word, sizeof word, "%.*s", (int)(length < 15 ? length : 15), text);
-        if (!pd_parse_u64(word, &value) || value < 1 || value > 65536) {
-            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--world=%s: expected a number of ranks, 1 to 65536", word);
-            return EINVAL;
-        }
-        if (o->world_count == WORLDS_MAX) {
-            (void)pd_error_set(o->err, PD_USAGE, PD_WHERE, 0, "--world: more than %u world sizes", WORLDS_MAX);
-            return EINVAL;
-        }
+        if (!pd_parse_u64(word, &value) || value < 1 || value > 65536)
+            return pd_option_refuse(option, word, "a number of ranks, 1 to 65536", err);
+        if (o->world_count == WORLDS_MAX) PD_FAIL(err, PD_USAGE, "--world: more than %u world sizes", WORLDS_MAX);
         o->worlds[o->world_count++] = (uint32_t)value;
         text += length;
     }
-    return 0;
+    return PD_OK;
 }
 
 /* "312T": powers of 1000. */
-static error_t parse_rate(struct options *o, const char *option, const char *text, double *ret_rate)
+static pd_status set_rate(const struct pd_option *option, const char *text, struct pd_error *err)
 {
     static const char letters[] = "kMGTP";
     char number[32];
@@ -92,71 +68,10 @@ static error_t parse_rate(struct options *o, const char *option, const char *tex
     snprintf(number, sizeof number, "%.*s", (int)(length - (letter != NULL)), text);
     const bool is_number = length < sizeof number && pd_parse_double(number, &value) && value > 0;
     if (letter) value *= pow(1000, (double)(letter - letters + 1));
-    if (!is_number || value < 1 || value > RATE_MAX) return refuse(o, option, text, "a rate such as 25G or 312T, 1 to 1e20");
-    *ret_rate = value;
-    return 0;
-}
-
-static error_t parse_count(struct options *o, const char *option, const char *text, uint32_t low, uint32_t high,
-                           uint32_t *ret_count)
-{
-    char expected[64];
-    uint64_t value;
-    snprintf(expected, sizeof expected, "a number from %u to %u", low, high);
-    if (!pd_parse_u64(text, &value) || value < low || value > high) return refuse(o, option, text, expected);
-    *ret_count = (uint32_t)value;
-    return 0;
-}
-
-static error_t parse_machine(int key, char *text, struct options *o)
-{
-    switch (key) {
-    case OPTION_DEVICE:
-        o->device = text;
-        return 0;
-    case OPTION_MEMORY:
-        if (pd_parse_bytes(text, &o->device_bytes) && o->device_bytes) return 0;
-        return refuse(o, "device-memory", text, "a size such as 40G");
-    case OPTION_FLOPS:
-        return parse_rate(o, "flops", text, &o->flops);
-    case OPTION_LINK:
-        return parse_rate(o, "link", text, &o->link);
-    case OPTION_NETWORK:
-        return parse_rate(o, "network", text, &o->network);
-    case OPTION_NVME:
-        return parse_rate(o, "nvme", text, &o->nvme);
-    case OPTION_RANKS_PER_HOST:
-        return parse_count(o, "ranks-per-host", text, 1, 65536, &o->ranks_per_host);
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static error_t parse(int key, char *argument, struct argp_state *state)
-{
-    struct options *o = state->input;
-    switch (key) {
-    case OPTION_WORLD:
-        return parse_worlds(o, argument);
-    case OPTION_PRINT:
-        o->print_config = true;
-        return 0;
-    case OPTION_LADDER:
-        o->ladder = true;
-        return 0;
-    case OPTION_THREADS:
-        return parse_count(o, "threads", argument, 1, 4096, &o->threads);
-    case OPTION_ALTERNATIVES:
-        return parse_count(o, "alternatives", argument, 0, PD_PLAN_ALTERNATIVES_MAX, &o->alternatives);
-    case ARGP_KEY_ARG:
-        if (!o->config_path && !strchr(argument, '='))
-            o->config_path = argument;
-        else
-            o->overrides[o->override_count++] = argument;
-        return 0;
-    default:
-        return parse_machine(key, argument, o);
-    }
+    if (!is_number || value < 1 || value > RATE_MAX)
+        return pd_option_refuse(option, text, "a rate such as 25G or 312T, 1 to 1e20", err);
+    *(double *)option->value = value;
+    return PD_OK;
 }
 
 /* With run.device gpu and no --device: the card of this machine, else a usual one. */
@@ -479,7 +394,7 @@ static pd_status plan_for_device(const struct options *o, struct pd_config *conf
     return PD_OK;
 }
 
-static pd_status load_and_plan(struct options *o, bool json, struct pd_error *err)
+static pd_status load_and_plan(struct options *o, struct pd_error *err)
 {
     struct pd_config config;
     struct pd_model *model = NULL;
@@ -491,61 +406,65 @@ static pd_status load_and_plan(struct options *o, bool json, struct pd_error *er
     if (!status) status = o->print_config ? print_config(&config, err) : pd_model_new(&config.model, &model, err);
     if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
-    if (!status && !o->print_config) status = plan(o, &config, model, json, err);
+    if (!status && !o->print_config) status = plan(o, &config, model, o->json, err);
     pd_model_free(model);
     pd_config_deinit(&config);
     return status;
 }
 
-pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
+static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
-    static const struct argp_option option_table[] = {
-        {.name = "world", .key = OPTION_WORLD, .arg = "N[,N...]", .doc = "number of ranks; several give one line each"},
-        {.name = "print-config",
-         .key = OPTION_PRINT,
-         .doc = "the resolved configuration, every key with its meaning, and nothing else"},
-        {.name = "threads",
-         .key = OPTION_THREADS,
-         .arg = "N",
-         .doc = "threads a rank (default: cores of this machine / ranks)"},
-        {.name = "device",
-         .key = OPTION_DEVICE,
-         .arg = "NAME",
-         .doc = "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
-                "default this machine's, or h100-80g"},
-        {.name = "device-memory", .key = OPTION_MEMORY, .arg = "SIZE", .doc = "of a rank, such as 40G; cpu: no limit"},
-        {.name = "flops",
-         .key = OPTION_FLOPS,
-         .arg = "RATE",
-         .doc = "that training reaches on a rank in the configuration's precision, such as 150T"},
-        {.name = "link", .key = OPTION_LINK, .arg = "RATE", .doc = "bytes a second and rank inside a host, such as 250G"},
-        {.name = "network", .key = OPTION_NETWORK, .arg = "RATE", .doc = "bytes a second and rank between hosts"},
-        {.name = "nvme",
-         .key = OPTION_NVME,
-         .arg = "RATE",
-         .doc = "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)"},
-        {.name = "ranks-per-host", .key = OPTION_RANKS_PER_HOST, .arg = "N", .doc = "ranks of a host"},
-        {.name = "alternatives",
-         .key = OPTION_ALTERNATIVES,
-         .arg = "N",
-         .doc = "how many of the fastest other layouts are shown (default: 3)"},
-        {.name = "ladder",
-         .key = OPTION_LADDER,
-         .doc = "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world"},
-        {0},
-    };
-    static const struct argp argp = {
-        .options = option_table,
-        .parser = parse,
-        .args_doc = "CONFIG [key=value...]",
+    /* clang-format off */
+    struct pd_option options[] = {
+        {.name = "world", "N[,N...]", "number of ranks; several give one line each", PD_OPTION_SET, o, .set = set_worlds,
+         .letter = 'w'},
+        {.name = "print-config", NULL, "the resolved configuration, every key with its meaning, and nothing else",
+         PD_OPTION_FLAG, &o->print_config},
+        {.name = "threads", "N", "threads a rank (default: cores of this machine / ranks)", PD_OPTION_U32, &o->threads,
+         1, 4096, .letter = 't'},
+        {.name = "device", "NAME",
+         "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
+         "default this machine's, or h100-80g", PD_OPTION_TEXT, &o->device},
+        {.name = "device-memory", "SIZE", "of a rank, such as 40G; cpu: no limit", PD_OPTION_BYTES, &o->device_bytes, 1,
+         .expected = "a size such as 40G"},
+        {.name = "flops", "RATE", "that training reaches on a rank in the configuration's precision, such as 150T",
+         PD_OPTION_SET, &o->flops, .set = set_rate},
+        {.name = "link", "RATE", "bytes a second and rank inside a host, such as 250G", PD_OPTION_SET, &o->link,
+         .set = set_rate},
+        {.name = "network", "RATE", "bytes a second and rank between hosts", PD_OPTION_SET, &o->network, .set = set_rate},
+        {.name = "nvme", "RATE",
+         "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)",
+         PD_OPTION_SET, &o->nvme, .set = set_rate},
+        {.name = "ranks-per-host", "N", "ranks of a host", PD_OPTION_U32, &o->ranks_per_host, 1, 65536},
+        {.name = "alternatives", "N", "how many of the fastest other layouts are shown (default: 3)", PD_OPTION_U32,
+         &o->alternatives, 0, PD_PLAN_ALTERNATIVES_MAX},
+        {.name = "ladder", NULL,
+         "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world",
+         PD_OPTION_FLAG, &o->ladder},
+        {0}};
+    /* clang-format on */
+    const struct pd_usage usage = {
+        .arguments = "CONFIG [key=value...]",
         .doc =
             "What each rank needs of memory, by category, what a step moves and how long it takes by a cost model, without "
-            "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts."};
-    struct options o = {.err = err, .alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
-    bool json = false, done = false;
+            "starting anything or looking at files. A run takes exactly these bytes; the time is for comparing layouts.",
+        .options = options,
+        .json = &o->json,
+        .words = o->overrides,
+        .words_max = (uint32_t)argc,
+        .word_count = &o->override_count};
+    PD_TRY(pd_command_parse(&usage, argc, argv, ret_done, err));
+    o->config_path = pd_command_take_config(o->overrides, &o->override_count);
+    return PD_OK;
+}
+
+pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
+{
+    struct options o = {.alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
+    bool done = false;
     if (!o.overrides) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
-    pd_status status = pd_command_parse(&argp, argc, argv, &o, &json, &done, err);
-    if (!status && !done) status = load_and_plan(&o, json, err);
+    pd_status status = parse(&o, argc, argv, &done, err);
+    if (!status && !done) status = load_and_plan(&o, err);
     free(o.overrides);
     return status;
 }

@@ -17,70 +17,14 @@ struct sample {
     uint64_t count, top_k, seed, threads;
     double temperature;
     bool json, bytes;
-    char bad[128]; /* what is wrong with the arguments, or "" */
     struct pd_json_writer writer;
 };
 
-enum { OPTION_PROMPT = 0x2001, OPTION_TOKENS, OPTION_COUNT, OPTION_TEMPERATURE, OPTION_TOP_K, OPTION_SEED, OPTION_THREADS };
-
-static const struct argp_option sample_options[] = {
-    {"prompt", OPTION_PROMPT, "TEXT", 0, "text to go on from (models over bytes)", 0},
-    {"tokens", OPTION_TOKENS, "N,N,...", 0, "tokens to go on from (any model)", 0},
-    {"count", OPTION_COUNT, "N", 0, "tokens to draw (200)", 0},
-    {"temperature", OPTION_TEMPERATURE, "X", 0, "0: always the likeliest (0.8)", 0},
-    {"top-k", OPTION_TOP_K, "N", 0, "draw among the N likeliest; 0: all (0)", 0},
-    {"seed", OPTION_SEED, "N", 0, "the same seed draws the same text (1)", 0},
-    {"threads", OPTION_THREADS, "N", 0, "0: all cores (0)", 0},
-    {0},
-};
-
-static error_t parse_number(struct sample *s, const char *option, const char *argument, uint64_t *ret)
+static pd_status set_temperature(const struct pd_option *o, const char *text, struct pd_error *err)
 {
-    if (!pd_parse_u64(argument, ret))
-        snprintf(s->bad, sizeof s->bad, "--%s=%.60s: expected a whole number", option, argument);
-    return 0;
+    if (pd_parse_double(text, o->value) && *(double *)o->value >= 0) return PD_OK;
+    return pd_option_refuse(o, text, "a number from 0 on; see perdure sample --help", err);
 }
-
-static error_t parse_sample(int key, char *argument, struct argp_state *state)
-{
-    struct sample *s = state->input;
-    switch (key) {
-    case OPTION_PROMPT:
-        s->prompt = argument;
-        return 0;
-    case OPTION_TOKENS:
-        s->tokens = argument;
-        return 0;
-    case OPTION_COUNT:
-        return parse_number(s, "count", argument, &s->count);
-    case OPTION_TOP_K:
-        return parse_number(s, "top-k", argument, &s->top_k);
-    case OPTION_SEED:
-        return parse_number(s, "seed", argument, &s->seed);
-    case OPTION_THREADS:
-        return parse_number(s, "threads", argument, &s->threads);
-    case OPTION_TEMPERATURE:
-        if (!pd_parse_double(argument, &s->temperature) || s->temperature < 0)
-            snprintf(s->bad, sizeof s->bad, "--temperature=%.60s: expected a number from 0 on", argument);
-        return 0;
-    case ARGP_KEY_ARG:
-        if (s->path) snprintf(s->bad, sizeof s->bad, "\"%.60s\" is one path too many", argument);
-        s->path = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp sample_argp = {
-    sample_options,
-    parse_sample,
-    "PATH",
-    "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, or the "
-    "directory given as checkpoint.dir.",
-    NULL,
-    NULL,
-    NULL};
 
 static void loaded(void *context, const struct pd_config *config, uint64_t step)
 {
@@ -185,10 +129,28 @@ static pd_status draw(struct sample *s, struct pd_error *err)
 pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
 {
     struct sample s = {.count = 200, .temperature = 0.8, .seed = 1};
+    static const char number[] = "a whole number; see perdure sample --help";
+    uint32_t paths;
     bool done;
-    PD_TRY(pd_command_parse(&sample_argp, argc, argv, &s, &s.json, &done, err));
+    struct pd_option options[] = {
+        {.name = "prompt", "TEXT", "text to go on from (models over bytes)", PD_OPTION_TEXT, &s.prompt},
+        {.name = "tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens},
+        {.name = "count", "N", "tokens to draw (200)", PD_OPTION_U64, &s.count, .expected = number},
+        {.name = "temperature", "X", "0: always the likeliest (0.8)", PD_OPTION_SET, &s.temperature, .set = set_temperature},
+        {.name = "top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number},
+        {.name = "seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number},
+        {.name = "threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number},
+        {0}};
+    const struct pd_usage usage = {.arguments = "PATH",
+                                   .doc = "Draws text from the newest checkpoint under PATH: a run directory, its "
+                                          "checkpoints, or the directory given as checkpoint.dir.",
+                                   .options = options,
+                                   .json = &s.json,
+                                   .words = &s.path,
+                                   .words_max = 1,
+                                   .word_count = &paths};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
-    if (s.bad[0]) PD_FAIL(err, PD_USAGE, "%s; see perdure sample --help", s.bad);
     if (!s.path)
         PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample runs/kjv --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

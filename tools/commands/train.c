@@ -39,53 +39,6 @@ struct train {
     const char *trace;
 };
 
-enum { OPTION_FRESH = 0x2001, OPTION_PRINT_CONFIG, OPTION_TRACE };
-
-static const struct argp_option train_options[] = {
-    {"fresh", OPTION_FRESH, NULL, 0, "start a new run; refuses a directory that holds checkpoints", 0},
-    {"print-config", OPTION_PRINT_CONFIG, NULL, 0, "show the resolved configuration and start nothing", 0},
-    {"trace", OPTION_TRACE, "FILE", 0,
-     "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own", 0},
-    {0},
-};
-
-static error_t parse_train(int key, char *argument, struct argp_state *state)
-{
-    struct train *t = state->input;
-    switch (key) {
-    case OPTION_FRESH:
-        t->fresh = true;
-        return 0;
-    case OPTION_PRINT_CONFIG:
-        t->print_config = true;
-        return 0;
-    case OPTION_TRACE:
-        t->trace = argument;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (!t->config_path && !strchr(argument, '=')) {
-            t->config_path = argument;
-            return 0;
-        }
-        if (t->override_count == OVERRIDES_MAX) return E2BIG;
-        t->overrides[t->override_count++] = argument;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp train_argp = {
-    train_options,
-    parse_train,
-    "CONFIG [section.key=value...]",
-    "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks that die "
-    "are replaced by a restart with what is left. Of a key given twice the last counts."
-    "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
-    NULL,
-    NULL,
-    NULL};
-
 /* ---- newest committed step, as the launcher asks ---- */
 
 static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAUNCH_FOUND_BYTES])
@@ -368,8 +321,29 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     struct train t = {0};
     struct pd_config config;
     bool done;
-    PD_TRY(pd_command_parse(&train_argp, argc, argv, &t, &t.json, &done, err));
+    struct pd_option options[] = {
+        {.name = "fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh},
+        {.name = "print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG, &t.print_config},
+        {.name = "trace",
+         "FILE",
+         "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
+         PD_OPTION_TEXT,
+         &t.trace},
+        {0}};
+    const struct pd_usage usage = {
+        .arguments = "CONFIG [section.key=value...]",
+        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks "
+               "that "
+               "die are replaced by a restart with what is left. Of a key given twice the last counts."
+               "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
+        .options = options,
+        .json = &t.json,
+        .words = t.overrides,
+        .words_max = OVERRIDES_MAX,
+        .word_count = &t.override_count};
+    PD_TRY(pd_command_parse(&usage, argc, argv, &done, err));
     if (done) return PD_OK;
+    t.config_path = pd_command_take_config(t.overrides, &t.override_count);
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; examples are in tools/configs");
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));

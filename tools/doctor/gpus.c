@@ -62,7 +62,7 @@ static const struct wanted {
     enum pd_finding_state without;
     const char *missing;
 } wanted[] = {
-    {PD_GPU_CUBLASLT, PD_FINDING_MISSING, "products on a GPU need it: install cuBLAS, or put its folder on LD_LIBRARY_PATH"},
+    {PD_GPU_CUBLASLT, PD_FINDING_MISSING, "GEMMs on a GPU need it: install cuBLAS, or put its folder on LD_LIBRARY_PATH"},
     {PD_GPU_NCCL, PD_FINDING_LIMITED,
      "without it ranks talk through host memory: install libnccl2, or put its folder on LD_LIBRARY_PATH"},
     {PD_GPU_CUDNN, PD_FINDING_UNUSED, "an option for attention: install libcudnn9, or put its folder on LD_LIBRARY_PATH"},
