@@ -1,257 +1,179 @@
 #include "ckpt/base/json.h"
 
-#include "ckpt/base/checked.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/utf8.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- writing ---- */
 
-void pd_json_writer_init(struct pd_json_writer *writer, unsigned indent)
+void pd_json_writer_init(struct pd_json_writer *w, unsigned indent)
 {
-    memset(writer, 0, sizeof *writer);
-    writer->indent = indent;
-    writer->first = true;
+    *w = (struct pd_json_writer){.indent = indent, .is_first = true};
+    w->file = open_memstream(&w->text, &w->bytes);
 }
 
-void pd_json_writer_deinit(struct pd_json_writer *writer)
+void pd_json_writer_deinit(struct pd_json_writer *w)
 {
-    if (!writer) return;
-    free(writer->text);
-    writer->text = NULL;
-    writer->bytes = writer->capacity = 0;
+    if (!w) return;
+    if (w->file) fclose(w->file);
+    free(w->text);
+    *w = (struct pd_json_writer){0};
 }
 
-static void append(struct pd_json_writer *writer, const char *text, size_t bytes)
+PD_PRINTF(2, 3) static void put(struct pd_json_writer *w, const char *format, ...)
 {
-    size_t needed;
-    if (writer->failed || !pd_checked_add_size(writer->bytes, bytes, &needed) || needed > SIZE_MAX / 2 - 1) {
-        writer->failed = true;
-        return;
+    va_list arguments;
+    if (!w->file) return;
+    va_start(arguments, format);
+    vfprintf(w->file, format, arguments);
+    va_end(arguments);
+}
+
+static void put_string(struct pd_json_writer *w, const char *text)
+{
+    static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
+    put(w, "\"");
+    for (size_t left = strlen(text), length; left; text += length, left -= length) {
+        const unsigned char byte = (unsigned char)*text;
+        const char *at = strchr(special, byte);
+        length = 0;
+        (void)pd_utf8_decode(text, left, &length);
+        if (at)
+            put(w, "\\%c", letters[at - special]);
+        else if (!length)
+            put(w, "\\ufffd");
+        else if (byte < 0x20 || byte == 0x7f)
+            put(w, "\\u%04x", byte);
+        else
+            put(w, "%.*s", (int)length, text);
+        if (!length) length = 1;
     }
-    if (needed + 1 > writer->capacity) {
-        size_t capacity = writer->capacity ? writer->capacity : 256;
-        while (capacity < needed + 1)
-            capacity *= 2;
-        char *grown = realloc(writer->text, capacity);
-        if (!grown) {
-            writer->failed = true;
-            return;
-        }
-        writer->text = grown;
-        writer->capacity = capacity;
-    }
-    memcpy(writer->text + writer->bytes, text, bytes);
-    writer->bytes = needed;
-    writer->text[needed] = '\0';
-}
-
-static void append_text(struct pd_json_writer *writer, const char *text)
-{
-    append(writer, text, strlen(text));
-}
-
-static void append_line(struct pd_json_writer *writer)
-{
-    if (!writer->indent) return;
-    append(writer, "\n", 1);
-    for (unsigned i = 0; i < writer->depth * writer->indent; i++)
-        append(writer, " ", 1);
-}
-
-static void append_escaped(struct pd_json_writer *writer, unsigned char byte)
-{
-    static const char short_forms[] = "\"\"\\\\\bb\ff\nn\rr\tt";
-    for (const char *form = short_forms; *form; form += 2) {
-        if ((unsigned char)form[0] == byte) {
-            char text[2] = {'\\', form[1]};
-            append(writer, text, 2);
-            return;
-        }
-    }
-    char text[8];
-    snprintf(text, sizeof text, "\\u%04x", byte);
-    append_text(writer, text);
-}
-
-static void append_string(struct pd_json_writer *writer, const char *text, size_t bytes)
-{
-    const unsigned char *data = (const unsigned char *)text;
-    append(writer, "\"", 1);
-    size_t plain = 0;
-    for (size_t i = 0; i < bytes;) {
-        size_t length = 0;
-        (void)pd_utf8_decode(text + i, bytes - i, &length);
-        bool special = length == 0 || data[i] < 0x20 || data[i] == '"' || data[i] == '\\' || data[i] == 0x7f;
-        if (!special) {
-            i += length;
-            continue;
-        }
-        append(writer, text + plain, i - plain);
-        if (length == 0) {
-            append_text(writer, "\\ufffd");
-        } else {
-            append_escaped(writer, data[i]);
-        }
-        plain = ++i;
-    }
-    append(writer, text + plain, bytes - plain);
-    append(writer, "\"", 1);
+    put(w, "\"");
 }
 
 /* Comma, line, key: everything that stands before a value. */
-static void before_value(struct pd_json_writer *writer, const char *key)
+static void before_value(struct pd_json_writer *w, const char *key)
 {
-    bool in_object = writer->depth && writer->closers[writer->depth - 1] == '}';
-    PD_CHECK((key != NULL) == in_object);
-    PD_CHECK(writer->depth > 0 || writer->first);
-    if (!writer->first) append(writer, ",", 1);
-    if (writer->depth) append_line(writer);
-    if (key) {
-        append_string(writer, key, strlen(key));
-        append_text(writer, writer->indent ? ": " : ":");
-    }
-    writer->first = false;
+    const bool in_object = w->depth && w->closers[w->depth - 1] == '}';
+    PD_CHECK((key != NULL) == in_object && (w->depth || w->is_first));
+    if (!w->is_first) put(w, ",");
+    if (w->depth && w->indent) put(w, "\n%*s", (int)(w->depth * w->indent), "");
+    if (key) put_string(w, key);
+    if (key) put(w, w->indent ? ": " : ":");
+    w->is_first = false;
 }
 
-static void container_begin(struct pd_json_writer *writer, const char *key, char opener, char closer)
+static void begin(struct pd_json_writer *w, const char *key, char opener, char closer)
 {
-    before_value(writer, key);
-    PD_CHECK(writer->depth < PD_JSON_DEPTH_MAX);
-    append(writer, &opener, 1);
-    writer->closers[writer->depth++] = closer;
-    writer->first = true;
+    before_value(w, key);
+    PD_CHECK(w->depth < PD_JSON_DEPTH_MAX);
+    put(w, "%c", opener);
+    w->closers[w->depth++] = closer;
+    w->is_first = true;
 }
 
-static void container_end(struct pd_json_writer *writer, char closer)
+static void end(struct pd_json_writer *w, char closer)
 {
-    PD_CHECK(writer->depth && writer->closers[writer->depth - 1] == closer);
-    writer->depth--;
-    if (!writer->first) append_line(writer);
-    append(writer, &closer, 1);
-    writer->first = false;
+    PD_CHECK(w->depth && w->closers[w->depth - 1] == closer);
+    w->depth--;
+    if (!w->is_first && w->indent) put(w, "\n%*s", (int)(w->depth * w->indent), "");
+    put(w, "%c", closer);
+    w->is_first = false;
 }
 
-void pd_json_object_begin(struct pd_json_writer *writer, const char *key)
+void pd_json_object_begin(struct pd_json_writer *w, const char *key)
 {
-    container_begin(writer, key, '{', '}');
+    begin(w, key, '{', '}');
 }
 
-void pd_json_object_end(struct pd_json_writer *writer)
+void pd_json_object_end(struct pd_json_writer *w)
 {
-    container_end(writer, '}');
+    end(w, '}');
 }
 
-void pd_json_array_begin(struct pd_json_writer *writer, const char *key)
+void pd_json_array_begin(struct pd_json_writer *w, const char *key)
 {
-    container_begin(writer, key, '[', ']');
+    begin(w, key, '[', ']');
 }
 
-void pd_json_array_end(struct pd_json_writer *writer)
+void pd_json_array_end(struct pd_json_writer *w)
 {
-    container_end(writer, ']');
+    end(w, ']');
 }
 
-void pd_json_string_n(struct pd_json_writer *writer, const char *key, const char *text, size_t bytes)
+void pd_json_string(struct pd_json_writer *w, const char *key, const char *text)
 {
-    before_value(writer, key);
-    append_string(writer, text, bytes);
+    before_value(w, key);
+    if (text)
+        put_string(w, text);
+    else
+        put(w, "null");
 }
 
-void pd_json_string(struct pd_json_writer *writer, const char *key, const char *text)
+void pd_json_null(struct pd_json_writer *w, const char *key)
 {
-    if (text) {
-        pd_json_string_n(writer, key, text, strlen(text));
-    } else {
-        pd_json_null(writer, key);
-    }
+    pd_json_string(w, key, NULL);
 }
 
-void pd_json_u64(struct pd_json_writer *writer, const char *key, uint64_t value)
+void pd_json_u64(struct pd_json_writer *w, const char *key, uint64_t value)
 {
-    char text[32];
-    snprintf(text, sizeof text, value > INT64_MAX ? "\"%" PRIu64 "\"" : "%" PRIu64, value);
-    before_value(writer, key);
-    append_text(writer, text);
+    before_value(w, key);
+    put(w, value > INT64_MAX ? "\"%" PRIu64 "\"" : "%" PRIu64, value);
 }
 
-void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value)
+void pd_json_i64(struct pd_json_writer *w, const char *key, int64_t value)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%" PRId64, value);
-    before_value(writer, key);
-    append_text(writer, text);
+    before_value(w, key);
+    put(w, "%" PRId64, value);
 }
 
-static bool append_not_finite(struct pd_json_writer *writer, double value)
+void pd_json_double(struct pd_json_writer *w, const char *key, double value)
 {
-    if (isfinite(value)) return false;
-    append_text(writer, isnan(value) ? "\"nan\"" : value > 0 ? "\"inf\"" : "\"-inf\"");
-    return true;
-}
-
-/* A decimal point of another locale would not be JSON; a bare "-0" would be read as an integer and lose its sign. */
-static void append_number(struct pd_json_writer *writer, char *text)
-{
-    char *comma = strchr(text, ',');
-    if (comma) *comma = '.';
-    append_text(writer, strcmp(text, "-0") == 0 ? "-0.0" : text);
-}
-
-void pd_json_double(struct pd_json_writer *writer, const char *key, double value)
-{
-    before_value(writer, key);
-    if (append_not_finite(writer, value)) return;
-    char text[40];
-    for (int digits = 15; digits <= 17; digits++) {
+    char text[40] = "\"nan\"";
+    for (int digits = 15; digits <= 17 && isfinite(value); digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
-    append_number(writer, text);
+    if (isinf(value)) snprintf(text, sizeof text, value > 0 ? "\"inf\"" : "\"-inf\"");
+    before_value(w, key);
+    put(w, "%s", strcmp(text, "-0") == 0 ? "-0.0" : text); /* a bare -0 is an integer and would lose its sign */
 }
 
-void pd_json_measured(struct pd_json_writer *writer, const char *key, double value)
+void pd_json_measured(struct pd_json_writer *w, const char *key, double value)
 {
     if (isfinite(value))
-        pd_json_double(writer, key, value);
+        pd_json_double(w, key, value);
     else
-        pd_json_null(writer, key);
+        pd_json_null(w, key);
 }
 
-void pd_json_bool(struct pd_json_writer *writer, const char *key, bool value)
+void pd_json_bool(struct pd_json_writer *w, const char *key, bool value)
 {
-    before_value(writer, key);
-    append_text(writer, value ? "true" : "false");
+    before_value(w, key);
+    put(w, value ? "true" : "false");
 }
 
-void pd_json_null(struct pd_json_writer *writer, const char *key)
+void pd_json_hex64(struct pd_json_writer *w, const char *key, uint64_t value)
 {
-    before_value(writer, key);
-    append_text(writer, "null");
+    before_value(w, key);
+    put(w, "\"%016" PRIx64 "\"", value);
 }
 
-void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t value)
+pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text, size_t *ret_bytes, struct pd_error *err)
 {
-    char text[24];
-    snprintf(text, sizeof text, "\"%016" PRIx64 "\"", value);
-    before_value(writer, key);
-    append_text(writer, text);
-}
-
-pd_status pd_json_writer_finish(struct pd_json_writer *writer, const char **ret_text, size_t *ret_bytes,
-                                struct pd_error *err)
-{
-    PD_CHECK(writer->depth == 0 && !writer->first);
-    append(writer, "\n", 1);
-    if (writer->failed) PD_FAIL(err, PD_NO_MEMORY, "no memory for JSON output of more than %zu bytes", writer->bytes);
-    *ret_text = writer->text;
-    if (ret_bytes) *ret_bytes = writer->bytes;
+    PD_CHECK(w->depth == 0 && !w->is_first);
+    put(w, "\n");
+    if (!w->file || fflush(w->file) || ferror(w->file))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for JSON output of more than %zu bytes", w->bytes);
+    *ret_text = w->text;
+    if (ret_bytes) *ret_bytes = w->bytes;
     return PD_OK;
 }
 
@@ -375,14 +297,6 @@ pd_status pd_json_as_u64(const struct pd_json_value *value, uint64_t *ret, struc
     return PD_OK;
 }
 
-pd_status pd_json_as_i64(const struct pd_json_value *value, int64_t *ret, struct pd_error *err)
-{
-    const json_t *json = as_jansson(value);
-    if (!json_is_integer(json)) return expected(value, "a whole number", err);
-    *ret = json_integer_value(json);
-    return PD_OK;
-}
-
 pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err)
 {
     const json_t *json = as_jansson(value);
@@ -398,13 +312,6 @@ pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, stru
     } else {
         return expected(value, "a number", err);
     }
-    return PD_OK;
-}
-
-pd_status pd_json_as_bool(const struct pd_json_value *value, bool *ret, struct pd_error *err)
-{
-    if (!json_is_boolean(as_jansson(value))) return expected(value, "true or false", err);
-    *ret = json_is_true(as_jansson(value));
     return PD_OK;
 }
 
@@ -430,11 +337,4 @@ pd_status pd_json_get_double(const struct pd_json_value *object, const char *key
     const struct pd_json_value *value = NULL;
     PD_TRY(pd_json_get(object, key, &value, err));
     return pd_error_context(err, pd_json_as_double(value, ret, err), "key \"%s\"", key);
-}
-
-pd_status pd_json_get_string(const struct pd_json_value *object, const char *key, const char **ret, struct pd_error *err)
-{
-    const struct pd_json_value *value = NULL;
-    PD_TRY(pd_json_get(object, key, &value, err));
-    return pd_error_context(err, pd_json_as_string(value, ret, err), "key \"%s\"", key);
 }

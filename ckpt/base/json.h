@@ -1,8 +1,8 @@
-/* JSON out (our --json and .jsonl) and in (over Jansson: safetensors headers, tokenizer files, our own records).
+/* JSON out (--json and .jsonl) and in (over Jansson: records of ours, files of others).
  *
- * Writing keeps doubles exact: the shortest text that reads back to the same bits. JSON knows no infinities and no NaN:
- * they are the strings "inf", "-inf", "nan", which the reader takes as numbers again. Integers beyond 63 bits are strings
- * of digits, likewise. Text that is not UTF-8 gets U+FFFD for each stray byte.
+ * A double is written as the shortest text that reads back to the same bits. JSON has no infinities and no NaN: they are
+ * the strings "inf", "-inf", "nan", which the reader takes as numbers again. Integers beyond 63 bits are strings of digits,
+ * likewise. Text that is not UTF-8 gets U+FFFD for each stray byte.
  *   threads  a writer or document belongs to one thread at a time */
 #ifndef PD_BASE_JSON_H
 #define PD_BASE_JSON_H
@@ -10,15 +10,16 @@
 #include "ckpt/base/status.h"
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define PD_JSON_DEPTH_MAX 64
 
-struct pd_json_writer {
-    char *text; /* owned */
-    size_t bytes, capacity;
+struct pd_json_writer { /* stays where it was initialised */
+    FILE *file;         /* over what follows; NULL: out of memory, which finish tells */
+    char *text;
+    size_t bytes;
     unsigned depth, indent;
-    bool failed; /* out of memory: reported by finish */
-    bool first;  /* nothing written yet in the innermost array or object, or at the top */
+    bool is_first; /* nothing written yet in the innermost array or object, or at the top */
     char closers[PD_JSON_DEPTH_MAX];
 };
 
@@ -30,7 +31,6 @@ void pd_json_object_end(struct pd_json_writer *writer);
 void pd_json_array_begin(struct pd_json_writer *writer, const char *key);
 void pd_json_array_end(struct pd_json_writer *writer);
 void pd_json_string(struct pd_json_writer *writer, const char *key, const char *text); /* NULL writes null */
-void pd_json_string_n(struct pd_json_writer *writer, const char *key, const char *text, size_t bytes);
 void pd_json_u64(struct pd_json_writer *writer, const char *key, uint64_t value);
 void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value);
 void pd_json_double(struct pd_json_writer *writer, const char *key, double value);
@@ -65,17 +65,13 @@ bool pd_json_next(const struct pd_json_value *object, void **cursor, const char 
 
 /* Of a value itself. PD_CORRUPT says what was expected and what is there. */
 PD_MUST_USE pd_status pd_json_as_u64(const struct pd_json_value *value, uint64_t *ret, struct pd_error *err);
-PD_MUST_USE pd_status pd_json_as_i64(const struct pd_json_value *value, int64_t *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_json_as_double(const struct pd_json_value *value, double *ret, struct pd_error *err);
-PD_MUST_USE pd_status pd_json_as_bool(const struct pd_json_value *value, bool *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_json_as_string(const struct pd_json_value *value, const char **ret, struct pd_error *err);
 
 /* A member that must be there; errors name the key. */
 PD_MUST_USE pd_status pd_json_get(const struct pd_json_value *object, const char *key, const struct pd_json_value **ret,
                                   struct pd_error *err);
 PD_MUST_USE pd_status pd_json_get_double(const struct pd_json_value *object, const char *key, double *ret,
-                                         struct pd_error *err);
-PD_MUST_USE pd_status pd_json_get_string(const struct pd_json_value *object, const char *key, const char **ret,
                                          struct pd_error *err);
 
 #endif
