@@ -485,7 +485,7 @@ for name, arguments in (("version", ["--version"]), ("help", ["--help"]), ("plan
     closed_pipe(name, arguments, 0)
 if rows:
     for name, arguments in (("ls", ["ckpt", "ls", "run"]), ("show-json", ["ckpt", "show", "run", "--json"]), ("stats", ["ckpt", "stats", "run"]),
-                            ("sample", ["sample", "run", "--count=100000", "--threads=1"])):
+                            ("sample", ["sample", "run", "--count=20", "--threads=1"])):
         closed_pipe(name, arguments, 0)
     closed_pipe("diff", ["ckpt", "diff", "run", "one"], 65, "hold different state")
 
