@@ -55,20 +55,30 @@ static bool is_without_a_word(const struct pd_launch_end *end, uint32_t rank)
     return end->processes[rank].is_gone && !pd_note_read_ended(end->start->dir, rank, &note);
 }
 
+/* The first rank that ended without a word; count: none did. */
+static uint32_t first_lost(const struct pd_launch_end *end)
+{
+    uint32_t first = end->count;
+    for (uint32_t r = 0; r < end->count; r++)
+        if (is_without_a_word(end, r) && (first == end->count || end->processes[r].gone_ns < end->processes[first].gone_ns))
+            first = r;
+    return first;
+}
+
 /* Ranks that ended without a word about when the first of them did; later ones were ended by the starter. */
 static void count_lost(const struct pd_launch_end *end, struct pd_launch_verdict *v)
 {
-    uint64_t first_ns = UINT64_MAX;
+    const uint32_t first = first_lost(end);
+    if (first == end->count) return;
+    v->lost_ranks[v->lost++] = first;
+    v->is_lost_here = end->processes[first].is_here;
     for (uint32_t r = 0; r < end->count; r++) {
-        if (!is_without_a_word(end, r) || end->processes[r].gone_ns >= first_ns) continue;
-        first_ns = end->processes[r].gone_ns;
-        v->first_lost = r;
-    }
-    v->is_lost_here = true;
-    for (uint32_t r = 0; first_ns < UINT64_MAX && r < end->count; r++) {
-        if (!is_without_a_word(end, r) || end->processes[r].gone_ns - first_ns > LOST_TOGETHER_NS) continue;
+        const struct pd_launch_process *p = &end->processes[r];
+        if (r == first || !is_without_a_word(end, r) || p->gone_ns - end->processes[first].gone_ns > LOST_TOGETHER_NS)
+            continue;
+        if (v->lost < PD_LAUNCH_LOST_NAMED) v->lost_ranks[v->lost] = r;
         v->lost++;
-        v->is_lost_here &= end->processes[r].is_here;
+        v->is_lost_here &= p->is_here;
     }
 }
 
@@ -184,6 +194,7 @@ static bool has_silent_peer(struct facts *f)
 {
     if (!find_note(f, is_peer_lost)) return false;
     f->verdict->lost = 1;
+    f->verdict->lost_ranks[0] = UINT32_MAX; /* nobody knows which */
     f->verdict->is_lost_here = false;
     return true;
 }
@@ -256,7 +267,7 @@ static void add_directory(const struct pd_start *start, FILE *out)
 
 static void add_word(const struct facts *f, char letter, FILE *out)
 {
-    const struct pd_launch_process *first = &f->end->processes[f->verdict->first_lost];
+    const struct pd_launch_process *first = &f->end->processes[f->verdict->lost_ranks[0]];
     switch (letter) {
     case 'N':
         add_note(f, out);
@@ -265,7 +276,7 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         fprintf(out, "%d", first->process ? first->process : f->end->starter);
         return;
     case 'R':
-        fprintf(out, "%u", f->verdict->first_lost);
+        fprintf(out, "%u", f->verdict->lost_ranks[0]);
         return;
     case 'O':
         add_others(f->verdict, out);

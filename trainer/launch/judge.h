@@ -28,14 +28,16 @@ enum pd_launch_next {
     PD_LAUNCH_REPLACE /* start again: in full where the lost ranks can be started here, otherwise with those that are left */
 };
 
+#define PD_LAUNCH_LOST_NAMED 16u
+
 struct pd_launch_verdict {
     pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
     enum pd_launch_next next;
-    uint32_t lost;       /* ranks that ended without a word */
-    uint32_t first_lost; /* the first of them, where lost is not 0 */
-    bool is_lost_here;   /* they ran on this host, which can start them again */
-    bool has_begun;      /* a rank has joined the others, or was killed before it could */
-    bool was_cut_off;    /* somebody killed the starter, or the one worker of local ranks */
+    uint32_t lost;                             /* ranks that ended without a word */
+    uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
+    bool is_lost_here;                         /* they ran on this host, which can start them again */
+    bool has_begun;                            /* a rank has joined the others, or was killed before it could */
+    bool was_cut_off;                          /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };
 

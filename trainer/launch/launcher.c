@@ -21,7 +21,6 @@
 #define PAUSE_MS 200 /* before a restart; doubled with every one that brought nothing */
 #define PAUSE_MS_MAX 5000
 #define DIR_PREFIX ".launch-"
-#define NOBODY UINT32_MAX
 
 struct launch_state {
     const struct pd_launch *launch;
@@ -32,7 +31,8 @@ struct launch_state {
     uint64_t step;                     /* newest committed at the last start */
     char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
     uint32_t restarts, idle_restarts;  /* all; since the last progress */
-    uint32_t died;                     /* the rank that died at the last end, without progress since; or NOBODY */
+    uint32_t died;                     /* ranks that died at the last end, without progress since */
+    uint32_t died_ranks[PD_LAUNCH_LOST_NAMED];
     char last_words[sizeof((struct pd_error *)0)->message];
 };
 
@@ -58,16 +58,37 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     return PD_OK;
 }
 
+static uint32_t named(uint32_t lost)
+{
+    return lost < PD_LAUNCH_LOST_NAMED ? lost : PD_LAUNCH_LOST_NAMED;
+}
+
+static bool dies_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < named(verdict->lost); i++)
+        for (uint32_t k = 0; k < named(state->died); k++)
+            any |= verdict->lost_ranks[i] == state->died_ranks[k];
+    return any;
+}
+
+static void note_died(struct launch_state *state, const struct pd_launch_verdict *verdict)
+{
+    state->died = verdict->lost;
+    memcpy(state->died_ranks, verdict->lost_ranks, sizeof state->died_ranks);
+}
+
 /* Ranks of this host are started again in full. Where the same place dies once more before a newer checkpoint is there,
  * and where ranks of other hosts are gone, those that are left go on. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     const struct pd_launch *launch = state->launch;
-    const uint32_t ranks = state->start.ranks, died_before = state->died;
-    state->died = verdict->next == PD_LAUNCH_REPLACE ? verdict->first_lost : NOBODY;
+    const uint32_t ranks = state->start.ranks;
+    const bool is_same_place = dies_again(state, verdict);
+    note_died(state, verdict);
     if (state->restarts < launch->restart_ranks_count) return launch->restart_ranks[state->restarts];
     if (verdict->next != PD_LAUNCH_REPLACE) return ranks;
-    if (verdict->is_lost_here && verdict->first_lost != died_before) return ranks;
+    if (verdict->is_lost_here && !is_same_place) return ranks;
     return verdict->lost < ranks ? ranks - verdict->lost : 1;
 }
 
@@ -81,7 +102,7 @@ static void step_look(struct launch_state *state)
     if (!state->has_step || step > state->step) {
         state->idle_restarts = 0;
         state->last_words[0] = '\0';
-        state->died = NOBODY;
+        state->died = 0;
     }
     state->has_step = true;
     state->step = step;
@@ -286,7 +307,7 @@ static pd_status launch_in(struct launch_state *state, const char *dir, struct p
 pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
 {
     char dir[3072], whole[PATH_MAX];
-    struct launch_state state = {.launch = launch, .died = NOBODY};
+    struct launch_state state = {.launch = launch};
     if (is_a_rank())
         PD_FAIL(err, PD_USAGE,
                 "this runs under mpirun already: start it once, without mpirun, and give layout.ranks; words for "
