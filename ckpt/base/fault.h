@@ -1,9 +1,9 @@
 /* Named places where a test makes the program fail or die.
  *
  *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     nth: the n-th passage of that place in this process, from 1
- *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed), stop (SIGSTOP: somebody looks
- * at this process, kills it or lets it go on), error (the place returns PD_IO, from the n-th passage on where written
- *            "error+")
+ *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed),
+ *            stop (SIGSTOP: somebody looks at this process, kills it or lets it go on),
+ *            error (the place returns PD_IO; "error+": from the n-th passage on)
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that a restarted launch is spared.
  *
  * Places are named <library>.<operation>.<moment>: "store.seal.renamed". Off, a place costs one load.

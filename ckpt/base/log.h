@@ -4,7 +4,8 @@
  *
  * PERDURE_LOG=info,ckpt=trace sets the level of every module, then of one; without it: info. A line is one write, so lines
  * of threads and ranks do not mix; control characters in it become spaces and a text over 4 KiB is cut. Errors are values: a
- * library returns them and does not log them. Whoever knows step, path and rank says an error once. threads  any */
+ * library returns them and does not log them. Whoever knows step, path and rank says an error once.
+ *   threads  any */
 #ifndef PD_BASE_LOG_H
 #define PD_BASE_LOG_H
 

@@ -1,5 +1,6 @@
 /* Copying what the processor will not look at again soon: staging buffers on their way to the disk, state on its way home.
- * The stores go past the caches, so the destination is not read first and nothing useful is thrown out. threads  any */
+ * The stores go past the caches, so the destination is not read first and nothing useful is thrown out.
+ *   threads  any */
 #ifndef PD_BASE_STREAM_COPY_H
 #define PD_BASE_STREAM_COPY_H
 

@@ -93,8 +93,7 @@ static pd_status write_job(struct compressing *c, const struct pd_shard_job *job
                               bytes % PD_VFS_ALIGN == 0 && (uintptr_t)job->data % PD_VFS_ALIGN == 0;
     if (is_zero_copy) return pd_shard_staging_write(staging, at, job->data, bytes, c->err);
     PD_TRY(pd_shard_staging_put(staging, at, job->stored, bytes, c->err));
-    const uint64_t fill = (PD_SHARD_PAGE_BYTES - bytes % PD_SHARD_PAGE_BYTES) % PD_SHARD_PAGE_BYTES;
-    return pd_shard_staging_put(staging, at + bytes, NULL, fill, c->err);
+    return pd_shard_staging_put(staging, at + bytes, NULL, pd_round_up(bytes, PD_SHARD_PAGE_BYTES) - bytes, c->err);
 }
 
 static pd_status run_batch(struct compressing *c)

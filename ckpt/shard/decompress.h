@@ -22,8 +22,8 @@ PD_MUST_USE pd_status pd_shard_decoder_new(void *scratch, struct pd_shard_decode
 void pd_shard_decoder_free(struct pd_shard_decoder *decoder); /* NULL is fine */
 
 /* Checks the digest of what is stored at `pages`, decompresses it into dst (whole_bytes), and checks the zeros. Blocks are
- * the caller's to verify: of a chunk that is stored as it is nothing else covers the data. errors  PD_CORRUPT: it is damaged
- * or was misread; names file, tensor, kind and chunk */
+ * the caller's to verify: of a chunk that is stored as it is nothing else covers the data.
+ *   errors  PD_CORRUPT: it is damaged or was misread; names file, tensor, kind and chunk */
 PD_MUST_USE pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                                             const void *pages, struct pd_shard_decoder *decoder, void *dst,
                                             struct pd_error *err);

@@ -1,9 +1,8 @@
 /* A shard once more, compressed as another tier wants it: same boxes, same identity, same checksums of blocks.
  *   threads  one caller a copy
- *   memory   the request's buffers, here at least 8 MiB; tables of both files while it runs; zstd's for each thread of the
- * pool */
-#ifndef PD_CKPT_SHARD_REPACK_H
-#define PD_CKPT_SHARD_REPACK_H
+ *   memory   the request's buffers, here at least 8 MiB; tables of both files while it runs; zstd's for each thread */
+#ifndef PD_CKPT_SHARD_TRANSCODE_H
+#define PD_CKPT_SHARD_TRANSCODE_H
 
 #include "ckpt/shard/copy.h"
 
