@@ -3,6 +3,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
 #include "trainer/engine/gpus.h"
+#include "trainer/plan/fit.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -160,19 +161,31 @@ static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_be
     return PD_OK;
 }
 
+struct some_layers {
+    struct gpu_bench *bench;
+    struct pd_bench_run *run;
+    uint64_t room;
+};
+
+static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struct pd_error *err)
+{
+    const struct some_layers *s = context;
+    struct choice some = s->bench->choice;
+    uint64_t needed;
+    some.layers = layers;
+    PD_TRY(plan_one(s->run, s->bench, some, &needed, err));
+    *ret_fits = needed <= s->room;
+    if (*ret_fits) s->bench->choice = some;
+    return PD_OK;
+}
+
 /* The fewest blocks to recompute with which the chosen micro-batch fits. */
 static pd_status fewest_layers(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, struct pd_error *err)
 {
-    uint32_t too_few = 0, enough = r->config.model.layers;
-    while (strcmp(b->choice.recompute, recomputes[0]) != 0 && enough - too_few > 1) {
-        uint64_t needed;
-        struct choice some = b->choice;
-        some.layers = too_few + (enough - too_few) / 2;
-        PD_TRY(plan_one(r, b, some, &needed, err));
-        *(needed <= room ? &enough : &too_few) = some.layers;
-        if (needed <= room) b->choice = some;
-    }
-    return PD_OK;
+    struct some_layers context = {b, r, room};
+    uint32_t unused;
+    if (strcmp(b->choice.recompute, recomputes[0]) == 0) return PD_OK;
+    return pd_fit_fewest(fits_with, &context, r->config.model.layers, &unused, err);
 }
 
 static pd_status choose_micro_batch(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, uint64_t *ret_needed,

@@ -4,6 +4,7 @@
 #include "resharder/layout.h"
 #include "trainer/config/check.h"
 #include "trainer/plan/cost_model.h"
+#include "trainer/plan/fit.h"
 #include "trainer/plan/memory_plan.h"
 
 #include <math.h>
@@ -61,22 +62,28 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
 
 /* ---- the planner ---- */
 
-struct candidates {
-    struct pd_layout_choice *list; /* owned */
+struct planner {
+    const struct pd_config *config;
+    const struct pd_model *model;
+    uint32_t world, threads;
+    const struct pd_machine *machine;
+    struct pd_layout_choice *list; /* candidates, owned; fastest first */
     uint32_t count, capacity;
+    double measured, least; /* bytes of the smallest candidate: measured, or at least so many */
 };
 
-static pd_status add_candidate(struct candidates *all, const struct pd_laid_out *laid_out, double seconds,
-                               struct pd_error *err)
+static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid_out, struct pd_error *err)
 {
-    if (all->count == all->capacity) {
-        const uint32_t capacity = all->capacity ? 2 * all->capacity : 64;
-        struct pd_layout_choice *grown = realloc(all->list, capacity * sizeof *grown);
+    struct pd_step_cost cost;
+    if (p->count == p->capacity) {
+        const uint32_t capacity = p->capacity ? 2 * p->capacity : 64;
+        struct pd_layout_choice *grown = realloc(p->list, capacity * sizeof *grown);
         if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
-        all->list = grown;
-        all->capacity = capacity;
+        p->list = grown;
+        p->capacity = capacity;
     }
-    all->list[all->count++] = (struct pd_layout_choice){.laid_out = *laid_out, .step_seconds = seconds};
+    pd_step_cost(p->config, p->model, laid_out, p->machine, &cost);
+    p->list[p->count++] = (struct pd_layout_choice){.laid_out = *laid_out, .step_seconds = cost.step_seconds};
     return PD_OK;
 }
 
@@ -88,11 +95,11 @@ static bool chooses_layers(const struct pd_config *config)
 
 /* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. Where it is open
  * how many blocks are recomputed a candidate stands for one, the fastest of its kind (decide_layers). */
-static pd_status add_degrees(struct candidates *all, const struct pd_config *config, const struct pd_model *model,
-                             const struct pd_degrees *degrees, const struct pd_machine *machine, struct pd_error *err)
+static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees, struct pd_error *err)
 {
+    const struct pd_config *config = p->config;
     struct pd_laid_out laid_out;
-    PD_TRY(pd_lay_out_degrees(config, model, degrees, &laid_out, err));
+    PD_TRY(pd_lay_out_degrees(config, p->model, degrees, &laid_out, err));
     const bool is_shared = degrees->dp * degrees->sp > 1;
     /* A given stage was asked about with the degrees; of those that are open nvme leaves out 0, which keeps copies. */
     const uint32_t least_stage = is_shared && config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
@@ -100,34 +107,32 @@ static pd_status add_degrees(struct candidates *all, const struct pd_config *con
         laid_out.layout.zero_stage = 3 - up;
         if (config->layout.zero_stage_given ? up != 3 - config->layout.zero_stage : up && !is_shared) continue;
         for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
-            struct pd_step_cost cost;
             if (config->layout.recompute_given && recompute != (int)config->layout.recompute) continue;
             if (recompute == PD_RECOMPUTE_NONE && config->layout.recompute_layers != PD_LAYERS_ALL) continue;
             laid_out.recompute = (enum pd_recompute)recompute;
             if (chooses_layers(config)) laid_out.recompute_layers = recompute ? 1 : PD_LAYERS_ALL;
-            pd_step_cost(config, model, &laid_out, machine, &cost);
-            PD_TRY(add_candidate(all, &laid_out, cost.step_seconds, err));
+            PD_TRY(add_candidate(p, &laid_out, err));
         }
     }
     return PD_OK;
 }
 
-static pd_status list_candidates(struct candidates *all, const struct pd_config *config, const struct pd_model *model,
-                                 uint32_t world, const struct pd_machine *machine, struct pd_error *err)
+static pd_status list_candidates(struct planner *p, struct pd_error *err)
 {
+    const struct pd_config *config = p->config;
     const struct pd_degrees held = {config->layout.dp, config->layout.tp, config->layout.pp, config->layout.sp, 0};
-    const uint32_t count = pd_degrees_list(config, world, &held, NULL, 0);
+    const uint32_t count = pd_degrees_list(config, p->world, &held, NULL, 0);
     if (!count) {
         struct pd_degrees unused;
-        PD_TRY(pd_degrees_of(config, world, &unused, err)); /* says what is wrong with what is given */
-        PD_FAIL(err, PD_INVALID, "layout: no layout of %s is admitted", pd_counted(world, "rank").text);
+        PD_TRY(pd_degrees_of(config, p->world, &unused, err)); /* says what is wrong with what is given */
+        PD_FAIL(err, PD_INVALID, "layout: no layout of %s is admitted", pd_counted(p->world, "rank").text);
     }
     struct pd_degrees *degrees = calloc(count, sizeof *degrees);
     if (!degrees) PD_FAIL(err, PD_NO_MEMORY, "no memory for layouts to choose from");
-    pd_degrees_list(config, world, &held, degrees, count);
+    pd_degrees_list(config, p->world, &held, degrees, count);
     pd_status st = PD_OK;
     for (uint32_t i = 0; i < count && !st; i++)
-        st = add_degrees(all, config, model, &degrees[i], machine, err);
+        st = add_degrees(p, &degrees[i], err);
     free(degrees);
     return st;
 }
@@ -162,86 +167,92 @@ static double least_bytes(const struct pd_config *config, const struct pd_model 
     return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);
 }
 
-static pd_status measure(const struct pd_config *config, const struct pd_model *model, uint32_t threads, double limit,
-                         struct pd_layout_choice *choice, struct pd_error *err)
+static bool fits(const struct planner *p, const struct pd_layout_choice *c)
+{
+    return p->machine->device_bytes <= 0 || (double)c->worst_bytes <= p->machine->device_bytes;
+}
+
+/* The first rank's bytes, and where those fit the worst rank's. */
+static pd_status measure(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
 {
     struct pd_world_memory memory;
     struct pd_memory_plan first;
-    const struct pd_engine_options options = {.config = config,
-                                              .model = model,
-                                              .world = pd_layout_world(&choice->laid_out.layout),
-                                              .threads = threads,
+    const struct pd_engine_options options = {.config = p->config,
+                                              .model = p->model,
+                                              .world = p->world,
+                                              .threads = p->threads,
                                               .laid_out = &choice->laid_out,
-                                              .is_gpu = config->run.device == PD_DEVICE_GPU};
+                                              .is_gpu = p->config->run.device == PD_DEVICE_GPU};
     PD_TRY(pd_engine_plan_of(&options, &first, err));
-    choice->worst_bytes = pd_memory_of_device(config, &first);
-    if (limit > 0 && (double)choice->worst_bytes > limit) return PD_OK;
-    PD_TRY(pd_world_memory_plan(config, model, threads, &choice->laid_out, &memory, err));
+    choice->worst_bytes = pd_memory_of_device(p->config, &first);
+    if (!fits(p, choice)) return PD_OK;
+    PD_TRY(pd_world_memory_plan(p->config, p->model, p->threads, &choice->laid_out, &memory, err));
     choice->worst_bytes = memory.worst_bytes;
     pd_world_memory_deinit(&memory);
     return PD_OK;
 }
 
-/* Bytes of the smallest: measured, or at least so many. */
-struct smallest {
-    double measured, least;
-};
-
-/* Layers, which the order is by itself where blocks are on drives, keep what backward needs of every micro-batch at once. */
-static bool micro_batches_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
-                              const struct pd_machine *machine)
+/* Breadth first, which the order is by itself where blocks are on drives, keeps what backward needs of every micro-batch at
+ * once. */
+static bool depth_first_fits(const struct planner *p)
 {
-    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_config changed = *p->config; /* borrows what it points to */
     struct pd_layout_choice best;
     struct pd_error ignored;
     uint32_t count;
     const struct pd_layout one = {.pp = 1};
     changed.layout.order = PD_ORDER_DEPTH_FIRST;
-    return config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(config, &one) &&
+    return p->config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(p->config, &one) &&
            !pd_config_check(&changed, &ignored) &&
-           !pd_choose_layouts(&changed, model, world, threads, machine, 1, &best, &count, &ignored);
+           !pd_choose_layouts(&changed, p->model, p->world, p->threads, p->machine, 1, &best, &count, &ignored);
 }
 
-static pd_status nothing_fits(const struct pd_config *config, uint32_t world, double limit, struct smallest smallest,
-                              bool leaves_help, struct pd_error *err)
+static pd_status nothing_fits(const struct planner *p, struct pd_error *err)
 {
     char advice[256];
-    const bool is_measured = smallest.measured <= smallest.least;
-    pd_less_memory_text(config, world, config->run.device == PD_DEVICE_GPU, !isfinite(smallest.measured), advice,
+    const bool is_measured = p->measured <= p->least;
+    pd_less_memory_text(p->config, p->world, p->config->run.device == PD_DEVICE_GPU, !isfinite(p->measured), advice,
                         sizeof advice);
-    if (leaves_help) snprintf(advice, sizeof advice, "take layout.order=depth_first, which fits");
+    if (isfinite(p->measured) && depth_first_fits(p))
+        snprintf(advice, sizeof advice, "take layout.order=depth_first, which fits");
     PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
-            pd_counted(world, "rank").text, pd_bytes_text(limit).text, is_measured ? "" : "more than ",
-            pd_bytes_text(is_measured ? smallest.measured : smallest.least).text, advice);
+            pd_counted(p->world, "rank").text, pd_bytes_text(p->machine->device_bytes).text, is_measured ? "" : "more than ",
+            pd_bytes_text(is_measured ? p->measured : p->least).text, advice);
 }
 
-static bool fits(const struct pd_layout_choice *c, double limit)
+struct some_layers {
+    const struct planner *planner;
+    struct pd_layout_choice *choice;
+};
+
+static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struct pd_error *err)
 {
-    return limit <= 0 || (double)c->worst_bytes <= limit;
+    const struct some_layers *s = context;
+    struct pd_layout_choice some = *s->choice;
+    some.laid_out.recompute_layers = layers;
+    PD_TRY(measure(s->planner, &some, err));
+    *ret_fits = fits(s->planner, &some);
+    if (*ret_fits) *s->choice = some;
+    return PD_OK;
 }
 
 /* The fewest blocks with which it fits: one more never takes more memory. All of them where none needs to be, which is
  * another candidate, or where even all do not fit. */
-static pd_status decide_layers(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
-                               const struct pd_machine *machine, struct pd_layout_choice *choice, struct pd_error *err)
+static pd_status decide_layers(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
 {
-    const double limit = machine->device_bytes;
-    uint32_t too_few = 0, enough = pd_laid_out_blocks(&choice->laid_out, model);
-    struct pd_layout_choice none = *choice, all = *choice;
+    const uint32_t blocks = pd_laid_out_blocks(&choice->laid_out, p->model);
+    struct pd_layout_choice none = *choice;
+    struct some_layers context = {p, choice};
     struct pd_step_cost cost;
+    uint32_t unused;
     none.laid_out.recompute = PD_RECOMPUTE_NONE;
-    none.laid_out.recompute_layers = all.laid_out.recompute_layers = PD_LAYERS_ALL;
-    PD_TRY(measure(config, model, threads, limit, &all, err));
-    if (fits(&all, limit)) PD_TRY(measure(config, model, threads, limit, &none, err));
-    *choice = all;
-    while (fits(&all, limit) && !fits(&none, limit) && enough - too_few > 1) {
-        struct pd_layout_choice some = all;
-        some.laid_out.recompute_layers = too_few + (enough - too_few) / 2;
-        PD_TRY(measure(config, model, threads, limit, &some, err));
-        *(fits(&some, limit) ? &enough : &too_few) = some.laid_out.recompute_layers;
-        if (fits(&some, limit)) *choice = some;
+    none.laid_out.recompute_layers = choice->laid_out.recompute_layers = PD_LAYERS_ALL;
+    PD_TRY(measure(p, choice, err));
+    if (fits(p, choice)) {
+        PD_TRY(measure(p, &none, err));
+        if (!fits(p, &none)) PD_TRY(pd_fit_fewest(fits_with, &context, blocks, &unused, err));
     }
-    pd_step_cost(config, model, &choice->laid_out, machine, &cost);
+    pd_step_cost(p->config, p->model, &choice->laid_out, p->machine, &cost);
     choice->step_seconds = cost.step_seconds;
     return PD_OK;
 }
@@ -256,37 +267,43 @@ static void sink(struct pd_layout_choice *list, uint32_t count)
     list[i] = later;
 }
 
-static pd_status choose(const struct candidates *all, const struct pd_config *config, const struct pd_model *model,
-                        uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
-                        struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err)
+enum verdict { TOO_LARGE, FITS, DECIDED };
+
+/* DECIDED: how many blocks it recomputes, which made it slower than it stood for. */
+static pd_status look_at(struct planner *p, struct pd_layout_choice *c, enum verdict *ret_verdict, struct pd_error *err)
 {
-    const double limit = machine->device_bytes;
-    struct smallest smallest = {INFINITY, INFINITY};
+    const double limit = p->machine->device_bytes, least = least_bytes(p->config, p->model, &c->laid_out.layout);
+    *ret_verdict = TOO_LARGE;
+    if (limit > 0 && least > limit) {
+        p->least = fmin(p->least, least);
+        return PD_OK;
+    }
+    if (!c->worst_bytes && c->laid_out.recompute && chooses_layers(p->config)) {
+        *ret_verdict = DECIDED;
+        return decide_layers(p, c, err);
+    }
+    if (!c->worst_bytes) PD_TRY(measure(p, c, err));
+    p->measured = fmin(p->measured, (double)c->worst_bytes);
+    if (fits(p, c)) *ret_verdict = FITS;
+    return PD_OK;
+}
+
+/* Down the list, until enough fit. A candidate that was decided goes where its time belongs now, and comes again. */
+static pd_status choose(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices, uint32_t *ret_count,
+                        struct pd_error *err)
+{
     uint32_t count = 0, i = 0;
-    while (i < all->count && count < capacity) {
-        struct pd_layout_choice *c = &all->list[i];
-        const double least = least_bytes(config, model, &c->laid_out.layout);
-        if (limit > 0 && least > limit) {
-            smallest.least = fmin(smallest.least, least);
-            i++;
+    while (i < p->count && count < capacity) {
+        enum verdict verdict;
+        PD_TRY(look_at(p, &p->list[i], &verdict, err));
+        if (verdict == DECIDED) {
+            sink(&p->list[i], p->count - i);
             continue;
         }
-        const bool is_open = c->laid_out.recompute && !c->worst_bytes && chooses_layers(config);
-        if (is_open) {
-            PD_TRY(decide_layers(config, model, threads, machine, c, err));
-            sink(c, all->count - i);
-            continue;
-        }
-        if (!c->worst_bytes) PD_TRY(measure(config, model, threads, limit, c, err));
-        smallest.measured = fmin(smallest.measured, (double)c->worst_bytes);
-        if (fits(c, limit)) ret_choices[count++] = *c;
+        if (verdict == FITS) ret_choices[count++] = p->list[i];
         i++;
     }
-    if (!count) {
-        const uint32_t world = pd_layout_world(&all->list[0].laid_out.layout);
-        const bool leaves_help = isfinite(smallest.measured) && micro_batches_fit(config, model, world, threads, machine);
-        return nothing_fits(config, world, limit, smallest, leaves_help, err);
-    }
+    if (!count) return nothing_fits(p, err);
     *ret_count = count;
     return PD_OK;
 }
@@ -295,11 +312,11 @@ pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_mode
                             const struct pd_machine *machine, uint32_t capacity, struct pd_layout_choice *ret_choices,
                             uint32_t *ret_count, struct pd_error *err)
 {
-    struct candidates all = {0};
-    pd_status st = list_candidates(&all, config, model, world, machine, err);
-    if (!st) qsort(all.list, all.count, sizeof *all.list, by_seconds);
-    if (!st) st = choose(&all, config, model, threads, machine, capacity, ret_choices, ret_count, err);
-    free(all.list);
+    struct planner p = {config, model, world, threads, machine, .measured = INFINITY, .least = INFINITY};
+    pd_status st = list_candidates(&p, err);
+    if (!st) qsort(p.list, p.count, sizeof *p.list, by_seconds);
+    if (!st) st = choose(&p, capacity, ret_choices, ret_count, err);
+    free(p.list);
     return st;
 }
 

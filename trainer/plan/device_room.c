@@ -2,6 +2,7 @@
 
 #include "trainer/config/check.h"
 #include "trainer/plan/auto_layout.h"
+#include "trainer/plan/fit.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -165,34 +166,76 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint3
     return true;
 }
 
-/* Of the blocks that a remedy recomputes, the fewest with which it is one. */
-static void fewest_layers(const struct pd_engine_options *o, uint32_t which, uint64_t bytes, struct pd_device_remedy *r)
+struct remedies {
+    const struct pd_engine_options *options;
+    uint64_t bytes; /* that it may take */
+    uint32_t which; /* changes, by bit */
+    struct pd_device_remedy *found;
+};
+
+static bool is_remedy(const struct remedies *s, uint32_t which, struct pd_device_remedy *ret)
 {
-    uint32_t too_few = 0, enough = o->model->config.layers;
+    struct pd_device_remedy r;
+    if (!try_changes(s->options, which, PD_LAYERS_ALL, &r) || r.bytes > s->bytes) return false;
+    *ret = r;
+    return true;
+}
+
+static pd_status is_enough(void *context, uint32_t layers, bool *ret_fits, struct pd_error *err)
+{
+    const struct remedies *s = context;
+    struct pd_device_remedy some;
+    (void)err;
+    *ret_fits = try_changes(s->options, s->which, layers, &some) && some.bytes <= s->bytes;
+    if (*ret_fits) *s->found = some;
+    return PD_OK;
+}
+
+/* Of the blocks that a remedy recomputes, the fewest with which it is one. */
+static void fewest_layers(struct remedies *s)
+{
+    uint32_t unused;
     bool is_one = false;
     for (int i = 0; i < CHANGES; i++)
-        is_one |= (which >> i & 1) && recomputes(&changes[i]);
-    while (is_one && enough - too_few > 1) {
-        struct pd_device_remedy some;
-        const uint32_t layers = too_few + (enough - too_few) / 2;
-        const bool is_enough = try_changes(o, which, layers, &some) && some.bytes <= bytes;
-        *(is_enough ? &enough : &too_few) = layers;
-        if (is_enough) *r = some;
+        is_one |= (s->which >> i & 1) && recomputes(&changes[i]);
+    if (is_one) (void)!pd_fit_fewest(is_enough, s, s->options->model->config.layers, &unused, NULL);
+}
+
+/* Every change that takes bytes away and goes with those before it, the cheapest first, until it fits. */
+static bool gather(struct remedies *s)
+{
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < CHANGES; i++) {
+        struct pd_device_remedy r;
+        if (!try_changes(s->options, s->which | 1u << i, PD_LAYERS_ALL, &r) || r.bytes >= least) continue;
+        s->which |= 1u << i;
+        least = r.bytes;
+        *s->found = r;
+        if (r.bytes <= s->bytes) return true;
     }
+    return false;
+}
+
+/* Without what is not needed beside the rest. */
+static void thin_out(struct remedies *s)
+{
+    for (uint32_t i = 0; i < CHANGES; i++)
+        if (s->which >> i & 1 && is_remedy(s, s->which & ~(1u << i), s->found)) s->which &= ~(1u << i);
 }
 
 bool pd_device_room_remedy(const struct pd_engine_options *o, uint64_t bytes, struct pd_device_remedy *ret_remedy)
 {
-    for (int count = 1; count <= CHANGES; count++) {
-        for (uint32_t which = 1; which < 1u << CHANGES; which++) {
-            struct pd_device_remedy r;
-            if (__builtin_popcount(which) != count || !try_changes(o, which, PD_LAYERS_ALL, &r) || r.bytes > bytes) continue;
-            fewest_layers(o, which, bytes, &r);
-            *ret_remedy = r;
-            return true;
-        }
+    struct pd_device_remedy r;
+    struct remedies s = {.options = o, .bytes = bytes, .found = &r};
+    for (uint32_t i = 0; i < CHANGES && !s.which; i++)
+        if (is_remedy(&s, 1u << i, &r)) s.which = 1u << i;
+    if (!s.which) {
+        if (!gather(&s)) return false;
+        thin_out(&s);
     }
-    return false;
+    fewest_layers(&s);
+    *ret_remedy = r;
+    return true;
 }
 
 /* ---- what is said ---- */

@@ -17,8 +17,9 @@ PD_MUST_USE pd_status pd_device_room_taken(const struct pd_engine_options *optio
 PD_MUST_USE pd_status pd_engine_arena(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
                                       struct pd_arena **ret_arena, struct pd_error *err);
 
-/* The fewest of a few changes that keep a run's bits and with which this rank takes no more than so many bytes of its GPU.
- * False: no such change is known. Plans a hundred times, at most. */
+/* Changes that keep a run's bits and with which this rank takes no more than so many bytes of its GPU: one where one is
+ * enough, the cheapest of those; else several, none of which could be left out. False: none are known. Plans some thirty
+ * times, at most. */
 struct pd_device_remedy {
     char words[384]; /* "layout.recompute=full offload.activations=cpu"; with degrees where the planner chose them */
     uint64_t bytes;  /* what it takes then */

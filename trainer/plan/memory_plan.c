@@ -1,4 +1,13 @@
+/* Ranks that need the same bytes, found without planning each of them.
+ *
+ *   1. What a rank computes and what it owns are described by words; equal descriptions have equal numbers. Descriptions
+ *      are compared as a whole: a hash finds them and decides nothing.
+ *   2. Within one shape (stage, tensor-parallel part, tokens) bytes = place + state. The first rank of a shape is its
+ *      origin: its place takes all of its bytes, its state none.
+ *   3. A rank whose place and state are both known costs an addition; any other one run of the engine's recipe. */
 #include "trainer/plan/memory_plan.h"
+
+#include "ckpt/base/digest.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +18,22 @@ struct bytes {
     int64_t library;
 };
 
-/* Open addressing by a key that is never 0. */
-struct memo {
-    struct entry {
-        uint64_t key;
-        struct bytes bytes;
-        uint32_t index;
-    } * entries;
-    uint32_t capacity, count;
+/* Keys of any length, numbered from 0 in the order in which they came. */
+struct table {
+    uint64_t *words; /* of all keys, one behind the other */
+    struct row {
+        size_t first, count; /* of its words */
+    } * rows;
+    size_t word_count, word_room;
+    uint32_t *slots; /* number + 1 of a key, by its hash; 0: free */
+    uint32_t count, room, slot_count;
+};
+
+/* What bytes are known of. */
+enum { ORIGIN, PLACE, STATE };
+struct key {
+    uint64_t shape, tp, tokens; /* numbers of descriptions; tokens as they are */
+    uint64_t what, part;        /* part of a place: what it keeps; of a state: what it owns */
 };
 
 struct survey {
@@ -24,96 +41,154 @@ struct survey {
     const struct pd_model *model;
     const struct pd_laid_out *laid_out;
     uint32_t threads, world, shares; /* shares: dp * sp, ranks of a pipeline place */
-    struct memo places, states;      /* first and second part of a rank, by key */
-    struct memo groups;              /* by bytes */
-    uint64_t *tp_keys;               /* (tp) of what a tensor-parallel rank computes */
-    uint64_t *sp_keys;               /* (sp) of the tokens a sequence-parallel rank holds */
-    uint64_t *owned;                 /* (shares) keys of what each share owns of the state */
-    uint64_t *differences;           /* (shares + 1) of the sum that becomes such a key */
+    struct table descriptions;       /* of shapes, of tensor-parallel parts, of depths, of shares of a unit */
+    struct table owned_sets;         /* what a share owns: pairs of such a number and how often, by number */
+    struct table additions;          /* of one more to such a set: {set, number} */
+    uint32_t *addition_to;           /* (additions) the set that it makes */
+    struct table known, groups;      /* by struct key; by struct bytes: the group's index */
+    struct bytes *known_bytes;       /* (known) */
+    uint64_t *text;                  /* the description that is being written */
+    size_t text_count, text_room;
+    uint32_t *tp_parts;  /* (tp) what a tensor-parallel rank computes */
+    uint64_t *sp_tokens; /* (sp) that a sequence-parallel rank holds */
+    uint32_t *owned;     /* (shares) the set that each share of the current place owns */
     struct pd_world_memory *memory;
 };
 
-/* ---- keys ---- */
+/* ---- numbers of descriptions ---- */
 
-static uint64_t mix(uint64_t a, uint64_t b)
+static bool grow(void *array, size_t item_bytes, size_t needed, size_t *room)
 {
-    uint64_t x = a * UINT64_C(0x9e3779b97f4a7c15) + b + UINT64_C(0xd1b54a32d192ed03);
-    x ^= x >> 32;
-    x *= UINT64_C(0xd6e8feb86659fd93);
-    x ^= x >> 29;
-    x *= UINT64_C(0xd6e8feb86659fd93);
-    return (x ^ x >> 32) | 1;
+    void **items = array;
+    const size_t more = needed < 128 ? 256 : 2 * needed;
+    if (needed <= *room) return true;
+    void *grown = realloc(*items, more * item_bytes);
+    if (!grown) return false;
+    *items = grown;
+    *room = more;
+    return true;
 }
 
-static pd_status memo_reserve(struct memo *memo, struct pd_error *err)
+/* The slot of a key, or the free one where it belongs. */
+static uint32_t *slot_of(const struct table *t, const uint64_t *words, size_t count)
 {
-    if (4 * (memo->count + 1) < 3 * memo->capacity) return PD_OK;
-    struct memo grown = {.capacity = memo->capacity ? 2 * memo->capacity : 256, .count = memo->count};
-    grown.entries = calloc(grown.capacity, sizeof *grown.entries);
-    if (!grown.entries) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    for (uint32_t i = 0; i < memo->capacity; i++) {
-        if (!memo->entries[i].key) continue;
-        uint64_t at = memo->entries[i].key & (grown.capacity - 1);
-        while (grown.entries[at].key)
-            at = (at + 1) & (grown.capacity - 1);
-        grown.entries[at] = memo->entries[i];
+    uint64_t at = pd_digest_words(words, count, 0);
+    for (;; at++) {
+        uint32_t *slot = &t->slots[at & (t->slot_count - 1)];
+        const struct row *row = *slot ? &t->rows[*slot - 1] : NULL;
+        if (!row) return slot;
+        if (row->count == count && !memcmp(t->words + row->first, words, count * sizeof *words)) return slot;
     }
-    free(memo->entries);
-    *memo = grown;
+}
+
+static bool make_room(struct table *t, size_t words)
+{
+    size_t rows = t->room;
+    if (!grow(&t->words, sizeof *t->words, t->word_count + words, &t->word_room)) return false;
+    if (!grow(&t->rows, sizeof *t->rows, t->count + 1ull, &rows)) return false;
+    t->room = (uint32_t)rows;
+    if (2 * (t->count + 1) <= t->slot_count) return true;
+    uint32_t *slots = calloc(t->slot_count ? 2ull * t->slot_count : 256, sizeof *slots);
+    if (!slots) return false;
+    free(t->slots);
+    t->slots = slots;
+    t->slot_count = t->slot_count ? 2 * t->slot_count : 256;
+    for (uint32_t i = 0; i < t->count; i++)
+        *slot_of(t, t->words + t->rows[i].first, t->rows[i].count) = i + 1;
+    return true;
+}
+
+/* False: there is no such key. */
+static bool find(const struct table *t, const void *key, size_t bytes, uint32_t *ret_number)
+{
+    const uint32_t slot = t->count ? *slot_of(t, key, bytes / sizeof(uint64_t)) : 0;
+    if (slot) *ret_number = slot - 1;
+    return slot;
+}
+
+/* Its number, a new one where there is none. `key` lies outside the table. */
+static pd_status number_of(struct table *t, const void *key, size_t bytes, uint32_t *ret_number, struct pd_error *err)
+{
+    const size_t count = bytes / sizeof(uint64_t);
+    if (find(t, key, bytes, ret_number)) return PD_OK;
+    if (!make_room(t, count)) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    *slot_of(t, key, count) = t->count + 1;
+    t->rows[t->count] = (struct row){t->word_count, count};
+    memcpy(t->words + t->word_count, key, bytes);
+    t->word_count += count;
+    *ret_number = t->count++;
     return PD_OK;
 }
 
-/* The entry of the key; a new one has key 0. Reserve first. */
-static struct entry *memo_at(struct memo *memo, uint64_t key)
+static void table_deinit(struct table *t)
 {
-    uint64_t at = key & (memo->capacity - 1);
-    while (memo->entries[at].key && memo->entries[at].key != key)
-        at = (at + 1) & (memo->capacity - 1);
-    return &memo->entries[at];
+    free(t->words);
+    free(t->rows);
+    free(t->slots);
 }
 
-static void memo_put(struct memo *memo, uint64_t key, struct bytes bytes)
+static pd_status say(struct survey *s, uint64_t word, struct pd_error *err)
 {
-    struct entry *e = memo_at(memo, key);
-    if (!e->key) memo->count++;
-    *e = (struct entry){.key = key, .bytes = bytes};
+    if (!grow(&s->text, sizeof *s->text, s->text_count + 1, &s->text_room))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    s->text[s->text_count++] = word;
+    return PD_OK;
 }
 
-/* Sizes of what a tensor-parallel rank computes: those of every block are the first one's. */
-static uint64_t tp_key(const struct survey *s, uint32_t tp_rank)
+/* The number of what was said, which is forgotten. */
+static pd_status said(struct survey *s, struct table *t, uint32_t *ret_number, struct pd_error *err)
+{
+    const size_t bytes = s->text_count * sizeof *s->text;
+    s->text_count = 0;
+    return number_of(t, s->text, bytes, ret_number, err);
+}
+
+/* ---- what a rank computes ---- */
+
+static pd_status say_boxes(struct survey *s, const struct pd_partition *p, uint32_t t, bool is_computed,
+                           struct pd_error *err)
+{
+    struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
+    const uint32_t count =
+        (is_computed ? pd_partition_computed : pd_partition_needed)(s->model, p, t, boxes, PD_LAYOUT_CHUNKS_MAX);
+    PD_TRY(say(s, count, err));
+    for (uint32_t b = 0; b < count; b++) {
+        PD_TRY(say(s, boxes[b].count[0], err));
+        PD_TRY(say(s, s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1, err));
+    }
+    return PD_OK;
+}
+
+/* Sizes of a tensor-parallel part: those of every block are the first one's. */
+static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_number, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
     const struct pd_partition p = {.tp = l->tp, .tp_rank = tp_rank, .virtual_tp = l->virtual_tp, .sp = 1, .virtual_sp = 1};
     const uint32_t units[] = {0, 1, s->model->unit_count - 1};
-    uint64_t key = 1;
-    for (int u = 0; u < 3; u++) {
+    for (int u = 0; u < 3; u++)
         for (uint32_t t = s->model->unit_first[units[u]]; t < s->model->unit_first[units[u] + 1]; t++) {
-            struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
-            for (int pass = 0; pass < 2; pass++) {
-                const uint32_t count =
-                    (pass ? pd_partition_computed : pd_partition_needed)(s->model, &p, t, boxes, PD_LAYOUT_CHUNKS_MAX);
-                key = mix(key, count);
-                for (uint32_t b = 0; b < count; b++)
-                    key = mix(mix(key, boxes[b].count[0]), s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1);
-            }
+            PD_TRY(say_boxes(s, &p, t, false, err));
+            PD_TRY(say_boxes(s, &p, t, true, err));
         }
-    }
-    return key;
+    return said(s, &s->descriptions, ret_number, err);
 }
 
-/* What a rank's pipeline place is but for the micro-batches it keeps. */
-static uint64_t shape_key(const struct survey *s, uint32_t pp)
+/* A pipeline place but for the micro-batches it keeps. */
+static pd_status describe_shape(struct survey *s, uint32_t pp, uint32_t *ret_number, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    uint64_t key = mix(pp == 0, pp + 1 == l->pp);
+    PD_TRY(say(s, pp == 0, err));
+    PD_TRY(say(s, pp + 1 == l->pp, err));
     for (uint32_t c = 0; c < l->interleave; c++) {
         const struct pd_stage stage = pd_grid_stage(l, s->model, pp, c);
-        key = mix(mix(key, stage.block_count), stage.has_embedding * 2u + stage.has_head);
+        PD_TRY(say(s, stage.block_count, err));
+        PD_TRY(say(s, stage.has_embedding * 2u + stage.has_head, err));
     }
-    return key;
+    return said(s, &s->descriptions, ret_number, err);
 }
 
-static uint64_t depth_key(const struct survey *s, uint32_t pp)
+/* Micro-batches that a place keeps of each of its chunks. */
+static pd_status describe_depth(struct survey *s, uint32_t pp, uint32_t *ret_number, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
     const uint32_t micro_batches = s->config->batch.sequences / s->config->batch.micro_batch,
@@ -126,35 +201,95 @@ static uint64_t depth_key(const struct survey *s, uint32_t pp)
                                                 .slots = pd_schedule_slots(micro_batches, l->dp, l->pp, interleave),
                                                 .units = pd_is_breadth_first(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
-    uint64_t key = 3;
     for (uint32_t c = 0; c < interleave; c++)
-        key = mix(key, depth[c]);
-    return key;
+        PD_TRY(say(s, depth[c], err));
+    return said(s, &s->descriptions, ret_number, err);
 }
 
-/* What the shares own of a tensor, as differences: a run of equal parts costs two additions. */
-static void own_tensor(struct survey *s, uint32_t tensor, uint32_t tp_rank, uint64_t number)
-{
-    struct pd_layout_cut cut;
-    const struct pd_tensor *t = &s->model->tensors.tensors[tensor];
-    if (!pd_layout_cut_of(&s->laid_out->layout, t, tensor, tp_rank, &cut)) return;
-    const uint64_t last_rows = cut.row_end - cut.row_begin - (cut.part_count - 1) * cut.part_rows,
-                   full = mix(number, cut.part_rows), last = mix(number, last_rows);
-    s->differences[cut.q_first] += full;
-    s->differences[cut.q_first + cut.part_count - 1] += last - full;
-    s->differences[cut.q_first + cut.part_count] -= last;
-}
+/* ---- what a share of the state owns ---- */
 
-/* One unit's differences become part of the keys. Blocks are alike and their sum does not tell them apart: a share that owns
- * a norm of one takes what a share takes that owns the same norm of another, but where budgets keep some of the blocks. */
-static void own_unit_end(struct survey *s, uint64_t kind)
+/* The set with one more of `number` in it. */
+static pd_status add_to_set(struct survey *s, uint32_t set, uint32_t number, uint32_t *ret_set, struct pd_error *err)
 {
-    uint64_t sum = 0;
-    for (uint32_t q = 0; q < s->shares; q++) {
-        sum += s->differences[q];
-        if (sum) s->owned[q] += mix(kind, sum);
+    const uint64_t addition[] = {set, number};
+    size_t room = s->additions.room;
+    uint32_t a, sum;
+    if (find(&s->additions, addition, sizeof addition, &a)) {
+        *ret_set = s->addition_to[a];
+        return PD_OK;
     }
-    memset(s->differences, 0, (s->shares + 1ull) * sizeof *s->differences);
+    const struct row row = s->owned_sets.rows[set];
+    bool is_in = false;
+    for (size_t i = 0; i <= row.count; i += 2) { /* pairs in the order of their numbers */
+        const uint64_t *pair = s->owned_sets.words + row.first + i;
+        const bool is_end = i == row.count;
+        if (!is_in && (is_end || pair[0] >= number)) {
+            const bool is_more = !is_end && pair[0] == number;
+            PD_TRY(say(s, number, err));
+            PD_TRY(say(s, is_more ? pair[1] + 1 : 1, err));
+            is_in = true;
+            if (is_more) continue;
+        }
+        if (is_end) break;
+        PD_TRY(say(s, pair[0], err));
+        PD_TRY(say(s, pair[1], err));
+    }
+    PD_TRY(said(s, &s->owned_sets, &sum, err));
+    PD_TRY(number_of(&s->additions, addition, sizeof addition, &a, err));
+    if (s->additions.room != room || !s->addition_to) {
+        uint32_t *grown = realloc(s->addition_to, s->additions.room * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+        s->addition_to = grown;
+    }
+    s->addition_to[a] = *ret_set = sum;
+    return PD_OK;
+}
+
+/* What share q owns of some tensors of a unit, said; up to which share it is the same.   cuts (count) */
+static pd_status say_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint32_t count, uint32_t q, uint32_t *ret_end,
+                          struct pd_error *err)
+{
+    uint32_t end = s->shares;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pd_layout_cut *cut = &cuts[i];
+        const uint32_t last = cut->q_first + cut->part_count - 1, bounds[] = {cut->q_first, last, last + 1};
+        if (!cut->part_count) continue;
+        for (int b = 0; b < 3; b++)
+            if (bounds[b] > q && bounds[b] < end) end = bounds[b];
+        if (q < cut->q_first || q > last) continue;
+        PD_TRY(say(s, i, err));
+        PD_TRY(
+            say(s, q < last ? cut->part_rows : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows, err));
+    }
+    *ret_end = end;
+    return PD_OK;
+}
+
+/* Every share's part of tensors [begin, end) goes into its set, under the kind of their unit. */
+static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uint32_t tp_rank, uint64_t kind,
+                             struct pd_error *err)
+{
+    const uint32_t count = end - begin;
+    struct pd_layout_cut *cuts = calloc(count, sizeof *cuts);
+    pd_status st = cuts ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a plan");
+    for (uint32_t i = 0; !st && i < count; i++) {
+        struct pd_layout_cut cut;
+        if (pd_layout_cut_of(&s->laid_out->layout, &s->model->tensors.tensors[begin + i], begin + i, tp_rank, &cut))
+            cuts[i] = cut;
+    }
+    for (uint32_t q = 0, same = 0; !st && q < s->shares; q = same) {
+        uint32_t number;
+        st = say_cuts(s, cuts, count, q, &same, err);
+        if (!st && !s->text_count) continue; /* nothing */
+        if (!st) st = say(s, kind, err);
+        if (!st) st = said(s, &s->descriptions, &number, err);
+        for (uint32_t k = q, before = 0, after = 0; !st && k < same; k++) { /* neighbours mostly own the same */
+            if (k == q || s->owned[k] != before) st = add_to_set(s, before = s->owned[k], number, &after, err);
+            s->owned[k] = after;
+        }
+    }
+    free(cuts);
+    return st;
 }
 
 static bool has_budgets(const struct pd_config *c)
@@ -162,31 +297,34 @@ static bool has_budgets(const struct pd_config *c)
     return c->offload.optimizer_budget || c->offload.parameters_budget || c->offload.gradients_budget;
 }
 
-static void own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank)
+/* Blocks are alike: a share that owns a norm of one takes what a share takes that owns the same norm of another, but for
+ * the first of a stage, and where budgets keep some of the blocks. */
+static pd_status own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank, struct pd_error *err)
 {
+    enum { EMBEDDING, HEAD, FIRST_BLOCK, BLOCK, TIED, BLOCK_BY_ITSELF };
     const struct pd_layout *l = &s->laid_out->layout;
-    const uint32_t last = s->model->unit_count - 1;
+    const uint32_t last = s->model->unit_count - 1, *first = s->model->unit_first;
     bool is_first = true;
-    memset(s->owned, 0, s->shares * sizeof *s->owned);
+    memset(s->owned, 0, s->shares * sizeof *s->owned); /* set 0 is empty */
     for (uint32_t unit = 0; unit <= last; unit++) {
         if (pd_layout_unit_pp(l, unit) != pp) continue;
-        const uint32_t begin = s->model->unit_first[unit];
-        for (uint32_t t = begin; t < s->model->unit_first[unit + 1]; t++)
-            own_tensor(s, t, tp_rank, t - begin + 1);
-        own_unit_end(s, unit == 0 ? 11 : unit == last ? 12 : is_first ? 13 : has_budgets(s->config) ? mix(16, unit) : 14);
+        const uint64_t kind = unit == 0                ? EMBEDDING
+                              : unit == last           ? HEAD
+                              : is_first               ? FIRST_BLOCK
+                              : has_budgets(s->config) ? BLOCK_BY_ITSELF + (uint64_t)unit
+                                                       : BLOCK;
+        PD_TRY(own_tensors(s, first[unit], first[unit + 1], tp_rank, kind, err));
         is_first = unit == 0;
     }
-    if (s->model->config.tie_embeddings && l->pp > 1 && pp + 1 == l->pp) {
-        own_tensor(s, 0, tp_rank, 1);
-        own_unit_end(s, 15);
-    }
+    if (s->model->config.tie_embeddings && l->pp > 1 && pp + 1 == l->pp) PD_TRY(own_tensors(s, 0, 1, tp_rank, TIED, err));
+    return PD_OK;
 }
 
 /* A share beyond the first zero_shard holds what another owns. */
-static uint64_t state_key(const struct survey *s, uint32_t q)
+static uint64_t state_of(const struct survey *s, uint32_t q)
 {
     const uint32_t parts = s->laid_out->layout.zero_shard;
-    return mix(s->owned[q % parts], q < parts);
+    return 2ull * s->owned[q % parts] + (q < parts);
 }
 
 /* ---- bytes ---- */
@@ -223,78 +361,89 @@ static struct bytes combine(struct bytes a, struct bytes b, int64_t sign)
     return a;
 }
 
-/* `shape` ties both parts together: within one shape, bytes = place + state, where the first rank seen has state 0. */
-static pd_status bytes_of(struct survey *s, uint32_t rank, uint64_t shape, uint64_t place, uint64_t state,
-                          struct bytes *ret_bytes, struct pd_error *err)
+static const struct bytes *known(const struct survey *s, const struct key *key)
 {
-    const uint64_t place_key = mix(shape, place), state_key_here = mix(shape, state);
-    PD_TRY(memo_reserve(&s->places, err));
-    PD_TRY(memo_reserve(&s->states, err));
-    const struct entry *p = memo_at(&s->places, place_key), *z = memo_at(&s->states, state_key_here);
-    if (p->key && z->key) {
-        *ret_bytes = combine(p->bytes, z->bytes, 1);
-        return PD_OK;
+    uint32_t i;
+    return find(&s->known, key, sizeof *key, &i) ? &s->known_bytes[i] : NULL;
+}
+
+static pd_status remember(struct survey *s, const struct key *key, struct bytes bytes, struct pd_error *err)
+{
+    const uint32_t room = s->known.room;
+    uint32_t i;
+    PD_TRY(number_of(&s->known, key, sizeof *key, &i, err));
+    if (s->known.room != room) {
+        struct bytes *grown = realloc(s->known_bytes, s->known.room * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+        s->known_bytes = grown;
     }
-    PD_TRY(run_recipe(s, rank, ret_bytes, err));
-    const struct entry *shape_entry = memo_at(&s->places, shape);
-    if (p->key) {
-        memo_put(&s->states, state_key_here, combine(*ret_bytes, p->bytes, -1));
-    } else if (z->key) {
-        memo_put(&s->places, place_key, combine(*ret_bytes, z->bytes, -1));
-    } else if (!shape_entry->key) {
-        memo_put(&s->places, shape, (struct bytes){0});
-        PD_TRY(memo_reserve(&s->places, err));
-        memo_put(&s->places, place_key, *ret_bytes);
-        memo_put(&s->states, state_key_here, (struct bytes){0});
-    }
+    s->known_bytes[i] = bytes;
     return PD_OK;
 }
 
-static pd_status add_ranks(struct survey *s, uint32_t rank, const struct bytes *bytes, struct pd_error *err)
+static pd_status bytes_of(struct survey *s, uint32_t rank, struct key shape, uint64_t depth, uint64_t owned,
+                          struct bytes *ret_bytes, struct pd_error *err)
 {
-    struct pd_world_memory *m = s->memory;
-    uint64_t key = 5, total = 0;
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        key = mix(mix(mix(key, (uint64_t)bytes->of[c]), (uint64_t)bytes->host[c]), (uint64_t)bytes->noted[c]);
-        total += (uint64_t)bytes->of[c] - (s->config->run.device == PD_DEVICE_GPU ? (uint64_t)bytes->host[c] : 0);
-    }
-    key = mix(key, (uint64_t)bytes->library);
-    total += (uint64_t)bytes->library;
-    m->mean_bytes += (double)total / s->world;
-    PD_TRY(memo_reserve(&s->groups, err));
-    struct entry *e = memo_at(&s->groups, key);
-    if (e->key) {
-        m->groups[e->index].ranks++;
-        if (rank < m->groups[e->index].first_rank) m->groups[e->index].first_rank = rank;
+    struct key origin = shape, place = shape, state = shape;
+    origin.what = ORIGIN;
+    place.what = PLACE, place.part = depth;
+    state.what = STATE, state.part = owned;
+    const struct bytes *p = known(s, &place), *z = known(s, &state);
+    if (p && z) {
+        *ret_bytes = combine(*p, *z, 1);
         return PD_OK;
     }
-    struct pd_memory_group *grown = realloc(m->groups, (m->group_count + 1) * sizeof *grown);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    m->groups = grown;
-    struct pd_memory_group *group = &m->groups[m->group_count];
-    *group = (struct pd_memory_group){.first_rank = rank, .ranks = 1};
+    PD_TRY(run_recipe(s, rank, ret_bytes, err));
+    if (p) return remember(s, &state, combine(*ret_bytes, *p, -1), err);
+    if (z) return remember(s, &place, combine(*ret_bytes, *z, -1), err);
+    if (known(s, &origin)) return PD_OK; /* two unknowns and one sum: later ranks tell */
+    PD_TRY(remember(s, &origin, (struct bytes){0}, err));
+    PD_TRY(remember(s, &place, *ret_bytes, err));
+    return remember(s, &state, (struct bytes){0}, err);
+}
+
+static struct pd_memory_plan plan_of(const struct bytes *bytes)
+{
+    struct pd_memory_plan plan = {.library_bytes = (uint64_t)bytes->library};
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        group->plan.bytes[c] = (uint64_t)bytes->of[c];
-        group->plan.host_bytes[c] = (uint64_t)bytes->host[c];
-        group->plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
+        plan.bytes[c] = (uint64_t)bytes->of[c];
+        plan.host_bytes[c] = (uint64_t)bytes->host[c];
+        plan.noted_bytes[c] = (uint64_t)bytes->noted[c];
     }
-    group->plan.library_bytes = (uint64_t)bytes->library;
-    memo_put(&s->groups, key, *bytes);
-    memo_at(&s->groups, key)->index = m->group_count++;
+    return plan;
+}
+
+static pd_status add_rank(struct survey *s, uint32_t rank, const struct bytes *bytes, struct pd_error *err)
+{
+    struct pd_world_memory *m = s->memory;
+    uint32_t g;
+    PD_TRY(number_of(&s->groups, bytes, sizeof *bytes, &g, err));
+    if (g == m->group_count) {
+        struct pd_memory_group *grown = realloc(m->groups, (g + 1) * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+        m->groups = grown;
+        m->groups[m->group_count++] = (struct pd_memory_group){.first_rank = rank, .plan = plan_of(bytes)};
+    }
+    struct pd_memory_group *group = &m->groups[g];
+    group->ranks++;
+    if (rank < group->first_rank) group->first_rank = rank;
+    m->mean_bytes += (double)pd_memory_of_device(s->config, &group->plan) / s->world;
     return PD_OK;
 }
 
 static pd_status survey_place(struct survey *s, uint32_t pp, uint32_t tp, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    const uint64_t shape = mix(shape_key(s, pp), s->tp_keys[tp]), depth = depth_key(s, pp);
-    own_stage(s, pp, tp);
+    uint32_t shape, depth;
+    PD_TRY(describe_shape(s, pp, &shape, err));
+    PD_TRY(describe_depth(s, pp, &depth, err));
+    PD_TRY(own_stage(s, pp, tp, err));
     for (uint32_t q = 0; q < s->shares; q++) {
         const uint32_t rank = (pp * s->shares + q) * l->tp + tp;
-        const uint64_t tokens = s->sp_keys[q % l->sp];
+        const struct key key = {.shape = shape, .tp = s->tp_parts[tp], .tokens = s->sp_tokens[q % l->sp]};
         struct bytes bytes;
-        PD_TRY(bytes_of(s, rank, mix(shape, tokens), depth, state_key(s, q), &bytes, err));
-        PD_TRY(add_ranks(s, rank, &bytes, err));
+        PD_TRY(bytes_of(s, rank, key, depth, state_of(s, q), &bytes, err));
+        PD_TRY(add_rank(s, rank, &bytes, err));
     }
     return PD_OK;
 }
@@ -308,16 +457,17 @@ static int by_first_rank(const void *a, const void *b)
 static pd_status survey_all(struct survey *s, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    s->tp_keys = calloc(l->tp, sizeof *s->tp_keys);
-    s->sp_keys = calloc(l->sp, sizeof *s->sp_keys);
+    uint32_t empty;
+    s->tp_parts = calloc(l->tp, sizeof *s->tp_parts);
+    s->sp_tokens = calloc(l->sp, sizeof *s->sp_tokens);
     s->owned = calloc(s->shares, sizeof *s->owned);
-    s->differences = calloc(s->shares + 1ull, sizeof *s->differences);
-    if (!s->tp_keys || !s->sp_keys || !s->owned || !s->differences) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    if (!s->tp_parts || !s->sp_tokens || !s->owned) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    PD_TRY(number_of(&s->owned_sets, "", 0, &empty, err));
     for (uint32_t tp = 0; tp < l->tp; tp++)
-        s->tp_keys[tp] = tp_key(s, tp);
+        PD_TRY(describe_tp(s, tp, &s->tp_parts[tp], err));
     for (uint32_t sp = 0; sp < l->sp; sp++) {
         const struct pd_partition p = {.tp = 1, .virtual_tp = 1, .sp = l->sp, .sp_rank = sp, .virtual_sp = l->virtual_sp};
-        s->sp_keys[sp] = pd_partition_tokens(&p, s->config->batch.context);
+        s->sp_tokens[sp] = pd_partition_tokens(&p, s->config->batch.context);
     }
     for (uint32_t pp = 0; pp < l->pp; pp++)
         for (uint32_t tp = 0; tp < l->tp; tp++)
@@ -329,6 +479,19 @@ uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_mem
 {
     const uint64_t total = pd_memory_plan_total(plan);
     return config->run.device == PD_DEVICE_GPU ? total - pd_memory_plan_host(plan) + plan->library_bytes : total;
+}
+
+static void survey_deinit(struct survey *s)
+{
+    struct table *tables[] = {&s->descriptions, &s->owned_sets, &s->additions, &s->known, &s->groups};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        table_deinit(tables[i]);
+    free(s->addition_to);
+    free(s->known_bytes);
+    free(s->text);
+    free(s->tp_parts);
+    free(s->sp_tokens);
+    free(s->owned);
 }
 
 pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
@@ -343,13 +506,7 @@ pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_m
                        .shares = laid_out->layout.dp * laid_out->layout.sp,
                        .memory = &memory};
     pd_status st = survey_all(&s, err);
-    free(s.places.entries);
-    free(s.states.entries);
-    free(s.groups.entries);
-    free(s.tp_keys);
-    free(s.sp_keys);
-    free(s.owned);
-    free(s.differences);
+    survey_deinit(&s);
     if (st) {
         pd_world_memory_deinit(&memory);
         return st;
