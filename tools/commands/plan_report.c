@@ -449,7 +449,7 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
 
 static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t count, struct pd_error *err)
 {
-    static const char *const headings[] = {">WORLD", "LAYOUT",         ">MICRO_BATCHES A RANK", ">WORST RANK",
+    static const char *const headings[] = {">WORLD", "LAYOUT",         ">MICRO-BATCHES A RANK", ">WORST RANK",
                                            ">MEAN",  ">PARAMETERS IN", ">GRADIENTS IN",         ">STEP"};
     struct pd_table table;
     printf("\n");
@@ -583,7 +583,7 @@ static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
 {
     pd_json_u64(w, "slots", c->slots);
     pd_json_u64(w, "padding_micro_batches", c->padding);
-    pd_json_u64(w, "ghost_bytes", c->padding_bytes);
+    pd_json_u64(w, "padding_bytes", c->padding_bytes);
     pd_json_u64(w, "parameter_bytes_received", c->parameter_bytes);
     pd_json_u64(w, "gradient_bytes_received", c->gradient_bytes);
     pd_json_u64(w, "tensor_bytes_received", c->tensor_bytes);

@@ -55,7 +55,7 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key);
 void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes);
 /* To layout.auto, whatever its value is: "auto" is read back so. */
 bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key);
-/* ---- between config_set.c and config_tiers.c ---- */
+/* ---- between set.c and tiers.c ---- */
 
 /* A scalar member of any struct: key->offset counts from `base`. */
 PD_MUST_USE pd_status pd_key_set_member(void *base, const struct pd_key *key, const char *text, struct pd_error *err);

@@ -1,13 +1,10 @@
-/* What a changed key means for a run that goes on.
+/* What a changed key means for a run that goes on; each key's effect stands in keys.c, the table of them in README.md.
  *
- *   free         the future is made otherwise, the past stays what it was: learning rate and schedule, decay, clipping,
- * steps, intervals, layout, directories new lineage  what was computed so far would not have come out of this configuration,
- * so bits can no longer be compared with a run that never stopped: batch, numerics, data, seed, the betas under which the
- * moments were gathered, what shapes attention without changing a tensor refused      the stored tensors do not fit: model
- * shape
+ *   free         the steps to come change, the steps that were made stay
+ *   new lineage  this configuration would not have computed what is stored
+ *   refused      the stored tensors do not fit
  *
- * The effect of each key stands in config_keys.c. Files may move: their contents are compared by fingerprint, not by path.
- */
+ * Files may move: their contents are compared by fingerprint, not by path. */
 #include "trainer/config/keys.h"
 
 #include <stdio.h>

@@ -177,8 +177,8 @@ static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
     const struct pd_model_config *m = &s->model->config;
     const double heads = ((double)m->heads + 2.0 * m->kv_heads) * m->head_size * s->share, ffn = m->ffn * s->share;
     if (recompute == PD_RECOMPUTE_FULL) return m->hidden * s->act;
-    const double products = m->hidden * 2.0 + heads * 2 + ffn * 2;
-    return (products + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
+    const double gemms = m->hidden * 2.0 + heads * 2 + ffn * 2;
+    return (gemms + (recompute == PD_RECOMPUTE_NONE ? 2.0 * m->hidden + ffn : 0)) * s->act;
 }
 
 /* Bytes to and from drives, into a GPU and out of it: of one micro-batch, and of the update. */

@@ -1,13 +1,12 @@
 /* What a step costs: operations over a device's rate, bytes over a link's, and the pipeline's bubble. Good for comparing
  * layouts of one model on one machine; absolute figures are as good as the rates that are given.
  *
- *   time of a micro-batch on a stage   matrix products and attention / flops in their precision, then the sums of tensor
- *   parallel
- *                               ranks and the keys and values of sequence parallel ones, which nothing hides; or gathers
- *                               and gradients, or what drives or the bus move, which run beside: whichever takes longest
- *   step                        (slots + (pp - 1) / interleave) times the slowest stage's, then what comes once: parameters
- *                               of ZeRO 1 and 2, sums to replicas, the optimizer: by memory, the device's or, where state
- *                               is away from a GPU, the host's or the bus; or by drives
+ *   a micro-batch on a stage   GEMMs and attention over flops in their precision, then the sums of tensor-parallel ranks and
+ *                              the keys and values of sequence-parallel ones, which nothing hides; or gathers, gradients
+ *                              and what drives or the bus move, which run beside that: whichever takes longest
+ *   a step                     (slots + (pp - 1) / interleave) times the slowest stage's micro-batch, then what comes once:
+ *                              parameters of ZeRO 1 and 2, sums to replicas, the optimizer. The optimizer takes what memory
+ *                              takes, the device's or, where state is away from a GPU, the host's or the bus; or drives
  *
  * Breadth first parameters are gathered, and read, twice a step instead of twice a micro-batch.
  * A group of ranks uses the links inside a host where it fits into one, the network otherwise. Bytes are those that the rank
@@ -19,7 +18,7 @@
 
 struct pd_gpu;
 
-/* Of what precision products and attention are. Where a device has no fp8 that rate is not asked for, or the halves'. */
+/* Precisions of GEMMs and attention. Where a device has no fp8, its rate is that of halves. */
 enum pd_rate { PD_RATE_F32, PD_RATE_HALF, PD_RATE_FP8, PD_RATE_COUNT };
 
 struct pd_machine {

@@ -245,8 +245,8 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576;
 }
 
-/* What no change that keeps the bits brings. */
-static void say_less(const struct pd_engine_options *o, char *ret, size_t bytes)
+/* What is left when no change that keeps the bits is enough. */
+static void other_advice(const struct pd_engine_options *o, char *ret, size_t bytes)
 {
     struct pd_config config = *o->config; /* borrows what it points to */
     config.run.device = PD_DEVICE_GPU;
@@ -264,7 +264,7 @@ pd_status pd_device_room_check(const struct pd_engine_options *o, const struct p
     if (pd_device_room_remedy(o, memory.free_bytes, &r))
         snprintf(advice, sizeof advice, "with %s it takes %.1f MiB, and the bits stay the same", r.words, mib(r.bytes));
     else
-        say_less(o, advice, sizeof advice);
+        other_advice(o, advice, sizeof advice);
     PD_FAIL(err, PD_INVALID,
             "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
             "perdure plan CONFIG --world=%u run.device=gpu",

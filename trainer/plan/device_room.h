@@ -5,7 +5,7 @@
 
 #include "trainer/engine/engine.h"
 
-/* Before a byte of it is taken. A libraries' own estimate is not counted. `options->device` is open.
+/* Before a byte of it is taken. What libraries take by themselves is not counted. `options->device` is open.
  *   errors  PD_INVALID; PD_DEVICE_LOST */
 PD_MUST_USE pd_status pd_device_room_check(const struct pd_engine_options *options, const struct pd_memory_plan *plan,
                                            struct pd_error *err);

@@ -1,9 +1,8 @@
 /* Memory of every rank of a world, by groups of ranks that need the same bytes in every category.
  *
- * Few ranks are planned by the engine's recipe (trainer/engine/engine.h), the others follow by arithmetic: what a rank takes
- * is a sum of what its pipeline place takes (chunks, micro-batches kept, heads and tokens it computes) and of what its share
- * of the state takes, so a rank whose two parts were each seen elsewhere needs no recipe of its own. Time grows with tensors
- * plus ranks, not with their product. */
+ * A rank takes what its pipeline place takes (chunks, micro-batches kept, heads and tokens it computes) plus what its share of
+ * the state takes. Few ranks are planned by the engine's recipe (trainer/engine/engine.h); a rank whose two parts were each
+ * seen elsewhere follows by addition. Time grows with tensors plus ranks, not with their product. */
 #ifndef PD_TRAINER_PLAN_MEMORY_PLAN_H
 #define PD_TRAINER_PLAN_MEMORY_PLAN_H
 

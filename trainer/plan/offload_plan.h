@@ -31,7 +31,7 @@ PD_MUST_USE pd_status pd_offload_plan_of(const struct pd_engine_options *options
                                          struct pd_error *err);
 
 /* Memory of a worker process beyond the arenas of its ranks: program and libraries, stacks, tables, what HDF5 leaves in the
- * heap. Measured, not counted (trainer/README.md). */
+ * heap. Measured, not counted (trainer/plan/README.md). */
 uint64_t pd_process_bytes(const struct pd_model *model, uint32_t threads);
 
 #endif
