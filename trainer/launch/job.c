@@ -32,6 +32,7 @@ struct job {
     struct pd_launch_requests *requests;
     struct pd_launch_process *seen; /* (processes) what the verdict is made from */
     struct worker *workers;         /* (processes) what they were told, and how they are reached */
+    struct pollfd *polls;           /* (1 + processes) signals, and processes that have not ended */
     uint32_t processes;             /* 1 for LOCAL, else ranks */
     const char *starter_name;
     pid_t starter;
@@ -245,13 +246,26 @@ static void starter_look(struct job *job)
     }
 }
 
+/* The end of a process wakes the launcher at once, so that who died first is known. Elsewhere and on old kernels it looks
+ * at every tick. */
+static void wait_for_news(struct job *job)
+{
+    nfds_t count = 0;
+    job->polls[count++] = (struct pollfd){.fd = job->requests->signals, .events = POLLIN};
+    for (uint32_t r = 0; r < job->processes; r++)
+        if (job->workers[r].pidfd >= 0 && !job->seen[r].is_gone)
+            job->polls[count++] = (struct pollfd){.fd = job->workers[r].pidfd, .events = POLLIN};
+    (void)poll(job->polls, count, TICK_MS);
+    pd_launch_requests_poll(job->requests, 0);
+}
+
 /* Until the starter has ended; its wait status. */
 static int job_watch(struct job *job)
 {
     for (int status;;) {
-        pd_launch_requests_poll(job->requests, TICK_MS);
+        wait_for_news(job);
+        workers_look(job); /* before others are looked for, which takes longer */
         workers_discover(job);
-        workers_look(job);
         if (job->requests->wants_abort)
             job_abort(job);
         else
@@ -269,6 +283,7 @@ static void job_close(struct job *job)
         if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd);
     free(job->workers);
     free(job->seen);
+    free(job->polls);
 }
 
 /* The starter is gone: what is left of its ranks on this host goes too, and is waited for. */
@@ -298,9 +313,10 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     job.processes = start->transport == PD_TRANSPORT_LOCAL ? 1 : start->ranks;
     job.workers = calloc(job.processes, sizeof *job.workers);
     job.seen = calloc(job.processes, sizeof *job.seen);
-    if (!job.workers || !job.seen) {
-        free(job.workers);
-        free(job.seen);
+    job.polls = calloc(1 + (size_t)job.processes, sizeof *job.polls);
+    if (!job.workers || !job.seen || !job.polls) {
+        job.processes = 0;
+        job_close(&job);
         PD_FAIL(err, PD_NO_MEMORY, "a launch of %u ranks", start->ranks);
     }
     for (uint32_t r = 0; r < job.processes; r++)
