@@ -176,30 +176,17 @@ pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
 {
     struct adam_bench b = {.elements = UINT64_C(32) << 20, .pairs = 9, .threads_max = 2, .gap_pages = 3};
     bool done;
+    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "elements",
-         "N",
-         "parameters, 20 bytes of memory each (33554432)",
-         PD_OPTION_U64,
-         &b.elements,
-         PIECE,
+        {.name = "elements", "N", "parameters, 20 bytes of memory each (33554432)", PD_OPTION_U64, &b.elements, PIECE,
          UINT64_C(1) << 34},
-        {.name = "pairs",
-         "N",
-         "alternated pairs of measurements, 1 to 99 (9)",
-         PD_OPTION_U64,
-         &b.pairs,
-         1,
+        {.name = "pairs", "N", "alternated pairs of measurements, 1 to 99 (9)", PD_OPTION_U64, &b.pairs, 1,
          PD_BENCH_PAIRS_MAX},
         {.name = "threads", "N", "1, 2, 4, ... up to this many (2)", PD_OPTION_U32, &b.threads_max, 1, 1024},
-        {.name = "gap",
-         "N",
-         "pages of 4096 bytes between arrays (3); 0 with a power of two of elements is the worst case",
-         PD_OPTION_U64,
-         &b.gap_pages,
-         0,
-         1024},
+        {.name = "gap", "N", "pages of 4096 bytes between arrays (3); 0 with a power of two of elements is the worst case",
+         PD_OPTION_U64, &b.gap_pages, 0, 1024},
         {0}};
+    /* clang-format on */
     const struct pd_usage usage = {
         .doc = "The AdamW update of the CPU against the STREAM triad of the same cores, alternated, by bytes touched: 28 a "
                "parameter, 30 with a bf16 copy, 24 for an element of the triad in doubles, with or without streaming "

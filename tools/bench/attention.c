@@ -355,27 +355,20 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
 {
     struct attention_bench b = {.tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9};
     bool done;
+    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "length",
-         "N",
-         "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)",
-         PD_OPTION_U64,
-         &b.length,
-         1,
-         1 << 20},
+        {.name = "length", "N", "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", PD_OPTION_U64,
+         &b.length, 1, 1 << 20},
         {.name = "tokens", "N", "tokens of a call (16384)", PD_OPTION_U64, &b.tokens, 1, 1 << 20},
         {.name = "heads", "N", "query heads (16)", PD_OPTION_U64, &b.heads, 1, 256},
         {.name = "kv-heads", "N", "key-value heads (4)", PD_OPTION_U64, &b.kv_heads, 1, 256},
         {.name = "head-size", "N", "(128)", PD_OPTION_U64, &b.head_size, 1, 256},
         {.name = "calls", "N", "measured calls, 1 to 99 (9)", PD_OPTION_U64, &b.calls, 1, PD_BENCH_PAIRS_MAX},
         {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.device, .expected = "auto, cpu or gpu"},
-        {.name = "precision",
-         "NAME",
-         "bf16, fp16 or fp32 (bf16)",
-         PD_OPTION_CHOICE,
-         &b.precision,
+        {.name = "precision", "NAME", "bf16, fp16 or fp32 (bf16)", PD_OPTION_CHOICE, &b.precision,
          .expected = "bf16, fp16 or fp32"},
         {0}};
+    /* clang-format on */
     const struct pd_usage usage = {
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
                "forward_tflops and backward_tflops are those of the longest sequences; forward_error and backward_error are "

@@ -299,37 +299,23 @@ static const char about_compression[] = "Compressed shards written over themselv
 
 static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
 {
+    /* clang-format off */
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(o),
         {.doc = about_every},
-        {.name = "every",
-         "N",
-         "a run that saves every N steps, against one that does not",
-         PD_OPTION_U64,
-         &o->every,
-         1,
-         1000,
-         "a number of steps from 1 to 1000"},
-        {.name = "state",
-         "WHERE",
-         "memory, or nvme (memory)",
-         PD_OPTION_CHOICE,
-         &o->state_in_files,
+        {.name = "every", "N", "a run that saves every N steps, against one that does not", PD_OPTION_U64, &o->every, 1,
+         1000, "a number of steps from 1 to 1000"},
+        {.name = "state", "WHERE", "memory, or nvme (memory)", PD_OPTION_CHOICE, &o->state_in_files,
          .expected = "memory or nvme"},
         {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"},
         {.name = "steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000},
-        {.name = "flush-ms",
-         "N",
-         "with --state nvme: every flush takes so much longer (0)",
-         PD_OPTION_U64,
-         &o->flush_ms,
-         0,
-         1000,
-         "milliseconds from 0 to 1000"},
+        {.name = "flush-ms", "N", "with --state nvme: every flush takes so much longer (0)", PD_OPTION_U64, &o->flush_ms,
+         0, 1000, "milliseconds from 0 to 1000"},
         {.doc = about_compression},
         {.name = "compression", "HOW", "of shards, such as zstd:3", PD_OPTION_TEXT, &o->compression},
         {.name = "from", "DIR", "state of this checkpoint", PD_OPTION_TEXT, &o->from},
         {0}};
+    /* clang-format on */
     const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }

@@ -111,7 +111,7 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
 /* The steps of a round: invariant with each virtual_tp, then fast. */
 enum { RUNS = COSTS + 1, FAST = COSTS };
 
-static void note_round(const struct step_bench *b, const char *precision, uint64_t round, const double seconds[RUNS])
+static void log_round(const struct step_bench *b, const char *precision, uint64_t round, const double seconds[RUNS])
 {
     if (!round) return;
     fprintf(stderr, "%s, round %llu of %llu: fast %.3f s, invariant %.3f s, with virtual_tp %u %.3f s\n", precision,
@@ -126,7 +126,7 @@ static pd_status measure_costs(const struct step_bench *b, const char *precision
     for (uint64_t round = 0; round <= b->cost_pairs; round++) { /* the first warms up */
         for (uint64_t i = 0; i < RUNS; i++)
             PD_TRY(pd_bench_run_step(&runs[(round + i) % RUNS], round, &seconds[(round + i) % RUNS], NULL, err));
-        note_round(b, precision, round, seconds);
+        log_round(b, precision, round, seconds);
         for (int i = 0; i < COSTS && round; i++)
             pd_pairs_add(&pairs[i], seconds[i], seconds[FAST]);
     }

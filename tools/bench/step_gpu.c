@@ -328,7 +328,7 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     return st;
 }
 
-static const char *said_placement(const struct gpu_bench *b)
+static const char *placement_text(const struct gpu_bench *b)
 {
     return is_placement_asked(b->asked) ? "placements as asked for" : placements[b->placement].said;
 }
@@ -338,7 +338,7 @@ static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
     PD_TRY(run_mode(b, mode, false, err));
     fprintf(stderr, "%s, %s: %.4g s a step with micro-batch %llu, recompute %s in %u of %u blocks, %s\n", b->model_name,
             modes[mode], b->measured[mode].seconds, (unsigned long long)b->choice.micro_batch, b->choice.recompute,
-            b->recomputed, b->blocks, said_placement(b));
+            b->recomputed, b->blocks, placement_text(b));
     PD_TRY(run_mode(b, mode, true, err));
     b->is_done[mode] = true;
     return PD_OK;
@@ -430,7 +430,7 @@ static pd_status print(const struct gpu_bench *b, struct pd_error *err)
     pd_report_u64(&r, "micro_batch", b->choice.micro_batch, PD_UNIT_NONE);
     pd_report_text(&r, "recompute", b->choice.recompute);
     pd_report_u64(&r, "recompute_layers", b->recomputed, PD_UNIT_NONE);
-    pd_report_text(&r, "placement", said_placement(b));
+    pd_report_text(&r, "placement", placement_text(b));
     pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
     pd_report_u64(&r, "device_bytes", b->device_bytes, PD_UNIT_BYTES);
     pd_report_u64(&r, "pinned_bytes", b->host_bytes, PD_UNIT_BYTES);

@@ -63,7 +63,7 @@ static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, st
 static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err)
 {
     char text[4400];
-    PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+    PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
     printf("%s\n", text);
     return PD_OK;
 }
@@ -403,19 +403,14 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {{.name = "keep-last",
-                                   "N",
-                                   "the newest N stay",
-                                   PD_OPTION_U32,
-                                   &o.keep_last,
-                                   .expected = "a whole number, such as --keep-last=4"},
-                                  {.name = "keep-every",
-                                   "N",
-                                   "and those of steps that N divides",
-                                   PD_OPTION_U64,
-                                   &o.keep_every,
-                                   .expected = "a whole number, such as --keep-every=4"},
-                                  {0}};
+    /* clang-format off */
+    struct pd_option options[] = {
+        {.name = "keep-last", "N", "the newest N stay", PD_OPTION_U32, &o.keep_last,
+         .expected = "a whole number, such as --keep-last=4"},
+        {.name = "keep-every", "N", "and those of steps that N divides", PD_OPTION_U64, &o.keep_every,
+         .expected = "a whole number, such as --keep-every=4"},
+        {0}};
+    /* clang-format on */
     return run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
                argv, err);
 }
@@ -423,19 +418,16 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {0};
+    /* clang-format off */
     struct pd_option options[] = {
         step_option(&o, "not the newest but this one"),
-        {.name = "layout",
-         "dp=N,tp=N,...",
+        {.name = "layout", "dp=N,tp=N,...",
          "dp, tp, pp, sp, zero_shard, zero_stage, interleave, stripes; what is not given is 1 (zero_shard: dp*sp)",
-         PD_OPTION_TEXT,
-         &o.layout},
-        {.name = "compression",
-         "none|zstd:N",
-         "of the new shards; when it is not given, they are as those of SRC",
-         PD_OPTION_TEXT,
-         &o.compression},
+         PD_OPTION_TEXT, &o.layout},
+        {.name = "compression", "none|zstd:N", "of the new shards; when it is not given, they are as those of SRC",
+         PD_OPTION_TEXT, &o.compression},
         {0}};
+    /* clang-format on */
     return run(
         "SRC DST",
         "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "

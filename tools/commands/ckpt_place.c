@@ -62,7 +62,7 @@ static pd_status find_tier(struct pd_ckpt_place *place, const char *path, struct
     pd_run_tiers_of_run(path, &place->tiers);
     if (!place->tiers.count) return PD_OK;
     pd_status status = pd_run_tiers_look(&place->tiers, err);
-    if (place->tiers.count > 1 && !pd_run_tiers_say(&place->tiers))
+    if (place->tiers.count > 1 && !pd_run_tiers_warn(&place->tiers))
         return status ? status
                       : pd_error_set(err, PD_NOT_FOUND, PD_WHERE, 0,
                                      "none of the directories that %s/config.yaml names for checkpoints is there", path);
@@ -143,7 +143,7 @@ static pd_status find_begun(const struct pd_ckpt_place *place, char ret_name[64]
 }
 
 /* What lies there and is none; false: nothing. */
-static bool say_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
+static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
 {
     const uint32_t unusable = pd_store_unusable_count(place->store);
     if (unusable)
@@ -158,7 +158,7 @@ static bool say_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, 
     return unusable || quarantined;
 }
 
-pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
+pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
     char begun[64];
     uint32_t quarantined;
@@ -168,12 +168,12 @@ pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_t
         snprintf(ret_text, bytes,
                  "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
                  place->root, begun);
-    else if (!say_flawed(place, quarantined, ret_text, bytes))
+    else if (!describe_flawed(place, quarantined, ret_text, bytes))
         snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
     return PD_OK;
 }
 
-static pd_status say_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
+static pd_status fail_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err)
 {
     const struct pd_store_unusable *unusable = find_unusable(place, step);
     char text[4400];
@@ -186,7 +186,7 @@ static pd_status say_none(const struct pd_ckpt_place *place, uint64_t step, stru
                 "%s/%s is no valid checkpoint: it holds nothing that a save would leave; perdure ckpt ls %s", place->root,
                 place->named, place->root);
     if (!pd_store_count(place->store)) {
-        PD_TRY(pd_ckpt_place_say_empty(place, text, sizeof text, err));
+        PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
         PD_FAIL(err, PD_CORRUPT, "%s", text);
     }
     char steps[160];
@@ -229,7 +229,7 @@ static pd_status look_elsewhere(struct pd_ckpt_place *place, uint64_t step, cons
 }
 
 /* The newest that is whole may not be the newest that lies there. */
-static void say_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
+static void warn_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
 {
     static const char format[] = "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n";
     const uint32_t here = pd_store_unusable_count(place->store);
@@ -248,8 +248,8 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
 {
     *ret_entry = find_entry(place, step);
     if (!*ret_entry) PD_TRY(look_elsewhere(place, step, ret_entry, err));
-    if (*ret_entry && !place->named[0] && step == UINT64_MAX) say_passed(place, *ret_entry);
-    return *ret_entry ? PD_OK : say_none(place, step, err);
+    if (*ret_entry && !place->named[0] && step == UINT64_MAX) warn_passed(place, *ret_entry);
+    return *ret_entry ? PD_OK : fail_none(place, step, err);
 }
 
 bool pd_ckpt_is_of_copy(pd_status status)
@@ -275,7 +275,7 @@ bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error 
     return false;
 }
 
-pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err)
+pd_status pd_ckpt_add_advice(pd_status status, struct pd_error *err)
 {
     static const char next[] = "; perdure ckpt verify tells which checkpoints are whole: name one of them";
     if (status != PD_CORRUPT || !err) return status;

@@ -33,9 +33,9 @@ bool pd_ckpt_is_of_copy(pd_status status);
  * none, or PATH named one checkpoint. */
 bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry);
 /* The sentence for a place without checkpoints, alike in all commands: says what was begun there. */
-PD_MUST_USE pd_status pd_ckpt_place_say_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,
-                                              struct pd_error *err);
+PD_MUST_USE pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes,
+                                                   struct pd_error *err);
 /* Returns `status`; to the message of damage that a command met in the bytes it adds what to do next. */
-pd_status pd_ckpt_say_next(pd_status status, struct pd_error *err);
+pd_status pd_ckpt_add_advice(pd_status status, struct pd_error *err);
 
 #endif

@@ -266,7 +266,7 @@ static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
     do {
         st = rewrite(r, err);
     } while (st == PD_CORRUPT && (st = take_copy(r, st, err)) == PD_OK);
-    return pd_ckpt_say_next(st, err);
+    return pd_ckpt_add_advice(st, err);
 }
 
 static pd_status print(const struct reshard *r, struct pd_error *err)

@@ -167,7 +167,7 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
     do {
         status = stats_report(options, &o, pd_ckpt_progress_start(&progress), &progress, &report, err);
     } while (status && !(status = take_copy(&o, status, err)));
-    status = pd_ckpt_say_next(status, err);
+    status = pd_ckpt_add_advice(status, err);
     if (!status) {
         pd_ckpt_progress_end(&progress);
         status = stats_print(options, &o, &report, err);
@@ -298,7 +298,7 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
         status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, options->quiet ? NULL : show, &progress, &diff, err);
         pd_ckpt_progress_end(&progress);
     } while (status && !(status = take_other_side(sides, status)));
-    status = pd_ckpt_say_next(status, err);
+    status = pd_ckpt_add_advice(status, err);
     if (!status && !options->quiet) status = options->json ? diff_json(sides, &diff, err) : diff_text(sides, &diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);

@@ -129,22 +129,18 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 {
     struct options o = {0};
     bool done = false;
-    struct pd_option rows[] = {format_option(&o, "nanogpt (default), llmc or megatron"),
-                               {.name = "output",
-                                "FILE",
-                                "the token file; megatron writes FILE.bin and FILE.idx",
-                                PD_OPTION_TEXT,
-                                &o.pack.output,
-                                .letter = 'o'},
-                               token_option(&o, "this token ends each document (256 and more are free)"),
-                               {.name = "separator",
-                                "TEXT",
-                                "stands between documents of one input and is not written; \\n and \\t are understood",
-                                PD_OPTION_SET,
-                                &o,
-                                .set = set_separator},
-                               {.name = "overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite},
-                               {0}};
+    /* clang-format off */
+    struct pd_option rows[] = {
+        format_option(&o, "nanogpt (default), llmc or megatron"),
+        {.name = "output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
+         .letter = 'o'},
+        token_option(&o, "this token ends each document (256 and more are free)"),
+        {.name = "separator", "TEXT",
+         "stands between documents of one input and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
+         .set = set_separator},
+        {.name = "overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite},
+        {0}};
+    /* clang-format on */
     pd_status status = parse("TEXT...", "Packs text files into a token file; a token is a byte. Each input is a document.",
                              rows, argc, argv, &o, &done, err);
     if (!status && !done) status = pack(&o, o.json, err);

@@ -101,7 +101,7 @@ bool pd_run_tier_is_there(const struct pd_run_tier *tier)
     return !tier->is_absent && !tier->status;
 }
 
-bool pd_run_tiers_say(const struct pd_run_tiers *tiers)
+bool pd_run_tiers_warn(const struct pd_run_tiers *tiers)
 {
     bool any = false;
     for (uint32_t i = 0; i < tiers->count; i++) {

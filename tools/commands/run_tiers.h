@@ -6,7 +6,7 @@
 
 struct pd_run_tier {
     char dir[4096];
-    uint32_t count; /* sealed checkpoints; 0 too where the directory is absent */
+    uint32_t count; /* committed checkpoints; 0 too where the directory is absent */
     uint64_t lineage, step;
     bool is_absent;
     pd_status status; /* why it cannot be looked at */
@@ -31,7 +31,7 @@ void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
 bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked at */
 /* On stderr, those that are not. False: none is there. */
-bool pd_run_tiers_say(const struct pd_run_tiers *tiers);
+bool pd_run_tiers_warn(const struct pd_run_tiers *tiers);
 /* errors  PD_IO of the first that cannot be looked at: an answer about all of them is not complete */
 PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
 /* Where no tier holds any: that checkpoints lie there all the same, what is wrong with the newest, and the command to look

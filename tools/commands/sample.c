@@ -91,7 +91,7 @@ static pd_status checkpoints_of(const char *path, char *buffer, size_t room, con
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
     pd_status looked = pd_run_tiers_look(&tiers, err);
-    if (tiers.count > 1) (void)pd_run_tiers_say(&tiers);
+    if (tiers.count > 1) (void)pd_run_tiers_warn(&tiers);
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     if (looked && !newest) return looked;
     if (newest)
