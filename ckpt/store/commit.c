@@ -15,10 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450) /* "PDCOMMIT" */
-#define COMMIT_FORMAT_VERSION 2u                  /* with stripes; without, 1 is written */
-#define COMMIT_BYTES_MAX (UINT64_C(1) << 30)
-#define SHARDS_MAX (UINT64_C(1) << 22)
+#define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450)       /* "PDCOMMIT" */
+#define COMMIT_FORMAT_VERSION 2u                        /* with stripes; without, 1 is written */
+#define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* of all that is neither a row of shards nor a text */
+#define COMMIT_BOUND "at most 64 MiB can be written and read"
 #define STAGES_MAX 256u
 
 struct state_row {
@@ -257,11 +257,20 @@ static void fill_body(const struct pd_commit *commit, const struct trailer *t, u
     put(body, t->environment, commit->state.environment ? commit->state.environment : "");
 }
 
+static uint64_t rows_and_texts(const struct pd_commit *commit)
+{
+    const struct pd_run_state *s = &commit->state;
+    return (uint64_t)commit->shard_count * sizeof(struct shard_row) + (s->config ? strlen(s->config) : 0) +
+           (s->environment ? strlen(s->environment) : 0);
+}
+
 static pd_status check_encodable(const struct pd_commit *commit, struct pd_error *err)
 {
     const struct pd_layout *l = &commit->state.layout;
-    if (commit->shard_count < 1 || commit->shard_count > SHARDS_MAX)
-        PD_FAIL(err, PD_INVALID, "a commit record of %u shards cannot be written", commit->shard_count);
+    if (commit->shard_count < 1) PD_FAIL(err, PD_INVALID, "a commit record of no shards cannot be written");
+    if (rows_and_texts(commit) > PD_COMMIT_BYTES_MAX - COMMIT_STRUCTURE_BYTES_MAX)
+        PD_FAIL(err, PD_INVALID, "a commit record of %u shards has %" PRIu64 " bytes, and " COMMIT_BOUND,
+                commit->shard_count, rows_and_texts(commit));
     if (l->stage_count < 1 || l->stage_count > STAGES_MAX)
         PD_FAIL(err, PD_INVALID, "a layout of %u stages cannot be recorded", l->stage_count);
     if (l->stripes > PD_LAYOUT_STRIPES_MAX) PD_FAIL(err, PD_INVALID, "%u stripes cannot be recorded", l->stripes);
@@ -328,11 +337,10 @@ static pd_status check_places(const struct trailer *t, struct pd_error *err)
     const struct extent *extents[] = {&t->state,      &t->layout, &t->first_unit,  &t->shards,
                                       &t->created_by, &t->config, &t->environment, &t->stripes};
     bool ok = t->state.bytes == sizeof(struct state_row) && t->layout.bytes == sizeof(struct layout_row) &&
-              t->first_unit.bytes % 8 == 0 && t->shards.bytes % sizeof(struct shard_row) == 0 &&
-              t->shards.bytes / sizeof(struct shard_row) <= SHARDS_MAX && t->shards.bytes > 0 && t->created_by.bytes > 0 &&
-              t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by && t->config.bytes > 0 &&
-              t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 && t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX &&
-              (t->version == 1 || t->stripes.bytes >= 16);
+              t->first_unit.bytes % 8 == 0 && t->shards.bytes % sizeof(struct shard_row) == 0 && t->shards.bytes > 0 &&
+              t->created_by.bytes > 0 && t->created_by.bytes <= sizeof((struct pd_run_state *)0)->created_by &&
+              t->config.bytes > 0 && t->environment.bytes > 0 && t->stripes.bytes % 8 == 0 &&
+              t->stripes.bytes / 8 <= PD_LAYOUT_STRIPES_MAX && (t->version == 1 || t->stripes.bytes >= 16);
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
     if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
@@ -414,8 +422,8 @@ static pd_status read_file(struct pd_file *file, const char *path, struct pd_com
 {
     struct pd_stat st;
     PD_TRY(pd_file_stat(file, &st, err));
-    if (st.bytes > COMMIT_BYTES_MAX)
-        PD_FAIL(err, PD_CORRUPT, "commit record %s: %" PRIu64 " bytes are too many for one", path, st.bytes);
+    if (st.bytes > PD_COMMIT_BYTES_MAX)
+        PD_FAIL(err, PD_CORRUPT, "commit record %s has %" PRIu64 " bytes, and " COMMIT_BOUND, path, st.bytes);
     void *data = malloc(st.bytes + 1);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory to read commit record %s", path);
     pd_status status = PD_CORRUPT;

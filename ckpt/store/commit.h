@@ -10,6 +10,7 @@
 #include "ckpt/shard/shard.h"
 
 #define PD_LAYOUT_STRIPES_MAX 16u
+#define PD_COMMIT_BYTES_MAX (UINT64_C(64) << 20) /* of a record, written or read: about a million shards */
 
 /* How tensors were cut into boxes: the input of the layout function (resharder/layout.h), stored by value. */
 struct pd_layout {

@@ -13,7 +13,6 @@
 #define STORE_RECYCLE_MAX 2u /* files that wait for one rank whose state is in memory */
 #define STORE_LEFTOVERS_MAX 16u
 #define STORE_DRIVES_MAX 64u
-#define STORE_RECORD_BYTES_MAX (64u << 20)
 
 struct store_item {
     struct pd_store_entry entry;

@@ -89,7 +89,7 @@ static pd_status load_record(struct pd_store *store, const struct store_survey *
     const struct store_sighting *final = find_sighting(survey, verdict, false);
     verdict_name(verdict, !final || final->record != STORE_RECORD_VALID, name);
     store_path(store, path, "%s/commit.h5", name);
-    return store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, ret_data, ret_bytes, err);
+    return store_read_file(store->vfs, path, PD_COMMIT_BYTES_MAX, ret_data, ret_bytes, err);
 }
 
 static pd_status roll_forward(struct pd_store *store, const struct store_survey *survey, const struct store_verdict *verdict,

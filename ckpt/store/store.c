@@ -402,7 +402,7 @@ static pd_status share_record(struct pd_store *store, const char *path, uint32_t
     void *data = NULL;
     uint64_t bytes = 0;
     bool reads = store->group->rank == holder;
-    pd_status st = reads ? store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err) : PD_OK;
+    pd_status st = reads ? store_read_file(store->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err) : PD_OK;
     st = pd_group_agree(store->group, st, err);
     if (st == PD_OK) st = pd_group_broadcast(store->group, holder, &bytes, sizeof bytes, err);
     if (st == PD_OK && !reads) data = malloc(bytes ? bytes : 1);

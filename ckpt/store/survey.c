@@ -71,7 +71,7 @@ static pd_status read_record(struct pd_store *store, struct store_sighting *sigh
 {
     void *data;
     uint64_t bytes;
-    PD_TRY(store_read_file(store->vfs, path, STORE_RECORD_BYTES_MAX, &data, &bytes, err));
+    PD_TRY(store_read_file(store->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err));
     pd_status st = decode_record(sighting, path, data, bytes, err);
     free(data);
     return st;

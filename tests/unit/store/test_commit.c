@@ -120,6 +120,24 @@ Test(commit, stays_small)
     }
 }
 
+/* What can be written can be read: a record that would be too large is refused before anything depends on it. */
+Test(commit, has_one_bound)
+{
+    struct pd_commit c = example((uint32_t)(PD_COMMIT_BYTES_MAX / 64) + 1);
+    struct pd_error error = {0};
+    void *data = NULL;
+    uint64_t bytes = 0;
+    cr_assert_eq(pd_commit_encode(&c, &data, &bytes, &error), PD_INVALID);
+    cr_assert(strstr(error.message, "at most 64 MiB"), "%s", error.message);
+    pd_commit_deinit(&c);
+    c = example(1);
+    free(c.state.config);
+    c.state.config = calloc(1, PD_COMMIT_BYTES_MAX + 1);
+    memset(c.state.config, 'x', PD_COMMIT_BYTES_MAX);
+    cr_assert_eq(pd_commit_encode(&c, &data, &bytes, &error), PD_INVALID);
+    pd_commit_deinit(&c);
+}
+
 Test(commit, every_flipped_bit_and_every_truncation_is_seen)
 {
     struct pd_commit c = example(3), back = {0};
@@ -163,6 +181,9 @@ Test(commit, reading_a_file)
     cr_assert_eq(truncate(path, (off_t)bytes - 4096), 0);
     cr_assert_eq(pd_commit_read(f.vfs, path, &back, &error), PD_CORRUPT);
     cr_assert_not_null(strstr(error.message, path));
+    cr_assert_eq(truncate(path, (off_t)PD_COMMIT_BYTES_MAX + 4096), 0);
+    cr_assert_eq(pd_commit_read(f.vfs, path, &back, &error), PD_CORRUPT);
+    cr_assert(strstr(error.message, "at most 64 MiB"), "%s", error.message);
     free(data);
     pd_commit_deinit(&c);
     fixture_deinit(&f);
