@@ -100,8 +100,9 @@ bool store_clear_save(struct pd_store *store, const char *name)
     return false;
 }
 
-/* Unless another launch owns the store by now: that may have rolled it forward, and it is the better reason too. So is a
- * directory that is gone as a whole. */
+/* Removes what the failed save made, with two exceptions. Another launch owns the store: it may have rolled the checkpoint
+ * forward, and that it did is the better reason to report, as is a directory that is gone as a whole. A peer is lost: this
+ * rank cannot know whether some host has committed, so nothing on disk is touched and the next open decides. */
 pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *err)
 {
     struct pd_error lost;
@@ -110,7 +111,8 @@ pd_status store_give_up(struct pd_store *store, pd_status st, struct pd_error *e
         if (err) *err = lost;
         st = owner;
     }
-    if (owner != PD_BUSY) (void)!store_clear_save(store, store->name);
+    const bool has_peers = st != PD_PEER_LOST && pd_group_barrier(store->group, NULL) == PD_OK;
+    if (owner != PD_BUSY && has_peers) (void)!store_clear_save(store, store->name);
     return pd_error_context(err, st, "checkpoint %s", store->name);
 }
 
