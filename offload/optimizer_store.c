@@ -229,7 +229,7 @@ static pd_status take_file(struct pd_optimizer_store *store, struct pd_optimizer
     struct pd_optimizer_file *file = &g->files[stripe];
     PD_CHECK(!file->is_held && !file->stream);
     if (store->options.store)
-        PD_TRY(pd_store_generation_take(pd_store_stripe(store->options.store, stripe), &file->slot, file->path, err));
+        PD_TRY(pd_store_generation_take(store->options.store, stripe, &file->slot, file->path, err));
     else
         PD_TRY(take_own_file(store, g, err));
     file->is_held = true;
@@ -245,7 +245,7 @@ static void let_go(struct pd_optimizer_store *store, struct pd_optimizer_generat
         if (!file->is_held) continue;
         file->is_held = false;
         if (store->options.store)
-            pd_store_generation_release(pd_store_stripe(store->options.store, s), file->slot, is_bad);
+            pd_store_generation_release(store->options.store, s, file->slot, is_bad);
         else if (is_bad)
             (void)!pd_vfs_unlink(store->options.vfs, file->path, NULL);
     }

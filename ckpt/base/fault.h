@@ -6,7 +6,7 @@
  *            error (the place returns PD_IO; "error+": from the n-th passage on)
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that a restarted launch is spared.
  *
- * Places are named <library>.<operation>.<moment>: "store.seal.renamed". Off, a place costs one load.
+ * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Off, a place costs one load.
  *   threads  any; passages of all threads count together, with @rank those of that rank alone */
 #ifndef PD_BASE_FAULT_H
 #define PD_BASE_FAULT_H

@@ -1,8 +1,12 @@
-/* The store: how a directory becomes a checkpoint, stays one, and stops being one.
+/* The store: how a directory becomes a checkpoint, stays one, and stops being one. This file is the roof: the public calls,
+ * and the order in which a store is opened. What it stands on, each with its owner, from the lowest up:
  *
- *   prepare           seal                            delete
- *   step-S-F.tmp ───▶ commit.h5 valid ───▶ step-S-F ───▶ record gone everywhere ───▶ pool-F/trash-… ───▶ gone
- *   (shards, index,   (inside .tmp)        (sealed)                                  (shards wait in pool-F/recycle-…)
+ *   dir (where, who sees it) ◀ lease (lock, fence) ◀ pool (files free and in use) ◀ drives (root and stripes: all three each)
+ *   catalog (what is committed) · scan (what lies where) ◀ remove, quarantine ◀ save (the checkpoint being made) ◀ recover
+ *
+ *   prepare           commit                             remove
+ *   step-S-F.tmp ───▶ commit.h5 valid ───▶ step-S-F ────▶ record gone everywhere ───▶ pool-F/trash-… ───▶ gone
+ *   (shards, index,   (inside .tmp)        (committed)    (commit.h5 is removed.h5)   (shards are free: pool-F/recycle-…)
  *    empty record)
  *       │  failed or found by the next launch without a record anywhere
  *       └──────────────────────────────────────────────────────────────▶ pool-F/trash-… ───▶ gone
@@ -17,306 +21,125 @@
  *       does not decode and proves nothing.
  *    3. pd_store_commit returns PD_OK only after the final name is durable on every host.
  *    4. Nothing is removed at open before the listings of all hosts are united. What has a valid record anywhere and all
- *       shards in sight is sealed: where record or final name are missing they are made (roll forward).
- *    5. A shard of a sealed checkpoint is moved or rewritten only after the record is durably gone on every host.
+ *       shards in sight is committed: where record or final name are missing they are made (roll forward).
+ *    5. A shard of a committed checkpoint is moved or rewritten only after the record is durably gone on every host.
  *    6. A directory leaves the root by one rename into the pool; emptying it comes after. So a dead launch that wakes up
- *       cannot seal what we are emptying: its rename finds no source.
+ *       cannot commit what we are emptying: its rename finds no source.
  *    7. A file is written in place only by the rank in whose pool it lies, under that rank's lock. It is chosen only while
- *       it waits there (recycle-…) and its link count is one: a name somebody else gave it (a backup, a checkpoint, a
+ *       it is free (recycle-…) and its link count is one: a name somebody else gave it (a backup, a checkpoint, a
  *       torn rename that came back with a power loss) keeps its bytes.
- *    8. Fences grow. A launch seals only while its fence is the highest in the root.
- *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused.
- *   10. What is not named by store_names.h is not ours: never touched, also inside our directories.
- *   11. A generation is written under a name of its own (pool-F/generation-…), by whoever holds it, before any checkpoint
- *       knows it. It is linked once it is finished and synced, and never written from then on: released, it either waits
- *       (no checkpoint has it) or loses its name in the pool. Then the checkpoint alone has it, as it has any shard: it
- *       waits again when retention has taken the record away on every host, durably, which 5 puts first.
- *   12. What was held when a launch died is unlinked, never taken over: writes of it may still be in flight in the kernel
- *       though every lock is free, and a sync of it may have failed with nobody left to say so. What waited has neither:
- *       it is taken over under 7 and the rule of store_claim.c.
- *   13. A copy of another host's shard is whole and synced before it gets its name in a checkpoint that is sealed already.
- *       Until then it is held (12). The record knows its digest, so nothing believes it because of where it lies.
+ *    8. Fences grow. A launch commits only while its fence is the highest in the root.
+ *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused. Where a peer
+ *       is lost nothing is removed: nobody knows whether some host has committed, and the next open decides.
+ *   10. What is not named by paths.h is not ours: never touched, also inside our directories.
+ *   11. A generation is written under a name of its own (pool-F/generation-…), by whoever uses it, before any
+ *       checkpoint knows it. It is linked once it is finished and synced, and never written from then on: released, it is
+ *       either free (no checkpoint has it) or loses its name in the pool. Then the checkpoint alone has it, as it has any
+ *       shard: it is free again when retention has taken the record away on every host, durably, which 5 puts first.
+ *   12. What was in use when a launch died is unlinked, never taken over: writes of it may still be in flight in the kernel
+ *       though every lock is free, and a sync of it may have failed with nobody left to say so. What was free has neither:
+ *       it is taken over under 7 and the rule of pool.c.
+ *   13. A replica of another host's shard is whole and synced before it gets its name in a checkpoint that is committed
+ *       already. Until then it is in use (12). The record knows its digest, so nothing believes it because of where it lies.
  *
- * Why nobody else's writes reach a sealed checkpoint or a file of ours: a worker that lives on, whatever it believes, has
- * open for writing only what it holds. That was never linked (11) and is never ours (12): where its lock is seen its whole
+ * Why nobody else's writes reach a committed checkpoint or a file of ours: a worker that lives on, whatever it believes, has
+ * open for writing only what it uses. That was never linked (11) and is never ours (12): where its lock is seen its whole
  * pool stays as it is; where it is not seen its files are unlinked and it writes into files without a name. It can link what
- * it has finished, but into a directory of its own fence, which it cannot seal (8) and the next open clears (6). What it
+ * it has finished, but into a directory of its own fence, which it cannot commit (8) and the next open clears (6). What it
  * takes, it takes by renaming inside its own pool, so that a file has one taker, whoever else moves it meanwhile.
  *
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
- * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere (a removal: cleared,
- * aloud; kept where nothing is whole, since a removal of ours leaves something whole).
+ * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere and is marked as removed
+ * (cleared; kept where nothing is whole, since a removal of ours leaves something whole). A final name without record and mark
+ * is nobody's removal: it goes to the quarantine, and comes back when its record does.
  * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
- * at open (store_claim.c) and never configured.
- *
- *   files   store_claim (lock, domains, fence) · store_survey (what lies where) · store_recover (roll forward, clear) ·
- *           store_save (prepare, seal) · store_stripes (further drives) · store_generation (what waits, what is held) ·
- *           store_copies (on other hosts) · store_remove (retire, recycle, quarantine) · retention · probe
+ * at open (lease.c) and never configured.
  */
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/store/internal.h"
-#include "ckpt/store/probe.h"
+#include "ckpt/store/recover.h"
+#include "ckpt/store/remove.h"
+#include "ckpt/store/replicas.h"
+#include "ckpt/store/save.h"
+#include "ckpt/store/space.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-/* ---- paths and small collectives ---- */
+struct pd_store {
+    struct pd_store_options options; /* without stripes */
+    struct store_drives drives;
+    struct store_catalog catalog;
+    struct store_save save;
+    struct pd_store_replicas replicas; /* sources NULL: none */
+};
 
-void store_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *format, ...)
+static struct store_drive *root_of(struct pd_store *store)
 {
-    int used = snprintf(ret_path, STORE_PATH_MAX, "%s/", store->root);
-    va_list arguments;
-    va_start(arguments, format);
-    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
-    va_end(arguments);
-    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
-}
-
-void store_pool_path(const struct pd_store *store, char ret_path[STORE_PATH_MAX], const char *name)
-{
-    store_path(store, ret_path, "pool-%" PRIu64 "%s%s", store->fence, name ? "/" : "", name ? name : "");
-}
-
-pd_status store_gather_all(struct pd_store *store, const void *mine, uint64_t bytes, void *all, struct pd_error *err)
-{
-    PD_TRY(pd_group_gather(store->group, 0, mine, bytes, all, err));
-    return pd_group_broadcast(store->group, 0, all, bytes * store->group->size, err);
-}
-
-pd_status store_sync_dir(struct pd_store *store, const char *path, struct pd_error *err)
-{
-    if (!store->syncs_names) return PD_OK;
-    pd_status st = pd_vfs_sync_dir(store->vfs, path, err);
-    if (st != PD_UNSUPPORTED) return st;
-    store->syncs_names = false; /* the probe says so aloud */
-    return PD_OK;
-}
-
-/* ---- tables of checkpoints ---- */
-
-static int compare_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? 1 : a > b ? -1 : 0;
-}
-
-static int item_order(const void *a, const void *b)
-{
-    const struct pd_store_entry *x = &((const struct store_item *)a)->entry, *y = &((const struct store_item *)b)->entry;
-    int order = compare_u64(x->lineage, y->lineage);
-    if (!order) order = compare_u64(x->step, y->step);
-    return order ? order : compare_u64(x->fence, y->fence);
-}
-
-pd_status store_items_reserve(struct store_items *items, struct pd_error *err)
-{
-    if (items->count < items->capacity) return PD_OK;
-    uint32_t capacity = items->capacity ? items->capacity * 2 : 16;
-    struct store_item *rows = realloc(items->rows, capacity * sizeof *rows);
-    if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", capacity);
-    items->rows = rows;
-    items->capacity = capacity;
-    return PD_OK;
-}
-
-void store_items_add(struct store_items *items, const struct store_item *item)
-{
-    PD_CHECK(items->count < items->capacity);
-    items->rows[items->count++] = *item;
-    qsort(items->rows, items->count, sizeof *items->rows, item_order);
-}
-
-static struct store_item *items_find(struct store_items *items, const char *name)
-{
-    for (uint32_t i = 0; i < items->count; i++) {
-        if (strcmp(items->rows[i].entry.name, name) == 0) return &items->rows[i];
-    }
-    return NULL;
-}
-
-bool store_is_sealed(struct pd_store *store, const char *name)
-{
-    return items_find(&store->sealed, name) != NULL;
-}
-
-void store_items_remove(struct store_items *items, const char *name)
-{
-    struct store_item *row = items_find(items, name);
-    if (!row) return;
-    size_t after = (size_t)(items->rows + items->count - row) - 1;
-    memmove(row, row + 1, after * sizeof *row);
-    items->count--;
+    return &store->drives.rows[0];
 }
 
 /* ---- opening ---- */
 
-pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct pd_error *err)
+/* Every rank has heard what lies where before anything is changed. */
+static pd_status take_stock(struct pd_store *store, struct pd_error *err)
 {
-    char here[STORE_PATH_MAX] = "";
-    if (root[0] != '/' && !getcwd(here, sizeof here)) PD_FAIL(err, PD_IO, "the current directory cannot be found");
-    size_t length = strlen(root);
-    while (length > 1 && root[length - 1] == '/')
-        length--;
-    if (length == 0 || strlen(here) + length >= STORE_ROOT_MAX)
-        PD_FAIL(err, PD_INVALID, "the path of the checkpoint directory has %zu bytes: 1 to %u are possible", length,
-                STORE_ROOT_MAX - 1);
-    snprintf(ret_path, STORE_PATH_MAX, "%s%s%.*s", here, here[0] ? "/" : "", (int)length, root);
-    return PD_OK;
-}
-
-/* Tables a rank, and who leads a host. Every rank is its own domain until store_claim knows better. */
-static pd_status meet_hosts(struct pd_store *store, struct pd_error *err)
-{
-    uint32_t size = store->group->size, host = store->group->host;
-    store->host_of = calloc(size, sizeof *store->host_of);
-    store->domain_of = calloc(size, sizeof *store->domain_of);
-    pd_status st = PD_OK;
-    if (!store->host_of || !store->domain_of)
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
-    PD_TRY(pd_group_agree(store->group, st, err));
-    PD_TRY(store_gather_all(store, &host, sizeof host, store->host_of, err));
-    memcpy(store->domain_of, store->host_of, size * sizeof *store->domain_of);
-    store->leads_host = true;
-    for (uint32_t r = 0; r < store->group->rank; r++) {
-        if (store->host_of[r] == host) store->leads_host = false;
-    }
-    store->leads_domain = store->leads_host;
-    return PD_OK;
-}
-
-/* Makes the last part of the path when it is absent, durably. */
-static pd_status make_root(struct pd_store *store, struct pd_error *err)
-{
-    pd_status st = pd_vfs_mkdir(store->vfs, store->root, err);
-    if (st == PD_EXISTS) return PD_OK;
-    if (st == PD_NOT_FOUND) return pd_error_context(err, st, "the directory above %s does not exist: make it", store->root);
-    if (st != PD_OK) return pd_probe_explain(err, st, store->root);
-    char parent[STORE_PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", store->root);
-    char *slash = strrchr(parent, '/');
-    slash[slash == parent] = 0;
-    return store_sync_dir(store, parent, err);
-}
-
-static void report_probe(const struct pd_store *store, const struct pd_probe *probe)
-{
-    if (store->group->rank != 0) return;
-    if (!probe->has_locks) pd_log_warn("ckpt", "%s knows no locks: only fences keep two launches apart", store->root);
-    if (!probe->syncs_names)
-        pd_log_warn("ckpt", "%s cannot sync directories: a power loss may take the newest checkpoint", store->root);
-    pd_log_debug("ckpt", "%s: %s, links %d, direct I/O %d", store->root, probe->space.type_name, probe->has_links,
-                 probe->is_direct);
-}
-
-/* What the lowest rank of a host has found out holds for all of it. */
-static pd_status spread_links(struct pd_store *store, bool mine, struct pd_error *err)
-{
-    uint32_t size = store->group->size, first = 0;
-    bool *all = calloc(size, sizeof *all);
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
-    st = pd_group_agree(store->group, st, err);
-    if (st == PD_OK) st = store_gather_all(store, &mine, sizeof mine, all, err);
-    while (store->host_of[first] != store->group->host)
-        first++;
-    if (st == PD_OK) store->has_links = all[first];
-    free(all);
+    struct store_dir *root = &root_of(store)->dir;
+    struct store_scan scan = {0};
+    if (store->options.writable) PD_TRY(store_quarantine_return(&store->drives, err));
+    PD_TRY(store_scan(root, "", store->options.writable, &scan, err));
+    pd_status st = store_recover(&store->drives, &store->options, &scan, &store->catalog, err);
+    store_scan_deinit(&scan);
     return st;
 }
 
-/* Every host tries what a save will need, in the pool of this launch. */
-static pd_status probe_pool(struct pd_store *store, struct pd_error *err)
+static pd_status open_replicas(struct pd_store *store, struct pd_error *err)
 {
-    char pool[STORE_PATH_MAX], tag[32];
-    struct pd_probe probe = {0};
-    pd_status st = PD_OK;
-    store_pool_path(store, pool, NULL);
-    snprintf(tag, sizeof tag, "%" PRIu32, store->group->rank);
-    if (store->leads_host) st = pd_probe_directory(store->vfs, pool, tag, &probe, err);
-    PD_TRY(pd_group_agree(store->group, st, err));
-    PD_TRY(spread_links(store, probe.has_links, err));
-    if (!store->leads_host) return PD_OK;
-    store->domain_is_local = store->domain_is_local && !probe.is_network;
-    report_probe(store, &probe);
+    struct store_pool *pool = &root_of(store)->pool;
+    if (!store->options.replicas) return PD_OK;
+    PD_TRY(store_replicas_open(&store->replicas, pool->dir, err));
+    pool->others = store->replicas.sources;
+    pool->other_count = store->replicas.source_count;
     return PD_OK;
 }
 
-static pd_status open_writable(struct pd_store *store, struct pd_error *err)
+static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_group *group, const char *path,
+                          const struct pd_store_options *options, struct pd_error *err)
 {
-    PD_TRY(pd_group_agree(store->group, store->leads_host ? make_root(store, err) : PD_OK, err));
-    PD_TRY(store_claim(store, err));
-    PD_TRY(store_take_fence(store, err));
-    pd_fault_point("store.open.fenced");
-    PD_TRY(probe_pool(store, err));
-    return store_make_ring(store, err);
-}
-
-static pd_status open_steps(struct pd_store *store, const char *root, struct pd_error *err)
-{
-    PD_TRY(pd_group_agree(store->group, store_absolute(root, store->root, err), err));
-    PD_TRY(meet_hosts(store, err));
-    if (store->options.writable) PD_TRY(open_writable(store, err));
-    PD_TRY(store_stripes_open(store, err));
-    if (store->options.writable && store->leads_domain) store_stripes_find(store);
-    struct store_survey survey = {0};
-    pd_status st = store_survey_take(store, &survey, err);
-    if (st == PD_OK) st = store_recover(store, &survey, err);
-    store_survey_deinit(&survey);
-    PD_TRY(st);
+    struct store_drive *root = root_of(store);
+    PD_TRY(store_drive_open(root, vfs, group, path, options, err));
+    if (options->writable) PD_TRY(open_replicas(store, err));
+    PD_TRY(store_stripes_open(&store->drives, options, err));
+    if (options->writable && root->dir.leads_share) store_stripes_find(&store->drives);
+    PD_TRY(take_stock(store, err));
     pd_fault_point("store.open.recovered");
-    if (!store->options.writable) return PD_OK;
-    store_stripes_clear(store);
-    store_clear_launches(store);
-    return pd_group_barrier(store->group, err);
-}
-
-/* *ret_store is agreed: on every rank or on none. */
-static pd_status new_store(struct pd_vfs *vfs, const struct pd_store_options *options, struct pd_group *group,
-                           struct pd_store **ret_store, struct pd_error *err)
-{
-    struct pd_store *store = calloc(1, sizeof *store);
-    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
-    st = pd_group_agree(group, st, err);
-    if (st != PD_OK) {
-        free(store);
-        return st;
-    }
-    store->vfs = vfs;
-    store->group = group;
-    store->options = *options;
-    store->shards = options->shards ? options->shards : 1;
-    PD_CHECK(store->shards <= PD_LAYOUT_STRIPES_MAX);
-    store->syncs_names = true;
-    pthread_mutex_init(&store->waiting_mutex, NULL);
-    *ret_store = store;
-    return PD_OK;
-}
-
-pd_status store_open_drive(const struct pd_store *store, const char *root, const struct pd_store_options *options,
-                           struct pd_store **ret_drive, struct pd_error *err)
-{
-    PD_TRY(new_store(store->vfs, options, store->group, ret_drive, err));
-    struct pd_store *drive = *ret_drive;
-    pd_status st = pd_group_agree(store->group, store_absolute(root, drive->root, err), err);
-    if (st == PD_OK) st = meet_hosts(drive, err);
-    if (st == PD_OK) st = open_writable(drive, err);
-    return st == PD_OK ? PD_OK : pd_error_context(err, st, "checkpoint.stripes, %s", root);
+    if (!options->writable) return PD_OK;
+    store_stripes_clear(&store->drives, &store->catalog);
+    store_drive_clear_launches(root);
+    return pd_group_barrier(group, err);
 }
 
 pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_store_options *options, struct pd_group *group,
                         struct pd_store **ret_store, struct pd_error *err)
 {
-    struct pd_store *store = NULL;
+    const uint32_t shards = options->shards ? options->shards : 1;
     PD_CHECK(!options->stripes || options->writable); /* to look, the links are enough */
     PD_CHECK(!options->leaves_nothing || group->size == 1);
-    PD_TRY(new_store(vfs, options, group, &store, err));
-    pd_status st = open_steps(store, root, err);
-    store->options.stripes = NULL;
+    PD_CHECK(shards <= PD_LAYOUT_STRIPES_MAX);
+    struct pd_store *store = calloc(1, sizeof *store);
+    pd_status st = store ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a store");
+    st = pd_group_agree(group, st, err);
+    if (st == PD_OK) {
+        store->options = *options;
+        store->options.stripes = NULL;
+        store->drives.shards = shards;
+        store->drives.count = 1;
+        store->save = (struct store_save){.drives = &store->drives, .catalog = &store->catalog};
+        st = open_all(store, vfs, group, root, options, err);
+        if (st != PD_OK) st = pd_error_context(err, st, "checkpoint directory %s", root);
+    }
     if (st != PD_OK) {
-        st = pd_error_context(err, st, "checkpoint directory %s", root);
         pd_store_close(store);
         return st;
     }
@@ -324,218 +147,385 @@ pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_st
     return PD_OK;
 }
 
+static bool has_committed(const struct pd_store *store)
+{
+    const struct store_items *committed = &store->catalog.committed;
+    for (uint32_t i = 0; i < committed->count; i++)
+        if (committed->rows[i].entry.fence == store->drives.rows[0].lease.fence) return true;
+    return false;
+}
+
 void pd_store_close(struct pd_store *store)
 {
     if (!store) return;
-    for (uint32_t s = 1; s < store->shards; s++)
-        pd_store_close(store->stripes[s]);
-    store_release(store);
-    pthread_mutex_destroy(&store->waiting_mutex);
-    free(store->host_of);
-    free(store->domain_of);
-    free(store->ring.sources);
-    free(store->sealed.rows);
-    free(store->partial.rows);
-    free(store->unusable);
+    const bool forgets = store->options.leaves_nothing && !has_committed(store);
+    for (uint32_t s = store->drives.count; s-- > 0;)
+        store_drive_close(&store->drives.rows[s], forgets);
+    free(store->replicas.sources);
+    store_catalog_deinit(&store->catalog);
     free(store);
+}
+
+uint64_t pd_store_fence(const struct pd_store *store)
+{
+    return store->drives.rows[0].lease.fence;
+}
+
+pd_status pd_store_check_fence(struct pd_store *store, struct pd_error *err)
+{
+    return store_lease_check(&root_of(store)->lease, err);
+}
+
+bool pd_store_is_shared(const struct pd_store *store)
+{
+    return !store->drives.rows[0].dir.has_other_shares;
 }
 
 /* ---- looking ---- */
 
-uint64_t pd_store_fence(const struct pd_store *store)
-{
-    return store->fence;
-}
-
 uint32_t pd_store_count(const struct pd_store *store)
 {
-    return store->sealed.count;
+    return store->catalog.committed.count;
 }
 
 const struct pd_store_entry *pd_store_entry_at(const struct pd_store *store, uint32_t newest_first)
 {
-    PD_CHECK(newest_first < store->sealed.count);
-    return &store->sealed.rows[newest_first].entry;
+    PD_CHECK(newest_first < store->catalog.committed.count);
+    return &store->catalog.committed.rows[newest_first].entry;
 }
 
 bool pd_store_unnamed(const struct pd_store *store, struct pd_store_entry *ret_entry)
 {
-    *ret_entry = store->unnamed;
-    return store->unnamed.name[0] != '\0';
+    *ret_entry = store->catalog.unnamed;
+    return ret_entry->name[0] != '\0';
 }
 
 uint32_t pd_store_unusable_count(const struct pd_store *store)
 {
-    return store->unusable_count;
+    return store->catalog.unusable_count;
 }
 
 const struct pd_store_unusable *pd_store_unusable_at(const struct pd_store *store, uint32_t index)
 {
-    PD_CHECK(index < store->unusable_count);
-    return &store->unusable[index];
+    PD_CHECK(index < store->catalog.unusable_count);
+    return &store->catalog.unusable[index];
 }
 
 void pd_store_entry_path(const struct pd_store *store, const struct pd_store_entry *entry, char *ret_path)
 {
-    store_path(store, ret_path, "%s", entry->name);
+    store_path(&store->drives.rows[0].dir, ret_path, "%s", entry->name);
+}
+
+bool pd_store_has_record(const struct pd_store *store, const char *name)
+{
+    const struct store_dir *root = &store->drives.rows[0].dir;
+    char path[STORE_PATH_MAX];
+    struct pd_stat stat;
+    store_path(root, path, "%s/commit.h5", name);
+    return pd_vfs_stat(root->vfs, path, &stat, NULL) == PD_OK;
 }
 
 void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry)
 {
-    struct store_item *item = items_find(&store->sealed, entry->name);
+    struct store_item *item = store_items_find(&store->catalog.committed, entry->name);
     PD_CHECK(item);
     item->pins++;
 }
 
 void pd_store_unpin(struct pd_store *store, const char *name)
 {
-    struct store_item *item = items_find(&store->sealed, name);
+    struct store_item *item = store_items_find(&store->catalog.committed, name);
     if (!item) return; /* quarantined while it was pinned */
     PD_CHECK(item->pins > 0);
     item->pins--;
 }
 
-/* The holder reads, all decode. */
-static pd_status share_record(struct pd_store *store, const char *path, uint32_t holder, void **ret_data,
-                              uint64_t *ret_bytes, struct pd_error *err)
-{
-    void *data = NULL;
-    uint64_t bytes = 0;
-    bool reads = store->group->rank == holder;
-    pd_status st = reads ? store_read_file(store->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err) : PD_OK;
-    st = pd_group_agree(store->group, st, err);
-    if (st == PD_OK) st = pd_group_broadcast(store->group, holder, &bytes, sizeof bytes, err);
-    if (st == PD_OK && !reads) data = malloc(bytes ? bytes : 1);
-    if (st == PD_OK) {
-        pd_status mine = data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for a commit record");
-        st = pd_group_agree(store->group, mine, err);
-    }
-    if (st == PD_OK) st = pd_group_broadcast(store->group, holder, data, bytes, err);
-    if (st != PD_OK) {
-        free(data);
-        return st;
-    }
-    *ret_data = data;
-    *ret_bytes = bytes;
-    return PD_OK;
-}
-
+/* One rank reads, all decode the same bytes: so all try a second time or none does. */
 pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry, struct pd_commit *ret_commit,
                                struct pd_error *err)
 {
-    struct store_item *item = items_find(&store->sealed, entry->name);
+    const struct store_dir *root = &root_of(store)->dir;
+    const struct store_item *item = store_items_find(&store->catalog.committed, entry->name);
     PD_CHECK(item);
     char path[STORE_PATH_MAX];
-    store_path(store, path, "%s/commit.h5", entry->name);
+    store_path(root, path, "%s/commit.h5", entry->name);
     for (unsigned attempt = 0;; attempt++) {
-        void *data;
-        uint64_t bytes;
-        PD_TRY(share_record(store, path, item->record_rank, &data, &bytes, err));
-        pd_status st = pd_commit_decode(path, data, bytes, ret_commit, err);
+        void *data = NULL;
+        uint64_t bytes = 0;
+        pd_status st = PD_OK;
+        if (root->group->rank == item->record_rank)
+            st = store_file_read(root->vfs, path, PD_COMMIT_BYTES_MAX, &data, &bytes, err);
+        PD_TRY(store_spread(root, item->record_rank, st, &data, &bytes, err));
+        st = pd_commit_decode(path, data, bytes, ret_commit, err);
         free(data);
-        /* All ranks decode the same bytes, so all try a second time or none does. */
         if (st != PD_CORRUPT || attempt > 0) return st;
     }
 }
 
+pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count, struct pd_error *err)
+{
+    return store_quarantine_count(&root_of(store)->dir, ret_count, err);
+}
+
 /* ---- space ---- */
 
-struct human_bytes {
-    char text[32];
-};
-
-static struct human_bytes human(uint64_t bytes)
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    struct human_bytes result;
-    double value = (double)bytes;
-    unsigned unit = 0;
-    for (; value >= 1024.0 && unit < 6; unit++)
-        value /= 1024.0;
-    snprintf(result.text, sizeof result.text, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-    return result;
-}
-
-struct space_need {
-    uint64_t bytes;   /* one checkpoint of these ranks, or one generation */
-    uint64_t waiting; /* what lies in the pool for them */
-    uint32_t ranks, copies;
-};
-
-/* What the newest sealed ones take of this disk: its ranks' share of them. Of plain ones one fewer than `copies` will stay;
+/* What the newest committed ones take of a drive: its ranks' share of them. Of plain ones one fewer than `copies` will stay;
  * of those that generations replace as many as are kept, since the first ones are written before any of them goes. */
-static uint64_t sealed_bytes_here(const struct pd_store *store, const struct space_need *need)
+static uint64_t committed_bytes_here(const struct pd_store *store, const struct store_space_need *need)
 {
-    const struct pd_store *root = store->parent ? store->parent : store;
-    uint32_t kept = store->options.keep_last ? store->options.keep_last : 1;
-    uint32_t count = store->options.generations ? kept : need->copies - 1;
+    const struct store_items *committed = &store->catalog.committed;
+    const struct store_dir *root = &store->drives.rows[0].dir;
+    const uint32_t kept = store->options.keep_last ? store->options.keep_last : 1;
+    const uint32_t count = need->generations ? kept : need->copies - 1;
     uint64_t bytes = 0;
     /* Of several drives: about what one takes here each time. */
-    if (store_is_striped(root)) return need->bytes * (root->sealed.count < count ? root->sealed.count : count);
-    for (uint32_t i = 0; i < store->sealed.count && i < count; i++)
-        bytes += store->sealed.rows[i].entry.bytes / store->group->size * need->ranks;
-    return bytes + pd_store_copied_bytes(store, count);
+    if (store->drives.count > 1) return need->bytes * (committed->count < count ? committed->count : count);
+    for (uint32_t i = 0; i < committed->count && i < count; i++)
+        bytes += committed->rows[i].entry.bytes / root->group->size * need->ranks;
+    return bytes + pd_store_replica_bytes(store, count);
 }
 
-static pd_status check_space_here(struct pd_store *store, const struct space_need *need, struct pd_error *err)
+/* Collective: the sum of `mine` over the ranks that share the directory. */
+static pd_status sum_of_share(struct store_dir *dir, uint64_t mine, uint64_t *ret_sum, uint32_t *ret_ranks,
+                              struct pd_error *err)
 {
-    struct pd_space space;
-    PD_TRY(pd_vfs_space(store->vfs, store->root, &space, err));
-    bool generations = store->options.generations;
-    uint64_t needed, there = sealed_bytes_here(store, need) + (generations ? need->waiting : 0);
-    uint64_t least = generations ? 0 : need->bytes;
-    if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
-    needed = needed > there && needed - there > least ? needed - there : least;
-    char already[64] = "";
-    if (there) snprintf(already, sizeof already, ", %s of them is there already", human(there).text);
-    if (needed > space.available_bytes)
-        PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
-                "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
-                store->root, space.type_name, human(space.available_bytes).text, human(needed).text, need->copies,
-                generations ? "generation" : "checkpoint", need->copies == 1 ? "" : "s", human(need->bytes).text, already);
-    uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
-    if (space.total_inodes && inodes > space.available_inodes)
-        PD_FAIL(err, PD_NO_SPACE,
-                "%s (%s) has %" PRIu64 " inodes free and %" PRIu64 " are needed for %u more checkpoint%s: delete files or "
-                "choose another directory",
-                store->root, space.type_name, space.available_inodes, inodes, need->copies, need->copies == 1 ? "" : "s");
+    PD_TRY(store_gather(dir, mine, err));
+    *ret_sum = *ret_ranks = 0;
+    for (uint32_t r = 0; r < dir->group->size; r++) {
+        if (dir->share_of[r] != dir->share_of[dir->group->rank]) continue;
+        if (__builtin_add_overflow(*ret_sum, dir->words[r], ret_sum)) *ret_sum = UINT64_MAX;
+        ++*ret_ranks;
+    }
     return PD_OK;
 }
 
-pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
+pd_status pd_store_check_space(struct pd_store *store, uint32_t stripe, uint64_t bytes_here, uint32_t copies,
+                               struct pd_error *err)
 {
-    uint32_t size = store->group->size;
-    uint64_t mine[2] = {bytes_here, pd_store_waiting_bytes(store)};
-    uint64_t(*all)[2] = calloc(size, sizeof *all);
-    struct space_need need = {.copies = copies};
-    uint32_t generations = pd_store_generations_needed(&store->options, store->has_links);
-    if (store->options.generations && need.copies < generations) need.copies = generations;
-    pd_status st = all ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
-    st = pd_group_agree(store->group, st, err);
-    if (st == PD_OK) st = store_gather_all(store, mine, sizeof mine, all, err);
-    for (uint32_t r = 0; st == PD_OK && r < size; r++) {
-        if (store->domain_of[r] != store->domain_of[store->group->rank]) continue;
-        if (__builtin_add_overflow(need.bytes, all[r][0], &need.bytes)) need.bytes = UINT64_MAX;
-        need.waiting += all[r][1];
-        need.ranks++;
+    struct store_drive *drive = store_drive_of(&store->drives, stripe);
+    struct store_dir *dir = &drive->dir;
+    struct store_space_need need = {.copies = copies, .generations = store->options.generations};
+    const uint32_t files = pd_store_generations_needed(&store->options, dir->has_links);
+    uint32_t free_count;
+    uint64_t free_bytes = 0, free_sum;
+    if (need.generations) store_pool_count(&drive->pool, &free_count, &free_bytes);
+    if (need.generations && need.copies < files) need.copies = files;
+    PD_TRY(sum_of_share(dir, bytes_here, &need.bytes, &need.ranks, err));
+    PD_TRY(sum_of_share(dir, free_bytes, &free_sum, &need.ranks, err));
+    need.there = committed_bytes_here(store, &need) + free_sum;
+    return pd_group_agree(dir->group, dir->leads_share ? store_check_space(dir, &need, err) : PD_OK, err);
+}
+
+uint64_t pd_store_free_bytes(struct pd_store *store)
+{
+    uint32_t count;
+    uint64_t bytes;
+    store_pool_count(&root_of(store)->pool, &count, &bytes);
+    return bytes;
+}
+
+void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, uint64_t buffer_bytes)
+{
+    store_pool_keep_ready(&root_of(store)->pool, bytes, buffer, buffer_bytes);
+}
+
+/* ---- generations ---- */
+
+uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
+{
+    uint32_t kept = options->keep_last ? options->keep_last : 1;
+    uint32_t pinned = options->later_tiers + (options->replicas ? 2 : 0); /* the last one copied and the one on its way */
+    uint32_t files = 2 + (has_links ? 0 : 1) + pinned;
+    return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
+}
+
+pd_status pd_store_generations_reserve(struct pd_store *store, uint32_t stripe, uint64_t file_bytes, struct pd_error *err)
+{
+    struct store_drive *drive = store_drive_of(&store->drives, stripe);
+    const uint32_t kept = store->options.keep_last ? store->options.keep_last : 1, committed = pd_store_count(store);
+    const uint32_t needed = pd_store_generations_needed(&store->options, drive->dir.has_links);
+    uint32_t count;
+    uint64_t bytes;
+    PD_CHECK(drive->lease.fence);
+    store_pool_count(&drive->pool, &count, &bytes);
+    count += committed < kept ? committed : kept;
+    if (count >= needed) return PD_OK;
+    pd_status st = store_pool_reserve(&drive->pool, needed - count, file_bytes, err);
+    if (st == PD_OK) return PD_OK;
+    return pd_error_context(err, st, "room for %.1f MiB of state, again and again", (double)file_bytes / (1 << 20));
+}
+
+/* The pool is not there any more: another launch has taken over, or its file system is gone. */
+static pd_status explain_no_pool(const struct store_drive *drive, struct pd_error *err)
+{
+    struct pd_error why = {0};
+    pd_status st = store_lease_check_here(&drive->lease, &why);
+    if (st == PD_OK)
+        st = pd_error_set(&why, PD_IO, PD_WHERE, 0, "pool-%" PRIu64 " was removed from %s", drive->lease.fence,
+                          drive->dir.root);
+    if (err) *err = why;
+    return st;
+}
+
+pd_status pd_store_generation_take(struct pd_store *store, uint32_t stripe, uint32_t *ret_slot, char *ret_path,
+                                   struct pd_error *err)
+{
+    struct store_drive *drive = store_drive_of(&store->drives, stripe);
+    char path[STORE_PATH_MAX];
+    PD_CHECK(drive->lease.fence);
+    pd_status st = store_slot_take(&drive->pool, ret_slot, path, err);
+    if (st == PD_NOT_FOUND) st = explain_no_pool(drive, err);
+    if (st != PD_OK) return pd_error_context(err, st, "a new generation of state");
+    memcpy(ret_path, path, sizeof path);
+    return PD_OK;
+}
+
+void pd_store_generation_release(struct pd_store *store, uint32_t stripe, uint32_t slot, bool is_bad)
+{
+    store_slot_release(&store_drive_of(&store->drives, stripe)->pool, slot, is_bad);
+}
+
+bool pd_store_links_generations(const struct pd_store *store)
+{
+    bool links = true;
+    for (uint32_t s = 0; s < store->drives.count; s++)
+        links = links && store->drives.rows[s].dir.has_links;
+    return links;
+}
+
+static pd_status link_all(struct pd_store *store, const uint32_t *slots, void *buffers, uint64_t buffer_bytes,
+                          struct pd_error *err)
+{
+    for (uint32_t s = 0; s < store->drives.shards; s++) {
+        struct store_pool *pool = &store_drive_of(&store->drives, s)->pool;
+        char path[STORE_PATH_MAX];
+        store_save_path(&store->save, s, path);
+        PD_TRY(store_slot_link(pool, slots[s], path, &store->save.identity, buffers, buffer_bytes, err));
     }
-    free(all);
-    PD_TRY(st);
-    st = store->leads_domain ? check_space_here(store, &need, err) : PD_OK;
-    return pd_group_agree(store->group, st, err);
+    return PD_OK;
+}
+
+pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, const uint32_t *slots,
+                                    void *buffers, uint64_t buffer_bytes, struct pd_error *err)
+{
+    struct pd_group *group = root_of(store)->dir.group;
+    for (uint32_t s = 0; s < store->drives.shards; s++)
+        PD_CHECK(store_slot_is_in_use(&store_drive_of(&store->drives, s)->pool, slots[s]));
+    PD_TRY(store_save_begin(&store->save, identity, err));
+    pd_status st = pd_group_agree(group, link_all(store, slots, buffers, buffer_bytes, err), err);
+    if (st != PD_OK) return store_save_give_up(&store->save, st, err);
+    pd_fault_point("store.begin.linked");
+    store->save.is_preparing = true;
+    return PD_OK;
+}
+
+/* ---- saving ---- */
+
+pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
+                         struct pd_error *err)
+{
+    PD_TRY(store_save_begin(&store->save, identity, err));
+    store->save.is_preparing = true;
+    pd_store_begin_shard(store, 0, ret_shard_path);
+    return PD_OK;
+}
+
+void pd_store_begin_shard(struct pd_store *store, uint32_t stripe, char *ret_shard_path)
+{
+    struct store_pool *pool = &store_drive_of(&store->drives, stripe)->pool;
+    PD_CHECK(store->save.is_preparing);
+    store_save_path(&store->save, stripe, ret_shard_path);
+    (void)!store_free_take(pool, pool->dir->group->rank, ret_shard_path); /* without one the shard is made anew */
+}
+
+pd_status pd_store_commit(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summary,
+                          const struct pd_run_state *state, struct pd_error *err)
+{
+    return store_save_commit(&store->save, mine, summary, state, err);
+}
+
+pd_status pd_store_commit_all(struct pd_store *store, pd_status mine, const struct pd_shard_summary *summaries,
+                              uint32_t count, const struct pd_run_state *state, struct pd_error *err)
+{
+    struct store_save *save = &store->save;
+    PD_CHECK(root_of(store)->dir.group->size == 1 && count > 0);
+    save->written = summaries;
+    save->written_count = count;
+    if (mine == PD_OK && save->is_preparing && !save->has_placed_index) mine = store_save_place_index(save, err);
+    pd_status st = store_save_commit(save, mine, NULL, state, err);
+    save->written = NULL;
+    return st;
 }
 
 void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes)
 {
-    store->index_data = data;
-    store->index_bytes = bytes;
-    store->index_version++;
+    store->save.index_data = data;
+    store->save.index_bytes = bytes;
+    store->save.index_version++;
 }
 
-pd_status pd_store_check_fence(struct pd_store *store, struct pd_error *err)
+/* The record may already be gone where the rest could not be removed: the checkpoint is none any more either way. */
+static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_MAX], uint32_t count, struct pd_error *err)
 {
-    PD_CHECK(store->fence);
-    pd_status st = store->leads_domain ? store_check_fence_here(store, err) : PD_OK;
-    return pd_group_agree(store->group, st, err);
+    for (uint32_t i = 0; i < count; i++) {
+        pd_status st = store_remove(&store->drives, names[i], true, err);
+        if (st != PD_OK) return pd_error_context(err, st, "removing checkpoint %s", names[i]);
+        store_items_remove(&store->catalog.committed, names[i]);
+        store_items_remove(&store->catalog.partial, names[i]);
+    }
+    return PD_OK;
+}
+
+pd_status pd_store_prune(struct pd_store *store, struct pd_error *err)
+{
+    char(*names)[PD_STORE_NAME_MAX] = NULL;
+    uint32_t count = 0;
+    PD_TRY(pd_store_check_fence(store, err));
+    store_save_clear_leftovers(&store->save);
+    pd_status st = store_catalog_victims(&store->catalog, &store->options, &names, &count, err);
+    st = pd_group_agree(root_of(store)->dir.group, st, err);
+    if (st == PD_OK) st = remove_all(store, names, count, err);
+    free(names);
+    return st;
+}
+
+pd_status pd_store_quarantine(struct pd_store *store, const struct pd_store_entry *entry, const char *reason,
+                              struct pd_error *err)
+{
+    const struct store_dir *root = &root_of(store)->dir;
+    char name[PD_STORE_NAME_MAX];
+    memcpy(name, entry->name, sizeof name);
+    if (pd_store_fence(store)) {
+        PD_TRY(pd_store_check_fence(store, err));
+        pd_status st = PD_OK;
+        if (root->leads_share)
+            st = store_quarantine_here(&store->drives, name, PD_STORE_DAMAGED_NOTE, reason,
+                                       store->options.quarantine_bytes_max, err);
+        st = pd_group_agree(root->group, st, err);
+        if (st != PD_OK) return pd_error_context(err, st, "moving damaged checkpoint %s aside", name);
+    }
+    store_items_remove(&store->catalog.committed, name);
+    return PD_OK;
+}
+
+/* ---- replicas ---- */
+
+const struct pd_store_replicas *pd_store_replicas(const struct pd_store *store)
+{
+    return store->replicas.sources ? &store->replicas : NULL;
+}
+
+pd_status pd_store_replica_begin(struct pd_store *store, uint32_t rank, char *ret_path, struct pd_error *err)
+{
+    return store_replica_begin(&root_of(store)->pool, rank, ret_path, err);
+}
+
+pd_status pd_store_replica_end(struct pd_store *store, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
+{
+    return store_replica_end(&root_of(store)->pool, name, rank, mine, err);
+}
+
+uint64_t pd_store_replica_bytes(const struct pd_store *store, uint32_t newest)
+{
+    return store->replicas.sources ? store_replica_bytes(&store->drives.rows[0].dir, &store->catalog.committed, newest) : 0;
 }

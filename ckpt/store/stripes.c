@@ -1,5 +1,5 @@
-/* Stripes: shards of a rank on further drives. Such a drive has a directory of its own, which the store opens as a store of
- * its own without checkpoints: with a lock, a fence and a pool, so that files wait and are held there by the same rules.
+/* Stripes: shards of a rank on further drives. Such a drive has a directory of its own with a lock, a fence and a pool, so
+ * that files are free and in use there by the same rules as in the root.
  *
  *   <root>/stripe-<id>                     symbolic link to that directory
  *   <root>/step-S-F/shard-<n>.h5           symbolic link to ../stripe-<id>/step-S-F/shard-<n>.h5
@@ -7,18 +7,21 @@
  *   <drive>/stripe                         that token, and the id of this directory
  *   <drive>/step-S-F/shard-<n>.h5          the shard; never under a temporary name
  *
- *   invariants  1. the record lies in the root alone and is the only proof: what it names on a drive, the names there and
- * the links to them are durable before it is written, and go only after it is durably gone
- *               2. a shard link names its directory by id, so that neither the order of drives, nor other drives later, nor
- * a drive that was mounted elsewhere changes what an older checkpoint means: stripe-<id> alone is renewed
- *               3. a directory of checkpoints on a drive that no checkpoint of the root goes by is cleared at open, and only
- *                  where the token says that the drive is this store's
- *               4. a drive that is not there makes its checkpoints partial, as an absent host does; its directory is not
- * made anew while one goes by it (pd_store_absent_stripes) */
+ *   invariants
+ *    1. The record lies in the root alone and is the only proof. What it names on a drive, the names there and the links to
+ *       them are durable before it is written, and go only after it is durably gone.
+ *    2. A shard link names its directory by id. So neither the order of drives, nor other drives later, nor a drive that was
+ *       mounted elsewhere changes what an older checkpoint means: stripe-<id> alone is renewed.
+ *    3. A directory of checkpoints on a drive that no checkpoint of the root goes by is cleared at open, and only where the
+ *       token says that the drive is this store's.
+ *    4. A drive that is not there makes its checkpoints partial, as an absent host does. Its directory is not made anew while
+ *       one goes by it (pd_store_absent_stripes).
+ */
+#include "ckpt/store/drives.h"
+
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
-#include "ckpt/store/internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,31 +31,15 @@
 #define MARK_BYTES 64u
 #define TOKEN_FORMAT "%32[0-9a-f]"
 
-struct pd_store *pd_store_stripe(struct pd_store *store, uint32_t stripe)
-{
-    PD_CHECK(stripe < store->shards);
-    return stripe && store->stripes[stripe] ? store->stripes[stripe] : store;
-}
-
-bool store_is_striped(const struct pd_store *store)
-{
-    return store->shards > 1 && store->stripes[1] != NULL;
-}
-
 /* ---- marks ---- */
 
-static pd_status write_mark(struct pd_store *store, const char *name, const char *text, struct pd_error *err)
+static pd_status write_mark(struct store_dir *dir, const char *name, const char *text, struct pd_error *err)
 {
     char path[STORE_PATH_MAX], data[MARK_BYTES + 1];
-    struct pd_file *file = NULL;
     snprintf(data, sizeof data, "%-*s\n", (int)MARK_BYTES - 1, text);
-    store_path(store, path, "%s", name);
-    PD_TRY(pd_file_open(store->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    pd_status st = pd_file_write(file, 0, data, MARK_BYTES, err);
-    if (st == PD_OK) st = pd_file_sync(file, err);
-    pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
-    if (st == PD_OK) st = closed;
-    return st == PD_OK ? store_sync_dir(store, store->root, err) : st;
+    store_path(dir, path, "%s", name);
+    PD_TRY(store_file_write(dir->vfs, path, PD_OPEN_CREATE, data, MARK_BYTES, STORE_FILE_SYNC, err));
+    return store_sync_dir(dir, dir->root, err);
 }
 
 /* Absent, or never finished: an empty text. */
@@ -64,17 +51,12 @@ static pd_status read_mark_at(struct pd_vfs *vfs, const char *dir, const char *n
     uint64_t bytes = 0;
     memset(ret_text, 0, MARK_BYTES + 1);
     snprintf(path, sizeof path, "%.3500s/%.255s", dir, name);
-    pd_status st = store_read_file(vfs, path, MARK_BYTES, &data, &bytes, err);
+    pd_status st = store_file_read(vfs, path, MARK_BYTES, &data, &bytes, err);
     if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
     PD_TRY(st);
     if (bytes == MARK_BYTES) memcpy(ret_text, data, bytes);
     free(data);
     return PD_OK;
-}
-
-static pd_status read_mark(struct pd_store *store, const char *name, char ret_text[MARK_BYTES + 1], struct pd_error *err)
-{
-    return read_mark_at(store->vfs, store->root, name, ret_text, err);
 }
 
 /* The id of the directory `dir`; 0: it has none, or is absent. */
@@ -88,139 +70,120 @@ static pd_status read_id_at(struct pd_vfs *vfs, const char *dir, uint64_t *ret_i
 }
 
 /* Of a drive that is marked: false where it is not. */
-static pd_status read_drive(struct pd_store *drive, char ret_token[33], uint64_t *ret_id, bool *ret_has,
+static pd_status read_drive(const struct store_drive *drive, char ret_token[33], uint64_t *ret_id, bool *ret_has,
                             struct pd_error *err)
 {
     char text[MARK_BYTES + 1];
-    PD_TRY(read_mark(drive, "stripe", text, err));
+    PD_TRY(read_mark_at(drive->dir.vfs, drive->dir.root, "stripe", text, err));
     *ret_has = sscanf(text, TOKEN_FORMAT " %" SCNu64, ret_token, ret_id) == 2 && strlen(ret_token) == 32;
     return PD_OK;
 }
 
 /* The root means this drive by that id: it is the store's whatever became of its token. */
-static bool goes_by(struct pd_store *store, const struct pd_store *drive, uint64_t id)
+static bool goes_by(const struct store_dir *root, const struct store_drive *drive, uint64_t id)
 {
     char path[STORE_PATH_MAX], target[STORE_PATH_MAX];
-    store_path(store, path, "stripe-%" PRIu64, id);
-    return pd_vfs_readlink(store->vfs, path, target, NULL) == PD_OK && strcmp(target, drive->root) == 0;
+    store_path(root, path, "stripe-%" PRIu64, id);
+    return pd_vfs_readlink(root->vfs, path, target, NULL) == PD_OK && strcmp(target, drive->dir.root) == 0;
 }
 
 /* The store's token, made when there is none: a disk that lost it may have kept the links and what goes by them. */
-static pd_status settle_token(struct pd_store *store, struct pd_store *drive, char ret_token[33], struct pd_error *err)
+static pd_status settle_token(struct store_drive *root, const struct store_drive *drive, char ret_token[33],
+                              struct pd_error *err)
 {
     char text[MARK_BYTES + 1], there[33];
     uint64_t id;
     bool is_marked;
-    PD_TRY(read_mark(store, "stripes", text, err));
+    PD_TRY(read_mark_at(root->dir.vfs, root->dir.root, "stripes", text, err));
     if (sscanf(text, TOKEN_FORMAT, ret_token) == 1 && strlen(ret_token) == 32) return PD_OK;
     PD_TRY(read_drive(drive, there, &id, &is_marked, err));
-    memcpy(ret_token, is_marked && goes_by(store, drive, id) ? there : store->token, 33);
-    return write_mark(store, "stripes", ret_token, err);
+    memcpy(ret_token, is_marked && goes_by(&root->dir, drive, id) ? there : root->lease.token, 33);
+    return write_mark(&root->dir, "stripes", ret_token, err);
 }
 
-static pd_status settle_drive(struct pd_store *drive, const char token[33], struct pd_error *err)
+static pd_status mark_drive(struct store_drive *root, struct store_drive *drive, uint32_t stripe, struct pd_error *err)
 {
-    char text[MARK_BYTES + 1], there[33];
+    char text[MARK_BYTES + 1], token[33], there[33];
     uint64_t id;
     bool is_marked;
+    PD_TRY(settle_token(root, drive, token, err));
     PD_TRY(read_drive(drive, there, &id, &is_marked, err));
     if (is_marked && strcmp(there, token) == 0) return PD_OK;
     if (is_marked)
         PD_FAIL(err, PD_INVALID, "it holds stripes of another checkpoint directory than %s: name another one, or empty it",
-                drive->parent->root);
+                root->dir.root);
     /* Of this launch and drive alone; 48 bits, so that it is short. */
-    id = pd_digest64(drive->token, strlen(drive->token), drive->stripe) >> 16;
+    id = pd_digest64(drive->lease.token, strlen(drive->lease.token), stripe) >> 16;
     snprintf(text, sizeof text, "%s %" PRIu64, token, id);
-    return write_mark(drive, "stripe", text, err);
+    return write_mark(&drive->dir, "stripe", text, err);
 }
 
 /* A link that is there is replaced at once: readers never miss it. */
-static pd_status place_link(struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+static pd_status place_link(struct store_dir *root, const struct store_drive *drive, struct pd_error *err)
 {
     char path[STORE_PATH_MAX], fresh[STORE_PATH_MAX];
-    store_path(store, path, "stripe-%" PRIu64, drive->stripe_id);
-    store_path(store, fresh, "stripe-%" PRIu64 ".new", drive->stripe_id);
-    pd_status st = pd_vfs_unlink(store->vfs, fresh, err);
+    store_path(root, path, "stripe-%" PRIu64, drive->id);
+    store_path(root, fresh, "stripe-%" PRIu64 ".new", drive->id);
+    pd_status st = pd_vfs_unlink(root->vfs, fresh, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
-    PD_TRY(pd_vfs_symlink(store->vfs, drive->root, fresh, err));
-    PD_TRY(pd_vfs_rename(store->vfs, fresh, path, err));
-    return store_sync_dir(store, store->root, err);
+    PD_TRY(pd_vfs_symlink(root->vfs, drive->dir.root, fresh, err));
+    PD_TRY(pd_vfs_rename(root->vfs, fresh, path, err));
+    return store_sync_dir(root, root->root, err);
 }
 
 /* ---- opening ---- */
 
 /* Who shares the root must share the drive: a shard that only one host sees would have to be told to the others. */
-static pd_status check_hosts(const struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+static pd_status check_shares(const struct store_dir *root, const struct store_dir *drive, struct pd_error *err)
 {
-    const uint64_t bytes = store->group->size * sizeof *store->domain_of;
-    if (memcmp(store->domain_of, drive->domain_of, bytes) == 0) return PD_OK;
+    if (memcmp(root->share_of, drive->share_of, root->group->size * sizeof *root->share_of) == 0) return PD_OK;
     PD_FAIL(err, PD_INVALID, "it is not shared by the same hosts as %s: take directories on drives of the same kind",
-            store->root);
+            root->root);
 }
 
-static pd_status mark_drive(struct pd_store *store, struct pd_store *drive, struct pd_error *err)
-{
-    char token[33];
-    PD_TRY(settle_token(store, drive, token, err));
-    return settle_drive(drive, token, err);
-}
-
-static pd_status read_id(struct pd_store *drive, struct pd_error *err)
+static pd_status read_id(struct store_drive *drive, struct pd_error *err)
 {
     char token[33];
     bool is_marked;
-    PD_TRY(read_drive(drive, token, &drive->stripe_id, &is_marked, err));
+    PD_TRY(read_drive(drive, token, &drive->id, &is_marked, err));
     if (!is_marked) PD_FAIL(err, PD_IO, "its file \"stripe\" is not to be seen here");
     return PD_OK;
 }
 
-static pd_status join(struct pd_store *store, struct pd_store *drive, struct pd_error *err)
+static pd_status join(struct store_drive *root, struct store_drive *drive, uint32_t stripe, struct pd_error *err)
 {
-    struct pd_group *group = store->group;
-    PD_TRY(pd_group_agree(group, check_hosts(store, drive, err), err));
-    PD_TRY(pd_group_agree(group, store->leads_domain ? mark_drive(store, drive, err) : PD_OK, err));
+    struct pd_group *group = root->dir.group;
+    const bool leads = root->dir.leads_share;
+    PD_TRY(pd_group_agree(group, check_shares(&root->dir, &drive->dir, err), err));
+    PD_TRY(pd_group_agree(group, leads ? mark_drive(root, drive, stripe, err) : PD_OK, err));
     PD_TRY(pd_group_agree(group, read_id(drive, err), err));
-    PD_TRY(pd_group_agree(group, store->leads_domain ? place_link(store, drive, err) : PD_OK, err));
+    PD_TRY(pd_group_agree(group, leads ? place_link(&root->dir, drive, err) : PD_OK, err));
     pd_fault_point("store.stripes.joined");
     return PD_OK;
 }
 
-pd_status store_stripes_open(struct pd_store *store, struct pd_error *err)
+pd_status store_stripes_open(struct store_drives *drives, const struct pd_store_options *options, struct pd_error *err)
 {
-    for (uint32_t s = 1; store->options.stripes && s < store->shards; s++) {
-        struct pd_store_options options = store->options;
-        options.stripes = NULL;
-        options.copies = false;
-        PD_TRY(store_open_drive(store, store->options.stripes[s - 1], &options, &store->stripes[s], err));
-        struct pd_store *drive = store->stripes[s];
-        drive->parent = store;
-        drive->stripe = s;
-        drive->shards = store->shards;
-        pd_status st = join(store, drive, err);
-        if (st != PD_OK) return pd_error_context(err, st, "checkpoint.stripes, %s", store->options.stripes[s - 1]);
+    struct store_drive *root = &drives->rows[0];
+    for (uint32_t s = 1; options->stripes && s < drives->shards; s++) {
+        const char *path = options->stripes[s - 1];
+        drives->count = s + 1;
+        pd_status st = store_drive_open(&drives->rows[s], root->dir.vfs, root->dir.group, path, options, err);
+        if (st == PD_OK) st = join(root, &drives->rows[s], s, err);
+        if (st != PD_OK) return pd_error_context(err, st, "checkpoint.stripes, %s", path);
     }
+    if (drives->count == 1) root->pool.free_max *= drives->shards;
     return PD_OK;
 }
 
-static bool is_in(const struct store_items *items, const char *name)
-{
-    for (uint32_t i = 0; i < items->count; i++)
-        if (strcmp(items->rows[i].entry.name, name) == 0) return true;
-    return false;
-}
-
-static bool is_known(struct pd_store *store, const char *name)
+static bool is_known(const struct store_dir *root, const struct store_catalog *catalog, const char *name)
 {
     char path[STORE_PATH_MAX];
-    struct pd_stat stat;
-    if (is_in(&store->sealed, name) || is_in(&store->partial, name)) return true;
-    for (uint32_t i = 0; i < store->unusable_count; i++)
-        if (strcmp(store->unusable[i].name, name) == 0) return true;
-    store_path(store, path, "quarantine/%s", name);
-    return pd_vfs_stat(store->vfs, path, &stat, NULL) != PD_NOT_FOUND;
+    store_path(root, path, "quarantine/%s", name);
+    return store_catalog_knows(catalog, name) || store_exists(root, path);
 }
 
-static void clear_unknown(struct pd_store *store, struct pd_store *drive)
+static void clear_unknown(const struct store_dir *root, const struct store_catalog *catalog, const struct store_dir *drive)
 {
     struct pd_listing listing = {0};
     if (pd_vfs_list(drive->vfs, drive->root, &listing, NULL) != PD_OK) return;
@@ -228,7 +191,8 @@ static void clear_unknown(struct pd_store *store, struct pd_store *drive)
         struct pd_step_name name;
         struct pd_error own;
         char path[STORE_PATH_MAX];
-        if (!pd_step_name_parse(listing.names[i], &name) || name.is_tmp || is_known(store, listing.names[i])) continue;
+        if (!pd_step_name_parse(listing.names[i], &name) || name.is_tmp || is_known(root, catalog, listing.names[i]))
+            continue;
         store_path(drive, path, "%s", listing.names[i]);
         if (store_remove_files(drive, path, &own) != PD_OK)
             pd_log_warn("ckpt", "what an interrupted save or removal left in %s stays: %s", path, own.message);
@@ -236,17 +200,18 @@ static void clear_unknown(struct pd_store *store, struct pd_store *drive)
     pd_listing_deinit(&listing);
 }
 
-void store_stripes_clear(struct pd_store *store)
+void store_stripes_clear(struct store_drives *drives, const struct store_catalog *catalog)
 {
-    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
-        if (store->leads_domain) clear_unknown(store, store->stripes[s]);
-        store_clear_launches(store->stripes[s]);
+    const struct store_dir *root = &drives->rows[0].dir;
+    for (uint32_t s = 1; s < drives->count; s++) {
+        if (root->leads_share) clear_unknown(root, catalog, &drives->rows[s].dir);
+        store_drive_clear_launches(&drives->rows[s]);
     }
 }
 
 /* ---- saving ---- */
 
-static pd_status make_step(struct pd_store *drive, const char *name, struct pd_error *err)
+static pd_status make_step(const struct store_dir *drive, const char *name, struct pd_error *err)
 {
     char path[STORE_PATH_MAX];
     store_path(drive, path, "%s", name);
@@ -256,33 +221,38 @@ static pd_status make_step(struct pd_store *drive, const char *name, struct pd_e
     return pd_vfs_mkdir(drive->vfs, path, err);
 }
 
-static pd_status link_shard(struct pd_store *store, const struct pd_store *drive, struct pd_error *err)
+static void shard_name(const struct store_drives *drives, uint32_t stripe, char ret_text[PD_STORE_NAME_MAX])
 {
-    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
-    pd_shard_name_format(store->group->rank * store->shards + drive->stripe, shard);
-    snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drive->stripe_id, store->name, shard);
-    store_path(store, path, "%s.tmp/%s", store->name, shard);
-    return pd_vfs_symlink(store->vfs, target, path, err);
+    pd_shard_name_format(drives->rows[0].dir.group->rank * drives->shards + stripe, ret_text);
 }
 
-pd_status store_stripes_begin(struct pd_store *store, struct pd_error *err)
+static pd_status link_shard(const struct store_drives *drives, uint32_t stripe, const char *name, struct pd_error *err)
 {
-    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
-        struct pd_store *drive = store->stripes[s];
-        memcpy(drive->name, store->name, sizeof drive->name);
-        drive->identity = store->identity;
-        PD_TRY(pd_group_agree(store->group, store->leads_domain ? make_step(drive, store->name, err) : PD_OK, err));
-        PD_TRY(pd_group_agree(store->group, link_shard(store, drive, err), err));
+    const struct store_dir *root = &drives->rows[0].dir;
+    char shard[PD_STORE_NAME_MAX], target[3 * PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    shard_name(drives, stripe, shard);
+    snprintf(target, sizeof target, "../stripe-%" PRIu64 "/%s/%s", drives->rows[stripe].id, name, shard);
+    store_path(root, path, "%s.tmp/%s", name, shard);
+    return pd_vfs_symlink(root->vfs, target, path, err);
+}
+
+pd_status store_stripes_begin(struct store_drives *drives, const char *name, struct pd_error *err)
+{
+    const struct store_dir *root = &drives->rows[0].dir;
+    for (uint32_t s = 1; s < drives->count; s++) {
+        pd_status st = root->leads_share ? make_step(&drives->rows[s].dir, name, err) : PD_OK;
+        PD_TRY(pd_group_agree(root->group, st, err));
+        PD_TRY(pd_group_agree(root->group, link_shard(drives, s, name, err), err));
     }
     return PD_OK;
 }
 
-pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err)
+pd_status store_stripes_sync(struct store_drives *drives, const char *name, struct pd_error *err)
 {
-    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
-        struct pd_store *drive = store->stripes[s];
+    for (uint32_t s = 1; s < drives->count; s++) {
+        struct store_dir *drive = &drives->rows[s].dir;
         char path[STORE_PATH_MAX];
-        store_path(drive, path, "%s", store->name);
+        store_path(drive, path, "%s", name);
         PD_TRY(store_sync_dir(drive, path, err));
         PD_TRY(store_sync_dir(drive, drive->root, err));
     }
@@ -291,47 +261,49 @@ pd_status store_stripes_sync(struct pd_store *store, struct pd_error *err)
 
 /* ---- removing ---- */
 
-void store_stripes_recycle(struct pd_store *store, const char *name)
+void store_stripes_recycle(struct store_drives *drives, const char *name)
 {
-    for (uint32_t s = 1; store_is_striped(store) && s < store->shards; s++) {
+    for (uint32_t s = 1; s < drives->count; s++) {
         char shard[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
-        pd_shard_name_format(store->group->rank * store->shards + s, shard);
-        store_path(store->stripes[s], path, "%s/%s", name, shard);
-        (void)!store_waiting_put(store->stripes[s], store->group->rank, path);
+        shard_name(drives, s, shard);
+        store_path(&drives->rows[s].dir, path, "%s/%s", name, shard);
+        (void)!store_free_put(&drives->rows[s].pool, drives->rows[0].dir.group->rank, path);
     }
 }
 
 /* Through the links: also what lies on drives that this launch does not use. */
-pd_status store_stripes_remove(struct pd_store *store, const char *name, struct pd_error *err)
+pd_status store_stripes_remove(const struct store_drives *drives, const char *name, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < store->drive_count; i++) {
+    for (uint32_t i = 0; i < drives->link_count; i++) {
         char path[STORE_PATH_MAX];
-        store_path(store, path, "stripe-%" PRIu64 "/%s", store->drives[i], name);
-        PD_TRY(store_remove_files(store, path, err));
+        store_path(&drives->rows[0].dir, path, "stripe-%" PRIu64 "/%s", drives->links[i], name);
+        PD_TRY(store_remove_files(&drives->rows[0].dir, path, err));
     }
     return PD_OK;
 }
 
 /* In the quarantine a checkpoint's links begin one directory further down. */
-pd_status store_stripes_quarantine(struct pd_store *store, struct pd_error *err)
+pd_status store_stripes_quarantine(const struct store_drives *drives, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < store->drive_count; i++) {
+    const struct store_dir *root = &drives->rows[0].dir;
+    for (uint32_t i = 0; i < drives->link_count; i++) {
         char path[STORE_PATH_MAX], target[PD_STORE_NAME_MAX];
-        store_path(store, path, "quarantine/stripe-%" PRIu64, store->drives[i]);
-        snprintf(target, sizeof target, "../stripe-%" PRIu64, store->drives[i]);
-        pd_status st = pd_vfs_symlink(store->vfs, target, path, err);
+        store_path(root, path, "quarantine/stripe-%" PRIu64, drives->links[i]);
+        snprintf(target, sizeof target, "../stripe-%" PRIu64, drives->links[i]);
+        pd_status st = pd_vfs_symlink(root->vfs, target, path, err);
         if (st != PD_EXISTS) PD_TRY(st);
     }
     return PD_OK;
 }
 
-void store_stripes_find(struct pd_store *store)
+void store_stripes_find(struct store_drives *drives)
 {
+    const struct store_dir *root = &drives->rows[0].dir;
     struct pd_listing listing = {0};
     uint64_t id;
-    if (pd_vfs_list(store->vfs, store->root, &listing, NULL) != PD_OK) return;
-    for (uint32_t i = 0; i < listing.count && store->drive_count < STORE_DRIVES_MAX; i++)
-        if (pd_numbered_name_parse(listing.names[i], "stripe-", &id)) store->drives[store->drive_count++] = id;
+    if (pd_vfs_list(root->vfs, root->root, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count && drives->link_count < STORE_LINKS_MAX; i++)
+        if (pd_numbered_name_parse(listing.names[i], "stripe-", &id)) drives->links[drives->link_count++] = id;
     pd_listing_deinit(&listing);
 }
 
@@ -378,7 +350,7 @@ static bool step_goes_by(struct pd_vfs *vfs, const char *step, uint64_t id)
 }
 
 /* One that is being prepared will be a checkpoint if its record was begun. */
-static bool may_be_sealed(struct pd_vfs *vfs, const char *step)
+static bool may_be_committed(struct pd_vfs *vfs, const char *step)
 {
     char path[STORE_PATH_MAX];
     struct pd_stat stat;
@@ -392,7 +364,7 @@ static bool any_goes_by(struct pd_vfs *vfs, const char *root, const struct pd_li
         struct pd_step_name name;
         char path[STORE_PATH_MAX];
         snprintf(path, sizeof path, "%.3500s/%.255s", root, listing->names[i]);
-        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_sealed(vfs, path))) continue;
+        if (!pd_step_name_parse(listing->names[i], &name) || (name.is_tmp && !may_be_committed(vfs, path))) continue;
         if (step_goes_by(vfs, path, id)) return true;
     }
     return false;

@@ -42,7 +42,7 @@ struct travel {
     struct tier *tier;
     const struct tier_job *job;
     struct pd_store *store;
-    const struct pd_store_ring *ring;
+    const struct pd_store_replicas *ring;
     struct pd_commit commit;
     uint64_t piece_bytes;
     struct incoming *incoming;    /* (ring->source_count) */
@@ -102,7 +102,7 @@ static void prepare_piece(struct travel *v)
 
 static pd_status make_file(const struct travel *v, struct incoming *in, struct pd_error *err)
 {
-    PD_TRY(pd_store_copy_begin(v->store, in->rank, in->path, err));
+    PD_TRY(pd_store_replica_begin(v->store, in->rank, in->path, err));
     PD_TRY(pd_file_open(v->tier->tiers->vfs, in->path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &in->file, err));
     const pd_status st = pd_file_preallocate(in->file, v->commit.shards[in->rank].file_bytes, err);
     return st == PD_UNSUPPORTED ? PD_OK : st;
@@ -159,8 +159,8 @@ static void end_incoming(struct travel *v, struct incoming *in)
     if (!st) st = closed;
     if (!st && in->is_whole) st = verify_file(v, in, &in->error);
     pd_fault_point("tiers.peer.written");
-    if (!st && !in->is_whole) (void)!pd_store_copy_end(v->store, v->job->name, in->rank, PD_STOPPED, NULL);
-    if (st || in->is_whole) st = pd_store_copy_end(v->store, v->job->name, in->rank, st, &in->error);
+    if (!st && !in->is_whole) (void)!pd_store_replica_end(v->store, v->job->name, in->rank, PD_STOPPED, NULL);
+    if (st || in->is_whole) st = pd_store_replica_end(v->store, v->job->name, in->rank, st, &in->error);
     pd_fault_point("tiers.peer.placed");
     in->status = unless_gone(v, st);
 }
@@ -169,7 +169,7 @@ static void end_incoming(struct travel *v, struct incoming *in)
 
 static pd_status exchange_headers(struct travel *v, struct pd_error *err)
 {
-    const struct pd_group_piece mine = {v->ring->holder, &v->header, sizeof v->header};
+    const struct pd_group_piece mine = {v->ring->replica_host, &v->header, sizeof v->header};
     for (uint32_t i = 0; i < v->ring->source_count; i++)
         v->recvs[i] = (struct pd_group_piece){v->incoming[i].rank, &v->incoming[i].header, sizeof v->header};
     return pd_group_exchange(v->tier->group, &mine, 1, v->recvs, v->ring->source_count, err);
@@ -177,7 +177,7 @@ static pd_status exchange_headers(struct travel *v, struct pd_error *err)
 
 static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
 {
-    const struct pd_group_piece mine = {v->ring->holder, v->tier->staging, v->header.bytes};
+    const struct pd_group_piece mine = {v->ring->replica_host, v->tier->staging, v->header.bytes};
     uint32_t count = 0;
     for (uint32_t i = 0; i < v->ring->source_count; i++) {
         const struct incoming *in = &v->incoming[i];
@@ -210,14 +210,14 @@ static pd_status run_rounds(struct travel *v, struct pd_error *err)
 
 /* ---- a job ---- */
 
-static uint64_t piece_bytes_of(const struct pd_store_ring *ring)
+static uint64_t piece_bytes_of(const struct pd_store_replicas *ring)
 {
     const uint64_t bytes = PD_TIERS_STAGING_BYTES / (1 + ring->most) / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     return bytes < PIECE_BYTES_MIN ? PIECE_BYTES_MIN : bytes;
 }
 
 /* More than PD_TIERS_STAGING_BYTES only where a rank keeps the shards of more than 63. */
-static pd_status make_staging(struct tier *tier, const struct pd_store_ring *ring, struct pd_error *err)
+static pd_status make_staging(struct tier *tier, const struct pd_store_replicas *ring, struct pd_error *err)
 {
     const uint64_t pieces = piece_bytes_of(ring) * (1 + ring->source_count);
     if (tier->staging) return PD_OK;
@@ -269,7 +269,7 @@ static pd_status judge(const struct travel *v, struct pd_error *err)
 pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
     struct pd_store *store = tier->tiers->tiers[0].store;
-    struct travel v = {.tier = tier, .job = job, .store = store, .ring = pd_store_ring(store)};
+    struct travel v = {.tier = tier, .job = job, .store = store, .ring = pd_store_replicas(store)};
     pd_status st = pd_group_agree(tier->group, prepare(&v, err), err);
     if (!st) {
         begin_shards(&v);
@@ -340,7 +340,7 @@ static pd_status make_copier(struct pd_tiers *t, struct pd_error *err)
     tier->bytes_per_second = first->bytes_per_second;
     snprintf(tier->dir, sizeof tier->dir, "the second copy of %.4000s", first->dir);
     tier->options.dir = tier->report.dir = tier->dir;
-    const struct pd_store_ring *ring = first->store ? pd_store_ring(first->store) : NULL;
+    const struct pd_store_replicas *ring = first->store ? pd_store_replicas(first->store) : NULL;
     return ring ? make_staging(tier, ring, err) : PD_OK;
 }
 
@@ -369,5 +369,5 @@ void tier_copier_start(struct pd_tiers *t)
 
 bool tier_copier_works(const struct pd_tiers *t)
 {
-    return t->copier && t->tiers[0].store && pd_store_ring(t->tiers[0].store);
+    return t->copier && t->tiers[0].store && pd_store_replicas(t->tiers[0].store);
 }

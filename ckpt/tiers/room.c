@@ -75,7 +75,7 @@ static pd_status gather_needs(struct tier *tier, const struct needs *mine, struc
 /* What this rank will write for others: a shard of each of them. */
 static pd_status add_shards_of_others(struct tier *tier, struct needs *mine, struct pd_error *err)
 {
-    const struct pd_store_ring *ring = pd_store_ring(tier->store);
+    const struct pd_store_replicas *ring = pd_store_replicas(tier->store);
     const uint32_t size = tier->group->size;
     if (!ring) return PD_OK;
     struct needs *all = calloc(size, sizeof *all);
@@ -97,7 +97,7 @@ static uint64_t held_here(const struct tier *tier, const struct needs *host, uin
     uint64_t bytes = host->waiting;
     for (uint32_t i = 0; i < pd_store_count(tier->store) && i < count; i++)
         bytes += pd_store_entry_at(tier->store, i)->bytes / tier->group->size * ranks;
-    return bytes + pd_store_copied_bytes(tier->store, count);
+    return bytes + pd_store_replica_bytes(tier->store, count);
 }
 
 static pd_status check_memory_here(const struct tier *tier, const struct needs *host, uint32_t ranks, struct pd_error *err)
@@ -130,9 +130,9 @@ static pd_status check_disks(struct tier *tier, const struct needs *mine, const 
 {
     const struct pd_tiers_options *o = &tier->tiers->options;
     const bool is_striped = tier->number == 0 && o->stripes;
-    if (!is_striped) return pd_store_check_space(tier->store, mine->shard_bytes, copies_of(tier), err);
+    if (!is_striped) return pd_store_check_space(tier->store, 0, mine->shard_bytes, copies_of(tier), err);
     for (uint32_t s = 0; s < o->shards; s++)
-        PD_TRY(pd_store_check_space(pd_store_stripe(tier->store, s), shard_bytes[s], copies_of(tier), err));
+        PD_TRY(pd_store_check_space(tier->store, s, shard_bytes[s], copies_of(tier), err));
     return PD_OK;
 }
 
@@ -143,7 +143,7 @@ static pd_status check_tier(struct tier *tier, struct needs *mine, const uint64_
     if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->report.cause);
     PD_TRY(add_shards_of_others(tier, mine, err));
     if (!tier->in_memory) return check_disks(tier, mine, shard_bytes, err);
-    if (has_generations(tier)) mine->waiting = pd_store_waiting_bytes(tier->store);
+    if (has_generations(tier)) mine->waiting = pd_store_free_bytes(tier->store);
     PD_TRY(gather_needs(tier, mine, &host, &ranks, err));
     return pd_group_agree(tier->group, check_memory_here(tier, &host, ranks, err), err);
 }

@@ -19,7 +19,7 @@ pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err
                                              .busy_wait_ms = t->options.busy_wait_ms,
                                              .generations = t->options.generations && tier->number == 0,
                                              .later_tiers = t->count - 1 - tier->number,
-                                             .copies = tier->options.copies > 0,
+                                             .replicas = tier->options.copies > 0,
                                              .shards = t->options.shards,
                                              .stripes = writable && tier->number == 0 ? t->options.stripes : NULL};
     PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));

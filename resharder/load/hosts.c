@@ -2,7 +2,7 @@
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/log.h"
-#include "ckpt/store/names.h"
+#include "ckpt/store/paths.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -250,7 +250,7 @@ static pd_status check_space(struct rewriter *r, struct pd_error *err)
         there += q->commit->shards[s].file_bytes;
     there += there / 16;
     const bool is_guess = packs && there < bytes;
-    pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
+    pd_status st = pd_store_check_space(q->target, 0, is_guess ? there : bytes, 1, err);
     if (st == PD_NO_SPACE && packs && !is_guess)
         return pd_error_context(err, st, "compressed shards may take less, but how much is not known before");
     return st;

@@ -308,7 +308,7 @@ for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and mu
                                   ("twice", "dp=2,tp=1,dp=3", 64, "--layout: dp is given twice, 2 and then 3; leave one of them out")):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
            err=re.compile(re.escape(words)))
-for place in ("rewrite.shard.finished:2", "store.seal.checked:1", "store.seal.recorded:1", "store.seal.renamed:1"):
+for place in ("rewrite.shard.finished:2", "store.commit.checked:1", "store.commit.recorded:1", "store.commit.renamed:1"):
     killed = f"killed-{place.split(':')[0]}"
     expect(f"ckpt-reshard-{killed}", ["ckpt", "reshard", "run", killed, "--layout=dp=3"], -9, environment={"PERDURE_FAULT": place})
     if place.startswith("rewrite"):  # nothing was sealed: every command says so in the same words

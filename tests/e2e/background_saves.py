@@ -29,8 +29,8 @@ validation: {{every: 0}}
 checkpoint: {{every: 1, keep_last: 2}}
 layout: {{ranks: 2, threads: 1}}
 """
-MOMENTS = ["store.begin.made@0", "store.prepare.written@1", "store.prepare.synced@0", "store.seal.recorded@0", "store.seal.done@1",
-           "store.retire.hidden@0", "worker.saved@0", "worker.saved@1"]
+MOMENTS = ["store.begin.made@0", "store.prepare.written@1", "store.prepare.synced@0", "store.commit.recorded@0", "store.commit.done@1",
+           "store.remove.hidden@0", "worker.saved@0", "worker.saved@1"]
 
 
 def no_large_files():

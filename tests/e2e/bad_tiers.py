@@ -195,7 +195,7 @@ def absent_drive(workspace, config):
             text = workspace.train(config, directory, [*files, *overrides, "run.steps=4"], expect=65).stderr
             last = text.strip().splitlines()[-1]
             expect(all(words in last for words in (drive, "checkpoint.stripes", "step 2 ", "mount that drive again")), "the error is unclear", text)
-            expect(text.count("step-000000000002-1 is sealed but not whole") == 1 and "rank 0: rank 0" not in text, "said twice", text)
+            expect(text.count("step-000000000002-1 is committed but not whole") == 1 and "rank 0: rank 0" not in text, "said twice", text)
             expect(os.path.isdir(drive) == is_mount_point and not (is_mount_point and os.listdir(drive)), "something was made there", text)
     listed = workspace.command(["ckpt", "ls", directory])
     expect(f"lies in {drive}, a directory of checkpoint.stripes" in listed.stderr, "ckpt ls does not name it", listed.stderr)

@@ -50,7 +50,7 @@ def killed_and_resumed(workspace, config, compression, plain):
     """Dies in the middle of saves; what is left is taken up by another number of ranks each time."""
     directory = workspace.directory("killed")
     overrides = [f"checkpoint.compression={compression}"]
-    for layout, place in zip(LAYOUTS, ("store.prepare.written:2:kill", "store.seal.recorded:2:kill")):
+    for layout, place in zip(LAYOUTS, ("store.prepare.written:2:kill", "store.commit.recorded:2:kill")):
         workspace.train(config, directory, [*overrides, "restart.limit=0", *layout], {"PERDURE_FAULT": place}, expect=93)
     result = workspace.train(config, directory, overrides + LAYOUTS[2])
     expect("resumed at step" in result.stderr, f"{compression}: goes on", result)

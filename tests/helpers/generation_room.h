@@ -97,7 +97,7 @@ static inline void generation_drop(struct generation *g)
 {
     generation_abort(g);
     for (uint32_t k = 0; g->is_there && k < room_shards(g->rank); k++)
-        pd_store_generation_release(pd_store_stripe(g->rank->store, k), g->slot[k], g->is_bad);
+        pd_store_generation_release(g->rank->store, k, g->slot[k], g->is_bad);
     g->is_there = false;
 }
 
@@ -107,15 +107,14 @@ static inline pd_status generation_write_shard(struct generation *g, uint32_t k,
 {
     struct room_rank *rank = g->rank;
     struct pd_identity identity = room_identity(0, step);
-    struct pd_store *store = pd_store_stripe(rank->store, k);
-    PD_TRY(pd_store_generation_take(store, &next->slot[k], next->path[k], err));
+    PD_TRY(pd_store_generation_take(rank->store, k, &next->slot[k], next->path[k], err));
     pd_status st =
         pd_shard_stream_begin(g->writers[!g->turn][k], next->path[k], &identity, rank->group->rank, &next->stream[k], err);
     if (st == PD_OK) st = generation_fill(g, k, next->stream[k], step, err);
     if (st == PD_OK) return PD_OK;
     pd_shard_stream_abort(next->stream[k]);
     next->stream[k] = NULL;
-    pd_store_generation_release(store, next->slot[k], true);
+    pd_store_generation_release(rank->store, k, next->slot[k], true);
     return st;
 }
 
@@ -130,7 +129,7 @@ static inline pd_status generation_write(struct generation *g, uint64_t step, st
     if (st != PD_OK) {
         for (uint32_t k = 0; written && k < written - 1; k++) {
             pd_shard_stream_abort(next->stream[k]);
-            pd_store_generation_release(pd_store_stripe(g->rank->store, k), next->slot[k], true);
+            pd_store_generation_release(g->rank->store, k, next->slot[k], true);
         }
         free(next);
         return st;

@@ -5,7 +5,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
-#include "ckpt/store/names.h"
+#include "ckpt/store/paths.h"
 #include "ckpt/store/store.h"
 #include "offload/device.h"
 #include "tools/commands/run_tiers.h"

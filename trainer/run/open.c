@@ -311,12 +311,12 @@ static pd_status make_generations(struct run *r, const uint64_t *bytes, struct p
     const uint32_t stripes = pd_stripes_count(r->config);
     struct pd_tier_report first;
     for (uint32_t s = 0; s < stripes; s++) /* of all generations */
-        PD_TRY(pd_store_check_space(pd_store_stripe(store, s), bytes[s], 1, err));
+        PD_TRY(pd_store_check_space(store, s, bytes[s], 1, err));
     PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
     pd_tiers_report(r->tiers, 0, &first);
     if (first.is_left_out) return PD_OK;
     for (uint32_t s = 0; s < stripes; s++)
-        PD_TRY(pd_group_agree(&r->group, pd_store_generations_reserve(pd_store_stripe(store, s), bytes[s], err), err));
+        PD_TRY(pd_group_agree(&r->group, pd_store_generations_reserve(store, s, bytes[s], err), err));
     return PD_OK;
 }
 

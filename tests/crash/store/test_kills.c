@@ -107,9 +107,9 @@ static void kill_everywhere(uint32_t ranks, room_script *script)
         bool seals; /* once it is passed, a checkpoint more is there */
     } places[] = {
         {"store.open.fenced", false},      {"store.open.recovered", false}, {"store.begin.made", false},
-        {"store.prepare.written", false},  {"store.prepare.synced", false}, {"store.seal.checked", false},
-        {"store.seal.recorded", true},     {"store.seal.renamed", true},    {"store.seal.done", true},
-        {"store.retire.unrecorded", true}, {"store.retire.hidden", true},   {"store.begin.linked", false},
+        {"store.prepare.written", false},  {"store.prepare.synced", false}, {"store.commit.checked", false},
+        {"store.commit.recorded", true},   {"store.commit.renamed", true},  {"store.commit.done", true},
+        {"store.remove.unrecorded", true}, {"store.remove.hidden", true},   {"store.begin.linked", false},
     };
     struct room room = {.ranks = ranks, .hosts = 1, .root = root};
     uint64_t before = 0;

@@ -616,9 +616,9 @@ static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
         pd_tiers_report(rank->tiers, 0, &report);
         if (rank->world.rank == 0) *fits = !report.is_left_out;
         if (report.is_left_out) return PD_OK;
-        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, SHARD_ROOM, err), err));
-        EXPECT(pd_store_waiting_bytes(store) == 6ull * SHARD_ROOM, "%llu bytes wait for a rank, in files of %u",
-               (unsigned long long)pd_store_waiting_bytes(store), SHARD_ROOM);
+        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, 0, SHARD_ROOM, err), err));
+        EXPECT(pd_store_free_bytes(store) == 6ull * SHARD_ROOM, "%llu bytes wait for a rank, in files of %u",
+               (unsigned long long)pd_store_free_bytes(store), SHARD_ROOM);
     }
     return PD_OK;
 }

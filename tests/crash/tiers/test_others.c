@@ -112,7 +112,7 @@ static bool is_there(struct tier_rank *rank, const char *path)
 /* This rank's copies into the later tier, and those of others that come here, have their files. */
 static bool copies_are_on_their_way(struct tier_rank *rank)
 {
-    const struct pd_store_ring *ring = pd_store_ring(pd_tiers_store(rank->tiers, 0));
+    const struct pd_store_replicas *ring = pd_store_replicas(pd_tiers_store(rank->tiers, 0));
     char path[128];
     snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, room_shard(&rank->room, 0));
     bool all = is_there(rank, path);

@@ -418,7 +418,7 @@ static pd_status count_files(struct pd_vfs *vfs, const char *dir, uint32_t *coun
 /* Of the copies that this rank made. */
 static pd_status note_inode(struct tier_rank *rank, uint64_t step, uint64_t *inodes, uint32_t *count, struct pd_error *err)
 {
-    const struct pd_store_ring *ring = pd_store_ring(rank->tiers->tiers[0].store);
+    const struct pd_store_replicas *ring = pd_store_replicas(rank->tiers->tiers[0].store);
     struct pd_stat stat;
     char path[512];
     snprintf(path, sizeof path, "%s/step-%012llu-1/shard-%05u.h5", rank->tiers->tiers[0].dir, (unsigned long long)step,
@@ -497,7 +497,7 @@ static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
     const uint64_t bytes = pd_store_entry_at(store, 0)->bytes / RANKS;
     struct pd_space space;
     PD_TRY(pd_vfs_space(rank->room.vfs, "/shm/c", &space, err));
-    EXPECT(pd_store_copied_bytes(store, 9) == 4 * bytes, "%llu bytes", (unsigned long long)pd_store_copied_bytes(store, 9));
+    EXPECT(pd_store_replica_bytes(store, 9) == 4 * bytes, "%llu bytes", (unsigned long long)pd_store_replica_bytes(store, 9));
     EXPECT(space.available_bytes < 16 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
            (unsigned long long)space.available_bytes, (unsigned long long)bytes);
     return pd_tiers_check_room(rank->tiers, &bytes, 0, err);

@@ -48,9 +48,9 @@ Test(fault, an_error_can_stay)
 
 Test(fault, kill_is_the_default, .signal = SIGKILL)
 {
-    configure("store.seal.renamed:2");
-    pd_fault_point("store.seal.renamed");
-    pd_fault_point("store.seal.renamed");
+    configure("store.commit.renamed:2");
+    pd_fault_point("store.commit.renamed");
+    pd_fault_point("store.commit.renamed");
 }
 
 Test(fault, exit_leaves_with_70, .exit_code = 70)

@@ -82,18 +82,18 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
     struct pd_vfs *vfs = g->rank->vfs;
     uint32_t a, b, c;
     char path_a[4096], path_b[4096], path_c[4096];
-    PD_TRY(pd_store_generation_take(store, &a, path_a, err));
-    PD_TRY(pd_store_generation_take(store, &b, path_b, err));
+    PD_TRY(pd_store_generation_take(store, 0, &a, path_a, err));
+    PD_TRY(pd_store_generation_take(store, 0, &b, path_b, err));
     if (a != 0 || b != 1 || strcmp(path_a, ROOM_ROOT "/pool-1/generation-00000-0.h5") != 0)
         PD_FAIL(err, PD_BUG, "slots %u and %u, %s", a, b, path_a);
     uint64_t inode_a = inode_of(vfs, path_a), inode_b = inode_of(vfs, path_b);
     if (!inode_a || !inode_b || inode_a == inode_b) PD_FAIL(err, PD_BUG, "a slot has no file of its own");
-    pd_store_generation_release(store, a, false);
+    pd_store_generation_release(store, 0, a, false);
     if (inode_of(vfs, path_a)) PD_FAIL(err, PD_BUG, "%s is still held", path_a);
-    PD_TRY(pd_store_generation_take(store, &c, path_c, err));
+    PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
     if (c != a || inode_of(vfs, path_c) != inode_a) PD_FAIL(err, PD_BUG, "a file that waits is not taken");
-    pd_store_generation_release(store, c, true);
-    PD_TRY(pd_store_generation_take(store, &c, path_c, err));
+    pd_store_generation_release(store, 0, c, true);
+    PD_TRY(pd_store_generation_take(store, 0, &c, path_c, err));
     if (inode_of(vfs, path_c) == inode_a) PD_FAIL(err, PD_BUG, "a bad file is taken");
     return PD_OK;
 }
@@ -158,10 +158,10 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
         pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     PD_TRY(pd_file_write(file, 0, "mine", 4, err));
     PD_TRY(pd_file_close(file, err));
-    PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
+    PD_TRY(pd_store_generation_take(g->rank->store, 0, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
-    pd_store_generation_release(g->rank->store, slot, false);
-    PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
+    pd_store_generation_release(g->rank->store, 0, slot, false);
+    PD_TRY(pd_store_generation_take(g->rank->store, 0, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
     PD_TRY(pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
     pd_status st = pd_file_read(file, 0, found, 4, err);
@@ -577,8 +577,8 @@ static pd_status check_room(struct generation *g, void *context, struct pd_error
     struct pd_space space;
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &space, err));
     uint64_t fits = space.available_bytes / files;
-    PD_TRY(pd_store_check_space(g->rank->store, fits, 1, err));
-    pd_status st = pd_store_check_space(g->rank->store, fits + 8192, 1, err);
+    PD_TRY(pd_store_check_space(g->rank->store, 0, fits, 1, err));
+    pd_status st = pd_store_check_space(g->rank->store, 0, fits + 8192, 1, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
     if (!strstr(err->message, "generations of")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     return PD_OK;
@@ -615,9 +615,9 @@ static pd_status check_what_is_there(struct generation *g, void *context, struct
     pd_status st = pd_file_truncate(ballast, space.available_bytes - stat.bytes - 4096, err);
     pd_file_close_readonly(ballast);
     PD_TRY(st);
-    PD_TRY(pd_store_check_space(rank->store, stat.bytes, 1, err));
+    PD_TRY(pd_store_check_space(rank->store, 0, stat.bytes, 1, err));
     generation_drop(g);
-    return pd_store_check_space(rank->store, stat.bytes, 1, err);
+    return pd_store_check_space(rank->store, 0, stat.bytes, 1, err);
 }
 
 Test(store_generation, what_waits_counts_as_space)
@@ -644,7 +644,7 @@ static pd_status check_before_pruning(struct generation *g, void *context, struc
     PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     for (unsigned halves = 5; halves > 1; halves--) {
         pd_status st = pd_file_truncate(ballast, space.available_bytes - halves * bytes / 2, err);
-        if (st == PD_OK) st = pd_store_check_space(rank->store, bytes, 1, err);
+        if (st == PD_OK) st = pd_store_check_space(rank->store, 0, bytes, 1, err);
         if (st != (halves > 3 ? PD_OK : PD_NO_SPACE)) PD_FAIL(err, PD_BUG, "%s with %u halves", pd_status_name(st), halves);
     }
     return pd_file_close(ballast, err);
@@ -677,7 +677,7 @@ static pd_status reserve(struct generation *g, void *context, struct pd_error *e
     struct pd_space before, after;
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &before, err));
     for (unsigned again = 0; again < 2; again++)
-        PD_TRY(pd_store_generations_reserve(rank->store, 100 << 10, err));
+        PD_TRY(pd_store_generations_reserve(rank->store, 0, 100 << 10, err));
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &after, err));
     uint64_t taken = (before.available_bytes - after.available_bytes) / 4096;
     if (taken != expected) PD_FAIL(err, PD_BUG, "%llu pages are taken", (unsigned long long)taken);
@@ -709,7 +709,7 @@ static pd_status reserve_too_much(struct generation *g, void *context, struct pd
     (void)context;
     struct pd_space before, after;
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &before, err));
-    pd_status st = pd_store_generations_reserve(g->rank->store, before.available_bytes / 3, err);
+    pd_status st = pd_store_generations_reserve(g->rank->store, 0, before.available_bytes / 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
     if (!strstr(err->message, "MiB of state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &after, err));

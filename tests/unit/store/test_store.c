@@ -582,7 +582,7 @@ Test(store, a_full_disk_is_survived)
 static pd_status check_space(struct room_rank *rank, struct pd_error *err)
 {
     const uint64_t *bytes = rank->context;
-    return pd_store_check_space(rank->store, *bytes, 3, err);
+    return pd_store_check_space(rank->store, 0, *bytes, 3, err);
 }
 
 Test(store, space_is_summed_over_the_ranks_of_a_disk)
@@ -614,9 +614,9 @@ static pd_status save_then_check(struct room_rank *rank, struct pd_error *err)
     struct pd_space space;
     PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
     uint64_t bytes = space.available_bytes - each / 2;
-    PD_TRY(pd_store_check_space(rank->store, bytes, 1, err));
-    PD_TRY(pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3, 3, err));
-    pd_status st = pd_store_check_space(rank->store, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
+    PD_TRY(pd_store_check_space(rank->store, 0, bytes, 1, err));
+    PD_TRY(pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3, 3, err));
+    pd_status st = pd_store_check_space(rank->store, 0, (space.available_bytes + 2 * each) / 3 + 1, 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "too much fits: %s", pd_status_name(st));
     if (!strstr(err->message, "of them is there already")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     return PD_OK;

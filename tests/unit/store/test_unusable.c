@@ -121,7 +121,7 @@ struct heard {
 static void hear(void *context, const char *line, size_t bytes)
 {
     struct heard *heard = context;
-    heard->partial += memmem(line, bytes, "is sealed but not whole", 23) != NULL;
+    heard->partial += memmem(line, bytes, "is committed but not whole", 26) != NULL;
     heard->absent_host += memmem(line, bytes, "is a host absent?", 17) != NULL;
 }
 
@@ -183,8 +183,61 @@ Test(store_unusable, absent_shards_stay_while_nothing_is_whole)
     room_free(&room);
 }
 
-/* A removal of ours leaves something whole, so without that the records were taken by somebody else. */
-Test(store_unusable, records_that_are_gone)
+static void rename_in(struct room *room, uint32_t host, const char *from, const char *to)
+{
+    struct pd_vfs *vfs;
+    struct pd_error err = {0};
+    expect(pd_simulated_disk_vfs(room->disk, host, &vfs, &err), PD_OK, &err);
+    expect(pd_vfs_rename(vfs, from, to, &err), PD_OK, &err);
+    pd_vfs_free(vfs);
+}
+
+#define ASIDE ROOM_ROOT "/quarantine/step-000000000001-1"
+
+/* Somebody took a record away: the shards go to the quarantine, and come back when the record does, on one host or on all. */
+Test(store_unusable, a_record_that_is_taken_away_and_put_back)
+{
+    for (uint32_t hosts = 1; hosts <= 2; hosts++) {
+        struct room room = new_room(2 * hosts, hosts);
+        struct view view = {.whole = 1,
+                            .unusable = 1,
+                            .flaw = PD_STORE_UNRECORDED,
+                            .name = "step-000000000001-1",
+                            .cause = "commit.h5 is absent"};
+        launch(&room, true, save_two, NULL);
+        for (uint32_t host = 0; host < hosts; host++)
+            rename_in(&room, host, FIRST "/commit.h5", "/elsewhere");
+        launch(&room, false, sees, &view);
+        view.quarantined = 1;
+        launch(&room, true, sees, &view);
+        launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
+        rename_in(&room, hosts - 1, "/elsewhere", ASIDE "/commit.h5");
+        launch(&room, true, sees, &(struct view){.whole = 2});
+        launch(&room, false, sees, &(struct view){.whole = 2});
+        room_free(&room);
+    }
+}
+
+/* Damage in the quarantine does not come back by itself, though its record is there. */
+Test(store_unusable, damage_stays_aside)
+{
+    struct room room = new_room(2, 1);
+    launch(&room, true, save_two, NULL);
+    resize(&room, 0, SECOND "/commit.h5", 100);
+    launch(&room, true, sees,
+           &(struct view){.whole = 1,
+                          .unusable = 1,
+                          .quarantined = 1,
+                          .flaw = PD_STORE_DAMAGED,
+                          .name = "step-000000000002-1",
+                          .cause = "commit.h5: "});
+    drop(&room, 0, ROOM_ROOT "/quarantine/step-000000000002-1/commit.h5");
+    launch(&room, true, sees, &(struct view){.whole = 1, .quarantined = 1});
+    room_free(&room);
+}
+
+/* A removal of ours leaves its mark, and something whole: without the latter nothing is cleared. */
+Test(store_unusable, an_interrupted_removal)
 {
     struct room room = new_room(2, 1);
     struct view view = {.whole = 1,
@@ -193,15 +246,63 @@ Test(store_unusable, records_that_are_gone)
                         .name = "step-000000000001-1",
                         .cause = "commit.h5 is absent"};
     launch(&room, true, save_two, NULL);
-    drop(&room, 0, FIRST "/commit.h5");
-    launch(&room, false, sees, &view);
+    rename_in(&room, 0, FIRST "/commit.h5", FIRST "/removed.h5");
     launch(&room, true, sees, &view);
     launch(&room, true, sees, &(struct view){.whole = 1});
-    drop(&room, 0, SECOND "/commit.h5");
+    rename_in(&room, 0, SECOND "/commit.h5", SECOND "/removed.h5");
     view.whole = 0;
     view.name = "step-000000000002-1";
     launch(&room, true, sees, &view);
     launch(&room, true, prune, &view);
+    room_free(&room);
+}
+
+/* The directory of another step's record: the message says which name would be right. */
+Test(store_unusable, a_renamed_directory)
+{
+    struct room room = new_room(2, 1);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_DAMAGED,
+                        .name = "step-000000000007-1",
+                        .cause = "is the record of step-000000000002-1: the directory was renamed"};
+    launch(&room, true, save_two, NULL);
+    rename_in(&room, 0, SECOND, ROOM_ROOT "/step-000000000007-1");
+    launch(&room, false, sees, &view);
+    room_free(&room);
+}
+
+/* Records of one step that are valid and differ prove that somebody mixed two checkpoints. */
+Test(store_unusable, records_that_differ_between_hosts)
+{
+    struct room room = new_room(4, 2);
+    struct view view = {.whole = 1,
+                        .unusable = 1,
+                        .flaw = PD_STORE_INCOMPLETE,
+                        .name = "step-000000000002-1",
+                        .cause = "commit.h5 is not the same on every host"};
+    struct pd_vfs *vfs;
+    struct pd_file *file;
+    struct pd_stat stat;
+    struct pd_commit commit = {0};
+    struct pd_error err = {0};
+    void *data;
+    uint64_t bytes;
+    launch(&room, true, save_two, NULL);
+    expect(pd_simulated_disk_vfs(room.disk, 1, &vfs, &err), PD_OK, &err);
+    expect(pd_commit_read(vfs, SECOND "/commit.h5", &commit, &err), PD_OK, &err);
+    commit.state.samples++;
+    expect(pd_commit_encode(&commit, &data, &bytes, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, SECOND "/commit.h5", PD_OPEN_WRITE, &file, &err), PD_OK, &err);
+    expect(pd_file_stat(file, &stat, &err), PD_OK, &err);
+    cr_assert_eq(stat.bytes, bytes);
+    expect(pd_file_write(file, 0, data, bytes, &err), PD_OK, &err);
+    expect(pd_file_close(file, &err), PD_OK, &err);
+    free(data);
+    pd_commit_deinit(&commit);
+    pd_vfs_free(vfs);
+    launch(&room, false, sees, &view);
+    launch(&room, true, sees, &view);
     room_free(&room);
 }
 

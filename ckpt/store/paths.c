@@ -1,4 +1,4 @@
-#include "ckpt/store/names.h"
+#include "ckpt/store/paths.h"
 
 #include "ckpt/base/parse.h"
 
@@ -123,7 +123,10 @@ bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *re
 
 bool pd_store_owns_file(const char *text)
 {
+    static const char *const names[] = {"commit.h5", "index.h5", PD_STORE_REMOVED, PD_STORE_DAMAGED_NOTE,
+                                        PD_STORE_UNRECORDED_NOTE};
     uint32_t rank;
-    return strcmp(text, "commit.h5") == 0 || strcmp(text, "index.h5") == 0 || strcmp(text, "reason.txt") == 0 ||
-           pd_shard_name_parse(text, &rank);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(text, names[i]) == 0) return true;
+    return pd_shard_name_parse(text, &rank);
 }

@@ -1,5 +1,5 @@
 /* Names in both directions, and which checkpoints stay. */
-#include "ckpt/store/names.h"
+#include "ckpt/store/paths.h"
 #include "ckpt/store/retention.h"
 
 #include <criterion/criterion.h>

@@ -26,6 +26,11 @@ bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k
 /* "generation-00007-2.h5": the file that rank 7 holds in slot 2. */
 void pd_generation_name_format(uint32_t rank, uint32_t slot, char ret_text[PD_STORE_NAME_MAX]);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
+/* What removing renames commit.h5 to: the directory is no checkpoint any more, by this store's will. */
+#define PD_STORE_REMOVED "removed.h5"
+/* Why a directory lies in the quarantine: it is damaged, or its record alone is absent and brings it back. */
+#define PD_STORE_DAMAGED_NOTE "reason.txt"
+#define PD_STORE_UNRECORDED_NOTE "unrecorded.txt"
 /* Files of ours inside a checkpoint directory. */
 bool pd_store_owns_file(const char *text);
 

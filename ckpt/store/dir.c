@@ -1,0 +1,239 @@
+#include "ckpt/store/dir.h"
+
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "ckpt/store/probe.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROOT_MAX 3500u /* leaves room for every name below it */
+#define LOCK_POLL_MS 50u
+
+/* ---- paths ---- */
+
+pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct pd_error *err)
+{
+    char here[STORE_PATH_MAX] = "";
+    if (root[0] != '/' && !getcwd(here, sizeof here)) PD_FAIL(err, PD_IO, "the current directory cannot be found");
+    size_t length = strlen(root);
+    while (length > 1 && root[length - 1] == '/')
+        length--;
+    if (length == 0 || strlen(here) + length >= ROOT_MAX)
+        PD_FAIL(err, PD_INVALID, "the path of the checkpoint directory has %zu bytes: 1 to %u are possible", length,
+                ROOT_MAX - 1);
+    snprintf(ret_path, STORE_PATH_MAX, "%s%s%.*s", here, here[0] ? "/" : "", (int)length, root);
+    return PD_OK;
+}
+
+void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...)
+{
+    int used = snprintf(ret_path, STORE_PATH_MAX, "%s/", dir->root);
+    va_list arguments;
+    va_start(arguments, format);
+    int more = vsnprintf(ret_path + used, STORE_PATH_MAX - (size_t)used, format, arguments);
+    va_end(arguments);
+    PD_CHECK(more >= 0 && (size_t)(used + more) < STORE_PATH_MAX);
+}
+
+bool store_exists(const struct store_dir *dir, const char *path)
+{
+    struct pd_stat stat;
+    return pd_vfs_stat(dir->vfs, path, &stat, NULL) != PD_NOT_FOUND;
+}
+
+/* ---- small collectives ---- */
+
+pd_status store_gather(struct store_dir *dir, uint64_t mine, struct pd_error *err)
+{
+    PD_TRY(pd_group_gather(dir->group, 0, &mine, sizeof mine, dir->words, err));
+    return pd_group_broadcast(dir->group, 0, dir->words, dir->group->size * sizeof *dir->words, err);
+}
+
+pd_status store_gather_most(struct store_dir *dir, uint64_t mine, uint64_t *ret_most, struct pd_error *err)
+{
+    PD_TRY(store_gather(dir, mine, err));
+    *ret_most = 0;
+    for (uint32_t r = 0; r < dir->group->size; r++)
+        *ret_most = dir->words[r] > *ret_most ? dir->words[r] : *ret_most;
+    return PD_OK;
+}
+
+pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status mine, void **data, uint64_t *bytes,
+                       struct pd_error *err)
+{
+    struct pd_group *group = dir->group;
+    pd_status st = pd_group_agree(group, mine, err);
+    if (st == PD_OK) st = pd_group_broadcast(group, from, bytes, sizeof *bytes, err);
+    if (st == PD_OK) {
+        if (group->rank != from) *data = malloc(*bytes + 1);
+        mine = *data ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %" PRIu64 " bytes", *bytes);
+        st = pd_group_agree(group, mine, err);
+    }
+    if (st == PD_OK) st = pd_group_broadcast(group, from, *data, *bytes, err);
+    if (st == PD_OK) return PD_OK;
+    free(*data);
+    *data = NULL;
+    return st;
+}
+
+/* ---- who sees it ---- */
+
+static uint32_t lowest_of_host(const struct store_dir *dir, uint32_t rank)
+{
+    uint32_t r = 0;
+    while (dir->host_of[r] != dir->host_of[rank])
+        r++;
+    return r;
+}
+
+pd_status store_dir_open(struct store_dir *dir, struct pd_vfs *vfs, struct pd_group *group, const char *root,
+                         struct pd_error *err)
+{
+    const uint32_t size = group->size;
+    *dir = (struct store_dir){.vfs = vfs, .group = group, .syncs_names = true};
+    dir->host_of = calloc(size, sizeof *dir->host_of);
+    dir->share_of = calloc(size, sizeof *dir->share_of);
+    dir->words = calloc(size, sizeof *dir->words);
+    pd_status st = dir->host_of && dir->share_of && dir->words
+                       ? store_absolute(root, dir->root, err)
+                       : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u ranks", size);
+    PD_TRY(pd_group_agree(group, st, err));
+    PD_TRY(store_gather(dir, group->host, err));
+    for (uint32_t r = 0; r < size; r++) {
+        dir->host_of[r] = (uint32_t)dir->words[r];
+        dir->share_of[r] = lowest_of_host(dir, r);
+    }
+    dir->leads_host = dir->leads_share = dir->share_of[group->rank] == group->rank;
+    return PD_OK;
+}
+
+void store_dir_close(struct store_dir *dir)
+{
+    free(dir->host_of);
+    free(dir->share_of);
+    free(dir->words);
+    *dir = (struct store_dir){0};
+}
+
+pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error *err)
+{
+    const uint32_t size = dir->group->size, rank = dir->group->rank;
+    PD_TRY(store_gather(dir, host, err));
+    for (uint32_t r = 0; r < size; r++)
+        dir->words[r] = dir->words[lowest_of_host(dir, r)];
+    for (uint32_t r = 0; r < size; r++) {
+        dir->share_of[r] = 0;
+        while (dir->words[dir->share_of[r]] != dir->words[r])
+            dir->share_of[r]++;
+    }
+    dir->leads_share = dir->share_of[rank] == rank;
+    dir->is_local = true;
+    for (uint32_t r = 0; r < size; r++) {
+        const bool is_shared = dir->share_of[r] == dir->share_of[rank];
+        if (!is_shared) dir->has_other_shares = true;
+        if (is_shared && dir->host_of[r] != dir->host_of[rank]) dir->is_local = false;
+    }
+    return PD_OK;
+}
+
+/* ---- what can be done there ---- */
+
+pd_status store_dir_make(const struct store_dir *dir, struct pd_error *err)
+{
+    pd_status st = pd_vfs_mkdir(dir->vfs, dir->root, err);
+    if (st == PD_EXISTS) return PD_OK;
+    if (st == PD_NOT_FOUND) return pd_error_context(err, st, "the directory above %s does not exist: make it", dir->root);
+    if (st != PD_OK) return pd_probe_explain(err, st, dir->root);
+    char parent[STORE_PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", dir->root);
+    char *slash = strrchr(parent, '/');
+    slash[slash == parent] = 0;
+    st = pd_vfs_sync_dir(dir->vfs, parent, err);
+    return st == PD_UNSUPPORTED ? PD_OK : st;
+}
+
+static void log_probe(const struct store_dir *dir, const struct pd_probe *probe)
+{
+    if (dir->group->rank != 0) return;
+    if (!probe->has_locks) pd_log_warn("ckpt", "%s knows no locks: only fences keep two launches apart", dir->root);
+    if (!probe->syncs_names)
+        pd_log_warn("ckpt", "%s cannot sync directories: a power loss may take the newest checkpoint", dir->root);
+    pd_log_debug("ckpt", "%s: %s, links %d, direct I/O %d", dir->root, probe->space.type_name, probe->has_links,
+                 probe->is_direct);
+}
+
+pd_status store_dir_probe(struct store_dir *dir, const char *path, struct pd_error *err)
+{
+    char tag[32];
+    struct pd_probe probe = {0};
+    snprintf(tag, sizeof tag, "%" PRIu32, dir->group->rank);
+    pd_status st = dir->leads_host ? pd_probe_directory(dir->vfs, path, tag, &probe, err) : PD_OK;
+    PD_TRY(pd_group_agree(dir->group, st, err));
+    PD_TRY(store_gather(dir, probe.has_links, err));
+    dir->has_links = dir->words[lowest_of_host(dir, dir->group->rank)] != 0;
+    if (!dir->leads_host) return PD_OK;
+    dir->is_local = dir->is_local && !probe.is_network;
+    log_probe(dir, &probe);
+    return PD_OK;
+}
+
+pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t wait_ms, struct pd_lock **ret_lock,
+                         struct pd_error *err)
+{
+    struct pd_error own = {0};
+    pd_status st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
+    for (uint32_t waited = 0; st == PD_BUSY && waited < wait_ms; waited += LOCK_POLL_MS) {
+        pd_clock_sleep_ns(NULL, LOCK_POLL_MS * 1000000ull);
+        st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
+    }
+    if (st == PD_UNSUPPORTED || (st != PD_OK && own.sys_errno == ENOLCK)) return PD_OK;
+    if (st != PD_OK && err) *err = own;
+    return pd_probe_explain(err, st, dir->root);
+}
+
+pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err)
+{
+    if (!dir->syncs_names) return PD_OK;
+    pd_status st = pd_vfs_sync_dir(dir->vfs, path, err);
+    if (st != PD_UNSUPPORTED) return st;
+    dir->syncs_names = false; /* which the probe logs */
+    return PD_OK;
+}
+
+pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err)
+{
+    if (!dir->has_links) return PD_UNSUPPORTED;
+    pd_status st = pd_vfs_link(dir->vfs, from, to, err);
+    return st != PD_OK && err->sys_errno == EMLINK ? PD_UNSUPPORTED : st;
+}
+
+pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    pd_status st = pd_vfs_list(dir->vfs, path, &listing, err);
+    if (st == PD_NOT_FOUND) return PD_OK;
+    PD_TRY(st);
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char file[STORE_PATH_MAX];
+        int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
+        if (!pd_store_owns_file(listing.names[i]) || length < 0 || (size_t)length >= sizeof file) {
+            left++;
+            continue;
+        }
+        pd_status removed = pd_vfs_unlink(dir->vfs, file, st == PD_OK ? err : NULL);
+        if (st == PD_OK && removed != PD_NOT_FOUND) st = removed;
+    }
+    pd_listing_deinit(&listing);
+    PD_TRY(st);
+    st = pd_vfs_rmdir(dir->vfs, path, err);
+    /* Foreign files, and what NFS leaves behind an open one, keep the directory. */
+    if (st == PD_NOT_FOUND || (left && st != PD_OK)) return PD_OK;
+    return st;
+}

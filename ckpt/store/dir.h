@@ -1,0 +1,59 @@
+/* One directory as all ranks see it: where it is, who shares it, what can be done there. Owner of struct store_dir: dir.c. */
+#ifndef PD_CKPT_STORE_DIR_H
+#define PD_CKPT_STORE_DIR_H
+
+#include "ckpt/group/group.h"
+#include "ckpt/store/file.h"
+#include "ckpt/store/paths.h"
+
+/* A share is a shared-directory group: the hosts that see the same directory. Its name is its lowest rank, which leads it. */
+struct store_dir {
+    struct pd_vfs *vfs;
+    struct pd_group *group;
+    char root[STORE_PATH_MAX];
+    uint32_t *host_of, *share_of; /* (group->size), owned */
+    uint64_t *words;              /* (group->size) of store_gather, owned */
+    bool leads_host, leads_share;
+    bool has_other_shares;
+    bool is_local;    /* one host and no network file system: files of dead launches may be taken over */
+    bool has_links;   /* as the probe of this host found */
+    bool syncs_names; /* until the file system says that it cannot */
+};
+
+/* From the root of the file system, without slashes at its end. */
+PD_MUST_USE pd_status store_absolute(const char *path, char ret_path[STORE_PATH_MAX], struct pd_error *err);
+
+/* Collective. Until store_dir_share says otherwise every host is a share of its own. */
+PD_MUST_USE pd_status store_dir_open(struct store_dir *dir, struct pd_vfs *vfs, struct pd_group *group, const char *root,
+                                     struct pd_error *err);
+void store_dir_close(struct store_dir *dir);
+/* Collective: leaders of hosts give the host whose directory they see. */
+PD_MUST_USE pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error *err);
+/* Leaders of hosts make the last part of the path, durably, when it is absent. */
+PD_MUST_USE pd_status store_dir_make(const struct store_dir *dir, struct pd_error *err);
+/* Collective: every host tries in `path` what a save will need. */
+PD_MUST_USE pd_status store_dir_probe(struct store_dir *dir, const char *path, struct pd_error *err);
+/* A lock that nobody holds within `wait_ms`. PD_OK and NULL: this file system has none, which the probe logs. */
+PD_MUST_USE pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t wait_ms,
+                                     struct pd_lock **ret_lock, struct pd_error *err);
+
+/* "<root>/<formatted>" */
+void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
+bool store_exists(const struct store_dir *dir, const char *path); /* or cannot be told */
+/* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the
+ * probe has found that. */
+PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);
+/* A directory sync where the file system knows it. */
+PD_MUST_USE pd_status store_sync_dir(struct store_dir *dir, const char *path, struct pd_error *err);
+/* Removes our files of a checkpoint directory, then it; what is not ours stays. */
+PD_MUST_USE pd_status store_remove_files(const struct store_dir *dir, const char *path, struct pd_error *err);
+
+/* Collective: the word of every rank, in dir->words on every rank. */
+PD_MUST_USE pd_status store_gather(struct store_dir *dir, uint64_t mine, struct pd_error *err);
+/* Collective: *ret_most is the largest word of any rank. */
+PD_MUST_USE pd_status store_gather_most(struct store_dir *dir, uint64_t mine, uint64_t *ret_most, struct pd_error *err);
+/* Collective: the bytes that rank `from` has, on every rank. `mine`: whether it has them. On failure they are freed. */
+PD_MUST_USE pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status mine, void **data, uint64_t *bytes,
+                                   struct pd_error *err);
+
+#endif

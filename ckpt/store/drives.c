@@ -1,0 +1,42 @@
+#include "ckpt/store/drives.h"
+
+static pd_status open_writable(struct store_drive *drive, const struct pd_store_options *options, struct pd_error *err)
+{
+    struct store_dir *dir = &drive->dir;
+    PD_TRY(pd_group_agree(dir->group, dir->leads_host ? store_dir_make(dir, err) : PD_OK, err));
+    PD_TRY(store_lease_take(&drive->lease, dir, options->busy_wait_ms, err));
+    PD_TRY(store_pool_open(&drive->pool, dir, drive->lease.fence, err));
+    drive->pool.free_max = options->generations ? pd_store_generations_needed(options, dir->has_links) : 2;
+    return PD_OK;
+}
+
+pd_status store_drive_open(struct store_drive *drive, struct pd_vfs *vfs, struct pd_group *group, const char *root,
+                           const struct pd_store_options *options, struct pd_error *err)
+{
+    PD_TRY(store_dir_open(&drive->dir, vfs, group, root, err));
+    return options->writable ? open_writable(drive, options, err) : PD_OK;
+}
+
+void store_drive_close(struct store_drive *drive, bool forgets)
+{
+    store_pool_close(&drive->pool);
+    store_lease_release(&drive->lease, forgets);
+    store_dir_close(&drive->dir);
+}
+
+void store_drive_clear_launches(const struct store_drive *drive)
+{
+    const struct store_dir *dir = &drive->dir;
+    struct pd_listing listing = {0};
+    if (!dir->leads_share || pd_vfs_list(dir->vfs, dir->root, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        uint64_t number;
+        char path[STORE_PATH_MAX];
+        store_path(dir, path, "%s", listing.names[i]);
+        if (pd_numbered_name_parse(listing.names[i], "pool-", &number) && number < drive->lease.fence)
+            store_pool_clear(&drive->pool, listing.names[i]);
+        if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < drive->lease.fence)
+            (void)!pd_vfs_unlink(dir->vfs, path, NULL);
+    }
+    pd_listing_deinit(&listing);
+}

@@ -1,0 +1,272 @@
+/* Who owns a directory: one launch at a time, and within it who leads which directory.
+ *
+ *   1. Rank 0 locks <root>/lock for the life of the launch and writes a random token into <root>/owner.
+ *   2. The other hosts look. A host that reads the token there sees rank 0's directory. A host that does not locks the
+ *      directory that it sees itself, and writes token and host. A lock that is held while the owner is not of this launch
+ *      belongs to another launch: PD_BUSY.
+ *   3. After a barrier every host reads again. The host named in `owner` names the share (dir.h). So shared, local and mixed
+ *      directories need no configuration, also where a lock excludes nobody on another host.
+ *   4. Leaders create fence-N exclusively, N above every number in sight of any host. Who loses that race, which only
+ *      happens where locks do not work, tries the next number. The highest fence owns the directory.
+ */
+#include "ckpt/store/lease.h"
+
+#include "ckpt/base/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OWNER_BYTES 512u
+#define FENCE_ATTEMPTS 64u
+#define BUSY_POLL_MS 50u
+
+/* ---- the owner file ---- */
+
+static pd_status make_token(char ret_token[33], struct pd_error *err)
+{
+    unsigned char random[16];
+    if (getentropy(random, sizeof random) != 0) PD_FAIL_ERRNO(err, errno, "no random numbers from the system");
+    for (unsigned i = 0; i < sizeof random; i++)
+        snprintf(ret_token + 2 * i, 3, "%02x", random[i]);
+    return PD_OK;
+}
+
+static pd_status write_owner(const struct store_lease *lease, struct pd_error *err)
+{
+    const struct pd_group *group = lease->dir->group;
+    char path[STORE_PATH_MAX], text[OWNER_BYTES], name[128] = "";
+    store_path(lease->dir, path, "owner");
+    (void)!gethostname(name, sizeof name - 1);
+    memset(text, ' ', sizeof text);
+    int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
+                        group->rank, (long)getpid(), name);
+    text[used] = ' ';
+    text[sizeof text - 1] = '\n';
+    return store_file_write(lease->dir->vfs, path, PD_OPEN_CREATE, text, sizeof text, STORE_FILE_LEAVE, err);
+}
+
+struct owner {
+    char token[33];
+    uint32_t host;
+    char who[OWNER_BYTES]; /* "rank 0, process 4711 on node7" */
+};
+
+/* An owner file that is absent or says nothing sensible is nobody's: *ret_owner is then empty. */
+static pd_status read_owner(const struct store_lease *lease, struct owner *ret_owner, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    store_path(lease->dir, path, "owner");
+    *ret_owner = (struct owner){0};
+    void *data = NULL;
+    uint64_t bytes = 0;
+    pd_status st = store_file_read(lease->dir->vfs, path, OWNER_BYTES, &data, &bytes, err);
+    if (st == PD_NOT_FOUND || st == PD_CORRUPT) return PD_OK;
+    PD_TRY(st);
+    char text[OWNER_BYTES + 1] = "";
+    memcpy(text, data, bytes);
+    free(data);
+    struct owner owner = {0};
+    int at = 0;
+    if (sscanf(text, "%32[0-9a-f] %" SCNu32 " %n", owner.token, &owner.host, &at) == 2 && at > 0) {
+        snprintf(owner.who, sizeof owner.who, "%s", text + at);
+        for (size_t end = strlen(owner.who); end > 0 && strchr(" \n", owner.who[end - 1]); end--)
+            owner.who[end - 1] = 0;
+        *ret_owner = owner;
+    }
+    return PD_OK;
+}
+
+static pd_status busy(const struct store_lease *lease, struct pd_error *err)
+{
+    struct owner owner;
+    (void)!read_owner(lease, &owner, NULL);
+    PD_FAIL(err, PD_BUSY, "another launch is using this directory (%s): wait for it, stop it, or choose another directory",
+            owner.who[0] ? owner.who : "it has not said who it is");
+}
+
+/* The highest fence that the directory shows; with `any` also in the names of checkpoints and pools, so that a fence never
+ * comes twice even where fence files were deleted. */
+static pd_status highest_fence(const struct store_lease *lease, bool any, uint64_t *ret_fence, struct pd_error *err)
+{
+    struct pd_listing listing = {0};
+    PD_TRY(pd_vfs_list(lease->dir->vfs, lease->dir->root, &listing, err));
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        struct pd_step_name step;
+        uint64_t number = 0;
+        bool counts = pd_numbered_name_parse(listing.names[i], "fence-", &number);
+        if (any && !counts) counts = pd_numbered_name_parse(listing.names[i], "pool-", &number);
+        if (any && !counts && pd_step_name_parse(listing.names[i], &step)) {
+            number = step.fence;
+            counts = true;
+        }
+        if (counts && number > highest) highest = number;
+    }
+    pd_listing_deinit(&listing);
+    *ret_fence = highest;
+    return PD_OK;
+}
+
+/* ---- lock and shares ---- */
+
+/* False where that cannot be told. */
+static bool is_first(const struct store_lease *lease)
+{
+    char path[STORE_PATH_MAX];
+    uint64_t highest;
+    store_path(lease->dir, path, "owner");
+    return !store_exists(lease->dir, path) && highest_fence(lease, false, &highest, NULL) == PD_OK && highest == 0;
+}
+
+static pd_status lock_here(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    store_path(lease->dir, path, "lock");
+    PD_TRY(store_dir_lock(lease->dir, path, wait_ms, &lease->lock, err));
+    lease->is_first = is_first(lease);
+    return write_owner(lease, err);
+}
+
+static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
+{
+    PD_TRY(make_token(lease->token, err));
+    pd_status st = lock_here(lease, wait_ms, err);
+    return st == PD_BUSY ? busy(lease, err) : st;
+}
+
+/* PD_BUSY is not final here: a host that shares the directory with us may hold it for this launch. */
+static pd_status lock_other(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
+{
+    struct owner owner;
+    PD_TRY(read_owner(lease, &owner, err));
+    if (strcmp(owner.token, lease->token) == 0) return PD_OK;
+    for (uint32_t waited = 0;; waited += BUSY_POLL_MS) {
+        pd_status st = lock_here(lease, 0, err);
+        if (st != PD_BUSY) return st;
+        PD_TRY(read_owner(lease, &owner, err));
+        if (strcmp(owner.token, lease->token) == 0 || waited >= wait_ms) return PD_OK;
+        pd_clock_sleep_ns(NULL, BUSY_POLL_MS * 1000000ull);
+    }
+}
+
+static pd_status find_share(const struct store_lease *lease, uint32_t *ret_host, struct pd_error *err)
+{
+    struct owner owner;
+    PD_TRY(read_owner(lease, &owner, err));
+    if (strcmp(owner.token, lease->token) != 0) return busy(lease, err);
+    *ret_host = owner.host;
+    return PD_OK;
+}
+
+static pd_status take_lock(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
+{
+    struct store_dir *dir = lease->dir;
+    struct pd_group *group = dir->group;
+    PD_TRY(pd_group_agree(group, group->rank == 0 ? lock_first(lease, wait_ms, err) : PD_OK, err));
+    PD_TRY(pd_group_broadcast(group, 0, lease->token, sizeof lease->token, err));
+    pd_status st = dir->leads_host && group->rank != 0 ? lock_other(lease, wait_ms, err) : PD_OK;
+    PD_TRY(pd_group_agree(group, st, err));
+    uint32_t host = UINT32_MAX;
+    st = dir->leads_host ? find_share(lease, &host, err) : PD_OK;
+    PD_TRY(pd_group_agree(group, st, err));
+    return store_dir_share(dir, host, err);
+}
+
+/* ---- fences ---- */
+
+pd_status store_lease_check_here(const struct store_lease *lease, struct pd_error *err)
+{
+    uint64_t highest = 0;
+    pd_status st = highest_fence(lease, false, &highest, err);
+    if (st != PD_NOT_FOUND) PD_TRY(st); /* the directory itself is gone: so is the fence */
+    if (highest > lease->fence)
+        PD_FAIL(err, PD_BUSY, "launch %" PRIu64 " has taken over %s from this one, launch %" PRIu64 ": this one must stop",
+                highest, lease->dir->root, lease->fence);
+    if (highest < lease->fence)
+        PD_FAIL(err, PD_IO,
+                "%s no longer holds fence-%" PRIu64
+                " of this launch: is its file system mounted? Bring back what it held, or start again",
+                lease->dir->root, lease->fence);
+    return PD_OK;
+}
+
+pd_status store_lease_check(const struct store_lease *lease, struct pd_error *err)
+{
+    PD_CHECK(lease->fence);
+    pd_status st = lease->dir->leads_share ? store_lease_check_here(lease, err) : PD_OK;
+    return pd_group_agree(lease->dir->group, st, err);
+}
+
+static pd_status create_fence(const struct store_lease *lease, uint64_t fence, struct pd_error *err)
+{
+    struct store_dir *dir = lease->dir;
+    char path[STORE_PATH_MAX];
+    store_path(dir, path, "fence-%" PRIu64, fence);
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(dir->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err));
+    pd_status st = pd_file_close(file, err);
+    if (st == PD_OK) st = store_sync_dir(dir, dir->root, err);
+    if (st != PD_OK) (void)!pd_vfs_unlink(dir->vfs, path, NULL); /* nothing was begun under it */
+    return st;
+}
+
+/* The number every leader will try: above all that any of them sees. */
+static pd_status next_fence(const struct store_lease *lease, uint64_t *ret_fence, struct pd_error *err)
+{
+    uint64_t mine = 0, highest = 0;
+    pd_status st = lease->dir->leads_share ? highest_fence(lease, true, &mine, err) : PD_OK;
+    PD_TRY(pd_group_agree(lease->dir->group, st, err));
+    PD_TRY(store_gather_most(lease->dir, mine, &highest, err));
+    *ret_fence = highest + 1;
+    return PD_OK;
+}
+
+static pd_status take_fence(struct store_lease *lease, struct pd_error *err)
+{
+    struct store_dir *dir = lease->dir;
+    uint64_t fence = 0;
+    for (unsigned attempt = 0;; attempt++) {
+        PD_TRY(next_fence(lease, &fence, err));
+        pd_status st = dir->leads_share ? create_fence(lease, fence, err) : PD_OK;
+        st = pd_group_agree(dir->group, st, err);
+        if (st == PD_OK) break;
+        if (st == PD_EXISTS && attempt + 1 == FENCE_ATTEMPTS)
+            return pd_error_context(err, PD_BUSY, "other launches keep taking the fences of %s", dir->root);
+        if (st != PD_EXISTS) return st;
+    }
+    lease->fence = fence;
+    /* Only where locks do not work another launch can have come in between: the higher fence stays. */
+    return store_lease_check(lease, err);
+}
+
+pd_status store_lease_take(struct store_lease *lease, struct store_dir *dir, uint32_t busy_wait_ms, struct pd_error *err)
+{
+    lease->dir = dir;
+    PD_TRY(take_lock(lease, busy_wait_ms, err));
+    return take_fence(lease, err);
+}
+
+/* The lock's name goes last and under the lock, since whoever takes a lock looks whether its file still has that name. */
+static void forget(const struct store_lease *lease)
+{
+    char path[STORE_PATH_MAX];
+    if (!lease->is_first || store_lease_check_here(lease, NULL) != PD_OK) return;
+    store_path(lease->dir, path, "fence-%" PRIu64, lease->fence);
+    if (lease->fence) (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
+    store_path(lease->dir, path, "owner");
+    (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
+    store_path(lease->dir, path, "lock");
+    (void)!pd_vfs_unlink(lease->dir->vfs, path, NULL);
+}
+
+void store_lease_release(struct store_lease *lease, bool forgets)
+{
+    if (!lease->dir) return;
+    if (forgets) forget(lease);
+    pd_vfs_unlock(lease->lock);
+    lease->lock = NULL;
+}

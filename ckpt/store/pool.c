@@ -1,0 +1,313 @@
+/* The pool of a launch: its directory, its locks, its free files, and what is taken over from pools of dead launches.
+ *
+ * Every rank locks a file of its own in pool-N. The files of a pool are taken over only while all its locks are free, and the
+ * directory is one host's and no network file system. Otherwise a worker that outlived its launch could still be writing
+ * into them, and they are removed instead. */
+#include "ckpt/store/pool.h"
+
+#include "ckpt/base/fault.h"
+#include "ckpt/base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FREE_MAX_OF_OTHERS 2u /* files that are free for replicas of one rank */
+
+void store_pool_path(const struct store_pool *pool, char ret_path[STORE_PATH_MAX], const char *name)
+{
+    store_path(pool->dir, ret_path, "pool-%" PRIu64 "%s%s", pool->fence, name ? "/" : "", name ? name : "");
+}
+
+/* ---- open and close ---- */
+
+static pd_status make_directory(const struct store_pool *pool, const char *path, struct pd_error *err)
+{
+    pd_status st = pd_vfs_mkdir(pool->dir->vfs, path, err);
+    return st == PD_EXISTS ? PD_OK : st;
+}
+
+static void lock_name(const struct store_pool *pool, char ret_text[PD_STORE_NAME_MAX])
+{
+    snprintf(ret_text, PD_STORE_NAME_MAX, "lock-%05" PRIu32, pool->dir->group->rank);
+}
+
+pd_status store_pool_open(struct store_pool *pool, struct store_dir *dir, uint64_t fence, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX], name[PD_STORE_NAME_MAX];
+    *pool = (struct store_pool){.dir = dir, .fence = fence, .free_max = 1};
+    pthread_mutex_init(&pool->mutex, NULL);
+    store_pool_path(pool, path, NULL);
+    PD_TRY(pd_group_agree(dir->group, dir->leads_share ? make_directory(pool, path, err) : PD_OK, err));
+    lock_name(pool, name);
+    store_pool_path(pool, path, name);
+    PD_TRY(pd_group_agree(dir->group, store_dir_lock(dir, path, 0, &pool->lock, err), err));
+    pd_fault_point("store.open.fenced");
+    store_pool_path(pool, path, NULL);
+    return store_dir_probe(dir, path, err);
+}
+
+static bool is_of_this_rank(const struct store_pool *pool, const char *name)
+{
+    uint32_t rank, k;
+    char own[PD_STORE_NAME_MAX];
+    lock_name(pool, own);
+    if (strcmp(name, own) == 0) return true;
+    if (pool->dir->leads_share && (strncmp(name, "index-", 6) == 0 || strncmp(name, "probe-", 6) == 0)) return true;
+    if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) return false;
+    bool is_mine = rank == pool->dir->group->rank;
+    for (uint32_t i = 0; i < pool->other_count; i++)
+        is_mine = is_mine || pool->others[i] == rank;
+    return is_mine;
+}
+
+/* Each rank removes its own files, the last one finds the directory empty. */
+void store_pool_close(struct store_pool *pool)
+{
+    struct pd_listing listing = {0};
+    char path[STORE_PATH_MAX], file[STORE_PATH_MAX];
+    if (!pool->fence) return;
+    store_pool_path(pool, path, NULL);
+    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) listing = (struct pd_listing){0};
+    for (uint32_t i = 0; i < listing.count; i++) {
+        store_pool_path(pool, file, listing.names[i]);
+        if (is_of_this_rank(pool, listing.names[i])) (void)!pd_vfs_unlink(pool->dir->vfs, file, NULL);
+    }
+    pd_listing_deinit(&listing);
+    (void)!pd_vfs_rmdir(pool->dir->vfs, path, NULL);
+    pd_vfs_unlock(pool->lock);
+    pthread_mutex_destroy(&pool->mutex);
+    pool->fence = 0;
+}
+
+/* ---- free files ---- */
+
+static void free_path(const struct store_pool *pool, uint32_t rank, uint32_t k, char ret_path[STORE_PATH_MAX])
+{
+    char name[PD_STORE_NAME_MAX];
+    pd_recycle_name_format(rank, k, name);
+    store_pool_path(pool, ret_path, name);
+}
+
+/* Replicas are files of plain saves, whatever the state here lives in. */
+static uint32_t free_max_of(const struct store_pool *pool, uint32_t rank)
+{
+    return rank == pool->dir->group->rank ? pool->free_max : FREE_MAX_OF_OTHERS;
+}
+
+static bool take(struct store_pool *pool, uint32_t rank, const char *path)
+{
+    struct pd_vfs *vfs = pool->dir->vfs;
+    for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
+        char from[STORE_PATH_MAX];
+        struct pd_stat stat;
+        free_path(pool, rank, k, from);
+        if (pd_vfs_stat(vfs, from, &stat, NULL) != PD_OK) continue;
+        if (stat.link_count == 1 && pd_vfs_rename(vfs, from, path, NULL) == PD_OK) return true;
+        if (stat.link_count > 1) (void)!pd_vfs_unlink(vfs, from, NULL);
+    }
+    return false;
+}
+
+static bool put(struct store_pool *pool, uint32_t rank, const char *path)
+{
+    struct pd_stat stat;
+    if (pd_vfs_stat(pool->dir->vfs, path, &stat, NULL) != PD_OK || stat.link_count != 1) return false;
+    for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
+        char to[STORE_PATH_MAX];
+        free_path(pool, rank, k, to);
+        if (store_exists(pool->dir, to)) continue;
+        return pd_vfs_rename(pool->dir->vfs, path, to, NULL) == PD_OK;
+    }
+    return false;
+}
+
+bool store_free_take(struct store_pool *pool, uint32_t rank, const char *path)
+{
+    pthread_mutex_lock(&pool->mutex);
+    bool is_taken = take(pool, rank, path);
+    pthread_mutex_unlock(&pool->mutex);
+    return is_taken;
+}
+
+bool store_free_put(struct store_pool *pool, uint32_t rank, const char *path)
+{
+    pthread_mutex_lock(&pool->mutex);
+    bool is_free = put(pool, rank, path);
+    pthread_mutex_unlock(&pool->mutex);
+    return is_free;
+}
+
+void store_pool_count(const struct store_pool *pool, uint32_t *ret_count, uint64_t *ret_bytes)
+{
+    struct pd_listing listing = {0};
+    char path[STORE_PATH_MAX];
+    *ret_count = 0;
+    *ret_bytes = 0;
+    store_pool_path(pool, path, NULL);
+    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) return;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        uint32_t rank, k;
+        struct pd_stat stat;
+        const char *name = listing.names[i];
+        if (!pd_recycle_name_parse(name, &rank, &k) && !pd_generation_name_parse(name, &rank, &k)) continue;
+        store_pool_path(pool, path, name);
+        if (rank != pool->dir->group->rank || pd_vfs_stat(pool->dir->vfs, path, &stat, NULL) != PD_OK) continue;
+        if (stat.link_count != 1) continue;
+        *ret_bytes += stat.allocated_bytes;
+        ++*ret_count;
+    }
+    pd_listing_deinit(&listing);
+}
+
+/* A new free file; `fill` makes its contents. PD_EXISTS: there is no place for one more. */
+static pd_status make_free(struct store_pool *pool, pd_status (*fill)(struct pd_file *, const void *, struct pd_error *),
+                           const void *context, struct pd_error *err)
+{
+    struct pd_vfs *vfs = pool->dir->vfs;
+    for (uint32_t k = 0; k < pool->free_max; k++) {
+        char path[STORE_PATH_MAX];
+        struct pd_file *file = NULL;
+        free_path(pool, pool->dir->group->rank, k, path);
+        pd_status st = pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
+        if (st == PD_EXISTS) continue;
+        PD_TRY(st);
+        st = fill(file, context, err);
+        pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
+        if (st == PD_OK) st = closed;
+        if (st != PD_OK) (void)!pd_vfs_unlink(vfs, path, NULL);
+        return st;
+    }
+    return PD_EXISTS;
+}
+
+static pd_status preallocate(struct pd_file *file, const void *context, struct pd_error *err)
+{
+    return pd_file_preallocate(file, *(const uint64_t *)context, err);
+}
+
+pd_status store_pool_reserve(struct store_pool *pool, uint32_t count, uint64_t file_bytes, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; st == PD_OK && i < count; i++)
+        st = make_free(pool, preallocate, &file_bytes, err);
+    return st == PD_UNSUPPORTED || st == PD_EXISTS ? PD_OK : st;
+}
+
+struct zeros {
+    uint64_t bytes, buffer_bytes;
+    const void *buffer;
+};
+
+static pd_status write_zeros(struct pd_file *file, const void *context, struct pd_error *err)
+{
+    const struct zeros *z = context;
+    PD_TRY(pd_file_preallocate(file, z->bytes, err));
+    for (uint64_t at = 0; at < z->bytes; at += z->buffer_bytes)
+        PD_TRY(pd_file_write(file, at, z->buffer, z->bytes - at < z->buffer_bytes ? z->bytes - at : z->buffer_bytes, err));
+    return PD_OK;
+}
+
+void store_pool_keep_ready(struct store_pool *pool, uint64_t bytes, void *buffer, uint64_t buffer_bytes)
+{
+    const struct zeros zeros = {bytes, buffer_bytes, buffer};
+    char path[STORE_PATH_MAX];
+    if (!pool->fence || !bytes || !pd_vfs_is_in_memory(pool->dir->vfs, pool->dir->root)) return;
+    for (uint32_t k = 0; k < pool->free_max; k++) {
+        free_path(pool, pool->dir->group->rank, k, path);
+        if (store_exists(pool->dir, path)) return;
+    }
+    memset(buffer, 0, buffer_bytes);
+    (void)!make_free(pool, write_zeros, &zeros, NULL);
+}
+
+/* ---- pools of dead launches ---- */
+
+struct locks {
+    struct pd_lock **rows; /* (count), owned */
+    uint32_t count;
+};
+
+static void release_locks(struct locks *locks)
+{
+    for (uint32_t i = 0; i < locks->count; i++)
+        pd_vfs_unlock(locks->rows[i]);
+    free(locks->rows);
+}
+
+enum liveness { DEAD, ALIVE, UNKNOWN };
+
+/* Where locks do not work nobody can tell whether a worker of that launch still lives. */
+static enum liveness lock_all(const struct store_dir *dir, const char *pool, const struct pd_listing *listing,
+                              struct locks *ret_locks)
+{
+    ret_locks->rows = calloc((size_t)listing->count + 1, sizeof(struct pd_lock *));
+    if (!ret_locks->rows) return ALIVE;
+    enum liveness found = dir->is_local ? DEAD : UNKNOWN;
+    for (uint32_t i = 0; i < listing->count; i++) {
+        if (strncmp(listing->names[i], "lock-", 5) != 0) continue;
+        char path[STORE_PATH_MAX];
+        struct pd_lock **lock = &ret_locks->rows[ret_locks->count];
+        store_path(dir, path, "%s/%s", pool, listing->names[i]);
+        if (store_dir_lock(dir, path, 0, lock, NULL) != PD_OK) return ALIVE;
+        if (*lock) ret_locks->count++;
+        if (!*lock && found == DEAD) found = UNKNOWN;
+    }
+    return found;
+}
+
+/* Gives a file of a dead launch to the same rank of this one, where that rank can reach it. Only a free one: a file that was
+ * in use may still have writes in flight inside the kernel, or a failed sync behind it that nobody could write down. */
+static bool take_over(const struct store_pool *pool, const char *path, const char *name)
+{
+    const struct store_dir *dir = pool->dir;
+    uint32_t rank, k;
+    char mine[STORE_PATH_MAX];
+    if (!pd_recycle_name_parse(name, &rank, &k) || rank >= dir->group->size || k >= pool->free_max) return false;
+    if (dir->share_of[rank] != dir->share_of[dir->group->rank]) return false;
+    store_pool_path(pool, mine, name);
+    return !store_exists(dir, mine) && pd_vfs_rename(dir->vfs, path, mine, NULL) == PD_OK;
+}
+
+static bool owns(const char *name)
+{
+    static const char *const prefixes[] = {"lock-", "recycle-", "index-", "probe-"};
+    uint32_t rank, slot;
+    if (pd_generation_name_parse(name, &rank, &slot)) return true;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return true;
+    }
+    return false;
+}
+
+static void empty(const struct store_pool *pool, const char *dead, const struct pd_listing *listing, bool takes_over)
+{
+    struct pd_vfs *vfs = pool->dir->vfs;
+    char path[STORE_PATH_MAX];
+    for (uint32_t i = 0; i < listing->count; i++) {
+        const char *name = listing->names[i];
+        store_path(pool->dir, path, "%s/%s", dead, name);
+        if (strncmp(name, "trash-", 6) == 0) (void)!store_remove_files(pool->dir, path, NULL);
+        if (!owns(name) || (takes_over && take_over(pool, path, name))) continue;
+        (void)!pd_vfs_unlink(vfs, path, NULL);
+    }
+    store_path(pool->dir, path, "%s", dead);
+    (void)!pd_vfs_rmdir(vfs, path, NULL);
+}
+
+void store_pool_clear(const struct store_pool *pool, const char *name)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_listing listing = {0};
+    struct locks locks = {0};
+    store_path(pool->dir, path, "%s", name);
+    if (pd_vfs_list(pool->dir->vfs, path, &listing, NULL) != PD_OK) return;
+    const enum liveness found = lock_all(pool->dir, name, &listing, &locks);
+    if (found == ALIVE)
+        pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path);
+    else
+        empty(pool, name, &listing, found == DEAD);
+    release_locks(&locks);
+    pd_listing_deinit(&listing);
+}

@@ -1,0 +1,160 @@
+/* The quarantine: damaged checkpoints, and those whose record alone is absent, which come back with it. Nothing in it is
+ * believed or reused; its space is capped. */
+#include "ckpt/base/log.h"
+#include "ckpt/store/remove.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct quarantined {
+    struct pd_step_name name;
+    uint64_t bytes;
+};
+
+static int oldest_first(const void *a, const void *b)
+{
+    const struct quarantined *x = a, *y = b;
+    if (x->name.fence != y->name.fence) return x->name.fence < y->name.fence ? -1 : 1;
+    return x->name.step < y->name.step ? -1 : x->name.step > y->name.step;
+}
+
+static uint64_t directory_bytes(const struct store_dir *root, const char *path)
+{
+    struct pd_listing listing = {0};
+    uint64_t bytes = 0;
+    if (pd_vfs_list(root->vfs, path, &listing, NULL) != PD_OK) return 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        char file[STORE_PATH_MAX];
+        struct pd_stat stat;
+        int length = snprintf(file, sizeof file, "%s/%s", path, listing.names[i]);
+        if (length < 0 || (size_t)length >= sizeof file) continue;
+        if (pd_vfs_stat(root->vfs, file, &stat, NULL) == PD_OK) bytes += stat.bytes;
+    }
+    pd_listing_deinit(&listing);
+    return bytes;
+}
+
+static pd_status remove_quarantined(const struct store_drives *drives, const struct quarantined *victim,
+                                    struct pd_error *err)
+{
+    char name[PD_STORE_NAME_MAX], path[STORE_PATH_MAX];
+    pd_step_name_format(&victim->name, name);
+    store_path(&drives->rows[0].dir, path, "quarantine/%s", name);
+    pd_log_info("ckpt", "%s is removed: the quarantine is full", path);
+    PD_TRY(store_remove_files(&drives->rows[0].dir, path, err));
+    return store_stripes_remove(drives, name, err);
+}
+
+static pd_status enforce_cap(const struct store_drives *drives, uint64_t bytes_max, struct pd_error *err)
+{
+    const struct store_dir *root = &drives->rows[0].dir;
+    char path[STORE_PATH_MAX];
+    struct pd_listing listing = {0};
+    store_path(root, path, "quarantine");
+    PD_TRY(pd_vfs_list(root->vfs, path, &listing, err));
+    struct quarantined *rows = calloc((size_t)listing.count + 1, sizeof *rows);
+    uint32_t count = 0;
+    uint64_t total = 0;
+    for (uint32_t i = 0; rows && i < listing.count; i++) {
+        if (!pd_step_name_parse(listing.names[i], &rows[count].name)) continue;
+        store_path(root, path, "quarantine/%s", listing.names[i]);
+        rows[count].bytes = directory_bytes(root, path);
+        total += rows[count++].bytes;
+    }
+    pd_listing_deinit(&listing);
+    if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory to list the quarantine");
+    qsort(rows, count, sizeof *rows, oldest_first);
+    pd_status st = PD_OK;
+    /* The newest stays whatever it takes: it is what tells the next launch that there was something to bring back. */
+    const uint32_t most = bytes_max && count ? count - 1 : count;
+    for (uint32_t i = 0; st == PD_OK && i < most && total > bytes_max; i++) {
+        total -= rows[i].bytes;
+        st = remove_quarantined(drives, &rows[i], err);
+    }
+    free(rows);
+    return st;
+}
+
+pd_status store_quarantine_here(struct store_drives *drives, const char *name, const char *note, const char *reason,
+                                uint64_t bytes_max, struct pd_error *err)
+{
+    struct store_dir *root = &drives->rows[0].dir;
+    char from[STORE_PATH_MAX], to[STORE_PATH_MAX], text[1024];
+    store_path(root, to, "quarantine");
+    pd_status st = pd_vfs_mkdir(root->vfs, to, err);
+    if (st != PD_EXISTS) PD_TRY(st);
+    PD_TRY(store_stripes_quarantine(drives, err));
+    store_path(root, from, "%s", name);
+    store_path(root, to, "quarantine/%s", name);
+    st = pd_vfs_rename(root->vfs, from, to, err);
+    if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
+    PD_TRY(st);
+    /* For people; the checkpoint is aside with or without it. */
+    snprintf(text, sizeof text, "%.1022s\n", reason);
+    store_path(root, to, "quarantine/%s/%s", name, note);
+    if (store_file_write(root->vfs, to, PD_OPEN_CREATE | PD_OPEN_TRUNCATE, text, strlen(text), STORE_FILE_LEAVE, NULL))
+        pd_log_warn("ckpt", "%s could not be written", to);
+    store_path(root, to, "quarantine");
+    PD_TRY(store_sync_dir(root, to, err));
+    PD_TRY(store_sync_dir(root, root->root, err));
+    return enforce_cap(drives, bytes_max, err);
+}
+
+/* What cannot be moved back stays for the next open. */
+static void return_here(struct store_dir *root, const struct store_scan *scan, const struct store_state *state)
+{
+    char name[PD_STORE_NAME_MAX], from[STORE_PATH_MAX], to[STORE_PATH_MAX];
+    struct pd_error own;
+    store_state_name(state, false, name);
+    store_path(root, from, "quarantine/%s", name);
+    store_path(root, to, "%s", name);
+    if (!store_scan_find(scan, state, false) || store_exists(root, to)) return;
+    if (pd_vfs_rename(root->vfs, from, to, &own) != PD_OK) {
+        pd_log_warn("ckpt", "%s has its commit.h5 again and stays where it is: %s", from, own.message);
+        return;
+    }
+    pd_log_warn("ckpt", "%s has its commit.h5 again and is back among the checkpoints", to);
+    store_path(root, to, "%s/" PD_STORE_UNRECORDED_NOTE, name);
+    (void)!pd_vfs_unlink(root->vfs, to, NULL);
+}
+
+pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err)
+{
+    struct store_dir *root = &drives->rows[0].dir;
+    struct store_scan scan = {0};
+    pd_status st = store_scan(root, "quarantine/", true, &scan, err);
+    if (st != PD_OK) return st == PD_PEER_LOST ? st : PD_OK; /* most often there is no quarantine */
+    for (uint32_t i = 0; root->leads_share && i < scan.state_count; i++) {
+        const struct store_state *state = &scan.states[i];
+        if (state->kind == STORE_COMMITTED && state->marks & STORE_MARK_UNRECORDED) return_here(root, &scan, state);
+    }
+    store_scan_deinit(&scan);
+    return pd_group_barrier(root->group, err);
+}
+
+static pd_status count_here(const struct store_dir *root, uint64_t *ret_count, struct pd_error *err)
+{
+    char path[STORE_PATH_MAX];
+    struct pd_listing listing = {0};
+    struct pd_step_name name;
+    *ret_count = 0;
+    store_path(root, path, "quarantine");
+    pd_status st = pd_vfs_list(root->vfs, path, &listing, err);
+    if (st == PD_NOT_FOUND) return PD_OK;
+    PD_TRY(st);
+    for (uint32_t i = 0; i < listing.count; i++)
+        *ret_count += pd_step_name_parse(listing.names[i], &name);
+    pd_listing_deinit(&listing);
+    return PD_OK;
+}
+
+pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err)
+{
+    uint64_t mine = 0, most;
+    pd_status st = root->leads_share ? count_here(root, &mine, err) : PD_OK;
+    PD_TRY(pd_group_agree(root->group, st, err));
+    PD_TRY(store_gather_most(root, mine, &most, err));
+    *ret_count = (uint32_t)most;
+    return PD_OK;
+}

@@ -1,0 +1,23 @@
+/* Taking checkpoints away: removed (record first), or moved to the quarantine. */
+#ifndef PD_CKPT_STORE_REMOVE_H
+#define PD_CKPT_STORE_REMOVE_H
+
+#include "ckpt/store/drives.h"
+#include "ckpt/store/scan.h"
+
+/* Collective: takes the record away on every host, then the directory. With `recycle` every rank keeps its files. */
+PD_MUST_USE pd_status store_remove(struct store_drives *drives, const char *name, bool recycle, struct pd_error *err);
+/* Leaders: a directory that holds no valid record anywhere. Foreign files in it, and it with them, stay. */
+PD_MUST_USE pd_status store_clear_dir(struct store_drives *drives, const char *name, struct pd_error *err);
+
+/* ---- quarantine.c ---- */
+
+/* Leaders: moves <root>/<name> into the quarantine, writes `reason` into the file `note` beside it, and enforces the cap. */
+PD_MUST_USE pd_status store_quarantine_here(struct store_drives *drives, const char *name, const char *note,
+                                            const char *reason, uint64_t bytes_max, struct pd_error *err);
+/* Collective: what lies there because its record was absent, and has it again, goes back to the root. */
+PD_MUST_USE pd_status store_quarantine_return(struct store_drives *drives, struct pd_error *err);
+/* Collective: of the host that has most. */
+PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err);
+
+#endif

@@ -1,0 +1,47 @@
+/* The checkpoint being made. Owner of struct store_save: save.c. */
+#ifndef PD_CKPT_STORE_SAVE_H
+#define PD_CKPT_STORE_SAVE_H
+
+#include "ckpt/store/drives.h"
+
+#define STORE_LEFTOVERS_MAX 16u
+
+struct store_save {
+    struct store_drives *drives;
+    struct store_catalog *catalog;
+    bool is_preparing;
+    struct pd_identity identity;
+    char name[PD_STORE_NAME_MAX];           /* without ".tmp" */
+    const struct pd_shard_summary *written; /* (written_count) by one rank for all; NULL: each wrote its own. Borrowed */
+    uint32_t written_count;
+
+    const void *index_data; /* borrowed */
+    uint64_t index_bytes;
+    uint64_t index_version; /* raised with the data */
+    uint64_t index_written; /* version that lies in the pool, 0: none */
+    bool has_placed_index;  /* in the directory being prepared */
+
+    char leftovers[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX]; /* (leftover_count) failed saves that could not be cleared yet */
+    uint32_t leftover_count;
+};
+
+/* Collective: makes the directory of the next checkpoint, without shards. */
+PD_MUST_USE pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err);
+/* "<root>/<name>.tmp/shard-<of this rank>.h5", or on the stripe's drive. */
+void store_save_path(const struct store_save *save, uint32_t stripe, char ret_path[STORE_PATH_MAX]);
+/* Collective: adds the checkpoint to the catalog, or gives the save up on every rank. */
+PD_MUST_USE pd_status store_save_commit(struct store_save *save, pd_status mine, const struct pd_shard_summary *summaries,
+                                        const struct pd_run_state *state, struct pd_error *err);
+/* Collective: clears what a failed save has made; returns `st`, or a better reason. */
+pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_error *err);
+/* Collective: clears what failed saves could not take away with them. */
+void store_save_clear_leftovers(struct store_save *save);
+/* Leaders of shares. */
+PD_MUST_USE pd_status store_save_place_index(struct store_save *save, struct pd_error *err);
+
+/* Leaders: writes the record into directory `from` (NULL: a valid one lies there), makes it durable, and gives the directory
+ * its final name: this rename commits the checkpoint. */
+PD_MUST_USE pd_status store_commit_here(struct store_dir *root, const char *from, const char *to, const void *record,
+                                        uint64_t bytes, struct pd_error *err);
+
+#endif
