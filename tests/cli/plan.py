@@ -190,7 +190,7 @@ REFUSED = {
     "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
                    "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
-                   "layout.interleave=2, or layout.pp=1"),
+                   "layout.interleave=2"),
     "interleave-alone": (["layout.interleave=2"], "layout.interleave is 2 and layout.pp is 1, so there are no stages to "
                                                   "interleave; use layout.interleave=1 or layout.pp=2"),
     "gpipe": (["layout.pp=2", "layout.interleave=2", "layout.schedule=gpipe"],

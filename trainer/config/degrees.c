@@ -225,31 +225,35 @@ static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_erro
             more_micro_batches(c));
 }
 
+static uint32_t stages_limit(const struct pd_config *c)
+{
+    return c->model.layers < STAGES_MAX ? c->model.layers : STAGES_MAX;
+}
+
+/* Every key that is advised is admitted as it is advised: nobody is sent in a circle. */
 static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
 {
-    const uint32_t interleave = c->layout.interleave;
+    const uint32_t interleave = c->layout.interleave, pp = or_one(c->layout.pp), limit = stages_limit(c);
     if (interleave == 1) return PD_OK;
-    if (c->layout.schedule == PD_SCHEDULE_GPIPE)
+    if (c->layout.schedule == PD_SCHEDULE_GPIPE && pp <= limit) /* else check_stages says both */
+        PD_FAIL(err, PD_INVALID,
+                "layout.interleave is %u and layout.schedule is gpipe, which does not interleave; use layout.interleave=1%s",
+                interleave, pp > 1 && (uint64_t)pp * interleave <= limit ? " or layout.schedule=1f1b" : "");
+    if (pp == 1 && !c->layout.automatic)
         PD_FAIL(
             err, PD_INVALID,
-            "layout.interleave is %u and layout.schedule is gpipe, which does not interleave; use layout.interleave=1 or "
-            "layout.schedule=1f1b",
-            interleave);
-    if (or_one(c->layout.pp) == 1 && !c->layout.automatic)
-        PD_FAIL(err, PD_INVALID,
-                "layout.interleave is %u and layout.pp is 1, so there are no stages to interleave; use layout.interleave=1 "
-                "or layout.pp=2",
-                interleave);
+            "layout.interleave is %u and layout.pp is 1, so there are no stages to interleave; use layout.interleave=1%s",
+            interleave, 2ull * interleave <= limit ? " or layout.pp=2" : "");
     return PD_OK;
 }
 
 static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
 {
-    const uint32_t pp = or_one(c->layout.pp), interleave = c->layout.interleave, layers = c->model.layers;
+    const uint32_t pp = or_one(c->layout.pp), interleave = c->layout.interleave, layers = c->model.layers,
+                   limit = stages_limit(c);
     const uint64_t stages = (uint64_t)pp * interleave;
-    const uint32_t limit = layers < STAGES_MAX ? layers : STAGES_MAX;
     if (pp == 1 || stages <= limit) return PD_OK;
-    char cause[64];
+    char cause[64], fewer[48] = "";
     snprintf(cause, sizeof cause, layers < stages ? "the model has %s" : "the limit is %s",
              pd_counted(limit, layers < stages ? "block" : "stage").text);
     if (interleave == 1)
@@ -259,9 +263,9 @@ static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
                 "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.pp=%u at most, with "
                 "layout.interleave=1",
                 pp, interleave, (uint32_t)stages, cause, limit);
-    PD_FAIL(err, PD_INVALID,
-            "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.interleave=%u, or layout.pp=%u",
-            pp, interleave, (uint32_t)stages, cause, limit / pp, limit / interleave ? limit / interleave : 1);
+    if (limit / interleave > 1) snprintf(fewer, sizeof fewer, ", or layout.pp=%u", limit / interleave);
+    PD_FAIL(err, PD_INVALID, "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.interleave=%u%s",
+            pp, interleave, (uint32_t)stages, cause, limit / pp, fewer);
 }
 
 static pd_status check_zero_shard(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)

@@ -1,5 +1,6 @@
 #include "trainer/config/check.h"
 #include "trainer/config/degrees.h"
+#include "trainer/config/keys.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -123,6 +124,42 @@ Test(degrees, what_is_listed_starts)
         }
         pd_config_deinit(&c);
     }
+}
+
+/* Each key=value of an advice is taken by itself, but for what comes "with" it. */
+static void follow(const struct pd_config *c, const char *message)
+{
+    const char *advice = strstr(message, "; use ");
+    cr_assert(advice, "%s", message);
+    for (const char *at = strstr(advice, "layout."); at; at = strstr(at + 1, "layout.")) {
+        struct pd_config changed = *c; /* borrows what it points to */
+        struct pd_error err;
+        for (const char *key = at; key;) {
+            char path[64], value[16];
+            cr_assert_eq(sscanf(key, "%63[a-z_.]=%15[a-z0-9]", path, value), 2, "%s", message);
+            cr_assert_eq(pd_key_set(&changed, path, value, &err), PD_OK, "%s", err.message);
+            const char *with = strstr(key, ", with ");
+            key = with ? with + 7 : NULL;
+            if (key) at = key;
+        }
+        cr_expect_eq(pd_config_check(&changed, &err), PD_OK, "\"%s\" led to: %s", message, err.message);
+    }
+}
+
+Test(degrees, advice_about_stages_works)
+{
+    for (uint32_t layers = 1; layers <= 6; layers++)
+        for (uint32_t pp = 0; pp <= 7; pp++)
+            for (uint32_t interleave = 1; interleave <= 4; interleave++)
+                for (int gpipe = 0; gpipe < 2; gpipe++) {
+                    struct pd_config c = parse("");
+                    struct pd_error err;
+                    c.model.layers = layers;
+                    c.layout.pp = pp, c.layout.interleave = interleave;
+                    c.layout.schedule = gpipe ? PD_SCHEDULE_GPIPE : PD_SCHEDULE_1F1B;
+                    if (pd_config_check(&c, &err)) follow(&c, err.message);
+                    pd_config_deinit(&c);
+                }
 }
 
 Test(degrees, first_world)
