@@ -332,9 +332,9 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [section.key=value...]",
-        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. Ranks "
-               "that "
-               "die are replaced by a restart with what is left. Of a key given twice the last counts."
+        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. When "
+               "a rank dies, the run starts again, in full or with the ranks that are left. Of a key given twice the last "
+               "counts."
                "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
         .options = options,
         .json = &t.json,

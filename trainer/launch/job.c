@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,6 +36,8 @@ struct job {
     struct pollfd *polls;           /* (1 + processes) signals, and processes that have not ended */
     uint32_t processes;             /* 1 for LOCAL, else ranks */
     const char *starter_name;
+    struct stat run_dir; /* when this start began */
+    bool is_run_dir_gone;
     pid_t starter;
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
@@ -196,16 +199,29 @@ static void starter_tell(struct job *job)
     job->starter_saves_told = requests->saves;
 }
 
+/* Ranks leave, and save where they can: what they report is lost, and a restart would find nothing to start from. */
+static void run_dir_look(struct job *job)
+{
+    struct stat now;
+    const char *path = job->start->run_dir;
+    if (!path || job->is_run_dir_gone) return;
+    const bool is_found = stat(path, &now) == 0;
+    if (is_found ? now.st_dev == job->run_dir.st_dev && now.st_ino == job->run_dir.st_ino : errno != ENOENT) return;
+    job->is_run_dir_gone = true;
+    pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", path);
+}
+
 static void workers_tell(struct job *job)
 {
     const struct pd_launch_requests *requests = job->requests;
+    const bool wants_leave = requests->wants_leave || job->is_run_dir_gone;
     for (uint32_t r = 0; r < job->processes; r++) {
         struct worker *worker = &job->workers[r];
         if (!job->seen[r].has_begun) continue;
         if (requests->saves > worker->saves_told) worker_signal(job, r, SIGUSR2);
         worker->saves_told = requests->saves;
-        if (requests->wants_leave && !worker->is_told_to_leave) worker_signal(job, r, SIGTERM);
-        worker->is_told_to_leave |= requests->wants_leave;
+        if (wants_leave && !worker->is_told_to_leave) worker_signal(job, r, SIGTERM);
+        worker->is_told_to_leave |= wants_leave;
     }
     starter_tell(job);
 }
@@ -266,6 +282,7 @@ static int job_watch(struct job *job)
         wait_for_news(job);
         workers_look(job); /* before others are looked for, which takes longer */
         workers_discover(job);
+        run_dir_look(job);
         if (job->requests->wants_abort)
             job_abort(job);
         else
@@ -322,18 +339,21 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     for (uint32_t r = 0; r < job.processes; r++)
         job.workers[r] = (struct worker){.pidfd = -1, .saves_told = requests->saves};
     job.starter_saves_told = requests->saves;
+    job.is_run_dir_gone = start->run_dir && stat(start->run_dir, &job.run_dir) != 0;
     pd_note_clear(start->dir);
     pd_status st = job_spawn(&job, &command, err);
     if (!st) {
         int status = job_watch(&job);
         workers_discover(&job);
         workers_look(&job);
+        run_dir_look(&job);
         pd_launch_judge(&(struct pd_launch_end){.start = start,
                                                 .starter_name = job.starter_name,
                                                 .starter = (int)job.starter,
                                                 .status = status,
                                                 .processes = job.seen,
-                                                .count = job.processes},
+                                                .count = job.processes,
+                                                .is_run_dir_gone = job.is_run_dir_gone},
                         ret_verdict);
         job_sweep(&job);
     }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define LOST_TOGETHER_NS UINT64_C(700000000) /* the starter ends the other ranks a second after the first is gone */
 
@@ -148,7 +147,7 @@ static bool names_passing_cause(struct facts *f)
 /* Notes lie in it, and what the ranks need to start again. */
 static bool is_directory_gone(struct facts *f)
 {
-    return !f->is_success && access(f->end->start->dir, F_OK) != 0;
+    return !f->is_success && f->end->is_run_dir_gone;
 }
 
 /* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
@@ -258,13 +257,6 @@ static void add_others(const struct pd_launch_verdict *v, FILE *out)
     if (v->lost > 1) fprintf(out, ", and %u more %s with it", v->lost - 1, v->lost == 2 ? "rank" : "ranks");
 }
 
-/* The directory for notes lies in the run's. */
-static void add_directory(const struct pd_start *start, FILE *out)
-{
-    const char *slash = strrchr(start->dir, '/');
-    fprintf(out, "run.dir (%.*s)", slash ? (int)(slash - start->dir) : 0, start->dir);
-}
-
 static void add_word(const struct facts *f, char letter, FILE *out)
 {
     const struct pd_launch_process *first = &f->end->processes[f->verdict->lost_ranks[0]];
@@ -291,7 +283,7 @@ static void add_word(const struct facts *f, char letter, FILE *out)
         fputs(f->how, out);
         return;
     case 'D':
-        add_directory(f->end->start, out);
+        fprintf(out, "run.dir (%s)", f->end->start->run_dir);
         return;
     default:
         PD_CHECK(!"a letter of the table");

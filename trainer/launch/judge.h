@@ -20,6 +20,7 @@ struct pd_launch_end {
     int status;                                /* as waitpid gives it */
     const struct pd_launch_process *processes; /* (count) */
     uint32_t count;                            /* 1 for LOCAL, else ranks */
+    bool is_run_dir_gone;                      /* moved or deleted meanwhile */
 };
 
 enum pd_launch_next {

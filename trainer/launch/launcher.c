@@ -289,11 +289,18 @@ static bool is_a_rank(void)
     return false;
 }
 
+/* NULL: notes lie elsewhere, and ranks say what is wrong with it. */
+static const char *run_dir_of(const struct pd_launch *launch)
+{
+    return launch->dir && access(launch->dir, F_OK) == 0 ? launch->dir : NULL;
+}
+
 static pd_status launch_in(struct launch_state *state, const char *dir, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
     enum pd_transport transport;
-    state->start = (struct pd_start){.dir = dir, .worker = launch->worker, .layout = state->layout.settings};
+    state->start = (struct pd_start){
+        .dir = dir, .run_dir = run_dir_of(launch), .worker = launch->worker, .layout = state->layout.settings};
     PD_TRY(choose_layout(state, launch->ranks, false, err));
     PD_TRY(pd_starter_choose(launch->transport, state->start.ranks, &transport, err));
     state->start.transport = transport;

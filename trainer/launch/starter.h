@@ -12,6 +12,7 @@ struct pd_start {
     enum pd_transport transport; /* LOCAL or MPI */
     uint32_t ranks, restart;
     const char *dir;           /* for notes */
+    const char *run_dir;       /* of the run; NULL: it was not there when the launch began */
     const char *layout;        /* settings for the ranks; NULL or "": none */
     const char *const *worker; /* argv, NULL at the end */
 };
