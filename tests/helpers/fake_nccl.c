@@ -53,7 +53,7 @@ static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct world worlds[WORLDS];
 static int room[RANKS]; /* multiprocessors of a device that have no block; set_room */
 static bool is_roomy = true;
-static int world_count, version = 22000, failing_group, failing_result, async_result, abort_count;
+static int world_count, version = 22809, failing_group, failing_result, async_result, abort_count, lone_abort_count;
 static _Thread_local struct group *open_group;
 
 #define EXPORT __attribute__((visibility("default")))
@@ -74,6 +74,7 @@ void fake_nccl_set_version(int value);
 void fake_nccl_fail_group(int from_now, int result);
 void fake_nccl_set_async(int result);
 int fake_nccl_aborts(void);
+int fake_nccl_lone_aborts(void);
 void fake_nccl_set_room(int multiprocessors);
 
 EXPORT void fake_nccl_set_version(int value)
@@ -107,6 +108,14 @@ EXPORT int fake_nccl_aborts(void)
 {
     pthread_mutex_lock(&lock);
     const int count = abort_count;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+EXPORT int fake_nccl_lone_aborts(void)
+{
+    pthread_mutex_lock(&lock);
+    const int count = lone_abort_count;
     pthread_mutex_unlock(&lock);
     return count;
 }
@@ -206,6 +215,7 @@ EXPORT int ncclCommAbort(void *comm)
     pthread_mutex_lock(&lock);
     ((struct comm *)comm)->is_aborted = true;
     abort_count++;
+    lone_abort_count += !open_group;
     pthread_cond_broadcast(&change);
     pthread_mutex_unlock(&lock);
     return PD_NCCL_DONE;

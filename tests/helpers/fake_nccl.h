@@ -15,6 +15,8 @@ struct fake_stream {
  *   fake_nccl_fail_group(int, int)    the n-th group from now on ends with this result; 0: none
  *   fake_nccl_set_async(int)          what every communicator says of itself; 0: nothing wrong
  *   fake_nccl_set_room(int)           multiprocessors of a device, of which a kernel at work takes its communicator's
- * blocks; without it there is no end of them fake_nccl_aborts()                communicators that were aborted */
+ *                                     blocks; without it there is no end of them
+ *   fake_nccl_aborts()                communicators that were aborted
+ *   fake_nccl_lone_aborts()           of these, outside of a group */
 
 #endif

@@ -1,8 +1,8 @@
 /* One family a rank: the outermost communicator, those split from it, and the thread that watches over them.
  *
  *   invariants  1. a handle is used by the caller while is_launching is set, and otherwise by whoever has the lock
- *               2. the first failure is final for the family: everything in flight is ended under the same lock, so that
- *                  whoever sees it broken may wait for the streams
+ *               2. the first failure is final for the family. All its handles are aborted as one group, once no member is
+ *                  launching: by whoever broke it, or by the launch that ends last. From then on streams may be waited for
  *               3. an operation's end is an event on the communicator's stream; a flight whose event was not passed is not
  *                  used for another operation */
 #include "trainer/comm/nccl.h"
@@ -23,12 +23,14 @@
 #define GRACE_NS UINT64_C(1000000000) /* for what a peer sent before it went */
 #define POLL_NS 20000
 
+enum { PEERS_NAMED = 8 };
+
 struct flight {
     struct pd_event *begun, *ended;
-    bool is_open;      /* started and not waited for */
-    bool is_over;      /* the stream has passed it */
-    uint64_t begun_ns; /* when it was first seen at work; 0: not yet */
-    uint32_t peer;     /* one of those it is with */
+    bool is_open;                            /* started and not waited for */
+    bool is_over;                            /* the stream has passed it */
+    uint64_t begun_ns;                       /* when it was first seen at work; 0: not yet */
+    uint32_t peers[PEERS_NAMED], peer_count; /* whom it is with: the first of them, and all */
     uint64_t operation;
 };
 
@@ -134,14 +136,26 @@ static void end_handle(struct nccl_comm *c)
     c->handle = NULL;
 }
 
+/* With the lock. One after the other, the first abort would wait for kernels whose peers wait for the second
+ * communicator's. */
+static void end_members(struct family *f)
+{
+    const bool as_group = f->nccl->version >= PD_NCCL_VERSION_GROUP_ABORT;
+    for (struct nccl_comm *c = f->members; c; c = c->next)
+        if (c->is_launching) return;
+    if (as_group) f->nccl->GroupStart();
+    for (struct nccl_comm *c = f->members; c; c = c->next)
+        end_handle(c);
+    if (as_group) f->nccl->GroupEnd();
+}
+
 /* With the lock. */
 static void break_locked(struct family *f, pd_status st, const struct pd_error *error)
 {
     if (f->broken) return;
     f->broken = st;
     f->error = *error;
-    for (struct nccl_comm *c = f->members; c; c = c->next)
-        if (!c->is_launching) end_handle(c);
+    end_members(f);
 }
 
 /* Peers learn it from control, where this rank is gone from now on. */
@@ -172,13 +186,13 @@ static bool begin_launch(struct nccl_comm *c)
     return may;
 }
 
-/* Whoever broke the family meanwhile left this handle to its user. */
+/* Whoever broke the family meanwhile left its handles to the launch that ends last. */
 static void end_launch(struct nccl_comm *c)
 {
     struct family *f = c->family;
     pthread_mutex_lock(&f->lock);
     c->is_launching = false;
-    if (f->broken) end_handle(c);
+    if (f->broken) end_members(f);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -194,7 +208,7 @@ static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *e
     return PD_PEER_LOST;
 }
 
-static pd_status settle(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
+static pd_status poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const uint64_t begin = now_ns();
     const struct timespec nap = {.tv_nsec = POLL_NS};
@@ -219,6 +233,29 @@ static pd_status settle(struct nccl_comm *c, int code, const char *what, struct 
 
 /* ---- the thread that watches ---- */
 
+/* "rank 1", or "ranks 1, 2 and 3": nobody here can tell which of them has not come. */
+static void name_peers(const struct flight *flight, char *ret, size_t bytes)
+{
+    const uint32_t named = flight->peer_count < PEERS_NAMED ? flight->peer_count : PEERS_NAMED;
+    size_t at = (size_t)snprintf(ret, bytes, flight->peer_count == 1 ? "rank" : "ranks");
+    for (uint32_t i = 0; i < named && at < bytes; i++) {
+        const char *before = i == 0 ? "" : i + 1 == flight->peer_count ? " and" : ",";
+        at += (size_t)snprintf(ret + at, bytes - at, "%s %u", before, flight->peers[i]);
+    }
+    if (flight->peer_count > named && at < bytes)
+        snprintf(ret + at, bytes - at, " and %u others", flight->peer_count - named);
+}
+
+/* A peer that control sees gone is the one that is missing; otherwise it is one of those that the operation is with. */
+static pd_status fail_late(const struct nccl_comm *c, const struct flight *flight, struct pd_error *err)
+{
+    char peers[160];
+    PD_TRY(pd_comm_look(c->family->control, err));
+    name_peers(flight, peers, sizeof peers);
+    PD_FAIL(err, PD_PEER_LOST, "NCCL: operation %llu of rank %u of %u with %s did not end within %g s",
+            (unsigned long long)flight->operation, c->comm.rank, c->comm.size, peers, limit_of(c));
+}
+
 /* The oldest operation that has not ended; ones before it have. */
 static pd_status watch_flights(struct nccl_comm *c, bool *ret_waits, struct pd_error *err)
 {
@@ -232,10 +269,7 @@ static pd_status watch_flights(struct nccl_comm *c, bool *ret_waits, struct pd_e
         PD_TRY(pd_dev_event_passed(c->family->dev, flight->ended, &flight->is_over, err));
         if (flight->is_over) continue;
         *ret_waits = true;
-        if (has_begun && is_late(c, flight->begun_ns))
-            PD_FAIL(err, PD_PEER_LOST, "NCCL: operation %llu of rank %u of %u with rank %u did not end within %g s",
-                    (unsigned long long)flight->operation, c->comm.rank, c->comm.size, flight->peer, limit_of(c));
-        return PD_OK;
+        return has_begun && is_late(c, flight->begun_ns) ? fail_late(c, flight, err) : PD_OK;
     }
     return PD_OK;
 }
@@ -324,6 +358,14 @@ static void keep_first(int *code, int next)
     if (*code == PD_NCCL_DONE || *code == PD_NCCL_IN_PROGRESS) *code = next;
 }
 
+static void add_peer(struct flight *flight, uint32_t peer)
+{
+    for (uint32_t i = 0; i < flight->peer_count && i < PEERS_NAMED; i++)
+        if (flight->peers[i] == peer) return;
+    if (flight->peer_count < PEERS_NAMED) flight->peers[flight->peer_count] = peer;
+    flight->peer_count++;
+}
+
 static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
@@ -334,16 +376,16 @@ static pd_status launch(struct nccl_comm *c, const struct pd_comm_op *op, struct
         const struct pd_comm_piece *p = &op->sends[i];
         if (p->peer == me || !p->bytes) continue;
         keep_first(&code, nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
-        flight->peer = p->peer;
+        add_peer(flight, p->peer);
     }
     for (uint32_t i = 0; i < op->recv_count; i++) {
         const struct pd_comm_piece *p = &op->recvs[i];
         if (p->peer == me || !p->bytes) continue;
         keep_first(&code, nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
-        flight->peer = p->peer;
+        add_peer(flight, p->peer);
     }
     keep_first(&code, nccl->GroupEnd());
-    return settle(c, code, "a group of sends and receives", err);
+    return poll_until_done(c, code, "a group of sends and receives", err);
 }
 
 static uint64_t received_bytes(const struct pd_comm_op *op)
@@ -390,7 +432,7 @@ static pd_status start_here(struct nccl_comm *c, struct pd_comm_op *op, struct p
     flight->is_over = false;
     flight->begun_ns = 0;
     flight->operation = c->operations + 1;
-    flight->peer = c->comm.rank;
+    flight->peer_count = 0;
     pd_status st = put_on_stream(c, op, flight, err);
     if (st) {
         struct pd_error why = *err;
@@ -505,7 +547,7 @@ static void close_handle(struct nccl_comm *c)
     struct pd_error ignored;
     if (!c->handle || !begin_launch(c)) return;
     pd_status st = pd_dev_stream_sync(c->family->dev, c->stream, &ignored);
-    if (!st) st = settle(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
+    if (!st) st = poll_until_done(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
     if (!st && nccl->CommDestroy(c->handle) == PD_NCCL_DONE) c->handle = NULL;
     end_handle(c);
     end_launch(c);
@@ -629,7 +671,7 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     config.blocks_max = (int)blocks_max(c->family->dev->multiprocessors, c->is_link);
     const int code = nccl->CommInitRankConfig(&c->handle, (int)c->comm.size, first.id, (int)c->comm.rank, &config);
     if (code != PD_NCCL_DONE && code != PD_NCCL_IN_PROGRESS) c->handle = NULL;
-    return settle(c, code, "joining", err);
+    return poll_until_done(c, code, "joining", err);
 }
 
 /* Whether all went well with all, whatever went wrong here. */

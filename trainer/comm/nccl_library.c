@@ -50,6 +50,7 @@ static pd_status open_file(struct pd_error *err)
     if (!st && version < PD_NCCL_VERSION_MIN)
         st = pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0, "%s is version %d: NCCL 2.18 or later is needed", path, version);
     if (st) dlclose(file);
+    library.version = version;
     return st;
 }
 

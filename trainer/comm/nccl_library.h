@@ -9,6 +9,7 @@
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
 enum { PD_NCCL_UINT8 = 1, PD_NCCL_VERSION_MIN = 21800 };
+enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from here on aborts may be one group */
 
 struct pd_nccl_id {
     char bytes[128];
@@ -24,6 +25,7 @@ struct pd_nccl_config {
 };
 
 struct pd_nccl_library {
+    int version;
     int (*GetVersion)(int *);
     int (*GetUniqueId)(struct pd_nccl_id *);
     int (*CommInitRankConfig)(void **comm, int size, struct pd_nccl_id, int rank, struct pd_nccl_config *);

@@ -312,6 +312,41 @@ Test(nccl, a_rank_that_fails_ends_what_others_wait_for)
     }
 }
 
+/* Each rank has three communicators of one family, all with operations that no peer comes to. */
+static pd_status family_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    struct pd_comm *part, *links;
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(pd_comm_split(r.comm, 0, control->rank, &part, err));
+    PD_TRY(pd_comm_split_links(r.comm, 0, control->rank, &links, err));
+    PD_TRY(traffic(&r, r.comm, 3, 5, err));
+    pd_status st = PD_OK;
+    if (control->rank) {
+        st = pd_error_set(err, PD_IO, PD_WHERE, 0, "the disk of this rank is gone");
+        pd_comm_abort(r.comm);
+    } else {
+        st = traffic(&r, part, 4, 100000, err);
+    }
+    pd_comm_free(links);
+    pd_comm_free(part);
+    rank_close(&r);
+    return st;
+}
+
+/* One by one they are what NCCL's own issues call a deadlock. */
+Test(nccl, members_of_a_family_are_aborted_as_one_group)
+{
+    int (*aborts)(void), (*lone_aborts)(void);
+    struct pd_error err;
+    cr_assert_eq(run(2, family_main, NULL, &err), PD_IO, "%s", err.message);
+    fake("fake_nccl_aborts", &aborts);
+    fake("fake_nccl_lone_aborts", &lone_aborts);
+    cr_assert_eq(aborts(), 6);
+    cr_assert_eq(lone_aborts(), 0, "%d of %d aborts outside of a group", lone_aborts(), aborts());
+}
+
 static pd_status failing_main(struct pd_comm *control, void *context, struct pd_error *err)
 {
     struct rank r;
@@ -371,6 +406,36 @@ Test(nccl, a_silent_peer_is_noticed_by_the_clock)
     double limit = 2;
     cr_assert_eq(run(2, quiet_main, &limit, &err), PD_PEER_LOST);
     cr_assert(strstr(err.message, "operation 2 of rank 0 of 2 with rank 1 did not end within 2 s"), "%s", err.message);
+}
+
+/* Rank 1 never comes; the last piece is rank 2's, which did. */
+static pd_status missing_main(struct pd_comm *control, void *context, struct pd_error *err)
+{
+    struct rank r;
+    (void)context;
+    PD_TRY(rank_open(control, &r, err));
+    PD_TRY(traffic(&r, r.comm, 3, 1, err));
+    r.comm->time_limit_seconds = 2;
+    uint64_t in[2] = {0, 0}, out = 5;
+    struct pd_comm_piece recvs[2] = {{1, &in[0], 8}, {2, &in[1], 8}}, send = {0, &out, 8};
+    struct pd_comm_op op = {
+        .recvs = recvs, .recv_count = control->rank == 0 ? 2 : 0, .sends = &send, .send_count = control->rank == 2};
+    pd_status st = pd_comm_start(r.comm, &op, err);
+    if (!st) st = pd_comm_wait(r.comm, &op, err);
+    if (!st) st = pd_dev_stream_sync(&r.dev, r.compute, err);
+    while (!st && control->rank > 0 && pd_comm_look(control, err) == PD_OK)
+        usleep(1000);
+    if (!st) st = pd_comm_barrier(r.comm, err);
+    rank_close(&r);
+    return st;
+}
+
+Test(nccl, the_missing_peer_is_among_those_that_are_blamed)
+{
+    struct pd_error err;
+    cr_assert_eq(run(3, missing_main, NULL, &err), PD_PEER_LOST);
+    cr_assert(strstr(err.message, "operation 2 of rank 0 of 3 with ranks 1 and 2 did not end within 2 s"), "%s",
+              err.message);
 }
 
 Test(nccl, what_nccl_says_of_itself_is_noticed)
