@@ -365,7 +365,8 @@ RUN(replay)
                                      .out = p[3]};
         PD_TRY(pd_rmsnorm_forward(math, &norm, err));
         PD_TRY(pd_add(math, rows_columns(s), p[4], act, p[3], false, err));
-        PD_TRY(pd_math_keep(math, true, err));
+        bool again;
+        PD_TRY(pd_math_keep(math, true, &again, err));
     }
     if (replayed < TIMES - 2 && strcmp(math->ops->name, "cuda") == 0)
         PD_FAIL(err, PD_BUG, "of %d runs with one key %u were replayed", TIMES, replayed);

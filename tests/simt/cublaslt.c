@@ -50,6 +50,13 @@ _Static_assert(sizeof(struct preference) <= sizeof(cublasLtMatmulPreferenceOpaqu
 _Static_assert(sizeof(struct algorithm) <= sizeof(cublasLtMatmulAlgo_t), "storage of the caller's");
 
 static struct simt_cublaslt_counts counts;
+static bool in_place_alone, has_nothing;
+
+void simt_cublaslt_offer(bool in_place, bool nothing)
+{
+    in_place_alone = in_place;
+    has_nothing = nothing;
+}
 
 struct simt_cublaslt_counts simt_cublaslt_counted(void)
 {
@@ -267,12 +274,16 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     counts.asked++;
     *count = 0;
     if (refused) return refused;
+    if (has_nothing) return CUBLAS_STATUS_NOT_SUPPORTED;
     struct algorithm one = algorithm_of(&p, &wishes), split = one;
     split.parts = 4;
+    if (in_place_alone) wishes.reductions &= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     split.scheme = wishes.reductions & CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE    ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE
                    : wishes.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                   : wishes.reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE      ? CUBLASLT_REDUCTION_SCHEME_INPLACE
                                                                                 : CUBLASLT_REDUCTION_SCHEME_NONE;
-    if (wishes.workspace_bytes >= SPLIT_WORKSPACE && *count < wanted)
+    const bool may_split = !in_place_alone || split.scheme != CUBLASLT_REDUCTION_SCHEME_NONE;
+    if (may_split && wishes.workspace_bytes >= SPLIT_WORKSPACE && *count < wanted)
         name(&results[(*count)++], &split, CUBLAS_STATUS_SUCCESS, SPLIT_WORKSPACE);
     if (*count < wanted) name(&results[(*count)++], &split, CUBLAS_STATUS_NOT_SUPPORTED, 0);
     if (*count < wanted) name(&results[(*count)++], &one, CUBLAS_STATUS_SUCCESS, 0);
@@ -342,7 +353,8 @@ static float chain(const struct product *p, const struct algorithm *way, const v
                    uint64_t column)
 {
     const uint64_t k_end = way->parts > 1 ? p->k / SPLIT_STEP * SPLIT_STEP : p->k;
-    const bool rounds = way->scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    const bool rounds =
+        way->scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE || way->scheme == CUBLASLT_REDUCTION_SCHEME_INPLACE;
     float sum = 0;
     for (uint64_t k = 0; k < k_end; k++) {
         const uint64_t at_a = p->o.a_turned == CUBLAS_OP_N ? k * p->a.ld + row : row * p->a.ld + k;
@@ -380,7 +392,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (!refused && !is_for(&way, &p)) refused = CUBLAS_STATUS_INVALID_VALUE;
     if (!refused) refused = check_memory(&p, &way, pointers, workspace, workspace_bytes);
     if (refused) return refused;
-    counts.products++;
+    counts.gemms++;
+    counts.split += way.parts > 1;
     for (uint64_t column = 0; column < p.n; column++)
         for (uint64_t row = 0; row < p.m; row++) {
             float x = scale * chain(&p, &way, a, b, row, column);

@@ -2,14 +2,19 @@
 #ifndef PD_TESTS_SIMT_CUBLASLT_H
 #define PD_TESTS_SIMT_CUBLASLT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct simt_cublaslt_counts {
-    uint32_t asked;    /* for an algorithm */
-    uint32_t products; /* that were made */
+    uint32_t asked; /* for an algorithm */
+    uint32_t gemms; /* that were made */
+    uint32_t split; /* of these with k split */
 };
 
 /* Of the process so far. */
 struct simt_cublaslt_counts simt_cublaslt_counted(void);
+/* What the heuristic names from now on. in_place_alone: of ways to split k only the one that adds up in the result's type, as
+ * a mask that admits it may get. nothing: no algorithm. */
+void simt_cublaslt_offer(bool in_place_alone, bool nothing);
 
 #endif

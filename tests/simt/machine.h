@@ -16,6 +16,7 @@
  *   PERDURE_SIMT_STREAMS   late (unset), now: at once, or the seed of a GPU that goes on a little, on any stream, whenever
  *                          it is given something
  *   PERDURE_SIMT_FAIL      every GPU is lost at its n-th operation
+ *   PERDURE_SIMT_GRAPHS    graphs that there is memory for; unset: any number
  *   PERDURE_SIMT_LOCKED    bytes that may be pinned at a time; unset: any
  *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
@@ -45,6 +46,7 @@ struct simt_settings {
     const char *name;
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
+    uint64_t graphs_max;
     bool is_busy;
 };
 const simt_settings &simt_machine(void);

@@ -440,6 +440,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsign
 {
     simt_turn turn;
     if (flags) return cudaErrorInvalidValue;
+    if (simt_counted().graphs >= simt_machine().graphs_max) return cudaErrorMemoryAllocation;
     *run = new CUgraphExec_st{graph->operations};
     simt_counted().graphs++;
     return cudaSuccess;

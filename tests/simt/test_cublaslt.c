@@ -1,5 +1,6 @@
-/* Products by way of cuBLASLt (cublaslt.c) beside those of our own kernel: what is described to the library, and which of
- * its algorithms is taken. */
+/* GEMMs by cuBLASLt's stand-in (cublaslt.c) beside those of our own kernel: what is described to the library, which of its
+ * algorithms is taken, and what is said where it has none. */
+#include "ckpt/base/log.h"
 #include "tests/simt/cublaslt.h"
 #include "tests/simt/simt_fixture.h"
 #include "trainer/math/cuda/gemm.h"
@@ -7,14 +8,14 @@
 static struct pd_error err;
 #define DONE(call) cr_assert_eq(call, PD_OK, "%s", err.message)
 
-static struct pd_cuda_products *products_new(bool invariant, bool any_shape)
+static struct pd_cuda_gemms *gemms_new(bool invariant, bool any_shape)
 {
-    struct pd_cuda_products *products;
+    struct pd_cuda_gemms *gemms;
     void *workspace = NULL;
     cr_assert_eq(posix_memalign(&workspace, 256, PD_CUDA_GEMM_WORKSPACE_BYTES), 0);
-    const struct pd_cuda_products_options options = {invariant, any_shape, workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
-    DONE(pd_cuda_products_new(&options, &products, &err));
-    return products;
+    const struct pd_cuda_gemms_options options = {invariant, any_shape, workspace, PD_CUDA_GEMM_WORKSPACE_BYTES};
+    DONE(pd_cuda_gemms_new(&options, &gemms, &err));
+    return gemms;
 }
 
 struct form {
@@ -34,7 +35,7 @@ static struct room operand(const struct form *f, uint64_t rows, uint64_t columns
 }
 
 /* The product by cuBLASLt and by our kernel, on the same operands; whether the library made it. */
-static bool agree(struct pd_cuda_products *products, const struct form *f, const char *what)
+static bool agree(struct pd_cuda_gemms *gemms, const struct form *f, const char *what)
 {
     uint64_t seed = 99;
     const float a_scale = 0.5f, b_scale = 0.25f;
@@ -57,8 +58,8 @@ static bool agree(struct pd_cuda_products *products, const struct form *f, const
     DONE(pd_cuda_gemm_plain(NULL, &g, &err));
     g.c.data = got.data;
     if (f->in_place) g.residual = g.c;
-    const uint32_t before = simt_cublaslt_counted().products;
-    DONE(pd_cuda_products_run(products, NULL, &g, &err));
+    const uint32_t before = simt_cublaslt_counted().gemms;
+    DONE(pd_cuda_gemms_run(gemms, NULL, &g, &err));
     double difference = 0, size = 0;
     for (size_t i = 0; i < want.count; i++) {
         const double x = value_get(f->out, want.data, i), d = value_get(f->out, got.data, i) - x;
@@ -69,11 +70,11 @@ static bool agree(struct pd_cuda_products *products, const struct form *f, const
               (unsigned long long)f->m, (unsigned long long)f->n, (unsigned long long)f->k, f->trans_a, f->trans_b, f->in,
               f->out, off);
     room_free(&a), room_free(&b), room_free(&want), room_free(&got), room_free(&bias), room_free(&residual);
-    return simt_cublaslt_counted().products > before;
+    return simt_cublaslt_counted().gemms > before;
 }
 
 /* Everything that is added, and every transposition. */
-static void agree_in_all_ways(struct pd_cuda_products *products, struct form f)
+static void agree_in_all_ways(struct pd_cuda_gemms *gemms, struct form f)
 {
     for (int way = 0; way < 4; way++)
         for (int added = 0; added < 5; added++) {
@@ -82,62 +83,110 @@ static void agree_in_all_ways(struct pd_cuda_products *products, struct form f)
             f.residual = added == 2;
             f.in_place = added == 3;
             f.accumulate = added == 4 && f.out == PD_F32;
-            cr_assert(agree(products, &f, "in all ways"), "the library is not asked for %d, %d", way, added);
+            cr_assert(agree(gemms, &f, "in all ways"), "the library is not asked for %d, %d", way, added);
         }
 }
 
-Test(simt_products, are_what_the_library_is_told)
+Test(simt_cublaslt, are_what_the_library_is_told)
 {
     static const enum pd_dtype types[][2] = {
         {PD_BF16, PD_BF16}, {PD_BF16, PD_F32}, {PD_F16, PD_F16}, {PD_F16, PD_F32}, {PD_F32, PD_F32}};
     for (int invariant = 0; invariant < 2; invariant++)
         for (int any_shape = 0; any_shape <= invariant; any_shape++) {
-            struct pd_cuda_products *products = products_new(invariant, any_shape);
+            struct pd_cuda_gemms *gemms = gemms_new(invariant, any_shape);
             for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-                agree_in_all_ways(products, (struct form){24, 40, 128, 0, types[t][0], types[t][1], .a_format = 0});
-                agree_in_all_ways(products, (struct form){7, 13, 35, 3, types[t][0], types[t][1], .a_format = 0});
-                agree_in_all_ways(products, (struct form){1, 9, 20, 5, types[t][0], types[t][1], .a_format = 0});
+                agree_in_all_ways(gemms, (struct form){24, 40, 128, 0, types[t][0], types[t][1], .a_format = 0});
+                agree_in_all_ways(gemms, (struct form){7, 13, 35, 3, types[t][0], types[t][1], .a_format = 0});
+                agree_in_all_ways(gemms, (struct form){1, 9, 20, 5, types[t][0], types[t][1], .a_format = 0});
             }
-            pd_cuda_products_free(products);
+            pd_cuda_gemms_free(gemms);
         }
 }
 
 /* Both operands contiguous along k, rows of multiples of 16, not E5M2 twice; the others are ours. */
-Test(simt_products, codes_are_in_the_form_that_the_library_takes)
+Test(simt_cublaslt, codes_are_in_the_form_that_the_library_takes)
 {
-    struct pd_cuda_products *products = products_new(true, false);
+    struct pd_cuda_gemms *gemms = gemms_new(true, false);
     struct form f = {.m = 24, .n = 48, .k = 128, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
     f.a_format = PD_FP8_E5M2, f.b_format = PD_FP8_E4M3;
-    cr_assert(agree(products, &f, "E5M2 and E4M3"));
+    cr_assert(agree(gemms, &f, "E5M2 and E4M3"));
     f.a_format = PD_FP8_E4M3, f.bias = true;
-    cr_assert(agree(products, &f, "with a bias"));
+    cr_assert(agree(gemms, &f, "with a bias"));
     f.residual = true;
-    cr_assert(agree(products, &f, "with a residual"));
+    cr_assert(agree(gemms, &f, "with a residual"));
     f.bias = f.residual = false, f.out = PD_F32, f.in_place = true;
-    cr_assert(agree(products, &f, "sums that go on"));
+    cr_assert(agree(gemms, &f, "sums that go on"));
     f.in_place = false, f.k = 120;
-    cr_assert_not(agree(products, &f, "k of no multiple of 16"));
+    cr_assert_not(agree(gemms, &f, "k of no multiple of 16"));
     f.k = 128, f.n = 40;
-    cr_assert_not(agree(products, &f, "rows of no multiple of 16"));
-    pd_cuda_products_free(products);
+    cr_assert_not(agree(gemms, &f, "rows of no multiple of 16"));
+    pd_cuda_gemms_free(gemms);
 }
 
 /* Of 300 steps the library's split would lose 44, and bf16 sums would be rounded on their way. */
-Test(simt_products, a_split_of_k_loses_nothing)
+Test(simt_cublaslt, a_split_of_k_loses_nothing)
 {
     for (int invariant = 0; invariant < 2; invariant++) {
-        struct pd_cuda_products *products = products_new(invariant, false);
+        struct pd_cuda_gemms *gemms = gemms_new(invariant, false);
         for (uint64_t k = 256; k <= 400; k += 12) {
             const struct form f = {.m = 16, .n = 24, .k = k, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
-            cr_assert(agree(products, &f, "k"));
+            cr_assert(agree(gemms, &f, "k"));
         }
-        pd_cuda_products_free(products);
+        pd_cuda_gemms_free(gemms);
     }
 }
 
-Test(simt_products, an_algorithm_is_asked_for_once_a_shape)
+/* INPLACE adds partial sums in the result's type: admitted into fp32 alone. */
+Test(simt_cublaslt, fast_adds_no_partial_sums_in_16_bits)
 {
-    struct pd_cuda_products *each = products_new(true, false), *any = products_new(true, true);
+    struct pd_cuda_gemms *gemms = gemms_new(false, false);
+    simt_cublaslt_offer(true, false);
+    struct form f = {.m = 16, .n = 24, .k = 1024, .in = PD_BF16, .out = PD_BF16, .trans_b = true};
+    cr_assert(agree(gemms, &f, "bf16 into bf16"));
+    cr_assert_eq(simt_cublaslt_counted().split, 0, "split in the result's type");
+    f.out = PD_F32;
+    cr_assert(agree(gemms, &f, "bf16 into fp32"));
+    cr_assert_eq(simt_cublaslt_counted().split, 1, "not split into fp32");
+    pd_cuda_gemms_free(gemms);
+}
+
+static char said[8][256];
+static uint32_t lines;
+
+static void keep_line(void *context, const char *line, size_t bytes)
+{
+    (void)context;
+    snprintf(said[lines++ % 8], sizeof said[0], "%.*s", (int)bytes, line);
+}
+
+/* Many times slower, and said once a shape. */
+Test(simt_cublaslt, a_gemm_without_an_algorithm_is_told_once_a_shape)
+{
+    struct pd_cuda_gemms *gemms = gemms_new(true, false);
+    pd_log_set_sink(keep_line, NULL);
+    simt_cublaslt_offer(false, true);
+    const struct form one = {.m = 16, .n = 24, .k = 64, .in = PD_BF16, .out = PD_BF16}, other = {.m = 16, .n = 8, .k = 64};
+    for (int i = 0; i < 3; i++)
+        cr_assert_not(agree(gemms, &one, "nothing is offered"));
+    cr_assert_eq(lines, 1, "%u lines", lines);
+    cr_assert(strstr(said[0], " warn math") && strstr(said[0], "(16, 64) by (64, 24)") && strstr(said[0], "no algorithm"),
+              "%s", said[0]);
+    simt_cublaslt_offer(false, false);
+    struct form odd = other;
+    odd.in = PD_BF16, odd.out = PD_BF16, odd.a_format = PD_FP8_E4M3, odd.b_format = PD_FP8_E4M3, odd.trans_b = true;
+    odd.m = 24, odd.n = 40, odd.k = 128;
+    for (int i = 0; i < 3; i++)
+        cr_assert_not(agree(gemms, &odd, "rows of no multiple of 16"));
+    cr_assert_eq(lines, 2, "%u lines", lines);
+    cr_assert(strstr(said[1], "does not take"), "%s", said[1]);
+    cr_assert_eq(pd_cuda_gemms_plain_shapes(gemms), 2);
+    pd_log_set_sink(NULL, NULL);
+    pd_cuda_gemms_free(gemms);
+}
+
+Test(simt_cublaslt, an_algorithm_is_asked_for_once_a_shape)
+{
+    struct pd_cuda_gemms *each = gemms_new(true, false), *any = gemms_new(true, true);
     const struct form one = {.m = 16, .n = 24, .k = 64, .in = PD_BF16, .out = PD_BF16},
                       other = {.m = 48, .n = 8, .k = 64, .in = PD_BF16, .out = PD_BF16};
     uint32_t before = simt_cublaslt_counted().asked;
@@ -148,6 +197,6 @@ Test(simt_products, an_algorithm_is_asked_for_once_a_shape)
     for (int i = 0; i < 3; i++)
         cr_assert(agree(any, &one, "one") && agree(any, &other, "other"));
     cr_assert_eq(simt_cublaslt_counted().asked - before, 1, "by k alone");
-    pd_cuda_products_free(each);
-    pd_cuda_products_free(any);
+    pd_cuda_gemms_free(each);
+    pd_cuda_gemms_free(any);
 }

@@ -78,5 +78,5 @@ Test(simt_gemm, nothing_is_multiplied_into_nothing)
     const struct pd_gemm none = {.m = 0, .n = 5, .k = 3};
     struct pd_error err;
     cr_assert_eq(pd_cuda_gemm_plain(NULL, &none, &err), PD_OK);
-    cr_assert_eq(pd_cuda_products_run(NULL, NULL, &none, &err), PD_OK);
+    cr_assert_eq(pd_cuda_gemms_run(NULL, NULL, &none, &err), PD_OK);
 }

@@ -5,6 +5,7 @@
 #include "trainer/math/cuda/kernels.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { N = 70 };
@@ -72,7 +73,10 @@ static bool run(const struct pd_math_key *key, int times, bool is_whole)
     DONE(pd_cuda_graphs_begin(graphs, key, &is_done, &err));
     for (int i = 0; i < times && !is_done; i++)
         add();
-    if (!is_done) DONE(pd_cuda_graphs_end(graphs, is_whole, &err));
+    bool again = false;
+    if (!is_done) DONE(pd_cuda_graphs_end(graphs, is_whole, &again, &err));
+    for (int i = 0; i < times && again; i++)
+        add();
     return is_done;
 }
 
@@ -148,7 +152,7 @@ Test(graphs, a_thread_that_records_waits_for_nothing_and_takes_no_memory, .init 
     const struct pd_math_key key = KEY(&sum);
     struct pd_stream *other;
     struct pd_event *event;
-    bool is_done;
+    bool is_done, again;
     DONE(pd_dev_stream_new(dev, &other, &err));
     DONE(pd_dev_event_new(dev, &event, &err));
     cr_assert_not(run(&key, 1, true));
@@ -157,7 +161,7 @@ Test(graphs, a_thread_that_records_waits_for_nothing_and_takes_no_memory, .init 
         DONE(pd_cuda_graphs_begin(graphs, &key, &is_done, &err));
         add();
         cr_assert_eq(offend((enum offence)how, other, event), PD_DEVICE_LOST, "%d", how);
-        cr_assert_eq(pd_cuda_graphs_end(graphs, true, &err), PD_DEVICE_LOST, "%d", how);
+        cr_assert_eq(pd_cuda_graphs_end(graphs, true, &again, &err), PD_DEVICE_LOST, "%d", how);
         cr_assert(strstr(err.message, "recording a block") && strstr(err.message, "during capture"), "%s", err.message);
         term = kept;
         add();
@@ -183,4 +187,27 @@ Test(graphs, there_is_an_end_to_what_is_kept, .init = open_device, .fini = close
     cr_assert(run(&first, 99, true));
     cr_assert_not(run(&last, 1, true));
     cr_assert_eq(value(), 2 * PD_CUDA_GRAPHS_MAX + 6);
+}
+
+static void open_device_with_two_graphs(void)
+{
+    setenv("PERDURE_SIMT_GRAPHS", "2", 1);
+    open_device();
+}
+
+/* Out of memory for a graph is no lost GPU: what was recorded is queued again, and so is all that comes later. */
+Test(graphs, without_memory_for_another_runs_go_one_by_one, .init = open_device_with_two_graphs, .fini = close_device)
+{
+    static char names[4];
+    for (int i = 0; i < 4; i++) {
+        const struct pd_math_key key = KEY(&names[i]);
+        for (int times = 0; times < 3; times++)
+            (void)run(&key, 1, true);
+    }
+    cr_assert_eq(value(), 12);
+    cr_assert_eq(pd_cuda_graphs_count(graphs), 2);
+    const struct pd_math_key first = KEY(&names[0]), third = KEY(&names[2]);
+    cr_assert(run(&first, 1, true));
+    cr_assert_not(run(&third, 1, true));
+    cr_assert_eq(value(), 14);
 }

@@ -3,6 +3,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/run.h"
 #include "trainer/engine/gpus.h"
+#include "trainer/math/math_cuda.h"
 #include "trainer/plan/fit.h"
 
 #include <stdio.h>
@@ -57,6 +58,7 @@ struct measured {
     double loss;
     double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
     double busy[STAGES];       /* by lane, whatever ran beside it: compute, then those of stages from EXCHANGE on */
+    uint32_t plain_shapes;     /* of GEMMs that cuBLASLt had no algorithm for */
     uint64_t operations, lost; /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
@@ -77,6 +79,7 @@ struct gpu_bench {
     char device[96], tokens_path[4096];
     bool is_done[MODES];
     struct measured measured[MODES];
+    char kernels[160]; /* attention and GEMM, by name */
 };
 
 /* ---- configuration ---- */
@@ -310,6 +313,7 @@ static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_err
         m->operations += stage == HOST_OPTIMIZER ? 0 : shares[i].count;
     }
     m->lost = pd_device_spans_lost(r->device.spans);
+    m->plain_shapes = pd_math_cuda_plain_shapes(r->whole.engine->math);
     return PD_OK;
 }
 
@@ -319,6 +323,7 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     struct pd_bench_run r = {.device = {.dev = NULL}};
     pd_status st = pd_rank_device_open(PD_DEVICE_GPU, 0, &r.device, err);
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
+    if (!st) pd_math_cuda_kernels(r.device.dev->capability, NULL, b->kernels, sizeof b->kernels);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
     if (!st && !b->choice.micro_batch) st = choose(b, &r, err);
     if (!st) st = configure(&r, b, modes[mode], b->choice, err);
@@ -408,6 +413,7 @@ static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode
     pd_report_range(r, KEY("step_seconds"), m->seconds, m->low, m->high, PD_UNIT_SECONDS);
     pd_report_double(r, KEY("loss"), m->loss, PD_UNIT_NONE);
     pd_report_u64(r, KEY("operations"), m->operations, PD_UNIT_NONE);
+    if (r->is_json || m->plain_shapes) pd_report_u64(r, KEY("plain_gemm_shapes"), m->plain_shapes, PD_UNIT_NONE);
     pd_report_u64(r, KEY("operations_not_timed"), m->lost, PD_UNIT_NONE);
     report_shares(r, KEY("stage_shares"), m, m->stages, 0, NULL, other_seconds(m));
     report_shares(r, KEY("busy_shares"), m, m->busy, LANE_COMPUTE, "compute", 0);
@@ -419,6 +425,7 @@ static pd_status print(const struct gpu_bench *b, struct pd_error *err)
     struct pd_report r;
     pd_report_begin(&r, b->asked->json);
     pd_report_text(&r, "device", b->device);
+    pd_report_text(&r, "kernels", b->kernels);
     pd_report_text(&r, "model", b->model_name);
     report_mode(&r, b, 0, "");
     report_mode(&r, b, 1, b->is_done[0] ? "_fast" : "");

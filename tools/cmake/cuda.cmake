@@ -1,9 +1,24 @@
 # CUDA: where nvcc is, every kernel is compiled for the architectures of PERDURE_CUDA_ARCHITECTURES, whatever GPU this machine has or
 # has not. Multiplications and additions are fused where the source says so and nowhere else, subnormals are flushed, both as in C.
 if(PERDURE_HAVE_CUDA)
-  set(PERDURE_CUDA_ARCHITECTURES "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
-  set(CMAKE_CUDA_ARCHITECTURES ${PERDURE_CUDA_ARCHITECTURES})
+  # The rows of trainer/math/cuda/architectures.c, as far as this nvcc knows them, and PTX for what has none. Machine code of 8.0 runs on
+  # 8.6 and 8.9.
+  set(rows 80-real 90-real 100-real 120-real 80-virtual)
+  if(CMAKE_CUDA_ARCHITECTURES)
+    set(rows ${CMAKE_CUDA_ARCHITECTURES})
+  endif()
+  set(PERDURE_CUDA_ARCHITECTURES "${rows}" CACHE STRING "compute capabilities that kernels are compiled for, or native, all, all-major")
+  set(CMAKE_CUDA_ARCHITECTURES 80)
   enable_language(CUDA)
+  include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
+  perdure_cuda_architectures(CMAKE_CUDA_ARCHITECTURES PERDURE_CUDA_HAS_SM_90A ASKED ${PERDURE_CUDA_ARCHITECTURES}
+    NATIVE ${CMAKE_CUDA_ARCHITECTURES_NATIVE} ALL ${CMAKE_CUDA_ARCHITECTURES_ALL} ALL_MAJOR ${CMAKE_CUDA_ARCHITECTURES_ALL_MAJOR})
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+    list(FILTER CMAKE_CUDA_ARCHITECTURES EXCLUDE REGEX "^1[0-9][0-9]")
+  endif()
+  if(NOT PERDURE_CUDA_HAS_SM_90A)
+    message(STATUS "perdure: compiled without 9.0, so an H100 gets the attention kernels of 8.0 (mma.sync) and no wgmma")
+  endif()
   find_package(CUDAToolkit REQUIRED)
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)

@@ -4,6 +4,7 @@
 #include "offload/device.h"
 #include "tools/output.h"
 #include "trainer/engine/gpus.h"
+#include "trainer/math/math_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +48,9 @@ static void find_use(struct pd_findings *findings, const struct pd_gpus *gpus)
         if (gpus->driver)
             snprintf(f->here + used, sizeof f->here - used, "; driver for CUDA %u.%u", gpus->driver / 1000,
                      gpus->driver % 1000 / 10);
+        char kernels[160];
+        pd_math_cuda_kernels(dev->capability, NULL, kernels, sizeof kernels);
+        pd_findings_add(findings, "gpu kernels", PD_FINDING_OK, "%s", kernels);
         pd_dev_close(dev);
         return;
     }

@@ -385,7 +385,7 @@ pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bo
     return math->ops->replay(math, key, ret_done, err);
 }
 
-pd_status pd_math_keep(struct pd_math *math, bool is_whole, struct pd_error *err)
+pd_status pd_math_keep(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
 {
-    return math->ops->keep(math, is_whole, err);
+    return math->ops->keep(math, is_whole, ret_again, err);
 }

@@ -88,10 +88,11 @@ struct pd_math_ops {
     pd_status (*mark)(struct pd_math *, struct pd_math_mark *, struct pd_error *);
     pd_status (*reach)(struct pd_math *, const struct pd_math_mark *, struct pd_error *);
     /* A run of operations that comes again with the same operands. replay queues what was kept under the key, or begins to
-     * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. A CPU keeps nothing.
-     */
+     * keep what follows; keep ends that, with is_whole false after a failure. In between nobody waits. *ret_again: what
+     * followed was recorded and cannot be queued, since there is no memory for it; the caller does it once more. A CPU keeps
+     * nothing. */
     pd_status (*replay)(struct pd_math *, const struct pd_math_key *, bool *ret_done, struct pd_error *);
-    pd_status (*keep)(struct pd_math *, bool is_whole, struct pd_error *);
+    pd_status (*keep)(struct pd_math *, bool is_whole, bool *ret_again, struct pd_error *);
     void (*free)(struct pd_math *);
 };
 
@@ -162,6 +163,6 @@ PD_MUST_USE pd_status pd_math_mark(struct pd_math *math, struct pd_math_mark *ma
 PD_MUST_USE pd_status pd_math_reach(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_replay(struct pd_math *math, const struct pd_math_key *key, bool *ret_done,
                                      struct pd_error *err);
-PD_MUST_USE pd_status pd_math_keep(struct pd_math *math, bool is_whole, struct pd_error *err);
+PD_MUST_USE pd_status pd_math_keep(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err);
 
 #endif

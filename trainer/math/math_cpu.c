@@ -103,10 +103,11 @@ pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key
     return PD_OK;
 }
 
-pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, struct pd_error *err)
+pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
 {
     (void)math;
     (void)is_whole;
+    *ret_again = false;
     (void)err;
     return PD_OK;
 }

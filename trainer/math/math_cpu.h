@@ -56,7 +56,7 @@ pd_status pd_cpu_superaccumulate_slot(struct pd_math *math, uint64_t n, const do
 pd_status pd_cpu_mark_slot(struct pd_math *math, struct pd_math_mark *mark, struct pd_error *err);
 pd_status pd_cpu_reach_slot(struct pd_math *math, const struct pd_math_mark *mark, struct pd_error *err);
 pd_status pd_cpu_replay_slot(struct pd_math *math, const struct pd_math_key *key, bool *ret_done, struct pd_error *err);
-pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, struct pd_error *err);
+pd_status pd_cpu_keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err);
 void pd_cpu_free_slot(struct pd_math *math);
 
 #endif

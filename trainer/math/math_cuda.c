@@ -1,19 +1,22 @@
-/* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a product (cuda/gemm.h). */
+/* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a GEMM (cuda/gemm.h). */
 #include "trainer/math/math_cuda.h"
 
+#include "ckpt/base/log.h"
+#include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_cudnn.h"
 #include "trainer/math/cuda/copies.h"
 #include "trainer/math/cuda/gemm.h"
 #include "trainer/math/cuda/graphs.h"
 #include "trainer/math/cuda/kernels.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct pd_math_cuda {
     struct pd_math base; /* first: a struct pd_math of this backend is one of these */
     void *stream;
-    struct pd_cuda_products *products;
+    struct pd_cuda_gemms *gemms;
     struct pd_cuda_graphs *graphs; /* NULL: operations are queued one by one */
     struct pd_cuda_workspace attention;
     struct pd_cuda_event *events;  /* of marks, all that were ever set */
@@ -70,7 +73,7 @@ FORWARDING_SLOT(round, struct pd_round)
 
 static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
-    SPANNED(math, "gemm", pd_cuda_products_run(cuda_of(math)->products, stream_of(math), gemm, err));
+    SPANNED(math, "gemm", pd_cuda_gemms_run(cuda_of(math)->gemms, stream_of(math), gemm, err));
 }
 
 /* Numerics fast only: its bits are not ours. */
@@ -191,16 +194,22 @@ static pd_status replay_slot(struct pd_math *math, const struct pd_math_key *key
     return cuda_of(math)->graphs ? pd_cuda_graphs_begin(cuda_of(math)->graphs, key, ret_done, err) : PD_OK;
 }
 
-static pd_status keep_slot(struct pd_math *math, bool is_whole, struct pd_error *err)
+static pd_status keep_slot(struct pd_math *math, bool is_whole, bool *ret_again, struct pd_error *err)
 {
-    return cuda_of(math)->graphs ? pd_cuda_graphs_end(cuda_of(math)->graphs, is_whole, err) : PD_OK;
+    *ret_again = false;
+    if (!cuda_of(math)->graphs) return PD_OK;
+    PD_TRY(pd_cuda_graphs_end(cuda_of(math)->graphs, is_whole, ret_again, err));
+    if (*ret_again)
+        pd_log_warn("math", "the GPU has no memory for another CUDA graph; from here on operations of blocks are queued one "
+                            "by one, which takes the host longer");
+    return PD_OK;
 }
 
 static void free_slot(struct pd_math *math)
 {
     pd_cuda_events_free(cuda_of(math)->events);
     pd_cuda_graphs_free(cuda_of(math)->graphs);
-    pd_cuda_products_free(cuda_of(math)->products);
+    pd_cuda_gemms_free(cuda_of(math)->gemms);
     free(cuda_of(math));
 }
 
@@ -245,11 +254,24 @@ static const struct pd_math_ops cuda_ops = {
     .free = free_slot,
 };
 
+void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes)
+{
+    const struct pd_attention usual = {.head_size = 128, .dtype = PD_BF16};
+    char name[64];
+    pd_cuda_attention_name(attention ? attention : &usual, capability, name, sizeof name);
+    snprintf(ret_text, bytes, "attention %s, GEMM %s", name, pd_cuda_gemms_name());
+}
+
+uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math)
+{
+    return pd_cuda_gemms_plain_shapes(((const struct pd_math_cuda *)math)->gemms);
+}
+
 pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena *arena, struct pd_math **ret_math,
                            struct pd_error *err)
 {
     const uint64_t attention_bytes = o->attention ? pd_cuda_attention_workspace_bytes(o->attention) : 0;
-    void *products = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_CUDA_GEMM_WORKSPACE_BYTES);
+    void *workspace = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_CUDA_GEMM_WORKSPACE_BYTES);
     void *attention = attention_bytes ? pd_arena_take(arena, PD_MEMORY_BUFFERS, attention_bytes) : NULL;
     if (pd_arena_is_dry(arena)) {
         *ret_math = NULL;
@@ -262,14 +284,14 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     cuda->attention = (struct pd_cuda_workspace){attention, attention_bytes};
     cuda->spans = o->spans;
     cuda->lane = o->lane;
-    const struct pd_cuda_products_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
-                                                     .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
-                                                     .workspace = products,
-                                                     .workspace_bytes = PD_CUDA_GEMM_WORKSPACE_BYTES};
-    pd_status st = pd_cuda_products_new(&options, &cuda->products, err);
+    const struct pd_cuda_gemms_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
+                                                  .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
+                                                  .workspace = workspace,
+                                                  .workspace_bytes = PD_CUDA_GEMM_WORKSPACE_BYTES};
+    pd_status st = pd_cuda_gemms_new(&options, &cuda->gemms, err);
     if (!st && o->graphs && !o->spans) st = pd_cuda_graphs_new(o->stream, &cuda->graphs, err);
     if (st) {
-        pd_cuda_products_free(cuda->products);
+        pd_cuda_gemms_free(cuda->gemms);
         free(cuda);
         return st;
     }

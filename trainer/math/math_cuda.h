@@ -26,6 +26,12 @@ struct pd_math_cuda_options {
     struct pd_stream *lane;
 };
 
+/* The kernels that a GPU of this capability (90 for 9.0) gets from this build, for people: "attention wgmma (sm_90a), GEMM
+ * cuBLASLt". attention NULL: of heads of 128 in bf16. "none" in a build without CUDA. */
+void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes);
+/* Shapes of GEMMs so far that our plain kernel multiplied, many times slower, since cuBLASLt had no algorithm for them. */
+uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math);
+
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which gives out device memory; on a dry arena *ret_math is NULL. */
 PD_MUST_USE pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd_arena *arena,
                                        struct pd_math **ret_math, struct pd_error *err);

@@ -392,10 +392,11 @@ static const char forward_way[] = "forward", backward_way[] = "backward", adding
                   making_way[] = "forward, making codes";
 
 /* Ends what pd_math_replay began, whatever became of it. */
-static pd_status kept(struct pd_transformer *t, pd_status run, struct pd_error *err)
+static pd_status kept(struct pd_transformer *t, pd_status run, bool *ret_again, struct pd_error *err)
 {
+    *ret_again = false;
     if (!t->options.keeps_blocks) return run;
-    const pd_status st = pd_math_keep(t->math, run == PD_OK, run ? NULL : err);
+    const pd_status st = pd_math_keep(t->math, run == PD_OK, ret_again, run ? NULL : err);
     return run ? run : st;
 }
 
@@ -417,7 +418,9 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     key.is_rare = !t->away.learns; /* a validation may be the first thing after many steps, and takes no memory for itself */
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
-    if (!is_done) PD_TRY(kept(t, forward_run(&p, out, err), err));
+    bool again = !is_done;
+    if (!is_done) PD_TRY(kept(t, forward_run(&p, out, err), &again, err));
+    if (again) PD_TRY(forward_run(&p, out, err));
     pd_fp8_made(t);
     pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
@@ -491,7 +494,9 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     const struct pd_math_key key = key_of(&p, block, t->adds ? adding_way : backward_way, dstream);
     bool is_done = false;
     if (t->options.keeps_blocks) PD_TRY(pd_math_replay(t->math, &key, &is_done, err));
-    if (!is_done) PD_TRY(kept(t, backward_run(&p, err), err));
+    bool again = !is_done;
+    if (!is_done) PD_TRY(kept(t, backward_run(&p, err), &again, err));
+    if (again) PD_TRY(backward_run(&p, err));
     pd_trace_end(begin, "compute", "block backward", block);
     return PD_OK;
 }

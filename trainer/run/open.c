@@ -14,6 +14,7 @@
 #include "trainer/engine/gpus.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/engine/state_files.h"
+#include "trainer/math/math_cuda.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/plan/device_room.h"
 #include "trainer/run/directories.h"
@@ -173,6 +174,14 @@ static pd_status part_gathers(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
+static void log_kernels(const struct run *r)
+{
+    const struct pd_attention sizes = {.head_size = r->config->model.head_size, .dtype = r->config->numerics.precision};
+    char kernels[160];
+    pd_math_cuda_kernels(r->device.dev->capability, &sizes, kernels, sizeof kernels);
+    pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
+}
+
 static pd_status build_engine(struct run *r, struct pd_error *err)
 {
     struct pd_memory_plan plan;
@@ -195,6 +204,7 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     PD_TRY(pd_thread_pool_new(r->threads, &r->pool, err));
     PD_TRY(pd_engine_new(&options, r->nccl ? r->nccl : r->comm, r->data, r->pool, r->arena, &r->engine, err));
     r->engine->should_leave = leave_requested;
+    if (is_gpu && rank == 0) log_kernels(r);
     return part_gathers(r, err);
 }
 

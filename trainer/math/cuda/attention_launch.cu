@@ -1,11 +1,11 @@
 /* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
  * PERDURE_ATTENTION=mma, wgmma or plain asks for others, in tests and benchmarks. */
+#include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_place.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum kernels { PLAIN, MMA, WGMMA };
 
 static bool has_tiles(const struct pd_attention *a)
 {
@@ -18,17 +18,45 @@ static const char *asked_for(void)
     return name && *name && strcmp(name, "cudnn") != 0 ? name : "auto";
 }
 
-/* Whether this build has wgmma kernels and this device runs them. */
-static bool has_wgmma(void)
-{
-#if defined(PD_SIMT)
-    return true;
-#elif defined(PERDURE_HAVE_SM_90A)
-    int device, major;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+#if defined(PD_SIMT) || defined(PERDURE_HAVE_SM_90A)
+static const bool build_has_wgmma = true;
 #else
-    return false;
+static const bool build_has_wgmma = false;
+#endif
+
+/* Whether a GPU of this capability runs wgmma kernels of this build. On the host all kernels run. */
+static bool runs_wgmma(uint32_t capability)
+{
+#ifdef PD_SIMT
+    (void)capability;
+    return build_has_wgmma;
+#else
+    return pd_attention_kernels_of(capability, build_has_wgmma) == PD_ATTENTION_WGMMA;
+#endif
+}
+
+/* What is taken where nobody asks for another. On the host mma, as a simulated product of a warpgroup takes long. */
+static enum pd_attention_kernels automatic(uint32_t capability)
+{
+#ifdef PD_SIMT
+    (void)capability;
+    return PD_ATTENTION_MMA;
+#else
+    return pd_attention_kernels_of(capability, build_has_wgmma);
+#endif
+}
+
+static uint32_t capability_here(void)
+{
+#ifdef PD_SIMT
+    return 0;
+#else
+    int device, major, minor;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+        return 0;
+    return static_cast<uint32_t>(10 * major + minor);
 #endif
 }
 
@@ -54,25 +82,37 @@ uint64_t pd_attention_wgmma_workspace(const struct pd_attention *)
 }
 #endif
 
-static pd_status choose(const struct pd_attention *resolved, enum kernels *ret_kernels, struct pd_error *err)
+static pd_status choose(const struct pd_attention *resolved, uint32_t capability, enum pd_attention_kernels *ret_kernels,
+                        struct pd_error *err)
 {
     const char *name = asked_for();
     const bool is_auto = strcmp(name, "auto") == 0, wants_wgmma = strcmp(name, "wgmma") == 0;
     if (!is_auto && !wants_wgmma && strcmp(name, "mma") != 0 && strcmp(name, "plain") != 0)
         return pd_error_set(err, PD_USAGE, PD_WHERE, 0, "PERDURE_ATTENTION=%s: expected mma, wgmma, cudnn or plain", name);
     if (!has_tiles(resolved) || strcmp(name, "plain") == 0) {
-        *ret_kernels = PLAIN;
+        *ret_kernels = PD_ATTENTION_PLAIN;
         return PD_OK;
     }
-    if (wants_wgmma && !has_wgmma())
+    if (wants_wgmma && !runs_wgmma(capability))
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                             "PERDURE_ATTENTION=wgmma needs a GPU of compute capability 9.0 and a build for it: unset it");
-#ifdef PD_SIMT
-    *ret_kernels = wants_wgmma ? WGMMA : MMA; /* a host has no capability: tests say what they want */
-#else
-    *ret_kernels = wants_wgmma || (is_auto && has_wgmma()) ? WGMMA : MMA;
-#endif
+    *ret_kernels = is_auto ? automatic(capability) : wants_wgmma ? PD_ATTENTION_WGMMA : PD_ATTENTION_MMA;
     return PD_OK;
+}
+
+void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capability, char *ret_name, size_t bytes)
+{
+    static const char *const names[] = {"plain", "mma.sync", "wgmma"};
+    const struct pd_architecture *a = pd_architecture_of(capability);
+    enum pd_attention_kernels kernels = PD_ATTENTION_PLAIN;
+    struct pd_error ignored;
+    if (choose(sizes, capability, &kernels, &ignored)) return (void)snprintf(ret_name, bytes, "none");
+    if (kernels == PD_ATTENTION_WGMMA)
+        snprintf(ret_name, bytes, "wgmma (sm_90a)");
+    else if (a)
+        snprintf(ret_name, bytes, "%s (sm_%u)", names[kernels], a->code);
+    else
+        snprintf(ret_name, bytes, "%s (PTX, compiled by the driver)", names[kernels]);
 }
 
 static pd_status check(const struct pd_attention *resolved, struct pd_error *err)
@@ -101,29 +141,29 @@ uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 
 static pd_status forward(void *stream, const struct pd_attention *resolved, struct pd_error *err)
 {
-    enum kernels kernels;
-    PD_TRY(choose(resolved, &kernels, err));
-    if (kernels == WGMMA) return pd_attention_wgmma_forward(stream, resolved, err);
-    return kernels == MMA ? pd_attention_tiles_forward(stream, resolved, err)
+    enum pd_attention_kernels kernels;
+    PD_TRY(choose(resolved, capability_here(), &kernels, err));
+    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_forward(stream, resolved, err);
+    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_forward(stream, resolved, err)
                           : pd_attention_plain_forward(stream, resolved, err);
 }
 
 static pd_status backward_queries(void *stream, const struct pd_attention *resolved, struct pd_error *err)
 {
-    enum kernels kernels;
-    PD_TRY(choose(resolved, &kernels, err));
-    if (kernels == WGMMA) return pd_attention_wgmma_queries(stream, resolved, err);
-    return kernels == MMA ? pd_attention_tiles_queries(stream, resolved, err)
+    enum pd_attention_kernels kernels;
+    PD_TRY(choose(resolved, capability_here(), &kernels, err));
+    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_queries(stream, resolved, err);
+    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_queries(stream, resolved, err)
                           : pd_attention_plain_queries(stream, resolved, err);
 }
 
 static pd_status backward_keys(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                                struct pd_error *err)
 {
-    enum kernels kernels;
-    PD_TRY(choose(resolved, &kernels, err));
-    if (kernels == WGMMA) return pd_attention_wgmma_keys(stream, resolved, workspace, err);
-    return kernels == MMA ? pd_attention_tiles_keys(stream, resolved, workspace, err)
+    enum pd_attention_kernels kernels;
+    PD_TRY(choose(resolved, capability_here(), &kernels, err));
+    if (kernels == PD_ATTENTION_WGMMA) return pd_attention_wgmma_keys(stream, resolved, workspace, err);
+    return kernels == PD_ATTENTION_MMA ? pd_attention_tiles_keys(stream, resolved, workspace, err)
                           : pd_attention_plain_keys(stream, resolved, workspace, err);
 }
 

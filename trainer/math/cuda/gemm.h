@@ -1,17 +1,19 @@
-/* Matrix products on the GPU.
+/* Matrix products (GEMMs) on the GPU.
  *
- * gemm_cublaslt.c: cuBLASLt, the algorithm by its heuristic and never by timing, looked up once a shape and then fixed for
- * the run. Bias and residual are added in fp32 inside the product's epilogue and rounded once. Products that cuBLASLt does
- * not take (operands of two types, no k, alignment it refuses) go to gemm_plain.cu. gemm_alone.c, for builds without
- * cuBLASLt and for tests on the host, sends all of them there.
+ * gemm_cublaslt.c calls cuBLASLt. The algorithm is the heuristic's choice, never a timing's; it is looked up once a shape
+ * and then fixed for the run. Bias and residual are added in fp32 in the epilogue and rounded once. What cuBLASLt does not
+ * take (operands of two types, no k, some alignments) or has no algorithm for goes to gemm_plain.cu, which is many times
+ * slower: a warning says so once a shape, and the shapes are counted. gemm_alone.c sends everything to gemm_plain.cu, in
+ * builds without cuBLASLt and in tests on the host.
  *
- * invariant   no split of k, no reduction in a workspace. Shapes are the same under every layout as long as virtual_tp and
- *             virtual_sp are 1. Where they are not, `any_shape` takes the algorithm by operand types, transposes and k
- *             alone, for m and n of PD_CUDA_CANONICAL, so that no cut of m or n changes it.
- * fast        algorithms that split k too, where k is a multiple of 128; partial sums stay fp32
- *
- *   errors   PD_DEVICE_LOST, PD_NO_MEMORY; a product is queued when its call returns, and fails where the stream is waited
- * for threads  one caller */
+ *   invariant  k is not split, nothing is reduced in a workspace. Shapes are the same under every layout as long as
+ *              virtual_tp and virtual_sp are 1. Where they are not, `any_shape` looks the algorithm up by operand types,
+ *              transposes and k alone, for m and n of PD_CUDA_CANONICAL, so that no cut of m or n changes it
+ *   fast       k may be split where it is a multiple of 128; partial sums stay fp32, so a split that adds them up in the
+ *              result (INPLACE) is admitted only where the result is fp32
+ *   errors     PD_DEVICE_LOST, PD_NO_MEMORY. A GEMM is queued when the call returns; what fails later shows where the stream
+ *              is waited for
+ *   threads    one caller */
 #ifndef PD_TRAINER_MATH_CUDA_GEMM_H
 #define PD_TRAINER_MATH_CUDA_GEMM_H
 
@@ -24,20 +26,22 @@ extern "C" {
 #define PD_CUDA_GEMM_WORKSPACE_BYTES (UINT64_C(32) << 20)
 #define PD_CUDA_CANONICAL 4096u
 
-struct pd_cuda_products;
+struct pd_cuda_gemms;
 
-struct pd_cuda_products_options {
+struct pd_cuda_gemms_options {
     bool invariant, any_shape;
     void *workspace; /* device, borrowed */
     uint64_t workspace_bytes;
 };
 
-pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, struct pd_cuda_products **ret_products,
-                               struct pd_error *err);
-void pd_cuda_products_free(struct pd_cuda_products *products); /* NULL is fine */
-/* Queues a product; operands as struct pd_gemm says.   stream  cudaStream_t */
-pd_status pd_cuda_products_run(struct pd_cuda_products *products, void *stream, const struct pd_gemm *gemm,
-                               struct pd_error *err);
+pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,
+                            struct pd_error *err);
+void pd_cuda_gemms_free(struct pd_cuda_gemms *gemms); /* NULL is fine */
+/* Queues a GEMM; operands as struct pd_gemm says.   stream  cudaStream_t */
+pd_status pd_cuda_gemms_run(struct pd_cuda_gemms *gemms, void *stream, const struct pd_gemm *gemm, struct pd_error *err);
+/* Shapes so far that the plain kernel multiplied though there is cuBLASLt. */
+uint32_t pd_cuda_gemms_plain_shapes(const struct pd_cuda_gemms *gemms);
+const char *pd_cuda_gemms_name(void); /* what multiplies, for people */
 
 #ifdef __cplusplus
 }

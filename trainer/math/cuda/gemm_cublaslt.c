@@ -1,5 +1,6 @@
-/* A row-major product is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
+/* A row-major GEMM is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
  * B. */
+#include "ckpt/base/log.h"
 #include "trainer/math/cuda/cublaslt_load.h"
 #include "trainer/math/cuda/gemm.h"
 
@@ -15,7 +16,8 @@
 /* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
-    uint32_t align_a, align_b, align_c, align_residual, align_bias, unused;
+    uint32_t align_a, align_b, align_c, align_residual, align_bias;
+    uint32_t is_refused; /* not for cuBLASLt at all: operands of two types, alignment */
     uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
 _Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
@@ -23,16 +25,18 @@ _Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
 struct plan {
     struct key key;
     bool is_used, is_plain; /* cuBLASLt has nothing for it */
+    bool is_told;           /* that a GEMM of this key was multiplied by our plain kernel */
     cublasLtMatmulAlgo_t algorithm;
 };
 
-struct pd_cuda_products {
+struct pd_cuda_gemms {
     cublasLtHandle_t handle;
-    struct pd_cuda_products_options options;
+    struct pd_cuda_gemms_options options;
     struct plan plans[SLOTS];
+    uint32_t plain_shapes;
 };
 
-/* One product as cuBLASLt wants it described: storage, no allocation. */
+/* One GEMM as cuBLASLt wants it described: storage, no allocation. */
 struct description {
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, c, d; /* a: our B; c: what is added; d: what is written */
@@ -50,11 +54,11 @@ static pd_status status_of(cublasStatus_t code)
             PD_FAIL((err), status_of(lt_code_), "cuBLASLt: %s: %s", (what), cublasLtGetStatusName(lt_code_)); \
     } while (0)
 
-pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, struct pd_cuda_products **ret_products,
-                               struct pd_error *err)
+pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,
+                            struct pd_error *err)
 {
     PD_TRY(pd_cublaslt_load(err));
-    struct pd_cuda_products *p = calloc(1, sizeof *p);
+    struct pd_cuda_gemms *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "cuBLASLt: no memory for the table of algorithms");
     p->options = *options;
     cublasStatus_t code = cublasLtCreate(&p->handle);
@@ -62,18 +66,18 @@ pd_status pd_cuda_products_new(const struct pd_cuda_products_options *options, s
         free(p);
         PD_FAIL(err, status_of(code), "cuBLASLt: starting it: %s", cublasLtGetStatusName(code));
     }
-    *ret_products = p;
+    *ret_gemms = p;
     return PD_OK;
 }
 
-void pd_cuda_products_free(struct pd_cuda_products *products)
+void pd_cuda_gemms_free(struct pd_cuda_gemms *gemms)
 {
-    if (!products) return;
-    cublasLtDestroy(products->handle);
-    free(products);
+    if (!gemms) return;
+    cublasLtDestroy(gemms->handle);
+    free(gemms);
 }
 
-/* ---- which product ---- */
+/* ---- which GEMM ---- */
 
 /* Of a matrix of one row ld may be anything. */
 static uint64_t row_of(const struct pd_matrix *matrix, uint64_t rows, uint64_t columns)
@@ -144,7 +148,7 @@ static bool is_for_cublaslt(const struct pd_gemm *g)
     return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
 }
 
-static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm *g)
+static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
 {
     struct key key;
     memset(&key, 0, sizeof key);
@@ -162,6 +166,7 @@ static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm 
     key.align_c = alignment_of(&g->c, pd_dtype_bytes(g->c.dtype));
     key.align_residual = has_residual(g) ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : key.align_c;
     key.align_bias = alignment_at(g->bias, 0);
+    key.is_refused = !is_for_cublaslt(g);
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;
     key.ld_b = g->trans_b ? g->k : key.n;
@@ -175,7 +180,7 @@ static struct key key_of(const struct pd_cuda_products *p, const struct pd_gemm 
 static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes,
                      struct pd_error *err)
 {
-    LT_TRY(err, cublasLtMatmulDescSetAttribute(&d->operation, attribute, value, bytes), "describing a product");
+    LT_TRY(err, cublasLtMatmulDescSetAttribute(&d->operation, attribute, value, bytes), "describing a GEMM");
     return PD_OK;
 }
 
@@ -184,7 +189,7 @@ static pd_status describe_operation(struct description *d, const struct key *key
     const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cudaDataType_t bias = (cudaDataType_t)key->result;
-    LT_TRY(err, cublasLtMatmulDescInit(&d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    LT_TRY(err, cublasLtMatmulDescInit(&d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a GEMM");
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
@@ -219,16 +224,23 @@ static pd_status point(struct description *d, const struct pd_gemm *g, struct pd
 
 /* ---- its algorithm ---- */
 
-static bool may_split_k(const struct pd_cuda_products *p, const struct key *key)
+static bool may_split_k(const struct pd_cuda_gemms *p, const struct key *key)
 {
     return !p->options.invariant && key->k % SPLIT_STEP == 0;
 }
 
-static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct pd_cuda_products *p,
-                        const struct key *key, struct pd_error *err)
+/* Partial sums in fp32. INPLACE adds them in the type of the result (cublasLt.h). */
+static uint32_t reductions_of(const struct pd_cuda_gemms *p, const struct key *key)
 {
-    const uint32_t in_fp32 = CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t reductions = may_split_k(p, key) ? in_fp32 : CUBLASLT_REDUCTION_SCHEME_NONE;
+    if (!may_split_k(p, key)) return CUBLASLT_REDUCTION_SCHEME_NONE;
+    const bool is_fp32 = key->result == CUDA_R_32F;
+    return CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | (is_fp32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : 0);
+}
+
+static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct pd_cuda_gemms *p, const struct key *key,
+                        struct pd_error *err)
+{
+    const uint32_t reductions = reductions_of(p, key);
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -248,37 +260,41 @@ static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const stru
     return PD_OK;
 }
 
-static bool splits_k(const cublasLtMatmulAlgo_t *algorithm)
+/* Whatever the preference said, an algorithm is taken by what it says of itself. */
+static bool is_admitted(const struct pd_cuda_gemms *p, const struct key *key, const cublasLtMatmulAlgo_t *algorithm)
 {
     int32_t parts = 1;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
     size_t written;
     if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written))
-        return true;
+        return false;
     if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme,
                                              &written))
-        return true;
-    return parts > 1 || scheme != CUBLASLT_REDUCTION_SCHEME_NONE;
+        return false;
+    if (parts > 1 && !may_split_k(p, key)) return false;
+    return scheme == CUBLASLT_REDUCTION_SCHEME_NONE || (scheme & reductions_of(p, key)) != 0;
 }
 
 /* The first that the heuristic names and that this mode admits. */
-static pd_status choose(const struct pd_cuda_products *p, const struct pd_gemm *g, struct plan *plan, struct pd_error *err)
+static pd_status choose(const struct pd_cuda_gemms *p, const struct pd_gemm *g, struct plan *plan, struct pd_error *err)
 {
     struct description d;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     int count = 0;
+    plan->is_used = plan->is_plain = true;
+    plan->is_told = false;
+    if (plan->key.is_refused) return PD_OK;
     PD_TRY(describe(&d, &plan->key, err));
     PD_TRY(point(&d, g, err));
     PD_TRY(prefer(&preference, p, &plan->key, err));
     cublasStatus_t code = cublasLtMatmulAlgoGetHeuristic(p->handle, &d.operation, &d.a, &d.b, &d.c, &d.d, &preference,
                                                          CANDIDATES, results, &count);
-    plan->is_used = plan->is_plain = true;
     if (code == CUBLAS_STATUS_NOT_SUPPORTED || code == CUBLAS_STATUS_INVALID_VALUE) return PD_OK;
     LT_TRY(err, code, "asking its heuristic");
     for (int i = 0; i < count && plan->is_plain; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        if (!may_split_k(p, &plan->key) && splits_k(&results[i].algo)) continue;
+        if (!is_admitted(p, &plan->key, &results[i].algo)) continue;
         plan->algorithm = results[i].algo;
         plan->is_plain = false;
     }
@@ -296,7 +312,7 @@ static uint64_t hash_of(const struct key *key)
 }
 
 /* When all places near are taken the last one is chosen for anew: the heuristic gives the same answer again. */
-static pd_status find(struct pd_cuda_products *p, const struct key *key, const struct pd_gemm *g, struct plan **ret_plan,
+static pd_status find(struct pd_cuda_gemms *p, const struct key *key, const struct pd_gemm *g, struct plan **ret_plan,
                       struct pd_error *err)
 {
     const uint64_t start = hash_of(key);
@@ -309,18 +325,18 @@ static pd_status find(struct pd_cuda_products *p, const struct key *key, const s
             return PD_OK;
         }
     }
-    plan->is_used = false;
     plan->key = *key;
-    PD_TRY(choose(p, g, plan, err));
+    const pd_status st = choose(p, g, plan, err);
+    plan->is_used = !st;
     *ret_plan = plan;
-    return PD_OK;
+    return st;
 }
 
 /* ---- running it ---- */
 
-/* The description of this very product, whatever shape the algorithm was chosen for. */
-static pd_status describe_product(struct description *d, const struct key *chosen, const struct pd_gemm *g,
-                                  struct pd_error *err)
+/* The description of this very GEMM, whatever shape the algorithm was chosen for. */
+static pd_status describe_gemm(struct description *d, const struct key *chosen, const struct pd_gemm *g,
+                               struct pd_error *err)
 {
     struct key key = *chosen;
     set_shape(&key, g);
@@ -329,7 +345,7 @@ static pd_status describe_product(struct description *d, const struct key *chose
 }
 
 /* Of a shape the algorithm was not chosen for: whether it takes it, in the workspace there is. */
-static bool is_taken(struct pd_cuda_products *p, struct description *d, const struct plan *plan)
+static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
     if (!p->options.any_shape) return true;
@@ -338,7 +354,7 @@ static bool is_taken(struct pd_cuda_products *p, struct description *d, const st
            result.workspaceSize <= p->options.workspace_bytes;
 }
 
-static pd_status multiply(struct pd_cuda_products *p, void *stream, const struct pd_gemm *g, const struct plan *plan,
+static pd_status multiply(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, const struct plan *plan,
                           struct description *d, struct pd_error *err)
 {
     const float alpha = 1.0f, beta = g->accumulate || g->residual.data ? 1.0f : 0.0f;
@@ -347,19 +363,44 @@ static pd_status multiply(struct pd_cuda_products *p, void *stream, const struct
         cublasLtMatmul(p->handle, &d->operation, &alpha, g->b.data, &d->a, g->a.data, &d->b, &beta, added, &d->c, g->c.data,
                        &d->d, &plan->algorithm, p->options.workspace, p->options.workspace_bytes, (cudaStream_t)stream);
     if (code == CUBLAS_STATUS_SUCCESS) return PD_OK;
-    PD_FAIL(err, status_of(code), "cuBLASLt: product of (%llu, %llu) and (%llu, %llu): %s", (unsigned long long)g->m,
+    PD_FAIL(err, status_of(code), "cuBLASLt: GEMM of (%llu, %llu) and (%llu, %llu): %s", (unsigned long long)g->m,
             (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n, cublasLtGetStatusName(code));
 }
 
-pd_status pd_cuda_products_run(struct pd_cuda_products *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+static pd_status multiply_plainly(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct plan *plan,
+                                  struct pd_error *err)
+{
+    const char *why = plan->key.is_refused ? "does not take operands of such types or alignment" : "has no algorithm for it";
+    if (!plan->is_told && g->k > 0) {
+        pd_log_warn("math",
+                    "GEMM (%llu, %llu) by (%llu, %llu) of %s into %s: cuBLASLt %s, so our plain kernel multiplies it, many "
+                    "times slower",
+                    (unsigned long long)g->m, (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n,
+                    g->a_format ? "fp8" : pd_dtype_name(g->a.dtype), pd_dtype_name(g->c.dtype), why);
+        p->plain_shapes++;
+        plan->is_told = true;
+    }
+    return pd_cuda_gemm_plain(stream, g, err);
+}
+
+pd_status pd_cuda_gemms_run(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
 {
     struct description d;
     struct plan *plan;
     if (g->m == 0 || g->n == 0) return PD_OK;
-    if (!is_for_cublaslt(g)) return pd_cuda_gemm_plain(stream, g, err);
     const struct key key = key_of(p, g);
     PD_TRY(find(p, &key, g, &plan, err));
-    if (plan->is_plain) return pd_cuda_gemm_plain(stream, g, err);
-    PD_TRY(describe_product(&d, &key, g, err));
-    return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : pd_cuda_gemm_plain(stream, g, err);
+    if (plan->is_plain) return multiply_plainly(p, stream, g, plan, err);
+    PD_TRY(describe_gemm(&d, &key, g, err));
+    return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : multiply_plainly(p, stream, g, plan, err);
+}
+
+uint32_t pd_cuda_gemms_plain_shapes(const struct pd_cuda_gemms *p)
+{
+    return p->plain_shapes;
+}
+
+const char *pd_cuda_gemms_name(void)
+{
+    return "cuBLASLt";
 }

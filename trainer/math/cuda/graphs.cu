@@ -16,6 +16,7 @@ struct pd_cuda_graphs {
     cudaStream_t stream;
     struct kept *recorded; /* NULL: nothing is */
     uint32_t known, count; /* runs that have come, and those of them that have a graph */
+    bool is_full;          /* the device had no memory for one: no more are made */
     struct kept **slots;   /* (SLOTS), open addressing; NULL: empty */
 };
 
@@ -83,18 +84,32 @@ static pd_status note(struct pd_cuda_graphs *g, struct kept **slot, const struct
     return PD_OK;
 }
 
-static pd_status launch(struct pd_cuda_graphs *g, const struct kept *kept, struct pd_error *err)
+/* Of a call that may find no memory: then the graph goes, and no more are made. */
+static pd_status passed(struct pd_cuda_graphs *g, struct kept *kept, cudaError_t code, const char *what, bool *ret_passed,
+                        struct pd_error *err)
 {
-    const cudaError_t code = cudaGraphLaunch(kept->run, g->stream);
-    return code == cudaSuccess ? PD_OK : fail(code, "launching a graph", err);
+    *ret_passed = code == cudaSuccess;
+    if (code == cudaSuccess) return PD_OK;
+    if (code != cudaErrorMemoryAllocation) return fail(code, what, err);
+    (void)cudaGetLastError();
+    g->is_full = true;
+    if (kept->run) cudaGraphExecDestroy(kept->run);
+    g->count -= kept->run != NULL;
+    kept->run = NULL;
+    return PD_OK;
+}
+
+static pd_status launch(struct pd_cuda_graphs *g, struct kept *kept, bool *ret_launched, struct pd_error *err)
+{
+    return passed(g, kept, cudaGraphLaunch(kept->run, g->stream), "launching a graph", ret_launched, err);
 }
 
 pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_key *key, bool *ret_done, struct pd_error *err)
 {
     struct kept **slot = slot_of(g, key);
-    *ret_done = *slot && (*slot)->run;
-    if (*ret_done) return launch(g, *slot, err);
-    if (key->is_rare) return PD_OK;
+    *ret_done = false;
+    if (*slot && (*slot)->run) PD_TRY(launch(g, *slot, ret_done, err));
+    if (*ret_done || key->is_rare || g->is_full) return PD_OK;
     if (!*slot) return note(g, slot, key, err);
     if (cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess)
         g->recorded = *slot;
@@ -104,20 +119,22 @@ pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *g, const struct pd_math_ke
 }
 
 /* Keeps the graph and queues it; it is gone when this returns, and its executable form stays. */
-static pd_status keep(struct pd_cuda_graphs *g, struct kept *kept, cudaGraph_t graph, struct pd_error *err)
+static pd_status keep(struct pd_cuda_graphs *g, struct kept *kept, cudaGraph_t graph, bool *ret_queued, struct pd_error *err)
 {
-    cudaGraphExec_t run;
-    const cudaError_t code = cudaGraphInstantiate(&run, graph, 0);
-    if (code != cudaSuccess) return fail(code, "making a graph of a block", err);
+    cudaGraphExec_t run = NULL;
+    PD_TRY(passed(g, kept, cudaGraphInstantiate(&run, graph, 0), "making a graph of a block", ret_queued, err));
+    if (!*ret_queued) return PD_OK;
     kept->run = run;
     g->count++;
-    return launch(g, kept, err);
+    return launch(g, kept, ret_queued, err);
 }
 
-pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, struct pd_error *err)
+pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, bool *ret_again, struct pd_error *err)
 {
     struct kept *const kept = g->recorded;
     cudaGraph_t graph = NULL;
+    bool is_queued = false;
+    *ret_again = false;
     if (!kept) return PD_OK;
     g->recorded = NULL;
     const cudaError_t code = cudaStreamEndCapture(g->stream, &graph);
@@ -125,8 +142,9 @@ pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *g, bool is_whole, struct pd_
         const pd_status failed = fail(code, "recording a block", err);
         return is_whole ? failed : PD_OK;
     }
-    const pd_status st = is_whole ? keep(g, kept, graph, err) : PD_OK;
+    const pd_status st = is_whole ? keep(g, kept, graph, &is_queued, err) : PD_OK;
     cudaGraphDestroy(graph);
+    *ret_again = !st && is_whole && !is_queued;
     return st;
 }
 

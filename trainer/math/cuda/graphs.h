@@ -3,7 +3,8 @@
  * A run is known by its key: every address that its operations were given. What was kept under a key is queued again by
  * begin. Under a new key operations are queued as they come; under one that has come once they are recorded, and end keeps
  * them and queues them, unless the key is rare: then they are queued as they come always. A stream that a graph cannot be
- * recorded on, or more than PD_CUDA_GRAPHS_MAX runs: as without graphs.
+ * recorded on, or more than PD_CUDA_GRAPHS_MAX runs: as without graphs. When the device has no memory for another graph,
+ * that run and all new ones are queued as they come, and the graphs there are stay.
  *
  *   errors   PD_DEVICE_LOST
  *   threads  one caller; nobody waits for the stream between begin and end */
@@ -28,8 +29,10 @@ PD_MUST_USE pd_status pd_cuda_graphs_new(void *stream, struct pd_cuda_graphs **r
 void pd_cuda_graphs_free(struct pd_cuda_graphs *graphs); /* NULL is fine; the stream has passed them */
 PD_MUST_USE pd_status pd_cuda_graphs_begin(struct pd_cuda_graphs *graphs, const struct pd_math_key *key, bool *ret_done,
                                            struct pd_error *err);
-/* After a begin that was not done. is_whole false: an operation failed, and nothing that was recorded is kept or queued. */
-PD_MUST_USE pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *graphs, bool is_whole, struct pd_error *err);
+/* After a begin that was not done. is_whole false: an operation failed, and nothing that was recorded is kept or queued.
+ * *ret_again: there was no memory for the graph, so what was recorded did not happen; the caller queues it once more. */
+PD_MUST_USE pd_status pd_cuda_graphs_end(struct pd_cuda_graphs *graphs, bool is_whole, bool *ret_again,
+                                         struct pd_error *err);
 uint32_t pd_cuda_graphs_count(const struct pd_cuda_graphs *graphs);
 
 #ifdef __cplusplus

@@ -1,0 +1,44 @@
+/* Which kernels a GPU gets, by its compute capability: a row each. A capability that is not listed runs the row of the
+ * latest listed one before it from PTX, which the driver compiles: right, and nobody has looked at its speed.
+ *
+ *   code       what the build compiles for it (PERDURE_CUDA_ARCHITECTURES): machine code runs on its own capability and on
+ *              later ones of the same major number
+ *   attention  wgmma needs 9.0 and no other, and a build that has its kernels
+ *   shared     bytes of shared memory a block can ask for; kernels but those of 9.0 are held to the least of them */
+#ifndef PD_TRAINER_MATH_CUDA_ARCHITECTURES_H
+#define PD_TRAINER_MATH_CUDA_ARCHITECTURES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum pd_attention_kernels { PD_ATTENTION_PLAIN, PD_ATTENTION_MMA, PD_ATTENTION_WGMMA };
+
+struct pd_architecture {
+    uint32_t capability, code; /* 86 for 8.6 */
+    const char *examples;
+    enum pd_attention_kernels attention;
+    uint32_t shared_bytes;
+};
+
+#define PD_ARCHITECTURES 6u
+extern const struct pd_architecture pd_architectures[PD_ARCHITECTURES];
+
+/* NULL: not listed. */
+const struct pd_architecture *pd_architecture_of(uint32_t capability);
+/* Of heads and types that have tiles of tensor cores; the others are PD_ATTENTION_PLAIN's. */
+enum pd_attention_kernels pd_attention_kernels_of(uint32_t capability, bool build_has_wgmma);
+
+/* The kernels that attention of these sizes gets on a GPU of this capability (90 for 9.0), for people. attention_launch.cu */
+struct pd_attention;
+void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capability, char *ret_name, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
