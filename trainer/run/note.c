@@ -140,6 +140,21 @@ bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *re
     return true;
 }
 
+bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity)
+{
+    char text[NOTE_BYTES];
+    snprintf(text, sizeof text, "%s\n", identity);
+    return note_write(dir, "gpu", rank, text);
+}
+
+bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES])
+{
+    char text[NOTE_BYTES], *at = text;
+    if (!note_read(dir, "gpu", rank, text)) return false;
+    snprintf(ret_identity, PD_NOTE_GPU_BYTES, "%s", next_line(&at));
+    return true;
+}
+
 static bool has_prefix(const char *name, const char *const *prefixes)
 {
     for (; *prefixes; prefixes++)
@@ -177,11 +192,11 @@ static void notes_unlink(const char *dir, const char *const *prefixes)
 
 void pd_note_clear(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", NULL});
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "gpu-", NULL});
 }
 
 void pd_note_dir_remove(const char *dir)
 {
-    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "owner-", NULL});
+    notes_unlink(dir, (const char *const[]){"begun-", "ready-", "ended-", "gpu-", "owner-", NULL});
     rmdir(dir);
 }

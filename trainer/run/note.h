@@ -3,6 +3,7 @@
  *   begun-<rank>   process, boot, process namespace, number of the MPI job: signals are caught from here on
  *   ready-<rank>   the rank has joined the others
  *   ended-<rank>   status and message of its end
+ *   gpu-<rank>     the GPU that it lost, by what the device is called whatever number a process knows it by
  *   owner-0        the launcher itself, as begun: a directory whose owner is gone may be removed
  *
  * A note appears whole or not at all. A worker that cannot write one (a host that does not see the directory) works all the
@@ -30,11 +31,16 @@ bool pd_note_write_begun(const char *dir, uint32_t rank, uint32_t size);
 bool pd_note_write_ready(const char *dir, uint32_t rank);
 bool pd_note_write_ended(const char *dir, uint32_t rank, pd_status status, const char *message);
 
+/* identity: that of struct pd_dev. */
+bool pd_note_write_gpu(const char *dir, uint32_t rank, const char *identity);
+
 /* False: there is no such note (yet), or it cannot be read; *ret is untouched. */
 bool pd_note_read_owner(const char *dir, struct pd_note_begun *ret);
 bool pd_note_read_begun(const char *dir, uint32_t rank, struct pd_note_begun *ret);
 bool pd_note_read_ready(const char *dir, uint32_t rank);
 bool pd_note_read_ended(const char *dir, uint32_t rank, struct pd_note_ended *ret);
+#define PD_NOTE_GPU_BYTES 64u
+bool pd_note_read_gpu(const char *dir, uint32_t rank, char ret_identity[PD_NOTE_GPU_BYTES]);
 
 /* Ranks have ended: their notes go, and what MPI left of them in the memory of this host. */
 void pd_note_clear(const char *dir);

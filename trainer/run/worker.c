@@ -1,5 +1,6 @@
 /* The life of a rank: open, step, close (internal.h), and how a process becomes one rank or holds all of them. */
 #include "trainer/run/worker.h"
+#include "trainer/run/note.h"
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/rank.h"
@@ -40,6 +41,8 @@ pd_status pd_worker_run(const struct pd_config *config, struct pd_comm *comm, co
     pd_numerics_thread_init();
     pd_status st = pd_run_open(&r, err);
     if (!st) st = pd_run_steps(&r, err);
+    if (st == PD_DEVICE_LOST && r.device.dev && launched && launched->is_launched)
+        pd_note_write_gpu(launched->dir, comm->rank, r.device.dev->identity);
     st = pd_rank_device_say_lost(&r.device, st, err);
     /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);
