@@ -2,6 +2,7 @@
 
 #include "ckpt/base/words.h"
 #include "tools/output.h"
+#include "trainer/model/family.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +113,7 @@ static void describe(const struct pd_plan_subject *s)
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context,
                    state = s->model->parameter_count * PD_KIND_COUNT * sizeof(float);
     printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
-           m->family == PD_FAMILY_GPT2 ? "gpt2" : "llama", pd_counted(m->layers, "block").text, m->hidden,
+           pd_family_properties(m->family)->name, pd_counted(m->layers, "block").text, m->hidden,
            pd_counted(m->heads, "head").text, m->vocab);
     printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
            c->batch.context, pd_text_count(tokens).text,

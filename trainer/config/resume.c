@@ -6,15 +6,17 @@
  *
  * Files may move: their contents are compared by fingerprint, not by path. */
 #include "trainer/config/keys.h"
+#include "trainer/model/family.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* GPT-2 has a row of its position table for each place, so there the context is a shape. Elsewhere it is a limit that
+/* Learned positions have a row of their table for each place, so there the context is a shape. Elsewhere it is a limit that
  * batch.context keeps anyway. */
 static enum pd_resume_effect effect_of(const struct pd_config *saved, const struct pd_key *key)
 {
-    if (strcmp(key->name, "model.context") == 0 && saved->model.family == PD_FAMILY_LLAMA) return PD_RESUME_FREE;
+    const struct pd_family_properties *f = pd_family_properties(saved->model.family);
+    if (strcmp(key->name, "model.context") == 0 && f && f->positions == PD_POSITIONS_ROPE) return PD_RESUME_FREE;
     return key->effect;
 }
 

@@ -1,10 +1,9 @@
-/* One transformer block, both families:
+/* One transformer block, whatever its family:
  *
  *   middle = x + attention(rope(norm1(x) Wqkv + bqkv)) Wo + bo
  *   out    = middle + activation(norm2(middle) Wup + bup) Wdown + bdown
  *
- * Llama: RMS norm, RoPE, SwiGLU over gate and up, biases at most at q, k, v. GPT-2: layer norm, no RoPE, GELU, biases
- * everywhere.
+ * Which norm, activation, positions and biases there are is a row of family.c.
  *
  * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
  * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
@@ -12,19 +11,10 @@
 #include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
-/* Places of tensors inside a block of the tensor table; -1: the family has none. */
-struct roles {
-    int norm1, norm1_bias, qkv, qkv_bias, out, out_bias, norm2, norm2_bias, up, up_bias, down, down_bias;
-};
-
-static const struct roles llama_roles = {0, -1, 1, -1, 4, -1, 5, -1, 6, -1, 8, -1};
-static const struct roles llama_bias_roles = {0, -1, 1, 4, 7, -1, 8, -1, 9, -1, 11, -1};
-static const struct roles gpt2_roles = {0, 1, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15};
-
 /* One pass over a block. */
 struct pass {
     struct pd_transformer *t;
-    const struct roles *roles;
+    const struct pd_block_roles *roles;
     const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     enum pd_recompute recompute;
@@ -36,14 +26,11 @@ struct pass {
 
 static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w, float *const *g)
 {
-    const bool bias = t->model->config.qkv_bias;
     uint32_t place = pd_transformer_place(t, slot, block);
     PD_CHECK(block < t->model->config.layers);
     pd_fp8_enter(t, block);
     return (struct pass){.t = t,
-                         .roles = !t->is_llama ? &gpt2_roles
-                                  : bias       ? &llama_bias_roles
-                                               : &llama_roles,
+                         .roles = &t->roles,
                          .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
                          .recompute = t->held[block].recompute,
@@ -208,7 +195,7 @@ static pd_status up_input(const struct pass *p, struct pd_error *err)
         struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
         const uint64_t k = r.end - r.begin;
         terms[0] = term(t, t->dup, ld, r.begin, w, r.begin, k);
-        terms[1] = term(t, t->dup, ld, columns + r.begin, w, columns + r.begin, t->is_llama ? k : 0);
+        terms[1] = term(t, t->dup, ld, columns + r.begin, w, columns + r.begin, t->family->up_matrices == 2 ? k : 0);
     }
     if (t->partition.virtual_tp == 1) {
         t->tp.terms[0].k = ld;
@@ -327,7 +314,8 @@ static pd_status activation_forward(const struct pass *p, struct pd_error *err)
     struct pd_transformer *t = p->t;
     const uint64_t ffn = t->share.ffn_columns;
     if (!ffn) return PD_OK;
-    if (t->is_llama) return pd_swiglu_forward(t->math, t->rows, ffn, t->options.dtype, p->a->up, p->a->hidden, err);
+    if (t->family->activation == PD_ACTIVATION_SWIGLU)
+        return pd_swiglu_forward(t->math, t->rows, ffn, t->options.dtype, p->a->up, p->a->hidden, err);
     return pd_gelu_forward(t->math, t->rows * ffn, t->options.dtype, p->a->up, p->a->hidden, err);
 }
 
@@ -336,7 +324,8 @@ static pd_status activation_backward(const struct pass *p, struct pd_error *err)
     struct pd_transformer *t = p->t;
     const uint64_t ffn = t->share.ffn_columns;
     if (!ffn) return PD_OK;
-    if (t->is_llama) return pd_swiglu_backward(t->math, t->rows, ffn, t->options.dtype, p->a->up, t->dhidden, t->dup, err);
+    if (t->family->activation == PD_ACTIVATION_SWIGLU)
+        return pd_swiglu_backward(t->math, t->rows, ffn, t->options.dtype, p->a->up, t->dhidden, t->dup, err);
     return pd_gelu_backward(t->math, t->rows * ffn, t->options.dtype, p->a->up, t->dhidden, t->dup, err);
 }
 

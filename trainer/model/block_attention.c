@@ -33,7 +33,7 @@ static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_in
                         uint64_t k_columns, bool inverse, struct pd_error *err)
 {
     const uint64_t q = t->share.q_columns;
-    if (!t->is_llama) return PD_OK;
+    if (t->family->positions != PD_POSITIONS_ROPE) return PD_OK;
     /* q and k are neighbours, so their heads are rotated as one run. */
     if (!t->sp.by_parts) return rotate_run(t, input, x->q, q + k_columns, x->ld_q, inverse, err);
     PD_TRY(rotate_run(t, input, x->q, q, x->ld_q, inverse, err));

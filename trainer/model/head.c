@@ -21,7 +21,12 @@ static void *norm_weight(void *const *weights)
 
 static void *norm_bias(const struct pd_transformer *t, void *const *weights)
 {
-    return t->is_llama ? NULL : weights[1];
+    return pd_norm_has_bias(t) ? weights[1] : NULL;
+}
+
+static uint32_t place_of_matrix(const struct pd_transformer *t)
+{
+    return pd_norm_has_bias(t) ? 2 : 1;
 }
 
 static struct pd_norm norm_of(struct pd_transformer *t, uint32_t slot, void *const *weights)
@@ -143,7 +148,7 @@ static pd_status bring_losses(struct pd_transformer *t, struct pd_error *err)
 pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *const *weights, float *const *gradients,
                               float scale, void *dstream, struct pd_error *err)
 {
-    const uint32_t matrix = t->is_llama ? 1 : 2;
+    const uint32_t matrix = place_of_matrix(t);
     struct pd_norm n = norm_of(t, slot, weights);
     struct head h = {.input = pd_transformer_device_input(t, slot),
                      .matrix = weights[matrix],
@@ -159,7 +164,7 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
     }
     PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     t->dstream = dstream;
-    PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], t->is_llama ? NULL : gradients[1], err));
+    PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_has_bias(t) ? gradients[1] : NULL, err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);
     return bring_losses(t, err);
 }
@@ -170,6 +175,6 @@ pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_
     PD_CHECK(row < t->rows && t->partition.sp == 1);
     struct pd_norm n = norm_of(t, 0, head_weights);
     PD_TRY(pd_norm_run(t, &n, err));
-    PD_TRY(logits_of(t, row, 1, head_weights[t->is_llama ? 1 : 2], ret_logits + t->share.vocab.begin, err));
+    PD_TRY(logits_of(t, row, 1, head_weights[place_of_matrix(t)], ret_logits + t->share.vocab.begin, err));
     return t->partition.tp > 1 ? pd_logits_fetch(t, ret_logits, err) : PD_OK;
 }

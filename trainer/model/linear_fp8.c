@@ -111,7 +111,8 @@ void pd_fp8_up_parts(struct pd_transformer *t, void *y)
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         const struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
         add_part(t, i, r.begin, r.end - r.begin, up + r.begin * t->element_bytes, ld);
-        if (t->is_llama) add_part(t, i, columns + r.begin, r.end - r.begin, up + (columns + r.begin) * t->element_bytes, ld);
+        if (t->family->up_matrices == 2)
+            add_part(t, i, columns + r.begin, r.end - r.begin, up + (columns + r.begin) * t->element_bytes, ld);
     }
 }
 

@@ -1,4 +1,4 @@
-/* The tensor tables of both families.
+/* The tensor table of a model, from its family's row (family.h).
  *
  * GPT-2 in the arrangement of Hugging Face keeps q, k and v in one matrix `attn.c_attn.weight` of shape (C, 3C) and stores
  * every linear as (in, out). Here each of the three is a tensor of its own and every matrix is (out, in), as everywhere
@@ -9,7 +9,7 @@
  *   attn.c_proj, mlp.c_fc, mlp.c_proj .weight  =  transposed
  *
  * All other names and shapes are those of Hugging Face. */
-#include "trainer/model/model.h"
+#include "trainer/model/family.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -21,6 +21,7 @@
 
 struct builder {
     struct pd_model *model;
+    const struct pd_family_properties *family;
     uint32_t unit;
     char prefix[64];
     float std, output_std;
@@ -71,73 +72,87 @@ static void add_qkv(struct builder *b, const char *parent, bool bias)
     }
 }
 
-static void add_llama_block(struct builder *b)
+static void add_named(struct builder *b, const char *name, const char *ending, uint64_t rows, uint64_t columns,
+                      enum split split, uint64_t tp_unit, struct pd_tensor_init init)
 {
-    const struct pd_model_config *c = &b->model->config;
-    add(b, "input_layernorm.weight", c->hidden, 0, WHOLE, 1, ones);
-    add_qkv(b, "self_attn", c->qkv_bias);
-    add(b, "self_attn.o_proj.weight", c->hidden, (uint64_t)c->heads * c->head_size, COLUMNS, c->head_size,
-        normal(b->output_std));
-    add(b, "post_attention_layernorm.weight", c->hidden, 0, WHOLE, 1, ones);
-    add(b, "mlp.gate_proj.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
-    add(b, "mlp.up_proj.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
-    add(b, "mlp.down_proj.weight", c->hidden, c->ffn, COLUMNS, 1, normal(b->output_std));
+    char full[64];
+    snprintf(full, sizeof full, "%s.%s", name, ending);
+    add(b, full, rows, columns, split, tp_unit, init);
 }
 
-static void add_gpt2_block(struct builder *b)
+static void add_norm(struct builder *b, const char *name)
+{
+    const uint64_t hidden = b->model->config.hidden;
+    add_named(b, name, "weight", hidden, 0, WHOLE, 1, ones);
+    if (b->family->norm == PD_NORM_LAYER) add_named(b, name, "bias", hidden, 0, WHOLE, 1, zeros);
+}
+
+/* Back to the residual stream: the bias is added once, behind the sum over tensor-parallel ranks. */
+static void add_output(struct builder *b, const char *name, uint64_t columns, uint64_t tp_unit)
+{
+    const uint64_t hidden = b->model->config.hidden;
+    add_named(b, name, "weight", hidden, columns, COLUMNS, tp_unit, normal(b->output_std));
+    if (b->family->has_linear_biases) add_named(b, name, "bias", hidden, 0, WHOLE, 1, zeros);
+}
+
+static void add_up(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    add(b, "ln_1.weight", c->hidden, 0, WHOLE, 1, ones);
-    add(b, "ln_1.bias", c->hidden, 0, WHOLE, 1, zeros);
-    add_qkv(b, "attn", true);
-    add(b, "attn.c_proj.weight", c->hidden, (uint64_t)c->heads * c->head_size, COLUMNS, c->head_size, normal(b->output_std));
-    add(b, "attn.c_proj.bias", c->hidden, 0, WHOLE, 1, zeros);
-    add(b, "ln_2.weight", c->hidden, 0, WHOLE, 1, ones);
-    add(b, "ln_2.bias", c->hidden, 0, WHOLE, 1, zeros);
-    add(b, "mlp.c_fc.weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
-    add(b, "mlp.c_fc.bias", c->ffn, 0, ROWS, 1, zeros);
-    add(b, "mlp.c_proj.weight", c->hidden, c->ffn, COLUMNS, 1, normal(b->output_std));
-    add(b, "mlp.c_proj.bias", c->hidden, 0, WHOLE, 1, zeros);
+    const struct pd_family_names *n = &b->family->names;
+    const char *const matrices[] = {b->family->up_matrices == 2 ? n->gate : n->up, n->up};
+    for (uint32_t i = 0; i < b->family->up_matrices; i++)
+        add_named(b, matrices[i], "weight", c->ffn, c->hidden, ROWS, 1, normal(b->std));
+    for (uint32_t i = 0; i < b->family->up_matrices && b->family->has_linear_biases; i++)
+        add_named(b, matrices[i], "bias", c->ffn, 0, ROWS, 1, zeros);
+}
+
+static void add_block(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    const struct pd_family_names *n = &b->family->names;
+    add_norm(b, n->norm1);
+    add_qkv(b, n->attention, c->qkv_bias);
+    add_output(b, n->out, (uint64_t)c->heads * c->head_size, c->head_size);
+    add_norm(b, n->norm2);
+    add_up(b);
+    add_output(b, n->down, c->ffn, 1);
 }
 
 static void add_embedding(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    if (c->family == PD_FAMILY_LLAMA) {
-        add(b, "model.embed_tokens.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
-        return;
-    }
-    add(b, "transformer.wte.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
-    add(b, "transformer.wpe.weight", c->context, c->hidden, WHOLE, 1, normal(b->std / 2));
+    const struct pd_family_names *n = &b->family->names;
+    add_named(b, n->tokens, "weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+    if (b->family->positions == PD_POSITIONS_LEARNED)
+        add_named(b, n->positions, "weight", c->context, c->hidden, WHOLE, 1, normal(b->std / 2));
 }
 
 static void add_head(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    if (c->family == PD_FAMILY_LLAMA) {
-        add(b, "model.norm.weight", c->hidden, 0, WHOLE, 1, ones);
-    } else {
-        add(b, "transformer.ln_f.weight", c->hidden, 0, WHOLE, 1, ones);
-        add(b, "transformer.ln_f.bias", c->hidden, 0, WHOLE, 1, zeros);
-    }
+    add_norm(b, b->family->names.final_norm);
     if (!c->tie_embeddings) add(b, "lm_head.weight", c->vocab, c->hidden, ROWS, 1, normal(b->std));
+}
+
+/* A pattern with one %u, which is no literal here. */
+static void number_block(const char *pattern, uint32_t block, char *ret, size_t bytes)
+{
+    const char *at = strstr(pattern, "%u");
+    snprintf(ret, bytes, "%.*s%u%s", (int)(at - pattern), pattern, block, at + 2);
 }
 
 static void build_unit(struct builder *b, uint32_t unit)
 {
     const struct pd_model_config *c = &b->model->config;
-    bool llama = c->family == PD_FAMILY_LLAMA;
     b->unit = unit;
     b->prefix[0] = '\0';
     b->model->unit_first[unit] = b->model->tensors.count;
     if (unit == 0) {
         add_embedding(b);
     } else if (unit <= c->layers) {
-        snprintf(b->prefix, sizeof b->prefix, llama ? "model.layers.%u." : "transformer.h.%u.", unit - 1);
-        if (llama)
-            add_llama_block(b);
-        else
-            add_gpt2_block(b);
+        number_block(b->family->names.block, unit - 1, b->prefix, sizeof b->prefix);
+        add_block(b);
+        PD_CHECK(b->model->tensors.count - b->model->unit_first[unit] == (uint32_t)pd_block_roles_of(c).count);
     } else {
         add_head(b);
     }
@@ -160,7 +175,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
         pd_model_free(model);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %zu tensors", tensors_max);
     }
-    struct builder b = {.model = model, .std = resolved.init_std};
+    struct builder b = {.model = model, .family = pd_family_properties(resolved.family), .std = resolved.init_std};
     b.output_std = (float)(resolved.init_std / sqrt(2.0 * resolved.layers));
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
         build_unit(&b, unit);

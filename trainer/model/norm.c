@@ -17,7 +17,7 @@ struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const v
 
 pd_status pd_norm_run(struct pd_transformer *t, const struct pd_norm *n, struct pd_error *err)
 {
-    return t->is_llama ? pd_rmsnorm_forward(t->math, n, err) : pd_layernorm_forward(t->math, n, err);
+    return t->family->norm == PD_NORM_RMS ? pd_rmsnorm_forward(t->math, n, err) : pd_layernorm_forward(t->math, n, err);
 }
 
 /* dweight and dbias lie one behind the other here, so that one tree makes both. */
@@ -33,8 +33,8 @@ static pd_status norm_piece(struct pd_transformer *t, void *context, uint32_t pl
     n.rstd += row;
     if (n.mean) n.mean += row;
     n.dweight = dst;
-    n.dbias = t->is_llama ? NULL : dst + n.columns;
-    return t->is_llama ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);
+    n.dbias = pd_norm_has_bias(t) ? dst + n.columns : NULL;
+    return t->family->norm == PD_NORM_RMS ? pd_rmsnorm_backward(t->math, &n, err) : pd_layernorm_backward(t->math, &n, err);
 }
 
 pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const void *dresidual, float *dweight, float *dbias,
@@ -43,7 +43,7 @@ pd_status pd_norm_gradient(struct pd_transformer *t, struct pd_norm *n, const vo
     n->dout = t->dnorm;
     n->dresidual = dresidual;
     n->dx = t->dstream;
-    PD_TRY(pd_sum_pieces(t, (t->is_llama ? 1 : 2) * n->columns, norm_piece, n, t->vector, err));
+    PD_TRY(pd_sum_pieces(t, (pd_norm_has_bias(t) ? 2 : 1) * n->columns, norm_piece, n, t->vector, err));
     PD_TRY(pd_add(t->math, n->columns, dweight, PD_F32, t->vector, !t->adds, err));
     if (!dbias) return PD_OK;
     return pd_add(t->math, n->columns, dbias, PD_F32, t->vector + n->columns, !t->adds, err);

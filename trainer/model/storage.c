@@ -28,7 +28,7 @@ static uint64_t most(uint64_t a, uint64_t b)
 
 static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
 {
-    return t->is_llama ? NULL : take(arena, t->rows, sizeof(float));
+    return pd_norm_has_mean(t) ? take(arena, t->rows, sizeof(float)) : NULL;
 }
 
 /* A cursor over memory of any origin: an arena, a region, or none, where only bytes are counted. */
@@ -61,10 +61,10 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
 static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const uint64_t stream = t->rows * t->model->config.hidden;
-    a->mean1 = t->is_llama ? NULL : take_from(room, t->rows, sizeof(float));
+    a->mean1 = pd_norm_has_mean(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
     a->rstd1 = take_from(room, t->rows, sizeof(float));
     a->norm1 = take_from(room, stream, t->element_bytes);
-    a->mean2 = t->is_llama ? NULL : take_from(room, t->rows, sizeof(float));
+    a->mean2 = pd_norm_has_mean(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
     a->rstd2 = take_from(room, t->rows, sizeof(float));
     a->norm2 = take_from(room, stream, t->element_bytes);
     a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
@@ -245,7 +245,7 @@ static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, st
         t->inputs[i].host = input_of(take_host, arena, t->rows);
         t->inputs[i].device = t->options.is_far ? input_of(take, arena, t->rows) : t->inputs[i].host;
     }
-    return t->is_llama ? take_rope(t, arena, err) : PD_OK;
+    return t->family->positions == PD_POSITIONS_ROPE ? take_rope(t, arena, err) : PD_OK;
 }
 
 /* ---- tensor parallel ---- */

@@ -19,7 +19,7 @@ static void share_init(struct pd_transformer *t)
     s->k_columns = (s->kv_needed.end - s->kv_needed.begin) * c->head_size;
     s->dk_columns = (s->kv_computed.end - s->kv_computed.begin) * c->head_size;
     s->ffn_columns = s->ffn.end - s->ffn.begin;
-    s->up_columns = (t->is_llama ? 2 : 1) * s->ffn_columns;
+    s->up_columns = t->family->up_matrices * s->ffn_columns;
     s->vocab_columns = s->vocab.end - s->vocab.begin;
     s->kv_is_shared = pd_partition_kv_is_shared(c, &t->partition);
 }
@@ -154,7 +154,8 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     t->math = math;
     t->options = *options;
     t->partition = options->partition;
-    t->is_llama = model->config.family == PD_FAMILY_LLAMA;
+    t->family = pd_family_properties(model->config.family);
+    t->roles = pd_block_roles_of(&model->config);
     t->element_bytes = pd_dtype_bytes(options->dtype);
     pd_status st = tables_init(t, err);
     if (st) {
@@ -301,7 +302,7 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
 {
     struct pd_embedding e = embedding_of(t, slot);
     e.token_table = weights[0];
-    e.position_table = t->is_llama ? NULL : weights[1];
+    e.position_table = t->family->positions == PD_POSITIONS_LEARNED ? weights[1] : NULL;
     PD_TRY(pd_activations_input(t, slot, 0, &e.out, err));
     if (e.vocab) PD_TRY(pd_embedding_forward(t->math, &e, err));
     return t->partition.tp > 1 ? pd_embedding_fetch(t, pd_transformer_input(t, slot)->tokens, e.out, err) : PD_OK;
@@ -313,7 +314,7 @@ pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot,
     struct pd_embedding e = embedding_of(t, slot);
     e.dout = dstream;
     e.dtoken_table = e.vocab ? gradients[0] : NULL;
-    e.dposition_table = t->is_llama ? NULL : gradients[1];
+    e.dposition_table = t->family->positions == PD_POSITIONS_LEARNED ? gradients[1] : NULL;
     e.adds = t->adds;
     e.pieces = t->sp.pieces;
     e.piece_rows = t->sp.rows;

@@ -5,6 +5,7 @@
 
 #include "ckpt/base/owner.h"
 #include "offload/spill.h"
+#include "trainer/model/family.h"
 #include "trainer/model/linear_fp8.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
@@ -140,12 +141,14 @@ struct pd_transformer {
     struct pd_tensor_parallel tp;
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
-    bool is_llama, has_head, has_blocks;
+    const struct pd_family_properties *family;
+    struct pd_block_roles roles;
+    bool has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
     struct pd_activations_away away;
     struct pd_input_slot *inputs;        /* (input_count) */
-    float *cos_sin;                      /* (T, D/2, 2), llama */
+    float *cos_sin;                      /* (T, D/2, 2); RoPE alone */
     struct pd_held *held;                /* (layers + 1), the last is the head */
     void **stream;                       /* (places) of (R,C): inputs of blocks and of the head */
     struct pd_block_activations *blocks; /* (places): what is not kept aliases `work` */
@@ -164,6 +167,16 @@ struct pd_transformer {
     float *vector; /* (2,C), or a bias: a micro-batch's gradient of vectors */
     float *matrix; /* (V,C) of the head, a micro-batch's, where runs of logits are added up before it is added; or NULL */
 };
+
+static inline bool pd_norm_has_bias(const struct pd_transformer *t)
+{
+    return t->family->norm == PD_NORM_LAYER;
+}
+
+static inline bool pd_norm_has_mean(const struct pd_transformer *t)
+{
+    return t->family->norm == PD_NORM_LAYER;
+}
 
 /* ---- transformer.c ---- */
 struct pd_micro_batch_input *pd_transformer_device_input(struct pd_transformer *t, uint32_t slot);

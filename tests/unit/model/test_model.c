@@ -1,4 +1,4 @@
-#include "trainer/model/model.h"
+#include "trainer/model/family.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -234,4 +234,30 @@ Test(rope, agrees_with_the_published_rule)
     check_rope("byte-1m", 4096);
     check_rope("llama3.2-1b", 40000);
     check_rope("qwen2.5-0.5b", 3000);
+}
+
+/* What model.c makes and what block.c takes by place are the same tensors, with and without biases at q, k and v. */
+Test(family, roles_are_the_places_of_the_table)
+{
+    const struct {
+        const char *preset;
+        bool qkv_bias;
+        struct pd_block_roles roles;
+    } cases[] = {{"byte-1m", false, {0, -1, 1, -1, 4, -1, 5, -1, 6, -1, 8, -1, 9}},
+                 {"byte-1m", true, {0, -1, 1, 4, 7, -1, 8, -1, 9, -1, 11, -1, 12}},
+                 {"gpt2-124m", true, {0, 1, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_model_config c;
+        struct pd_model *model;
+        cr_assert_eq(pd_model_preset(cases[i].preset, &c, NULL), PD_OK);
+        c.qkv_bias = cases[i].qkv_bias;
+        cr_assert_eq(pd_model_new(&c, &model, NULL), PD_OK);
+        const struct pd_block_roles got = pd_block_roles_of(&model->config);
+        cr_assert_arr_eq(&got, &cases[i].roles, sizeof got, "%s", cases[i].preset);
+        const struct pd_tensor *block = &model->tensors.tensors[model->unit_first[1]];
+        cr_assert(strstr(block[got.qkv].name, "q_proj.weight") && strstr(block[got.down].name, "mlp."), "%s",
+                  cases[i].preset);
+        cr_assert(got.qkv_bias < 0 || strstr(block[got.qkv_bias].name, "q_proj.bias"), "%s", cases[i].preset);
+        pd_model_free(model);
+    }
 }
