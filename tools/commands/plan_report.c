@@ -216,28 +216,34 @@ static pd_status print_places(const struct pd_plan_subject *s, const struct pd_p
     return PD_OK;
 }
 
+struct part {
+    const char *name;
+    uint64_t bytes;
+};
+
+/* "WHAT: 3 MiB state, 1 MiB gradients", without those of 0 bytes. False: all are, and nothing is printed. */
+static bool print_parts(const char *what, const struct part *parts, uint32_t count)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!parts[i].bytes) continue;
+        printf("%s%s%s %s", any ? "" : what, any ? ", " : ": ", pd_text_bytes(parts[i].bytes).text, parts[i].name);
+        any = true;
+    }
+    return any;
+}
+
 /* Of the group whose ranks move most. */
 static void print_streams(const struct pd_planned_world *w)
 {
     const struct pd_offload_plan *p = &w->offload[0];
     for (uint32_t g = 1; g < w->memory.group_count; g++)
         if (w->offload[g].step_bytes > p->step_bytes) p = &w->offload[g];
-    const struct {
-        const char *name;
-        uint64_t bytes;
-    } kinds[] = {{"state", p->state_traffic},
-                 {"parameters", p->parameter_traffic},
-                 {"gradients", p->gradient_traffic},
-                 {"activations", p->activation_traffic}};
-    bool any = false;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (!kinds[i].bytes) continue;
-        printf("%s%s %s",
-               any ? ", " : "a rank reads and writes on NVMe in a step, at most: ", pd_text_bytes(kinds[i].bytes).text,
-               kinds[i].name);
-        any = true;
-    }
-    if (any) printf("\n");
+    const struct part parts[] = {{"state", p->state_traffic},
+                                 {"parameters", p->parameter_traffic},
+                                 {"gradients", p->gradient_traffic},
+                                 {"activations", p->activation_traffic}};
+    if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
     if (!p->nvme_bytes) return;
     if (p->generations)
         printf("state is in %u files of %s, the one that is read, the one that is written and kept checkpoints",
@@ -316,22 +322,12 @@ static pd_status print_groups(const struct pd_world_memory *m, struct pd_error *
 
 static void print_traffic(const struct pd_step_cost *c)
 {
-    const struct {
-        const char *name;
-        uint64_t bytes;
-    } kinds[] = {{"parameters", c->parameter_bytes},
-                 {"gradients", c->gradient_bytes},
-                 {"sums of tensor parallelism", c->tensor_bytes},
-                 {"keys, values and queries", c->sequence_bytes},
-                 {"between stages", c->pipeline_bytes}};
-    bool any = false;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (!kinds[i].bytes) continue;
-        printf("%s%s %s", any ? ", " : "a rank receives in a step, at most: ", pd_text_bytes(kinds[i].bytes).text,
-               kinds[i].name);
-        any = true;
-    }
-    printf(any ? "\n" : "nothing is exchanged\n");
+    const struct part parts[] = {{"parameters", c->parameter_bytes},
+                                 {"gradients", c->gradient_bytes},
+                                 {"sums of tensor parallelism", c->tensor_bytes},
+                                 {"keys, values and queries", c->sequence_bytes},
+                                 {"between stages", c->pipeline_bytes}};
+    printf(print_parts("a rank receives in a step, at most", parts, 5) ? "\n" : "nothing is exchanged\n");
     if (c->padding)
         printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
                c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
