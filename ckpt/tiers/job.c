@@ -76,8 +76,6 @@ static pd_status settle_store(struct tier *tier, struct tier_job *job, struct pd
     if (entry) memcpy(job->name, entry->name, sizeof job->name);
     for (uint32_t i = 0; entry && i < job->pins; i++)
         pd_store_pin(tier->store, entry);
-    for (uint32_t i = 0; i < job->unpin.count; i++)
-        pd_store_unpin(tier->store, job->unpin.names[i]);
     pd_status st = pd_store_prune(tier->store, err);
     if (!st || tiers_is_fatal(st)) return st;
     if (tier->group->rank == 0)
@@ -165,7 +163,9 @@ static pd_status copy_here(struct tier *tier, struct tier_job *job, struct pd_er
 pd_status tier_run_job(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
     if (job->task == TIER_PEER) return tier_copy_to_peers(tier, job, err);
-    PD_TRY(tier_make_writable(tier, err));
+    PD_TRY(tier_make_writable(tier, err)); /* a store that is opened again has no pins */
+    for (uint32_t i = 0; i < job->unpin.count; i++)
+        pd_store_unpin(tier->store, job->unpin.names[i]); /* first, since what follows may fail */
     PD_TRY(job->task == TIER_SAVE ? save_here(tier, job, err) : copy_here(tier, job, err));
     return settle_store(tier, job, err);
 }

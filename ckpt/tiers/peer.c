@@ -167,12 +167,30 @@ static void end_incoming(struct travel *v, struct incoming *in)
 
 /* ---- rounds ---- */
 
+/* Alike on every rank, since nobody can receive a piece whose size is not known. */
+static pd_status check_headers(const struct travel *v, struct pd_error *err)
+{
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < v->ring->source_count; i++) {
+        const struct incoming *in = &v->incoming[i];
+        const uint64_t offset = in->header.offset, bytes = in->header.bytes,
+                       end = v->commit.shards[in->rank].file_bytes + PD_VFS_ALIGN - 1;
+        if (bytes <= v->piece_bytes && offset <= end && bytes <= end - offset && (offset | bytes) % PD_VFS_ALIGN == 0)
+            continue;
+        st = pd_error_set(err, PD_IO, PD_WHERE, 0,
+                          "the header of a piece of rank %u's shard arrived damaged: %" PRIu64 " bytes at %" PRIu64,
+                          in->rank, bytes, offset);
+    }
+    return pd_group_agree(v->tier->group, st, err);
+}
+
 static pd_status exchange_headers(struct travel *v, struct pd_error *err)
 {
     const struct pd_group_piece mine = {v->ring->replica_host, &v->header, sizeof v->header};
     for (uint32_t i = 0; i < v->ring->source_count; i++)
         v->recvs[i] = (struct pd_group_piece){v->incoming[i].rank, &v->incoming[i].header, sizeof v->header};
-    return pd_group_exchange(v->tier->group, &mine, 1, v->recvs, v->ring->source_count, err);
+    PD_TRY(pd_group_exchange(v->tier->group, &mine, 1, v->recvs, v->ring->source_count, err));
+    return check_headers(v, err);
 }
 
 static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
@@ -181,7 +199,6 @@ static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
     uint32_t count = 0;
     for (uint32_t i = 0; i < v->ring->source_count; i++) {
         const struct incoming *in = &v->incoming[i];
-        PD_CHECK(in->header.bytes <= v->piece_bytes);
         if (in->header.bytes) v->recvs[count++] = (struct pd_group_piece){in->rank, in->buffer, in->header.bytes};
     }
     return pd_group_exchange(v->tier->group, &mine, v->header.bytes > 0, v->recvs, count, err);

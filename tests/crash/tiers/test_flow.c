@@ -4,6 +4,7 @@
 #include "tests/helpers/tier_room.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 
 #define SHARD_ROOM (64u << 10) /* more than a shard of the room */
 
@@ -417,6 +418,86 @@ Test(tiers, a_step_goes_to_the_next_tier_while_it_is_still_there)
     RUN(&room, &options, save_past_a_broken_disk, NULL);
     RUN(&room, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 8, "tier %u step %llu", found.tier, (unsigned long long)found.step);
+    room_free(&room);
+}
+
+/* /net has its copy of step 1, so /disk may let go of it with its next job, which fails. */
+static pd_status fail_with_an_unpin_pending(struct tier_rank *rank, struct pd_error *err)
+{
+    uint32_t tier = 99;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(set_lacks(rank, "/shm", PD_DISK_NO_WRITES, err));
+    PD_TRY(tier_save(rank, 1, &tier, err));
+    EXPECT(tier == 1, "tier %u", tier);
+    tier_wait(&rank->tiers->tiers[2], -1);
+    PD_TRY(set_lacks(rank, "/disk", PD_DISK_NO_WRITES, err));
+    PD_TRY(tier_save(rank, 2, &tier, err));
+    EXPECT(tier == 2, "tier %u", tier);
+    PD_TRY(set_lacks(rank, "/disk", 0, err));
+    for (uint64_t step = 3; step <= 12; step++)
+        PD_TRY(tier_save(rank, step, NULL, err));
+    PD_TRY(tier_finish(rank, 12, -1, err));
+    struct pd_store *store = rank->tiers->tiers[1].store;
+    EXPECT(pd_store_entry_at(store, 0)->step == 12, "/disk lacks the last step");
+    for (uint32_t i = 0; i < pd_store_count(store); i++)
+        EXPECT(pd_store_entry_at(store, i)->step != 1, "step 1 is pinned for ever");
+    return PD_OK;
+}
+
+Test(tiers, a_save_that_fails_leaves_no_pin_behind)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    options.tiers[1].every = options.tiers[2].every = 1;
+    tier_be_quiet();
+    make_room(&room, 0, 0);
+    RUN(&room, &options, fail_with_an_unpin_pending, NULL);
+    room_free(&room);
+}
+
+/* Everything of step 2 is written to /net but the name that makes it a checkpoint. */
+static pd_status fail_to_commit_a_copy(struct tier_rank *rank, struct pd_error *err)
+{
+    const struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR,
+                                        .nth = 1,
+                                        .persistent = true,
+                                        .sys_errno = EIO,
+                                        .operations = PD_DISK_MASK(PD_DISK_RENAME),
+                                        .vfs = rank->room.vfs};
+    struct pd_simulated_disk *disk = rank->room.room->disk;
+    struct pd_tier_report report;
+    struct pd_error why = {0};
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(tier_save(rank, 1, NULL, err));
+    PD_TRY(tier_finish(rank, 1, -1, err));
+    PD_TRY(tier_save(rank, 2, NULL, err)); /* /net is not due */
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(disk, &fault);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    const pd_status st = tier_finish(rank, 2, -1, &why);
+    EXPECT(st == PD_IO && strstr(why.message, "/net/c did not get the last step, 2"), "%s", why.message);
+    EXPECT(pd_simulated_disk_fired(disk) > 0, "nothing was renamed");
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.newest_step == 1 && report.failures == 1, "step %llu is reported, %u failures",
+           (unsigned long long)report.newest_step, report.failures);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(disk, NULL);
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    PD_TRY(tier_save(rank, 3, NULL, err));
+    PD_TRY(tier_finish(rank, 3, -1, err));
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.newest_step == 3, "step %llu is reported", (unsigned long long)report.newest_step);
+    return PD_OK;
+}
+
+Test(tiers, a_copy_is_reported_when_it_is_committed)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    options.tiers[1] = options.tiers[2];
+    options.count = 2;
+    tier_be_quiet();
+    make_room(&room, 0, 0);
+    RUN(&room, &options, fail_to_commit_a_copy, NULL);
     room_free(&room);
 }
 

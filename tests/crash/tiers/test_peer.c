@@ -396,6 +396,69 @@ Test(peer, a_checkpoint_that_is_gone_is_no_failure)
     room_free(&room);
 }
 
+/* ---- a peer whose bytes arrive damaged ---- */
+
+static _Atomic int damaged_word = -1; /* of the headers that arrive; -1: none */
+static _Atomic uint64_t damaged_value;
+static const struct pd_group_ops *undamaged;
+static struct pd_group_ops damaging;
+
+/* Headers are four words: offset, bytes, digest, whether it was the last. */
+static pd_status exchange_damaged(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
+                                  const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
+{
+    PD_TRY(undamaged->exchange(group, sends, send_count, recvs, recv_count, err));
+    for (uint32_t i = 0; group->rank == 2 && damaged_word >= 0 && i < recv_count; i++)
+        if (recvs[i].bytes == 4 * sizeof(uint64_t)) ((uint64_t *)recvs[i].data)[damaged_word] = damaged_value;
+    return PD_OK;
+}
+
+static pd_status copy_damaged_headers(struct tier_rank *rank, struct pd_error *err)
+{
+    static const struct {
+        int word;
+        uint64_t value;
+    } damages[] = {{1, UINT64_MAX}, {1, 16 << 20}, {1, 17}, {0, UINT64_MAX & ~UINT64_C(4095)}, {0, 5}, {0, 1 << 30}};
+    struct pd_tier_report report;
+    if (rank->world.rank == 0) {
+        undamaged = rank->copy_group.ops;
+        damaging = *undamaged;
+        damaging.exchange = exchange_damaged;
+    }
+    PD_TRY(pd_group_barrier(&rank->world, err));
+    rank->copy_group.ops = &damaging;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    uint64_t step = 0;
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        damaged_value = damages[i].value;
+        damaged_word = damages[i].word;
+        rank->tiers->copier->failures = 0; /* it is asked again at once */
+        PD_TRY(tier_save(rank, ++step, NULL, err));
+        tier_wait(rank->tiers->copier, -1);
+        pd_tiers_report(rank->tiers, 0, &report);
+        EXPECT(report.copy_failures == i + 1 && !report.copied_step && strstr(report.copy_cause, "arrived damaged"),
+               "damage %zu: %u failures: %s", i, report.copy_failures, report.copy_cause);
+        PD_TRY(pd_group_barrier(&rank->world, err));
+    }
+    damaged_word = -1;
+    rank->tiers->copier->failures = 0;
+    PD_TRY(tier_save(rank, ++step, NULL, err));
+    PD_TRY(tier_finish(rank, step, -1, err));
+    pd_tiers_report(rank->tiers, 0, &report);
+    EXPECT(report.copied_step == step, "step %llu is copied", (unsigned long long)report.copied_step);
+    rank->copy_group.ops = undamaged;
+    return pd_group_barrier(&rank->world, err);
+}
+
+Test(peer, a_header_that_arrives_damaged_costs_the_copy_alone)
+{
+    const struct pd_tiers_options options = local_only();
+    struct room room;
+    make_room(&room);
+    RUN(&room, &options, copy_damaged_headers, NULL);
+    room_free(&room);
+}
+
 /* ---- room ---- */
 
 static pd_status count_files(struct pd_vfs *vfs, const char *dir, uint32_t *count, uint64_t *bytes, struct pd_error *err)
