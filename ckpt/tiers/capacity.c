@@ -19,17 +19,17 @@ static double mib(uint64_t bytes)
 /* Checkpoints at once, each with what other hosts have sent. The one that was copied last stays until a newer one is. */
 static uint32_t count_held(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
 {
-    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].copies ? 2 : 0);
+    return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].replicas ? 2 : 0);
 }
 
-uint32_t pd_tiers_own(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
+uint32_t pd_tiers_own_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
 {
     return count_held(tiers, count, tier) + (has_generations && tier == 0);
 }
 
-uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
+uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations)
 {
-    return pd_tiers_own(tiers, count, tier, has_generations) * (1 + (tiers[tier].copies > 0));
+    return pd_tiers_own_checkpoints(tiers, count, tier, has_generations) * (1 + (tiers[tier].replicas > 0));
 }
 
 static bool has_generations(const struct tier *tier)
@@ -46,7 +46,7 @@ static uint32_t held_by(const struct tier *tier)
 static uint32_t copies_of(const struct tier *tier)
 {
     const struct pd_tiers *t = tier->tiers;
-    return pd_tiers_own(t->options.tiers, t->count, tier->number, t->options.generations) +
+    return pd_tiers_own_checkpoints(t->options.tiers, t->count, tier->number, t->options.generations) +
            (has_generations(tier) && !pd_store_links_generations(tier->store));
 }
 
@@ -140,7 +140,7 @@ static pd_status check_tier(struct tier *tier, struct needs *mine, const uint64_
 {
     struct needs host;
     uint32_t ranks;
-    if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->report.cause);
+    if (!tier->is_writable) PD_FAIL(err, PD_NO_SPACE, "%s", tier->outcome.report.cause);
     PD_TRY(add_shards_of_others(tier, mine, err));
     if (!tier->in_memory) return check_disks(tier, mine, shard_bytes, err);
     if (has_generations(tier)) mine->waiting = pd_store_free_bytes(tier->store);
@@ -170,7 +170,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, const uint64_t *shard_bytes_he
         if (err) *err = own;
         if (t->count > 1 && t->group->rank == 0 && tier->is_writable)
             pd_log_error(TIERS_MODULE, "%s: %s", tier->in_memory ? "left out of saves" : "may be too small", own.message);
-        tier->is_left_out = tier->report.is_left_out = tier->in_memory;
+        tier->is_left_out = tier->in_memory;
     }
     if (fitting) return PD_OK;
     return PD_NO_SPACE;

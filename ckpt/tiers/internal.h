@@ -1,83 +1,55 @@
-/* What the files of the tiers share. Decisions (all below "decided") are made by the saver's thread, alike on every rank. */
+/* What the files of the tiers share. Each struct has one file that writes it:
+ *
+ *   tier          open.c (the store, the directory), capacity.c (is_left_out)
+ *   tier_schedule schedule.c; what the saver's thread has decided
+ *   tier_worker   worker.c; the thread that runs jobs
+ *   tier_outcome  report.c; what came of them
+ *   staging       the worker that copies, through copy.c or replicate.c
+ */
 #ifndef PD_CKPT_TIERS_INTERNAL_H
 #define PD_CKPT_TIERS_INTERNAL_H
 
-#include "ckpt/tiers/tiers.h"
-
-#include <pthread.h>
-#include <stdatomic.h>
+#include "ckpt/tiers/schedule.h"
 
 #define TIERS_MODULE "tiers"
-#define TIERS_PATH_MAX 4096u
 
-enum tier_task { TIER_IDLE, TIER_SAVE, TIER_COPY, TIER_PEER };
-
-struct tier_names {
-    char names[PD_TIERS_MAX][64];
-    uint32_t count;
-};
-
-/* One save or copy into a tier; written by the saver's thread, then the owner's until it is done. */
-struct tier_job {
-    enum tier_task task;
-    const struct pd_tiers_save *save; /* TIER_SAVE */
-    char source[TIERS_PATH_MAX];      /* TIER_COPY, TIER_PEER: directory of the checkpoint */
-    uint64_t step;
-    uint32_t pins;           /* copies that will be made of what it seals */
-    struct tier_names unpin; /* in this tier, copied by now */
-    /* of the owner */
-    bool has_begun; /* the failure came after begin: what was to be saved may have changed since */
-    char name[64];  /* what was sealed; TIER_PEER, given: what is copied */
+struct tier_outcome {
+    pthread_mutex_t mutex; /* guards the rest: workers write it, metrics and the saver read it */
+    struct pd_tier_report report;
+    pd_status status; /* of the job done last */
+    struct pd_error error;
+    bool has_logged_skip;
 };
 
 struct tier {
     struct pd_tiers *tiers;
     uint32_t number;
+    bool is_replicator; /* no tier: what copies the first one to other hosts; it has no store */
     char dir[TIERS_PATH_MAX];
     struct pd_tier_options options;
     struct pd_group *group;
-    struct pd_store *store; /* its owner's: the saver's thread for the first tier, `thread` for the others */
-    bool is_writable, in_memory, is_left_out; /* not writable: only read from so far, or without a store */
-    bool was_absent;                          /* when the launch began: what lies there later was not looked at yet */
-    uint32_t passed_over;                     /* newest checkpoints that cannot be read */
-    bool is_copier;                           /* no tier: what copies the first one to other hosts; it has no store */
-    bool is_awaited;                          /* a copier: the save under way will be handed to it, and is pinned for it */
-    uint64_t bytes_per_second;                /* this rank's share of the cap */
+    uint64_t bytes_per_second; /* this rank's share of the bandwidth */
+    bool in_memory, is_left_out;
+    bool was_absent;        /* when the launch began: what lies there later was not looked at yet */
+    uint32_t unreadable;    /* newest checkpoints that cannot be read */
+    struct pd_store *store; /* its user is the saver's thread for the first tier, the worker for the others; both are the
+                              * opener's thread before pd_tiers_start and after the worker has ended */
+    bool is_writable;       /* the store is; otherwise it is only read from so far, or there is none */
     uint64_t fence;
-
-    /* decided */
-    bool is_busy; /* with a copy, on some rank at least */
-    bool is_owed; /* was due while busy */
-    bool said_skip;
-    uint64_t owed_step, newest_lineage, newest_step;
-    char newest_name[64]; /* where newest_step was sealed by this launch; "": by an earlier one */
-    uint32_t failures;    /* in a row */
-    uint32_t passes;      /* times that it is passed over when due */
-    bool is_passed;       /* at this save */
-    uint64_t copied_lineage;
-    uint32_t source;        /* tier that the copy on its way comes from */
-    char source_name[64];   /* and what is pinned there */
-    char kept_name[64];     /* a copier: copied last, pinned until a newer one is */
-    struct tier_names free; /* pins that the owner may let go */
-
-    /* between the saver's thread and the owner */
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    pthread_t thread;
-    bool has_thread, is_closing;
-    uint64_t issued, done;
-    pd_status status; /* of the job done last */
-    struct pd_error error;
-    struct tier_job job;
-    atomic_bool stop; /* give up the copy */
-    void *staging;    /* (staging_bytes) */
+    void *staging; /* (staging_bytes) of the copy that the worker makes; nobody else touches it */
     uint64_t staging_bytes;
-    struct pd_tier_report report;
+    struct pd_owner staging_is;
+
+    struct tier_schedule schedule; /* the saver's thread alone */
+    struct tier_worker worker;     /* not started in the first tier */
+    struct tier_outcome outcome;
 };
 
-struct tiers_told { /* what a rank says about one tier's jobs */
-    uint64_t done;
-    uint64_t status;
+struct tiers_told {  /* what a rank says of its workers */
+    uint64_t now_ns; /* the root's counts, and its idle_ns */
+    struct {
+        uint64_t done, status, idle_ns;
+    } workers[PD_TIERS_MAX];
 };
 
 struct pd_tiers {
@@ -86,8 +58,9 @@ struct pd_tiers {
     struct pd_tiers_options options;
     struct tier tiers[PD_TIERS_MAX];
     uint32_t count;
-    struct tier *copier;     /* NULL: there are no second copies */
-    struct tiers_told *told; /* (size, PD_TIERS_MAX) */
+    struct tier *replicator; /* NULL: there are no replicas */
+    struct tiers_told *told; /* (size) */
+    uint64_t now_ns;         /* of the root's clock, when all ranks told each other last */
     const void *index;       /* borrowed */
     uint64_t index_bytes;
     uint64_t lineage;   /* the highest that was seen */
@@ -100,36 +73,80 @@ static inline bool tiers_is_fatal(pd_status st)
     return st == PD_PEER_LOST || st == PD_BUSY;
 }
 
-/* ---- tiers_job.c: what is done in one tier, by the thread that owns its store ---- */
+static inline uint32_t tiers_shards(const struct pd_tiers *tiers)
+{
+    return tiers->options.shards ? tiers->options.shards : 1;
+}
 
+/* The saver's own thread works in the first tier, so that its place is the replicator's. NULL: nobody's. */
+static inline struct tier *tiers_worker_at(struct pd_tiers *tiers, uint32_t i)
+{
+    return i ? &tiers->tiers[i] : tiers->replicator;
+}
+
+/* ---- report.c ---- */
+
+void tier_report_init(struct tier *tier);
+void tier_report_deinit(struct tier *tier);
+/* What came of a job; logged by the group's first rank. */
+void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err);
+/* When the launch begins: what it found. */
+void tier_report_found(struct tier *tier, uint64_t newest_step);
+void tier_report_begin_failed(struct tier *tier, const struct pd_error *cause);
+/* A step that was pending gave way to a newer one. */
+void tier_report_skip(struct tier *tier, uint64_t skipped, uint64_t by);
+/* Why the last job failed: its status, PD_IO where none was run. */
+pd_status tier_report_cause(struct tier *tier, char cause[600]);
+/* Of the job done last. */
+void tier_report_error(struct tier *tier, struct pd_error *ret_error);
+
+/* ---- open.c ---- */
+
+/* `run`: what its worker does. */
+void tier_init(struct tier *tier, struct pd_tiers *tiers, tier_work *run);
+void tier_deinit(struct tier *tier);
+PD_MUST_USE pd_status tier_open(struct tier *tier, struct pd_error *err);
+/* What the store holds, as the schedule's and the report's newest step. */
+void tier_look_at_newest(struct tier *tier);
 /* Opens a store that could only be read so far. Collective over the tier's group. */
 PD_MUST_USE pd_status tier_make_writable(struct tier *tier, struct pd_error *err);
+
+/* ---- copy.c ---- */
+
+PD_MUST_USE pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err);
 /* The record of what is to be copied. */
 PD_MUST_USE pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
                                        struct pd_error *err);
-PD_MUST_USE pd_status tier_run_job(struct tier *tier, struct tier_job *job, struct pd_error *err);
-void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err);
-PD_MUST_USE pd_status tier_start_thread(struct tier *tier, struct pd_error *err);
-void tier_end_thread(struct tier *tier);
-/* The saver's thread: hands a job over; the one before must be done. */
-void tier_post(struct tier *tier, const struct tier_job *job);
-/* Until the job is done, or `seconds` have passed (negative: no limit). True: it is done. */
-bool tier_wait(struct tier *tier, double seconds);
+PD_MUST_USE pd_status tier_copy(struct tier *tier, struct tier_job *job, struct pd_error *err);
 
-/* ---- tiers_peer.c: second copies, on other hosts ---- */
+/* ---- replicate.c: replicas on other hosts ---- */
 
-/* After the stores were opened: makes tiers->copier where copies are asked for and possible. */
-PD_MUST_USE pd_status tier_copier_open(struct pd_tiers *tiers, struct pd_error *err);
-/* Before the first save: what other hosts have a copy of stays until they have a newer one. */
-void tier_copier_start(struct pd_tiers *tiers);
+uint64_t tier_replicate_staging_bytes(const struct pd_store_replicas *ring);
+PD_MUST_USE pd_status tier_replicate(struct tier *tier, struct tier_job *job, struct pd_error *err);
+
+/* ---- job.c ---- */
+
+/* Runs a job in the thread that owns the tier's store, and reports what came of it. `context`: the tier. */
+PD_MUST_USE pd_status tier_run_job(void *context, struct tier_job *job, struct pd_error *err);
+
+/* ---- replicator.c ---- */
+
+/* After the stores were opened: makes tiers->replicator where replicas are asked for and possible. */
+PD_MUST_USE pd_status tier_replicator_open(struct pd_tiers *tiers, struct pd_error *err);
+/* Before the first save: what other hosts have a replica of stays until they have a newer one. */
+void tier_replicator_start(struct pd_tiers *tiers);
 /* There are other hosts to copy to, as far as is known. */
-bool tier_copier_works(const struct pd_tiers *tiers);
-PD_MUST_USE pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err);
+bool tier_replicator_works(const struct pd_tiers *tiers);
 
-/* ---- tiers.c ---- */
+/* ---- sync.c ---- */
 
-void tier_init(struct tier *tier, struct pd_tiers *tiers);
-
-PD_MUST_USE pd_status tier_open_store(struct tier *tier, bool writable, struct pd_error *err);
+/* All ranks tell how far their workers are; what has ended on every rank is counted. Collective. */
+PD_MUST_USE pd_status tiers_sync(struct pd_tiers *tiers, struct pd_error *err);
+void tier_begin_copy(struct tier *tier, const struct tier_source *source);
+/* Waits for the copy under way. Collective: all ranks have one, or none has. */
+PD_MUST_USE pd_status tier_await_copy(struct tier *tier, struct pd_error *err);
+/* Saves into one tier, which is not busy, and waits for it. *ret_job: what came of it, in full. */
+PD_MUST_USE pd_status tier_save_into(struct tier *tier, const struct pd_tiers_save *save, uint32_t pins,
+                                     struct tier_job *ret_job, struct pd_error *err);
 
 #endif

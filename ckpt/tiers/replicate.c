@@ -1,4 +1,4 @@
-/* Second copies: every shard of a checkpoint of the first tier travels to the next host, into the same checkpoint there.
+/* Replicas: every shard of a checkpoint of the first tier is sent to the next host, into the same checkpoint there.
  *
  *   this rank's shard --piece, verified, with its digest--> rank of the next host --> a file that it holds --sync,
  *   verify--> the name that the commit record gives the shard
@@ -38,7 +38,7 @@ struct incoming { /* the shard of another rank */
     struct pd_error error;
 };
 
-struct travel {
+struct transfer {
     struct tier *tier;
     const struct tier_job *job;
     struct pd_store *store;
@@ -59,12 +59,12 @@ struct travel {
 /* ---- sending ---- */
 
 /* A checkpoint that is none any more is no failure. */
-static pd_status unless_gone(const struct travel *v, pd_status st)
+static pd_status unless_gone(const struct transfer *v, pd_status st)
 {
     return st == PD_NOT_FOUND && !pd_store_has_record(v->store, v->job->name) ? PD_STOPPED : st;
 }
 
-static void open_mine(struct travel *v)
+static void open_mine(struct transfer *v)
 {
     const uint32_t rank = v->tier->group->rank;
     char path[TIERS_PATH_MAX + 32];
@@ -74,14 +74,14 @@ static void open_mine(struct travel *v)
     v->status = unless_gone(v, v->status);
 }
 
-static pd_status wait_for_turn(const struct travel *v, struct pd_error *err)
+static pd_status wait_for_turn(const struct transfer *v, struct pd_error *err)
 {
-    if (!pd_clock_pace(v->start_ns, v->begun_bytes, v->tier->bytes_per_second, &v->tier->stop))
+    if (!pd_clock_pace(v->start_ns, v->begun_bytes, v->tier->bytes_per_second, &v->tier->worker.stop))
         PD_FAIL(err, PD_STOPPED, "copying %s was given up", v->job->source);
     return PD_OK;
 }
 
-static pd_status read_piece(struct travel *v, struct pd_error *err)
+static pd_status read_piece(struct transfer *v, struct pd_error *err)
 {
     PD_TRY(wait_for_turn(v, err));
     const struct pd_shard_piece piece = pd_shard_cut_piece(v->shard, &v->cursor, v->piece_bytes);
@@ -92,7 +92,7 @@ static pd_status read_piece(struct travel *v, struct pd_error *err)
     return PD_OK;
 }
 
-static void prepare_piece(struct travel *v)
+static void prepare_piece(struct transfer *v)
 {
     v->header = (struct header){0};
     if (!v->status) v->status = read_piece(v, &v->error);
@@ -100,7 +100,7 @@ static void prepare_piece(struct travel *v)
 
 /* ---- keeping ---- */
 
-static pd_status make_file(const struct travel *v, struct incoming *in, struct pd_error *err)
+static pd_status make_file(const struct transfer *v, struct incoming *in, struct pd_error *err)
 {
     PD_TRY(pd_store_replica_begin(v->store, in->rank, in->path, err));
     PD_TRY(pd_file_open(v->tier->tiers->vfs, in->path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &in->file, err));
@@ -118,7 +118,7 @@ static pd_status keep_piece(const struct incoming *in, struct pd_error *err)
     return pd_file_write(in->file, h->offset, in->buffer, h->bytes, err);
 }
 
-static void take_pieces(struct travel *v)
+static void take_pieces(struct transfer *v)
 {
     for (uint32_t i = 0; i < v->ring->source_count; i++) {
         struct incoming *in = &v->incoming[i];
@@ -127,7 +127,7 @@ static void take_pieces(struct travel *v)
     }
 }
 
-static pd_status end_file(const struct travel *v, struct incoming *in, struct pd_error *err)
+static pd_status end_file(const struct transfer *v, struct incoming *in, struct pd_error *err)
 {
     const uint64_t bytes = v->commit.shards[in->rank].file_bytes;
     struct pd_stat stat;
@@ -137,7 +137,7 @@ static pd_status end_file(const struct travel *v, struct incoming *in, struct pd
 }
 
 /* Against the record: what was sent had been verified, and this is what became of it. */
-static pd_status verify_file(const struct travel *v, const struct incoming *in, struct pd_error *err)
+static pd_status verify_file(const struct transfer *v, const struct incoming *in, struct pd_error *err)
 {
     const struct pd_shard_summary *expect = &v->commit.shards[in->rank];
     struct pd_shard *made = NULL;
@@ -151,7 +151,7 @@ static pd_status verify_file(const struct travel *v, const struct incoming *in, 
 }
 
 /* One that did not come in full is its sender's failure. */
-static void end_incoming(struct travel *v, struct incoming *in)
+static void end_incoming(struct transfer *v, struct incoming *in)
 {
     pd_status st = in->status;
     if (!st && in->is_whole) st = end_file(v, in, &in->error);
@@ -168,7 +168,7 @@ static void end_incoming(struct travel *v, struct incoming *in)
 /* ---- rounds ---- */
 
 /* Alike on every rank, since nobody can receive a piece whose size is not known. */
-static pd_status check_headers(const struct travel *v, struct pd_error *err)
+static pd_status check_headers(const struct transfer *v, struct pd_error *err)
 {
     pd_status st = PD_OK;
     for (uint32_t i = 0; !st && i < v->ring->source_count; i++) {
@@ -184,7 +184,7 @@ static pd_status check_headers(const struct travel *v, struct pd_error *err)
     return pd_group_agree(v->tier->group, st, err);
 }
 
-static pd_status exchange_headers(struct travel *v, struct pd_error *err)
+static pd_status exchange_headers(struct transfer *v, struct pd_error *err)
 {
     const struct pd_group_piece mine = {v->ring->replica_host, &v->header, sizeof v->header};
     for (uint32_t i = 0; i < v->ring->source_count; i++)
@@ -193,7 +193,7 @@ static pd_status exchange_headers(struct travel *v, struct pd_error *err)
     return check_headers(v, err);
 }
 
-static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
+static pd_status exchange_pieces(struct transfer *v, struct pd_error *err)
 {
     const struct pd_group_piece mine = {v->ring->replica_host, v->tier->staging, v->header.bytes};
     uint32_t count = 0;
@@ -205,7 +205,7 @@ static pd_status exchange_pieces(struct travel *v, struct pd_error *err)
 }
 
 /* Enough for the largest shard and for the word that it has ended. */
-static uint64_t count_rounds(const struct travel *v)
+static uint64_t count_rounds(const struct transfer *v)
 {
     uint64_t most = 0;
     for (uint32_t r = 0; r < v->commit.shard_count; r++)
@@ -213,7 +213,7 @@ static uint64_t count_rounds(const struct travel *v)
     return most / (v->piece_bytes - PD_SHARD_BLOCK_BYTES) + 2;
 }
 
-static pd_status run_rounds(struct travel *v, struct pd_error *err)
+static pd_status run_rounds(struct transfer *v, struct pd_error *err)
 {
     v->start_ns = pd_clock_monotonic_ns(NULL);
     for (uint64_t left = count_rounds(v); left > 0; left--) {
@@ -234,22 +234,17 @@ static uint64_t piece_bytes_of(const struct pd_store_replicas *ring)
 }
 
 /* More than PD_TIERS_STAGING_BYTES only where a rank keeps the shards of more than 63. */
-static pd_status make_staging(struct tier *tier, const struct pd_store_replicas *ring, struct pd_error *err)
+uint64_t tier_replicate_staging_bytes(const struct pd_store_replicas *ring)
 {
-    const uint64_t pieces = piece_bytes_of(ring) * (1 + ring->source_count);
-    if (tier->staging) return PD_OK;
-    tier->staging_bytes = pieces > PD_TIERS_STAGING_BYTES ? pieces : PD_TIERS_STAGING_BYTES;
-    tier->staging = aligned_alloc(PD_VFS_ALIGN, tier->staging_bytes);
-    if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between hosts");
-    return PD_OK;
+    return piece_bytes_of(ring) * (1 + ring->source_count);
 }
 
-static pd_status prepare(struct travel *v, struct pd_error *err)
+static pd_status prepare(struct transfer *v, struct pd_error *err)
 {
     const uint32_t count = v->ring->source_count;
     pd_status st = tier_read_source(v->tier, v->job, &v->commit, err);
     PD_TRY(unless_gone(v, st));
-    PD_TRY(make_staging(v->tier, v->ring, err));
+    PD_TRY(tier_make_staging(v->tier, tier_replicate_staging_bytes(v->ring), err));
     v->piece_bytes = piece_bytes_of(v->ring);
     v->incoming = calloc(count + 1u, sizeof *v->incoming);
     v->recvs = calloc(count + 1u, sizeof *v->recvs);
@@ -257,7 +252,7 @@ static pd_status prepare(struct travel *v, struct pd_error *err)
     return PD_OK;
 }
 
-static void begin_shards(struct travel *v)
+static void begin_shards(struct transfer *v)
 {
     open_mine(v);
     for (uint32_t i = 0; i < v->ring->source_count; i++) {
@@ -269,7 +264,7 @@ static void begin_shards(struct travel *v)
 }
 
 /* Real failures before what was only given up. */
-static pd_status judge(const struct travel *v, struct pd_error *err)
+static pd_status judge(const struct transfer *v, struct pd_error *err)
 {
     pd_status st = v->status;
     const struct pd_error *why = &v->error;
@@ -283,108 +278,23 @@ static pd_status judge(const struct travel *v, struct pd_error *err)
     return st;
 }
 
-pd_status tier_copy_to_peers(struct tier *tier, struct tier_job *job, struct pd_error *err)
+pd_status tier_replicate(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
     struct pd_store *store = tier->tiers->tiers[0].store;
-    struct travel v = {.tier = tier, .job = job, .store = store, .ring = pd_store_replicas(store)};
+    struct transfer v = {.tier = tier, .job = job, .store = store, .ring = pd_store_replicas(store)};
     pd_status st = pd_group_agree(tier->group, prepare(&v, err), err);
     if (!st) {
+        pd_owner_acquire(&tier->staging_is, "replication");
         begin_shards(&v);
         st = run_rounds(&v, err);
         pd_shard_close(v.shard);
         for (uint32_t i = 0; i < v.ring->source_count; i++)
             end_incoming(&v, &v.incoming[i]);
+        pd_owner_release(&tier->staging_is, "replication");
         if (!st) st = pd_group_agree(tier->group, judge(&v, err), err);
     }
     free(v.incoming);
     free(v.recvs);
     pd_commit_deinit(&v.commit);
     return st;
-}
-
-/* ---- opening ---- */
-
-static pd_status check_options(const struct pd_tiers *t, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < t->count; i++) {
-        if (i && t->tiers[i].options.copies)
-            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts", i);
-        if (t->tiers[i].options.copies > 1)
-            PD_FAIL(err, PD_INVALID,
-                    "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more", i,
-                    t->tiers[i].options.copies);
-    }
-    return PD_OK;
-}
-
-/* A run that has lost its other hosts goes on; one that never had any was told something else. */
-static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
-{
-    const struct tier *first = &t->tiers[0];
-    bool is_resumed = false;
-    *ret_can = !first->store || !first->is_writable || !pd_store_is_shared(first->store);
-    if (*ret_can) return PD_OK;
-    for (uint32_t i = 0; i < t->count; i++)
-        is_resumed = is_resumed || t->tiers[i].newest_step > 0;
-    if (t->group->host_count > 1)
-        PD_FAIL(err, PD_INVALID,
-                "%s is one directory for all hosts, and checkpoint.tiers[0].copies asks for a copy on another host: name a "
-                "directory of each host's own, or set copies to 0",
-                first->dir);
-    if (!is_resumed)
-        PD_FAIL(err, PD_INVALID,
-                "checkpoint.tiers[0].copies asks for a copy of %s on another host, and all ranks are on one: start on more "
-                "hosts, or set copies to 0",
-                first->dir);
-    if (t->group->rank == 0)
-        pd_log_warn(TIERS_MODULE,
-                    "%s: one host is left, so there is no other to copy to: the run goes on without second copies",
-                    first->dir);
-    return PD_OK;
-}
-
-static pd_status make_copier(struct pd_tiers *t, struct pd_error *err)
-{
-    const struct tier *first = &t->tiers[0];
-    struct tier *tier = calloc(1, sizeof *tier);
-    if (!tier) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints between hosts");
-    t->copier = tier;
-    tier_init(tier, t);
-    tier->is_copier = true;
-    tier->in_memory = first->in_memory;
-    tier->options = first->options;
-    tier->group = t->options.copy_group;
-    tier->bytes_per_second = first->bytes_per_second;
-    snprintf(tier->dir, sizeof tier->dir, "the second copy of %.4000s", first->dir);
-    tier->options.dir = tier->report.dir = tier->dir;
-    const struct pd_store_replicas *ring = first->store ? pd_store_replicas(first->store) : NULL;
-    return ring ? make_staging(tier, ring, err) : PD_OK;
-}
-
-pd_status tier_copier_open(struct pd_tiers *t, struct pd_error *err)
-{
-    bool can;
-    PD_TRY(check_options(t, err));
-    if (!t->tiers[0].options.copies || t->options.read_only) return PD_OK;
-    PD_TRY(check_hosts(t, &can, err));
-    PD_CHECK(t->options.copy_group);
-    return can ? pd_group_agree(t->group, make_copier(t, err), err) : PD_OK;
-}
-
-void tier_copier_start(struct pd_tiers *t)
-{
-    struct pd_store *store = t->tiers[0].store;
-    for (uint32_t i = 0; tier_copier_works(t) && i < pd_store_count(store); i++) {
-        const struct pd_store_entry *entry = pd_store_entry_at(store, i);
-        if (entry->hosts < 2) continue;
-        pd_store_pin(store, entry);
-        memcpy(t->copier->kept_name, entry->name, sizeof t->copier->kept_name);
-        t->copier->report.newest_step = entry->step;
-        return;
-    }
-}
-
-bool tier_copier_works(const struct pd_tiers *t)
-{
-    return t->copier && t->tiers[0].store && pd_store_replicas(t->tiers[0].store);
 }

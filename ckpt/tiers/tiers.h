@@ -26,7 +26,7 @@ struct pd_tier_options {
     uint32_t keep_last;          /* as in pd_store_options */
     uint64_t keep_every;         /* not in memory, where it would grow without bound */
     uint64_t bandwidth;          /* bytes a second that the ranks of one host write together in the background; 0: no cap */
-    uint32_t copies;             /* of the first tier: 1 for a second copy of every shard on another host; 0: none */
+    uint32_t replicas;           /* of the first tier: 1 for a replica of every shard on another host; 0: none */
     struct pd_shard_codec codec; /* of its shards; without a pool: copies are compressed by the thread that makes them */
     /* Why this rank has no directory and could not make it; PD_OK: it has. PD_NOT_FOUND: nothing of the run can have been
      * lying there, so the tier may be left out until it can be made. Any other: it may hold the newest checkpoint. */
@@ -39,7 +39,8 @@ struct pd_tiers_options {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     uint32_t count;
     struct pd_group *groups[PD_TIERS_MAX]; /* (count) the same ranks, a group of its own for each tier; borrowed */
-    struct pd_group *copy_group;           /* the same ranks once more, where the first tier has copies; borrowed */
+    struct pd_group *replica_group;        /* the same ranks once more, where the first tier has replicas; borrowed */
+    const struct pd_clock *clock;          /* of the root, for when to try again; NULL: the system's; borrowed */
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
     bool generations;           /* of the first tier, as in pd_store_options */
@@ -77,9 +78,9 @@ void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_s
 /* Checkpoints of its own ranks that a tier may hold at once: what is kept, one that is being written, and one for each later
  * tier that may be copied from it; in the first, with state in files (has_generations), the one that is read while the next
  * is written. With second copies two more, the one on its way to other hosts and the one before it that they have. */
-uint32_t pd_tiers_own(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
+uint32_t pd_tiers_own_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 /* All of them: with second copies twice as many, since hosts have those of others. */
-uint32_t pd_tiers_copies(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
+uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
  * cgroups, which have to hold `memory_to_come` more bytes of this rank too, and is left out of saves, aloud, when it does
@@ -128,15 +129,15 @@ PD_MUST_USE pd_status pd_tiers_finish(struct pd_tiers *tiers, const struct pd_ti
 struct pd_tier_report {
     const char *dir;
     bool in_memory, is_left_out;
-    uint64_t newest_step; /* sealed there; 0: none */
-    uint32_t failures;    /* in a row */
-    uint64_t skipped;     /* steps that were due and gave way to newer ones */
-    char cause[256];      /* of the last failure */
-    bool has_copies;      /* on other hosts; what follows is of them */
-    uint64_t copied_step; /* the newest whose every shard another host has too */
-    uint32_t copy_failures;
-    uint64_t copies_skipped;
-    char copy_cause[256];
+    uint64_t newest_step;     /* sealed there; 0: none */
+    uint32_t failures;        /* in a row */
+    uint64_t skipped;         /* steps that were due and gave way to newer ones */
+    char cause[256];          /* of the last failure */
+    bool has_replicas;        /* on other hosts; what follows is of them */
+    uint64_t replicated_step; /* the newest whose every shard another host has too */
+    uint32_t replica_failures;
+    uint64_t replicas_skipped;
+    char replica_cause[256];
 };
 void pd_tiers_report(struct pd_tiers *tiers, uint32_t tier, struct pd_tier_report *ret_report);
 

@@ -4,8 +4,9 @@
 #ifndef PD_TESTS_TIER_ROOM_H
 #define PD_TESTS_TIER_ROOM_H
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
-#include "ckpt/tiers/tiers.h"
+#include "ckpt/tiers/internal.h"
 #include "tests/helpers/generation_room.h"
 #include "trainer/comm/comm.h"
 
@@ -13,10 +14,11 @@ struct tier_rank {
     struct room_rank room;
     struct pd_tiers *tiers;
     struct pd_comm *comms[PD_TIERS_MAX];
-    struct pd_comm *copy_comm;
-    struct pd_group world, groups[PD_TIERS_MAX], copy_group;
-    struct generation *state; /* NULL: in memory */
-    bool distrusts;           /* the disk may have lied about what the state was: it is not read */
+    struct pd_comm *replica_comm;
+    struct pd_group world, groups[PD_TIERS_MAX], replica_group;
+    struct generation *state;     /* NULL: in memory */
+    struct pd_clock_manual clock; /* of the root: a save takes a second */
+    bool distrusts;               /* the disk may have lied about what the state was: it is not read */
     void *context;
 };
 
@@ -129,9 +131,18 @@ static inline pd_status tier_save(struct tier_rank *rank, uint64_t step, uint32_
     uint32_t tier;
     PD_TRY(tier_advance(rank, step, err));
     const struct pd_tiers_save save = tier_saving_init(&saving, rank, step, false);
+    pd_clock_manual_advance(&rank->clock, UINT64_C(1000000000));
     PD_TRY(pd_tiers_save(rank->tiers, &save, &tier, err));
     if (ret_tier) *ret_tier = tier;
     return PD_OK;
+}
+
+/* As after a failure: the next `saves` are not replicated. */
+static inline void tier_hold_replicas(struct tier_rank *rank, uint32_t saves)
+{
+    struct tier_schedule *schedule = &rank->tiers->replicator->schedule;
+    schedule->failures = saves > 0;
+    schedule->retry_ns = rank->clock.monotonic_ns + (saves + 1) * UINT64_C(1000000000);
 }
 
 static inline pd_status tier_finish(struct tier_rank *rank, uint64_t step, double leave_seconds, struct pd_error *err)
@@ -223,15 +234,17 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
         pd_comm_group(rank->comms[i], &rank->groups[i]);
         options.groups[i] = &rank->groups[i];
     }
-    PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->copy_comm, err));
-    pd_comm_group(rank->copy_comm, &rank->copy_group);
-    options.copy_group = &rank->copy_group;
+    PD_TRY(pd_comm_split(comm, 0, comm->rank, &rank->replica_comm, err));
+    pd_comm_group(rank->replica_comm, &rank->replica_group);
+    options.replica_group = &rank->replica_group;
     static const char *const drives[] = ROOM_DRIVES;
     if (rank->room.room->drives) {
         options.shards = room_shards(&rank->room);
         options.stripes = drives;
     }
     options.needs_first = options.generations;
+    pd_clock_manual_init(&rank->clock, 1, 0);
+    options.clock = &rank->clock.clock;
     PD_TRY(pd_tiers_open(rank->room.vfs, &options, &rank->tiers, err));
     if (options.generations) PD_TRY(tier_make_state(rank, err));
     return launch->script(rank, err);
@@ -252,7 +265,7 @@ static inline pd_status tier_rank_main(struct pd_comm *comm, void *context, stru
     free(rank->state);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(rank->comms[i]);
-    pd_comm_free(rank->copy_comm);
+    pd_comm_free(rank->replica_comm);
     pd_shard_writer_free(rank->room.writer);
     if (rank->room.vfs) pd_vfs_free(rank->room.vfs);
     free(rank);

@@ -180,7 +180,7 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
                                                 .keep_last = tier->keep_last,
                                                 .keep_every = tier->keep_every,
                                                 .bandwidth = tier->bandwidth,
-                                                .copies = tier->copies,
+                                                .replicas = tier->copies,
                                                 .codec = codec_of(tier->compression)};
     }
     return count ? count : 1;

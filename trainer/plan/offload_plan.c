@@ -21,7 +21,7 @@ static uint32_t generations_of(const struct pd_config *c)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, tiers);
-    return pd_tiers_own(tiers, count, 0, true);
+    return pd_tiers_own_checkpoints(tiers, count, 0, true);
 }
 
 static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p, struct pd_error *err)

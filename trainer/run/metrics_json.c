@@ -43,10 +43,10 @@ static void json_close(void *sink)
 
 static void add_copies(struct pd_json_writer *w, const struct pd_tier_report *report)
 {
-    pd_json_u64(w, "copied", report->copied_step);
-    if (report->copy_failures) pd_json_u64(w, "copy_failures", report->copy_failures);
-    if (report->copy_failures) pd_json_string(w, "copy_cause", report->copy_cause);
-    if (report->copies_skipped) pd_json_u64(w, "copies_skipped", report->copies_skipped);
+    pd_json_u64(w, "copied", report->replicated_step);
+    if (report->replica_failures) pd_json_u64(w, "copy_failures", report->replica_failures);
+    if (report->replica_failures) pd_json_string(w, "copy_cause", report->replica_cause);
+    if (report->replicas_skipped) pd_json_u64(w, "copies_skipped", report->replicas_skipped);
 }
 
 /* In the order of checkpoint.tiers. */
@@ -55,7 +55,7 @@ static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
     struct pd_tier_report first;
     if (!tiers) return;
     pd_tiers_report(tiers, 0, &first);
-    if (pd_tiers_count(tiers) < 2 && !first.has_copies) return;
+    if (pd_tiers_count(tiers) < 2 && !first.has_replicas) return;
     pd_json_array_begin(w, "tiers");
     for (uint32_t i = 0; i < pd_tiers_count(tiers); i++) {
         struct pd_tier_report report;
@@ -66,7 +66,7 @@ static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
         if (report.failures) pd_json_u64(w, "failures", report.failures);
         if (report.failures) pd_json_string(w, "cause", report.cause);
         if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
-        if (report.has_copies) add_copies(w, &report);
+        if (report.has_replicas) add_copies(w, &report);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

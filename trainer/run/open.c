@@ -119,11 +119,11 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
         pd_comm_group(r->tier_comms[i], &r->tier_groups[i]);
         options.groups[i] = &r->tier_groups[i];
     }
-    if (options.tiers[0].copies) {
+    if (options.tiers[0].replicas) {
         PD_TRY(split_for_host(r, &r->copy_comm, err));
         r->copy_comm->time_limit_seconds = COPY_SECONDS_MAX;
         pd_comm_group(r->copy_comm, &r->copy_group);
-        options.copy_group = &r->copy_group;
+        options.replica_group = &r->copy_group;
     }
     return pd_tiers_open(r->vfs, &options, &r->tiers, err);
 }

@@ -429,7 +429,7 @@ static pd_status fail_with_an_unpin_pending(struct tier_rank *rank, struct pd_er
     PD_TRY(set_lacks(rank, "/shm", PD_DISK_NO_WRITES, err));
     PD_TRY(tier_save(rank, 1, &tier, err));
     EXPECT(tier == 1, "tier %u", tier);
-    tier_wait(&rank->tiers->tiers[2], -1);
+    tier_worker_wait(&rank->tiers->tiers[2].worker, -1);
     PD_TRY(set_lacks(rank, "/disk", PD_DISK_NO_WRITES, err));
     PD_TRY(tier_save(rank, 2, &tier, err));
     EXPECT(tier == 2, "tier %u", tier);
@@ -452,6 +452,45 @@ Test(tiers, a_save_that_fails_leaves_no_pin_behind)
     tier_be_quiet();
     make_room(&room, 0, 0);
     RUN(&room, &options, fail_with_an_unpin_pending, NULL);
+    room_free(&room);
+}
+
+static pd_status save_slowly(struct tier_rank *rank, uint64_t first, uint64_t last, struct pd_error *err)
+{
+    for (uint64_t step = first; step <= last; step++) {
+        PD_TRY(tier_save(rank, step, NULL, err));
+        tier_worker_wait(&rank->tiers->tiers[1].worker, -1);
+        PD_TRY(pd_group_barrier(&rank->world, err));
+    }
+    return PD_OK;
+}
+
+/* A save takes a second. /net is due at step 100 and fails for a minute. */
+static pd_status fail_for_a_minute(struct tier_rank *rank, struct pd_error *err)
+{
+    struct pd_tier_report report;
+    PD_TRY(pd_tiers_start(rank->tiers, err));
+    PD_TRY(set_lacks(rank, "/net", PD_DISK_NO_WRITES, err));
+    PD_TRY(save_slowly(rank, 100, 163, err));
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.failures >= 5 && report.failures <= 7, "%u attempts in a minute", report.failures);
+    PD_TRY(set_lacks(rank, "/net", 0, err));
+    PD_TRY(save_slowly(rank, 164, 190, err));
+    pd_tiers_report(rank->tiers, 1, &report);
+    EXPECT(report.newest_step > 163, "it works again and has step %llu", (unsigned long long)report.newest_step);
+    return PD_OK;
+}
+
+Test(tiers, a_copy_that_fails_is_tried_again_after_seconds_and_not_when_the_tier_is_due_next)
+{
+    struct room room;
+    struct pd_tiers_options options = three_tiers();
+    options.tiers[1] = options.tiers[2];
+    options.tiers[1].every = 100;
+    options.count = 2;
+    tier_be_quiet();
+    make_room(&room, 0, 0);
+    RUN(&room, &options, fail_for_a_minute, NULL);
     room_free(&room);
 }
 
@@ -714,7 +753,7 @@ Test(tiers, memory_is_counted_for_state_in_files)
         options.generations = true;
         tier_be_quiet();
         make_room(&room, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2, 0);
-        cr_assert_eq(pd_tiers_copies(options.tiers, 3, 0, true), 6); /* what plans say */
+        cr_assert_eq(pd_tiers_checkpoints(options.tiers, 3, 0, true), 6); /* what plans say */
         for (unsigned launches = 0; launches < 2; launches++) {
             bool fits = false;
             RUN(&room, &options, reserve_room, &fits);

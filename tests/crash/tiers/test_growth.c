@@ -73,7 +73,7 @@ static struct usage run(uint64_t saves)
 {
     static const char *const parts[] = {"", "/host-0", "/host-1", "/all"};
     const struct pd_tiers_options options = {
-        .tiers = {{.dir = "/near", .every = 1, .keep_last = 2, .copies = 1},
+        .tiers = {{.dir = "/near", .every = 1, .keep_last = 2, .replicas = 1},
                   {.dir = "/middle", .every = 2, .keep_last = 2, .bandwidth = 64 << 20},
                   {.dir = "/net/far", .every = 5, .keep_last = 3, .codec = {.codec = PD_CODEC_ZSTD, .level = 1}}},
         .count = 3,

@@ -41,7 +41,7 @@ TestSuite(tiers_and_others, .init = set_up);
 static struct pd_tiers_options options_at(const struct place *place)
 {
     return (struct pd_tiers_options){
-        .tiers = {{.dir = place->first, .every = 1, .keep_last = 2, .copies = place->copies},
+        .tiers = {{.dir = place->first, .every = 1, .keep_last = 2, .replicas = place->copies},
                   {.dir = "/net/c", .every = 1, .keep_last = 2}},
         .count = 2,
         .quarantine_bytes_max = 1 << 20,
@@ -89,7 +89,7 @@ static pd_status look(struct tier_rank *rank, struct pd_error *err)
             PD_TRY(load_what_is_here(&rank->room, pd_store_entry_at(store, i), err));
     }
     const struct pd_store_entry *first = pd_store_entry_at(pd_tiers_store(rank->tiers, 0), 0);
-    if (rank->tiers->copier && first->hosts != 2)
+    if (rank->tiers->replicator && first->hosts != 2)
         PD_FAIL(err, PD_BUG, "step %llu has no copies", (unsigned long long)first->step);
     return PD_OK;
 }
@@ -132,7 +132,7 @@ static pd_status begin_copies(struct tier_rank *rank, struct pd_error *err)
         PD_TRY(tier_finish(rank, step, -1, err));
     }
     rank->tiers->tiers[1].bytes_per_second = 1;
-    if (rank->tiers->copier) rank->tiers->copier->bytes_per_second = 1;
+    if (rank->tiers->replicator) rank->tiers->replicator->bytes_per_second = 1;
     PD_TRY(pd_group_barrier(&rank->world, err));
     PD_TRY(tier_save(rank, IN_FLIGHT, NULL, err));
     while (!copies_are_on_their_way(rank))

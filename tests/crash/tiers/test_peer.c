@@ -31,7 +31,7 @@ TestSuite(peer_faults, .init = set_up);
 
 static struct pd_tiers_options with_copies(uint32_t copies)
 {
-    return (struct pd_tiers_options){.tiers = {{.dir = "/disk", .every = 1, .keep_last = 2, .copies = copies},
+    return (struct pd_tiers_options){.tiers = {{.dir = "/disk", .every = 1, .keep_last = 2, .replicas = copies},
                                                {.dir = "/net/c", .every = 5, .keep_last = 2}},
                                      .count = 2,
                                      .quarantine_bytes_max = 1 << 20};
@@ -140,8 +140,8 @@ static pd_status save_seven(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 1; step <= 7; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
-    if (!rank->tiers->copier) return PD_OK;
-    tier_wait(rank->tiers->copier, -1);
+    if (!rank->tiers->replicator) return PD_OK;
+    tier_worker_wait(&rank->tiers->replicator->worker, -1);
     return pd_group_barrier(&rank->world, err);
 }
 
@@ -152,16 +152,16 @@ static pd_status save_slowly(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 1; step <= 7; step++) {
         PD_TRY(tier_save(rank, step, NULL, err));
-        if (rank->tiers->copier) tier_wait(rank->tiers->copier, -1);
+        if (rank->tiers->replicator) tier_worker_wait(&rank->tiers->replicator->worker, -1);
         for (uint32_t i = 1; i < rank->tiers->count; i++)
-            tier_wait(&rank->tiers->tiers[i], -1);
+            tier_worker_wait(&rank->tiers->tiers[i].worker, -1);
         PD_TRY(pd_group_barrier(&rank->world, err));
     }
     pd_tiers_report(rank->tiers, 0, &report);
-    if (!rank->tiers->copier) return PD_OK;
-    EXPECT(report.has_copies && report.copied_step == 7 && !report.copy_failures && !report.copies_skipped,
-           "step %llu is copied, %u failures, %llu skipped", (unsigned long long)report.copied_step, report.copy_failures,
-           (unsigned long long)report.copies_skipped);
+    if (!rank->tiers->replicator) return PD_OK;
+    EXPECT(report.has_replicas && report.replicated_step == 7 && !report.replica_failures && !report.replicas_skipped,
+           "step %llu is copied, %u failures, %llu skipped", (unsigned long long)report.replicated_step,
+           report.replica_failures, (unsigned long long)report.replicas_skipped);
     return PD_OK;
 }
 
@@ -215,7 +215,8 @@ static pd_status save_and_leave(struct tier_rank *rank, struct pd_error *err)
 {
     PD_TRY(save_seven(rank, err));
     PD_TRY(tier_finish(rank, 7, -1, err));
-    EXPECT(rank->tiers->copier->newest_step == 7, "step %llu", (unsigned long long)rank->tiers->copier->newest_step);
+    EXPECT(rank->tiers->replicator->schedule.newest_step == 7, "step %llu",
+           (unsigned long long)rank->tiers->replicator->schedule.newest_step);
     return PD_OK;
 }
 
@@ -251,7 +252,7 @@ static pd_status go_on_alone(struct tier_rank *rank, struct pd_error *err)
 {
     struct found found = {.is_strict = true};
     PD_TRY(find(rank, &found, err));
-    EXPECT(found.step == 7 && !rank->tiers->copier, "step %llu", (unsigned long long)found.step);
+    EXPECT(found.step == 7 && !rank->tiers->replicator, "step %llu", (unsigned long long)found.step);
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 8, NULL, err));
     return tier_finish(rank, 8, -1, err);
@@ -284,9 +285,9 @@ Test(peer, what_cannot_be_is_refused)
     refuse(&options, HOSTS, "not more");
     options = with_copies(1);
     refuse(&options, 1, "all ranks are on one");
-    options.tiers[1].copies = 1;
+    options.tiers[1].replicas = 1;
     refuse(&options, HOSTS, "only the first tier");
-    options.tiers[1].copies = 0;
+    options.tiers[1].replicas = 0;
     options.tiers[0].dir = "/net/d";
     refuse(&options, HOSTS, "one directory for all hosts");
 }
@@ -300,7 +301,8 @@ static pd_status save_past_a_slow_copy(struct tier_rank *rank, struct pd_error *
     for (uint64_t step = 1; step <= 9; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     pd_tiers_report(rank->tiers, 0, &report);
-    EXPECT(!report.copied_step && report.copies_skipped == 7, "%llu are skipped", (unsigned long long)report.copies_skipped);
+    EXPECT(!report.replicated_step && report.replicas_skipped == 7, "%llu are skipped",
+           (unsigned long long)report.replicas_skipped);
     struct pd_store *store = pd_tiers_store(rank->tiers, 0);
     EXPECT(pd_store_count(store) == 3, "2 are kept and one is being copied, not %u", pd_store_count(store));
     EXPECT(pd_store_entry_at(store, 2)->step == 1, "what is being copied is kept");
@@ -336,7 +338,7 @@ static pd_status save_past_copies(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 1, NULL, err));
     PD_TRY(tier_finish(rank, 1, -1, err));
-    rank->tiers->copier->passes = 100;
+    tier_hold_replicas(rank, 100);
     for (uint64_t step = 2; step <= 6; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     EXPECT(has_step(store, 1) && !has_step(store, 4), "what was copied last is kept while newer ones are not");
@@ -348,13 +350,13 @@ static pd_status save_past_them_again(struct tier_rank *rank, struct pd_error *e
 {
     struct pd_store *store = pd_tiers_store(rank->tiers, 0);
     PD_TRY(pd_tiers_start(rank->tiers, err));
-    rank->tiers->copier->passes = 3;
+    tier_hold_replicas(rank, 3);
     for (uint64_t step = 7; step <= 9; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     EXPECT(has_step(store, 1) && !has_step(store, 7), "of an earlier launch too");
     for (uint64_t step = 10; step <= 13; step++) {
         PD_TRY(tier_save(rank, step, NULL, err));
-        tier_wait(rank->tiers->copier, -1);
+        tier_worker_wait(&rank->tiers->replicator->worker, -1);
         PD_TRY(pd_group_barrier(&rank->world, err));
     }
     EXPECT(!has_step(store, 1) && pd_store_count(store) == 2, "%u are kept", pd_store_count(store));
@@ -380,9 +382,9 @@ Test(peer, what_was_copied_last_is_kept)
 static pd_status copy_what_is_gone(struct tier_rank *rank, struct pd_error *err)
 {
     struct tier_job job = {
-        .task = TIER_PEER, .step = 9, .source = "/disk/step-000000000009-1", .name = "step-000000000009-1"};
+        .task = TIER_REPLICATE, .step = 9, .source = "/disk/step-000000000009-1", .name = "step-000000000009-1"};
     PD_TRY(pd_tiers_start(rank->tiers, err));
-    pd_status st = tier_copy_to_peers(rank->tiers->copier, &job, err);
+    pd_status st = tier_replicate(rank->tiers->replicator, &job, err);
     EXPECT(st == PD_STOPPED, "%s", pd_status_name(st));
     return PD_OK;
 }
@@ -419,34 +421,35 @@ static pd_status copy_damaged_headers(struct tier_rank *rank, struct pd_error *e
         int word;
         uint64_t value;
     } damages[] = {{1, UINT64_MAX}, {1, 16 << 20}, {1, 17}, {0, UINT64_MAX & ~UINT64_C(4095)}, {0, 5}, {0, 1 << 30}};
-    struct pd_tier_report report;
+    struct pd_tier_report report = {0};
     if (rank->world.rank == 0) {
-        undamaged = rank->copy_group.ops;
+        undamaged = rank->replica_group.ops;
         damaging = *undamaged;
         damaging.exchange = exchange_damaged;
     }
     PD_TRY(pd_group_barrier(&rank->world, err));
-    rank->copy_group.ops = &damaging;
+    rank->replica_group.ops = &damaging;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     uint64_t step = 0;
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         damaged_value = damages[i].value;
         damaged_word = damages[i].word;
-        rank->tiers->copier->failures = 0; /* it is asked again at once */
+        const uint32_t before = report.replica_failures;
+        struct pd_error why = {0};
         PD_TRY(tier_save(rank, ++step, NULL, err));
-        tier_wait(rank->tiers->copier, -1);
+        const pd_status st = tier_finish(rank, step, -1, &why);
         pd_tiers_report(rank->tiers, 0, &report);
-        EXPECT(report.copy_failures == i + 1 && !report.copied_step && strstr(report.copy_cause, "arrived damaged"),
-               "damage %zu: %u failures: %s", i, report.copy_failures, report.copy_cause);
+        EXPECT(st == PD_IO && report.replica_failures > before && !report.replicated_step &&
+                   strstr(report.replica_cause, "arrived damaged"),
+               "damage %zu: %u failures: %s", i, report.replica_failures, report.replica_cause);
         PD_TRY(pd_group_barrier(&rank->world, err));
     }
     damaged_word = -1;
-    rank->tiers->copier->failures = 0;
     PD_TRY(tier_save(rank, ++step, NULL, err));
     PD_TRY(tier_finish(rank, step, -1, err));
     pd_tiers_report(rank->tiers, 0, &report);
-    EXPECT(report.copied_step == step, "step %llu is copied", (unsigned long long)report.copied_step);
-    rank->copy_group.ops = undamaged;
+    EXPECT(report.replicated_step == step, "step %llu is copied", (unsigned long long)report.replicated_step);
+    rank->replica_group.ops = undamaged;
     return pd_group_barrier(&rank->world, err);
 }
 
@@ -505,7 +508,7 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
         uint32_t count = 0;
         uint64_t bytes = 0;
         PD_TRY(tier_save(rank, step, NULL, err));
-        tier_wait(rank->tiers->copier, -1);
+        tier_worker_wait(&rank->tiers->replicator->worker, -1);
         PD_TRY(pd_group_barrier(&rank->world, err));
         PD_TRY(count_files(rank->room.vfs, dir, &count, &bytes, err));
         PD_TRY(note_inode(rank, step, inodes, &inode_count, err));
@@ -547,7 +550,7 @@ Test(peer, memory_is_counted_for_copies)
         bool fits = false;
         make_room_of(&room, RANKS, HOSTS, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2);
         options.tiers[0].dir = "/shm/c";
-        cr_assert_eq(pd_tiers_copies(options.tiers, 2, 0, false), 12);
+        cr_assert_eq(pd_tiers_checkpoints(options.tiers, 2, 0, false), 12);
         RUN(&room, &options, check_room, &fits);
         cr_assert_eq(fits, shards == 24, "room for %u shards", shards);
         room_free(&room);
@@ -612,7 +615,7 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
     struct pd_error why = {0};
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save_to(rank, BEFORE, BEFORE, err));
-    rank->tiers->copier->passes = 1;
+    tier_hold_replicas(rank, 1);
     PD_TRY(tier_save(rank, BEFORE + 1, NULL, err));
     PD_TRY(tier_arm(rank, m, err));
     pd_status finished = tier_finish(rank, BEFORE + 1, -1, &why);
@@ -622,7 +625,7 @@ static pd_status meet(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_disarm(rank, &run->fired, &run->after, err));
     if (kind_of(m) == PD_DISK_FAULT_POWER) return PD_OK;
     /* The run goes on, and everything works again. */
-    rank->tiers->copier->passes = 0;
+    tier_hold_replicas(rank, 0);
     PD_TRY(tier_save(rank, BEFORE + 2, NULL, err));
     return pd_error_context(err, tier_finish(rank, BEFORE + 2, -1, err), "the copies after it");
 }
@@ -643,7 +646,7 @@ static pd_status look_after(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 100, NULL, err));
     PD_TRY(tier_finish(rank, 100, -1, err));
-    EXPECT(rank->tiers->copier->newest_step == 100, "what comes after is copied too");
+    EXPECT(rank->tiers->replicator->schedule.newest_step == 100, "what comes after is copied too");
     return PD_OK;
 }
 

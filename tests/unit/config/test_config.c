@@ -93,7 +93,7 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     cr_expect_str_eq(tiers[0].dir, "/dev/shm/r");
     cr_expect(tiers[0].every == 5 && tiers[0].keep_last == 2 && tiers[0].keep_every == 0);
     cr_expect_eq(tiers[0].bandwidth, 2000000000);
-    cr_expect(tiers[0].copies == 1 && !tiers[1].copies && !tiers[2].copies);
+    cr_expect(tiers[0].replicas == 1 && !tiers[1].replicas && !tiers[2].replicas);
     cr_expect_str_eq(tiers[1].dir, "r/checkpoints");
     cr_expect(tiers[1].every == 50 && tiers[1].keep_last == 2 && tiers[1].keep_every == 1000 && !tiers[1].bandwidth);
     cr_expect(tiers[2].every == 0 && tiers[2].keep_last == 9);
@@ -105,7 +105,7 @@ Test(config, tiers_take_what_they_leave_out_from_their_section)
     pd_config_deinit(&c);
     c = parse(text, (const char *const[]){"checkpoint.tiers[1].every=100", "checkpoint.every=7", NULL});
     cr_assert_eq(pd_config_tiers(&c, tiers), 3, "%s", text);
-    cr_expect(tiers[0].copies == 1 && !tiers[1].copies, "%s", text);
+    cr_expect(tiers[0].replicas == 1 && !tiers[1].replicas, "%s", text);
     cr_expect(tiers[0].every == 5 && tiers[1].every == 100 && tiers[1].keep_every == 1000 && tiers[2].every == 0);
     cr_expect(tiers[1].codec.level == 7 && tiers[2].codec.level == 1, "%s", text);
     pd_config_deinit(&c);

@@ -1,0 +1,81 @@
+/* Copies a checkpoint of one tier into another: this rank's shards, then the same commit as of any save. */
+#include "ckpt/base/fault.h"
+#include "ckpt/shard/transcode.h"
+#include "ckpt/tiers/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+pd_status tier_make_staging(struct tier *tier, uint64_t bytes, struct pd_error *err)
+{
+    if (tier->staging) return PD_OK;
+    tier->staging_bytes = bytes > PD_TIERS_STAGING_BYTES ? bytes : PD_TIERS_STAGING_BYTES;
+    tier->staging = aligned_alloc(PD_VFS_ALIGN, tier->staging_bytes);
+    if (!tier->staging) PD_FAIL(err, PD_NO_MEMORY, "no memory to copy checkpoints to %s", tier->dir);
+    return PD_OK;
+}
+
+static pd_status copy_shard(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, uint32_t shard,
+                            const char *path, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct pd_shard_copy copy = {.to = path,
+                                 .identity = &commit->state.identity,
+                                 .expect = &commit->shards[shard],
+                                 .buffers = tier->staging,
+                                 .buffer_bytes = PD_TIERS_STAGING_BYTES,
+                                 .bytes_per_second = tier->bytes_per_second,
+                                 .stop = &tier->worker.stop};
+    char from[TIERS_PATH_MAX + 32];
+    snprintf(from, sizeof from, "%s/shard-%05" PRIu32 ".h5", job->source, shard);
+    copy.from = from;
+    return pd_shard_transcode(tier->tiers->vfs, &copy, &tier->options.codec, ret_summary, err);
+}
+
+pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
+                           struct pd_error *err)
+{
+    char path[TIERS_PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/commit.h5", job->source);
+    PD_TRY(pd_commit_read(tier->tiers->vfs, path, ret_commit, err));
+    if (ret_commit->shard_count == tier->group->size * tiers_shards(tier->tiers)) return PD_OK;
+    pd_commit_deinit(ret_commit);
+    *ret_commit = (struct pd_commit){0};
+    PD_FAIL(err, PD_BUG, "%s is of another number of ranks", path);
+}
+
+/* `path`: of the first one. */
+static pd_status copy_shards(struct tier *tier, const struct tier_job *job, const struct pd_commit *commit, char *path,
+                             struct pd_shard_summary *ret_summaries, struct pd_error *err)
+{
+    const uint32_t count = tiers_shards(tier->tiers);
+    pd_status st = PD_OK;
+    pd_owner_acquire(&tier->staging_is, "a copy between tiers");
+    for (uint32_t s = 0; !st && s < count; s++) {
+        const uint32_t shard = tier->group->rank * count + s;
+        if (s) pd_store_begin_shard(tier->store, s, path);
+        ret_summaries[s] = commit->shards[shard];
+        st = copy_shard(tier, job, commit, shard, path, &ret_summaries[s], err);
+    }
+    pd_owner_release(&tier->staging_is, "a copy between tiers");
+    return st;
+}
+
+pd_status tier_copy(struct tier *tier, struct tier_job *job, struct pd_error *err)
+{
+    struct pd_commit commit = {0};
+    char path[TIERS_PATH_MAX];
+    pd_status st = pd_group_agree(tier->group, tier_read_source(tier, job, &commit, err), err);
+    if (!st) st = pd_store_begin(tier->store, &commit.state.identity, path, err);
+    if (!st) {
+        struct pd_shard_summary summaries[PD_LAYOUT_STRIPES_MAX];
+        st = copy_shards(tier, job, &commit, path, summaries, err);
+        pd_fault_point("tiers.copy.copied");
+        st = pd_store_commit(tier->store, st, summaries, &commit.state, err);
+        if (!st) pd_fault_point("tiers.copy.sealed");
+    } else if (st == PD_EXISTS) {
+        st = PD_OK; /* committed by this launch in an earlier attempt */
+    }
+    pd_commit_deinit(&commit);
+    return st;
+}

@@ -1,0 +1,186 @@
+/* The way out: every tier, and other hosts, get the last step. */
+#include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
+#include "ckpt/tiers/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define POLL_SECONDS 0.05
+
+struct leaving {
+    const struct pd_tiers_save *last;
+    double seconds;    /* negative: no limit */
+    uint64_t since_ns; /* when a tier that outlives a reboot had it; 0: none has it yet */
+    bool was_asked[PD_TIERS_MAX];
+    bool were_hosts_asked;
+};
+
+static bool has_last(const struct tier *tier, const struct leaving *l)
+{
+    return tier_schedule_has(&tier->schedule, &l->last->state->identity);
+}
+
+/* The first tier that has it; the count of tiers: none. */
+static uint32_t find_last(const struct pd_tiers *t, const struct leaving *l)
+{
+    uint32_t i = 0;
+    while (i < t->count && !has_last(&t->tiers[i], l))
+        i++;
+    return i;
+}
+
+/* The first tier has it, committed by this launch, and other hosts have no replica. */
+static bool lacks_replica(const struct pd_tiers *t, const struct leaving *l)
+{
+    const struct tier *first = &t->tiers[0];
+    return tier_replicator_works(t) && has_last(first, l) && first->schedule.newest_name[0] && !has_last(t->replicator, l);
+}
+
+/* ---- waiting ---- */
+
+/* As far as this rank knows. True too where nothing outlives a reboot. */
+static bool is_persistent(struct pd_tiers *t, const struct leaving *l)
+{
+    bool may = false;
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = &t->tiers[i];
+        if (tier->in_memory || tier->is_left_out) continue;
+        may = true;
+        if (has_last(tier, l)) return true;
+        const struct tier_worker_view view = tier_worker_look(&tier->worker);
+        if (tier->schedule.is_busy && view.done == view.posted && view.status == PD_OK &&
+            view.step == l->last->state->identity.step)
+            return true;
+    }
+    return !may;
+}
+
+static void give_up_copies(struct pd_tiers *t, uint64_t other_than)
+{
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = tiers_worker_at(t, i);
+        if (tier && tier->schedule.is_busy && tier->schedule.source.step != other_than) tier_worker_give_up(&tier->worker);
+    }
+}
+
+static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
+{
+    for (bool is_waiting = true; is_waiting;) {
+        is_waiting = false;
+        for (uint32_t i = 0; i < t->count; i++) {
+            struct tier *tier = tiers_worker_at(t, i);
+            if (tier && tier->schedule.is_busy && !tier_worker_wait(&tier->worker, POLL_SECONDS)) is_waiting = true;
+        }
+        if (l->seconds < 0) continue;
+        if (!l->since_ns && is_persistent(t, l)) l->since_ns = pd_clock_monotonic_ns(NULL);
+        if (l->since_ns && pd_clock_seconds_since(NULL, l->since_ns) >= l->seconds) give_up_copies(t, UINT64_MAX);
+    }
+}
+
+/* ---- asking ---- */
+
+/* Not pinned: nothing is removed from there any more. */
+static void copy_last(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l)
+{
+    const struct pd_identity *identity = &l->last->state->identity;
+    struct tier_source source = {.tier = from, .lineage = identity->lineage, .step = identity->step};
+    memcpy(source.name, t->tiers[from].schedule.newest_name, sizeof source.name);
+    tier_begin_copy(tier, &source);
+}
+
+/* A copy from tier `from`. A save from memory where an earlier launch, of another layout maybe, has committed it there, and
+ * into the first tier, which has no worker. */
+static pd_status ensure(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l, struct pd_error *err)
+{
+    struct tier_job job;
+    if (tier->number && from < t->count && t->tiers[from].schedule.newest_name[0]) {
+        copy_last(t, tier, from, l);
+        return PD_OK;
+    }
+    PD_TRY(tier_await_copy(tier, err));
+    const pd_status st = tier_save_into(tier, l->last, 0, &job, err);
+    return tiers_is_fatal(st) ? st : PD_OK;
+}
+
+/* *ret_any: some were asked now. Each is asked once. */
+static pd_status ensure_all(struct pd_tiers *t, struct leaving *l, bool *ret_any, struct pd_error *err)
+{
+    *ret_any = !l->were_hosts_asked && lacks_replica(t, l);
+    if (*ret_any) copy_last(t, t->replicator, 0, l);
+    l->were_hosts_asked = l->were_hosts_asked || *ret_any;
+    for (uint32_t i = 0; i < t->count; i++) {
+        struct tier *tier = &t->tiers[i];
+        const uint32_t from = find_last(t, l);
+        if (tier->is_left_out || l->was_asked[i] || has_last(tier, l)) continue;
+        if (l->seconds >= 0 && from < t->count && i < from) continue; /* safe enough for who is asked to leave */
+        l->was_asked[i] = *ret_any = true;
+        PD_TRY(ensure(t, tier, from, l, err));
+    }
+    return PD_OK;
+}
+
+/* ---- the end ---- */
+
+static pd_status explain_lack(struct pd_tiers *t, struct tier *tier, const struct leaving *l, struct pd_error *err)
+{
+    const uint32_t safe = find_last(t, l);
+    char cause[600];
+    const pd_status st = tier_report_cause(tier, cause);
+    pd_error_set(err, st, PD_WHERE, 0, "%s", cause);
+    return pd_error_context(err, st, "%s did not get the last step, %" PRIu64 "%s%s", tier->dir,
+                            l->last->state->identity.step, safe < t->count ? ", which is safe in " : "",
+                            safe < t->count ? t->tiers[safe].dir : "");
+}
+
+static bool lacks_last(struct pd_tiers *t, const struct tier *tier, const struct leaving *l)
+{
+    if (tier->is_replicator) return lacks_replica(t, l);
+    return !tier->is_left_out && !has_last(tier, l);
+}
+
+/* Nobody relies on what lies in memory when a run has ended: that is logged. Whatever else lacks the step is an error, the
+ * first one the result, the others logged. */
+static pd_status judge(struct pd_tiers *t, const struct leaving *l, struct pd_error *err)
+{
+    pd_status result = PD_OK;
+    if (l->seconds >= 0 && is_persistent(t, l)) return PD_OK;
+    for (uint32_t i = 0; i <= t->count; i++) {
+        struct tier *tier = i < t->count ? &t->tiers[i] : t->replicator;
+        struct pd_error own = {0};
+        if (!tier || !lacks_last(t, tier, l) || (l->seconds >= 0 && tier->in_memory)) continue;
+        const pd_status st = explain_lack(t, tier, l, &own);
+        const bool is_result = !tier->in_memory && !result;
+        if (is_result) result = st;
+        if (is_result && err) *err = own;
+        if (!is_result && t->group->rank == 0) pd_log_warn(TIERS_MODULE, "%s", own.message);
+    }
+    return result;
+}
+
+/* What copies held back from the last pruning. */
+static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
+{
+    struct tier *tier = &t->tiers[0];
+    struct pd_error own = {0};
+    if (tier->is_left_out || !tier->is_writable) return PD_OK;
+    const pd_status st = pd_store_prune(tier->store, &own);
+    if (!tiers_is_fatal(st)) return PD_OK;
+    if (err) *err = own;
+    return st;
+}
+
+pd_status pd_tiers_finish(struct pd_tiers *t, const struct pd_tiers_save *last, double leave_seconds, struct pd_error *err)
+{
+    struct leaving l = {.last = last, .seconds = leave_seconds};
+    if (t->count == 1 && !t->replicator) return PD_OK; /* saved, so it is there */
+    if (leave_seconds >= 0) give_up_copies(t, last->state->identity.step);
+    for (bool any = true; any;) {
+        wait_for_copies(t, &l);
+        PD_TRY(tiers_sync(t, err));
+        PD_TRY(ensure_all(t, &l, &any, err));
+    }
+    PD_TRY(prune_first(t, err));
+    return judge(t, &l, err);
+}

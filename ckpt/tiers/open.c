@@ -1,0 +1,238 @@
+/* Opening the store of a tier: to write, or to read where that is all it can. */
+#include "ckpt/base/log.h"
+#include "ckpt/tiers/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pd_status open_store(struct tier *tier, bool writable, struct pd_error *err)
+{
+    struct pd_tiers *t = tier->tiers;
+    const struct pd_store_options options = {.writable = writable,
+                                             .keep_last = tier->options.keep_last,
+                                             .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
+                                             .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
+                                             .busy_wait_ms = t->options.busy_wait_ms,
+                                             .generations = t->options.generations && tier->number == 0,
+                                             .later_tiers = t->count - 1 - tier->number,
+                                             .replicas = tier->options.replicas > 0,
+                                             .shards = t->options.shards,
+                                             .stripes = writable && tier->number == 0 ? t->options.stripes : NULL};
+    PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));
+    tier->is_writable = writable;
+    if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);
+    if (t->index) pd_store_set_index(tier->store, t->index, t->index_bytes);
+    return PD_OK;
+}
+
+/* Any rank's yes. */
+static pd_status any_rank(struct pd_tiers *t, struct tier *tier, bool mine, bool *ret_any, struct pd_error *err)
+{
+    uint64_t word = mine, *all = (uint64_t *)t->told;
+    PD_TRY(pd_group_gather(tier->group, 0, &word, sizeof word, all, err));
+    PD_TRY(pd_group_broadcast(tier->group, 0, all, sizeof word * tier->group->size, err));
+    *ret_any = false;
+    for (uint32_t r = 0; r < tier->group->size; r++)
+        *ret_any = *ret_any || all[r];
+    return PD_OK;
+}
+
+static pd_status share_bandwidth(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
+{
+    uint64_t host = tier->group->host, *all = (uint64_t *)t->told, here = 0;
+    PD_TRY(pd_group_gather(tier->group, 0, &host, sizeof host, all, err));
+    PD_TRY(pd_group_broadcast(tier->group, 0, all, sizeof host * tier->group->size, err));
+    for (uint32_t r = 0; r < tier->group->size; r++)
+        here += all[r] == host;
+    tier->bytes_per_second = tier->options.bandwidth / here;
+    if (tier->options.bandwidth && !tier->bytes_per_second) tier->bytes_per_second = 1;
+    return PD_OK;
+}
+
+void tier_look_at_newest(struct tier *tier)
+{
+    struct pd_store_entry none = {0};
+    const struct pd_store_entry *entry =
+        tier->store && pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0) : &none;
+    tier_schedule_find(&tier->schedule, entry->lineage, entry->step);
+    tier_report_found(tier, entry->step);
+    if (entry->lineage > tier->tiers->lineage) tier->tiers->lineage = entry->lineage;
+}
+
+/* Counts as a tier that has failed: logged, and asked again when it is due. One in memory is left out instead, since its room
+ * is checked before the first step alone. */
+static void begin_failed(struct tier *tier, const char *what, const struct pd_error *cause)
+{
+    tier_schedule_fail(&tier->schedule, 0);
+    tier->is_left_out = tier->in_memory;
+    tier_report_begin_failed(tier, cause);
+    if (tier->group->rank == 0)
+        pd_log_error(TIERS_MODULE, "%s %s: %s", tier->dir, tier->in_memory ? "is left out of saves" : what, cause->message);
+}
+
+static pd_status refuse_hidden(const struct tier *tier, pd_status st, struct pd_error *err)
+{
+    if (tier->tiers->count == 1 || tiers_is_fatal(st)) return st;
+    pd_error_context(err, st, "%s may hold the newest checkpoint and cannot be read", tier->dir);
+    const size_t used = err ? strlen(err->message) : 0;
+    if (err)
+        snprintf(err->message + used, sizeof err->message - used,
+                 "; bring it back, or go on from what the others hold (perdure ckpt ls) by taking it out of "
+                 "checkpoint.tiers");
+    return st;
+}
+
+/* A store that is only looked at passes over what cannot be read; here the run would fall back behind them. */
+static pd_status check_hidden(const struct tier *tier, struct pd_error *err)
+{
+    const uint64_t newest = pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0)->step : 0;
+    for (uint32_t i = 0; i < pd_store_unusable_count(tier->store); i++) {
+        const struct pd_store_unusable *u = pd_store_unusable_at(tier->store, i);
+        if (u->flaw == PD_STORE_UNREADABLE && u->step >= newest) PD_FAIL(err, PD_IO, "%s: %s", u->name, u->cause);
+    }
+    return PD_OK;
+}
+
+/* Failures after which the store may still be read. */
+static bool may_be_read(pd_status st)
+{
+    return st == PD_NO_SPACE || st == PD_IO || st == PD_UNSUPPORTED || st == PD_NOT_FOUND || st == PD_EXISTS;
+}
+
+/* `cause`: why it cannot be written. */
+static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, struct pd_error *err)
+{
+    struct pd_error own = {0};
+    pd_status st = open_store(tier, false, &own);
+    if (!st) st = check_hidden(tier, &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
+    begin_failed(tier, "is only read from until it can be written", cause);
+    return PD_OK;
+}
+
+/* *ret_has: every rank has its directory. Where one has not, the tier holds nothing, or the launch ends. */
+static pd_status find_directory(struct pd_tiers *t, struct tier *tier, bool *ret_has, struct pd_error *err)
+{
+    const pd_status missing = tier->options.missing;
+    struct pd_error own = {0};
+    if (missing) pd_error_set(&own, missing, PD_WHERE, 0, "%s", tier->options.missing_cause);
+    pd_status st = pd_group_agree(tier->group, missing == PD_NOT_FOUND ? PD_OK : missing, &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
+    st = pd_group_agree(tier->group, missing, &own);
+    *ret_has = !st;
+    if (tiers_is_fatal(st) && err) *err = own;
+    if (!st || tiers_is_fatal(st)) return st;
+    PD_TRY(any_rank(t, tier, tier->options.missing_in_memory, &tier->in_memory, err));
+    tier->was_absent = true;
+    begin_failed(tier, "is not there and holds nothing of this run; it is tried again when it is due", &own);
+    return PD_OK;
+}
+
+static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
+{
+    struct pd_space space = {0};
+    struct pd_error own = {0};
+    pd_status st = pd_vfs_space(t->vfs, tier->dir, &space, &own);
+    st = pd_group_agree(tier->group, pd_error_context(&own, st, "checkpoint directory %s", tier->dir), &own);
+    if (st) {
+        if (err) *err = own;
+        return refuse_hidden(tier, st, err);
+    }
+    PD_TRY(any_rank(t, tier, space.in_memory, &tier->in_memory, err));
+    if (tier->in_memory && tier->options.keep_every && tier->group->rank == 0)
+        pd_log_warn(TIERS_MODULE, "%s is in memory: keep_every does not count there", tier->dir);
+    return PD_OK;
+}
+
+pd_status tier_open(struct tier *tier, struct pd_error *err)
+{
+    struct pd_tiers *t = tier->tiers;
+    bool has_directory = false;
+    PD_TRY(share_bandwidth(t, tier, err));
+    PD_TRY(find_directory(t, tier, &has_directory, err));
+    if (!has_directory) return PD_OK;
+    PD_TRY(find_space(t, tier, err));
+    struct pd_error why = {0};
+    pd_status st = open_store(tier, !t->options.read_only, &why);
+    if (may_be_read(st) && t->count > 1 && !t->options.read_only) {
+        PD_TRY(open_to_read(tier, &why, err));
+    } else if (st) {
+        if (err) *err = why;
+        return st;
+    }
+    tier_look_at_newest(tier);
+    return PD_OK;
+}
+
+/* ---- later ---- */
+
+/* Its directory has come back, or was made by hand: what it holds was not looked at when the launch began. */
+static pd_status check_late(struct tier *tier, struct pd_error *err)
+{
+    struct pd_tiers *t = tier->tiers;
+    struct pd_commit commit = {0};
+    if (!pd_store_count(tier->store)) return PD_OK;
+    const struct pd_store_entry *entry = pd_store_entry_at(tier->store, 0);
+    PD_TRY(pd_store_read_commit(tier->store, entry, &commit, err));
+    const bool is_ours = memcmp(commit.state.identity.run_id, t->run_id, sizeof t->run_id) == 0;
+    pd_commit_deinit(&commit);
+    if (!is_ours) PD_FAIL(err, PD_INVALID, "%s holds checkpoints of another run: move them away", tier->dir);
+    PD_FAIL(err, PD_EXISTS,
+            "%s holds step %" PRIu64 " of this run and was not there when this launch began: the next launch takes it into "
+            "account",
+            tier->dir, entry->step);
+}
+
+/* The room of a tier in memory is checked before the first step alone. */
+static pd_status check_kind(struct tier *tier, struct pd_error *err)
+{
+    struct pd_space space = {0};
+    PD_TRY(pd_vfs_space(tier->tiers->vfs, tier->dir, &space, err));
+    if (!space.in_memory || tier->in_memory) return PD_OK;
+    PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) by now, and its room was not looked at: start the run again", tier->dir,
+            space.type_name);
+}
+
+pd_status tier_make_writable(struct tier *tier, struct pd_error *err)
+{
+    if (tier->is_writable) return PD_OK;
+    pd_store_close(tier->store);
+    tier->store = NULL;
+    PD_TRY(open_store(tier, true, err));
+    pd_status st = pd_group_agree(tier->group, check_kind(tier, err), err);
+    if (!st && tier->was_absent) st = check_late(tier, err);
+    if (st) {
+        pd_store_close(tier->store);
+        tier->store = NULL;
+        tier->is_writable = false;
+        return st;
+    }
+    if (tier->group->rank == 0) pd_log_info(TIERS_MODULE, "%s can be written again", tier->dir);
+    tier->was_absent = false;
+    return PD_OK;
+}
+
+/* ---- its storage ---- */
+
+void tier_init(struct tier *tier, struct pd_tiers *t, tier_work *run)
+{
+    tier->tiers = t;
+    tier_worker_init(&tier->worker, run, tier);
+    tier_report_init(tier);
+}
+
+void tier_deinit(struct tier *tier)
+{
+    pd_store_close(tier->store);
+    tier_report_deinit(tier);
+    tier_worker_deinit(&tier->worker);
+    free(tier->staging);
+}

@@ -1,0 +1,121 @@
+/* What came of the jobs of each tier, for metrics and logs. */
+#include "ckpt/base/log.h"
+#include "ckpt/tiers/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+void tier_report_init(struct tier *tier)
+{
+    pthread_mutex_init(&tier->outcome.mutex, NULL);
+}
+
+void tier_report_deinit(struct tier *tier)
+{
+    pthread_mutex_destroy(&tier->outcome.mutex);
+}
+
+/* True: it had failed before. */
+static bool note_result(struct tier_outcome *o, uint64_t step, pd_status st, const struct pd_error *err)
+{
+    pthread_mutex_lock(&o->mutex);
+    const bool works_again = st == PD_OK && o->report.failures;
+    o->status = st;
+    o->error = *err;
+    if (st == PD_OK) {
+        o->report.newest_step = step;
+        o->report.failures = 0;
+    } else if (st != PD_STOPPED) {
+        o->report.failures++;
+        snprintf(o->report.cause, sizeof o->report.cause, "%.255s", err->message);
+    }
+    pthread_mutex_unlock(&o->mutex);
+    return works_again;
+}
+
+void tier_report_result(struct tier *tier, uint64_t step, pd_status st, const struct pd_error *err)
+{
+    const bool works_again = note_result(&tier->outcome, step, st, err);
+    /* Alone it is the save that has failed, which its caller logs. */
+    if (tier->tiers->count == 1 || tier->group->rank) return;
+    if (works_again) pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
+    if (st && st != PD_STOPPED && !tiers_is_fatal(st))
+        pd_log_error(TIERS_MODULE, "%s did not get step %" PRIu64 "; saves go to the other tiers until it works again: %s",
+                     tier->dir, step, err->message);
+}
+
+void tier_report_found(struct tier *tier, uint64_t newest_step)
+{
+    pthread_mutex_lock(&tier->outcome.mutex);
+    tier->outcome.report.newest_step = newest_step;
+    pthread_mutex_unlock(&tier->outcome.mutex);
+}
+
+void tier_report_begin_failed(struct tier *tier, const struct pd_error *cause)
+{
+    struct pd_tier_report *report = &tier->outcome.report;
+    pthread_mutex_lock(&tier->outcome.mutex);
+    report->failures = 1;
+    snprintf(report->cause, sizeof report->cause, "%.255s", cause->message);
+    pthread_mutex_unlock(&tier->outcome.mutex);
+}
+
+void tier_report_skip(struct tier *tier, uint64_t skipped, uint64_t by)
+{
+    struct tier_outcome *o = &tier->outcome;
+    pthread_mutex_lock(&o->mutex);
+    const bool is_first = !o->has_logged_skip;
+    o->report.skipped++;
+    o->has_logged_skip = true;
+    pthread_mutex_unlock(&o->mutex);
+    if (is_first && tier->group->rank == 0)
+        pd_log_warn(TIERS_MODULE,
+                    "%s cannot keep up: step %" PRIu64 " gives way to step %" PRIu64
+                    ", and so will others; save into it less often",
+                    tier->dir, skipped, by);
+}
+
+pd_status tier_report_cause(struct tier *tier, char cause[600])
+{
+    struct tier_outcome *o = &tier->outcome;
+    pthread_mutex_lock(&o->mutex);
+    const char *text = o->error.message[0] ? o->error.message : o->report.cause;
+    snprintf(cause, 600, "%.599s", text[0] ? text : "it was not saved");
+    const pd_status st = o->status ? o->status : PD_IO;
+    pthread_mutex_unlock(&o->mutex);
+    return st;
+}
+
+void tier_report_error(struct tier *tier, struct pd_error *ret_error)
+{
+    pthread_mutex_lock(&tier->outcome.mutex);
+    *ret_error = tier->outcome.error;
+    pthread_mutex_unlock(&tier->outcome.mutex);
+}
+
+/* Of the replicator, as part of the first tier's. */
+static void add_replicas(struct tier *replicator, struct pd_tier_report *ret_report)
+{
+    struct tier_outcome *o = &replicator->outcome;
+    pthread_mutex_lock(&o->mutex);
+    ret_report->has_replicas = true;
+    ret_report->replicated_step = o->report.newest_step;
+    ret_report->replica_failures = o->report.failures;
+    ret_report->replicas_skipped = o->report.skipped;
+    memcpy(ret_report->replica_cause, o->report.cause, sizeof ret_report->replica_cause);
+    pthread_mutex_unlock(&o->mutex);
+}
+
+void pd_tiers_report(struct pd_tiers *t, uint32_t number, struct pd_tier_report *ret_report)
+{
+    PD_CHECK(number < t->count);
+    struct tier *tier = &t->tiers[number];
+    pthread_mutex_lock(&tier->outcome.mutex);
+    *ret_report = tier->outcome.report;
+    pthread_mutex_unlock(&tier->outcome.mutex);
+    ret_report->dir = tier->dir;
+    ret_report->in_memory = tier->in_memory;
+    ret_report->is_left_out = tier->is_left_out;
+    if (number == 0 && t->replicator) add_replicas(t->replicator, ret_report);
+}

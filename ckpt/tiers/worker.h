@@ -1,0 +1,78 @@
+/* One thread that runs jobs, one at a time. The saver posts a job and may wait for it; only the thread runs it.
+ *
+ *   saver                          worker
+ *   post: job, posted++ ──▶        run(context, &job)      the job is the worker's
+ *   wait, look  ◀── done++, status                         the job is the saver's again
+ *
+ *   threads  init, start, post, wait, look, stop, end, deinit: one caller, the saver */
+#ifndef PD_CKPT_TIERS_WORKER_H
+#define PD_CKPT_TIERS_WORKER_H
+
+#include "ckpt/base/owner.h"
+#include "ckpt/tiers/tiers.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define TIERS_PATH_MAX 4096u
+
+enum tier_task { TIER_SAVE, TIER_COPY, TIER_REPLICATE };
+
+struct tier_names {
+    char names[PD_TIERS_MAX][64];
+    uint32_t count;
+};
+
+/* One save or copy into a tier. */
+struct tier_job {
+    enum tier_task task;
+    const struct pd_tiers_save *save; /* TIER_SAVE */
+    char source[TIERS_PATH_MAX];      /* TIER_COPY, TIER_REPLICATE: directory of the checkpoint */
+    uint64_t step;
+    uint32_t pins;            /* TIER_SAVE: copies that will be made of what it commits */
+    struct tier_names unpins; /* in this tier, whose copies have ended */
+    /* of the worker */
+    bool has_begun; /* the failure came after begin: what was to be saved may have changed since */
+    char name[64];  /* what was committed; TIER_REPLICATE, given: what is copied */
+};
+
+typedef pd_status tier_work(void *context, struct tier_job *job, struct pd_error *err);
+
+struct tier_worker {
+    tier_work *run;
+    void *context;
+    uint32_t rank;
+    pthread_t thread;
+    bool has_thread;
+    atomic_bool stop; /* give up the copy; set by the saver, read by the worker between pieces */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* guarded by the mutex: */
+    bool is_closing;
+    uint64_t posted, done;
+    pd_status status;       /* of the job done last */
+    uint64_t done_ns;       /* when it was */
+    struct tier_job job;    /* the saver's while done == posted, else the worker's */
+    struct pd_owner job_is; /* checks that */
+};
+
+struct tier_worker_view {
+    uint64_t posted, done, step; /* step: of the job posted last */
+    pd_status status;            /* of the job done last */
+    uint64_t idle_ns;            /* since it was done */
+};
+
+void tier_worker_init(struct tier_worker *worker, tier_work *run, void *context);
+void tier_worker_deinit(struct tier_worker *worker);
+PD_MUST_USE pd_status tier_worker_start(struct tier_worker *worker, uint32_t rank, const char *what, struct pd_error *err);
+/* Gives up the copy under way and joins the thread. */
+void tier_worker_end(struct tier_worker *worker);
+/* The job before must be done. */
+void tier_worker_post(struct tier_worker *worker, const struct tier_job *job);
+/* Until the job is done, or `seconds` have passed (negative: no limit). True: it is done. */
+bool tier_worker_wait(struct tier_worker *worker, double seconds);
+struct tier_worker_view tier_worker_look(struct tier_worker *worker);
+/* What became of the job done last, while none is under way. */
+const struct tier_job *tier_worker_job(const struct tier_worker *worker);
+void tier_worker_give_up(struct tier_worker *worker);
+
+#endif
