@@ -43,8 +43,8 @@ struct decoder { /* of one thread */
 };
 
 struct load_chunks {
-    unsigned char *expanded; /* (window_bytes) */
-    unsigned char *kept[2];  /* (a chunk) */
+    unsigned char *decompressed; /* (window_bytes) */
+    unsigned char *kept[2];      /* (a chunk) */
     struct decoder decoders[THREADS_MAX];
     uint32_t threads;
     unsigned char *ring;
@@ -85,7 +85,7 @@ static uint64_t index_of(const struct loader *l, const struct pd_read_item *item
 char *load_chunks_data(const struct loader *l, const struct pd_read_item *item)
 {
     const struct load_chunks *c = l->chunks;
-    if (load_is_in_chunks(l, item)) return (char *)c->expanded + item->window_offset;
+    if (load_is_in_chunks(l, item)) return (char *)c->decompressed + item->window_offset;
     return (char *)c->ring + c->at[index_of(l, item)] % c->ring_bytes + load_item_skip(l, item);
 }
 
@@ -213,7 +213,7 @@ static void copy_share(const struct loader *l, const struct job *job, const unsi
     const uint64_t item = item_begin(job->item), item_end = item + job->item->bytes,
                    begin = job->chunk.begin > item ? job->chunk.begin : item,
                    end = min_u64(job->chunk.begin + job->chunk.bytes, item_end);
-    pd_stream_copy(l->chunks->expanded + job->item->window_offset + (begin - item), data + (begin - job->chunk.begin),
+    pd_stream_copy(l->chunks->decompressed + job->item->window_offset + (begin - item), data + (begin - job->chunk.begin),
                    end - begin);
 }
 
@@ -229,7 +229,7 @@ static pd_status decode(const struct loader *l, const struct job *job, struct de
     struct load_chunks *c = l->chunks;
     const struct pd_read_item *item = job->item;
     unsigned char *place = job->kept != NOT_KEPT ? c->kept[job->kept] : decoder->output;
-    if (is_whole(job)) place = c->expanded + item->window_offset + (job->chunk.begin - item_begin(item));
+    if (is_whole(job)) place = c->decompressed + item->window_offset + (job->chunk.begin - item_begin(item));
     PD_TRY(pd_shard_chunk_decode(l->shards[item->shard], item->box, &job->chunk, job->pages, decoder->decoder, place, err));
     if (!is_whole(job)) copy_share(l, job, place);
     return PD_OK;
@@ -252,7 +252,7 @@ static pd_status read_again(struct loader *l, struct job *job, struct pd_error *
     return decode(l, job, &l->chunks->decoders[0], err);
 }
 
-pd_status load_chunks_expand(struct loader *l, uint32_t number, struct pd_error *err)
+pd_status load_chunks_decompress(struct loader *l, uint32_t number, struct pd_error *err)
 {
     struct load_chunks *c = l->chunks;
     struct round *round = round_of(c, number);
@@ -273,13 +273,13 @@ pd_status load_chunks_expand(struct loader *l, uint32_t number, struct pd_error 
 
 /* ---- memory ---- */
 
-struct survey {
+struct demand {
     uint64_t need, most, largest; /* of a round; of the largest; in one piece */
     uint32_t jobs, most_jobs, transfers, most_transfers;
     bool has_chunks;
 };
 
-static void survey_item(const struct loader *l, const struct pd_read_item *item, struct survey *s)
+static void count_item(const struct loader *l, const struct pd_read_item *item, struct demand *s)
 {
     uint64_t largest = pd_round_up(load_item_skip(l, item) + item->bytes, PD_VFS_ALIGN);
     if (!load_is_in_chunks(l, item)) {
@@ -301,7 +301,7 @@ static void survey_item(const struct loader *l, const struct pd_read_item *item,
     if (largest > s->largest) s->largest = largest;
 }
 
-static void end_round(struct survey *s)
+static void end_round(struct demand *s)
 {
     if (s->need > s->most) s->most = s->need;
     if (s->jobs > s->most_jobs) s->most_jobs = s->jobs;
@@ -311,11 +311,11 @@ static void end_round(struct survey *s)
 }
 
 /* needs[round] of this rank's rounds, and the largest of everything. */
-static void survey_rounds(const struct loader *l, uint64_t *needs, struct survey *s)
+static void count_rounds(const struct loader *l, uint64_t *needs, struct demand *s)
 {
     const struct pd_plan *plan = l->plan;
     for (uint64_t i = 0; i < plan->item_count; i++) {
-        survey_item(l, &plan->items[i], s);
+        count_item(l, &plan->items[i], s);
         needs[plan->items[i].round] = s->need;
         if (i + 1 == plan->item_count || plan->items[i + 1].round != plan->items[i].round) end_round(s);
     }
@@ -331,7 +331,7 @@ static pd_status make_decoders(struct load_chunks *c, unsigned char **memory, st
 }
 
 /* False: the buffers are too small to have anything on its way. */
-static bool cut(const struct loader *l, struct load_chunks *c, const struct survey *s)
+static bool cut(const struct loader *l, struct load_chunks *c, const struct demand *s)
 {
     const uint64_t fixed = l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX, most = s->most + s->largest;
     const uint64_t have = l->request->buffer_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
@@ -345,7 +345,7 @@ static bool cut(const struct loader *l, struct load_chunks *c, const struct surv
     return true;
 }
 
-static pd_status allocate(struct loader *l, struct load_chunks *c, const struct survey *s, struct pd_error *err)
+static pd_status allocate(struct loader *l, struct load_chunks *c, const struct demand *s, struct pd_error *err)
 {
     unsigned char *memory = l->request->buffers;
     c->loader = l;
@@ -357,7 +357,7 @@ static pd_status allocate(struct loader *l, struct load_chunks *c, const struct 
         PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", LOAD_WINDOWS);
     for (uint32_t r = 1; r < LOAD_WINDOWS; r++)
         c->rounds[r].jobs = c->rounds[0].jobs + (uint64_t)r * c->job_room;
-    c->expanded = memory;
+    c->decompressed = memory;
     c->kept[0] = memory + l->window_bytes;
     c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
     memory = c->kept[1] + PD_SHARD_CHUNK_MAX;
@@ -368,7 +368,7 @@ static pd_status allocate(struct loader *l, struct load_chunks *c, const struct 
 
 pd_status load_chunks_new(struct loader *l, struct pd_error *err)
 {
-    struct survey survey = {0};
+    struct demand demand = {0};
     struct load_chunks *c = calloc(1, sizeof *c);
     uint64_t *needs = calloc(l->plan->round_count + 1ull, sizeof *needs);
     if (!c || !needs) {
@@ -377,14 +377,14 @@ pd_status load_chunks_new(struct loader *l, struct pd_error *err)
         PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", l->plan->round_count);
     }
     c->needs = needs;
-    survey_rounds(l, needs, &survey);
-    const bool is_used = survey.has_chunks && cut(l, c, &survey);
-    pd_status st = is_used ? allocate(l, c, &survey, err) : PD_OK;
+    count_rounds(l, needs, &demand);
+    const bool is_used = demand.has_chunks && cut(l, c, &demand);
+    pd_status st = is_used ? allocate(l, c, &demand, err) : PD_OK;
     if (!is_used || st) {
         load_chunks_free(c);
         return st;
     }
-    l->window_transfers = survey.most_transfers;
+    l->window_transfers = demand.most_transfers;
     l->chunks = c;
     return PD_OK;
 }

@@ -136,7 +136,7 @@ static bool strike_out(struct loader *l, const uint32_t *blamed)
     return any && has;
 }
 
-pd_status load_turn_to_copies(struct loader *l, bool *ret_again, struct pd_error *err)
+pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_error *err)
 {
     struct pd_group *group = l->group;
     struct pd_error own = {0};

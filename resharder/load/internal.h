@@ -1,10 +1,12 @@
-/* What the parts of a load share: rounds, windows and exchange (load.c), boxes in chunks (load_chunks.c), who can open what
- * (load_hosts.c). */
+/* What the files of a load share: rounds, windows and exchange (load.c), boxes in chunks (chunks.c), which host can open
+ * what (hosts.c). One thread runs a load; only chunks.c uses others, which end before it returns. The caller's buffers belong
+ * to the queue while a transfer of their window is in flight (in_flight), and to that thread otherwise. */
 #ifndef PD_RESHARDER_LOAD_INTERNAL_H
 #define PD_RESHARDER_LOAD_INTERNAL_H
 
 #include "resharder/load/load.h"
 #include "resharder/plan.h"
+#include "resharder/stored.h"
 
 /* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
  * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
@@ -70,7 +72,7 @@ static inline uint64_t load_item_skip(const struct loader *l, const struct pd_re
 PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
                                 struct pd_error *err);
 
-/* ---- load_hosts.c ---- */
+/* ---- hosts.c ---- */
 
 /* Fills host_has and reader_host, unless every rank sees every shard. */
 PD_MUST_USE pd_status load_find_shards(struct loader *l, struct pd_error *err);
@@ -78,9 +80,9 @@ PD_MUST_USE pd_status load_find_shards(struct loader *l, struct pd_error *err);
 pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struct pd_error *err);
 /* Collective, after a failure: hosts where a shard was blamed count as without it. *ret_again: another attempt finds all
  * that was blamed elsewhere. */
-PD_MUST_USE pd_status load_turn_to_copies(struct loader *l, bool *ret_again, struct pd_error *err);
+PD_MUST_USE pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_error *err);
 
-/* ---- load_chunks.c ---- */
+/* ---- chunks.c ---- */
 
 /* l->chunks, when something this rank reads is in chunks and the buffers have room for it; and l->window_transfers. */
 PD_MUST_USE pd_status load_chunks_new(struct loader *l, struct pd_error *err);
@@ -92,7 +94,7 @@ PD_MUST_USE pd_status load_chunks_submit(struct loader *l, struct load_window *w
 /* The last item of the round was submitted. */
 PD_MUST_USE pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint32_t round, struct pd_error *err);
 /* What came of a round is decompressed to where load_chunks_data says, not verified block by block. */
-PD_MUST_USE pd_status load_chunks_expand(struct loader *l, uint32_t round, struct pd_error *err);
+PD_MUST_USE pd_status load_chunks_decompress(struct loader *l, uint32_t round, struct pd_error *err);
 /* Its memory may be used again. */
 void load_chunks_done(struct loader *l, uint32_t round);
 char *load_chunks_data(const struct loader *l, const struct pd_read_item *item);

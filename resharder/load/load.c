@@ -31,13 +31,6 @@ static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint6
     p->data[p->count++] = (struct pd_group_piece){peer, data, bytes};
 }
 
-/* ---- shards ---- */
-
-static void shard_path(const struct loader *l, uint32_t shard, char *ret_path, size_t room)
-{
-    snprintf(ret_path, room, "%s/shard-%05u.h5", l->request->directory, shard);
-}
-
 /* ---- whether it is this model's checkpoint ---- */
 
 static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
@@ -95,18 +88,6 @@ static pd_status explain(const struct loader *l, struct pd_error *err)
     return st;
 }
 
-static bool same_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model,
-                       const struct pd_shard_box *expected, uint32_t count)
-{
-    const struct pd_shard_box *boxes = pd_shard_boxes(shard);
-    if (pd_shard_box_count(shard) != count) return false;
-    for (uint32_t b = 0; b < count; b++)
-        if (boxes[b].kind != expected[b].kind || memcmp(&boxes[b].box, &expected[b].box, sizeof boxes[b].box) ||
-            strcmp(pd_shard_tensors(shard)->tensors[boxes[b].tensor].name, model->tensors[expected[b].tensor].name))
-            return false;
-    return true;
-}
-
 /* The shard's own table must say what the layout function says. */
 static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *err)
 {
@@ -115,7 +96,7 @@ static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *
     uint32_t count = 0;
     PD_TRY(check_stored(pd_shard_tensors(l->shards[shard]), model, err));
     PD_TRY(pd_layout_shard_boxes(&l->request->commit->state.layout, model, shard, &expected, &count, err));
-    bool same = same_boxes(l->shards[shard], model, expected, count);
+    const bool same = pd_stored_has_boxes(l->shards[shard], model, expected, count);
     free(expected);
     if (same) return PD_OK;
     PD_TRY(explain(l, err));
@@ -126,9 +107,7 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
 {
     if (l->shards[shard]) return PD_OK;
     const struct pd_commit *commit = l->request->commit;
-    char path[4096];
-    shard_path(l, shard, path, sizeof path);
-    pd_status st = pd_shard_open(l->vfs, path, &commit->state.identity, &commit->shards[shard], &l->shards[shard], err);
+    pd_status st = pd_stored_open_shard(l->vfs, l->request->directory, commit, shard, &l->shards[shard], err);
     if (!st) st = check_table(l, shard, err);
     return st ? load_blame(l, shard, st, err) : PD_OK;
 }
@@ -308,8 +287,7 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     if (is_read_now) PD_TRY(read_now(l, item, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        if (!is_read_now && pd_shard_verify_block(shard, item->box, item->first_block + b, block, NULL) != PD_OK)
-            PD_TRY(pd_shard_read_blocks(shard, item->box, item->first_block + b, 1, block, err));
+        if (!is_read_now) PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
         if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }
     if (own.count > 1) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
@@ -378,7 +356,7 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
 {
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
-    if (!st && l->chunks) st = load_chunks_expand(l, round, err);
+    if (!st && l->chunks) st = load_chunks_decompress(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
@@ -413,9 +391,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
     const struct pd_commit *commit = r->commit;
-    if (pd_layout_shards(&commit->state.layout) != commit->shard_count)
-        PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u", commit->shard_count,
-                pd_layout_shards(&commit->state.layout));
+    PD_TRY(pd_stored_check_record(commit, err));
     if (pd_layout_world(r->wanted) != l->group->size)
         PD_FAIL(err, PD_BUG, "a layout of %u ranks is loaded by %u", pd_layout_world(r->wanted), l->group->size);
     if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;
@@ -479,8 +455,8 @@ static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bo
     pd_status st = pd_group_agree(l->group, prepare(l, &own), &own);
     if (!st) st = run_rounds(l, &own);
     *ret_report = l->report;
-    if (st && st != PD_PEER_LOST && l->request->has_copies) {
-        pd_status turned = load_turn_to_copies(l, ret_again, &own);
+    if (st && st != PD_PEER_LOST && l->request->has_replicas) {
+        pd_status turned = load_turn_to_replicas(l, ret_again, &own);
         if (turned) st = turned;
     }
     if (st && err) *err = own;

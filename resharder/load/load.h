@@ -15,7 +15,7 @@
 struct pd_thread_pool;
 
 struct pd_load_request {
-    const char *directory; /* of the sealed checkpoint, as this rank sees it */
+    const char *directory; /* of the committed checkpoint, as this rank sees it */
     const struct pd_commit *commit;
     const struct pd_tensor_table *tensors; /* of the model: names and shapes must be those stored */
     const struct pd_layout *wanted;        /* one rank of it per rank of the group */
@@ -25,7 +25,7 @@ struct pd_load_request {
     uint64_t buffer_bytes;                 /* equal on all ranks; at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast, and
                                               below some 8 MiB compressed boxes are not read ahead */
     struct pd_thread_pool *pool;           /* decompresses; NULL: the caller does */
-    bool has_copies; /* hosts have directories of their own: a shard that is of no use on one may be whole on another */
+    bool has_replicas; /* hosts have directories of their own: a shard that is of no use on one may be whole on another */
     /* Start of this rank's wanted box: dense fp32. */
     void *(*destination)(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box);
     void *context;

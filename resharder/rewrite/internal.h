@@ -1,13 +1,19 @@
-/* What the parts of a rewrite share: reading (rewrite_source.c), writing (rewrite_target.c), compressing
- * (rewrite_pack.c), work beside the data (rewrite_crew.c) and the whole (rewrite.c).
+/* What the files of a rewrite share: reading (source.c, decompress.c), writing (target.c, compress.c), work beside the data
+ * (workers.c) and the whole (rewrite.c).
  *
- * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that pieces of
- * several boxes come out of, a target fills a slot with box after box. One thread moves data. */
+ * Files are read and written in long runs, whatever the boxes: a window is a run of pages of one source shard that holds
+ * pieces of several boxes; a target fills a slot with box after box.
+ *
+ * Who uses what: one thread moves data, and windows, slots, the compressor's and the decompressor's memory are its own. A
+ * window or slot belongs to the queue while it is in_flight. What the workers touch says so where it is declared: their list
+ * of jobs and its flags under its mutex, a staging area under that area's mutex, HDF5 under `metadata`. A source or target
+ * that a job was added for is the worker's until its flag (is_opened, is_planned) is set, and from REWRITE_FINISH on. */
 #ifndef PD_RESHARDER_REWRITE_INTERNAL_H
 #define PD_RESHARDER_REWRITE_INTERNAL_H
 
+#include "resharder/rewrite/chunk_stream.h"
 #include "resharder/rewrite/rewrite.h"
-#include "resharder/rewrite/strand.h"
+#include "resharder/stored.h"
 
 #include <pthread.h>
 
@@ -15,13 +21,13 @@
 #define REWRITE_SLOTS_MAX 256u
 #define REWRITE_READS_IN_FLIGHT 16u /* fewer of them mix with the writes at every moment, which disks do worst */
 #define PD_REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of a writer's own pages */
-#define REWRITE_STAGINGS (REWRITE_CREW + 1)
-#define REWRITE_CREW 2u        /* threads beside the one that moves data */
+#define REWRITE_STAGINGS (REWRITE_WORKERS + 1)
+#define REWRITE_WORKERS 2u     /* threads beside the one that moves data */
 #define REWRITE_OPEN_FIRST 64u /* source shards, if there are no more, are opened beside the data */
 
 struct rewriter;
-struct rewrite_pack;
-struct rewrite_expander;
+struct rewrite_compressor;
+struct rewrite_decompressor;
 
 struct rewrite_slot {
     struct pd_transfer transfer;
@@ -58,7 +64,7 @@ struct rewrite_source {
     uint32_t box_count, windows;
     struct rewrite_window *first[REWRITE_CLASSES], *last[REWRITE_CLASSES];
     uint64_t bytes, used_at;
-    bool is_awaited, is_opened; /* the crew opens it; it did: the crew's */
+    bool is_awaited, is_opened; /* a worker opens it; it did: under the workers' mutex */
 };
 
 struct rewrite_target {
@@ -69,7 +75,7 @@ struct rewrite_target {
     struct rewrite_slot *filling;
     uint64_t begin, filled, hashed; /* of the slot: its place in the file; bytes */
     uint32_t in_flight;
-    bool is_planned, is_written, is_finishing; /* is_planned: the crew's */
+    bool is_planned, is_written, is_finishing; /* is_planned: under the workers' mutex */
     unsigned char small[PD_VFS_ALIGN];         /* a box of less than a page, as it comes */
 };
 
@@ -79,10 +85,10 @@ struct rewrite_job {
     uint32_t number; /* of the source shard; of the target in its group */
 };
 
-/* Jobs are begun in their order, by the crew's threads and, when there is nothing left to move, by the one that moves data.
+/* Jobs are begun in their order, by the workers and, when there is nothing left to move, by the one that moves data.
  */
-struct rewrite_crew {
-    pthread_t threads[REWRITE_CREW];
+struct rewrite_workers {
+    pthread_t threads[REWRITE_WORKERS];
     uint32_t thread_count;
     pthread_mutex_t mutex;    /* guards all that follows, is_planned of targets and is_opened of sources */
     pthread_mutex_t metadata; /* HDF5's turn */
@@ -101,13 +107,13 @@ struct rewriter {
     const struct pd_layout *stored;
     char directory[4096]; /* being prepared */
     struct pd_queue *queue;
-    struct rewrite_crew crew;
+    struct rewrite_workers workers;
 
     struct rewrite_source *sources; /* (stored shards) */
     uint32_t open_sources;
     uint64_t source_bytes, clock;
 
-    struct pd_strand_cursor ahead; /* what is read next */
+    struct pd_chunk_stream_cursor ahead; /* what is read next */
     struct pd_stretch reading;
     bool is_reading;
     uint32_t read_box, reads_in_flight;
@@ -117,9 +123,9 @@ struct rewriter {
     uint64_t window_bytes_min;
     struct rewrite_window *full; /* those that wait for their turn to be sent for */
     struct rewrite_pool pools[REWRITE_CLASSES];
-    struct rewrite_expander *expander; /* NULL until there is a box in chunks */
-    uint64_t next_chunk;               /* of the stretch that is written: those before it have come out of their windows */
-    uint64_t stretch_end;              /* of it, in its source box */
+    struct rewrite_decompressor *decompressor; /* NULL until there is a box in chunks */
+    uint64_t next_chunk;  /* of the stretch that is written: those before it have come out of their windows */
+    uint64_t stretch_end; /* of it, in its source box */
     struct rewrite_window windows[REWRITE_SLOTS_MAX];
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
@@ -128,13 +134,18 @@ struct rewriter {
     uint32_t slot_count, writes_in_flight;
     uint64_t slot_bytes;
     unsigned char *staging;
-    struct rewrite_pack *pack; /* or NULL: targets are not compressed */
+    struct rewrite_compressor *compressor; /* or NULL: targets are not compressed */
 
     struct pd_shard_summary *summaries; /* (target shards) */
     void *index;
     uint64_t done, total;
     struct pd_rewrite_report report;
 };
+
+static inline uint64_t rewrite_min(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 /* The box that a stretch lies in: boxes ascend by tensor, kind, column. */
 uint32_t rewrite_find_box(const struct pd_shard_box *boxes, uint32_t count, const struct pd_stretch *stretch);
@@ -145,7 +156,7 @@ PD_MUST_USE pd_status rewrite_send(struct rewriter *r, struct rewrite_slot *slot
                                    uint64_t bytes, bool is_write, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
 
-/* ---- rewrite_source.c ---- */
+/* ---- source.c ---- */
 
 /* How large windows must be at least. */
 void rewrite_look_at_source(struct rewriter *r);
@@ -168,19 +179,19 @@ PD_MUST_USE pd_status rewrite_need_window(struct rewriter *r, struct rewrite_sou
 PD_MUST_USE pd_status rewrite_read_done(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_open_source(struct rewriter *r, uint32_t shard, struct pd_error *err);
 void rewrite_close_sources(struct rewriter *r);
-/* Whether the crew may open all of them at once. */
+/* Whether the workers may open all of them at once. */
 bool rewrite_sources_fit(const struct rewriter *r);
 /* A job. */
 PD_MUST_USE pd_status rewrite_open_ahead(struct rewriter *r, uint32_t shard, struct pd_error *err);
 
-/* ---- rewrite_expand.c ---- */
+/* ---- decompress.c ---- */
 
 /* As rewrite_read, one whole block. */
 PD_MUST_USE pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box, uint64_t block, uint64_t bytes,
                                            const unsigned char **ret_data, struct pd_error *err);
-void rewrite_expander_free(struct rewrite_expander *expander); /* NULL is fine */
+void rewrite_decompressor_free(struct rewrite_decompressor *decompressor); /* NULL is fine */
 
-/* ---- rewrite_target.c ---- */
+/* ---- target.c ---- */
 
 /* What the rewrite of a shard with these boxes will hold, about. */
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
@@ -191,40 +202,41 @@ PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *
 /* Stored bytes of a compressed target, for `at` of its file, filled up with zeros to whole pages. */
 PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
                                     uint64_t bytes, struct pd_error *err);
-/* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the crew. */
+/* Sends what is left of the shards that are complete; those that have nothing in flight any more go to the workers. */
 PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 void rewrite_release_targets(struct rewriter *r);
 /* Jobs. */
 PD_MUST_USE pd_status rewrite_plan_target(struct rewriter *r, uint32_t target, struct pd_error *err);
 PD_MUST_USE pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_error *err);
 
-/* ---- rewrite_pack.c ---- */
+/* ---- compress.c ---- */
 
-/* r->pack, where the request has a codec. */
-PD_MUST_USE pd_status rewrite_pack_new(struct rewriter *r, struct pd_error *err);
-void rewrite_pack_free(struct rewrite_pack *pack); /* NULL is fine */
+/* r->compressor, where the request has a codec. */
+PD_MUST_USE pd_status rewrite_compressor_new(struct rewriter *r, struct pd_error *err);
+void rewrite_compressor_free(struct rewrite_compressor *compressor); /* NULL is fine */
 /* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
-uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes);
+uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes);
 /* As rewrite_append, for boxes of a page and more. */
-PD_MUST_USE pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
-                                          const unsigned char *data, uint64_t bytes, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_compressor_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset,
+                                                uint64_t box_bytes, const unsigned char *data, uint64_t bytes,
+                                                struct pd_error *err);
 /* All that came of a target is placed and staged. */
-PD_MUST_USE pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_compressor_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err);
 
-/* ---- rewrite_index.c ---- */
+/* ---- index.c ---- */
 
 /* index.h5 of the new layout, unless it grows too large for the memory: perdure itself does without. */
 PD_MUST_USE pd_status rewrite_build_index(struct rewriter *r, struct pd_error *err);
 
-/* ---- rewrite_crew.c ---- */
+/* ---- workers.c ---- */
 
-PD_MUST_USE pd_status rewrite_crew_start(struct rewriter *r, struct pd_error *err);
-void rewrite_crew_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number);
+PD_MUST_USE pd_status rewrite_workers_start(struct rewriter *r, struct pd_error *err);
+void rewrite_workers_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number);
 /* Until the flag is set, of a target that is planned or of a source that is opened. */
-PD_MUST_USE pd_status rewrite_crew_wait(struct rewriter *r, const bool *flag, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_workers_wait(struct rewriter *r, const bool *flag, struct pd_error *err);
 /* Until all jobs are done, with a hand from the caller. */
-PD_MUST_USE pd_status rewrite_crew_finish(struct rewriter *r, struct pd_error *err);
+PD_MUST_USE pd_status rewrite_workers_finish(struct rewriter *r, struct pd_error *err);
 /* Jobs that were not begun are dropped. */
-void rewrite_crew_stop(struct rewriter *r);
+void rewrite_workers_stop(struct rewriter *r);
 
 #endif

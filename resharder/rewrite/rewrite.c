@@ -1,5 +1,5 @@
 /* The read cursor runs ahead of the write cursor over the same stretches, by as much as the windows hold; whole blocks are
- * hashed where they were copied to, and full slots go to the disk. What the crew does beside it: rewrite_crew.c.
+ * hashed where they were copied to, and full slots go to the disk. What threads do beside it: workers.c.
  *
  *   invariants  1. no byte is copied out of a window before its block verified
  *               2. a shard is written to once it is planned, and finished once it is complete and nothing of it in flight
@@ -118,18 +118,18 @@ static void add_jobs(struct rewriter *r)
     for (uint32_t i = 0; i < sources || i < r->group_count; i++) {
         if (i < sources) {
             r->sources[i].is_awaited = true;
-            rewrite_crew_add(r, REWRITE_OPEN, i);
+            rewrite_workers_add(r, REWRITE_OPEN, i);
         }
-        if (i < r->group_count) rewrite_crew_add(r, REWRITE_PLAN, i);
+        if (i < r->group_count) rewrite_workers_add(r, REWRITE_PLAN, i);
     }
-    if (is_first) rewrite_crew_add(r, REWRITE_INDEX, 0);
+    if (is_first) rewrite_workers_add(r, REWRITE_INDEX, 0);
 }
 
 static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
 {
     struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
     if (s->target.offset == 0) {
-        PD_TRY(rewrite_crew_wait(r, &t->is_planned, err));
+        PD_TRY(rewrite_workers_wait(r, &t->is_planned, err));
         t->next++;
     }
     const uint32_t box = t->next - 1;
@@ -154,16 +154,16 @@ static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, st
 
 static pd_status copy_group(struct rewriter *r, struct pd_error *err)
 {
-    struct pd_strand_cursor cursor = r->ahead;
+    struct pd_chunk_stream_cursor cursor = r->ahead;
     struct pd_stretch stretch;
     PD_TRY(rewrite_read_begin(r, err));
-    while (pd_strand_next(&cursor, &stretch)) {
+    while (pd_chunk_stream_next(&cursor, &stretch)) {
         PD_TRY(copy_stretch(r, &stretch, err));
         if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
     }
     for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
         if (r->targets[i].is_written) continue;
-        PD_TRY(rewrite_crew_wait(r, &r->targets[i].is_planned, err));
+        PD_TRY(rewrite_workers_wait(r, &r->targets[i].is_planned, err));
         PD_TRY(rewrite_complete(r, &r->targets[i], err));
     }
     return PD_OK;
@@ -173,7 +173,7 @@ static void cut_memory(struct rewriter *r)
 {
     unsigned char *memory = r->request->buffers;
     uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
-    staging += rewrite_pack_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
+    staging += rewrite_compressor_cut(r, memory + staging, (r->request->buffer_bytes - staging) / 3);
     const uint64_t half = (r->request->buffer_bytes - staging) / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN;
     rewrite_cut_windows(r, memory + staging, half);
     rewrite_cut_slots(r, memory + staging + half, half);
@@ -181,17 +181,17 @@ static void cut_memory(struct rewriter *r)
 
 static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
 {
-    r->ahead = (struct pd_strand_cursor){.tensors = r->request->tensors,
-                                         .source = r->stored,
-                                         .target = r->request->layout,
-                                         .shard_begin = r->group_begin,
-                                         .shard_end = r->group_begin + r->group_count};
+    r->ahead = (struct pd_chunk_stream_cursor){.tensors = r->request->tensors,
+                                               .source = r->stored,
+                                               .target = r->request->layout,
+                                               .shard_begin = r->group_begin,
+                                               .shard_end = r->group_begin + r->group_count};
     cut_memory(r);
     add_jobs(r);
     pd_status st = copy_group(r, err);
     pd_status drained = drain(r, st ? NULL : err);
     if (!st) st = drained;
-    return st ? st : rewrite_crew_finish(r, err);
+    return st ? st : rewrite_workers_finish(r, err);
 }
 
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
@@ -213,9 +213,7 @@ static pd_status check_request(const struct pd_rewrite_request *q, struct pd_err
 {
     const struct pd_run_state *state = &q->commit->state;
     PD_TRY(pd_layout_check(q->layout, err));
-    if (pd_layout_shards(&state->layout) != q->commit->shard_count)
-        PD_FAIL(err, PD_CORRUPT, "%s: the record lists %u shards where its layout has %u", q->directory,
-                q->commit->shard_count, pd_layout_shards(&state->layout));
+    PD_TRY(pd_stored_check_record(q->commit, err));
     if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
         PD_FAIL(err, PD_INVALID,
                 "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
@@ -234,7 +232,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     PD_TRY(pd_store_begin(q->target, &state.identity, r->directory, err));
     *strrchr(r->directory, '/') = '\0';
     pd_status st = rewrite_shards(r, err);
-    rewrite_crew_stop(r);
+    rewrite_workers_stop(r);
     rewrite_release_targets(r);
     return pd_store_commit_all(q->target, st, r->summaries, pd_layout_shards(q->layout), &state, err);
 }
@@ -265,19 +263,19 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->summaries = calloc(pd_layout_shards(q->layout), sizeof *r->summaries);
     if (!r->sources || !r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", q->commit->shard_count);
     r->staging = q->buffers;
-    PD_TRY(rewrite_pack_new(r, err));
+    PD_TRY(rewrite_compressor_new(r, err));
     rewrite_look_at_source(r);
     PD_TRY(pd_queue_open(r->vfs, q->buffers, q->buffer_bytes, &r->queue, err));
-    return rewrite_crew_start(r, err);
+    return rewrite_workers_start(r, err);
 }
 
 static void release(struct rewriter *r)
 {
-    rewrite_crew_stop(r);
+    rewrite_workers_stop(r);
     rewrite_release_targets(r);
     if (r->queue) pd_queue_close(r->queue);
     rewrite_close_sources(r);
-    rewrite_pack_free(r->pack);
+    rewrite_compressor_free(r->compressor);
     pd_store_set_index(r->request->target, NULL, 0);
     free(r->index);
     free(r->sources);

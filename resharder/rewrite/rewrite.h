@@ -1,15 +1,15 @@
 /* Rewriting a checkpoint under another layout, offline: one process, bounded memory, no temporary copies.
  *
- * Two layouts with the same virtual_tp cut the same strands: the bytes of (tensor, kind, chunk), row after row, are one
- * line in both, cut at other rows. So the source is read strand by strand, verified block by block, and written as it comes
- * into the shards of the new layout, several of them at a time. Reads and writes are in flight together; HDF5's metadata
- * and the end of shards are the business of a second thread.
+ * Two layouts with the same virtual_tp have the same chunk streams: the bytes of (tensor, kind, chunk), row after row, are
+ * one line in both, cut at other rows. So the source is read stream by stream, verified block by block, and written as it
+ * comes into the shards of the new layout, several of them at a time. Reads and writes are in flight together; two threads
+ * beside them make HDF5's metadata and finish shards.
  *
  *   memory   the caller's buffers; 8 bytes for each 64 KiB of the shards being written and read; what HDF5 needs for their
- *            metadata. Target shards are taken in groups so that this stays within the limits in rewrite.c and
- * rewrite_source.c crash    the store's: no record, no checkpoint. Whatever a killed rewrite left, the next one clears and
- * does again errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched
- * twice; PD_NO_SPACE, PD_IO. The target store is then as before
+ *            metadata. Target shards are taken in groups so that this stays within the limits in rewrite.c and source.c
+ *   crash    the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
+ *   errors   PD_INVALID: a layout that the numerics do not admit, another model; PD_CORRUPT: a block mismatched twice;
+ *            PD_NO_SPACE, PD_IO. The target store is then as before
  */
 #ifndef PD_RESHARDER_REWRITE_REWRITE_H
 #define PD_RESHARDER_REWRITE_REWRITE_H
@@ -21,7 +21,7 @@
 #define PD_REWRITE_BUFFER_BYTES (UINT64_C(80) << 20) /* is fast */
 
 struct pd_rewrite_request {
-    const char *directory; /* of the sealed checkpoint */
+    const char *directory; /* of the committed checkpoint */
     const struct pd_commit *commit;
     const struct pd_tensor_table *tensors; /* of its model */
     const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
@@ -36,8 +36,8 @@ struct pd_rewrite_request {
 struct pd_rewrite_report {
     uint64_t bytes_read, bytes_written; /* of data: blocks at the edges of a group are read twice */
     uint32_t shards, groups;
-    uint32_t expanded_together; /* the most chunks of a compressed source that were decompressed at once */
-    bool has_index;             /* index.h5 is left out where it would outgrow the memory */
+    uint32_t decompressed_together; /* the most chunks of a compressed source that were decompressed at once */
+    bool has_index;                 /* index.h5 is left out where it would outgrow the memory */
 };
 
 PD_MUST_USE pd_status pd_rewrite(struct pd_vfs *vfs, const struct pd_rewrite_request *request,

@@ -39,7 +39,7 @@ void rewrite_close_sources(struct rewriter *r)
 {
     for (uint32_t i = 0; r->sources && i < r->request->commit->shard_count; i++)
         close_source(r, &r->sources[i]);
-    rewrite_expander_free(r->expander);
+    rewrite_decompressor_free(r->decompressor);
 }
 
 /* The least recently used ones go until there is room for one more. */
@@ -56,29 +56,12 @@ static void make_room(struct rewriter *r)
     }
 }
 
-static pd_status check_boxes(const struct rewriter *r, const struct rewrite_source *s, uint32_t number, struct pd_error *err)
-{
-    const struct pd_shard_box *have = pd_shard_boxes(s->shard);
-    const struct pd_tensor_table *tensors = pd_shard_tensors(s->shard);
-    bool same = pd_shard_box_count(s->shard) == s->box_count;
-    for (uint32_t b = 0; same && b < s->box_count; b++) {
-        const struct pd_tensor *is = &tensors->tensors[have[b].tensor],
-                               *shall = &r->request->tensors->tensors[s->boxes[b].tensor];
-        same = !strcmp(is->name, shall->name) && !memcmp(is->shape, shall->shape, sizeof is->shape) &&
-               have[b].kind == s->boxes[b].kind && !memcmp(&have[b].box, &s->boxes[b].box, sizeof have[b].box);
-    }
-    if (same) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5 does not hold what its layout and its configuration give it", number);
-}
-
 static pd_status open_shard(const struct rewriter *r, struct rewrite_source *s, uint32_t number, struct pd_error *err)
 {
-    const struct pd_commit *commit = r->request->commit;
-    char path[4096 + 32];
-    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->request->directory, number);
-    PD_TRY(pd_shard_open(r->vfs, path, &commit->state.identity, &commit->shards[number], &s->shard, err));
+    PD_TRY(pd_stored_open_shard(r->vfs, r->request->directory, r->request->commit, number, &s->shard, err));
     PD_TRY(pd_layout_shard_boxes(r->stored, r->request->tensors, number, &s->boxes, &s->box_count, err));
-    return check_boxes(r, s, number, err);
+    if (pd_stored_has_boxes(s->shard, r->request->tensors, s->boxes, s->box_count)) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "shard-%05u.h5 does not hold what its layout and its configuration give it", number);
 }
 
 static uint64_t heap_of(const struct rewriter *r, uint32_t number)
@@ -106,7 +89,7 @@ pd_status rewrite_open_source(struct rewriter *r, uint32_t number, struct pd_err
     struct rewrite_source *s = &r->sources[number];
     s->used_at = ++r->clock;
     if (s->is_awaited) {
-        PD_TRY(rewrite_crew_wait(r, &s->is_opened, err));
+        PD_TRY(rewrite_workers_wait(r, &s->is_opened, err));
         s->is_awaited = false;
     } else {
         if (s->shard) return PD_OK;
@@ -272,7 +255,7 @@ static pd_status place_chunk(struct rewriter *r, bool *ret_placed, struct pd_err
 static pd_status next_stretch(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_stretch *s = &r->reading;
-    r->is_reading = pd_strand_next(&r->ahead, &r->reading);
+    r->is_reading = pd_chunk_stream_next(&r->ahead, &r->reading);
     if (!r->is_reading) return PD_OK;
     PD_TRY(rewrite_open_source(r, s->source.shard, err));
     r->read_box = rewrite_find_box(r->sources[s->source.shard].boxes, r->sources[s->source.shard].box_count, s);
@@ -376,8 +359,7 @@ static pd_status verify(struct rewrite_source *s, struct rewrite_window *w, uint
                         unsigned char *data, struct pd_error *err)
 {
     if (w->verified_end > block && w->verified_box == box) return PD_OK;
-    if (pd_shard_verify_block(s->shard, box, block, data, NULL) != PD_OK)
-        PD_TRY(pd_shard_read_blocks(s->shard, box, block, 1, data, err));
+    PD_TRY(pd_stored_verify_block(s->shard, box, block, data, err));
     w->verified_box = box;
     w->verified_end = block + 1;
     return PD_OK;

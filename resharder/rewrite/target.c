@@ -21,11 +21,6 @@
 #define BOX_BYTES 1536u   /* of a writer, a box: HDF5's pages, tables. Seen: 1.1 KiB */
 #define CHUNK_BYTES 64u   /* of a chunk of a compressed box, besides. Seen: 56 */
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- jobs ---- */
 
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t)
@@ -33,7 +28,7 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
     uint64_t data = 0;
     for (uint32_t b = 0; b < t->box_count; b++)
         data += pd_box_elements(&t->boxes[b].box) * sizeof(float);
-    const uint64_t chunks = r->pack ? t->box_count + data / (PD_SHARD_CHUNK_MAX / 2) : 0;
+    const uint64_t chunks = r->compressor ? t->box_count + data / (PD_SHARD_CHUNK_MAX / 2) : 0;
     return t->box_count * (BOX_BYTES + sizeof *t->boxes) + chunks * CHUNK_BYTES +
            data / PD_SHARD_BLOCK_BYTES * sizeof(uint64_t) +
            r->request->tensors->count * (sizeof(struct pd_tensor) + sizeof(uint64_t));
@@ -76,7 +71,7 @@ pd_status rewrite_finish_target(struct rewriter *r, uint32_t target, struct pd_e
 {
     struct rewrite_target *t = &r->targets[target];
     struct pd_shard_stream *stream = t->stream;
-    pthread_mutex_t *staging = &r->crew.staging[target % REWRITE_STAGINGS];
+    pthread_mutex_t *staging = &r->workers.staging[target % REWRITE_STAGINGS];
     t->stream = NULL;
     pthread_mutex_lock(staging);
     pd_status st = pd_shard_stream_finish(stream, &r->summaries[r->group_begin + target], err);
@@ -96,7 +91,7 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
     r->slot_bytes = bytes / SLOTS_A_TARGET / active / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     if (r->slot_bytes < SLOT_BYTES_MIN) r->slot_bytes = SLOT_BYTES_MIN;
     if (r->slot_bytes > SLOT_BYTES_MAX) r->slot_bytes = SLOT_BYTES_MAX;
-    r->slot_count = (uint32_t)min_u64(bytes / r->slot_bytes, REWRITE_SLOTS_MAX);
+    r->slot_count = (uint32_t)rewrite_min(bytes / r->slot_bytes, REWRITE_SLOTS_MAX);
     for (uint32_t i = 0; i < r->slot_count; i++)
         r->slots[i] = (struct rewrite_slot){.data = (unsigned char *)memory + i * r->slot_bytes};
 }
@@ -180,11 +175,11 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
         append_small(t, offset, box_bytes, data, bytes);
         return PD_OK;
     }
-    if (r->pack) return rewrite_pack_append(r, t, offset, box_bytes, data, bytes, err);
+    if (r->compressor) return rewrite_compressor_append(r, t, offset, box_bytes, data, bytes, err);
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t block = (offset + done) / PD_SHARD_BLOCK_BYTES, begin = block * PD_SHARD_BLOCK_BYTES,
-                       block_bytes = min_u64(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
-                       piece = min_u64(block_bytes - have, bytes - done);
+                       block_bytes = rewrite_min(box_bytes - begin, PD_SHARD_BLOCK_BYTES), have = offset + done - begin,
+                       piece = rewrite_min(block_bytes - have, bytes - done);
         if (have == 0) PD_TRY(begin_block(r, t, pd_shard_writer_box_offset(t->writer, box) + begin, block_bytes, err));
         unsigned char *to = t->filling->data + t->filled;
         const bool is_whole = piece == block_bytes;
@@ -210,8 +205,8 @@ pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t a
             PD_TRY(take_slot(r, t, err));
             t->begin = at + done;
         }
-        const uint64_t piece = min_u64(pages - done, r->slot_bytes - t->filled),
-                       real = bytes > done ? min_u64(bytes - done, piece) : 0;
+        const uint64_t piece = rewrite_min(pages - done, r->slot_bytes - t->filled),
+                       real = bytes > done ? rewrite_min(bytes - done, piece) : 0;
         pd_stream_copy(t->filling->data + t->filled, data + done, real);
         memset(t->filling->data + t->filled + real, 0, piece - real);
         t->filled += piece;
@@ -224,11 +219,11 @@ pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t a
 pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
     PD_CHECK(t->next == t->box_count);
-    if (!t->is_written) PD_TRY(rewrite_pack_finish(r, t, err));
+    if (!t->is_written) PD_TRY(rewrite_compressor_finish(r, t, err));
     t->is_written = true;
     PD_TRY(write_slot(r, t, err));
     if (t->in_flight || t->is_finishing) return PD_OK;
     t->is_finishing = true;
-    rewrite_crew_add(r, REWRITE_FINISH, (uint32_t)(t - r->targets));
+    rewrite_workers_add(r, REWRITE_FINISH, (uint32_t)(t - r->targets));
     return PD_OK;
 }

@@ -177,7 +177,7 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
                                       .buffers = e->io_buffers,
                                       .buffer_bytes = e->io_bytes,
                                       .pool = e->pool,
-                                      .has_copies = !pd_store_is_shared(c->store),
+                                      .has_replicas = !pd_store_is_shared(c->store),
                                       .destination = destination,
                                       .context = e};
     struct pd_identity identity = commit->state.identity;

@@ -10,7 +10,7 @@ struct loading {
     struct state *state;
     const struct pd_commit *commit;
     const struct pd_layout *wanted;
-    bool has_copies;
+    bool has_replicas;
     uint64_t read[RANKS], differing;
 };
 
@@ -75,7 +75,7 @@ static pd_status load_rank(struct pd_group *group, void *context, struct pd_erro
                                             .kinds = (1u << PD_KIND_COUNT) - 1,
                                             .buffers = buffers,
                                             .buffer_bytes = 8 << 20,
-                                            .has_copies = l->has_copies,
+                                            .has_replicas = l->has_replicas,
                                             .destination = destination,
                                             .context = &o};
     pd_status st = pd_load(l->state->vfs, group, &request, &report, err);
@@ -169,9 +169,9 @@ static void scene_deinit(struct scene *scene)
     state_deinit(&scene->state);
 }
 
-static pd_status load(struct scene *scene, bool has_copies, struct loading *ret_loading, struct pd_error *err)
+static pd_status load(struct scene *scene, bool has_replicas, struct loading *ret_loading, struct pd_error *err)
 {
-    *ret_loading = (struct loading){&scene->state, &scene->commit, &scene->layout, has_copies, {0}, 0};
+    *ret_loading = (struct loading){&scene->state, &scene->commit, &scene->layout, has_replicas, {0}, 0};
     pd_status st = pd_group_run_local(RANKS, scene->hosts, load_rank, ret_loading, err);
     cr_assert_eq(ret_loading->differing, 0);
     return st;

@@ -5,7 +5,7 @@
 #include "tests/unit/resharder/state_fixture.h"
 
 #include "ckpt/io/vfs_ops.h"
-#include "resharder/rewrite/strand.h"
+#include "resharder/rewrite/chunk_stream.h"
 
 static struct pd_store *open_store(struct pd_vfs *vfs, struct pd_group *group)
 {
@@ -157,7 +157,7 @@ static void check_packing(const struct packing *p)
     OK(pd_rewrite(s.vfs, &request, &report, err));
     cr_assert_eq(report.shards, pd_layout_shards(&layout));
     if (p->is_large && p->source_is_compressed) check_read(&s, &commit, report.bytes_read);
-    if (p->is_large && p->source_is_compressed) cr_assert_eq(report.expanded_together, p->threads > 1 ? 2 : 1);
+    if (p->is_large && p->source_is_compressed) cr_assert_eq(report.decompressed_together, p->threads > 1 ? 2 : 1);
     check_target(&s, s.vfs, store, &layout, &commit);
     free(request.buffers);
     pd_thread_pool_free(request.codec.pool);
@@ -247,13 +247,13 @@ Test(rewrite, stretches_cover_everything_once)
         const uint32_t shards = pd_layout_shards(&target), middle = shards / 2;
         uint64_t bytes = 0, all = 0;
         for (uint32_t half = 0; half < 2; half++) {
-            struct pd_strand_cursor c = {.tensors = &s.table,
+            struct pd_chunk_stream_cursor c = {.tensors = &s.table,
                                          .source = &source,
                                          .target = &target,
                                          .shard_begin = half ? middle : 0,
                                          .shard_end = half ? shards : middle};
             struct pd_stretch stretch;
-            while (pd_strand_next(&c, &stretch)) {
+            while (pd_chunk_stream_next(&c, &stretch)) {
                 cr_assert(stretch.target.shard >= c.shard_begin && stretch.target.shard < c.shard_end);
                 cr_assert_leq(stretch.target.offset + stretch.bytes, stretch.target.box_bytes);
                 cr_assert_leq(stretch.source.offset + stretch.bytes, stretch.source.box_bytes);

@@ -1,12 +1,13 @@
-/* Strands: the bytes of (tensor, kind, chunk), row after row. Two layouts with the same virtual_tp cut a strand at different
- * rows and nowhere else. A cursor walks all strands in file order and yields the stretches that neither layout cuts. */
-#ifndef PD_RESHARDER_REWRITE_STRAND_H
-#define PD_RESHARDER_REWRITE_STRAND_H
+/* Chunk streams: a stream is the bytes of (tensor, kind, chunk), row after row. Two layouts with the same virtual_tp cut a
+ * stream at different rows and nowhere else. A cursor walks all streams in file order and yields the stretches that neither
+ * layout cuts. */
+#ifndef PD_RESHARDER_REWRITE_CHUNK_STREAM_H
+#define PD_RESHARDER_REWRITE_CHUNK_STREAM_H
 
 #include "resharder/layout.h"
 
 /* A stretch as one of the two layouts sees it. */
-struct pd_strand_end {
+struct pd_stretch_end {
     uint32_t shard;
     uint64_t offset, box_bytes; /* of the stretch in its box; of the whole box */
 };
@@ -16,10 +17,10 @@ struct pd_stretch {
     enum pd_kind kind;
     uint64_t column; /* where the chunk begins: with shard, tensor and kind it names a box */
     uint64_t bytes;
-    struct pd_strand_end source, target;
+    struct pd_stretch_end source, target;
 };
 
-struct pd_strand_cursor {
+struct pd_chunk_stream_cursor {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *source, *target;
     uint32_t shard_begin, shard_end; /* only what these target shards hold */
@@ -28,6 +29,6 @@ struct pd_strand_cursor {
 };
 
 /* False at the end. */
-bool pd_strand_next(struct pd_strand_cursor *cursor, struct pd_stretch *ret_stretch);
+bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *cursor, struct pd_stretch *ret_stretch);
 
 #endif

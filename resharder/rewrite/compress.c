@@ -21,7 +21,7 @@
 #define BATCH_MAX (2 * THREADS_MAX)
 #define UNIT_BYTES ((uint64_t)PD_SHARD_CHUNK_MAX)
 
-struct rewrite_pack {
+struct rewrite_compressor {
     const struct pd_shard_codec *codec;
     struct pd_shard_job jobs[BATCH_MAX];
     struct rewrite_target *targets[BATCH_MAX]; /* whose chunk it is */
@@ -37,14 +37,14 @@ struct rewrite_pack {
 
 static void compress_some(void *context, uint64_t thread)
 {
-    struct rewrite_pack *p = context;
+    struct rewrite_compressor *p = context;
     for (uint32_t j; (j = atomic_fetch_add_explicit(&p->next_job, 1, memory_order_relaxed)) < p->count;)
         pd_shard_job_compress(&p->jobs[j], p->codec->level, p->zstd[thread], p->scratch[thread]);
 }
 
 static pd_status run_batch(struct rewriter *r, struct pd_error *err)
 {
-    struct rewrite_pack *p = r->pack;
+    struct rewrite_compressor *p = r->compressor;
     atomic_store_explicit(&p->next_job, 0, memory_order_relaxed);
     pd_parallel(p->codec->pool, p->threads, compress_some, p);
     for (uint32_t j = 0; j < p->count; j++) {
@@ -61,9 +61,9 @@ static pd_status run_batch(struct rewriter *r, struct pd_error *err)
     return PD_OK;
 }
 
-pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err)
+pd_status rewrite_compressor_finish(struct rewriter *r, const struct rewrite_target *t, struct pd_error *err)
 {
-    const struct rewrite_pack *p = r->pack;
+    const struct rewrite_compressor *p = r->compressor;
     bool has_some = false;
     for (uint32_t j = 0; p && j < p->count; j++)
         has_some = has_some || p->targets[j] == t;
@@ -74,7 +74,7 @@ pd_status rewrite_pack_finish(struct rewriter *r, const struct rewrite_target *t
 
 static void open_job(struct rewriter *r, struct rewrite_target *t, uint64_t at)
 {
-    struct rewrite_pack *p = r->pack;
+    struct rewrite_compressor *p = r->compressor;
     uint64_t chunk = 0;
     const bool is_in_chunks = pd_shard_writer_chunk_at(t->writer, t->next - 1, at, &chunk);
     PD_CHECK(is_in_chunks);
@@ -84,22 +84,17 @@ static void open_job(struct rewriter *r, struct rewrite_target *t, uint64_t at)
     p->is_open = true;
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
+pd_status rewrite_compressor_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
+                                    const unsigned char *data, uint64_t bytes, struct pd_error *err)
 {
-    return a < b ? a : b;
-}
-
-pd_status rewrite_pack_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
-                              const unsigned char *data, uint64_t bytes, struct pd_error *err)
-{
-    struct rewrite_pack *p = r->pack;
+    struct rewrite_compressor *p = r->compressor;
     for (uint64_t done = 0; done < bytes;) {
         uint64_t at = offset + done;
         if (at == 0) p->block = p->at;
         if (!p->is_open) open_job(r, t, at);
         const struct pd_shard_job *job = &p->jobs[p->count];
         const uint64_t job_end = job->begin + job->bytes, have = (uint64_t)(p->at - p->block),
-                       piece = min_u64(min_u64(job_end - at, bytes - done), PD_SHARD_BLOCK_BYTES - have);
+                       piece = rewrite_min(rewrite_min(job_end - at, bytes - done), PD_SHARD_BLOCK_BYTES - have);
         memcpy(p->at, data + done, piece);
         p->at += piece;
         done += piece;
@@ -122,9 +117,9 @@ static uint64_t bytes_for(uint32_t threads, uint32_t batch)
     return PD_SHARD_BLOCK_BYTES + (2ull * batch + threads) * UNIT_BYTES;
 }
 
-uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes)
+uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes)
 {
-    struct rewrite_pack *p = r->pack;
+    struct rewrite_compressor *p = r->compressor;
     unsigned char *at = memory;
     if (!p) return 0;
     const unsigned size = pd_thread_pool_size(p->codec->pool);
@@ -143,22 +138,22 @@ uint64_t rewrite_pack_cut(struct rewriter *r, void *memory, uint64_t bytes)
     return bytes_for(p->threads, p->batch);
 }
 
-pd_status rewrite_pack_new(struct rewriter *r, struct pd_error *err)
+pd_status rewrite_compressor_new(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_shard_codec *codec = &r->request->codec;
     if (codec->codec == PD_CODEC_NONE) return PD_OK;
-    r->pack = calloc(1, sizeof *r->pack);
-    if (!r->pack) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to compress");
-    r->pack->codec = codec;
+    r->compressor = calloc(1, sizeof *r->compressor);
+    if (!r->compressor) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to compress");
+    r->compressor->codec = codec;
     for (uint32_t t = 0; t < THREADS_MAX && t < pd_thread_pool_size(codec->pool); t++)
-        PD_TRY(pd_zstd_new(&r->pack->zstd[t], err));
+        PD_TRY(pd_zstd_new(&r->compressor->zstd[t], err));
     return PD_OK;
 }
 
-void rewrite_pack_free(struct rewrite_pack *pack)
+void rewrite_compressor_free(struct rewrite_compressor *compressor)
 {
-    if (!pack) return;
+    if (!compressor) return;
     for (uint32_t t = 0; t < THREADS_MAX; t++)
-        pd_zstd_free(pack->zstd[t]);
-    free(pack);
+        pd_zstd_free(compressor->zstd[t]);
+    free(compressor);
 }

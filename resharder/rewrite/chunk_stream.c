@@ -1,6 +1,6 @@
-#include "resharder/rewrite/strand.h"
+#include "resharder/rewrite/chunk_stream.h"
 
-/* A part of a strand that one shard holds. */
+/* The part of a chunk stream that one shard holds. */
 struct piece {
     uint32_t shard;
     uint64_t row_begin, row_end;
@@ -39,22 +39,22 @@ static struct piece piece_at(const struct pd_layout *layout, const struct pd_ten
 }
 
 /* Whether any target shard of the range may hold something of the tensor. */
-static bool concerns(const struct pd_strand_cursor *c, const struct pd_tensor *tensor)
+static bool concerns(const struct pd_chunk_stream_cursor *c, const struct pd_tensor *tensor)
 {
     const uint32_t stage = pd_layout_shards(c->target) / c->target->pp;
     const uint32_t first = pd_layout_unit_pp(c->target, tensor->unit) * stage;
     return first < c->shard_end && first + stage > c->shard_begin;
 }
 
-static void next_tensor(struct pd_strand_cursor *c)
+static void next_tensor(struct pd_chunk_stream_cursor *c)
 {
     c->tensor++;
     c->kind = c->chunk = 0;
     c->row = 0;
 }
 
-/* To the next strand that has anything. */
-static void next_strand(struct pd_strand_cursor *c, const struct pd_tensor *tensor)
+/* To the next stream that has anything. */
+static void next_stream(struct pd_chunk_stream_cursor *c, const struct pd_tensor *tensor)
 {
     uint64_t begin, end;
     c->row = 0;
@@ -65,7 +65,7 @@ static void next_strand(struct pd_strand_cursor *c, const struct pd_tensor *tens
     if (++c->kind == PD_KIND_COUNT) next_tensor(c);
 }
 
-bool pd_strand_next(struct pd_strand_cursor *c, struct pd_stretch *ret_stretch)
+bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *c, struct pd_stretch *ret_stretch)
 {
     while (c->tensor < c->tensors->count) {
         const struct pd_tensor *tensor = &c->tensors->tensors[c->tensor];
@@ -90,7 +90,7 @@ bool pd_strand_next(struct pd_strand_cursor *c, struct pd_stretch *ret_stretch)
             .bytes = (c->row - row) * width,
             .source = {source.shard, (row - source.row_begin) * width, (source.row_end - source.row_begin) * width},
             .target = {target.shard, (row - target.row_begin) * width, (target.row_end - target.row_begin) * width}};
-        if (c->row == tensor->shape[0]) next_strand(c, tensor);
+        if (c->row == tensor->shape[0]) next_stream(c, tensor);
         if (is_ours) return true;
     }
     return false;

@@ -22,29 +22,29 @@ struct kept {
     bool is_valid;
 };
 
-struct expansion { /* one chunk, one thread */
+struct decompression { /* one chunk, one thread */
     struct pd_shard_chunk chunk;
     unsigned char *pages;
     struct kept *place;
     pd_status status;
 };
 
-struct rewrite_expander {
+struct rewrite_decompressor {
     unsigned char *memory;                          /* of all that follows */
     struct pd_shard_decoder *decoders[THREADS_MAX]; /* (threads) */
     uint32_t threads, kept_count, oldest, job_count;
     struct kept kept[THREADS_MAX + 2]; /* (kept_count) */
-    struct expansion jobs[THREADS_MAX];
+    struct decompression jobs[THREADS_MAX];
     const struct pd_shard *source; /* of the jobs */
     unsigned char *block;          /* one that lies in two chunks, or was read anew */
 };
 
-static pd_status make(struct pd_thread_pool *pool, struct rewrite_expander **ret_expander, struct pd_error *err)
+static pd_status make(struct pd_thread_pool *pool, struct rewrite_decompressor **ret_decompressor, struct pd_error *err)
 {
     const uint32_t size = pd_thread_pool_size(pool), threads = size < THREADS_MAX ? size : THREADS_MAX, kept = threads + 2;
-    struct rewrite_expander *e = calloc(1, sizeof *e);
+    struct rewrite_decompressor *e = calloc(1, sizeof *e);
     if (e) e->memory = malloc((kept + threads) * (uint64_t)PD_SHARD_CHUNK_MAX + PD_SHARD_BLOCK_BYTES);
-    *ret_expander = e;
+    *ret_decompressor = e;
     if (!e || !e->memory) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory to decompress");
     unsigned char *at = e->memory;
     for (; e->kept_count < kept; e->kept_count++, at += PD_SHARD_CHUNK_MAX)
@@ -55,7 +55,7 @@ static pd_status make(struct pd_thread_pool *pool, struct rewrite_expander **ret
     return PD_OK;
 }
 
-void rewrite_expander_free(struct rewrite_expander *e)
+void rewrite_decompressor_free(struct rewrite_decompressor *e)
 {
     if (!e) return;
     for (uint32_t t = 0; t < e->threads; t++)
@@ -64,7 +64,7 @@ void rewrite_expander_free(struct rewrite_expander *e)
     free(e);
 }
 
-static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t shard, uint32_t box, uint64_t chunk)
+static const unsigned char *find_kept(const struct rewrite_decompressor *e, uint32_t shard, uint32_t box, uint64_t chunk)
 {
     for (uint32_t k = 0; k < e->kept_count; k++)
         if (e->kept[k].is_valid && e->kept[k].shard == shard && e->kept[k].box == box && e->kept[k].chunk == chunk)
@@ -74,14 +74,14 @@ static const unsigned char *find_kept(const struct rewrite_expander *e, uint32_t
 
 static void decode(void *context, uint64_t number)
 {
-    struct rewrite_expander *e = context;
-    struct expansion *job = &e->jobs[number];
+    struct rewrite_decompressor *e = context;
+    struct decompression *job = &e->jobs[number];
     job->status = pd_shard_chunk_decode(e->source, job->place->box, &job->chunk, job->pages, e->decoders[number],
                                         job->place->data, NULL);
 }
 
 /* The oldest goes. */
-static void add_job(struct rewrite_expander *e, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
+static void add_job(struct rewrite_decompressor *e, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
                     unsigned char *pages)
 {
     struct kept *place = &e->kept[e->oldest];
@@ -90,14 +90,14 @@ static void add_job(struct rewrite_expander *e, uint32_t shard, uint32_t box, co
     place->shard = shard;
     place->box = box;
     place->chunk = chunk->number;
-    e->jobs[e->job_count++] = (struct expansion){*chunk, pages, place, PD_OK};
+    e->jobs[e->job_count++] = (struct decompression){*chunk, pages, place, PD_OK};
 }
 
 /* What follows `chunk` in the window and in the stretch. */
 static void add_followers(struct rewriter *r, uint32_t shard, uint32_t box, struct pd_shard_chunk chunk,
                           const struct rewrite_window *w)
 {
-    struct rewrite_expander *e = r->expander;
+    struct rewrite_decompressor *e = r->decompressor;
     while (e->job_count < e->threads && chunk.begin + chunk.bytes < r->stretch_end) {
         pd_shard_chunk_at(e->source, box, chunk.begin + chunk.bytes, &chunk);
         if (chunk.offset < w->begin || chunk.offset + chunk.page_bytes > w->end) return;
@@ -106,17 +106,17 @@ static void add_followers(struct rewriter *r, uint32_t shard, uint32_t box, stru
     }
 }
 
-static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
-                        const struct rewrite_window *w, struct pd_error *err)
+static pd_status decompress(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
+                            const struct rewrite_window *w, struct pd_error *err)
 {
-    struct rewrite_expander *e = r->expander;
-    struct expansion *first = &e->jobs[0];
+    struct rewrite_decompressor *e = r->decompressor;
+    struct decompression *first = &e->jobs[0];
     e->source = r->sources[shard].shard;
     e->job_count = 0;
     add_job(e, shard, box, chunk, w->slot.data + (chunk->offset - w->begin));
     add_followers(r, shard, box, *chunk, w);
     pd_parallel(r->request->codec.pool, e->job_count, decode, e);
-    if (e->job_count > r->report.expanded_together) r->report.expanded_together = e->job_count;
+    if (e->job_count > r->report.decompressed_together) r->report.decompressed_together = e->job_count;
     if (first->status == PD_CORRUPT) { /* once more before it is called damage */
         PD_TRY(pd_file_read(pd_shard_file(e->source), chunk->offset, first->pages, chunk->page_bytes, err));
         first->status = pd_shard_chunk_decode(e->source, box, chunk, first->pages, e->decoders[0], first->place->data, err);
@@ -132,12 +132,12 @@ static pd_status expand(struct rewriter *r, uint32_t shard, uint32_t box, const 
 static pd_status need_chunk(struct rewriter *r, uint32_t shard, uint32_t box, const struct pd_shard_chunk *chunk,
                             const unsigned char **ret_data, struct pd_error *err)
 {
-    struct rewrite_expander *e = r->expander;
+    struct rewrite_decompressor *e = r->decompressor;
     if (chunk->number >= r->next_chunk) {
         struct rewrite_window *w = NULL;
         PD_TRY(rewrite_need_window(r, &r->sources[shard], REWRITE_LARGE, chunk->offset, chunk->page_bytes, &w, err));
         r->next_chunk = chunk->number + 1;
-        if (!find_kept(e, shard, box, chunk->number)) PD_TRY(expand(r, shard, box, chunk, w, err));
+        if (!find_kept(e, shard, box, chunk->number)) PD_TRY(decompress(r, shard, box, chunk, w, err));
     }
     *ret_data = find_kept(e, shard, box, chunk->number);
     PD_CHECK(*ret_data);
@@ -157,10 +157,10 @@ static pd_status gather(struct rewriter *r, uint32_t shard, uint32_t box, uint64
                        piece = left < bytes - done ? left : bytes - done;
         *ret_data = data + skip;
         if (piece == bytes) return PD_OK;
-        memcpy(r->expander->block + done, data + skip, piece);
+        memcpy(r->decompressor->block + done, data + skip, piece);
         done += piece;
     }
-    *ret_data = r->expander->block;
+    *ret_data = r->decompressor->block;
     return PD_OK;
 }
 
@@ -168,13 +168,13 @@ pd_status rewrite_read_chunked(struct rewriter *r, uint32_t shard, uint32_t box,
                                const unsigned char **ret_data, struct pd_error *err)
 {
     struct pd_shard *source = r->sources[shard].shard;
-    if (!r->expander) PD_TRY(make(r->request->codec.pool, &r->expander, err));
+    if (!r->decompressor) PD_TRY(make(r->request->codec.pool, &r->decompressor, err));
     if (rewrite_has_chunk_windows(r)) {
         PD_TRY(gather(r, shard, box, block * PD_SHARD_BLOCK_BYTES, bytes, ret_data, err));
         if (pd_shard_verify_block(source, box, block, *ret_data, NULL) == PD_OK) return PD_OK;
     }
-    *ret_data = r->expander->block;
-    PD_TRY(pd_shard_read_blocks(source, box, block, 1, r->expander->block, err));
+    *ret_data = r->decompressor->block;
+    PD_TRY(pd_shard_read_blocks(source, box, block, 1, r->decompressor->block, err));
     if (rewrite_has_chunk_windows(r)) pd_shard_forget(source);
     return PD_OK;
 }

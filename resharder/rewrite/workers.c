@@ -1,0 +1,134 @@
+/* Work beside the data: what HDF5 has to make, and the end of shards, each with its flush. */
+#include "resharder/rewrite/internal.h"
+
+#include <malloc.h>
+#include <string.h>
+
+/* One at a time, and what HDF5 took goes back: memory freed in one thread is no use to another. */
+static pd_status make_metadata(struct rewriter *r, const struct rewrite_job *job, struct pd_error *err)
+{
+    pthread_mutex_lock(&r->workers.metadata);
+    pd_status st = job->kind == REWRITE_PLAN ? rewrite_plan_target(r, job->number, err) : rewrite_build_index(r, err);
+    (void)malloc_trim(0);
+    pthread_mutex_unlock(&r->workers.metadata);
+    return st;
+}
+
+/* The mutex is held before and after. */
+static void run_next(struct rewriter *r)
+{
+    struct rewrite_workers *workers = &r->workers;
+    const struct rewrite_job job = workers->jobs[workers->begin++];
+    struct pd_error err = {0};
+    pd_status st = PD_OK;
+    workers->running++;
+    pthread_mutex_unlock(&workers->mutex);
+    if (job.kind == REWRITE_OPEN) st = rewrite_open_ahead(r, job.number, &err);
+    if (job.kind == REWRITE_PLAN || job.kind == REWRITE_INDEX) st = make_metadata(r, &job, &err);
+    if (job.kind == REWRITE_FINISH) st = rewrite_finish_target(r, job.number, &err);
+    pthread_mutex_lock(&workers->mutex);
+    workers->running--;
+    if (job.kind == REWRITE_OPEN && !st) r->sources[job.number].is_opened = true;
+    if (job.kind == REWRITE_PLAN && !st) r->targets[job.number].is_planned = true;
+    if (st && !workers->status) {
+        workers->status = st;
+        workers->error = err;
+    }
+    if (st) workers->begin = workers->end;
+    pthread_cond_broadcast(&workers->changed);
+}
+
+static void *work(void *context)
+{
+    struct rewriter *r = context;
+    struct rewrite_workers *workers = &r->workers;
+    pthread_mutex_lock(&workers->mutex);
+    while (!workers->leaves) {
+        if (workers->begin < workers->end)
+            run_next(r);
+        else
+            pthread_cond_wait(&workers->changed, &workers->mutex);
+    }
+    pthread_mutex_unlock(&workers->mutex);
+    return NULL;
+}
+
+pd_status rewrite_workers_start(struct rewriter *r, struct pd_error *err)
+{
+    struct rewrite_workers *workers = &r->workers;
+    pthread_mutex_init(&workers->mutex, NULL);
+    pthread_mutex_init(&workers->metadata, NULL);
+    pthread_cond_init(&workers->changed, NULL);
+    for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
+        pthread_mutex_init(&workers->staging[i], NULL);
+    workers->is_made = true;
+    while (workers->thread_count < REWRITE_WORKERS) {
+        const int failed = pthread_create(&workers->threads[workers->thread_count], NULL, work, r);
+        if (failed) PD_FAIL_ERRNO(err, failed, "reshard: starting a thread");
+        workers->thread_count++;
+    }
+    return PD_OK;
+}
+
+void rewrite_workers_add(struct rewriter *r, enum rewrite_job_kind kind, uint32_t number)
+{
+    struct rewrite_workers *workers = &r->workers;
+    pthread_mutex_lock(&workers->mutex);
+    if (workers->begin == workers->end) workers->begin = workers->end = 0;
+    PD_CHECK(workers->end < sizeof workers->jobs / sizeof *workers->jobs);
+    workers->jobs[workers->end++] = (struct rewrite_job){kind, number};
+    pthread_cond_broadcast(&workers->changed);
+    pthread_mutex_unlock(&workers->mutex);
+}
+
+static pd_status failure(const struct rewrite_workers *workers, struct pd_error *err)
+{
+    if (workers->status && err) *err = workers->error;
+    return workers->status;
+}
+
+pd_status rewrite_workers_wait(struct rewriter *r, const bool *flag, struct pd_error *err)
+{
+    struct rewrite_workers *workers = &r->workers;
+    pthread_mutex_lock(&workers->mutex);
+    while (!*flag && !workers->status)
+        pthread_cond_wait(&workers->changed, &workers->mutex);
+    pd_status st = failure(workers, err);
+    pthread_mutex_unlock(&workers->mutex);
+    return st;
+}
+
+pd_status rewrite_workers_finish(struct rewriter *r, struct pd_error *err)
+{
+    struct rewrite_workers *workers = &r->workers;
+    pthread_mutex_lock(&workers->mutex);
+    while (workers->running || workers->begin < workers->end) {
+        if (workers->begin < workers->end)
+            run_next(r);
+        else
+            pthread_cond_wait(&workers->changed, &workers->mutex);
+    }
+    pd_status st = failure(workers, err);
+    pthread_mutex_unlock(&workers->mutex);
+    return st;
+}
+
+void rewrite_workers_stop(struct rewriter *r)
+{
+    struct rewrite_workers *workers = &r->workers;
+    if (!workers->is_made) return;
+    pthread_mutex_lock(&workers->mutex);
+    workers->leaves = true;
+    workers->begin = workers->end;
+    pthread_cond_broadcast(&workers->changed);
+    pthread_mutex_unlock(&workers->mutex);
+    while (workers->thread_count)
+        (void)pthread_join(workers->threads[--workers->thread_count], NULL);
+    for (uint32_t i = 0; i < REWRITE_STAGINGS; i++)
+        pthread_mutex_destroy(&workers->staging[i]);
+    pthread_mutex_destroy(&workers->metadata);
+    pthread_cond_destroy(&workers->changed);
+    pthread_mutex_destroy(&workers->mutex);
+    workers->is_made = false;
+    (void)malloc_trim(0);
+}

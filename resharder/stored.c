@@ -1,0 +1,40 @@
+#include "resharder/stored.h"
+
+#include <stdio.h>
+#include <string.h>
+
+pd_status pd_stored_check_record(const struct pd_commit *commit, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_shards(&commit->state.layout);
+    if (shards == commit->shard_count) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "the record lists %u shards where its layout has %u", commit->shard_count, shards);
+}
+
+pd_status pd_stored_open_shard(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit, uint32_t number,
+                               struct pd_shard **ret_shard, struct pd_error *err)
+{
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", directory, number);
+    return pd_shard_open(vfs, path, &commit->state.identity, &commit->shards[number], ret_shard, err);
+}
+
+bool pd_stored_has_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model, const struct pd_shard_box *boxes,
+                         uint32_t count)
+{
+    const struct pd_shard_box *have = pd_shard_boxes(shard);
+    const struct pd_tensor_table *stored = pd_shard_tensors(shard);
+    if (pd_shard_box_count(shard) != count) return false;
+    for (uint32_t b = 0; b < count; b++) {
+        const struct pd_tensor *is = &stored->tensors[have[b].tensor], *shall = &model->tensors[boxes[b].tensor];
+        if (strcmp(is->name, shall->name) || memcmp(is->shape, shall->shape, sizeof is->shape) ||
+            have[b].kind != boxes[b].kind || memcmp(&have[b].box, &boxes[b].box, sizeof have[b].box))
+            return false;
+    }
+    return true;
+}
+
+pd_status pd_stored_verify_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *data, struct pd_error *err)
+{
+    if (pd_shard_verify_block(shard, box, block, data, NULL) == PD_OK) return PD_OK;
+    return pd_shard_read_blocks(shard, box, block, 1, data, err);
+}

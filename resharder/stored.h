@@ -1,0 +1,22 @@
+/* A stored checkpoint as loads and rewrites meet it: its record and its shards, held against the layout.
+ *   threads  any; a shard by one at a time */
+#ifndef PD_RESHARDER_STORED_H
+#define PD_RESHARDER_STORED_H
+
+#include "ckpt/shard/shard.h"
+#include "ckpt/store/commit.h"
+#include "resharder/layout.h"
+
+/* PD_CORRUPT: the record does not list as many shards as its layout has. */
+PD_MUST_USE pd_status pd_stored_check_record(const struct pd_commit *commit, struct pd_error *err);
+/* Opens one shard of the checkpoint in `directory`. errors: as pd_shard_open */
+PD_MUST_USE pd_status pd_stored_open_shard(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit,
+                                           uint32_t number, struct pd_shard **ret_shard, struct pd_error *err);
+/* Whether the shard's table says what the layout says: `boxes` (count) of `model`. */
+bool pd_stored_has_boxes(const struct pd_shard *shard, const struct pd_tensor_table *model, const struct pd_shard_box *boxes,
+                         uint32_t count);
+/* Verifies a block at `data`; where it mismatches it is read once more, and only a second mismatch is PD_CORRUPT. */
+PD_MUST_USE pd_status pd_stored_verify_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *data,
+                                             struct pd_error *err);
+
+#endif
