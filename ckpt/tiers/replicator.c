@@ -10,16 +10,16 @@ static pd_status check_options(const struct pd_tiers *t, struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->count; i++) {
         if (i && t->tiers[i].options.replicas)
-            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts", i);
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].replicas: only the first tier has replicas on other hosts", i);
         if (t->tiers[i].options.replicas > 1)
             PD_FAIL(err, PD_INVALID,
-                    "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more", i,
+                    "checkpoint.tiers[%u].replicas is %u: one other host can have a replica of each shard, not more", i,
                     t->tiers[i].options.replicas);
     }
     return PD_OK;
 }
 
-/* A run that has lost its other hosts goes on; one that never had any was told something else. */
+/* A run that has lost its other hosts goes on without replicas; one that never had others is refused. */
 static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
 {
     const struct tier *first = &t->tiers[0];
@@ -29,18 +29,18 @@ static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_
     for (uint32_t i = 0; i < t->count; i++)
         is_resumed = is_resumed || t->tiers[i].schedule.newest_step > 0;
     if (t->group->host_count > 1)
-        PD_FAIL(err, PD_INVALID,
-                "%s is one directory for all hosts, and checkpoint.tiers[0].copies asks for a copy on another host: name a "
-                "directory of each host's own, or set copies to 0",
-                first->dir);
+        PD_FAIL(
+            err, PD_INVALID,
+            "%s is one directory for all hosts, and checkpoint.tiers[0].replicas asks for a replica on another host: name "
+            "a directory of each host's own, or set replicas to 0",
+            first->dir);
     if (!is_resumed)
         PD_FAIL(err, PD_INVALID,
-                "checkpoint.tiers[0].copies asks for a copy of %s on another host, and all ranks are on one: start on more "
-                "hosts, or set copies to 0",
+                "checkpoint.tiers[0].replicas asks for a replica of %s on another host, and all ranks are on one: start on "
+                "more hosts, or set replicas to 0",
                 first->dir);
     if (t->group->rank == 0)
-        pd_log_warn(TIERS_MODULE,
-                    "%s: one host is left, so there is no other to copy to: the run goes on without second copies",
+        pd_log_warn(TIERS_MODULE, "%s: one host is left, so there is no other to copy to: the run goes on without replicas",
                     first->dir);
     return PD_OK;
 }

@@ -14,7 +14,7 @@ void tier_schedule_find(struct tier_schedule *s, uint64_t lineage, uint64_t step
 void tier_schedule_fail(struct tier_schedule *s, uint64_t now_ns)
 {
     s->failures++;
-    s->retry_ns = now_ns + pd_backoff_ns(s->failures);
+    s->retry_ns = now_ns + pd_backoff_ns(s->failures - 1);
 }
 
 void tier_schedule_succeed(struct tier_schedule *s, uint64_t lineage, uint64_t step, const char *name)

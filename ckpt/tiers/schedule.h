@@ -32,6 +32,7 @@ struct tier_schedule {
 
 /* What an earlier launch left. */
 void tier_schedule_find(struct tier_schedule *schedule, uint64_t lineage, uint64_t step);
+/* The tier is asked again at the next save; from the second failure in a row on it backs off. */
 void tier_schedule_fail(struct tier_schedule *schedule, uint64_t now_ns);
 void tier_schedule_succeed(struct tier_schedule *schedule, uint64_t lineage, uint64_t step, const char *name);
 bool tier_schedule_has(const struct tier_schedule *schedule, const struct pd_identity *identity);

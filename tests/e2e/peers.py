@@ -88,7 +88,7 @@ class Cluster:
         tier = os.path.join(self.root, "local", "tier")
         command = [self.workspace.perdure, "train", config, f"run.dir={self.run}", f"layout.ranks={len(hosts)}",
                    f"checkpoint.tiers[0].dir={tier}", "checkpoint.tiers[0].every=1", "checkpoint.tiers[0].keep_last=2",
-                   f"checkpoint.tiers[0].copies={copies}", *self.more]
+                   f"checkpoint.tiers[0].replicas={copies}", *self.more]
         with open(log, "w", encoding="utf-8") as f:
             return subprocess.Popen(command, env=env, stdout=f, stderr=f, start_new_session=True)
 
@@ -99,7 +99,7 @@ class Cluster:
                 lines = f.read().splitlines()
             return json.loads(lines[-1])["tiers"][0]
         except (OSError, IndexError, KeyError, ValueError):
-            return {"newest": 0, "copied": 0}
+            return {"newest": 0, "replicated": 0}
 
     def digest(self, hosts):
         """As a person finds it who copies the directories of the hosts together."""
@@ -161,7 +161,7 @@ def losses_of_hosts(workspace, config, expected, chooser, count):
         while done < count:
             process = cluster.start(config, hosts, log)
             wait = chooser.randrange(2, 15)
-            while process.poll() is None and cluster.tiers().get("copied", 0) < before + wait:
+            while process.poll() is None and cluster.tiers().get("replicated", 0) < before + wait:
                 time.sleep(0.02)
             time.sleep(chooser.uniform(0, 0.3))
             if process.poll() is not None:
@@ -173,7 +173,7 @@ def losses_of_hosts(workspace, config, expected, chooser, count):
             if step < least:
                 raise harness.Failure(f"loss {done}: resumed at step {step}, and {least} was copied\n{harness.read(log)}")
             steps.append(step)
-            before = least = cluster.tiers()["copied"]
+            before = least = cluster.tiers()["replicated"]
             lost = chooser.choice(hosts)
             cluster.lose(lost)
             if len(hosts) > 1 and chooser.random() < 0.4:
@@ -199,7 +199,7 @@ def body(workspace, arguments):
     workspace.train(config, plain, ["layout.ranks=1", "layout.transport=local"])
     expected = harness.losses(plain), workspace.state_digest(plain)
     refused = workspace.train(config, workspace.directory("alone"), ["layout.ranks=2", "layout.transport=local",
-                                                                     "checkpoint.tiers[0].copies=1"], expect=78)
+                                                                     "checkpoint.tiers[0].replicas=1"], expect=78)
     if "all ranks are on one" not in refused.stderr:
         raise harness.Failure(f"one host: the cause is not said\n{refused.stderr}")
     without_copies(workspace, config)

@@ -88,7 +88,7 @@ static void print_tiers(const struct pd_config *c, uint64_t state)
     for (uint32_t i = 0; c->checkpoint.tiers_count && i < count; i++)
         printf("tier %u      %s: %s at once: %s%s\n", i, tiers[i].dir, pd_counted(copies_of(c, i), "checkpoint").text,
                pd_text_bytes(state * copies_of(c, i)).text,
-               tiers[i].replicas ? ", half of it second copies of other hosts' shards" : "");
+               tiers[i].replicas ? ", half of it replicas of other hosts' shards" : "");
 }
 
 static void tiers_json(struct pd_json_writer *w, const struct pd_config *c, uint64_t state)

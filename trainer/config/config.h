@@ -6,7 +6,7 @@
  * 1000 (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
  * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
- * keep_last, keep_every, bandwidth, copies}. A list on the command line is written as in a file: data.train=[a.txt, b.txt].
+ * keep_last, keep_every, bandwidth, replicas}. A list on the command line is written as in a file: data.train=[a.txt, b.txt].
  * Model sizes that follow from others (kv_heads, head_size, ffn) follow again when the others are changed and they are not
  * named.
  *
@@ -38,7 +38,7 @@ struct pd_config_tier {
     uint32_t keep_last;
     uint64_t keep_every;
     uint64_t bandwidth; /* bytes a second of one host, in the background; 0: no cap */
-    uint32_t copies;    /* of the first tier, on another host: 0 or 1 */
+    uint32_t replicas;  /* of the first tier, on another host: 0 or 1 */
     char *compression;  /* none, zstd:N */
 };
 

@@ -63,7 +63,7 @@ static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t 
         print_quoted(out, tiers[i].dir);
         fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64,
                 tiers[i].every, tiers[i].keep_last, tiers[i].keep_every, tiers[i].bandwidth);
-        if (tiers[i].copies) fprintf(out, ", copies: %" PRIu32, tiers[i].copies);
+        if (tiers[i].replicas) fprintf(out, ", replicas: %" PRIu32, tiers[i].replicas);
         fprintf(out, ", compression: %s}\n", tiers[i].compression);
     }
 }

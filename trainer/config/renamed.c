@@ -12,6 +12,7 @@ static const struct pd_renamed rows[] = {
     {"layout.fp8_codes", "leaf", "micro_batch", NULL},
     {"checkpoint.compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
     {"checkpoint.tiers[].compression", "auto", "zstd:1", "no longer exists; write none, or zstd:1 to compress"},
+    {"checkpoint.tiers[].copies", NULL, "checkpoint.tiers[].replicas", NULL},
 };
 
 /* Equal, where "[]" stands for any index. */

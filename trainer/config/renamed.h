@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 struct pd_renamed {
-    const char *key;   /* the index of a list left out: checkpoint.tiers[].copies */
+    const char *key;   /* the index of a list left out: checkpoint.tiers[].replicas */
     const char *value; /* NULL: the key itself was renamed, else only this value of it */
     const char *now;   /* NULL: nothing has taken its place */
     const char *said;  /* NULL: "is now called `now`"; else the rest of the sentence that refuses it */

@@ -23,7 +23,7 @@ static const struct pd_key members[] = {
     MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),       MEMBER(every, PD_KEY_U64, 0, 1e15, COUNT),
     MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),  MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNT),
     MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNT), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
-    MEMBER(copies, PD_KEY_U32, 0, 1e6, PLAIN),
+    MEMBER(replicas, PD_KEY_U32, 0, 1e6, PLAIN),
 };
 #define MEMBER_COUNT (sizeof members / sizeof *members)
 
@@ -35,7 +35,7 @@ static pd_status refuse_member(const char *member, struct pd_error *err)
     if (!member[0]) PD_FAIL(err, PD_INVALID, "a tier is written {dir: DIR, every: STEPS}");
     PD_FAIL(
         err, PD_INVALID,
-        "a tier has dir, every, keep_last, keep_every, bandwidth, copies and compression, and no \"%s\"; did you mean %s?",
+        "a tier has dir, every, keep_last, keep_every, bandwidth, replicas and compression, and no \"%s\"; did you mean %s?",
         member, nearest->name);
 }
 
@@ -83,17 +83,18 @@ static pd_status check_compression(const char *key, const char *text, struct pd_
 }
 
 /* What can be said before there are hosts. */
-static pd_status check_copies(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
+static pd_status check_replicas(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
 {
-    if (tiers[i].copies > 1)
-        PD_FAIL(err, PD_INVALID,
-                "checkpoint.tiers[%u].copies is %u: one other host can have a copy of each shard, not more; set it to 1", i,
-                tiers[i].copies);
-    if (i && tiers[i].copies)
+    if (tiers[i].replicas > 1)
         PD_FAIL(
             err, PD_INVALID,
-            "checkpoint.tiers[%u].copies: only the first tier has copies on other hosts; set checkpoint.tiers[0].copies=1",
-            i);
+            "checkpoint.tiers[%u].replicas is %u: one other host can have a replica of each shard, not more; set it to 1", i,
+            tiers[i].replicas);
+    if (i && tiers[i].replicas)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[%u].replicas: only the first tier has replicas on other hosts; set "
+                "checkpoint.tiers[0].replicas=1",
+                i);
     return PD_OK;
 }
 
@@ -118,11 +119,11 @@ static pd_status check_stripes(const struct pd_config *config, struct pd_error *
             if (strcmp(config->checkpoint.stripes[k], dir) == 0)
                 PD_FAIL(err, PD_INVALID, "checkpoint.stripes[%u] and [%u] are both %s; name a directory a drive", k, i, dir);
     }
-    if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].copies)
+    if (count && config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas)
         PD_FAIL(
             err, PD_INVALID,
-            "checkpoint.tiers[0].copies and checkpoint.stripes: state on several drives has no copies on other hosts; leave "
-            "one of them out");
+            "checkpoint.tiers[0].replicas and checkpoint.stripes: state on several drives has no replicas on other hosts; "
+            "leave one of them out");
     if (count && config->checkpoint.stripe_weights[0] &&
         !pd_stripes_parse(config->checkpoint.stripe_weights, count + 1, weights))
         PD_FAIL(err, PD_INVALID,
@@ -142,7 +143,7 @@ pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error 
         if (!dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
         snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
         PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
-        PD_TRY(check_copies(config->checkpoint.tiers, i, err));
+        PD_TRY(check_replicas(config->checkpoint.tiers, i, err));
         if (strlen(dir) > DIRECTORY_MAX)
             PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
                     DIRECTORY_MAX);
@@ -180,7 +181,7 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
                                                 .keep_last = tier->keep_last,
                                                 .keep_every = tier->keep_every,
                                                 .bandwidth = tier->bandwidth,
-                                                .replicas = tier->copies,
+                                                .replicas = tier->replicas,
                                                 .codec = codec_of(tier->compression)};
     }
     return count ? count : 1;

@@ -315,7 +315,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     pd_arena_note(arena, PD_MEMORY_BUFFERS, pd_comm_bytes(e->options.world, are_processes(c))); /* of background saves */
     /* Tiers filled from others, and other hosts. */
     const uint32_t tiers = c->checkpoint.tiers_count;
-    const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].copies > 0);
+    const uint64_t copies = (tiers > 1 ? tiers - 1 : 0) + (tiers > 0 && c->checkpoint.tiers[0].replicas > 0);
     pd_arena_note(arena, PD_MEMORY_BUFFERS,
                   copies * (pd_comm_bytes(e->options.world, are_processes(c)) + PD_TIERS_STAGING_BYTES));
     return take_files(e, arena, err);

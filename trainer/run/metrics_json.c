@@ -41,12 +41,12 @@ static void json_close(void *sink)
     free(j);
 }
 
-static void add_copies(struct pd_json_writer *w, const struct pd_tier_report *report)
+static void add_replicas(struct pd_json_writer *w, const struct pd_tier_report *report)
 {
-    pd_json_u64(w, "copied", report->replicated_step);
-    if (report->replica_failures) pd_json_u64(w, "copy_failures", report->replica_failures);
-    if (report->replica_failures) pd_json_string(w, "copy_cause", report->replica_cause);
-    if (report->replicas_skipped) pd_json_u64(w, "copies_skipped", report->replicas_skipped);
+    pd_json_u64(w, "replicated", report->replicated_step);
+    if (report->replica_failures) pd_json_u64(w, "replica_failures", report->replica_failures);
+    if (report->replica_failures) pd_json_string(w, "replica_cause", report->replica_cause);
+    if (report->replicas_skipped) pd_json_u64(w, "replicas_skipped", report->replicas_skipped);
 }
 
 /* In the order of checkpoint.tiers. */
@@ -66,7 +66,7 @@ static void add_tiers(struct pd_json_writer *w, struct pd_tiers *tiers)
         if (report.failures) pd_json_u64(w, "failures", report.failures);
         if (report.failures) pd_json_string(w, "cause", report.cause);
         if (report.skipped) pd_json_u64(w, "skipped", report.skipped);
-        if (report.has_replicas) add_copies(w, &report);
+        if (report.has_replicas) add_replicas(w, &report);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

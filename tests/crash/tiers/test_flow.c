@@ -473,7 +473,7 @@ static pd_status fail_for_a_minute(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(set_lacks(rank, "/net", PD_DISK_NO_WRITES, err));
     PD_TRY(save_slowly(rank, 100, 163, err));
     pd_tiers_report(rank->tiers, 1, &report);
-    EXPECT(report.failures >= 5 && report.failures <= 7, "%u attempts in a minute", report.failures);
+    EXPECT(report.failures >= 6 && report.failures <= 8, "%u attempts in a minute", report.failures);
     PD_TRY(set_lacks(rank, "/net", 0, err));
     PD_TRY(save_slowly(rank, 164, 190, err));
     pd_tiers_report(rank->tiers, 1, &report);

@@ -80,9 +80,9 @@ Test(config, every_shape_of_a_file_list)
     pd_config_deinit(&c);
 }
 
-#define TIERS                                                                                     \
-    MINIMAL "checkpoint:\n  every: 50\n  keep_last: 2\n  compression: zstd:7\n  tiers:\n"         \
-            "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G, copies: 1}\n    - keep_every: 1k\n" \
+#define TIERS                                                                                       \
+    MINIMAL "checkpoint:\n  every: 50\n  keep_last: 2\n  compression: zstd:7\n  tiers:\n"           \
+            "    - {dir: /dev/shm/r, every: 5, bandwidth: 2G, replicas: 1}\n    - keep_every: 1k\n" \
             "    - {dir: /net/r, keep_last: 9, every: 0, compression: zstd:1}\n"
 
 Test(config, tiers_take_what_they_leave_out_from_their_section)
@@ -127,8 +127,8 @@ Test(config, tiers_are_refused)
     refused(TIERS, "checkpoint.tiers[1].compression=auto",
             "checkpoint.tiers[1].compression: auto no longer exists; write none, or zstd:1 to compress");
     refused(MINIMAL, "checkpoint.compression=zstd:20", "checkpoint.compression: compression zstd:20: levels are 1 to 19");
-    refused(TIERS, "checkpoint.tiers[0].copies=2", "checkpoint.tiers[0].copies is 2: one other host can have a copy");
-    refused(TIERS, "checkpoint.tiers[1].copies=1", "only the first tier has copies on other hosts");
+    refused(TIERS, "checkpoint.tiers[0].replicas=2", "checkpoint.tiers[0].replicas is 2: one other host can have a replica");
+    refused(TIERS, "checkpoint.tiers[1].replicas=1", "only the first tier has replicas on other hosts");
     refused(TIERS, "checkpoint.tiers[0].keep_last=0", "expected a number of at least 1");
     refused(TIERS, "checkpoint.tiers[4].dir=x", "the next is checkpoint.tiers[3]");
     refused(TIERS, "checkpoint.tiers=fast", "checkpoint.tiers[0].dir=DIR");

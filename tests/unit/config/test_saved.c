@@ -44,6 +44,10 @@ Test(renamed, users_are_told_the_new_name)
     refused("layout:\n  order: leaves\n", NULL, "run.yaml:4:10: layout.order: leaves is now called depth_first");
     refused("", "layout.order=layers", "command line: layout.order: layers is now called breadth_first");
     refused("", "layout.fp8_codes=leaf", "command line: layout.fp8_codes: leaf is now called micro_batch");
+    refused("checkpoint: {tiers: [{dir: a}, {dir: b, copies: 1}]}\n", NULL,
+            "run.yaml:3:49: unknown key checkpoint.tiers[1].copies: it is now called checkpoint.tiers[1].replicas");
+    refused("", "checkpoint.tiers[0].copies=1",
+            "command line: unknown key checkpoint.tiers[0].copies: it is now called checkpoint.tiers[0].replicas");
 }
 
 static char *read_file(const char *path)
@@ -106,6 +110,15 @@ Test(saved, what_is_gone_is_ignored)
     struct pd_config c = saved("checkpoint: {compression: brotli}\n");
     cr_expect_eq(pd_config_tiers(&c, tiers), 1);
     cr_expect_eq(tiers[0].codec.codec, PD_CODEC_NONE);
+    pd_config_deinit(&c);
+}
+
+Test(saved, replicas_were_called_copies)
+{
+    struct pd_tier_options tiers[PD_TIERS_MAX];
+    struct pd_config c = saved("checkpoint: {tiers: [{dir: a, copies: 1}, {dir: b}]}\n");
+    cr_expect_eq(pd_config_tiers(&c, tiers), 2);
+    cr_expect(tiers[0].replicas == 1 && !tiers[1].replicas);
     pd_config_deinit(&c);
 }
 

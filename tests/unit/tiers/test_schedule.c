@@ -81,9 +81,11 @@ Test(schedule, failures_back_off_until_a_success)
 {
     struct tier_schedule s = {0};
     tier_schedule_fail(&s, 100);
-    cr_assert_eq(s.retry_ns, 100 + SECOND);
+    cr_assert_eq(s.retry_ns, 100, "at the next save");
     tier_schedule_fail(&s, 200);
-    cr_assert_eq(s.retry_ns, 200 + 2 * SECOND);
+    cr_assert_eq(s.retry_ns, 200 + SECOND);
+    tier_schedule_fail(&s, 300);
+    cr_assert_eq(s.retry_ns, 300 + 2 * SECOND);
     tier_schedule_succeed(&s, 1, 7, "step-7");
     cr_assert(!s.failures && !s.retry_ns && s.newest_step == 7);
 }
