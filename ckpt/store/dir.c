@@ -47,6 +47,12 @@ bool store_exists(const struct store_dir *dir, const char *path)
     return pd_vfs_stat(dir->vfs, path, &stat, NULL) != PD_NOT_FOUND;
 }
 
+bool store_is_link(const struct store_dir *dir, const char *path)
+{
+    char target[STORE_PATH_MAX];
+    return pd_vfs_readlink(dir->vfs, path, target, NULL) == PD_OK;
+}
+
 /* ---- small collectives ---- */
 
 pd_status store_gather(struct store_dir *dir, uint64_t mine, struct pd_error *err)

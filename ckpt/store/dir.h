@@ -39,7 +39,8 @@ PD_MUST_USE pd_status store_dir_lock(const struct store_dir *dir, const char *pa
 
 /* "<root>/<formatted>" */
 void store_path(const struct store_dir *dir, char ret_path[STORE_PATH_MAX], const char *format, ...) PD_PRINTF(3, 4);
-bool store_exists(const struct store_dir *dir, const char *path); /* or cannot be told */
+bool store_exists(const struct store_dir *dir, const char *path);  /* or cannot be told */
+bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic */
 /* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the
  * probe has found that. */
 PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);

@@ -13,6 +13,14 @@
 #include "ckpt/shard/copy.h"
 #include "ckpt/store/pool.h"
 
+uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
+{
+    uint32_t kept = options->keep_last ? options->keep_last : 1;
+    uint32_t pinned = options->later_tiers + (options->replicas ? 2 : 0); /* the last one copied and the one on its way */
+    uint32_t files = 2 + (has_links ? 0 : 1) + pinned;
+    return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
+}
+
 /* ---- slots: a bit each ---- */
 
 static bool claim(struct store_pool *pool, uint32_t slot)

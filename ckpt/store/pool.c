@@ -96,24 +96,32 @@ static uint32_t free_max_of(const struct store_pool *pool, uint32_t rank)
     return rank == pool->dir->group->rank ? pool->free_max : FREE_MAX_OF_OTHERS;
 }
 
+/* A link leads to a file that somebody put elsewhere: writing through it would overwrite what is not ours. */
+static bool is_ours_alone(const struct store_pool *pool, const char *path, bool *ret_is_there)
+{
+    struct pd_stat stat;
+    *ret_is_there = pd_vfs_stat(pool->dir->vfs, path, &stat, NULL) == PD_OK;
+    return *ret_is_there && stat.type == PD_ENTRY_FILE && stat.link_count == 1 && !store_is_link(pool->dir, path);
+}
+
 static bool take(struct store_pool *pool, uint32_t rank, const char *path)
 {
     struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
         char from[STORE_PATH_MAX];
-        struct pd_stat stat;
+        bool is_there;
         free_path(pool, rank, k, from);
-        if (pd_vfs_stat(vfs, from, &stat, NULL) != PD_OK) continue;
-        if (stat.link_count == 1 && pd_vfs_rename(vfs, from, path, NULL) == PD_OK) return true;
-        if (stat.link_count > 1) (void)!pd_vfs_unlink(vfs, from, NULL);
+        const bool is_ours = is_ours_alone(pool, from, &is_there);
+        if (is_ours && pd_vfs_rename(vfs, from, path, NULL) == PD_OK) return true;
+        if (is_there && !is_ours) (void)!pd_vfs_unlink(vfs, from, NULL);
     }
     return false;
 }
 
 static bool put(struct store_pool *pool, uint32_t rank, const char *path)
 {
-    struct pd_stat stat;
-    if (pd_vfs_stat(pool->dir->vfs, path, &stat, NULL) != PD_OK || stat.link_count != 1) return false;
+    bool is_there;
+    if (!is_ours_alone(pool, path, &is_there)) return false;
     for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
         char to[STORE_PATH_MAX];
         free_path(pool, rank, k, to);

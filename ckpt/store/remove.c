@@ -93,6 +93,12 @@ static void tmp_name_of(const char *name, char ret_text[PD_STORE_NAME_MAX + 4])
 /* Where one directory is all there is, the sync of the root in trash_here makes this durable too. */
 static pd_status remove_records_here(struct store_dir *root, const char *name, struct pd_error *err)
 {
+    char path[STORE_PATH_MAX];
+    store_path(root, path, "%s", name);
+    if (store_is_link(root, path)) { /* what it leads to was put elsewhere, and stays */
+        PD_TRY(pd_vfs_unlink(root->vfs, path, err));
+        return store_sync_dir(root, root->root, err);
+    }
     char tmp_name[PD_STORE_NAME_MAX + 4];
     tmp_name_of(name, tmp_name);
     PD_TRY(remove_record(root, name, root->has_other_shares, err));

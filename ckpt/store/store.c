@@ -331,14 +331,6 @@ void pd_store_keep_ready(struct pd_store *store, uint64_t bytes, void *buffer, u
 
 /* ---- generations ---- */
 
-uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
-{
-    uint32_t kept = options->keep_last ? options->keep_last : 1;
-    uint32_t pinned = options->later_tiers + (options->replicas ? 2 : 0); /* the last one copied and the one on its way */
-    uint32_t files = 2 + (has_links ? 0 : 1) + pinned;
-    return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
-}
-
 pd_status pd_store_generations_reserve(struct pd_store *store, uint32_t stripe, uint64_t file_bytes, struct pd_error *err)
 {
     struct store_drive *drive = store_drive_of(&store->drives, stripe);

@@ -173,6 +173,44 @@ Test(store, recycles_files_nobody_else_knows)
     room_free(&room);
 }
 
+/* A shard, or a whole step, that somebody moved to an archive and linked back: retention takes the link, and what it leads to
+ * is neither overwritten nor removed. */
+static pd_status archive(struct room_rank *rank, struct pd_error *err)
+{
+    static const char shard[] = ROOM_ROOT "/step-000000000001-1/shard-00000.h5";
+    static const char step[] = ROOM_ROOT "/step-000000000002-1";
+    struct pd_stat shard_before, step_before, after;
+    PD_TRY(room_save(rank, 1, err));
+    PD_TRY(room_save(rank, 2, err));
+    PD_TRY(pd_vfs_rename(rank->vfs, shard, "/archived.h5", err));
+    PD_TRY(pd_vfs_symlink(rank->vfs, "/archived.h5", shard, err));
+    PD_TRY(pd_vfs_rename(rank->vfs, step, "/archived", err));
+    PD_TRY(pd_vfs_symlink(rank->vfs, "/archived", step, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, "/archived.h5", &shard_before, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, "/archived/shard-00000.h5", &step_before, err));
+    for (uint64_t number = 3; number <= 7; number++) {
+        PD_TRY(room_save(rank, number, err));
+        PD_TRY(pd_store_prune(rank->store, err));
+        struct pd_stat stat;
+        char path[128];
+        snprintf(path, sizeof path, ROOM_ROOT "/step-%012llu-1/shard-00000.h5", (unsigned long long)number);
+        PD_TRY(pd_vfs_stat(rank->vfs, path, &stat, err));
+        if (stat.inode == shard_before.inode || stat.inode == step_before.inode)
+            PD_FAIL(err, PD_BUG, "step %llu is written through a link", (unsigned long long)number);
+    }
+    PD_TRY(pd_vfs_stat(rank->vfs, "/archived.h5", &after, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, "/archived/commit.h5", &after, err));
+    PD_TRY(pd_vfs_stat(rank->vfs, "/archived/shard-00000.h5", &after, err));
+    return after.inode == step_before.inode ? PD_OK : PD_BUG;
+}
+
+Test(store, what_is_linked_from_an_archive_stays)
+{
+    struct room room = new_room(1, 1, false);
+    launch(&room, archive, NULL, PD_OK);
+    room_free(&room);
+}
+
 /* Sixty saves leave as many names as ten: nothing piles up. */
 static pd_status save_sixty(struct room_rank *rank, struct pd_error *err)
 {
