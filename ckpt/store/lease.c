@@ -12,6 +12,7 @@
 #include "ckpt/store/lease.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/log.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -131,10 +132,23 @@ static pd_status lock_here(struct store_lease *lease, uint32_t wait_ms, struct p
     return write_owner(lease, err);
 }
 
+/* For whom a launch waits is known from the first moment on. */
+static void log_wait(const struct store_lease *lease, uint32_t wait_ms)
+{
+    struct owner owner;
+    (void)!read_owner(lease, &owner, NULL);
+    pd_log_info("store", "waiting for another launch that is using %s (%s), %u seconds at most", lease->dir->root,
+                owner.who[0] ? owner.who : "it has not said who it is", wait_ms / 1000);
+}
+
 static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
 {
     PD_TRY(make_token(lease->token, err));
-    pd_status st = lock_here(lease, wait_ms, err);
+    pd_status st = lock_here(lease, 0, err);
+    if (st == PD_BUSY && wait_ms) {
+        log_wait(lease, wait_ms);
+        st = lock_here(lease, wait_ms, err);
+    }
     return st == PD_BUSY ? busy(lease, err) : st;
 }
 

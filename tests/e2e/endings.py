@@ -139,6 +139,13 @@ def one_owner(bench):
             log = line + second.communicate(timeout=harness.PATIENCE)[1]
         expect("a second launch, at once", 74, second.returncode, f"waiting for another launch .*process {first.pid} of this host", line)
         expect("a second launch", 74, second.returncode, f"another launch is using {re.escape(directory)} .process {first.pid}", log)
+        begun = time.monotonic()
+        with bench.start(directory + ".second", f"checkpoint.dir={directory}/checkpoints") as second:
+            lines = [second.stderr.readline(), second.stderr.readline()]
+            at_once = max(at_once, time.monotonic() - begun)
+            log = "".join(lines) + second.communicate(timeout=harness.PATIENCE)[1]
+        expect("checkpoints in use, at once", 74, second.returncode, "waiting for another launch that is using .*/checkpoints .*process", "".join(lines))
+        expect("checkpoints in use", 74, second.returncode, "another launch is using this directory", log)
         with bench.start(directory) as third:
             third.stderr.readline()
             third.send_signal(signal.SIGTERM)
