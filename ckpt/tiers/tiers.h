@@ -3,14 +3,15 @@
  *   memory --pd_tiers_save--> first tier that is due and works --one thread a later tier--> each later tier that is due
  *   (NVMe generations too)      (begin, write, seal, prune)        (copy this rank's shard, verified; seal, prune)
  *
- * A later tier has at most one copy on its way; a step that comes meanwhile waits, and gives way to a newer one. A tier that
- * fails is said, passed over, and tried again when it is due next. On the way in the newest (lineage, step) over all tiers
- * counts, of equal ones the earlier tier's. With options.copies every shard that is sealed in the first tier goes to the
- * next host too (tiers_peer.c), by a thread and a group of its own. ckpt/README.md has the invariants.
+ * A later tier has at most one copy on its way; a step that comes meanwhile waits, and gives way to a newer one. When a tier
+ * fails we log it, save to the next one, and ask it again: at the next save, then after seconds, at last after minutes. On
+ * the way in the newest (lineage, step) over all tiers counts, of equal ones the earlier tier's. With options.replicas every
+ * shard that is committed in the first tier goes to the next host too (replicate.c), by a worker and a group of its own.
+ * README.md has the invariants.
  *
  *   threads  pd_tiers_save and pd_tiers_finish: one caller, alike on every rank, with groups[0]; pd_tiers_report: any
- *   memory   PD_TIERS_STAGING_BYTES for each tier but the first, and for second copies; more where a rank keeps the shards
- * of more than 63
+ *   memory   PD_TIERS_STAGING_BYTES for each tier but the first, and for replicas; more where a rank keeps the shards of
+ *            more than 63
  */
 #ifndef PD_CKPT_TIERS_TIERS_H
 #define PD_CKPT_TIERS_TIERS_H
@@ -55,8 +56,8 @@ struct pd_tiers;
 /* Opens every store: one after the other, in the caller's thread. Where there are several, one that cannot be written is
  * opened to be read, said, and tried again when it is due.
  *   errors  PD_BUSY: another launch holds one of them; the storage error of a tier that cannot be read, since it may hold
- * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or copies are asked for where there is no
- * other host or all share one directory. A run that goes on with one host goes on without copies */
+ * the newest checkpoint; PD_INVALID: they hold checkpoints of different runs, or replicas are asked for where there is no
+ * other host or all share one directory. A run that goes on with one host goes on without replicas */
 PD_MUST_USE pd_status pd_tiers_open(struct pd_vfs *vfs, const struct pd_tiers_options *options, struct pd_tiers **ret_tiers,
                                     struct pd_error *err);
 /* Ends the threads (what they copy is given up), closes the stores. After a failure the groups must have been aborted. */
@@ -77,9 +78,9 @@ void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_s
 
 /* Checkpoints of its own ranks that a tier may hold at once: what is kept, one that is being written, and one for each later
  * tier that may be copied from it; in the first, with state in files (has_generations), the one that is read while the next
- * is written. With second copies two more, the one on its way to other hosts and the one before it that they have. */
+ * is written. With replicas two more, the one on its way to other hosts and the one before it that they have. */
 uint32_t pd_tiers_own_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
-/* All of them: with second copies twice as many, since hosts have those of others. */
+/* All of them: with replicas twice as many, since hosts have those of others. */
 uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 
 /* Before the first step: room for what each tier will keep. A tier in memory is held against its file system and the memory
