@@ -21,7 +21,7 @@ struct pd_shard_chunks {
     struct chunked_box *boxes; /* (box_count) */
     uint32_t box_count, box_capacity;
     uint64_t count, largest;          /* chunks in all, and of one box */
-    uint64_t far_bytes;               /* handed out where nothing is */
+    uint64_t device_bytes;            /* handed out where nothing is */
     struct pd_shard_head *head;       /* of the table, borrowed */
     struct pd_shard_chunk_row *rows;  /* (count) in the table, borrowed */
     struct pd_h5_chunk *entries;      /* (largest) */
@@ -112,8 +112,8 @@ pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file 
     const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes),
                    bytes = pd_round_up(place->grid.chunk_bytes, PD_SHARD_PAGE_BYTES);
     PD_TRY(grow(chunks, count, err));
-    for (uint64_t c = 0; c < count; c++, chunks->far_bytes += bytes)
-        chunks->entries[c] = (struct pd_h5_chunk){PD_H5_FAR_AWAY + chunks->far_bytes, bytes, 0};
+    for (uint64_t c = 0; c < count; c++, chunks->device_bytes += bytes)
+        chunks->entries[c] = (struct pd_h5_chunk){PD_H5_FAR_AWAY + chunks->device_bytes, bytes, 0};
     struct chunked_box *mine = &chunks->boxes[chunks->box_count];
     *mine = (struct chunked_box){.count = count, .first_chunk = chunks->count};
     PD_TRY(pd_h5_chunked(file, path, type, tensor->ndim, box->count, shape, chunks->codec.level, chunks->entries,
@@ -137,7 +137,7 @@ pd_status pd_shard_chunks_plan(struct pd_shard_chunks *chunks, const struct pd_h
     chunks->head = table;
     chunks->rows = (void *)((char *)table + chunks->head->chunks_at);
     chunks->begin = file_bytes - PD_SHARD_PAGE_BYTES;
-    chunks->most_bytes = file_bytes + chunks->far_bytes;
+    chunks->most_bytes = file_bytes + chunks->device_bytes;
     for (uint32_t b = 0; b < chunks->box_count; b++)
         PD_TRY(pd_h5_index_find(pages, chunks->boxes[b].header, chunks->boxes[b].count, &chunks->boxes[b].index, err));
     return PD_OK;

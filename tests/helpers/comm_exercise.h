@@ -4,7 +4,7 @@
 #ifndef PD_TESTS_COMM_EXERCISE_H
 #define PD_TESTS_COMM_EXERCISE_H
 
-#include "tests/helpers/far_memory.h"
+#include "tests/helpers/device_memory.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,7 +113,7 @@ static inline uint64_t exercise_side_walk(struct exercise_side *side, uint64_t s
 }
 
 /* Pieces lie in `to` from now on, and what is in them too. */
-static inline void exercise_side_move(struct exercise_side *side, struct far_memory *far, uint8_t *to)
+static inline void exercise_side_move(struct exercise_side *side, struct device_memory *far, uint8_t *to)
 {
     uint8_t *from = to == side->far ? side->memory : side->far;
     far_open(far);
@@ -123,7 +123,7 @@ static inline void exercise_side_move(struct exercise_side *side, struct far_mem
         side->pieces[i].data = to + ((uint8_t *)side->pieces[i].data - from);
 }
 
-static inline void exercise_side_free(struct exercise_side *side, struct far_memory *far)
+static inline void exercise_side_free(struct exercise_side *side, struct device_memory *far)
 {
     if (far && side->far) far_delete(far, side->far);
     free(side->memory);
@@ -133,7 +133,7 @@ static inline void exercise_side_free(struct exercise_side *side, struct far_mem
 static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struct exercise_flight *flight,
                                       struct pd_error *err)
 {
-    struct far_memory *far = comm->memory.context;
+    struct device_memory *far = comm->memory.context;
     pd_status st = pd_comm_wait(comm, &flight->op, err);
     if (far) exercise_side_move(&flight->recvs, far, flight->recvs.memory);
     uint64_t wrong = st ? 0 : exercise_side_walk(&flight->recvs, seed, flight->round, comm->rank, comm->size, false);
@@ -150,7 +150,7 @@ static inline pd_status exercise_land(struct pd_comm *comm, uint64_t seed, struc
 static inline void exercise_flight_make(struct pd_comm *comm, uint64_t seed, uint64_t round, uint64_t bytes_max,
                                         struct exercise_flight *flight)
 {
-    struct far_memory *far = comm->memory.context;
+    struct device_memory *far = comm->memory.context;
     struct exercise_side *sides[] = {&flight->sends, &flight->recvs};
     flight->round = round;
     exercise_side_make(&flight->sends, seed, round, comm->rank, comm->size, bytes_max, true, far);

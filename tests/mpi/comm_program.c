@@ -38,7 +38,7 @@ static pd_status case_all(struct pd_comm *comm, void *context, struct pd_error *
 
 /* What bytes of a device pass on their way to another process was locked, and is not when the memory is taken away; where
  * locking is refused they pass all the same. */
-static pd_status check_locks(struct pd_comm *comm, struct far_memory *far, struct pd_error *err)
+static pd_status check_locks(struct pd_comm *comm, struct device_memory *far, struct pd_error *err)
 {
     const struct pd_comm_memory none = {.copy = NULL}, hook = far_hook(far);
     const bool stages = comm->size > 1 && strcmp(comm->ops->name, "mpi") == 0;
@@ -56,7 +56,7 @@ static pd_status check_locks(struct pd_comm *comm, struct far_memory *far, struc
 static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
-    static struct far_memory far = FAR_MEMORY_INIT;
+    static struct device_memory far = DEVICE_MEMORY_INIT;
     const struct pd_comm_memory hook = far_hook(&far);
     pd_comm_use_memory(comm, &hook);
     PD_TRY(exercise_exchanges(comm, 1, 100 * scale(), 40000, err));
@@ -74,7 +74,7 @@ static pd_status case_far(struct pd_comm *comm, void *context, struct pd_error *
 static pd_status case_lost_device(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
-    static struct far_memory far = FAR_MEMORY_INIT;
+    static struct device_memory far = DEVICE_MEMORY_INIT;
     struct pd_comm_memory hook = far_hook(&far);
     if (comm->rank == 1) far.fail_at = 300;
     pd_comm_use_memory(comm, &hook);

@@ -33,14 +33,14 @@ static __global__ void hopper(const enum exercise_hopper how, const hopper_maps 
     pd_wide_rows<64>(rows, t.a);
     for (int n = 0; n < 16; n++)
         x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.0f;
-    if (how != HOPPER_NO_BEGIN) pd_product_begin();
+    if (how != HOPPER_NO_BEGIN) pd_wgmma_fence();
     pd_wide_apply<PD_BF16, 128>(x, rows, t.b);
     if (how != HOPPER_OTHER_PRODUCTS || threadIdx.x < 192) pd_wide_scores<PD_BF16, 64>(y, t.a, t.a);
-    pd_product_commit();
+    pd_wgmma_commit();
     if ((how == HOPPER_OVERWRITES || how == HOPPER_NO_FENCE) && threadIdx.x == 200) t.b.data[70] = 0x3f80;
     if (how == HOPPER_OVERWRITES && threadIdx.x == 200) pd_async_fence();
     if (how == HOPPER_COMES_ALONE && threadIdx.x < 2 * PD_WARPGROUP - 32) pd_group_arrive(1, PD_WARPGROUP);
-    if (how != HOPPER_NO_PRODUCT_WAIT) pd_product_wait<0>();
+    if (how != HOPPER_NO_PRODUCT_WAIT) pd_wgmma_wait<0>();
     const uint32_t own = (threadIdx.x / 32 - 4) * 16;
     pd_fragments_put<128>(x, c, 128, own, 64);
     pd_fragments_put<64>(y, d, 64, own, 64);

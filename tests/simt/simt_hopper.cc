@@ -392,7 +392,7 @@ void simt_registers(int count)
     if (count < 24 || count > 256 || count % 8) simt_fail("a number of registers that cannot be asked for");
 }
 
-void pd_product_begin(void)
+void pd_wgmma_fence(void)
 {
     self().begun = true;
 }
@@ -400,13 +400,13 @@ void pd_product_begin(void)
 void simt_product_start(float *c, const simt_product &product)
 {
     thread &t = self();
-    if (!t.begun) simt_fail("a product with no pd_product_begin since the last wait");
+    if (!t.begun) simt_fail("a product with no pd_wgmma_fence since the last wait");
     if (t.sums.find(c) == t.sums.end()) t.sums[c] = std::vector<float>(c, c + product.pieces * 4);
     memset(c, 0xff, product.pieces * 4 * sizeof *c);
     t.products.push_back({product, c, t.group});
 }
 
-void pd_product_commit(void)
+void pd_wgmma_commit(void)
 {
     self().group++;
 }

@@ -28,8 +28,8 @@ void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32
                  uint64_t *barrier);
 void pd_group_sync(uint32_t number, uint32_t threads);
 void pd_group_arrive(uint32_t number, uint32_t threads);
-void pd_product_begin(void);
-void pd_product_commit(void);
+void pd_wgmma_fence(void);
+void pd_wgmma_commit(void);
 void simt_product_wait(unsigned pending);
 void simt_registers(int count);
 
@@ -43,7 +43,7 @@ void simt_product_start(float *c, const simt_product &product);
 
 void pd_async_fence(void);
 
-PD_DEVICE void pd_product_linger(float, void *)
+PD_DEVICE void pd_wgmma_delay_wait(float, void *)
 {
 }
 
@@ -57,24 +57,23 @@ template <int count> void pd_registers_give(void)
     simt_registers(count);
 }
 
-template <int pending> void pd_product_wait(void)
+template <int pending> void pd_wgmma_wait(void)
 {
     simt_product_wait(pending);
 }
 
-template <int N> void pd_product_settle(float (&c)[N][4])
+template <int N> void pd_wgmma_pin(float (&c)[N][4])
 {
     (void)c;
 }
 
-template <enum pd_dtype T, bool ADD, int N> void pd_product(float (&c)[N][4], uint64_t a, uint64_t b)
+template <enum pd_dtype T, bool ADD, int N> void pd_wgmma(float (&c)[N][4], uint64_t a, uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
     simt_product_start(&c[0][0], {T == PD_BF16, ADD, false, false, N, a, b, {0, 0, 0, 0}});
 }
 
-template <enum pd_dtype T, bool ADD, bool TURNED, int N>
-void pd_product(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
+template <enum pd_dtype T, bool ADD, bool TURNED, int N> void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
     simt_product_start(&c[0][0], {T == PD_BF16, ADD, TURNED, true, N, 0, b, {a[0], a[1], a[2], a[3]}});

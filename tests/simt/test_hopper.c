@@ -68,7 +68,7 @@ static const struct broken {
     const char *said;
 } broken[] = {
     {HOPPER_NO_PRODUCT_WAIT, "returns with products on their way"},
-    {HOPPER_NO_BEGIN, "no pd_product_begin"},
+    {HOPPER_NO_BEGIN, "no pd_wgmma_fence"},
     {HOPPER_NO_COPY_WAIT, "a copy into shared memory that nobody waited for"},
     {HOPPER_NO_INIT, "was not initialised"},
     {HOPPER_NO_ARRIVAL, "waits for a phase of a barrier, and nobody can go on"},

@@ -1,6 +1,6 @@
 /* Collectives as exchanges. Few ranks talk all to all, which is one step; many use a binomial tree rooted at rank 0, which
  * is two walks of log2(size) steps. Values are integers, so the order of combination does not matter. */
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static void combine_values(uint64_t *values, const uint64_t *others, uint32_t co
         values[i] = combine(values[i], others[i], reduce);
 }
 
-static pd_status reduce_flat(struct pd_comm_engine *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+static pd_status reduce_flat(struct pd_progress *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                              struct pd_error *err)
 {
     uint32_t size = engine->comm.size, peers = 0;
@@ -39,42 +39,42 @@ static pd_status reduce_flat(struct pd_comm_engine *engine, uint64_t *values, ui
             .peer = r, .data = engine->scratch_values + (size_t)peers * PD_REDUCE_ROUND, .bytes = bytes};
         peers++;
     }
-    PD_TRY(pd_comm_engine_run(engine, sends, peers, recvs, peers, err));
+    PD_TRY(pd_progress_run(engine, sends, peers, recvs, peers, err));
     for (uint32_t p = 0; p < peers; p++)
         combine_values(values, engine->scratch_values + (size_t)p * PD_REDUCE_ROUND, count, reduce);
     return PD_OK;
 }
 
 /* `relative` numbers ranks from the root of the tree. */
-static uint32_t rank_of(const struct pd_comm_engine *engine, uint32_t relative, uint32_t root)
+static uint32_t rank_of(const struct pd_progress *engine, uint32_t relative, uint32_t root)
 {
     return (uint32_t)(((uint64_t)relative + root) % engine->comm.size);
 }
 
-static uint32_t relative_of(const struct pd_comm_engine *engine, uint32_t root)
+static uint32_t relative_of(const struct pd_progress *engine, uint32_t root)
 {
     return (engine->comm.rank + engine->comm.size - root) % engine->comm.size;
 }
 
-static pd_status send_one(struct pd_comm_engine *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
+static pd_status send_one(struct pd_progress *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
 {
     struct pd_comm_piece piece = {.peer = peer, .data = data, .bytes = bytes};
-    return pd_comm_engine_run(engine, &piece, 1, NULL, 0, err);
+    return pd_progress_run(engine, &piece, 1, NULL, 0, err);
 }
 
-static pd_status receive_one(struct pd_comm_engine *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
+static pd_status receive_one(struct pd_progress *engine, uint32_t peer, void *data, uint64_t bytes, struct pd_error *err)
 {
     struct pd_comm_piece piece = {.peer = peer, .data = data, .bytes = bytes};
-    return pd_comm_engine_run(engine, NULL, 0, &piece, 1, err);
+    return pd_progress_run(engine, NULL, 0, &piece, 1, err);
 }
 
-static pd_status idle_step(struct pd_comm_engine *engine, struct pd_error *err)
+static pd_status idle_step(struct pd_progress *engine, struct pd_error *err)
 {
-    return pd_comm_engine_run(engine, NULL, 0, NULL, 0, err);
+    return pd_progress_run(engine, NULL, 0, NULL, 0, err);
 }
 
 /* Every rank makes the same number of steps, so that operations stay numbered alike. */
-static pd_status reduce_tree(struct pd_comm_engine *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+static pd_status reduce_tree(struct pd_progress *engine, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                              struct pd_error *err)
 {
     uint32_t size = engine->comm.size, rank = engine->comm.rank;
@@ -90,13 +90,13 @@ static pd_status reduce_tree(struct pd_comm_engine *engine, uint64_t *values, ui
             PD_TRY(idle_step(engine, err));
         }
     }
-    return pd_comm_engine_broadcast(&engine->comm, 0, values, count * sizeof *values, err);
+    return pd_progress_broadcast(&engine->comm, 0, values, count * sizeof *values, err);
 }
 
-pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
-                                    struct pd_error *err)
+pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                                 struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     for (uint32_t at = 0; at < count; at += PD_REDUCE_ROUND) {
         uint32_t round = count - at < PD_REDUCE_ROUND ? count - at : PD_REDUCE_ROUND;
         if (comm->size <= PD_FLAT_RANKS_MAX)
@@ -107,18 +107,16 @@ pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint
     return PD_OK;
 }
 
-static pd_status broadcast_flat(struct pd_comm_engine *engine, uint32_t root, void *data, uint64_t bytes,
-                                struct pd_error *err)
+static pd_status broadcast_flat(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     if (engine->comm.rank != root) return receive_one(engine, root, data, bytes, err);
     uint32_t peers = 0;
     for (uint32_t r = 0; r < engine->comm.size; r++)
         if (r != root) engine->scratch_pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
-    return pd_comm_engine_run(engine, engine->scratch_pieces, peers, NULL, 0, err);
+    return pd_progress_run(engine, engine->scratch_pieces, peers, NULL, 0, err);
 }
 
-static pd_status broadcast_tree(struct pd_comm_engine *engine, uint32_t root, void *data, uint64_t bytes,
-                                struct pd_error *err)
+static pd_status broadcast_tree(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     uint32_t size = engine->comm.size, me = relative_of(engine, root);
     uint64_t step = 1;
@@ -136,23 +134,23 @@ static pd_status broadcast_tree(struct pd_comm_engine *engine, uint32_t root, vo
     return PD_OK;
 }
 
-pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     if (comm->size <= PD_FLAT_RANKS_MAX) return broadcast_flat(engine, root, data, bytes, err);
     return broadcast_tree(engine, root, data, bytes, err);
 }
 
-pd_status pd_comm_engine_barrier(struct pd_comm *comm, struct pd_error *err)
+pd_status pd_progress_barrier(struct pd_comm *comm, struct pd_error *err)
 {
     uint64_t arrived = 1;
-    PD_TRY(pd_comm_engine_all_reduce(comm, &arrived, 1, PD_REDUCE_SUM_U64, err));
+    PD_TRY(pd_progress_all_reduce(comm, &arrived, 1, PD_REDUCE_SUM_U64, err));
     PD_CHECK(arrived == comm->size);
     return PD_OK;
 }
 
-pd_status pd_comm_engine_all_gather(struct pd_comm_engine *engine, const void *send, uint32_t bytes, void *recv,
-                                    struct pd_error *err)
+pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, uint32_t bytes, void *recv,
+                                 struct pd_error *err)
 {
     uint32_t size = engine->comm.size, rank = engine->comm.rank;
     uint8_t *out = recv;
@@ -163,7 +161,7 @@ pd_status pd_comm_engine_all_gather(struct pd_comm_engine *engine, const void *s
         for (uint32_t r = 1; r < size; r++)
             engine->scratch_pieces[r - 1] =
                 (struct pd_comm_piece){.peer = r, .data = out + (size_t)r * bytes, .bytes = bytes};
-        PD_TRY(pd_comm_engine_run(engine, NULL, 0, engine->scratch_pieces, size - 1, err));
+        PD_TRY(pd_progress_run(engine, NULL, 0, engine->scratch_pieces, size - 1, err));
     }
-    return pd_comm_engine_broadcast(&engine->comm, 0, recv, (uint64_t)size * bytes, err);
+    return pd_progress_broadcast(&engine->comm, 0, recv, (uint64_t)size * bytes, err);
 }

@@ -1,6 +1,6 @@
 #include "trainer/comm/direct.h"
-#include "trainer/comm/engine.h"
 #include "trainer/comm/pipe.h"
+#include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
 
 #include <assert.h>
@@ -119,7 +119,7 @@ uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
         .slots = is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
         .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
         .mailbox_bytes = is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
-    return pd_comm_engine_bytes(size) + pd_segment_share_bytes(&shape);
+    return pd_progress_bytes(size) + pd_segment_share_bytes(&shape);
 }
 
 /* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */

@@ -2,12 +2,12 @@
 
 #include <sched.h>
 
-static struct pd_offer *offer_between(const struct pd_comm_engine *engine, uint32_t sender, uint32_t receiver)
+static struct pd_offer *offer_between(const struct pd_progress *engine, uint32_t sender, uint32_t receiver)
 {
     return pd_segment_pair(engine->segment, sender, receiver);
 }
 
-static void direct_begin(struct pd_comm_engine *engine)
+static void direct_begin(struct pd_progress *engine)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -21,7 +21,7 @@ static void direct_begin(struct pd_comm_engine *engine)
     }
 }
 
-static pd_status check_match(const struct pd_comm_engine *engine, uint32_t peer, const struct pd_offer *offer,
+static pd_status check_match(const struct pd_progress *engine, uint32_t peer, const struct pd_offer *offer,
                              uint64_t expected, struct pd_error *err)
 {
     if (offer->sequence == engine->sequence && offer->cursor.left == expected) return PD_OK;
@@ -31,8 +31,8 @@ static pd_status check_match(const struct pd_comm_engine *engine, uint32_t peer,
 }
 
 /* Threads see both sides, so what would fail under NCCL alone fails here too. */
-static pd_status check_cuts(const struct pd_comm_engine *engine, uint32_t peer, struct pd_cursor here,
-                            struct pd_cursor there, struct pd_error *err)
+static pd_status check_cuts(const struct pd_progress *engine, uint32_t peer, struct pd_cursor here, struct pd_cursor there,
+                            struct pd_error *err)
 {
     for (uint32_t piece = 0; here.memory && here.left && there.left; piece++) {
         const uint64_t mine = here.pieces[here.index].bytes, theirs = there.pieces[there.index].bytes;
@@ -46,7 +46,7 @@ static pd_status check_cuts(const struct pd_comm_engine *engine, uint32_t peer, 
     return PD_OK;
 }
 
-static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+static pd_status take(struct pd_progress *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct pd_offer *offer = offer_between(engine, link->slot, engine->slot);
@@ -62,7 +62,7 @@ static pd_status take(struct pd_comm_engine *engine, uint32_t peer, bool *ret_ha
     return st;
 }
 
-static pd_status direct_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status direct_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -77,7 +77,7 @@ static pd_status direct_progress(struct pd_comm_engine *engine, bool *ret_has_mo
 }
 
 /* Withdraws offers of a failed operation; a peer that is copying right now is waited for, which lasts one copy. */
-static void direct_end(struct pd_comm_engine *engine)
+static void direct_end(struct pd_progress *engine)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) {
         const struct pd_link *link = &engine->links[p];

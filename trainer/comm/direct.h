@@ -7,7 +7,7 @@
 #ifndef PD_TRAINER_COMM_DIRECT_H
 #define PD_TRAINER_COMM_DIRECT_H
 
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 
 enum pd_offer_state { PD_OFFER_EMPTY, PD_OFFER_OFFERED, PD_OFFER_TAKING };
 

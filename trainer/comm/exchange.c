@@ -27,7 +27,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void links_set(struct pd_comm_engine *engine, const struct pd_comm_op *op)
+static void links_set(struct pd_progress *engine, const struct pd_comm_op *op)
 {
     for (uint32_t p = 0; p < engine->comm.size; p++) { /* slots stay: pd_exchange_look reads them from another thread */
         engine->links[p].send = engine->links[p].recv = (struct pd_cursor){0};
@@ -46,7 +46,7 @@ static void links_set(struct pd_comm_engine *engine, const struct pd_comm_op *op
     }
 }
 
-static pd_status copy_to_self(struct pd_comm_engine *engine, struct pd_error *err)
+static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
 {
     struct pd_link *self = &engine->links[engine->comm.rank];
     if (self->send.left != self->recv.left)
@@ -56,7 +56,7 @@ static pd_status copy_to_self(struct pd_comm_engine *engine, struct pd_error *er
 }
 
 /* Drops the peers that are finished; true while one is left. */
-static bool links_prune(struct pd_comm_engine *engine, bool *ret_has_remote)
+static bool links_prune(struct pd_progress *engine, bool *ret_has_remote)
 {
     uint32_t kept = 0;
     *ret_has_remote = false;
@@ -70,14 +70,14 @@ static bool links_prune(struct pd_comm_engine *engine, bool *ret_has_remote)
     return kept > 0;
 }
 
-static const struct pd_member *member_of(const struct pd_comm_engine *engine, uint32_t peer)
+static const struct pd_member *member_of(const struct pd_progress *engine, uint32_t peer)
 {
     uint32_t slot = engine->links[peer].slot;
     return slot == PD_NO_SLOT ? NULL : &engine->segment->members[slot];
 }
 
 /* The first peer that is needed and gone, or PD_NOBODY. */
-static uint32_t find_gone(const struct pd_comm_engine *engine)
+static uint32_t find_gone(const struct pd_progress *engine)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         const struct pd_member *member = member_of(engine, engine->active[i]);
@@ -86,12 +86,12 @@ static uint32_t find_gone(const struct pd_comm_engine *engine)
     return PD_NOBODY;
 }
 
-static uint32_t world_rank(const struct pd_comm_engine *engine, uint32_t rank)
+static uint32_t world_rank(const struct pd_progress *engine, uint32_t rank)
 {
     return engine->members[rank].world;
 }
 
-static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status fail_gone(struct pd_progress *engine, uint32_t peer, uint32_t *ret_blamed, struct pd_error *err)
 {
     const struct pd_member *member = member_of(engine, peer);
     uint32_t state = atomic_load(&member->state), messenger = world_rank(engine, peer);
@@ -107,7 +107,7 @@ static pd_status fail_gone(struct pd_comm_engine *engine, uint32_t peer, uint32_
     PD_FAIL(err, PD_PEER_LOST, "rank %u failed", missing);
 }
 
-pd_status pd_exchange_look(struct pd_comm_engine *engine, struct pd_error *err)
+pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err)
 {
     pd_segment_look(engine->segment);
     for (uint32_t p = 0; p < engine->comm.size; p++) {
@@ -122,7 +122,7 @@ pd_status pd_exchange_look(struct pd_comm_engine *engine, struct pd_error *err)
 }
 
 /* Who began an operation has sent what it can, so those that are still needed have not arrived, or are stopped. */
-static pd_status fail_late(struct pd_comm_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     char names[256];
     size_t used = 0;
@@ -148,7 +148,7 @@ static void pause_cpu(void)
 }
 
 /* idle: looks in vain so far. */
-static void wait_for_bell(struct pd_comm_engine *engine, uint32_t seen, bool has_remote, uint32_t idle)
+static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
     const struct pd_member *me = &engine->segment->members[engine->slot];
     for (uint32_t i = 0; i < SPINS; i++) {
@@ -165,14 +165,14 @@ static void wait_for_bell(struct pd_comm_engine *engine, uint32_t seen, bool has
     }
 }
 
-static pd_status progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     *ret_has_moved = false;
     PD_TRY(engine->transport->memory->progress(engine, ret_has_moved, err));
     return engine->transport->remote->progress(engine, ret_has_moved, err);
 }
 
-static pd_status exchange_loop(struct pd_comm_engine *engine, uint32_t *ret_blamed, struct pd_error *err)
+static pd_status exchange_loop(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
 {
     uint64_t limit_ns = (uint64_t)(engine->limit_seconds * 1e9), moved_at = now_ns(), looked_at = moved_at;
     uint32_t idle = 0;
@@ -201,7 +201,7 @@ static pd_status exchange_loop(struct pd_comm_engine *engine, uint32_t *ret_blam
     }
 }
 
-pd_status pd_exchange_run(struct pd_comm_engine *engine, const struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     uint32_t blamed = PD_NOBODY;
     links_set(engine, op);

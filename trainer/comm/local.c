@@ -2,7 +2,7 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread_pool.h"
 #include "trainer/comm/direct.h"
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -10,12 +10,12 @@
 
 #define RANK_STACK_BYTES (16u << 20)
 
-static void nobody_begin(struct pd_comm_engine *engine)
+static void nobody_begin(struct pd_progress *engine)
 {
     (void)engine;
 }
 
-static pd_status nobody_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status nobody_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     (void)engine, (void)ret_has_moved, (void)err;
     return PD_OK;
@@ -24,7 +24,7 @@ static pd_status nobody_progress(struct pd_comm_engine *engine, bool *ret_has_mo
 static const struct pd_channel_ops channel_nobody = {
     .name = "nobody", .begin = nobody_begin, .progress = nobody_progress, .end = nobody_begin};
 
-static pd_status remote_none(struct pd_comm_engine *engine, struct pd_error *err)
+static pd_status remote_none(struct pd_progress *engine, struct pd_error *err)
 {
     (void)engine, (void)err;
     return PD_OK;
@@ -32,17 +32,17 @@ static pd_status remote_none(struct pd_comm_engine *engine, struct pd_error *err
 
 static const struct pd_comm_ops local_ops = {
     .name = "local",
-    .start = pd_comm_engine_start,
-    .wait = pd_comm_engine_wait,
-    .exchange = pd_comm_engine_exchange,
-    .all_reduce = pd_comm_engine_all_reduce,
-    .broadcast = pd_comm_engine_broadcast,
-    .barrier = pd_comm_engine_barrier,
-    .split = pd_comm_engine_split,
-    .look = pd_comm_engine_look,
-    .abort = pd_comm_engine_abort,
-    .unlock = pd_comm_engine_unlock,
-    .free = pd_comm_engine_free,
+    .start = pd_progress_start,
+    .wait = pd_progress_wait,
+    .exchange = pd_progress_exchange,
+    .all_reduce = pd_progress_all_reduce,
+    .broadcast = pd_progress_broadcast,
+    .barrier = pd_progress_barrier,
+    .split = pd_progress_split,
+    .look = pd_progress_look,
+    .abort = pd_progress_abort,
+    .unlock = pd_progress_unlock,
+    .free = pd_progress_free,
 };
 
 static const struct pd_comm_transport transport_local = {
@@ -56,7 +56,7 @@ static const struct pd_comm_transport transport_local = {
 };
 
 struct local_rank {
-    struct pd_comm_engine *engine;
+    struct pd_progress *engine;
     pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *);
     void *context;
     pthread_t thread;
@@ -71,9 +71,9 @@ static void *rank_thread(void *argument)
     pd_numerics_thread_init();
     rank->status = rank->rank_main(&rank->engine->comm, rank->context, &rank->error);
     if (rank->status)
-        pd_comm_engine_abort(&rank->engine->comm);
+        pd_progress_abort(&rank->engine->comm);
     else
-        pd_comm_engine_leave(&rank->engine->comm);
+        pd_progress_leave(&rank->engine->comm);
     return NULL;
 }
 
@@ -81,10 +81,10 @@ static pd_status rank_make(struct local_rank *rank, uint32_t index, uint32_t siz
                            const struct pd_segment_ticket *ticket, struct pd_error *err)
 {
     struct pd_segment *segment;
-    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_local, size, size);
+    const struct pd_segment_shape shape = pd_progress_shape(&transport_local, size, size);
     PD_TRY(pd_segment_attach(ticket, &shape, &segment, err));
     pd_segment_enter(segment, index);
-    pd_status st = pd_comm_engine_new(&transport_local, NULL, 0, index, size, members, segment, &rank->engine, err);
+    pd_status st = pd_progress_new(&transport_local, NULL, 0, index, size, members, segment, &rank->engine, err);
     if (st) pd_segment_free(segment);
     return st;
 }
@@ -116,7 +116,7 @@ static pd_status ranks_run(struct local_rank *ranks, uint32_t size, struct pd_er
     while (started < size && !(st = rank_spawn(&ranks[started], started, err)))
         started++;
     for (uint32_t r = started; r < size; r++)
-        pd_comm_engine_abort(&ranks[r].engine->comm);
+        pd_progress_abort(&ranks[r].engine->comm);
     for (uint32_t r = 0; r < started; r++)
         pthread_join(ranks[r].thread, NULL);
     if (st) return st;
@@ -135,14 +135,14 @@ static pd_status ranks_make_and_run(struct local_rank *ranks, struct pd_member_i
 {
     struct pd_segment_ticket ticket;
     struct pd_segment *segment;
-    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_local, size, size);
+    const struct pd_segment_shape shape = pd_progress_shape(&transport_local, size, size);
     PD_TRY(pd_segment_make(&shape, &ticket, &segment, err));
     pd_status st = PD_OK;
     for (uint32_t r = 0; r < size && !st; r++)
         st = rank_make(&ranks[r], r, size, members, &ticket, err);
     if (!st) st = ranks_run(ranks, size, err);
     for (uint32_t r = 0; r < size; r++)
-        if (ranks[r].engine) pd_comm_engine_free(&ranks[r].engine->comm);
+        if (ranks[r].engine) pd_progress_free(&ranks[r].engine->comm);
     pd_segment_free(segment);
     return st;
 }

@@ -10,8 +10,8 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/rank.h"
-#include "trainer/comm/engine.h"
 #include "trainer/comm/pipe.h"
+#include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
 
 #include <fcntl.h>
@@ -70,12 +70,12 @@ static pd_status fail_mpi(int code, const char *what, uint32_t peer, struct pd_e
     PD_FAIL(err, PD_PEER_LOST, "%s rank %u: %s", what, peer, text);
 }
 
-static int tag_of(const struct pd_comm_engine *engine)
+static int tag_of(const struct pd_progress *engine)
 {
     return (int)(engine->id * OPERATIONS + engine->sequence % OPERATIONS);
 }
 
-static bool has_remote_members(const struct pd_comm_engine *engine)
+static bool has_remote_members(const struct pd_progress *engine)
 {
     for (uint32_t r = 0; r < engine->comm.size; r++)
         if (engine->links[r].slot == PD_NO_SLOT) return true;
@@ -99,7 +99,7 @@ static void side_init(struct side *side, uint32_t lane_count, uint8_t *staging)
             side->lanes[l].chunks[c].staging = staging + (size_t)(l * LANE_CHUNKS + c) * CHUNK_BYTES;
 }
 
-static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
+static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
 {
     if (!has_remote_members(engine)) return PD_OK;
     if (engine->id >= (uint32_t)mpi_tag_max / OPERATIONS)
@@ -126,19 +126,19 @@ static pd_status remote_new(struct pd_comm_engine *engine, struct pd_error *err)
     return PD_OK;
 }
 
-static void remote_free(struct pd_comm_engine *engine)
+static void remote_free(struct pd_progress *engine)
 {
     remote_release(engine->remote);
     engine->remote = NULL;
     engine->remote_staging = NULL;
 }
 
-static struct pd_cursor *cursor_of(struct pd_comm_engine *engine, uint32_t peer, bool is_send)
+static struct pd_cursor *cursor_of(struct pd_progress *engine, uint32_t peer, bool is_send)
 {
     return is_send ? &engine->links[peer].send : &engine->links[peer].recv;
 }
 
-static void side_begin(struct pd_comm_engine *engine, struct side *side, bool is_send)
+static void side_begin(struct pd_progress *engine, struct side *side, bool is_send)
 {
     uint32_t size = engine->comm.size, rank = engine->comm.rank;
     side->count = side->next = 0;
@@ -149,7 +149,7 @@ static void side_begin(struct pd_comm_engine *engine, struct side *side, bool is
     }
 }
 
-static void remote_begin(struct pd_comm_engine *engine)
+static void remote_begin(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote;
     if (!remote) return;
@@ -157,7 +157,7 @@ static void remote_begin(struct pd_comm_engine *engine)
     side_begin(engine, &remote->recvs, false);
 }
 
-static pd_status chunk_post(struct pd_comm_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, struct chunk *chunk, bool is_send,
                             struct pd_error *err)
 {
     uint64_t span;
@@ -178,7 +178,7 @@ static pd_status chunk_post(struct pd_comm_engine *engine, struct lane *lane, st
     return PD_OK;
 }
 
-static pd_status chunk_finish(struct pd_comm_engine *engine, struct lane *lane, struct chunk *chunk, bool is_send,
+static pd_status chunk_finish(struct pd_progress *engine, struct lane *lane, struct chunk *chunk, bool is_send,
                               bool *ret_has_moved, struct pd_error *err)
 {
     int is_done, count;
@@ -198,7 +198,7 @@ static pd_status chunk_finish(struct pd_comm_engine *engine, struct lane *lane, 
     return chunk->is_staged ? pd_cursor_write(&chunk->target, chunk->staging, chunk->bytes, err) : PD_OK;
 }
 
-static pd_status lane_progress(struct pd_comm_engine *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
+static pd_status lane_progress(struct pd_progress *engine, struct lane *lane, bool is_send, bool *ret_has_moved,
                                struct pd_error *err)
 {
     bool is_busy = false;
@@ -218,7 +218,7 @@ static pd_status lane_progress(struct pd_comm_engine *engine, struct lane *lane,
     return PD_OK;
 }
 
-static pd_status side_progress(struct pd_comm_engine *engine, struct side *side, bool is_send, bool *ret_has_moved,
+static pd_status side_progress(struct pd_progress *engine, struct side *side, bool is_send, bool *ret_has_moved,
                                struct pd_error *err)
 {
     for (uint32_t l = 0; l < side->lane_count; l++) {
@@ -233,7 +233,7 @@ static pd_status side_progress(struct pd_comm_engine *engine, struct side *side,
     return PD_OK;
 }
 
-static pd_status remote_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status remote_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     struct remote *remote = engine->remote;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return PD_OK;
@@ -263,7 +263,7 @@ static bool side_cancel(struct side *side, bool is_send, bool is_first)
 
 /* Only after a failure is anything pending here. A transfer to a host that is gone may stay with MPI for ever: after a
  * moment it is left to the end of the process, which is near. */
-static void remote_end(struct pd_comm_engine *engine)
+static void remote_end(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote;
     if (!remote || (remote->sends.count == 0 && remote->recvs.count == 0)) return;
@@ -287,13 +287,13 @@ static const struct pd_channel_ops channel_remote = {
 /* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
  * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails
  * and frees its communicator must get away, and its peers are told that it left. */
-static bool say_goodbye(struct pd_comm_engine *engine)
+static bool say_goodbye(struct pd_progress *engine)
 {
     MPI_Request request;
     struct timespec nap = {.tv_nsec = 1000000};
     double limit = engine->comm.time_limit_seconds;
     if (engine->broken && limit > GOODBYE_SECONDS) limit = GOODBYE_SECONDS;
-    pd_comm_engine_leave(&engine->comm);
+    pd_progress_leave(&engine->comm);
     pthread_mutex_lock(&mpi_lock);
     bool is_asked = !mpi_has_leftovers && MPI_Ibarrier(mpi_world, &request) == MPI_SUCCESS;
     pthread_mutex_unlock(&mpi_lock);
@@ -311,10 +311,10 @@ static bool say_goodbye(struct pd_comm_engine *engine)
 
 static void mpi_free(struct pd_comm *comm)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     bool is_root = engine->root == engine;
     bool can_finalize = is_root && say_goodbye(engine);
-    pd_comm_engine_free(comm);
+    pd_progress_free(comm);
     if (can_finalize && !mpi_has_leftovers) mpi_is_over = MPI_Finalize() == MPI_SUCCESS;
 }
 
@@ -325,16 +325,16 @@ bool pd_comm_mpi_is_over(void)
 
 static const struct pd_comm_ops mpi_ops = {
     .name = "mpi",
-    .start = pd_comm_engine_start,
-    .wait = pd_comm_engine_wait,
-    .exchange = pd_comm_engine_exchange,
-    .all_reduce = pd_comm_engine_all_reduce,
-    .broadcast = pd_comm_engine_broadcast,
-    .barrier = pd_comm_engine_barrier,
-    .split = pd_comm_engine_split,
-    .look = pd_comm_engine_look,
-    .abort = pd_comm_engine_abort,
-    .unlock = pd_comm_engine_unlock,
+    .start = pd_progress_start,
+    .wait = pd_progress_wait,
+    .exchange = pd_progress_exchange,
+    .all_reduce = pd_progress_all_reduce,
+    .broadcast = pd_progress_broadcast,
+    .barrier = pd_progress_barrier,
+    .split = pd_progress_split,
+    .look = pd_progress_look,
+    .abort = pd_progress_abort,
+    .unlock = pd_progress_unlock,
     .free = mpi_free,
 };
 
@@ -402,10 +402,10 @@ static pd_status segment_open(const struct pd_member_info *members, uint32_t ran
 {
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
-    uint32_t slots, slot = pd_comm_engine_slot_of(members, size, rank, &slots), leader = 0;
+    uint32_t slots, slot = pd_progress_slot_of(members, size, rank, &slots), leader = 0;
     while (members[leader].domain != members[rank].domain)
         leader++;
-    const struct pd_segment_shape shape = pd_comm_engine_shape(&transport_mpi, size, slots);
+    const struct pd_segment_shape shape = pd_progress_shape(&transport_mpi, size, slots);
     pd_status st = PD_OK;
     if (leader == rank) st = pd_segment_make(&shape, &mine, &segment, err);
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, tickets, sizeof mine, MPI_BYTE, mpi_world);
@@ -448,8 +448,8 @@ static pd_status world_open(struct place *places, struct pd_member_info *members
     members_place(places, size, members);
     struct pd_segment *segment;
     PD_TRY(segment_open_or_alone(members, rank, size, tickets, &segment, err));
-    struct pd_comm_engine *engine;
-    st = pd_comm_engine_new(&transport_mpi, NULL, 0, rank, size, members, segment, &engine, err);
+    struct pd_progress *engine;
+    st = pd_progress_new(&transport_mpi, NULL, 0, rank, size, members, segment, &engine, err);
     if (st) {
         pd_segment_free(segment);
         return st;

@@ -21,7 +21,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static struct ring ring_between(const struct pd_comm_engine *engine, uint32_t sender, uint32_t receiver)
+static struct ring ring_between(const struct pd_progress *engine, uint32_t sender, uint32_t receiver)
 {
     const struct pd_segment *segment = engine->segment;
     uint32_t index = receiver < sender ? receiver : receiver - 1;
@@ -86,7 +86,7 @@ static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
 }
 
-static pd_status send_some(struct pd_comm_engine *engine, struct pd_link *link, bool *ret_has_moved, struct pd_error *err)
+static pd_status send_some(struct pd_progress *engine, struct pd_link *link, bool *ret_has_moved, struct pd_error *err)
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
     if (!link->is_send_begun && ring_room(&ring) >= sizeof(struct pipe_head)) {
@@ -106,7 +106,7 @@ static pd_status send_some(struct pd_comm_engine *engine, struct pd_link *link, 
     return PD_OK;
 }
 
-static pd_status receive_head(struct pd_comm_engine *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
+static pd_status receive_head(struct pd_progress *engine, uint32_t peer, struct ring *ring, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct pipe_head head;
@@ -121,7 +121,7 @@ static pd_status receive_head(struct pd_comm_engine *engine, uint32_t peer, stru
             (unsigned long long)head.sequence);
 }
 
-static pd_status receive_some(struct pd_comm_engine *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
+static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *ret_has_moved, struct pd_error *err)
 {
     struct pd_link *link = &engine->links[peer];
     struct ring ring = ring_between(engine, link->slot, engine->slot);
@@ -137,7 +137,7 @@ static pd_status receive_some(struct pd_comm_engine *engine, uint32_t peer, bool
     return PD_OK;
 }
 
-static pd_status pipe_progress(struct pd_comm_engine *engine, bool *ret_has_moved, struct pd_error *err)
+static pd_status pipe_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     for (uint32_t i = 0; i < engine->active_count; i++) {
         struct pd_link *link = &engine->links[engine->active[i]];
@@ -149,7 +149,7 @@ static pd_status pipe_progress(struct pd_comm_engine *engine, bool *ret_has_move
 }
 
 /* A stream holds copies only: there is nothing to announce and nothing to withdraw. */
-static void pipe_nothing(struct pd_comm_engine *engine)
+static void pipe_nothing(struct pd_progress *engine)
 {
     (void)engine;
 }

@@ -7,7 +7,7 @@
 #ifndef PD_TRAINER_COMM_PIPE_H
 #define PD_TRAINER_COMM_PIPE_H
 
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 
 struct pd_pipe {
     alignas(PD_CACHE_LINE) _Atomic uint64_t written; /* bytes since the start */

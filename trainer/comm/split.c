@@ -1,6 +1,6 @@
 /* A part of a communicator as one of its own. Three agreements on the parent: who has which colour, where the shared memory
  * of each part is, and whether everybody has it. */
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static int request_compare(const struct split_request *a, const struct split_req
 }
 
 /* Insertion keeps ranks of equal key in rank order. */
-static void plan_make(const struct pd_comm_engine *parent, const struct split_request *requests, struct split_plan *plan)
+static void plan_make(const struct pd_progress *parent, const struct split_request *requests, struct split_plan *plan)
 {
     uint32_t mine = parent->comm.rank;
     for (uint32_t r = 0; r < parent->comm.size; r++) {
@@ -46,21 +46,20 @@ static uint32_t domain_leader(const struct split_plan *plan)
 }
 
 /* Every rank takes part in every agreement of the parent, whatever went wrong before. */
-static pd_status segment_share(struct pd_comm_engine *parent, const struct split_plan *plan,
-                               struct pd_segment_ticket *tickets, struct pd_segment **ret_segment, struct pd_error *err)
+static pd_status segment_share(struct pd_progress *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
+                               struct pd_segment **ret_segment, struct pd_error *err)
 {
     struct pd_segment_ticket mine = {0};
     struct pd_segment *segment = NULL;
-    uint32_t slots, slot = pd_comm_engine_slot_of(plan->members, plan->size, plan->rank, &slots),
-                    leader = domain_leader(plan);
-    const struct pd_segment_shape shape = pd_comm_engine_shape(parent->transport, plan->size, slots);
+    uint32_t slots, slot = pd_progress_slot_of(plan->members, plan->size, plan->rank, &slots), leader = domain_leader(plan);
+    const struct pd_segment_shape shape = pd_progress_shape(parent->transport, plan->size, slots);
     pd_status st = PD_OK;
     if (leader == plan->rank) st = pd_segment_make(&shape, &mine, &segment, err);
-    pd_status peers = pd_comm_engine_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
+    pd_status peers = pd_progress_all_gather(parent, &mine, sizeof mine, tickets, st ? NULL : err);
     if (!peers && leader != plan->rank) st = pd_segment_attach(&tickets[plan->ranks[leader]], &shape, &segment, err);
     if (segment) pd_segment_enter(segment, slot);
     uint64_t failed = st != PD_OK;
-    if (!peers) peers = pd_comm_engine_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
+    if (!peers) peers = pd_progress_all_reduce(&parent->comm, &failed, 1, PD_REDUCE_SUM_U64, st ? NULL : err);
     if (!st && peers) st = peers;
     if (!st && failed)
         st = pd_error_set(err, PD_PEER_LOST, PD_WHERE, 0, "%llu of %u ranks have no shared memory for a new communicator",
@@ -75,20 +74,20 @@ static pd_status segment_share(struct pd_comm_engine *parent, const struct split
     return PD_OK;
 }
 
-static pd_status split_with(struct pd_comm_engine *parent, struct split_plan *plan, struct split_request *requests,
+static pd_status split_with(struct pd_progress *parent, struct split_plan *plan, struct split_request *requests,
                             struct pd_segment_ticket *tickets, struct pd_comm **ret_comm, struct pd_error *err)
 {
     struct split_request mine = requests[parent->comm.rank];
-    PD_TRY(pd_comm_engine_all_gather(parent, &mine, sizeof mine, requests, err));
+    PD_TRY(pd_progress_all_gather(parent, &mine, sizeof mine, requests, err));
     uint64_t id = parent->root->next_id;
-    PD_TRY(pd_comm_engine_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
+    PD_TRY(pd_progress_all_reduce(&parent->comm, &id, 1, PD_REDUCE_MAX_U64, err));
     parent->root->next_id = (uint32_t)id + 1;
     plan_make(parent, requests, plan);
     struct pd_segment *segment;
     PD_TRY(segment_share(parent, plan, tickets, &segment, err));
-    struct pd_comm_engine *engine;
-    pd_status st = pd_comm_engine_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
-                                      segment, &engine, err);
+    struct pd_progress *engine;
+    pd_status st = pd_progress_new(parent->transport, parent->root, (uint32_t)id, plan->rank, plan->size, plan->members,
+                                   segment, &engine, err);
     if (st) {
         pd_segment_free(segment);
         return st;
@@ -98,10 +97,10 @@ static pd_status split_with(struct pd_comm_engine *parent, struct split_plan *pl
     return PD_OK;
 }
 
-pd_status pd_comm_engine_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
-                               struct pd_error *err)
+pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
+                            struct pd_error *err)
 {
-    struct pd_comm_engine *parent = pd_comm_engine_of(comm);
+    struct pd_progress *parent = pd_progress_of(comm);
     struct split_request *requests = calloc(comm->size, sizeof *requests);
     struct pd_segment_ticket *tickets = calloc(comm->size, sizeof *tickets);
     struct split_plan plan = {.ranks = calloc(comm->size, sizeof *plan.ranks),

@@ -129,7 +129,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
                                            .partition = e->grid.partition,
                                            .tp = e->grid.tp,
                                            .sp = e->grid.sp,
-                                           .is_far = e->options.is_gpu,
+                                           .on_device = e->options.is_gpu,
                                            .keeps_blocks = keeps_blocks(e),
                                            .chunk_count = e->chunk_count,
                                            .chunks = e->chunks,
@@ -476,5 +476,5 @@ void pd_engine_abort(struct pd_engine *e)
     pd_grid_abort(&e->grid);
     if (e->zero) pd_zero_settle(e->zero);
     if (e->pipeline) pd_pipeline_settle(e->pipeline);
-    if (e->transformer) pd_transformer_settle(e->transformer);
+    if (e->transformer) pd_transformer_sync(e->transformer);
 }

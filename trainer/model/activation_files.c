@@ -261,7 +261,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
     return pd_spill_read(t->away.spill, kept_span(place), kept_of(t, region), err);
 }
 
-pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
+pd_status pd_activations_ensure(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
     if (!pd_activations_are_away(t) || stays(t, place)) return PD_OK;

@@ -476,7 +476,7 @@ static pd_status backward_run(const struct pass *p, struct pd_error *err)
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
                                         float *const *g, void *dstream, struct pd_error *err)
 {
-    PD_TRY(pd_activations_bring(t, slot, block, err));
+    PD_TRY(pd_activations_ensure(t, slot, block, err));
     const uint64_t begin = pd_trace_begin();
     struct pass p = pass_of(t, slot, block, w, g);
     t->dstream = dstream;

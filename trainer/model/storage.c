@@ -3,7 +3,7 @@
 #include "trainer/model/transformer_internal.h"
 
 #define LOGITS_BYTES_MAX (128ull << 20)
-#define LOGITS_BYTES_MAX_FAR (2ull << 30)
+#define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
 #define WINDOW_BYTES (4ull << 20)
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
@@ -157,10 +157,10 @@ static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
     const uint64_t vocab = t->model->config.vocab, virtual_tp = t->partition.virtual_tp;
     const uint64_t widest = least(vocab, (vocab + virtual_tp - 1) / virtual_tp * t->tp.chunks);
-    const uint64_t far_bytes = LOGITS_BYTES_MAX_FAR + vocab * t->model->config.hidden * sizeof(float);
-    if (t->options.is_far && t->sp.largest * vocab * sizeof(float) <= far_bytes) return t->sp.largest;
-    const uint64_t fit =
-        t->options.is_far ? LOGITS_BYTES_MAX_FAR / (vocab * sizeof(float)) : LOGITS_BYTES_MAX / (widest * sizeof(float));
+    const uint64_t device_bytes = LOGITS_BYTES_MAX_DEVICE + vocab * t->model->config.hidden * sizeof(float);
+    if (t->options.on_device && t->sp.largest * vocab * sizeof(float) <= device_bytes) return t->sp.largest;
+    const uint64_t fit = t->options.on_device ? LOGITS_BYTES_MAX_DEVICE / (vocab * sizeof(float))
+                                              : LOGITS_BYTES_MAX / (widest * sizeof(float));
     return least(t->sp.largest, most(fit / 16 * 16, 16));
 }
 
@@ -168,7 +168,7 @@ static uint64_t rows_of_logits(const struct pd_transformer *t)
 static uint64_t width_of_logits(const struct pd_transformer *t)
 {
     const uint64_t columns = t->share.vocab_columns;
-    return t->options.is_far ? (columns + 7) / 8 * 8 : columns;
+    return t->options.on_device ? (columns + 7) / 8 * 8 : columns;
 }
 
 static void take_head(struct pd_transformer *t, struct pd_arena *arena)
@@ -181,7 +181,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_norm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
-    t->host_losses = t->options.is_far ? take_host(arena, t->rows, sizeof(float)) : t->losses;
+    t->host_losses = t->options.on_device ? take_host(arena, t->rows, sizeof(float)) : t->losses;
     if (t->partition.tp == 1) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;
@@ -233,17 +233,17 @@ static pd_status take_rope(struct pd_transformer *t, struct pd_arena *arena, str
 {
     const uint64_t count = (uint64_t)t->options.length * t->model->config.head_size;
     t->cos_sin = take(arena, count, sizeof(float));
-    float *table = t->options.is_far ? take_host(arena, count, sizeof(float)) : t->cos_sin;
+    float *table = t->options.on_device ? take_host(arena, count, sizeof(float)) : t->cos_sin;
     if (pd_arena_is_dry(arena)) return PD_OK;
     pd_model_rope_table(&t->model->config, t->options.length, table);
-    return t->options.is_far ? pd_math_copy(t->math, t->cos_sin, table, count * sizeof(float), err) : PD_OK;
+    return t->options.on_device ? pd_math_copy(t->math, t->cos_sin, table, count * sizeof(float), err) : PD_OK;
 }
 
 static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     for (uint32_t i = 0; i < t->input_count; i++) {
         t->inputs[i].host = input_of(take_host, arena, t->rows);
-        t->inputs[i].device = t->options.is_far ? input_of(take, arena, t->rows) : t->inputs[i].host;
+        t->inputs[i].device = t->options.on_device ? input_of(take, arena, t->rows) : t->inputs[i].host;
     }
     return t->family->positions == PD_POSITIONS_ROPE ? take_rope(t, arena, err) : PD_OK;
 }

@@ -171,7 +171,7 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     return PD_OK;
 }
 
-void pd_transformer_settle(struct pd_transformer *t)
+void pd_transformer_sync(struct pd_transformer *t)
 {
     struct pd_peer_transfer *all[] = {&t->tp.sums[0],     &t->tp.sums[1],    &t->tp.slices[0], &t->tp.slices[1],
                                       &t->tp.kv,          &t->tp.loss,       &t->tp.rows[0],   &t->tp.rows[1],
@@ -184,7 +184,7 @@ void pd_transformer_settle(struct pd_transformer *t)
 void pd_transformer_free(struct pd_transformer *t)
 {
     if (!t) return;
-    pd_transformer_settle(t);
+    pd_transformer_sync(t);
     free(t->held);
     free(t->stream);
     free(t->blocks);
@@ -253,7 +253,7 @@ pd_status pd_transformer_input_filled(struct pd_transformer *t, uint32_t slot, s
 {
     struct pd_input_slot *s = &t->inputs[slot % t->input_count];
     pd_owner_release(&s->owner, the_caller);
-    if (!t->options.is_far) return PD_OK;
+    if (!t->options.on_device) return PD_OK;
     pd_owner_acquire(&s->owner, the_copy);
     s->is_copying = true;
     PD_TRY(copy_to_device(t, s, err));

@@ -43,7 +43,7 @@ struct pd_transformer_options {
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
     uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
     bool keeps_blocks;           /* operations of a block are queued at once when they come again (pd_math_replay) */
-    bool is_far;                 /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
+    bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
     uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
@@ -64,11 +64,11 @@ struct pd_transformer;
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);
-/* Waits for what is in flight, as settle does. */
+/* Waits for what is in flight, as sync does. */
 void pd_transformer_free(struct pd_transformer *transformer);
 /* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators are
  * aborted. */
-void pd_transformer_settle(struct pd_transformer *transformer);
+void pd_transformer_sync(struct pd_transformer *transformer);
 uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
 uint64_t
 pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of an (R,C) residual stream or its gradient */

@@ -200,7 +200,7 @@ PD_MUST_USE pd_status pd_activations_input(struct pd_transformer *t, uint32_t sl
 PD_MUST_USE pd_status pd_activations_open(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
 PD_MUST_USE pd_status pd_activations_close(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
 /* Before its backward: input and what was kept are in memory until two others were brought or prefetched. */
-PD_MUST_USE pd_status pd_activations_bring(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
+PD_MUST_USE pd_status pd_activations_ensure(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err);
 
 /* ---- norm.c ---- */
 struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const void *weight, const void *bias, float *mean,

@@ -1,6 +1,6 @@
 /* One micro-batch through a model cut by heads, ffn columns, vocabulary rows and token pieces: ranks as threads against one
  * rank with the same numerics, bit for bit; and the numerics against one another by value. */
-#include "tests/helpers/far_math.h"
+#include "tests/helpers/device_math.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
@@ -17,7 +17,7 @@ struct test_case {
     enum pd_dtype dtype;
     enum pd_recompute recompute;
     uint32_t tp, sp, virtual_tp, virtual_sp;
-    bool is_far; /* in memory that the host cannot touch */
+    bool on_device; /* in memory that the host cannot touch */
 };
 
 /* What a run leaves behind; rows in the order (sequence, position). */
@@ -33,8 +33,8 @@ struct world {
     uint64_t offset[TENSORS_MAX + 2]; /* of tensors, then of the tied table, in the outcome's gradients */
     float *weights;                   /* (parameters) */
     struct outcome out;
-    float *parts[RANKS_MAX]; /* gradients of each rank, NaN elsewhere */
-    struct far_memory *far;  /* (ranks), or NULL */
+    float *parts[RANKS_MAX];   /* gradients of each rank, NaN elsewhere */
+    struct device_memory *far; /* (ranks), or NULL */
 };
 
 static struct pd_model *model_of(const struct test_case *c)
@@ -101,8 +101,8 @@ struct rank {
     struct pd_comm *tp, *sp;
     struct pd_arena *arena;
     struct pd_math *math, *cpu;
-    struct far_memory *far; /* or NULL */
-    struct far_math far_math;
+    struct device_memory *far; /* or NULL */
+    struct device_math device_math;
     struct pd_arena_source source;
     struct pd_transformer *transformer;
     char *weights;    /* boxes needed, one behind the other */
@@ -124,13 +124,13 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .recompute_layers = PD_LAYERS_ALL,
                                                    .separate_documents = c->documents,
                                                    .backward = true,
-                                                   .is_far = c->is_far,
+                                                   .on_device = c->on_device,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,
                                                    .sp = dry ? NULL : r->sp};
     struct pd_error err;
     r->math = NULL;
-    if (!dry) r->math = r->far ? far_math_init(&r->far_math, r->cpu, r->far) : r->cpu;
+    if (!dry) r->math = r->far ? device_math_init(&r->device_math, r->cpu, r->far) : r->cpu;
     cr_assert_eq(pd_transformer_new(r->w->model, r->math, &options, arena, &r->transformer, &err), PD_OK);
 }
 
@@ -375,10 +375,10 @@ static void run_world(struct world *w, const struct test_case *c)
 {
     struct pd_error err;
     world_init(w, c);
-    if (c->is_far) w->far = far_world_new(c->tp * c->sp);
+    if (c->on_device) w->far = far_world_new(c->tp * c->sp);
     cr_assert_eq(pd_comm_run_local(c->tp * c->sp, 1, rank_main, w, &err), PD_OK, "tp %u sp %u: %s", c->tp, c->sp,
                  err.message);
-    if (c->is_far) far_world_free(w->far, c->tp * c->sp);
+    if (c->on_device) far_world_free(w->far, c->tp * c->sp);
     assemble(w);
 }
 
@@ -399,15 +399,15 @@ static void expect_same(const struct world *a, const struct world *b)
     cr_assert_eq(memcmp(a->out.dstream, b->out.dstream, rows * hidden * pd_dtype_bytes(c->dtype)), 0, "dstream");
 }
 
-/* One rank with the case's numerics, then every cut of them; is_far: of the cuts. */
+/* One rank with the case's numerics, then every cut of them; on_device: of the cuts. */
 static void check_cuts(struct test_case c)
 {
-    const bool is_far = c.is_far;
+    const bool on_device = c.on_device;
     struct world one, many;
     c.tp = c.sp = 1;
-    c.is_far = false;
+    c.on_device = false;
     run_world(&one, &c);
-    c.is_far = is_far;
+    c.on_device = on_device;
     for (c.tp = 1; c.tp <= c.virtual_tp; c.tp *= 2)
         for (c.sp = 1; c.sp <= c.virtual_sp; c.sp *= 2) {
             if (c.tp * c.sp == 1 || c.tp * c.sp > RANKS_MAX) continue;
@@ -523,14 +523,14 @@ Test(transformer_parallel, recomputed)
 Test(transformer_parallel, far)
 {
     struct test_case c = llama;
-    c.is_far = true;
+    c.on_device = true;
     c.heads = 12;
     check_cuts(with(c, 4, 2));
     c.kv_heads = 1;
     c.dtype = PD_BF16;
     check_cuts(with(c, 2, 2));
     c = gpt2;
-    c.is_far = true;
+    c.on_device = true;
     c.recompute = PD_RECOMPUTE_SELECTIVE;
     check_cuts(with(c, 8, 1));
     check_cuts(with(c, 2, 4));

@@ -1,7 +1,7 @@
 /* Streams and gradients through real communicators under every schedule, in memory that the host cannot touch: each arrives
  * where and when its action needs it, nothing waits for ever, padding micro-batches send nothing, and the plan is what was
  * taken. */
-#include "tests/helpers/far_math.h"
+#include "tests/helpers/device_math.h"
 #include "tests/helpers/late_device.h"
 #include "trainer/parallel/pipeline.h"
 
@@ -17,13 +17,13 @@ struct job {
     struct pd_schedule_options options;
     uint32_t fail_rank; /* gives up after half of its actions; none: UINT32_MAX */
     bool is_on_device;
-    struct far_memory *far;
+    struct device_memory *far;
 };
 
 struct rank {
     struct pd_grid grid;
     struct pd_pipeline *pipeline;
-    struct far_memory *far;
+    struct device_memory *far;
 };
 
 /* What stage `stage` computes of a micro-batch: the number of stages behind it. */
@@ -136,7 +136,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     struct pd_comm_ops ops;
     struct pd_arena *dry, *arena, *workspace;
     struct pd_math *near;
-    struct far_math math;
+    struct device_math math;
     const struct pd_comm_memory hook = far_hook(r.far);
     const struct pd_arena_source source = far_source(r.far);
     struct pd_memory_plan plan, used;
@@ -146,7 +146,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     plain_ops = comm->ops;
     pd_comm_use_memory(comm, &hook);
     PD_TRY(far_near_new(&workspace, &near, err));
-    far_math_init(&math, near, r.far);
+    device_math_init(&math, near, r.far);
     PD_TRY(pd_grid_init(&job->layout, comm->rank, comm, &r.grid, err));
     count_receives(r.grid.forward_in, &ops);
     count_receives(r.grid.backward_in, &ops);

@@ -4,7 +4,7 @@
  * that the host cannot touch: what the test itself writes and reads there stands for a device's operations.
  *
  * PERDURE_TEST_SCALE=10 tries every zero_shard of every layout. */
-#include "tests/helpers/far_math.h"
+#include "tests/helpers/device_math.h"
 #include "tests/helpers/scale.h"
 #include "trainer/parallel/zero.h"
 
@@ -20,14 +20,14 @@ struct job {
     struct pd_layout layout;
     struct pd_zero_options options;
     const struct pd_model *model;
-    struct far_memory *far; /* (world), or NULL */
+    struct device_memory *far; /* (world), or NULL */
 };
 
 struct rank {
     const struct job *job;
     struct pd_grid grid;
-    struct far_memory *far; /* or NULL */
-    struct far_math far_math;
+    struct device_memory *far; /* or NULL */
+    struct device_math device_math;
     struct pd_math *math;
     struct pd_zero *zero;
     uint32_t version; /* of the parameters */
@@ -358,7 +358,7 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(plan_of(&r, &plan, err));
     PD_TRY(r.far ? pd_arena_new_on(&plan, &source, &arena, err) : pd_arena_new(&plan, &arena, err));
     PD_TRY(far_near_new(&workspace, &near, err));
-    r.math = r.far ? far_math_init(&r.far_math, near, r.far) : near;
+    r.math = r.far ? device_math_init(&r.device_math, near, r.far) : near;
     pd_status st = pd_zero_new(r.job->model, &r.job->options, &r.grid, r.math, arena, &r.zero, err);
     pd_arena_usage(arena, &usage);
     if (!st && memcmp(&plan, &usage, sizeof plan)) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "not what was planned");

@@ -61,20 +61,20 @@ template <int D, uint32_t ROWS> PD_DEVICE uint64_t pd_down(const pd_wide_tile<D,
 template <enum pd_dtype T, int D, int N, uint32_t ROWS>
 PD_DEVICE void pd_wide_scores(float (&c)[N][4], const pd_wide_tile<D, 64> &x, const pd_wide_tile<D, ROWS> &y)
 {
-    pd_product<T, false>(c, pd_across(x, 0, 0), pd_across(y, 0, 0));
+    pd_wgmma<T, false>(c, pd_across(x, 0, 0), pd_across(y, 0, 0));
 #pragma unroll
     for (uint32_t k = 1; k < D / 16; k++)
-        pd_product<T, true>(c, pd_across(x, 0, k), pd_across(y, 0, k));
+        pd_wgmma<T, true>(c, pd_across(x, 0, k), pd_across(y, 0, k));
 }
 
 /* The same of rows in registers. */
 template <enum pd_dtype T, int D, int N, uint32_t ROWS>
 PD_DEVICE void pd_wide_scores(float (&c)[N][4], const uint32_t (&x)[D / 16][4], const pd_wide_tile<D, ROWS> &y)
 {
-    pd_product<T, false, false>(c, x[0], pd_across(y, 0, 0));
+    pd_wgmma<T, false, false>(c, x[0], pd_across(y, 0, 0));
 #pragma unroll
     for (uint32_t k = 1; k < D / 16; k++)
-        pd_product<T, true, false>(c, x[k], pd_across(y, 0, k));
+        pd_wgmma<T, true, false>(c, x[k], pd_across(y, 0, k));
 }
 
 /* o (64, D) += P Y over 16 K rows of Y. */
@@ -83,19 +83,19 @@ PD_DEVICE void pd_wide_apply(float (&o)[D / 8][4], const uint32_t (&p)[K][4], co
 {
 #pragma unroll
     for (uint32_t k = 0; k < K; k++)
-        pd_product<T, true, true>(o, p[k], pd_down(y, k));
+        pd_wgmma<T, true, true>(o, p[k], pd_down(y, k));
 }
 
 /* The same, begun and waited for. */
 template <enum pd_dtype T, int D, int K, uint32_t ROWS>
 PD_DEVICE void pd_wide_apply_now(float (&o)[D / 8][4], const uint32_t (&p)[K][4], const pd_wide_tile<D, ROWS> &y)
 {
-    pd_product_settle(o);
-    pd_product_begin();
+    pd_wgmma_pin(o);
+    pd_wgmma_fence();
     pd_wide_apply<T>(o, p, y);
-    pd_product_commit();
-    pd_product_wait<0>();
-    pd_product_settle(o);
+    pd_wgmma_commit();
+    pd_wgmma_wait<0>();
+    pd_wgmma_pin(o);
 }
 
 /* Scores as an operand, rounded. */

@@ -140,27 +140,27 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
     float x[PIECES][4], rescale[2];
     pd_barrier_wait(&t.k_full[now.stage], now.parity);
     pd_turn_take(s.group);
-    pd_product_settle(x);
-    pd_product_begin();
+    pd_wgmma_pin(x);
+    pd_wgmma_fence();
     pd_wide_scores<T>(x, t.q[s.group], t.k[now.stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
     if (!FIRST) {
         pd_barrier_wait(&t.v_full[before.stage], before.parity);
-        pd_product_settle(s.o);
-        pd_product_begin();
+        pd_wgmma_pin(s.o);
+        pd_wgmma_fence();
         pd_wide_apply<T>(s.o, pv, t.v[before.stage]);
-        pd_product_commit();
+        pd_wgmma_commit();
     }
     pd_turn_give(s.group);
-    pd_product_wait<(FIRST ? 0 : 1)>();
-    pd_product_settle(x);
+    pd_wgmma_wait<(FIRST ? 0 : 1)>();
+    pd_wgmma_pin(x);
     pd_wide_emptied(&t.k_empty[now.stage]);
     if (pd_wide_cut(a, p, kb * KEYS, KEYS)) forward_mask(a, p.sequence, s.own.row, a.key_start + kb * KEYS, x);
     forward_softmax<D>(s, a.scale * PD_LOG2_E, x, rescale);
     if (!FIRST) {
-        pd_product_linger(s.sum[0] + s.sum[1], &t.q_full);
-        pd_product_wait<0>();
-        pd_product_settle(s.o);
+        pd_wgmma_delay_wait(s.sum[0] + s.sum[1], &t.q_full);
+        pd_wgmma_wait<0>();
+        pd_wgmma_pin(s.o);
         pd_wide_emptied(&t.v_empty[before.stage]);
     }
     forward_rescale<D>(s.o, rescale);

@@ -159,19 +159,19 @@ template <enum pd_dtype T, int D>
 PD_DEVICE void keys_products(const keys_state<D> &s, uint32_t stage, const keys_tiles<D> &t, float (&x)[PIECES][4],
                              float (&dp)[PIECES][4])
 {
-    pd_product_settle(x);
-    pd_product_settle(dp);
-    pd_product_begin();
+    pd_wgmma_pin(x);
+    pd_wgmma_pin(dp);
+    pd_wgmma_fence();
     if constexpr (keys_hold<D>)
         pd_wide_scores<T, D>(x, s.k, t.q[stage]);
     else
         pd_wide_scores<T, D>(x, t.k[s.group], t.q[stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
     if constexpr (keys_hold<D>)
         pd_wide_scores<T, D>(dp, s.v, t.dout[stage]);
     else
         pd_wide_scores<T, D>(dp, t.v[s.group], t.dout[stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
 }
 
 template <enum pd_dtype T, int D>
@@ -185,28 +185,28 @@ PD_DEVICE void keys_step(const pd_attention &a, const keys_place &p, uint32_t ti
     uint32_t operand[QUERIES / 16][4], gradient[QUERIES / 16][4];
     pd_barrier_wait(&t.full[stage], ring.parity);
     keys_products<T>(s, stage, t, x, dp);
-    pd_product_wait<1>();
-    pd_product_settle(x);
+    pd_wgmma_wait<1>();
+    pd_wgmma_pin(x);
     if (keys_cut(a, p, r, rows))
         keys_weights<true>(rows, a.scale * PD_LOG2_E, key, a.query_start + r, x);
     else
         keys_weights<false>(rows, a.scale * PD_LOG2_E, key, a.query_start + r, x);
     pd_wide_pack<T>(operand, x);
-    pd_product_wait<0>();
-    pd_product_settle(dp);
-    pd_product_settle(s.sums.dv[0]);
-    pd_product_begin();
+    pd_wgmma_wait<0>();
+    pd_wgmma_pin(dp);
+    pd_wgmma_pin(s.sums.dv[0]);
+    pd_wgmma_fence();
     pd_wide_apply<T>(s.sums.dv[0], operand, t.dout[stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
     keys_gradients(rows, x, dp);
     pd_wide_pack<T>(gradient, dp);
-    pd_product_settle(s.sums.dk[0]);
-    pd_product_begin();
+    pd_wgmma_pin(s.sums.dk[0]);
+    pd_wgmma_fence();
     pd_wide_apply<T>(s.sums.dk[0], gradient, t.q[stage]);
-    pd_product_commit();
-    pd_product_wait<0>();
-    pd_product_settle(s.sums.dv[0]);
-    pd_product_settle(s.sums.dk[0]);
+    pd_wgmma_commit();
+    pd_wgmma_wait<0>();
+    pd_wgmma_pin(s.sums.dv[0]);
+    pd_wgmma_pin(s.sums.dk[0]);
     pd_wide_emptied(&t.empty[stage]);
 }
 

@@ -99,37 +99,37 @@ PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint3
 {
     float x[PIECES][4], dp[PIECES][4];
     pd_barrier_wait(&t.full[now.stage], now.parity);
-    pd_product_settle(x);
-    pd_product_settle(dp);
-    if (!FIRST) pd_product_settle(s.dq);
-    pd_product_begin();
+    pd_wgmma_pin(x);
+    pd_wgmma_pin(dp);
+    if (!FIRST) pd_wgmma_pin(s.dq);
+    pd_wgmma_fence();
     pd_wide_scores<T, D>(x, s.q, t.k[now.stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
     if constexpr (queries_hold_dout<D>)
         pd_wide_scores<T, D>(dp, s.dout, t.v[now.stage]);
     else
         pd_wide_scores<T, D>(dp, t.dout[s.group], t.v[now.stage]);
-    pd_product_commit();
+    pd_wgmma_commit();
     if (!FIRST) {
         pd_wide_apply<T>(s.dq, ds, t.k[before]);
-        pd_product_commit();
+        pd_wgmma_commit();
     }
-    pd_product_wait<(FIRST ? 1 : 2)>();
-    pd_product_settle(x);
+    pd_wgmma_wait<(FIRST ? 1 : 2)>();
+    pd_wgmma_pin(x);
     if (pd_wide_cut(a, p, kb * KEYS, KEYS))
         queries_weights<true, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
     else
         queries_weights<false, D>(a, p.sequence, s, a.key_start + kb * KEYS, x);
-    pd_product_wait<(FIRST ? 0 : 1)>();
-    pd_product_settle(dp);
+    pd_wgmma_wait<(FIRST ? 0 : 1)>();
+    pd_wgmma_pin(dp);
 #pragma unroll
     for (uint32_t n = 0; n < PIECES; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             dp[n][i] = x[n][i] * (dp[n][i] - s.delta[i / 2]);
     if (!FIRST) {
-        pd_product_wait<0>();
-        pd_product_settle(s.dq);
+        pd_wgmma_wait<0>();
+        pd_wgmma_pin(s.dq);
         pd_wide_emptied(&t.empty[before]);
     }
     pd_wide_pack<T>(ds, dp);

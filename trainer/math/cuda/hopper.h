@@ -108,24 +108,24 @@ template <int count> PD_DEVICE void pd_registers_give()
 /* ---- products of a warpgroup, on their way until waited for ---- */
 
 /* Before the first product after registers were touched. */
-PD_DEVICE void pd_product_begin()
+PD_DEVICE void pd_wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-PD_DEVICE void pd_product_commit()
+PD_DEVICE void pd_wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Until at most `pending` of the latest groups are on their way. */
-template <int pending> PD_DEVICE void pd_product_wait()
+template <int pending> PD_DEVICE void pd_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 /* Keeps the compiler from moving what reads or writes c over a begin or a wait. */
-template <int N> PD_DEVICE void pd_product_settle(float (&c)[N][4])
+template <int N> PD_DEVICE void pd_wgmma_pin(float (&c)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -134,7 +134,7 @@ template <int N> PD_DEVICE void pd_product_settle(float (&c)[N][4])
 
 /* What x, not negative, depends on is computed before the wait that follows. ptxas takes a wait as early as it can, and then
  * nothing is computed while products are on their way; it does not take it over a store, here one that never happens. */
-PD_DEVICE void pd_product_linger(float x, void *shared)
+PD_DEVICE void pd_wgmma_delay_wait(float x, void *shared)
 {
     asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.volatile.shared.f32 [%1], %0;\n}" ::"f"(x),
                  "r"(pd_shared_address(shared))
@@ -167,7 +167,7 @@ PD_DEVICE void pd_product_linger(float x, void *shared)
 
 /* c (64, 8 N) = [c +] A (64,16) B (16, 8 N), c[n] as of pd_mma_m16n8k16 for columns from 8 n; warp w of the four has rows
  * from 16 w. a, b: matrix descriptors of rows that are A's rows, and B's columns. */
-template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_product(float (&c)[N][4], uint64_t a, uint64_t b)
+template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_wgmma(float (&c)[N][4], uint64_t a, uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
     if constexpr (N == 8)
@@ -180,7 +180,7 @@ template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_product(float (&c)
 
 /* A in registers, as of pd_mma_m16n8k16. TURNED: b describes rows that are k. */
 template <enum pd_dtype T, bool ADD, bool TURNED, int N>
-PD_DEVICE void pd_product(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
+PD_DEVICE void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
     if constexpr (N == 8)

@@ -1,4 +1,5 @@
-/* What all transports share: a queue of operations, the thread that carries them out, and the loop of one exchange.
+/* The progress engine that all transports share: a queue of operations, the thread that carries them out, and the loop of
+ * one exchange.
  * Every collective is an exchange (collectives.c); a transport only moves bytes between two ranks (a channel).
  *
  *   invariants  1. one operation is carried out at a time, in the order of starts: by the communicator's thread, or by the
@@ -9,8 +10,8 @@
  *                  first failure in the family found missing
  *   states      alive -> broken (failure, or abort by the caller) -> freed
  */
-#ifndef PD_TRAINER_COMM_ENGINE_H
-#define PD_TRAINER_COMM_ENGINE_H
+#ifndef PD_TRAINER_COMM_PROGRESS_H
+#define PD_TRAINER_COMM_PROGRESS_H
 
 #include "trainer/comm/comm.h"
 #include "trainer/comm/pieces.h"
@@ -21,7 +22,7 @@
 #define PD_REDUCE_ROUND 64u   /* values of all_reduce in one exchange */
 #define PD_FLAT_RANKS_MAX 16u /* up to here collectives go straight to everybody, then by trees */
 
-struct pd_comm_engine;
+struct pd_progress;
 
 /* One peer during one operation. A channel sets left to 0 when that direction is finished. */
 struct pd_link {
@@ -32,11 +33,11 @@ struct pd_link {
 
 struct pd_channel_ops {
     const char *name;
-    void (*begin)(struct pd_comm_engine *);
+    void (*begin)(struct pd_progress *);
     /* Moves what can be moved without waiting. */
-    pd_status (*progress)(struct pd_comm_engine *, bool *ret_has_moved, struct pd_error *);
+    pd_status (*progress)(struct pd_progress *, bool *ret_has_moved, struct pd_error *);
     /* After this no peer touches the pieces of the operation, whether it succeeded or not. */
-    void (*end)(struct pd_comm_engine *);
+    void (*end)(struct pd_progress *);
 };
 
 /* What differs between threads and processes. */
@@ -46,8 +47,8 @@ struct pd_comm_transport {
     const struct pd_channel_ops *remote; /* to the others */
     uint64_t pair_bytes;
     bool is_processes;
-    pd_status (*remote_new)(struct pd_comm_engine *, struct pd_error *); /* adds what it takes to comm.bytes */
-    void (*remote_free)(struct pd_comm_engine *);
+    pd_status (*remote_new)(struct pd_progress *, struct pd_error *); /* adds what it takes to comm.bytes */
+    void (*remote_free)(struct pd_progress *);
 };
 
 struct pd_member_info {
@@ -56,10 +57,10 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
-struct pd_comm_engine {
+struct pd_progress {
     struct pd_comm comm; /* first: the public face */
     const struct pd_comm_transport *transport;
-    struct pd_comm_engine *root;
+    struct pd_progress *root;
     uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
@@ -93,54 +94,52 @@ struct pd_comm_engine {
     _Atomic uint32_t blamed; /* of the root: rank of the world that was found missing first, plus 1; 0: none */
     pthread_t thread;
 
-    struct pd_comm_engine *child, *sibling; /* communicators split from the root, guarded by the root's lock */
+    struct pd_progress *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
 
-static inline struct pd_comm_engine *pd_comm_engine_of(struct pd_comm *comm)
+static inline struct pd_progress *pd_progress_of(struct pd_comm *comm)
 {
-    return (struct pd_comm_engine *)comm;
+    return (struct pd_progress *)comm;
 }
 
 /* Memory of a rank's place in a communicator of `size` ranks, without the shared segment and what a transport adds. */
-uint64_t pd_comm_engine_bytes(uint32_t size);
+uint64_t pd_progress_bytes(uint32_t size);
 /* The segment of `slots` of `size` members. */
-struct pd_segment_shape pd_comm_engine_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
+struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
 
 /* members: (size) copied. segment and slot: this rank's place, owned by the engine afterwards (on success). root NULL: it
  * is its own root. */
-PD_MUST_USE pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct pd_comm_engine *root, uint32_t id,
-                                         uint32_t rank, uint32_t size, const struct pd_member_info *members,
-                                         struct pd_segment *segment, struct pd_comm_engine **ret_engine,
-                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_progress *root, uint32_t id,
+                                      uint32_t rank, uint32_t size, const struct pd_member_info *members,
+                                      struct pd_segment *segment, struct pd_progress **ret_engine, struct pd_error *err);
 /* The slot of `rank` among the members that share its memory; slots are given in rank order. */
-uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
+uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
 
 /* The slots of pd_comm_ops that every transport uses. */
-pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_comm_engine_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-pd_status pd_comm_engine_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
-                                    struct pd_error *err);
-pd_status pd_comm_engine_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
-pd_status pd_comm_engine_barrier(struct pd_comm *comm, struct pd_error *err);
-pd_status pd_comm_engine_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
-                               struct pd_error *err);
-pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err);
+pd_status pd_progress_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
+pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
+                                 struct pd_error *err);
+pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err);
+pd_status pd_progress_barrier(struct pd_comm *comm, struct pd_error *err);
+pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
+                            struct pd_error *err);
+pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err);
 /* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */
-void pd_comm_engine_abort(struct pd_comm *comm);
+void pd_progress_abort(struct pd_comm *comm);
 /* The same for a rank that is finished: who still needs it is told that it left. */
-void pd_comm_engine_leave(struct pd_comm *comm);
+void pd_progress_leave(struct pd_comm *comm);
 /* After the last operation on pieces of the memory, or when no more of them is carried out. */
-void pd_comm_engine_unlock(struct pd_comm *comm);
-void pd_comm_engine_free(struct pd_comm *comm);
+void pd_progress_unlock(struct pd_comm *comm);
+void pd_progress_free(struct pd_comm *comm);
 
 /* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */
-PD_MUST_USE pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends,
-                                         uint32_t send_count, const struct pd_comm_piece *recvs, uint32_t recv_count,
-                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece *sends, uint32_t send_count,
+                                      const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
 
 /* recv: (size, bytes), the same on every rank afterwards. */
-PD_MUST_USE pd_status pd_comm_engine_all_gather(struct pd_comm_engine *engine, const void *send, uint32_t bytes, void *recv,
-                                                struct pd_error *err);
+PD_MUST_USE pd_status pd_progress_all_gather(struct pd_progress *engine, const void *send, uint32_t bytes, void *recv,
+                                             struct pd_error *err);
 
 #endif

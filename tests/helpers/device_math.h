@@ -1,30 +1,30 @@
-/* The CPU's table over memory that the host cannot touch (far_memory.h): each operation opens what is its rank's, and
+/* The CPU's table over memory that the host cannot touch (device_memory.h): each operation opens what is its rank's, and
  * nothing else does. So whoever passes here hands addresses on and never looks behind them. */
-#ifndef PD_TESTS_FAR_MATH_H
-#define PD_TESTS_FAR_MATH_H
+#ifndef PD_TESTS_DEVICE_MATH_H
+#define PD_TESTS_DEVICE_MATH_H
 
-#include "tests/helpers/far_memory.h"
+#include "tests/helpers/device_memory.h"
 #include "trainer/math/math.h"
 
-struct far_math {
+struct device_math {
     struct pd_math base; /* first */
     struct pd_math *near;
-    struct far_memory *far;
+    struct device_memory *far;
 };
 
-static inline struct far_math *far_math_of(struct pd_math *math)
+static inline struct device_math *device_math_of(struct pd_math *math)
 {
-    return (struct far_math *)math;
+    return (struct device_math *)math;
 }
 
-#define FAR_RUN(far_begin, far_end, call)          \
-    do {                                           \
-        struct far_math *self = far_math_of(math); \
-        struct pd_math *const near = self->near;   \
-        far_begin(self->far);                      \
-        const pd_status far_st = near->ops->call;  \
-        far_end(self->far);                        \
-        return far_st;                             \
+#define FAR_RUN(far_begin, far_end, call)                \
+    do {                                                 \
+        struct device_math *self = device_math_of(math); \
+        struct pd_math *const near = self->near;         \
+        far_begin(self->far);                            \
+        const pd_status far_st = near->ops->call;        \
+        far_end(self->far);                              \
+        return far_st;                                   \
     } while (0)
 
 #define FAR_SLOT(name, operands)                                                                         \
@@ -162,9 +162,9 @@ static const struct pd_math_ops far_ops = {.name = "far",
                                            FAR_ENTRY(free)};
 
 /* near is borrowed, and so is far. */
-static inline struct pd_math *far_math_init(struct far_math *math, struct pd_math *near, struct far_memory *far)
+static inline struct pd_math *device_math_init(struct device_math *math, struct pd_math *near, struct device_memory *far)
 {
-    *math = (struct far_math){*near, near, far};
+    *math = (struct device_math){*near, near, far};
     math->base.ops = &far_ops;
     return &math->base;
 }

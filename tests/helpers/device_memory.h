@@ -1,7 +1,7 @@
 /* Memory that the host cannot touch stands for a device's: there while a copy, or an operation between far_open and
  * far_close, is under way, and at no other time. Each rank has one of its own; a copy between two opens all of them. */
-#ifndef PD_TESTS_FAR_MEMORY_H
-#define PD_TESTS_FAR_MEMORY_H
+#ifndef PD_TESTS_DEVICE_MEMORY_H
+#define PD_TESTS_DEVICE_MEMORY_H
 
 #include "ckpt/base/arena.h"
 #include "trainer/comm/comm.h"
@@ -13,15 +13,15 @@
 
 #define FAR_REGIONS 4096u
 
-struct far_memory {
+struct device_memory {
     pthread_mutex_t lock;
     struct {
         uint8_t *data;
         uint64_t bytes;
         bool is_host; /* of the arena, and the host's; with hides_host gone while an operation runs */
     } regions[FAR_REGIONS];
-    uint32_t count, open;     /* open: how many are inside */
-    struct far_memory *peers; /* (peer_count) of all ranks, this one's too; NULL: alone */
+    uint32_t count, open;        /* open: how many are inside */
+    struct device_memory *peers; /* (peer_count) of all ranks, this one's too; NULL: alone */
     uint32_t peer_count;
     bool hides_host;                           /* of one rank alone: its communicator's thread reads lists of pieces */
     _Atomic uint64_t copies, readies, fail_at; /* fail_at: the copy that fails; 0: none */
@@ -29,26 +29,26 @@ struct far_memory {
     _Atomic uint64_t locked, locked_most;      /* bytes */
 };
 
-#define FAR_MEMORY_INIT                   \
+#define DEVICE_MEMORY_INIT                \
     {                                     \
         .lock = PTHREAD_MUTEX_INITIALIZER \
     }
 
-static inline void far_protect(const struct far_memory *far, bool is_host, int protection)
+static inline void far_protect(const struct device_memory *far, bool is_host, int protection)
 {
     for (uint32_t i = 0; i < far->count; i++)
         if (far->regions[i].is_host == is_host)
             PD_CHECK(mprotect(far->regions[i].data, far->regions[i].bytes, protection) == 0);
 }
 
-static inline void far_open(struct far_memory *far)
+static inline void far_open(struct device_memory *far)
 {
     pthread_mutex_lock(&far->lock);
     if (far->open++ == 0) far_protect(far, false, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&far->lock);
 }
 
-static inline void far_close(struct far_memory *far)
+static inline void far_close(struct device_memory *far)
 {
     pthread_mutex_lock(&far->lock);
     if (--far->open == 0) far_protect(far, false, PROT_NONE);
@@ -56,19 +56,19 @@ static inline void far_close(struct far_memory *far)
 }
 
 /* Around an operation, which reads the device's memory alone. */
-static inline void far_hide_host(struct far_memory *far)
+static inline void far_hide_host(struct device_memory *far)
 {
     far_open(far);
     if (far->hides_host) far_protect(far, true, PROT_NONE);
 }
 
-static inline void far_show_host(struct far_memory *far)
+static inline void far_show_host(struct device_memory *far)
 {
     if (far->hides_host) far_protect(far, true, PROT_READ | PROT_WRITE);
     far_close(far);
 }
 
-static inline void *far_region(struct far_memory *far, bool is_host, uint64_t bytes)
+static inline void *far_region(struct device_memory *far, bool is_host, uint64_t bytes)
 {
     bytes = (bytes + 4096) / 4096 * 4096;
     pthread_mutex_lock(&far->lock);
@@ -82,12 +82,12 @@ static inline void *far_region(struct far_memory *far, bool is_host, uint64_t by
     return data;
 }
 
-static inline void *far_new(struct far_memory *far, uint64_t bytes)
+static inline void *far_new(struct device_memory *far, uint64_t bytes)
 {
     return far_region(far, false, bytes);
 }
 
-static inline void far_delete(struct far_memory *far, void *data)
+static inline void far_delete(struct device_memory *far, void *data)
 {
     pthread_mutex_lock(&far->lock);
     uint32_t i = 0;
@@ -101,7 +101,7 @@ static inline void far_delete(struct far_memory *far, void *data)
 
 static inline pd_status far_ready(void *context, struct pd_error *err)
 {
-    struct far_memory *far = context;
+    struct device_memory *far = context;
     (void)err;
     far->readies++;
     return PD_OK;
@@ -109,7 +109,7 @@ static inline pd_status far_ready(void *context, struct pd_error *err)
 
 static inline pd_status far_copy_bytes(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
-    struct far_memory *far = context;
+    struct device_memory *far = context;
     if (++far->copies == far->fail_at) PD_FAIL(err, PD_DEVICE_LOST, "GPU 0: a copy that fails as planned");
     for (uint32_t i = 0; i < far->peer_count; i++)
         far_open(&far->peers[i]);
@@ -123,7 +123,7 @@ static inline pd_status far_copy_bytes(void *context, void *dst, const void *src
 
 static inline bool far_lock(void *context, void *data, uint64_t bytes)
 {
-    struct far_memory *far = context;
+    struct device_memory *far = context;
     PD_CHECK((uintptr_t)data % 4096 == 0 && bytes % 4096 == 0);
     if (far->refuses) return false;
     far->locked += bytes;
@@ -133,12 +133,12 @@ static inline bool far_lock(void *context, void *data, uint64_t bytes)
 
 static inline void far_unlock(void *context, void *data, uint64_t bytes)
 {
-    struct far_memory *far = context;
+    struct device_memory *far = context;
     PD_CHECK(data && bytes <= far->locked);
     far->locked -= bytes;
 }
 
-static inline struct pd_comm_memory far_hook(struct far_memory *far)
+static inline struct pd_comm_memory far_hook(struct device_memory *far)
 {
     return (struct pd_comm_memory){far_ready, far_copy_bytes, far_lock, far_unlock, far};
 }
@@ -158,15 +158,15 @@ static inline void far_unmap(void *context, bool is_host, void *data, uint64_t b
     far_delete(context, data);
 }
 
-static inline struct pd_arena_source far_source(struct far_memory *far)
+static inline struct pd_arena_source far_source(struct device_memory *far)
 {
     return (struct pd_arena_source){far_map, far_unmap, far};
 }
 
 /* As many as there are ranks, which copy to one another. */
-static inline struct far_memory *far_world_new(uint32_t ranks)
+static inline struct device_memory *far_world_new(uint32_t ranks)
 {
-    struct far_memory *all = calloc(ranks, sizeof *all);
+    struct device_memory *all = calloc(ranks, sizeof *all);
     PD_CHECK(all);
     for (uint32_t r = 0; r < ranks; r++) {
         pthread_mutex_init(&all[r].lock, NULL);
@@ -177,7 +177,7 @@ static inline struct far_memory *far_world_new(uint32_t ranks)
 }
 
 /* Everything was deleted. */
-static inline void far_world_free(struct far_memory *all, uint32_t ranks)
+static inline void far_world_free(struct device_memory *all, uint32_t ranks)
 {
     for (uint32_t r = 0; r < ranks; r++)
         PD_CHECK(all[r].count == 0 && all[r].open == 0);

@@ -3,7 +3,7 @@
 
 #include <criterion/criterion.h>
 
-static struct far_memory far = FAR_MEMORY_INIT;
+static struct device_memory far = DEVICE_MEMORY_INIT;
 
 static pd_status everything_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {

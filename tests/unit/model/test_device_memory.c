@@ -1,24 +1,24 @@
 /* Memory that the host cannot touch stands for a device's: it may be read and written while an operation of the table runs,
  * and at no other time. So a step of a whole model shows that only operations go there, and its bits are those of a step in
  * plain memory. */
-#include "tests/helpers/far_math.h"
+#include "tests/helpers/device_math.h"
 #include "trainer/model/transformer.h"
 
 #include <criterion/criterion.h>
 
 enum { LENGTH = 21, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, UNIT_TENSORS = 24, THREADS = 2 };
 
-static struct far_memory memory_of_device = FAR_MEMORY_INIT;
+static struct device_memory memory_of_device = DEVICE_MEMORY_INIT;
 
 /* ---- a model in either memory ---- */
 
 struct side {
-    bool is_far;
+    bool on_device;
     struct pd_model *model;
     struct pd_thread_pool *pool;
     struct pd_arena *arena, *math_arena;
     struct pd_math *cpu, *math;
-    struct far_math far;
+    struct device_math far;
     struct pd_transformer *transformer;
     float *weights, *gradient;
     void *dstream;
@@ -53,7 +53,7 @@ static void make_math(struct side *s)
     pd_arena_free(dry);
     cr_assert_eq(pd_arena_new(&plan, &s->math_arena, NULL), PD_OK);
     cr_assert_eq(pd_math_cpu_new(s->pool, THREADS, PD_NUMERICS_INVARIANT, PD_ISA_AUTO, s->math_arena, &s->cpu, NULL), PD_OK);
-    s->math = s->is_far ? far_math_init(&s->far, s->cpu, &memory_of_device) : s->cpu;
+    s->math = s->on_device ? device_math_init(&s->far, s->cpu, &memory_of_device) : s->cpu;
 }
 
 static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recompute recompute)
@@ -65,7 +65,7 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
                                              .recompute_layers = PD_LAYERS_ALL,
                                              .separate_documents = true,
                                              .backward = true,
-                                             .is_far = s->is_far,
+                                             .on_device = s->on_device,
                                              .partition = pd_partition_whole()};
     struct pd_arena *dry;
     struct pd_memory_plan plan, used;
@@ -78,7 +78,8 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
     pd_arena_free(dry);
     static struct pd_arena_source source;
     source = far_source(&memory_of_device);
-    cr_assert_eq(s->is_far ? pd_arena_new_on(&plan, &source, &s->arena, &err) : pd_arena_new(&plan, &s->arena, &err), PD_OK);
+    cr_assert_eq(s->on_device ? pd_arena_new_on(&plan, &source, &s->arena, &err) : pd_arena_new(&plan, &s->arena, &err),
+                 PD_OK);
     cr_assert_eq(pd_transformer_new(s->model, s->math, &options, s->arena, &s->transformer, &err), PD_OK, "%s", err.message);
     pd_arena_usage(s->arena, &used);
     cr_assert_eq(memcmp(&plan, &used, sizeof plan), 0, "what was taken is what was planned");
@@ -86,14 +87,14 @@ static void make_transformer(struct side *s, uint32_t virtual_tp, enum pd_recomp
 
 static void *memory(const struct side *s, uint64_t bytes)
 {
-    return s->is_far ? far_new(&memory_of_device, bytes) : calloc(1, bytes);
+    return s->on_device ? far_new(&memory_of_device, bytes) : calloc(1, bytes);
 }
 
-static void start(struct side *s, bool is_far, enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
+static void start(struct side *s, bool on_device, enum pd_family family, uint32_t virtual_tp, enum pd_recompute recompute)
 {
     const struct pd_model_config config = tiny(family);
     struct pd_error err;
-    *s = (struct side){.is_far = is_far};
+    *s = (struct side){.on_device = on_device};
     cr_assert_eq(pd_model_new(&config, &s->model, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_thread_pool_new(THREADS, &s->pool, &err), PD_OK);
     make_math(s);

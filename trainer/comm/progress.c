@@ -1,4 +1,4 @@
-#include "trainer/comm/engine.h"
+#include "trainer/comm/progress.h"
 #include "ckpt/base/rank.h"
 #include "ckpt/base/trace.h"
 #include "trainer/comm/exchange.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots)
+uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots)
 {
     uint32_t slots = 0, mine = 0;
     for (uint32_t r = 0; r < size; r++) {
@@ -22,7 +22,7 @@ uint32_t pd_comm_engine_slot_of(const struct pd_member_info *members, uint32_t s
 }
 
 /* Hosts are numbered in the order in which members name them. */
-static void hosts_set(struct pd_comm_engine *engine)
+static void hosts_set(struct pd_progress *engine)
 {
     uint32_t count = 0;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
@@ -45,7 +45,7 @@ struct parts {
 static struct parts parts_of(uint32_t size)
 {
     uint64_t rounds = size < PD_FLAT_RANKS_MAX ? size : PD_FLAT_RANKS_MAX;
-    struct parts p = {.links = (sizeof(struct pd_comm_engine) + 15) / 16 * 16};
+    struct parts p = {.links = (sizeof(struct pd_progress) + 15) / 16 * 16};
     p.pieces = p.links + size * sizeof(struct pd_link);
     p.values = p.pieces + 2 * size * sizeof(struct pd_comm_piece);
     p.members = p.values + rounds * PD_REDUCE_ROUND * sizeof(uint64_t);
@@ -54,12 +54,12 @@ static struct parts parts_of(uint32_t size)
     return p;
 }
 
-uint64_t pd_comm_engine_bytes(uint32_t size)
+uint64_t pd_progress_bytes(uint32_t size)
 {
     return parts_of(size).end;
 }
 
-struct pd_segment_shape pd_comm_engine_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
+struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
 {
     return (struct pd_segment_shape){.slots = slots,
                                      .is_processes = transport->is_processes,
@@ -67,11 +67,11 @@ struct pd_segment_shape pd_comm_engine_shape(const struct pd_comm_transport *tra
                                      .mailbox_bytes = transport->is_processes ? pd_staging_mailbox_bytes(size, slots) : 0};
 }
 
-static struct pd_comm_engine *engine_allocate(uint32_t size)
+static struct pd_progress *engine_allocate(uint32_t size)
 {
     struct parts parts = parts_of(size);
     uint8_t *base = calloc(1, parts.end);
-    struct pd_comm_engine *engine = (struct pd_comm_engine *)base;
+    struct pd_progress *engine = (struct pd_progress *)base;
     if (!engine) return NULL;
     engine->members = (struct pd_member_info *)(base + parts.members);
     engine->links = (struct pd_link *)(base + parts.links);
@@ -91,14 +91,14 @@ static uint64_t bytes_of(const struct pd_comm_op *op)
     return bytes;
 }
 
-static uint64_t mailbox_bytes(const struct pd_comm_engine *engine)
+static uint64_t mailbox_bytes(const struct pd_progress *engine)
 {
     const struct pd_segment_shape *shape = &engine->segment->shape;
     return shape->slots > 1 ? shape->slots * shape->mailbox_bytes : 0;
 }
 
 /* Mailboxes of all: a device fills this rank's and empties the others'. */
-static void lock_staging(struct pd_comm_engine *engine, const struct pd_comm_memory *memory)
+static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory *memory)
 {
     if (engine->locker.lock) return;
     engine->locker = *memory;
@@ -108,7 +108,7 @@ static void lock_staging(struct pd_comm_engine *engine, const struct pd_comm_mem
         engine->remote_staging && memory->lock(memory->context, engine->remote_staging, engine->remote_staging_bytes);
 }
 
-static void unlock_staging(struct pd_comm_engine *engine)
+static void unlock_staging(struct pd_progress *engine)
 {
     const struct pd_comm_memory *memory = &engine->locker;
     if (engine->is_mailbox_locked) memory->unlock(memory->context, engine->segment->mailboxes, mailbox_bytes(engine));
@@ -117,9 +117,9 @@ static void unlock_staging(struct pd_comm_engine *engine)
     engine->locker = (struct pd_comm_memory){.lock = NULL};
 }
 
-void pd_comm_engine_unlock(struct pd_comm *comm)
+void pd_progress_unlock(struct pd_comm *comm)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
     while (engine->is_executing)
         pthread_cond_wait(&engine->done, &engine->lock);
@@ -128,7 +128,7 @@ void pd_comm_engine_unlock(struct pd_comm *comm)
 }
 
 /* Called with the lock, which is open while the operation runs. */
-static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
+static void execute(struct pd_progress *engine, struct pd_comm_op *op)
 {
     engine->is_executing = true;
     engine->limit_seconds = engine->comm.time_limit_seconds;
@@ -154,7 +154,7 @@ static void execute(struct pd_comm_engine *engine, struct pd_comm_op *op)
     if (engine->head) pthread_cond_signal(&engine->work);
 }
 
-static struct pd_comm_op *queue_pop(struct pd_comm_engine *engine)
+static struct pd_comm_op *queue_pop(struct pd_progress *engine)
 {
     struct pd_comm_op *op = engine->head;
     engine->head = op->next;
@@ -162,7 +162,7 @@ static struct pd_comm_op *queue_pop(struct pd_comm_engine *engine)
     return op;
 }
 
-static void queue_push(struct pd_comm_engine *engine, struct pd_comm_op *op)
+static void queue_push(struct pd_progress *engine, struct pd_comm_op *op)
 {
     op->next = NULL;
     if (engine->tail)
@@ -174,7 +174,7 @@ static void queue_push(struct pd_comm_engine *engine, struct pd_comm_op *op)
 
 static void *thread_main(void *argument)
 {
-    struct pd_comm_engine *engine = argument;
+    struct pd_progress *engine = argument;
     pd_rank_set_thread((int)engine->members[engine->comm.rank].world);
     pthread_mutex_lock(&engine->lock);
     for (;;) {
@@ -188,7 +188,7 @@ static void *thread_main(void *argument)
 }
 
 /* Signals are for the threads of the program; a handler must never run on this one. */
-static pd_status thread_start(struct pd_comm_engine *engine, struct pd_error *err)
+static pd_status thread_start(struct pd_progress *engine, struct pd_error *err)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -203,18 +203,17 @@ static pd_status thread_start(struct pd_comm_engine *engine, struct pd_error *er
     return PD_OK;
 }
 
-static void links_init(struct pd_comm_engine *engine)
+static void links_init(struct pd_progress *engine)
 {
     uint32_t slots, mine = engine->comm.rank;
     for (uint32_t r = 0; r < engine->comm.size; r++) {
         bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->links[r].slot =
-            is_shared ? pd_comm_engine_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
+        engine->links[r].slot = is_shared ? pd_progress_slot_of(engine->members, engine->comm.size, r, &slots) : PD_NO_SLOT;
     }
     engine->slot = engine->links[mine].slot;
 }
 
-static void family_join(struct pd_comm_engine *engine, struct pd_comm_engine *root)
+static void family_join(struct pd_progress *engine, struct pd_progress *root)
 {
     engine->root = root ? root : engine;
     if (!root) return;
@@ -224,26 +223,26 @@ static void family_join(struct pd_comm_engine *engine, struct pd_comm_engine *ro
     pthread_mutex_unlock(&root->lock);
 }
 
-static void family_leave(struct pd_comm_engine *engine)
+static void family_leave(struct pd_progress *engine)
 {
-    struct pd_comm_engine *root = engine->root;
+    struct pd_progress *root = engine->root;
     if (root == engine) return;
     pthread_mutex_lock(&root->lock);
-    struct pd_comm_engine **at = &root->child;
+    struct pd_progress **at = &root->child;
     while (*at != engine)
         at = &(*at)->sibling;
     *at = engine->sibling;
     pthread_mutex_unlock(&root->lock);
 }
 
-pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct pd_comm_engine *root, uint32_t id,
-                             uint32_t rank, uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
-                             struct pd_comm_engine **ret_engine, struct pd_error *err)
+pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_progress *root, uint32_t id, uint32_t rank,
+                          uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
+                          struct pd_progress **ret_engine, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = engine_allocate(size);
+    struct pd_progress *engine = engine_allocate(size);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
     engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size, .time_limit_seconds = 600};
-    engine->comm.bytes = pd_comm_engine_bytes(size) + pd_segment_share_bytes(&segment->shape);
+    engine->comm.bytes = pd_progress_bytes(size) + pd_segment_share_bytes(&segment->shape);
     engine->transport = transport;
     engine->id = id;
     engine->next_id = id + 1;
@@ -260,7 +259,7 @@ pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct p
     if (!st) st = thread_start(engine, err);
     if (st) {
         engine->segment = NULL; /* stays the caller's */
-        pd_comm_engine_free(&engine->comm);
+        pd_progress_free(&engine->comm);
         return st;
     }
     *ret_engine = engine;
@@ -268,7 +267,7 @@ pd_status pd_comm_engine_new(const struct pd_comm_transport *transport, struct p
 }
 
 /* Fails what is pending and tells the peers; whoever gives up because another rank is missing names that one. */
-static void engine_break(struct pd_comm_engine *engine, enum pd_member_state state)
+static void engine_break(struct pd_progress *engine, enum pd_member_state state)
 {
     pthread_mutex_lock(&engine->lock);
     if (!engine->broken)
@@ -282,19 +281,19 @@ static void engine_break(struct pd_comm_engine *engine, enum pd_member_state sta
 }
 
 /* With the communicators split from it when it is the outermost. */
-static void family_break(struct pd_comm_engine *engine, enum pd_member_state state)
+static void family_break(struct pd_progress *engine, enum pd_member_state state)
 {
     engine_break(engine, state);
     if (engine->root != engine) return;
     pthread_mutex_lock(&engine->lock); /* children leave under it */
-    for (struct pd_comm_engine *child = engine->child; child; child = child->sibling)
+    for (struct pd_progress *child = engine->child; child; child = child->sibling)
         engine_break(child, state);
     pthread_mutex_unlock(&engine->lock);
 }
 
-pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err)
+pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
     pd_status st = engine->broken;
     if (st && err) *err = engine->broken_error;
@@ -302,19 +301,19 @@ pd_status pd_comm_engine_look(struct pd_comm *comm, struct pd_error *err)
     return st ? st : pd_exchange_look(engine, err);
 }
 
-void pd_comm_engine_abort(struct pd_comm *comm)
+void pd_progress_abort(struct pd_comm *comm)
 {
-    family_break(pd_comm_engine_of(comm), PD_MEMBER_DEAD);
+    family_break(pd_progress_of(comm), PD_MEMBER_DEAD);
 }
 
-void pd_comm_engine_leave(struct pd_comm *comm)
+void pd_progress_leave(struct pd_comm *comm)
 {
-    family_break(pd_comm_engine_of(comm), PD_MEMBER_LEFT);
+    family_break(pd_progress_of(comm), PD_MEMBER_LEFT);
 }
 
-void pd_comm_engine_free(struct pd_comm *comm)
+void pd_progress_free(struct pd_comm *comm)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     engine_break(engine, PD_MEMBER_LEFT);
     pthread_mutex_lock(&engine->lock);
     engine->is_closing = true;
@@ -331,9 +330,9 @@ void pd_comm_engine_free(struct pd_comm *comm)
     free(engine);
 }
 
-pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_progress_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
     pd_status st = engine->broken;
     op->status = st;
@@ -349,9 +348,9 @@ pd_status pd_comm_engine_start(struct pd_comm *comm, struct pd_comm_op *op, stru
     return st;
 }
 
-pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_progress_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
     while (!op->done) {
         if (engine->head == op && !engine->is_executing)
@@ -364,21 +363,21 @@ pd_status pd_comm_engine_wait(struct pd_comm *comm, struct pd_comm_op *op, struc
     return op->status;
 }
 
-pd_status pd_comm_engine_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+pd_status pd_progress_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
-    struct pd_comm_engine *engine = pd_comm_engine_of(comm);
+    struct pd_progress *engine = pd_progress_of(comm);
     pthread_mutex_lock(&engine->lock);
     if (!engine->head && !engine->is_executing)
         execute(engine, op);
     else
         queue_push(engine, op);
     pthread_mutex_unlock(&engine->lock);
-    return pd_comm_engine_wait(comm, op, err);
+    return pd_progress_wait(comm, op, err);
 }
 
-pd_status pd_comm_engine_run(struct pd_comm_engine *engine, const struct pd_comm_piece *sends, uint32_t send_count,
-                             const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
+pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece *sends, uint32_t send_count,
+                          const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
     struct pd_comm_op op = {.sends = sends, .send_count = send_count, .recvs = recvs, .recv_count = recv_count};
-    return pd_comm_engine_exchange(&engine->comm, &op, err);
+    return pd_progress_exchange(&engine->comm, &op, err);
 }
