@@ -25,8 +25,10 @@ struct lane {
     int rank;
 };
 
+/* Filled by its thread without the lock, emptied by it under the lock. Who closes the trace empties and frees all of them: no
+ * other thread ends spans then. */
 struct buffer {
-    struct buffer *next;
+    struct buffer *next; /* under the lock */
     int rank, thread;
     uint32_t count;
     uint64_t emptied; /* when, last */

@@ -7,10 +7,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+/* A transfer and its buffer are touched by one thread at a time: by who submits it until it is in the first list, by the
+ * worker that took it out, and by the queue's owner from when it is in the second list. */
 struct pd_io_threads {
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t wake;
-    struct pd_transfer *head, *tail;
+    struct pd_transfer *head, *tail; /* submitted, not taken; of all queues */
     bool stopping;
     uint32_t wanted, started;
     pthread_t *workers;
@@ -18,9 +20,9 @@ struct pd_io_threads {
 
 struct thread_queue {
     struct pd_io_threads *threads;
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex; /* guards the list */
     pthread_cond_t finished;
-    struct pd_transfer *head, *tail;
+    struct pd_transfer *head, *tail; /* finished, not reaped */
 };
 
 static void list_append(struct pd_transfer **head, struct pd_transfer **tail, struct pd_transfer *transfer)
